@@ -1,0 +1,74 @@
+"""The `stockade` command.
+
+Each subcommand is a module with `main(argv) -> int` that builds its own
+parser; only the module that was asked for is imported, so that
+`stockade run` starts quickly.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from stockade.cli import output
+from stockade.errors import StockadeError
+
+#: Every subcommand: the module that serves it and its line in `stockade --help`.
+COMMANDS = {
+    "run": ("stockade.cli.run", "run a command behind every wall of the policy"),
+    "plan": ("stockade.cli.plan", "show what `run` would do, without doing it"),
+    "doctor": ("stockade.cli.doctor", "show what this machine can enforce, and how to fix what it cannot"),
+    "profiles": ("stockade.cli.profiles", "list the named starting points for a policy"),
+    "policy": ("stockade.cli.policy", "check a policy file, or print the schema"),
+    "trust": ("stockade.cli.trust", "let this project's own policy widen yours"),
+    "bench": ("stockade.cli.bench", "measure Stockade against its rivals on this machine"),
+}
+
+REFUSED = 125
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    args = sys.argv[1:] if argv is None else argv
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if args[0] in ("-V", "--version"):
+        from stockade import __version__
+
+        print(f"stockade {__version__}")
+        return 0
+    if args[0] not in COMMANDS:
+        output.error(f"there is no command {args[0]!r}", hint=nearest_command(args[0]))
+        return 2
+    module = importlib.import_module(COMMANDS[args[0]][0])
+    try:
+        return int(module.main(args[1:]))
+    except StockadeError as error:
+        output.error(error.message, hint=error.hint)
+        return REFUSED
+    except BrokenPipeError:
+        # The reader went away (`stockade doctor | head -1`): not a failure, nothing left to say.
+        sys.stderr.close()
+        return 141
+
+
+def usage() -> str:
+    """The text of `stockade --help`."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
+    return (
+        "usage: stockade COMMAND ...\n\n"
+        "Runs code you do not trust behind walls the kernel keeps.\n\n"
+        + "\n".join(lines)
+        + "\n\nexample: stockade run -- python3 untrusted.py\n"
+        "`stockade COMMAND --help` shows the options of one command and an example."
+    )
+
+
+def nearest_command(word: str) -> str:
+    """What to type instead of a word that is no command."""
+    import difflib
+
+    near = difflib.get_close_matches(word, COMMANDS, n=1)
+    return f"did you mean `stockade {near[0]}`?" if near else "`stockade --help` lists the commands"

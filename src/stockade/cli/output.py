@@ -1,0 +1,55 @@
+"""What Stockade itself says on a terminal or into a pipe.
+
+Our own lines go to stderr behind `stockade:`. Whatever came from a program
+or a file name is stripped of control characters before it is shown, so that
+untrusted text cannot drive the reader's terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_SGR = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+def coloured(stream: object = None) -> bool:
+    """Whether colour is welcome on the stream (stdout unless given)."""
+    stream = stream or sys.stdout
+    isatty = getattr(stream, "isatty", lambda: False)
+    return isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, style: str, stream: object = None) -> str:
+    """The text in one of the house styles, or as it is where colour is not welcome."""
+    return f"\x1b[{_SGR[style]}m{text}\x1b[0m" if coloured(stream) else text
+
+
+def clean(text: str) -> str:
+    """The text without anything a terminal would obey."""
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
+
+
+def say(text: str) -> None:
+    """One line of Stockade's own, on stderr."""
+    for line in clean(text).splitlines():
+        print(f"stockade: {line}", file=sys.stderr)
+
+
+def error(text: str, hint: str = "") -> None:
+    """What went wrong, and what to do about it."""
+    for index, line in enumerate(clean(text).splitlines()):
+        mark = paint("error:", "red", sys.stderr) + " " if index == 0 else "  "
+        print(f"stockade: {mark}{line}", file=sys.stderr)
+    for line in clean(hint).splitlines():
+        print(f"stockade: {paint('hint:', 'cyan', sys.stderr)} {line}", file=sys.stderr)
+
+
+def table(rows: list[list[str]], head: list[str]) -> str:
+    """Columns padded to their widest cell; cells hold no colour."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    lines = []
+    for number, row in enumerate([head, *rows]):
+        text = "  ".join(clean(cell).ljust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append(paint(text.rstrip(), "bold") if number == 0 else text.rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,33 @@
+"""The vocabulary of enforcement: one name per clause that can be enforced.
+
+A policy needs a set of controls, a backend on this host offers a set, and
+selection is set inclusion. Nothing else in Stockade decides what is enforced.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Control(str, enum.Enum):
+    """One enforceable clause. Compares equal to its name."""
+
+    FILES = "files"
+    PROTECT = "protect"
+    WORKSPACE_OVERLAY = "workspace.overlay"
+    NETWORK_NONE = "network.none"
+    PROCESSES = "processes"
+    IPC = "ipc"
+    SYSCALLS = "syscalls"
+    PRIVILEGES = "privileges"
+    ENVIRONMENT = "environment"
+    DEVICES = "devices"
+    TERMINAL = "terminal"
+    LIMITS_TASKS = "limits.tasks"
+    LIMITS_WALL = "limits.wall"
+    LIMITS_OUTPUT = "limits.output"
+    LIMITS_FILES = "limits.files"
+    CLEANUP = "cleanup"
+
+    def __str__(self) -> str:
+        return self.value

@@ -1,0 +1,75 @@
+"""Everything Stockade raises on purpose.
+
+Each error says what was refused, by what, and carries a `hint`: what to
+write, install or change so that the next attempt succeeds.
+"""
+
+from __future__ import annotations
+
+import builtins
+
+
+class StockadeError(Exception):
+    """The base of every error that Stockade raises itself."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0])
+
+
+class PolicyError(StockadeError):
+    """The policy is malformed, contradicts itself, or asks for what is refused on principle."""
+
+
+class UnsupportedError(StockadeError):
+    """No backend on this host enforces the whole policy.
+
+    `missing` maps each backend that was considered to the controls it lacks,
+    and each of those to the reason.
+    """
+
+    def __init__(
+        self, message: str, *, missing: dict[str, dict[str, str]] | None = None, hint: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.missing = missing or {}
+
+
+class SetupError(StockadeError):
+    """The walls could not be raised, so nothing was run.
+
+    `stage` names the step that failed and `errno` the kernel's answer.
+    """
+
+    def __init__(self, message: str, *, stage: str = "", errno: int = 0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.stage = stage
+        self.errno = errno
+
+
+class DeniedError(StockadeError):
+    """A wall ended the run."""
+
+
+class LimitError(StockadeError):
+    """A limit of the policy ended the run."""
+
+
+class TimeoutError(StockadeError, builtins.TimeoutError):
+    """The run was ended because its time was over."""
+
+
+class CommandError(StockadeError):
+    """The command failed by itself: a non-zero exit, or a signal."""
+
+
+class ConflictError(StockadeError):
+    """The host's files changed under a workspace."""
+
+
+class NotFoundError(StockadeError):
+    """No such workspace, sandbox or file."""
