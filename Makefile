@@ -1,0 +1,54 @@
+# make run    install into .venv and show a sandboxed command
+# make test   install what the tests need and run all of them
+
+VENV ?= .venv
+# The system's Python first: one in a home directory (pyenv) cannot be entered by other users.
+PYTHON ?= $(shell for python in /usr/bin/python3 python3; do \
+	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$python && break; done)
+
+GATE := $(wildcard src/stockade/gate/src/*.[ch]) src/stockade/gate/build.py
+# An editable install: Python sources are used where they lie, so only these ask for a new one.
+INSTALL_AFTER := pyproject.toml setup.py src/stockade/_version.py $(GATE)
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -qq
+
+define SHOW
+echo "inside, as $$(id -un), process $$$$ of $$(ls -d /proc/[0-9]* | wc -l)"
+echo "the root:     $$(ls / | tr "\n" " ")"
+echo "my home:      $$(ls -A "$$HOME" | wc -l) files"
+echo "the password file: $$(cat /etc/shadow 2>&1)"
+echo "the network:  $$(ls /sys/class/net 2>/dev/null || cut -d: -sf1 /proc/net/dev | tail -n +2 | tr -d " \n")"
+rm -rf src && echo "deleted src/ here; outside it is as it was"
+endef
+export SHOW
+
+.PHONY: run test gate-check clean
+
+run: $(VENV)/.installed
+	@echo '$$ stockade run --discard -- sh -c "..."'
+	@$(VENV)/bin/stockade run --discard -- sh -c "$$SHOW"
+	@test -d src && echo "outside, src/ is still here"
+
+test: $(VENV)/.installed-test
+	@PYTHONPATH=tests $(VENV)/bin/python -m support.suite
+
+gate-check:
+	@python3 src/stockade/gate/build.py check
+
+$(VENV)/pyvenv.cfg:
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer with venv is needed: apt install python3-venv" >&2; exit 1; }
+	@echo "making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/pyvenv.cfg $(INSTALL_AFTER)
+	@echo "installing stockade into $(VENV)"
+	@$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/pyvenv.cfg $(INSTALL_AFTER)
+	@echo "installing stockade and what its tests need into $(VENV)"
+	@$(PIP) install --editable '.[test]'
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf build dist src/*.egg-info src/stockade/gate/bin $(VENV)

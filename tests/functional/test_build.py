@@ -1,0 +1,147 @@
+"""Building and installing the package: the wheel, the gate in it, and what a failing build says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from support.paths import PACKAGE, ROOT
+
+GATE = "stockade/gate/bin/stockade-gate"
+LIBRARY = "stockade/gate/bin/libstockade-gate.so"
+PARTS = ("pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE", "README.md", "src")
+PT_INTERP = 3
+MEBIBYTE = 1 << 20
+
+# Nothing is fetched: the build uses the setuptools of the environment that the tests run in.
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+OFFLINE = ["--no-deps", "--no-index", "--no-build-isolation"]
+
+
+def copy_of_the_source(directory: Path) -> Path:
+    source = directory / "source"
+    source.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "bin")
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, source / part, ignore=ignored)
+        elif (ROOT / part).exists():
+            shutil.copy(ROOT / part, source / part)
+    return source
+
+
+def call(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("wheel")
+    source = copy_of_the_source(directory)
+    done = call([*PIP, "wheel", *OFFLINE, "--wheel-dir", str(directory), str(source)])
+    assert done.returncode == 0, done.stdout
+    (built,) = directory.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def gate(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract(GATE, tmp_path_factory.mktemp("gate")))
+
+
+def segments(executable: bytes) -> list[int]:
+    """The types of an ELF file's program headers."""
+    assert executable[:5] == b"\x7fELF\x02", "not a 64-bit ELF file"
+    (start,) = struct.unpack_from("<Q", executable, 32)
+    size, count = struct.unpack_from("<HH", executable, 54)
+    return [struct.unpack_from("<I", executable, start + size * index)[0] for index in range(count)]
+
+
+def test_the_wheel_is_for_this_platform_and_any_python(wheel: Path) -> None:
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert wheel.name.endswith(f"-py3-none-{platform}.whl")
+
+
+def test_the_wheel_holds_the_gate_both_ways(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.getinfo(GATE).external_attr >> 16 & 0o111 == 0o111, "the gate is not executable"
+        assert archive.getinfo(LIBRARY).file_size > 0
+
+
+def test_the_wheel_holds_every_module_and_profile(wheel: Path) -> None:
+    wanted = {
+        str(path.relative_to(PACKAGE.parent))
+        for pattern in ("*.py", "*.toml", "py.typed")
+        for path in PACKAGE.rglob(pattern)
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        assert wanted - set(archive.namelist()) == set()
+
+
+def test_the_gate_is_static_and_small(gate: Path) -> None:
+    content = gate.read_bytes()
+    assert PT_INTERP not in segments(content), "the gate needs a dynamic loader"
+    assert len(content) < MEBIBYTE
+
+
+@pytest.mark.parametrize("environment", [{"CC": "/none/cc"}, {"PATH": "/none"}], ids=["CC", "PATH"])
+def test_without_a_compiler_the_build_stops_with_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    source = copy_of_the_source(tmp_path)
+    done = call([*PIP, "wheel", *OFFLINE, "--wheel-dir", str(tmp_path), str(source)], **environment)
+    assert done.returncode != 0
+    assert "apt install gcc libc6-dev" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert list(tmp_path.glob("*.whl")) == []
+
+
+def test_the_source_distribution_can_be_built_again(tmp_path: Path) -> None:
+    source = copy_of_the_source(tmp_path)
+    build = "from setuptools.build_meta import build_sdist; build_sdist('..')"
+    done = subprocess.run(
+        [sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (archive,) = tmp_path.glob("stockade-*.tar.gz")
+    again = call([*PIP, "wheel", *OFFLINE, "--wheel-dir", str(tmp_path), str(archive)])
+    assert again.returncode == 0, again.stdout
+    (built,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(built) as contents:
+        assert GATE in contents.namelist()
+
+
+def test_an_editable_install_builds_the_gate_beside_the_sources(tmp_path: Path) -> None:
+    source = copy_of_the_source(tmp_path)
+    venv = tmp_path / "venv"
+    python = venv / "bin" / "python"
+    made = call([sys.executable, "-m", "venv", "--without-pip", str(venv)])
+    assert made.returncode == 0, made.stdout
+    # The new environment is empty; setuptools comes from the one that the tests run in.
+    borrowed = sysconfig.get_path("purelib")
+    install = [*PIP, "--python", str(python), "install", *OFFLINE, "--editable", str(source)]
+    done = call(install, PYTHONPATH=borrowed)
+    assert done.returncode == 0, done.stdout
+    assert os.access(source / "src" / GATE, os.X_OK)
+    assert (source / "src" / LIBRARY).exists()
+    assert (venv / "bin" / "stockade").exists()
+    where = call([str(python), "-c", "import importlib.util as u; print(u.find_spec('stockade').origin)"])
+    assert where.stdout.strip() == str(source / "src" / "stockade" / "__init__.py")

@@ -1,0 +1,55 @@
+"""The Python sources: linted, typed, documented, and in files of a readable size."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.paths import PACKAGE, ROOT
+
+LONGEST = 600
+CODE = [
+    path
+    for folder in ("src", "tests", "bench")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in (".py", ".c", ".h") and "build" not in path.relative_to(ROOT).parts
+]
+PUBLIC = [
+    path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if not path.name.startswith("_") or path.name == "__init__.py"
+]
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_ruff_finds_nothing() -> None:
+    run("ruff", "check", "--no-cache", ".")
+
+
+@pytest.mark.timeout(300)
+def test_the_types_hold_strictly() -> None:
+    run("mypy")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", PUBLIC, ids=name)
+def test_every_public_module_says_what_it_is_for(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text())), f"{name(path)} has no docstring"
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    lengths = {name(path): len(path.read_text().splitlines()) for path in CODE}
+    assert {path: length for path, length in lengths.items() if length > LONGEST} == {}

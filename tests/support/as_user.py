@@ -1,0 +1,185 @@
+"""Runs the suite as an ordinary user, for root.
+
+The user, its copy of the source tree and its virtual environment (with the
+wheel that is built from that copy) exist only for the run. They lie outside
+the checkout, which an ordinary user may not be able to enter, and root owns
+the environment, so that the tests cannot change it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from support.paths import ROOT
+
+NAME = "stockade-test"
+HOME = Path("/var/lib") / NAME
+PARENT = Path("/var/tmp")
+GRACE = 3.0
+PASSED_ON = ("CI", "STOCKADE_REQUIRE", "TERM", "NO_COLOR")
+NOT_COPIED = shutil.ignore_patterns(
+    ".git", ".venv", "build", "dist", "bin", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
+)
+USABLE = "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))"
+
+
+@contextlib.contextmanager
+def ordinary_user() -> Iterator[pwd.struct_passwd]:
+    """The user, made for the occasion unless it is there already."""
+    made = False
+    try:
+        pwd.getpwnam(NAME)
+    except KeyError:
+        _make_user()
+        made = True
+    try:
+        yield pwd.getpwnam(NAME)
+    finally:
+        if made:
+            remove = ["userdel", "--remove", NAME] if shutil.which("userdel") else ["deluser", NAME]
+            subprocess.run(remove, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+            shutil.rmtree(HOME, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def ground(user: pwd.struct_passwd) -> Iterator[Path]:
+    """A directory with the user's copy of the sources (`source`) and an environment to run them (`venv`)."""
+    base = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir=PARENT))
+    old = os.umask(0o022)
+    try:
+        base.chmod(0o755)
+        source = base / "source"
+        shutil.copytree(ROOT, source, symlinks=True, ignore=NOT_COPIED)
+        _install(base, user)
+        _give(source, user)
+        (base / "t").mkdir()
+        _give(base / "t", user)
+        yield base
+    finally:
+        os.umask(old)
+        shutil.rmtree(base)
+
+
+def pytest(base: Path, user: pwd.struct_passwd, arguments: list[str]) -> int:
+    """Run pytest in the user's copy and return its exit code."""
+    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    command = [str(base / "venv/bin/python"), "-m", "pytest", f"--basetemp={base / 't/b'}", *arguments]
+    return _as(user, command, cwd=base / "source", environment=environment).returncode
+
+
+def left_over(user: pwd.struct_passwd) -> list[str]:
+    """What the user still has on the machine after a while. The processes among it are ended."""
+    end = time.monotonic() + GRACE
+    while (pids := _processes(user)) and time.monotonic() < end:
+        time.sleep(0.05)
+    found = [f"process {pid} ({name})" for pid, name in pids.items()]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for directory in ("/tmp", "/var/tmp", "/dev/shm"):
+        for entry in os.scandir(directory):
+            with contextlib.suppress(FileNotFoundError):
+                if entry.stat(follow_symlinks=False).st_uid == user.pw_uid:
+                    found.append(f"file {entry.path}")
+    return found
+
+
+def _make_user() -> None:
+    if shutil.which("useradd"):
+        command = ["useradd", "--system", "--user-group", "--create-home", "--home-dir", str(HOME)]
+        command += ["--shell", "/usr/sbin/nologin", NAME]
+    else:
+        command = ["adduser", "-S", "-D", "-h", str(HOME), NAME]
+    subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
+
+
+def _install(base: Path, user: pwd.struct_passwd) -> None:
+    """Make the environment and put the package into it, as a wheel, with what the tests need."""
+    python = _python(user)
+    print(f"making an environment for {NAME} with {python}", flush=True)
+    pip = [str(base / "venv/bin/python"), "-m", "pip", "--disable-pip-version-check", "-qq"]
+    wheels = base / "wheels"
+    _do([python, "-m", "venv", str(base / "venv")])
+    # In a copy: a build leaves its products beside the sources.
+    shutil.copytree(base / "source", base / "build")
+    _do([*pip, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(base / "build")])
+    shutil.rmtree(base / "build")
+    (wheel,) = wheels.glob("stockade-*.whl")
+    _do([*pip, "install", f"stockade[test] @ {wheel.as_uri()}"])
+
+
+def _do(command: list[str]) -> None:
+    subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
+
+
+def _python(user: pwd.struct_passwd) -> str:
+    """A Python that the user can run: the system's, unless it is too old or has no venv."""
+    for candidate in ("/usr/bin/python3", getattr(sys, "_base_executable", sys.executable)):
+        if os.path.exists(candidate) and _as(user, [candidate, "-c", USABLE], quiet=True).returncode == 0:
+            return str(candidate)
+    raise SystemExit(
+        f"The user {NAME} can run no Python 3.11 with venv: install the system's, `apt install python3-venv`."
+    )
+
+
+def _as(
+    user: pwd.struct_passwd,
+    command: list[str],
+    *,
+    cwd: Path = Path("/"),
+    environment: Mapping[str, str] | None = None,
+    quiet: bool = False,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command with the user's ids, no groups of root's, and an environment of its own."""
+    clean = {
+        "HOME": str(HOME),
+        "USER": NAME,
+        "LOGNAME": NAME,
+        "SHELL": "/bin/sh",
+        "LANG": "C.UTF-8",
+        "PATH": f"{Path(command[0]).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+    }
+    try:
+        return subprocess.run(
+            command,
+            cwd=cwd,
+            env=clean | dict(environment or {}),
+            user=user.pw_uid,
+            group=user.pw_gid,
+            extra_groups=[],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL if quiet else None,
+            check=False,
+        )
+    except PermissionError:
+        return subprocess.CompletedProcess(command, 126)
+
+
+def _give(directory: Path, user: pwd.struct_passwd) -> None:
+    for path in [directory, *directory.rglob("*")]:
+        os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
+
+
+def _processes(user: pwd.struct_passwd) -> dict[int, str]:
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{name}").st_uid == user.pw_uid or _real_uid(name) == user.pw_uid:
+                found[int(name)] = Path(f"/proc/{name}/comm").read_text().strip()
+    return found
+
+
+def _real_uid(pid: str) -> int:
+    # A process that is not dumpable has its /proc directory owned by root.
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("\nUid:")[2].split()[0])

@@ -1,0 +1,273 @@
+"""The host is as it was: what a test left behind.
+
+A snapshot is a set of sentences, one for each thing that exists now and
+could be left over: processes, mounts, cgroups, namespaces, files and
+descriptors. What is in the snapshot after a test and was not in the one
+before has leaked.
+
+The machine may be shared with other sessions, so only what is certainly ours
+is looked at. `watch()` makes pytest the reaper of its orphans: whatever a test
+starts stays a descendant of this process, however often it forks, and a
+namespace can outlive its processes only in a descriptor or a mount, which are
+looked at too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+GRACE = 2.0
+CGROUPS = Path("/sys/fs/cgroup")
+SHARED_MEMORY = Path("/dev/shm")
+GATE = "stockade-gate"
+NAMESPACES = ("mnt", "net", "user", "pid")
+#: More descriptors than a resident gate has any use for while no sandbox lives.
+RESIDENT_DESCRIPTORS = 48
+
+_PR_SET_CHILD_SUBREAPER = 36
+_started: set[int] = set()
+
+Snapshot = frozenset[str]
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    parent: int
+    name: str
+    zombie: bool
+    born: int
+
+    @property
+    def nested(self) -> bool:
+        """Whether it lives in a pid namespace below ours (readable also where it is not dumpable)."""
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_text()
+        except OSError:
+            return False
+        line = next((line for line in status.splitlines() if line.startswith("NSpid:")), "")
+        return len(line.split()) > 2
+
+    @property
+    def resident(self) -> bool:
+        """Whether it is the gate that the library keeps for its next sandbox, and not a sandbox's own."""
+        return self.name == GATE and not self.zombie and not self.nested
+
+    def __str__(self) -> str:
+        state = "never waited for, " if self.zombie else ""
+        return f"process {self.pid} ({self.name}), {state}born at tick {self.born}"
+
+
+def watch() -> None:
+    """Keep every orphan a descendant, and remember which children this process itself has to wait for."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def remembering(function: Callable[..., int]) -> Callable[..., int]:
+        def start(*args: Any, **options: Any) -> int:
+            pid = function(*args, **options)
+            if pid:
+                _started.add(pid)
+            return pid
+
+        return start
+
+    os.fork = remembering(os.fork)
+    os.posix_spawn = remembering(os.posix_spawn)
+    os.posix_spawnp = remembering(os.posix_spawnp)
+    popen = subprocess.Popen.__init__
+
+    def initialize(self: subprocess.Popen[Any], *args: Any, **options: Any) -> None:
+        popen(self, *args, **options)
+        _started.add(self.pid)
+
+    subprocess.Popen.__init__ = initialize  # type: ignore[method-assign]
+
+
+def family() -> list[Process]:
+    """Every living descendant of this process, and the dead ones that somebody still has to wait for.
+
+    Orphans that died are waited for here: they became our children only through `watch`.
+    """
+    own = os.getpid()
+    known = {process.pid: process for process in _all_processes()}
+    found = []
+    for process in known.values():
+        ancestor: Process | None = process
+        while ancestor is not None and ancestor.parent != own:
+            ancestor = known.get(ancestor.parent)
+        if ancestor is None:
+            continue
+        if process.zombie and process.parent == own and process.pid not in _started:
+            _reap(process.pid)
+        else:
+            found.append(process)
+    return found
+
+
+def quiesce() -> None:
+    """Let the library end what it keeps running on purpose."""
+    client = sys.modules.get("stockade.gate.client")
+    shutdown = getattr(client, "shutdown", None)
+    if shutdown is not None:
+        shutdown()
+
+
+def end_strays() -> None:
+    """Kill whatever the session has left running."""
+    for process in family():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def snapshot(state: Path | None = None, *, final: bool = False) -> Snapshot:
+    """What exists now. The resident gate and its shared cgroup count only in the `final` snapshot."""
+    members = family()
+    strays = members if final else [member for member in members if not member.resident]
+    return frozenset(
+        [
+            *map(str, strays),
+            *_mounts(),
+            *_cgroups({member.pid for member in members}, final=final),
+            *_namespaces([process.pid for process in strays if not process.zombie]),
+            *_files(state, final=final),
+            *_descriptors(),
+        ]
+    )
+
+
+def residents() -> frozenset[str]:
+    """The gates that the library keeps running on purpose."""
+    return frozenset(str(process) for process in family() if process.resident)
+
+
+def overgrown() -> list[str]:
+    """Resident gates that have kept descriptors of sandboxes that are gone (where they may be looked at)."""
+    found = []
+    for process in family():
+        if not process.resident:
+            continue
+        try:
+            count = len(os.listdir(f"/proc/{process.pid}/fd"))
+        except OSError:
+            continue
+        if count > RESIDENT_DESCRIPTORS:
+            found.append(f"{count} descriptors in the resident gate, {process}")
+    return found
+
+
+def settled(look: Callable[[], list[str]], seconds: float = GRACE) -> list[str]:
+    """What `look` still finds after a while: the kernel tears down asynchronously."""
+    found = look()
+    if found:
+        gc.collect()
+    end = time.monotonic() + seconds
+    while found and time.monotonic() < end:
+        time.sleep(0.01)
+        found = look()
+    return found
+
+
+def is_connection(sentence: str) -> bool:
+    """Whether a leftover is a descriptor of the kind that the library's connection to its gate needs."""
+    target = sentence.partition(" -> ")[2]
+    return sentence.startswith("descriptor") and target.startswith(("socket:", "pipe:", "anon_inode:"))
+
+
+def _all_processes() -> Iterator[Process]:
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            stat = Path(f"/proc/{name}/stat").read_text(errors="replace")
+        except OSError:
+            continue
+        head, _, tail = stat.rpartition(")")
+        fields = tail.split()
+        yield Process(
+            pid=int(name),
+            parent=int(fields[1]),
+            name=head.partition("(")[2],
+            zombie=fields[0] in "ZX",
+            born=int(fields[19]),
+        )
+
+
+def _reap(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _mounts() -> Iterator[str]:
+    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+        fields = line.split()
+        yield f"mount {fields[0]} on {fields[4]} ({' '.join(fields[fields.index('-') + 1 :][:2])})"
+
+
+def _cgroups(members: set[int], *, final: bool) -> Iterator[str]:
+    for directory, _, _ in os.walk(CGROUPS):
+        path = Path(directory)
+        if "stockade" not in str(path.relative_to(CGROUPS)):
+            continue
+        if path.name == "stockade" and not final:
+            continue
+        try:
+            inside = {int(pid) for pid in (path / "cgroup.procs").read_text().split()}
+        except OSError:
+            inside = set()
+        # One with processes that are not ours is another session's.
+        if inside <= members:
+            yield f"cgroup {path}"
+
+
+def _namespaces(pids: list[int]) -> Iterator[str]:
+    for pid in pids:
+        for kind in NAMESPACES:
+            try:
+                own = os.readlink(f"/proc/self/ns/{kind}")
+                theirs = os.readlink(f"/proc/{pid}/ns/{kind}")
+            except OSError:
+                continue  # It has just ended, or is not dumpable; then the process itself is in the snapshot.
+            if theirs != own:
+                yield f"namespace {theirs} of process {pid}"
+
+
+def _files(state: Path | None, *, final: bool) -> Iterator[str]:
+    for directory in [Path(tempfile.gettempdir()), *([state / "run"] if state else [])]:
+        if directory.is_dir():
+            yield from (f"file {entry.path}" for entry in os.scandir(directory))
+    for directory, certain in [(SHARED_MEMORY, True), *([(Path("/tmp"), False)] if final else [])]:
+        if not directory.is_dir():
+            continue
+        for entry in os.scandir(directory):
+            # Others work in these too.
+            if _is_own(entry) and (certain or "stockade" in entry.name):
+                yield f"file {entry.path}"
+
+
+def _is_own(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _descriptors() -> Iterator[str]:
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue
+        if target not in ("/dev/null", "/dev/urandom", "/dev/random"):
+            yield f"descriptor {number} -> {target}"
