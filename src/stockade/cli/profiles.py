@@ -1,0 +1,34 @@
+"""`stockade profiles`: the named starting points for a policy."""
+
+from __future__ import annotations
+
+import argparse
+
+from stockade.cli import output
+from stockade.policy.profile import names, profile, source
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="stockade profiles",
+        description="List the profiles, or show one profile's file.",
+        epilog="example:\n  stockade profiles dev",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", nargs="?", help="the profile to show")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON, with everything a profile takes over"
+    )
+    args = parser.parse_args(argv)
+    wanted = [args.name] if args.name else names()
+    if args.json:
+        import msgspec
+
+        found = [profile(name) for name in wanted]
+        print(msgspec.json.format(msgspec.json.encode(found[0] if args.name else found)).decode())
+    elif args.name:
+        print(source(args.name), end="")
+    else:
+        rows = [[one.name, one.extends or "-", one.description] for one in map(profile, wanted)]
+        print(output.table(rows, ["PROFILE", "EXTENDS", "WHAT IT SHOWS"]))
+    return 0

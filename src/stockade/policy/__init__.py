@@ -1,0 +1,26 @@
+"""Policies: the model, profiles, the layers they come from, and where they meet the file system."""
+
+from __future__ import annotations
+
+from stockade.policy.load import Discovered, discover, load, merge
+from stockade.policy.model import Limits, Policy, Syscalls, WorkspaceRule
+from stockade.policy.profile import Profile
+from stockade.policy.resolve import Caller, Grant, Resolved, resolve
+from stockade.policy.text import parse
+
+__all__ = [
+    "Caller",
+    "Discovered",
+    "Grant",
+    "Limits",
+    "Policy",
+    "Profile",
+    "Resolved",
+    "Syscalls",
+    "WorkspaceRule",
+    "discover",
+    "load",
+    "merge",
+    "parse",
+    "resolve",
+]

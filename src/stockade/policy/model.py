@@ -1,0 +1,336 @@
+"""The policy: a frozen value that says what a run may see, change, reach and use.
+
+    >>> policy = Policy(workspace=".", limits={"wall": "30s"})
+    >>> policy.limits.wall, policy.workspace.mode
+    (30.0, 'overlay')
+
+TOML and Python say the same with the same names, and go through the same
+checks: `Policy(...)` normalises what it is given, so that two policies that
+mean the same are equal. A clause that this version cannot enforce is not a
+field; writing it is refused (see `LATER`), never accepted and ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from stockade.controls import Control
+from stockade.errors import PolicyError
+from stockade.policy import values
+from stockade.policy.values import FrozenMap, Invalid
+
+TYPE_CHECKING = False
+
+PROFILES = ("strict", "dev", "net-client")
+PROTECT = (".git/hooks", ".git/config", ".envrc", ".vscode", ".claude")
+NOTHING = object()
+
+#: Clauses whose wall is not built: what each would do, and the value that asks for nothing.
+#: Building one deletes its row and adds the field.
+LATER: dict[str, tuple[str, object]] = {
+    "deny": ("hide paths inside an allowed tree", []),
+    "exec": ("limit which files may be executed", NOTHING),
+    "secrets": ("hold secrets back from the program", {}),
+    "limits.memory": ("limit memory", NOTHING),
+    "limits.cpu": ("limit cores", NOTHING),
+    "limits.cpu_time": ("limit processor time", NOTHING),
+    "limits.disk": ("limit disk space", NOTHING),
+    "workspace.durable": ("keep changes beyond a killed supervisor", False),
+}
+LATER_BACKENDS = ("gvisor", "container", "microvm", "seatbelt")
+
+#: Controls that every run needs, whatever its policy says.
+ALWAYS = (
+    Control.FILES,
+    Control.PROCESSES,
+    Control.IPC,
+    Control.SYSCALLS,
+    Control.PRIVILEGES,
+    Control.ENVIRONMENT,
+    Control.DEVICES,
+    Control.TERMINAL,
+    Control.CLEANUP,
+)
+
+
+class _Checked(msgspec.StructMeta):
+    """Makes an unknown or not yet enforced keyword a PolicyError that names it."""
+
+    _prefix: str
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        names: tuple[str, ...] = cls.__struct_fields__
+        prefix = cls._prefix
+        if len(args) > (len(names) if prefix else 0):
+            raise PolicyError(f"{cls.__name__} takes its clauses by name, such as {names[0]}=...")
+        fields.update(zip(names, args, strict=False))
+        for name in [name for name in fields if name not in names]:
+            key, value = prefix + name, fields.pop(name)
+            if key not in LATER:
+                raise Invalid(key, value, "there is no such key", values.nearest(name, names, prefix))
+            words, nothing = LATER[key]
+            if not (type(value) is type(nothing) and value == nothing):
+                hint = f"nothing here can {words} yet: leave it out"
+                raise Invalid(key, value, "this version does not enforce it", hint)
+        return super().__call__(**fields)
+
+
+class _Clauses(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=_Checked):
+    """A value whose every field is checked and brought to one form when it is made."""
+
+    # Not annotated, so that msgspec does not take them for fields.
+    _prefix = ""
+    _checks = {}  # type: ignore[var-annotated]
+
+    def __post_init__(self) -> None:
+        for name, check in self._checks.items():
+            given = getattr(self, name)
+            kept = check(self._prefix + name, given)
+            if kept is not given:
+                msgspec.structs.force_setattr(self, name, kept)
+
+
+class WorkspaceRule(_Clauses, frozen=True):
+    """The directory that commands work in, at the same path inside as outside."""
+
+    path: str = "."
+    mode: Literal["overlay", "rw", "ro"] = "overlay"
+
+    _prefix = "workspace."
+    _checks = {"path": values.path, "mode": values.one_of("overlay", "rw", "ro")}
+
+
+class Limits(_Clauses, frozen=True):
+    """What a run may use up. None means the profile's default; a number that was written is required."""
+
+    tasks: int | None = None
+    wall: float | None = None
+    output: int | None = None
+    files: int | None = None
+
+    _prefix = "limits."
+    _checks = {
+        "tasks": values.count(1 << 22),
+        "wall": values.time,
+        "output": values.size,
+        "files": values.count(1 << 20),
+    }
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            tasks: int | str | None = None,
+            wall: float | str | None = None,
+            output: int | str | None = None,
+            files: int | str | None = None,
+        ) -> None: ...
+
+
+class Syscalls(_Clauses, frozen=True):
+    """System calls beyond the profile's set, and further refusals."""
+
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+
+    _prefix = "syscalls."
+    _checks = {"allow": values.many(values.syscall), "deny": values.many(values.syscall)}
+
+    if TYPE_CHECKING:
+
+        def __init__(self, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None: ...
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.allow:
+            if name in self.deny:
+                raise Invalid("syscalls.allow", name, "syscalls.deny names it too")
+
+
+def _table(kind: type[_Clauses]) -> values.Check:
+    def check(key: str, value: Any) -> _Clauses:
+        if isinstance(value, kind):
+            return value
+        if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+            return kind(**value)
+        raise Invalid(key, value, "must be a table", f"known: {', '.join(kind.__struct_fields__)}")
+
+    return check
+
+
+_LIMITS, _SYSCALLS, _WORKSPACE = _table(Limits), _table(Syscalls), _table(WorkspaceRule)
+
+
+def _workspace(key: str, value: Any) -> Any:
+    if value is None or isinstance(value, WorkspaceRule | Mapping):
+        return None if value is None else _WORKSPACE(key, value)
+    return WorkspaceRule(values.path(key, value))
+
+
+def _net(key: str, value: Any) -> tuple[()] | str:
+    if isinstance(value, str) and value == "open":
+        return "open"
+    if isinstance(value, list | tuple):
+        if not value:
+            return ()
+        raise Invalid(key, value, "this version does not enforce network rules", 'write [] or "open"')
+    raise Invalid(key, value, 'is neither [] nor "open"', 'write [] for no network, "open" for the host\'s')
+
+
+def _accepted(key: str, value: Any) -> Control:
+    try:
+        return Control(value)
+    except ValueError:
+        names = [control.value for control in Control]
+        raise Invalid(key, value, "is not a control", values.nearest(str(value), names)) from None
+
+
+class Policy(_Clauses, frozen=True, kw_only=True):
+    """What a run may see, change, reach and use; everything else is refused.
+
+    `Policy()` is the strict profile without a workspace.
+    """
+
+    profile: Literal["strict", "dev", "net-client"] = "strict"
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    protect: tuple[str, ...] = PROTECT
+    net: tuple[()] | Literal["open"] = ()
+    env: Mapping[str, str] = FrozenMap()
+    pass_env: tuple[str, ...] = ()
+    image: Literal["host"] = "host"
+    backend: Literal["auto", "native", "landlock", "bwrap"] = "auto"
+    accept: tuple[Control, ...] = ()
+    workspace: WorkspaceRule | None = None
+    limits: Limits = Limits()
+    syscalls: Syscalls = Syscalls()
+
+    _checks = {
+        "profile": values.one_of(*PROFILES),
+        "read": values.many(values.grant),
+        "write": values.many(values.grant),
+        "protect": values.many(values.inside),
+        "net": _net,
+        "env": values.variables,
+        "pass_env": values.many(values.variable),
+        "image": values.one_of("host"),
+        "backend": values.one_of("auto", "native", "landlock", "bwrap", later=LATER_BACKENDS),
+        "accept": values.many(_accepted),
+        "workspace": _workspace,
+        "limits": _LIMITS,
+        "syscalls": _SYSCALLS,
+    }
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            profile: str = "strict",
+            read: Sequence[str] = (),
+            write: Sequence[str] = (),
+            protect: Sequence[str] = PROTECT,
+            net: Sequence[str] | str = (),
+            env: Mapping[str, str] = ...,
+            pass_env: Sequence[str] = (),
+            image: str = "host",
+            backend: str = "auto",
+            accept: Sequence[str] = (),
+            workspace: WorkspaceRule | Mapping[str, Any] | str | None = None,
+            limits: Limits | Mapping[str, Any] = ...,
+            syscalls: Syscalls | Mapping[str, Any] = ...,
+        ) -> None: ...
+
+    @classmethod
+    def from_toml(cls, text: str, *, base: str | None = None, name: str = "") -> Policy:
+        """The policy that `text` writes; relative paths count from `base`, `name` appears in errors."""
+        from stockade.policy.text import parse
+
+        return parse(text, base=base, name=name)
+
+    def table(self, *, full: bool = False) -> dict[str, Any]:
+        """The clauses as plain values; those that are not at their default, unless `full`."""
+        return {
+            name: _plain(value)
+            for name in self.__struct_fields__
+            if (value := getattr(self, name)) is not None and (full or value != getattr(_DEFAULT, name))
+        }
+
+    def to_toml(self) -> str:
+        """TOML that loads as a policy equal to this one."""
+        from stockade.policy.text import write
+
+        return write(self.table())
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of every clause, defaults included: equal policies, equal hashes."""
+        import hashlib
+
+        from stockade.policy.text import write
+
+        canonical = "stockade policy 1\n" + write(self.table(full=True))
+        return hashlib.sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
+
+    def within(self, other: Policy) -> bool:
+        """Whether this policy asks for no more than the other: paths are compared as they are written."""
+        return not self.excess(other)
+
+    def excess(self, other: Policy) -> list[str]:
+        """In words, what this policy asks for beyond the other."""
+        from stockade.policy.compare import excess
+
+        return excess(self, other)
+
+    def controls(self) -> dict[Control, str]:
+        """The controls this policy needs, each with the clause that needs it."""
+        needed = dict.fromkeys(ALWAYS, "default")
+        for name in ("read", "write"):
+            if getattr(self, name):
+                needed[Control.FILES] = f"{name} = {values.show(getattr(self, name))}"
+        if self.net != "open":
+            needed[Control.NETWORK_NONE] = "default"
+        if self.workspace is not None:
+            if self.workspace.mode == "overlay":
+                needed[Control.WORKSPACE_OVERLAY] = 'workspace.mode = "overlay"'
+            if self.protect:
+                written = f"protect = {values.show(self.protect)}"
+                needed[Control.PROTECT] = "default" if self.protect == PROTECT else written
+        limits = self.limits
+        for control, value in (
+            (Control.LIMITS_TASKS, limits.tasks),
+            (Control.LIMITS_OUTPUT, limits.output),
+            (Control.LIMITS_FILES, limits.files),
+        ):
+            needed[control] = "default" if value is None else f"{control.value} = {value}"
+        if limits.wall is not None:
+            needed[Control.LIMITS_WALL] = f'limits.wall = "{values.time_text(limits.wall)}"'
+        if self.syscalls != Syscalls():
+            name = "deny" if self.syscalls.deny else "allow"
+            needed[Control.SYSCALLS] = f"syscalls.{name} = {values.show(getattr(self.syscalls, name))}"
+        return needed
+
+    def required(self, control: Control | str) -> bool:
+        """Whether a run must be refused where the control cannot be had in full.
+
+        Not if `accept` names it, nor for a task limit that is only the profile's default.
+        """
+        control = Control(control)
+        if control in self.accept or control not in self.controls():
+            return False
+        return control is not Control.LIMITS_TASKS or self.limits.tasks is not None
+
+
+_DEFAULT = Policy()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _Clauses):
+        items = {name: getattr(value, name) for name in value.__struct_fields__}
+        return {name: _plain(item) for name, item in items.items() if item is not None}
+    if isinstance(value, tuple):
+        return [str(item) for item in value]
+    return dict(value) if isinstance(value, FrozenMap) else value

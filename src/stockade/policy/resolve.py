@@ -1,0 +1,368 @@
+"""Where a policy's paths meet the file system: once, here, and by descriptor from then on.
+
+Each path is expanded, followed through links to its real name, opened as
+O_PATH without following anything more, and the descriptor asked for its name:
+if that is not the name that was checked, somebody moved something in between
+and the run is refused. Backends mount the descriptors, so no path is looked
+up twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import stat
+from collections.abc import Mapping
+from typing import Any, Literal, NoReturn
+
+import msgspec
+
+from stockade.errors import PolicyError
+from stockade.policy.model import Limits, Policy
+from stockade.policy.profile import Profile, profile
+from stockade.policy.values import FrozenMap, literal, show
+
+#: Inside they are the sandbox's own, so a grant in them could not appear.
+OWN = ("/proc", "/sys", "/dev")
+#: What the machine itself runs on: never writable, at any depth.
+SYSTEM = ("/etc", "/usr", "/boot", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", *OWN)
+
+_OPEN = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
+_MISSING = (errno.ENOENT, errno.ENOTDIR)
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who asks for the run."""
+
+    uid: int
+    gid: int
+    user: str
+    group: str
+    home: str
+    cwd: str
+    environ: Mapping[str, str]
+
+    @classmethod
+    def current(cls) -> Caller:
+        """The user of this process, also where HOME is unset or nobody knows the uid."""
+        user, group, known_home = _names(os.getuid(), os.getgid())
+        environ = FrozenMap(os.environ)
+        home = environ.get("HOME", "")
+        try:
+            cwd = os.getcwd()
+        except FileNotFoundError:  # removed under us; only relative paths need it
+            cwd = ""
+        return cls(
+            uid=os.getuid(),
+            gid=os.getgid(),
+            user=user,
+            group=group,
+            home=home if home.startswith("/") else known_home,
+            cwd=cwd,
+            environ=environ,
+        )
+
+
+@functools.cache
+def _names(uid: int, gid: int) -> tuple[str, str, str]:
+    import grp
+    import pwd
+
+    try:
+        entry = pwd.getpwuid(uid)
+        user, home = entry.pw_name, entry.pw_dir
+    except KeyError:
+        user, home = str(uid), "/"
+    try:
+        group = grp.getgrgid(gid).gr_name
+    except KeyError:
+        group = str(gid)
+    return user, group, home if home.startswith("/") else "/"
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """One path that is visible inside, held open by a descriptor."""
+
+    path: str
+    access: Literal["read", "write", "overlay"]
+    is_dir: bool
+    clause: str
+    """The words of the policy that grant it, such as `read = "./data"`."""
+    fd: int
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """A policy met with this machine's files and this caller. Owns the descriptors of its grants."""
+
+    policy: Policy
+    profile: Profile
+    caller: Caller
+    grants: tuple[Grant, ...]
+    workspace: Grant | None
+    protected: tuple[tuple[str, bool], ...]
+    """Paths below the workspace that stay as they are, and whether each exists."""
+    environ: dict[str, str]
+    limits: Limits
+    _open: list[int]
+
+    def close(self) -> None:
+        """Close every descriptor; harmless when repeated."""
+        while self._open:
+            os.close(self._open.pop())
+
+    def __enter__(self) -> Resolved:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def resolve(policy: Policy, caller: Caller, state: str, *, pinned: bool = False) -> Resolved:
+    """Find and open everything the policy names.
+
+    `state` is Stockade's own directory, which no grant may touch. `pinned` says
+    that the policy's paths are real names already (see `discover`): a link met
+    on the way was put there since, and is refused.
+    """
+    base = profile(policy.profile)
+    opener = _Opener(caller, state, pinned)
+    try:
+        grants: dict[str, Grant] = {}
+        for clause, paths, access in (
+            (f"profile = {show(base.name)}", base.read, "read"),
+            ("", policy.read, "read"),
+            ("", policy.write, "write"),
+        ):
+            for path in paths:
+                words = clause or f"{access} = {show(path)}"
+                grant = opener.grant(path, access, words, pinned=pinned and not clause)
+                if grant is not None:
+                    grants[grant.path] = grant  # write comes last and wins
+        workspace: Grant | None = None
+        protected: tuple[tuple[str, bool], ...] = ()
+        if policy.workspace is not None:
+            workspace = opener.workspace(policy.workspace.path, policy.workspace.mode)
+            _settle(grants, workspace)
+            protected = tuple((path, _exists(path, workspace.fd)) for path in policy.protect)
+        return Resolved(
+            policy=policy,
+            profile=base,
+            caller=caller,
+            grants=tuple(grants[path] for path in sorted(grants)),
+            workspace=workspace,
+            protected=protected,
+            environ=environment(policy, base, caller),
+            limits=effective(policy.limits, base.limits),
+            _open=opener.open,
+        )
+    except BaseException:
+        for fd in opener.open:
+            os.close(fd)
+        raise
+
+
+def unfit(path: str, caller: Caller, state: str) -> str:
+    """Why a directory cannot be the workspace of a run; empty if it can."""
+    try:
+        resolve(Policy(workspace=literal(path)), caller, state).close()
+    except PolicyError as error:
+        return error.message
+    return ""
+
+
+def environment(policy: Policy, base: Profile, caller: Caller) -> dict[str, str]:
+    """The whole environment inside: nothing of the host's unless it is passed by name."""
+    environ = {"HOME": caller.home, "USER": caller.user, "LOGNAME": caller.user, "SHELL": "/bin/sh"}
+    environ.update(base.env)
+    for name in (*base.pass_env, *policy.pass_env):
+        if name in caller.environ:
+            environ[name] = caller.environ[name]
+    environ.update(policy.env)
+    return environ
+
+
+def effective(written: Limits, default: Limits) -> Limits:
+    """The limits that hold: the profile's where the policy writes none."""
+    if written == Limits():
+        return default
+    names = Limits.__struct_fields__
+    return Limits(*(getattr(default if getattr(written, name) is None else written, name) for name in names))
+
+
+def expand(path: str, clause: str, *, home: str, cwd: str, environ: Mapping[str, str]) -> str:
+    """The path as an absolute one: ~ and $VARIABLE replaced ($$ is a $), relative paths counted from `cwd`."""
+    found = _substituted(path, clause, environ) if "$" in path else path
+    if path.startswith("~"):
+        found = home + found[1:]
+    if "\0" in found:
+        raise PolicyError(f"{clause}: has a NUL byte in it")
+    if found.startswith("/"):
+        return found
+    if not cwd:
+        raise PolicyError(f"{clause}: is relative, and the current directory is gone")
+    return f"{cwd}/{found}"
+
+
+def _substituted(path: str, clause: str, environ: Mapping[str, str]) -> str:
+    done, rest = "", path
+    while "$" in rest:
+        before, _, rest = rest.partition("$")
+        done += before
+        if rest.startswith("$"):
+            done, rest = done + "$", rest[1:]
+            continue
+        if rest.startswith("{"):
+            name, _, rest = rest[1:].partition("}")
+        else:
+            end = next((i for i, c in enumerate(rest) if not (c.isalnum() or c == "_")), len(rest))
+            name, rest = rest[:end], rest[end:]
+        value = environ.get(name)
+        if not value:
+            raise PolicyError(f"{clause}: ${name} is not set", hint="set it, or write $$ for a $ in a name")
+        if not done and not value.startswith("/"):
+            raise PolicyError(f"{clause}: ${name} is not an absolute path but {show(value)}")
+        done += value
+    return done + rest
+
+
+def real(path: str, home: str, cwd: str, environ: Mapping[str, str], clause: str) -> str:
+    """The real name of a policy's path as it is now, with its ? if it has one; missing parts are kept."""
+    optional = "?" if path.endswith("?") else ""
+    found = expand(path.removesuffix("?"), clause, home=home, cwd=cwd, environ=environ)
+    return literal(os.path.realpath(found)) + optional
+
+
+def covers(tree: str, path: str) -> bool:
+    """Whether the path is the tree or in it; both are real names."""
+    return path == tree or path.startswith(tree if tree.endswith("/") else tree + "/")
+
+
+class _Opener:
+    """Opens paths for one caller and refuses those that no policy may grant."""
+
+    def __init__(self, caller: Caller, state: str, pinned: bool) -> None:
+        self.caller = caller
+        self.pinned = pinned
+        self.open: list[int] = []
+        self._state = state
+
+    @functools.cached_property
+    def home(self) -> str:
+        return os.path.realpath(self.caller.home)
+
+    @functools.cached_property
+    def state(self) -> str:
+        return os.path.realpath(self._state)
+
+    @functools.cached_property
+    def config(self) -> str:
+        from stockade.policy.load import config_dir
+
+        return os.path.realpath(config_dir(self.caller.environ, self.caller.home))
+
+    def grant(self, path: str, access: str, clause: str, *, pinned: bool) -> Grant | None:
+        optional = path.endswith("?")
+        found = self._find(path.removesuffix("?"), clause, optional=optional, pinned=pinned)
+        if found is None:
+            return None
+        fd, name, is_dir = found
+        self._refuse(name, access == "write", clause)
+        return Grant(name, "write" if access == "write" else "read", is_dir, clause, fd)
+
+    def workspace(self, path: str, mode: str) -> Grant:
+        clause = f"workspace = {show(path)}"
+        found = self._find(path, clause, optional=False, pinned=self.pinned)
+        assert found is not None  # only an optional path may be absent
+        fd, name, is_dir = found
+        if not is_dir:
+            raise PolicyError(f"{clause}: {name} is not a directory", hint="name the directory that it is in")
+        if covers(name, self.home):
+            what = "your home" if name == self.home else "the root" if name == "/" else "above your home"
+            raise PolicyError(f"{clause}: {name} is {what}", hint="use a directory below it")
+        for tree in SYSTEM:
+            if covers(tree, name):
+                raise PolicyError(f"{clause}: {name} is a system directory", hint="use one of your own")
+        self._refuse(name, mode == "rw", clause)
+        access: dict[str, Any] = {"ro": "read", "rw": "write", "overlay": "overlay"}
+        return Grant(name, access[mode], True, clause, fd)
+
+    def _find(self, path: str, clause: str, *, optional: bool, pinned: bool) -> tuple[int, str, bool] | None:
+        caller = self.caller
+        wanted = expand(path, clause, home=caller.home, cwd=caller.cwd, environ=caller.environ)
+        try:
+            name = os.path.realpath(wanted, strict=True)
+            fd = os.open(name, _OPEN)
+        except OSError as error:
+            if error.errno in _MISSING:
+                if optional:
+                    return None
+                _missing(clause, wanted, hint=not clause.startswith("workspace"))
+            raise PolicyError(f"{clause}: cannot open {wanted}: {error.strerror}") from None
+        self.open.append(fd)
+        if os.readlink(f"/proc/self/fd/{fd}") != name or (pinned and name != wanted):
+            raise PolicyError(f"{clause}: {wanted} was replaced while being looked up", hint="try again")
+        mode = os.fstat(fd).st_mode
+        if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+            raise PolicyError(
+                f"{clause}: {name} is {_kind(mode)}: it would lead out of the sandbox",
+                hint="grant files and directories only",
+            )
+        return fd, name, stat.S_ISDIR(mode)
+
+    def _refuse(self, name: str, writable: bool, clause: str) -> None:
+        if name == "/":
+            raise PolicyError(f"{clause}: the whole file system", hint="grant the trees that are needed")
+        for tree in OWN:
+            if covers(tree, name):
+                raise PolicyError(f"{clause}: the sandbox has a {tree} of its own", hint="leave it out")
+        if covers(name, self.state) or covers(self.state, name):
+            raise PolicyError(
+                f"{clause}: Stockade's own state is in {self.state}",
+                hint="grant the directories beside it, or set STOCKADE_HOME to a place elsewhere",
+            )
+        if not writable:
+            return
+        for tree in SYSTEM:
+            if covers(tree, name):
+                raise PolicyError(
+                    f"{clause}: {tree} belongs to the system", hint="write elsewhere, then copy"
+                )
+        if covers(name, self.home):
+            raise PolicyError(f"{clause}: that is all of your home", hint="grant the trees that are needed")
+        # Else a run could write the policy of the next one.
+        if covers(name, self.config) or covers(self.config, name):
+            raise PolicyError(
+                f"{clause}: your own policy is in {self.config}", hint="grant what is beside it"
+            )
+
+
+def _settle(grants: dict[str, Grant], workspace: Grant) -> None:
+    """The workspace's mode counts for its own path; a clause that says otherwise is a contradiction."""
+    same = grants.pop(workspace.path, None)
+    if same is not None and same.access == "write" and workspace.access != "write":
+        raise PolicyError(
+            f"{same.clause}: {same.path} is the workspace too, and that is not writable",
+            hint='write workspace.mode = "rw", or leave one of them out',
+        )
+
+
+def _exists(path: str, directory: int) -> bool:
+    try:
+        os.stat(path, dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def _missing(clause: str, path: str, *, hint: bool) -> NoReturn:
+    parent = os.path.dirname(os.path.normpath(path))
+    while not os.path.exists(parent):
+        parent = os.path.dirname(parent)
+    advice = f'; "{path}?" would be optional' if hint else ""
+    raise PolicyError(f"{clause}: there is no {path}", hint=f"{parent} exists, what follows does not{advice}")
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFLNK: "a link"}
+    return kinds.get(stat.S_IFMT(mode), "a device")

@@ -1,0 +1,54 @@
+"""The JSON Schema of a policy file, for editors and for whoever writes policies by program.
+
+Made from the model; only the values that may be written in another form than
+they are kept in ("30s", "10M", a workspace as a path) are described by hand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from stockade.policy.model import Policy
+
+_COUNT = {"type": "integer", "minimum": 1}
+_FORMS: dict[tuple[str, str], dict[str, Any]] = {
+    ("Policy", "workspace"): {
+        "description": "a directory, or a table with its mode",
+        "anyOf": [{"type": "string", "minLength": 1}, {"$ref": "#/$defs/WorkspaceRule"}],
+    },
+    ("Policy", "net"): {
+        "description": '[] for no network, "open" for the host\'s',
+        "anyOf": [{"type": "array", "maxItems": 0}, {"const": "open"}],
+        "default": [],
+    },
+    ("Limits", "tasks"): {"description": "processes and threads at once", **_COUNT},
+    ("Limits", "files"): {"description": "open descriptors of one process", **_COUNT},
+    ("Limits", "wall"): {
+        "description": 'seconds, or "250ms", "30s", "5m", "1h"',
+        "anyOf": [
+            {"type": "number", "minimum": 0.001},
+            {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(ms|s|m|h)?$"},
+        ],
+    },
+    ("Limits", "output"): {
+        "description": 'bytes, or "64K", "10M", "1G"',
+        "anyOf": [_COUNT, {"type": "string", "pattern": "^[0-9]+[KMG]?$"}],
+    },
+}
+
+
+def schema() -> dict[str, Any]:
+    """The schema, in the 2020-12 dialect."""
+    made = msgspec.json.schema(Policy)
+    models = made["$defs"]
+    for (model, name), form in _FORMS.items():
+        models[model]["properties"][name] = form
+    for name in ("limits", "syscalls"):  # their defaults are those of their own keys
+        models["Policy"]["properties"][name].pop("default")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A Stockade policy",
+        **made,
+    }
