@@ -1,0 +1,85 @@
+"""What every backend must be able to say.
+
+A backend answers for every control there is: by which mechanism it enforces
+it and what the host must be able to do for that. A table with a hole is a
+TypeError when the class is made, so a new control cannot be forgotten.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from stockade.controls import Control
+from stockade.host.model import Host
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What one backend on one host makes of one control: a mechanism, or a reason and a fix."""
+
+    mechanism: str = ""
+    reason: str = ""
+    fix: str = ""
+    #: False where the backend cannot run at all without it, so that accepting less would change nothing.
+    waivable: bool = True
+
+    @property
+    def available(self) -> bool:
+        return not self.reason
+
+
+class Mechanism(msgspec.Struct, frozen=True):
+    """How a control is enforced, and the probes that must succeed for it.
+
+    The words may depend on the host. A control that a backend never enforces
+    has `never`: the reason.
+    """
+
+    words: str | Callable[[Host], str] = ""
+    needs: tuple[str, ...] = ()
+    never: str = ""
+
+
+class Backend(abc.ABC):
+    """One way to raise walls. Concrete ones set the four attributes below."""
+
+    name: ClassVar[str]
+    system: ClassVar[str]
+    #: Probes without which the backend cannot start anything.
+    foundation: ClassVar[tuple[str, ...]] = ()
+    mechanisms: ClassVar[Mapping[Control, Mechanism]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if absent := [word for word in ("name", "system", "mechanisms") if not hasattr(cls, word)]:
+            raise TypeError(f"backend {cls.__qualname__} does not set {', '.join(absent)}")
+        if missing := [control.value for control in Control if control not in cls.mechanisms]:
+            raise TypeError(f"backend {cls.__qualname__} does not answer for: {', '.join(missing)}")
+
+    @classmethod
+    def offers(cls, host: Host) -> dict[Control, Offer]:
+        """Every control, with what this backend makes of it on that host."""
+        return {control: cls._offer(cls.mechanisms[control], host) for control in Control}
+
+    @classmethod
+    def _offer(cls, mechanism: Mechanism, host: Host) -> Offer:
+        if host.system != cls.system:
+            return Offer(
+                reason=f"the {cls.name} backend works on {cls.system}, this is {host.system}",
+                fix=f"use a {cls.system} machine",
+                waivable=False,
+            )
+        if mechanism.never:
+            return Offer(reason=mechanism.never)
+        if failed := [name for name in (*cls.foundation, *mechanism.needs) if not host.has(name)]:
+            known = host.probes.get(failed[0])
+            return Offer(
+                reason=known.reason if known else f"{failed[0]} was not probed",
+                fix=known.fix if known else "run `stockade doctor`",
+                waivable=not set(failed).intersection(cls.foundation),
+            )
+        words = mechanism.words
+        return Offer(mechanism=words if isinstance(words, str) else words(host))

@@ -1,0 +1,145 @@
+"""What this machine can do, found by really doing it.
+
+The gate tries everything out in short-lived children of its own, so nothing
+here depends on the size or the threads of the calling Python. The answers
+are kept per process and on disk (see `cache`), because `stockade run` should
+not pay 20 ms for what was true a second ago.
+
+The module can be called: `stockade.host()` is `stockade.host.host()`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import types
+from collections.abc import Iterable
+
+import msgspec
+
+from stockade.host import cache
+from stockade.host.model import PROBES, Host, Probe
+
+__all__ = ["PROBES", "Host", "Probe", "host", "probe"]
+
+_SYSCTLS = (
+    "user.max_user_namespaces",
+    "kernel.unprivileged_userns_clone",
+    "kernel.apparmor_restrict_unprivileged_userns",
+)
+_MARKS = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
+
+#: The gate gives each probe 2 s; a gate that overruns that is stuck itself.
+_SECONDS_PER_PROBE = 2.5
+
+# Without a lock: two threads that both look at first find the same.
+_known: dict[int, Host] = {}
+
+
+def host(*, fresh: bool = False) -> Host:
+    """This machine, from the process's memory or the disk unless `fresh`."""
+    uid = os.geteuid()
+    if fresh or uid not in _known:
+        _known[uid] = _find(fresh)
+    return _known[uid]
+
+
+def probe(names: Iterable[str] = PROBES) -> dict[str, Probe]:
+    """Try the named things out now.
+
+    >>> probe(["seccomp"])["seccomp"].ok
+    True
+    """
+    return _probe(tuple(names), facts())
+
+
+def facts() -> Host:
+    """What can be read about this machine without trying anything."""
+    about = os.uname()
+    return Host(
+        system=sys.platform,
+        kernel=about.release,
+        machine=about.machine,
+        uid=os.geteuid(),
+        container=next((kind for mark, kind in _MARKS.items() if os.path.exists(mark)), ""),
+        sysctls={name: cache.read("/proc/sys/" + name.replace(".", "/")) for name in _SYSCTLS},
+    )
+
+
+def _find(fresh: bool) -> Host:
+    found = facts()
+    if found.system != "linux":
+        return msgspec.structs.replace(found, probes=_probe(PROBES, found))
+    from stockade.gate import executable
+
+    file = cache.path(os.environ, os.path.expanduser("~"), found.uid)
+    key = cache.key(found, executable())
+    kept = None if fresh else cache.load(file, key)
+    again = tuple(name for name, known in kept.probes.items() if _may_change(known)) if kept else PROBES
+    if kept and not again:
+        return kept
+    probes = (kept.probes if kept else {}) | _probe(again, found)
+    result = msgspec.structs.replace(found, probes=probes)
+    if not kept or result != kept:
+        cache.save(file, key, result)
+    return result
+
+
+def _may_change(known: Probe) -> bool:
+    # A refusal may have been lifted since (an AppArmor profile leaves no trace in the key), so it is
+    # tried again; what the kernel lacks, or exempts root from, stays so until the next boot.
+    return not known.ok and known.errno not in (0, errno.ENOSYS)
+
+
+def _probe(names: tuple[str, ...], found: Host) -> dict[str, Probe]:
+    from stockade.host.advice import explain
+
+    if found.system != "linux":
+        answers, gate = {name: (False, errno.ENOSYS, name) for name in names}, ""
+    else:
+        from stockade.gate import executable
+
+        gate = executable()
+        answers = _ask(gate, names)
+    result = {}
+    for name in names:
+        ok, number, detail = answers.get(name, (False, errno.ETIMEDOUT, "no answer"))
+        reason, fix = ("", "") if ok else explain(name, number, detail, found, gate)
+        result[name] = Probe(ok=ok, errno=number, detail=detail, reason=reason, fix=fix)
+    return result
+
+
+def _ask(gate: str, names: tuple[str, ...]) -> dict[str, tuple[bool, int, str]]:
+    import subprocess
+
+    try:
+        output = subprocess.run(
+            [gate, "probe", *names],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={},
+            timeout=_SECONDS_PER_PROBE * len(names),
+            check=False,
+        ).stdout
+    except subprocess.TimeoutExpired as late:
+        output = late.stdout or b""
+    except OSError as error:
+        return dict.fromkeys(names, (False, error.errno or errno.EIO, f"run {gate}"))
+    answers = {}
+    for line in output.decode(errors="replace").splitlines():
+        match line.split("\t"):
+            case [name, verdict, number, detail]:
+                answers[name] = (verdict == "ok", int(number), detail)
+    return answers
+
+
+class _Callable(types.ModuleType):
+    # The package must be called `host` and so must the function users call; the import system would
+    # otherwise decide, by who imported what first, which of the two `stockade.host` is.
+    def __call__(self) -> Host:
+        return host()
+
+
+sys.modules[__name__].__class__ = _Callable

