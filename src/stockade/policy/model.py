@@ -40,7 +40,7 @@ LATER: dict[str, tuple[str, object]] = {
     "limits.disk": ("limit disk space", NOTHING),
     "workspace.durable": ("keep changes beyond a killed supervisor", False),
 }
-LATER_BACKENDS = ("gvisor", "container", "microvm", "seatbelt")
+LATER_BACKENDS = ("landlock", "bwrap", "gvisor", "container", "microvm", "seatbelt")
 
 #: Controls that every run needs, whatever its policy says.
 ALWAYS = (
@@ -202,7 +202,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     env: Mapping[str, str] = FrozenMap()
     pass_env: tuple[str, ...] = ()
     image: Literal["host"] = "host"
-    backend: Literal["auto", "native", "landlock", "bwrap"] = "auto"
+    backend: Literal["auto", "native"] = "auto"
     accept: tuple[Control, ...] = ()
     workspace: WorkspaceRule | None = None
     limits: Limits = Limits()
@@ -217,7 +217,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "env": values.variables,
         "pass_env": values.many(values.variable),
         "image": values.one_of("host"),
-        "backend": values.one_of("auto", "native", "landlock", "bwrap", later=LATER_BACKENDS),
+        "backend": values.one_of("auto", "native", later=LATER_BACKENDS),
         "accept": values.many(_accepted),
         "workspace": _workspace,
         "limits": _LIMITS,

@@ -191,7 +191,7 @@ def effective(written: Limits, default: Limits) -> Limits:
 
 
 def expand(path: str, clause: str, *, home: str, cwd: str, environ: Mapping[str, str]) -> str:
-    """The path as an absolute one: ~ and $VARIABLE replaced ($$ is a $), relative paths counted from `cwd`."""
+    """The path as an absolute one: ~ and $VARIABLE replaced ($$ is a $), relative ones counted from `cwd`."""
     found = _substituted(path, clause, environ) if "$" in path else path
     if path.startswith("~"):
         found = home + found[1:]

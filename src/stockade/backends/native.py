@@ -1,0 +1,277 @@
+"""The native backend: the kernel's own walls, raised by the gate.
+
+`compile_plan` turns a resolved policy into the operations of the gate. It is
+pure: what the host looks like (which of /bin and /lib are links, which parts
+of /etc exist) comes in as a value.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from typing import ClassVar
+
+import msgspec
+
+from stockade.backends.base import Backend
+from stockade.backends.native_offers import FOUNDATION, MECHANISMS
+from stockade.errors import PolicyError
+from stockade.gate import plan as ops
+from stockade.policy import Resolved
+
+HOSTNAME = "stockade"
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+DEVICE_LINKS = {
+    "ptmx": "pts/ptmx",
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+}
+
+# Landlock's file rights, by bit, and the ABI that brought them.
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+MAKE_CHAR, MAKE_BLOCK = 1 << 6, 1 << 11
+FIRST_RIGHTS = (1 << 13) - 1
+REFER, TRUNCATE, IOCTL_DEVICE = 1 << 13, 1 << 14, 1 << 15
+LATER_RIGHTS = {2: REFER, 3: TRUNCATE, 5: IOCTL_DEVICE}
+OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEVICE
+READING = EXECUTE | READ_FILE | READ_DIR
+SCOPES = 0b11  # abstract sockets, signals
+SCOPES_ABI = 6
+
+
+class Native(Backend):
+    """Namespaces, mounts, Landlock and seccomp, through the gate."""
+
+    name: ClassVar[str] = "native"
+    system: ClassVar[str] = "linux"
+    foundation = FOUNDATION
+    mechanisms = MECHANISMS
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """One system path of the host as the sandbox shall see it: a link, or the tree itself."""
+
+    path: str
+    link: str = ""
+    source: str = ""
+    is_dir: bool = True
+
+
+class Inputs(msgspec.Struct, frozen=True):
+    """All that a plan depends on."""
+
+    uid: int
+    gid: int
+    user: str
+    group: str
+    home: str
+    own_network: bool
+    tasks: int
+    files: int
+    landlock: int
+    program: bytes
+    system: tuple[Shown, ...]
+    #: path, access, is_dir, clause; in the order of their descriptors
+    grants: tuple[tuple[str, str, bool, str], ...]
+    protected: tuple[str, ...]
+    layer: str
+
+
+@lru_cache(maxsize=8)
+def system_layout(system: tuple[str, ...], etc: tuple[str, ...]) -> tuple[Shown, ...]:
+    """How the host's system paths look. They belong to root and are looked at once per process."""
+    shown = []
+    for entry in (*system, *(f"/etc/{name}" for name in etc)):
+        path = entry.removesuffix("?")
+        if os.path.islink(path) and (link := os.readlink(path)) and _stays_visible(path, link, system):
+            shown.append(Shown(path, link=link))
+        elif os.path.exists(path):
+            source = os.path.realpath(path)
+            shown.append(Shown(path, source=source, is_dir=os.path.isdir(source)))
+        elif not entry.endswith("?"):
+            raise PolicyError(f"the profile shows {path}, which this host does not have")
+    return tuple(shown)
+
+
+def _stays_visible(path: str, link: str, system: tuple[str, ...]) -> bool:
+    """Whether a symlink may be kept: its target is in a tree that is shown as well."""
+    target = os.path.normpath(os.path.join(os.path.dirname(path), link))
+    trees = [entry.removesuffix("?") for entry in system]
+    return any(target == tree or target.startswith(tree + "/") for tree in trees if not os.path.islink(tree))
+
+
+def inputs(resolved: Resolved, landlock: int, program: bytes, layer: str, uses_tasks: bool) -> Inputs:
+    """The value that a plan is compiled from. `layer` is where an overlay keeps its changes."""
+    caller, limits, workspace = resolved.caller, resolved.limits, resolved.workspace
+    grants = list(resolved.grants)
+    if workspace is not None:
+        grants.append(workspace)
+    protected: list[str] = []
+    if workspace is not None and workspace.access == "write":
+        absent = [path for path, exists in resolved.protected if not exists]
+        if absent:
+            raise PolicyError(
+                "these protected paths do not exist in the workspace, so in mode rw a program could create them: "
+                + ", ".join(absent),
+                hint='use workspace.mode = "overlay", or create them, or list in `protect` only what exists',
+            )
+        protected = [os.path.join(workspace.path, path) for path, _ in resolved.protected]
+    return Inputs(
+        uid=caller.uid,
+        gid=caller.gid,
+        user=caller.user,
+        group=caller.group,
+        home=caller.home,
+        own_network=resolved.policy.net != "open",
+        tasks=(limits.tasks or 0) if uses_tasks else 0,
+        files=limits.files or 0,
+        landlock=landlock,
+        program=program,
+        system=system_layout(resolved.profile.system, resolved.profile.etc),
+        grants=tuple((g.path, g.access, g.is_dir, g.clause) for g in grants),
+        protected=tuple(protected),
+        layer=layer,
+    )
+
+
+@lru_cache(maxsize=64)
+def compile_plan(given: Inputs) -> ops.Plan:
+    """The operations that enforce the policy, in the only order the gate accepts."""
+    names = [name for name in ops.NAMESPACES if name != "net" or given.own_network]
+    base = _base(given)
+    return ops.Plan(
+        "native",
+        len(base),
+        (
+            ops.Namespaces(names=tuple(names), every_id=given.uid == 0),
+            *base,
+            ops.Hostname(name=HOSTNAME),
+            ops.Root(),
+            *_root(given),
+            ops.Pivot(),
+            ops.Keyring(),
+            ops.Limit(resource="core", value=0),
+            ops.Limit(resource="files", value=given.files, clause=f"limits.files = {given.files}"),
+            *_tasks(given),
+            ops.Privileges(),
+            *_landlock(given),
+            ops.Seccomp(program=given.program, clause="syscalls"),
+        ),
+    )
+
+
+def _tasks(given: Inputs) -> list[ops.AnyOp]:
+    if not given.tasks:
+        return []
+    # The gate is a task of the same user: the program gets what the policy says.
+    return [ops.Limit(resource="tasks", value=given.tasks + 1, clause=f"limits.tasks = {given.tasks}")]
+
+
+def home_inside(given: Inputs) -> str:
+    """The private home: the caller's own path, unless that is no place for one."""
+    taken = ("/", "/dev", "/etc", "/proc", "/sys", *(shown.path for shown in given.system))
+    if not given.home or any(given.home == path or given.home.startswith(path + "/") for path in taken if path):
+        return "/tmp"
+    return given.home
+
+
+def _base(given: Inputs) -> list[ops.AnyOp]:
+    """What sandboxes of one profile and user share: the system's trees, /etc and /dev."""
+    found: list[ops.AnyOp] = []
+    for shown in given.system:
+        if not shown.link:
+            found.append(ops.Bind(path=shown.path, source=shown.source, clause="profile"))
+        elif shown.path.startswith("/etc/"):
+            found.append(ops.Link(path=shown.path, target=shown.link, clause="profile"))
+    found += [ops.File(path=f"/etc/{name}", content=content) for name, content in _etc(given).items()]
+    found += [ops.Bind(path=f"/dev/{name}", source=f"/dev/{name}", device=True) for name in DEVICES]
+    found += [ops.Link(path=f"/dev/{name}", target=target) for name, target in DEVICE_LINKS.items()]
+    found += [ops.Dir(path="/dev/pts"), ops.Dir(path="/dev/shm")]
+    return found
+
+
+def _root(given: Inputs) -> list[ops.AnyOp]:
+    """The file tree of one sandbox: the shared, then the private, then what is granted, parents first."""
+    found: list[ops.AnyOp] = [ops.Show(path="/etc"), ops.Show(path="/dev")]
+    for shown in given.system:
+        if not shown.path.startswith("/etc/"):
+            found.append(
+                ops.Link(path=shown.path, target=shown.link, clause="profile")
+                if shown.link
+                else ops.Show(path=shown.path, clause="profile")
+            )
+    found += [ops.Pts(), ops.Link(path="/var/tmp", target="/tmp")]
+    found += [ops.Scratch(path="/dev/shm", mode=0o1777), ops.Scratch(path="/tmp", mode=0o1777)]
+    granted = sorted(enumerate(given.grants, 1), key=lambda item: item[1][0])
+    home = home_inside(given)
+    if home != "/tmp" and not any(_within(home, path) for path, *_ in given.grants):
+        found.append(ops.Scratch(path=home, mode=0o700))
+    visible = [shown.path for shown in given.system if shown.source == shown.path]
+    for number, (path, access, _, clause) in granted:
+        if access == "overlay":
+            found.append(ops.Overlay(path=path, layer=given.layer, grant=number, clause=clause))
+        elif access == "write" or not any(_within(path, tree) for tree in visible):
+            found.append(
+                ops.Bind(path=path, source=path, writable=access == "write", grant=number, clause=clause)
+            )
+    found += [ops.Bind(path=path, source=path, clause="protect") for path in given.protected]
+    # Last: what is behind the scratch directories disappears below it.
+    return [*found, ops.Proc()]
+
+
+def _within(path: str, tree: str) -> bool:
+    return path == tree or path.startswith(tree + "/")
+
+
+def _etc(given: Inputs) -> dict[str, bytes]:
+    """The files of /etc that are written anew: who is here, and how names are found."""
+    home = home_inside(given)
+    users = f"{given.user}:x:{given.uid}:{given.gid}::{home}:/bin/sh\n"
+    groups = f"{given.group}:x:{given.gid}:\n"
+    if given.uid != 65534:
+        users += "nobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\n"
+    if given.gid != 65534:
+        groups += "nogroup:x:65534:\n"
+    return {
+        "passwd": users.encode("utf-8", "surrogateescape"),
+        "group": groups.encode("utf-8", "surrogateescape"),
+        "hostname": f"{HOSTNAME}\n".encode(),
+        "hosts": f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost {HOSTNAME}\n".encode(),
+        # Nobody answers there: a look-up fails at once instead of waiting for a server.
+        "resolv.conf": b"nameserver 127.0.0.1\noptions timeout:1 attempts:1\n",
+        "nsswitch.conf": b"passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
+    }
+
+
+def _landlock(given: Inputs) -> list[ops.AnyOp]:
+    """The second wall, under the mounts: the same tree again, by rights."""
+    handled = FIRST_RIGHTS
+    for abi, right in LATER_RIGHTS.items():
+        if given.landlock >= abi:
+            handled |= right
+    writing = handled & ~(MAKE_CHAR | MAKE_BLOCK)
+    found: list[ops.AnyOp] = [
+        ops.Landlock(files=handled, scopes=SCOPES if given.landlock >= SCOPES_ABI else 0, clause="files, ipc"),
+        ops.Grant(path="/", rights=READ_DIR, words="list directories"),
+        ops.Grant(path="/etc", rights=READING, words="read", clause="profile"),
+        ops.Grant(path="/proc", rights=READ_FILE | READ_DIR, words="read"),
+        ops.Grant(path="/dev", rights=handled & (READ_FILE | WRITE_FILE | READ_DIR | IOCTL_DEVICE), words="use devices"),
+    ]
+    for shown in given.system:
+        if shown.source and not shown.path.startswith("/etc/"):
+            rights = READING if shown.is_dir else READING & OF_FILES
+            found.append(ops.Grant(path=shown.path, rights=rights, words="read and execute", clause="profile"))
+    scratch = ["/dev/shm", "/tmp"]
+    home = home_inside(given)
+    if home != "/tmp" and not any(_within(home, path) for path, *_ in given.grants):
+        scratch.append(home)
+    found += [ops.Grant(path=path, rights=writing, words="read, execute and write") for path in scratch]
+    for path, access, is_dir, clause in given.grants:
+        rights = READING if access == "read" else writing
+        words = "read and execute" if access == "read" else "read, execute and write"
+        found.append(
+            ops.Grant(path=path, rights=rights if is_dir else rights & OF_FILES, words=words, clause=clause)
+        )
+    return found

@@ -1,0 +1,393 @@
+"""A plan: the ordered operations that raise the walls, before anybody executes them.
+
+Every operation can say in words what it does, which clause of the policy it
+serves and what must be observed afterwards, and can write itself down as the
+record that the gate reads. The numbers and shapes are those of `src/plan.h`.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cached_property
+from typing import ClassVar
+
+import msgspec
+
+NAMESPACES = {
+    "user": 0x10000000,
+    "mnt": 0x00020000,
+    "pid": 0x20000000,
+    "ipc": 0x08000000,
+    "uts": 0x04000000,
+    "net": 0x40000000,
+    "cgroup": 0x02000000,
+}
+RESOURCES = {"core": 4, "tasks": 6, "files": 7}
+
+READONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
+ATTRIBUTES = {READONLY: b"ro", NOSUID: b"nosuid", NODEV: b"nodev", NOEXEC: b"noexec"}
+
+_HEADER = struct.Struct("=8sIIII")
+_RECORD = struct.Struct("=IIQQ")
+_MAGIC = b"STKPLAN2"
+
+
+class Op(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
+    """One operation. `clause` is the part of the policy it serves."""
+
+    kind: ClassVar[int]
+    clause: str = "always"
+
+    def numbers(self) -> tuple[int, int]:
+        """The two numbers of its record."""
+        return 0, 0
+
+    def data(self) -> bytes:
+        """The strings and the blob of its record."""
+        return b""
+
+    def describe(self) -> str:
+        """What it does, in words."""
+        raise TypeError(f"{type(self).__name__} does not describe itself")
+
+    def mounts(self) -> dict[str, tuple[int, str]]:
+        """Mount point → attributes and file system type (empty: any) to be seen afterwards."""
+        return {}
+
+    def record(self) -> bytes:
+        data = self.data()
+        size = _RECORD.size + len(data) + 7 & ~7
+        return _RECORD.pack(self.kind, size, *self.numbers()) + data.ljust(size - _RECORD.size, b"\0")
+
+
+def text(*parts: str) -> bytes:
+    """Strings as a record holds them. File names need not be UTF-8."""
+    return b"".join(part.encode("utf-8", "surrogateescape") + b"\0" for part in parts)
+
+
+class Namespaces(Op, frozen=True, kw_only=True):
+    kind = 1
+    names: tuple[str, ...]
+    every_id: bool
+
+    def flags(self) -> int:
+        return sum(NAMESPACES[name] for name in self.names)
+
+    def numbers(self) -> tuple[int, int]:
+        return self.flags(), int(self.every_id)
+
+    def describe(self) -> str:
+        who = "every id as it is" if self.every_id else "the caller's own ids and no other"
+        return f"enter new namespaces: {', '.join(self.names)}; the user namespace maps {who}"
+
+
+class Hostname(Op, frozen=True, kw_only=True):
+    kind = 2
+    name: str
+
+    def data(self) -> bytes:
+        return text(self.name)
+
+    def describe(self) -> str:
+        return f"call the machine {self.name}"
+
+
+class Root(Op, frozen=True, kw_only=True):
+    kind = 3
+    size: int = 0
+
+    def numbers(self) -> tuple[int, int]:
+        return self.size, 0
+
+    def describe(self) -> str:
+        return "begin with an empty root in private memory"
+
+    def mounts(self) -> dict[str, tuple[int, str]]:
+        return {"/": (READONLY | NOSUID | NODEV, "tmpfs")}
+
+
+class Dir(Op, frozen=True, kw_only=True):
+    kind = 4
+    path: str
+    mode: int = 0o755
+
+    def numbers(self) -> tuple[int, int]:
+        return self.mode, 0
+
+    def data(self) -> bytes:
+        return text(self.path)
+
+    def describe(self) -> str:
+        return f"make the directory {self.path}"
+
+
+class File(Op, frozen=True, kw_only=True):
+    kind = 5
+    path: str
+    content: bytes
+    mode: int = 0o444
+
+    def numbers(self) -> tuple[int, int]:
+        return self.mode, len(self.content)
+
+    def data(self) -> bytes:
+        return text(self.path) + self.content
+
+    def describe(self) -> str:
+        return f"write {self.path} ({len(self.content)} bytes, made by Stockade)"
+
+
+class Link(Op, frozen=True, kw_only=True):
+    kind = 6
+    path: str
+    target: str
+
+    def data(self) -> bytes:
+        return text(self.path, self.target)
+
+    def describe(self) -> str:
+        return f"link {self.path} → {self.target}"
+
+
+class Bind(Op, frozen=True, kw_only=True):
+    """Shows a file or tree of the host. `grant` is the descriptor + 1 it was judged by, 0 for none."""
+
+    kind = 7
+    path: str
+    source: str
+    writable: bool = False
+    device: bool = False
+    grant: int = 0
+
+    def attributes(self) -> int:
+        if self.device:
+            # Read-only keeps the host's node from being changed; what it leads to stays writable.
+            return READONLY | NOSUID | NOEXEC
+        return NOSUID | NODEV | (0 if self.writable else READONLY)
+
+    def numbers(self) -> tuple[int, int]:
+        return self.attributes(), self.grant
+
+    def data(self) -> bytes:
+        return text(self.path, self.source)
+
+    def describe(self) -> str:
+        how = "the device" if self.device else "writable" if self.writable else "read-only"
+        origin = "" if self.source == self.path else f" from {self.source}"
+        return f"show {self.path} {how}{origin}"
+
+    def mounts(self) -> dict[str, tuple[int, str]]:
+        return {self.path: (self.attributes(), "")}
+
+
+class Scratch(Op, frozen=True, kw_only=True):
+    kind = 8
+    path: str
+    mode: int
+
+    def numbers(self) -> tuple[int, int]:
+        return self.mode, 0
+
+    def data(self) -> bytes:
+        return text(self.path)
+
+    def describe(self) -> str:
+        return f"make {self.path} an empty writable directory in private memory"
+
+    def mounts(self) -> dict[str, tuple[int, str]]:
+        return {self.path: (NOSUID | NODEV, "tmpfs")}
+
+
+class Proc(Op, frozen=True, kw_only=True):
+    kind = 9
+    path: str = "/proc"
+
+    def data(self) -> bytes:
+        return text(self.path)
+
+    def describe(self) -> str:
+        return f"mount {self.path} of the sandbox's own processes, read-only"
+
+    def mounts(self) -> dict[str, tuple[int, str]]:
+        return {self.path: (READONLY | NOSUID | NODEV | NOEXEC, "proc")}
+
+
+class Pts(Op, frozen=True, kw_only=True):
+    kind = 10
+    path: str = "/dev/pts"
+
+    def data(self) -> bytes:
+        return text(self.path)
+
+    def describe(self) -> str:
+        return f"mount {self.path} with pseudo-terminals of its own"
+
+    def mounts(self) -> dict[str, tuple[int, str]]:
+        return {self.path: (NOSUID | NOEXEC, "devpts")}
+
+
+class Overlay(Op, frozen=True, kw_only=True):
+    """`layer` is the directory of the state that receives the changes."""
+
+    kind = 11
+    path: str
+    layer: str
+    grant: int
+
+    def numbers(self) -> tuple[int, int]:
+        return 0, self.grant
+
+    def data(self) -> bytes:
+        return text(self.path, self.path, f"{self.layer}/upper", f"{self.layer}/work")
+
+    def describe(self) -> str:
+        return f"show {self.path} copy-on-write: changes go to Stockade's state, not to the host"
+
+    def mounts(self) -> dict[str, tuple[int, str]]:
+        return {self.path: (NOSUID | NODEV, "overlay")}
+
+
+class Show(Op, frozen=True, kw_only=True):
+    kind = 12
+    path: str
+
+    def data(self) -> bytes:
+        return text(self.path)
+
+    def describe(self) -> str:
+        return f"show {self.path} as prepared, read-only"
+
+    def mounts(self) -> dict[str, tuple[int, str]]:
+        return {self.path: (READONLY | NOSUID | NODEV, "")}
+
+
+class Pivot(Op, frozen=True, kw_only=True):
+    kind = 13
+
+    def describe(self) -> str:
+        return "seal the root read-only, move into it and let go of the host's"
+
+
+class Keyring(Op, frozen=True, kw_only=True):
+    kind = 14
+
+    def describe(self) -> str:
+        return "replace the session keyring by an empty one"
+
+
+class Limit(Op, frozen=True, kw_only=True):
+    kind = 15
+    resource: str
+    value: int
+
+    def numbers(self) -> tuple[int, int]:
+        return RESOURCES[self.resource], self.value
+
+    def describe(self) -> str:
+        return f"limit {self.resource} to {self.value}"
+
+
+class Privileges(Op, frozen=True, kw_only=True):
+    kind = 16
+
+    def describe(self) -> str:
+        return "drop every capability for good, set no_new_privs, become unreadable to debuggers"
+
+
+class Landlock(Op, frozen=True, kw_only=True):
+    kind = 17
+    files: int
+    network: int = 0
+    scopes: int = 0
+
+    def numbers(self) -> tuple[int, int]:
+        return self.files, self.network | self.scopes << 32
+
+    def describe(self) -> str:
+        scopes = "; signals and abstract sockets stay inside" if self.scopes else ""
+        return f"let Landlock refuse every file that is not granted below{scopes}"
+
+
+class Grant(Op, frozen=True, kw_only=True):
+    kind = 18
+    path: str
+    rights: int
+    words: str
+
+    def numbers(self) -> tuple[int, int]:
+        return self.rights, 0
+
+    def data(self) -> bytes:
+        return text(self.path)
+
+    def describe(self) -> str:
+        return f"grant {self.path}: {self.words}"
+
+
+class Seccomp(Op, frozen=True, kw_only=True):
+    kind = 19
+    program: bytes
+
+    def numbers(self) -> tuple[int, int]:
+        return 0, len(self.program)
+
+    def data(self) -> bytes:
+        return self.program
+
+    def describe(self) -> str:
+        return f"install the system call filter ({len(self.program) // 8} instructions)"
+
+
+AnyOp = (
+    Namespaces | Hostname | Root | Dir | File | Link | Bind | Scratch | Proc | Pts | Overlay | Show
+    | Pivot | Keyring | Limit | Privileges | Landlock | Grant | Seccomp
+)  # fmt: skip
+
+
+class Plan(msgspec.Struct, frozen=True, dict=True):
+    """The compiled policy for one backend.
+
+    The first operation makes the namespaces. The `base` ones after it build
+    the part of the root that sandboxes of one profile share read-only; the
+    gate does that once and keeps the result.
+    """
+
+    backend: str
+    base: int
+    ops: tuple[AnyOp, ...]
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The plan as the gate reads it."""
+        return encode(self.ops, self.base)
+
+    @cached_property
+    def hash(self) -> str:
+        """The same for the same plan: where an overlay keeps its changes does not count."""
+        import hashlib
+
+        ops = tuple(
+            msgspec.structs.replace(op, layer="") if isinstance(op, Overlay) else op for op in self.ops
+        )
+        return hashlib.sha256(self.backend.encode() + b"\0" + encode(ops, self.base)).hexdigest()
+
+    @cached_property
+    def mounts(self) -> dict[str, tuple[int, str]]:
+        """What the mount table of the sandbox must show, and nothing beside it."""
+        table: dict[str, tuple[int, str]] = {}
+        for op in self.ops:
+            table.update(op.mounts())
+        return table
+
+    @cached_property
+    def namespaces(self) -> Namespaces:
+        """The operation that every plan begins with."""
+        first = self.ops[0]
+        assert isinstance(first, Namespaces)
+        return first
+
+
+def encode(ops: tuple[AnyOp, ...], base: int) -> bytes:
+    """Operations as one flat list of records."""
+    records = b"".join([op.record() for op in ops])
+    return _HEADER.pack(_MAGIC, _HEADER.size + len(records), len(ops), base, 0) + records

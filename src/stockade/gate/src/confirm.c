@@ -1,0 +1,97 @@
+/* A second look, before any untrusted code: is what the plan asked for really there?
+ *
+ * Mounts, namespaces, capabilities, id maps and the filter's presence are read by the supervisor
+ * from the kernel; here is what only a process inside can see.
+ */
+#define _GNU_SOURCE
+#include "gate.h"
+#include "kernel.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/utsname.h>
+
+static int missing(void)
+{
+	errno = ENODATA;
+	return -1;
+}
+
+static int confirm_file(const struct op *op)
+{
+	struct stat info;
+	if (lstat(op->s[0], &info))
+		return missing();
+	switch (op->type) {
+	case OP_DIR:
+		return S_ISDIR(info.st_mode) ? 0 : missing();
+	case OP_LINK:
+		return S_ISLNK(info.st_mode) ? 0 : missing();
+	default:
+		return S_ISREG(info.st_mode) && (uint64_t)info.st_size == op->b ? 0 : missing();
+	}
+}
+
+int confirm_op(const struct box *box, const struct op *op, const char **culprit)
+{
+	struct utsname name;
+	struct rlimit limit;
+	*culprit = op->s[0];
+	switch (op->type) {
+	case OP_HOSTNAME:
+		return uname(&name) == 0 && strcmp(name.nodename, op->s[0]) == 0 ? 0 : missing();
+	case OP_DIR:
+	case OP_FILE:
+	case OP_LINK:
+		return confirm_file(op);
+	case OP_RLIMIT:
+		if (getrlimit((int)op->a, &limit))
+			return -1;
+		return limit.rlim_max == op->b + (op->a == RLIMIT_NPROC ? GRACE_TASKS : 0) ? 0 : missing();
+	case OP_KEYRING:
+		return session_keyring() != box->keyring ? 0 : missing();
+	case OP_PRIVILEGES:
+		return prctl(PR_GET_DUMPABLE) == 0 && prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1 ? 0
+												   : missing();
+	}
+	return 0;
+}
+
+/* Landlock cannot be read from outside, so it is tried: a file that exists but was not granted
+ * must be refused, a directory that was granted must open. */
+int confirm_walls(const struct box *box, const char **culprit)
+{
+	unsigned granted = 0;
+	for (unsigned i = 0; i < box->plan.count; i++)
+		granted += box->plan.ops[i].type == OP_GRANT;
+	*culprit = "Landlock rules";
+	if (granted != box->rules)
+		return missing();
+	char path[32];
+	snprintf(path, sizeof path, "/proc/self/fd/%d", box->canary);
+	*culprit = "a file that Landlock must refuse";
+	int refused = open(path, O_RDONLY | O_CLOEXEC);
+	if (refused >= 0) {
+		close(refused);
+		return missing();
+	}
+	if (errno != EACCES)
+		return -1;
+	*culprit = "a directory that Landlock must allow";
+	int allowed = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (allowed < 0)
+		return -1;
+	close(allowed);
+	return 0;
+}
+
+int confirm_seccomp(void)
+{
+	if (session_keyring() >= 0 || errno != EPERM)
+		return missing();
+	return 0;
+}

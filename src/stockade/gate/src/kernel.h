@@ -1,0 +1,77 @@
+/* What the kernel understands and the C library of older systems does not name.
+ *
+ * Debian 12's headers know Landlock as of ABI 1; the fields of later ABIs, and
+ * the system calls that glibc 2.36 has no wrapper for, are defined here.
+ */
+#ifndef STOCKADE_KERNEL_H
+#define STOCKADE_KERNEL_H
+
+#include <fcntl.h>
+#include <linux/mount.h>
+#include <linux/openat2.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef AT_RECURSIVE
+#define AT_RECURSIVE 0x8000
+#endif
+
+struct landlock_attr {
+	uint64_t handled_access_fs;
+	uint64_t handled_access_net; /* ABI 4 */
+	uint64_t scoped;             /* ABI 6 */
+};
+
+struct landlock_path {
+	uint64_t allowed_access;
+	int32_t parent_fd;
+} __attribute__((packed));
+
+#define LANDLOCK_PATH_RULE 1
+
+static inline int sys_open_tree(int dir, const char *path, unsigned flags)
+{
+	return (int)syscall(SYS_open_tree, dir, path, flags);
+}
+
+static inline int sys_move_mount(int from, const char *source, int to, const char *target,
+				 unsigned flags)
+{
+	return (int)syscall(SYS_move_mount, from, source, to, target, flags);
+}
+
+static inline int sys_mount_setattr(int dir, const char *path, unsigned flags,
+				    struct mount_attr *attr)
+{
+	return (int)syscall(SYS_mount_setattr, dir, path, flags, attr, sizeof *attr);
+}
+
+static inline int sys_fsopen(const char *type)
+{
+	return (int)syscall(SYS_fsopen, type, 1 /* FSOPEN_CLOEXEC */);
+}
+
+static inline int sys_fsconfig(int fd, unsigned command, const char *key, const char *value)
+{
+	return (int)syscall(SYS_fsconfig, fd, command, key, value, 0);
+}
+
+static inline int sys_fsmount(int fd, unsigned attributes)
+{
+	return (int)syscall(SYS_fsmount, fd, 1 /* FSMOUNT_CLOEXEC */, attributes);
+}
+
+static inline int sys_openat2(int dir, const char *path, uint64_t flags, uint64_t resolve)
+{
+	struct open_how how = {.flags = flags | O_CLOEXEC, .resolve = resolve};
+	return (int)syscall(SYS_openat2, dir, path, &how, sizeof how);
+}
+
+static inline int sys_close_range(unsigned first, unsigned last)
+{
+	return (int)syscall(SYS_close_range, first, last, 0);
+}
+
+#endif

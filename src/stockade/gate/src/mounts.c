@@ -1,0 +1,343 @@
+/* The root that the sandbox sees, built from nothing in a private tmpfs.
+ *
+ * A source is opened once, without following any symlink, and is mounted from that descriptor;
+ * where the supervisor looked at it before, it must still be the very same file. Mount points are
+ * made only on the private tmpfs, never on a file system of the host.
+ */
+#define _GNU_SOURCE
+#include "gate.h"
+#include "kernel.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+
+enum { NOT_THE_SAME_FILE = ESTALE };
+
+static int set_attributes(int mount, uint64_t attributes)
+{
+	struct mount_attr attr = {.attr_set = attributes};
+	return sys_mount_setattr(mount, "", AT_EMPTY_PATH | AT_RECURSIVE, &attr);
+}
+
+struct option {
+	const char *key, *value; /* without a value: a flag */
+};
+
+static int new_mount(const char *type, const struct option *options, unsigned count,
+		     unsigned attributes)
+{
+	int context = sys_fsopen(type);
+	if (context < 0)
+		return -1;
+	int mount = -1, failed = 0;
+	for (unsigned i = 0; i < count && !failed; i++)
+		failed = sys_fsconfig(context,
+				      options[i].value ? FSCONFIG_SET_STRING : FSCONFIG_SET_FLAG,
+				      options[i].key, options[i].value);
+	if (!failed && sys_fsconfig(context, FSCONFIG_CMD_CREATE, NULL, NULL) == 0)
+		mount = sys_fsmount(context, attributes);
+	int error = errno;
+	close(context);
+	errno = error;
+	return mount;
+}
+
+/* Where the resident keeps the base: a directory that every system has and no policy may grant.
+ * (Not "/": a process whose root is covered counts as chrooted and may not make user namespaces.) */
+#define BASE_PLACE "/sys"
+
+/* A tmpfs, attached: submounts need a root that is attached somewhere. */
+static int new_tree(struct box *box, uint64_t size, const char *place)
+{
+	char text[32];
+	snprintf(text, sizeof text, "%llu", (unsigned long long)size);
+	const struct option options[] = {{"mode", "0755"}, {"size", text}};
+	box->root = new_mount("tmpfs", options, size ? 2 : 1, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+	struct stat info;
+	if (box->root < 0 || fstat(box->root, &info))
+		return -1;
+	box->root_device = info.st_dev;
+	return sys_move_mount(box->root, "", AT_FDCWD, place, MOVE_MOUNT_F_EMPTY_PATH);
+}
+
+int mount_base(struct box *box)
+{
+	return new_tree(box, 0, BASE_PLACE);
+}
+
+int mount_base_drop(void)
+{
+	return umount2(BASE_PLACE, MNT_DETACH);
+}
+
+int mount_seal(const struct box *box)
+{
+	struct mount_attr sealed = {.attr_set = MOUNT_ATTR_RDONLY};
+	return sys_mount_setattr(box->root, "", AT_EMPTY_PATH, &sealed);
+}
+
+int mount_root(struct box *box, const struct op *op)
+{
+	/* The host's later mounts must not appear inside. */
+	if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
+		return -1;
+	/* Over "/" there is always a place, and it hides nothing from us: our root stays below. */
+	box->base = open(BASE_PLACE, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (box->base < 0 || new_tree(box, op->a, "/"))
+		return -1;
+	/* Reopened, because the root cannot be sealed while a descriptor may still write to it. */
+	int made = openat(box->root, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+	if (made < 0)
+		return -1;
+	char path[32];
+	snprintf(path, sizeof path, "/proc/self/fd/%d", made);
+	box->canary = open(path, O_PATH | O_CLOEXEC);
+	close(made);
+	return box->canary < 0 ? -1 : 0;
+}
+
+static int on_private(const struct box *box, int directory)
+{
+	struct stat info;
+	if (fstat(directory, &info))
+		return -1;
+	if (info.st_dev != box->root_device) {
+		errno = EROFS;
+		return -1;
+	}
+	return 0;
+}
+
+/* The directory that holds the last part of the path, made where it is missing. */
+static int parent_of(const struct box *box, const char *path, char *last)
+{
+	int at = openat(box->root, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	const char *part = path + 1;
+	while (at >= 0) {
+		size_t length = strcspn(part, "/");
+		memcpy(last, part, length);
+		last[length] = '\0';
+		if (part[length] == '\0')
+			return at;
+		int next = openat(at, last, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+		if (next < 0 && errno == ENOENT && on_private(box, at) == 0 &&
+		    mkdirat(at, last, 0755) == 0)
+			next = openat(at, last, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+		int error = errno;
+		close(at);
+		errno = error;
+		at = next;
+		part += length + 1;
+	}
+	return -1;
+}
+
+/* A mount point of the right kind at the path, as a descriptor. */
+static int mount_point(const struct box *box, const char *path, int directory)
+{
+	char last[256];
+	int parent = parent_of(box, path, last);
+	if (parent < 0)
+		return -1;
+	int point = openat(parent, last, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	if (point < 0 && errno == ENOENT && on_private(box, parent) == 0) {
+		int made = directory ? mkdirat(parent, last, 0755)
+				     : mknodat(parent, last, S_IFREG | 0444, 0);
+		if (made == 0)
+			point = openat(parent, last, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	}
+	int error = errno;
+	close(parent);
+	errno = error;
+	return point;
+}
+
+/* Attaches a detached mount at the path and closes both descriptors. */
+static int attach(const struct box *box, int mount, const char *path, int directory)
+{
+	int result = -1, point = mount < 0 ? -1 : mount_point(box, path, directory);
+	if (point >= 0)
+		result = sys_move_mount(mount, "", point, "",
+					MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
+	int error = errno;
+	if (point >= 0)
+		close(point);
+	if (mount >= 0)
+		close(mount);
+	errno = error;
+	return result;
+}
+
+/* Opens a path of the host in this mount namespace. `same` is the descriptor through which the
+ * supervisor judged it, + 1: it belongs to another mount namespace and cannot be mounted itself,
+ * but while it is open its inode number cannot be reused, so equal numbers mean the same file. */
+static int open_source(const struct box *box, const char *path, uint64_t same)
+{
+	int source = sys_openat2(AT_FDCWD, path, O_PATH, RESOLVE_NO_SYMLINKS);
+	if (source < 0 || same == 0)
+		return source;
+	struct stat now, then;
+	if (fstat(source, &now) || fstat(box->descriptors[same - 1], &then) ||
+	    now.st_dev != then.st_dev || now.st_ino != then.st_ino) {
+		close(source);
+		errno = NOT_THE_SAME_FILE;
+		return -1;
+	}
+	return source;
+}
+
+static int bind(const struct box *box, const struct op *op)
+{
+	int source = open_source(box, op->s[1], op->b);
+	if (source < 0)
+		return -1;
+	struct stat info;
+	int tree = -1;
+	if (fstat(source, &info) == 0)
+		tree = sys_open_tree(source, "",
+				     OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE);
+	int error = errno;
+	close(source);
+	errno = error;
+	if (tree < 0)
+		return -1;
+	if (set_attributes(tree, op->a)) {
+		error = errno;
+		close(tree);
+		errno = error;
+		return -1;
+	}
+	return attach(box, tree, op->s[0], S_ISDIR(info.st_mode));
+}
+
+/* A writable directory on the private tmpfs: a mount of its own, which stays writable when the root
+ * is sealed. One file system for root, /tmp, /dev/shm and $HOME also means one size limit. The
+ * directory behind it lies below /proc, where nobody finds it once that is mounted. */
+static int scratch(struct box *box, const struct op *op)
+{
+	char behind[16];
+	snprintf(behind, sizeof behind, "proc/%u", box->scratches++);
+	if ((mkdirat(box->root, "proc", 0555) && errno != EEXIST) || mkdirat(box->root, behind, 0700))
+		return -1;
+	int tree = sys_open_tree(box->root, behind, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+	if (tree >= 0 && fchmodat(tree, ".", (mode_t)op->a, 0)) {
+		close(tree);
+		return -1;
+	}
+	return attach(box, tree, op->s[0], 1);
+}
+
+static int show(const struct box *box, const struct op *op)
+{
+	struct stat info;
+	int source = sys_openat2(box->base, op->s[0], O_PATH, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS);
+	if (source < 0 || fstat(source, &info))
+		return -1;
+	int tree = sys_open_tree(source, "",
+				 OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE);
+	close(source);
+	return attach(box, tree, op->s[0], S_ISDIR(info.st_mode));
+}
+
+static int overlay(const struct box *box, const struct op *op, const char **culprit)
+{
+	/* By descriptor: overlayfs would split a path at ':' and ','. */
+	char where[3][32];
+	int layer[3] = {-1, -1, -1}, mount = -1, error;
+	for (int i = 0; i < 3; i++) {
+		*culprit = op->s[i + 1];
+		layer[i] = open_source(box, op->s[i + 1], op->b + (unsigned)i);
+		if (layer[i] < 0)
+			goto out;
+		snprintf(where[i], sizeof where[i], "/proc/self/fd/%d", layer[i]);
+	}
+	*culprit = op->s[0];
+	const struct option options[] = {{"lowerdir", where[0]},
+					 {"upperdir", where[1]},
+					 {"workdir", where[2]},
+					 {"userxattr", NULL}};
+	mount = new_mount("overlay", options, 4, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+out:
+	error = errno;
+	for (int i = 0; i < 3; i++)
+		if (layer[i] >= 0)
+			close(layer[i]);
+	errno = error;
+	return attach(box, mount, op->s[0], 1);
+}
+
+/* Runs a small change in the directory that holds the path, on the private tmpfs only. */
+static int make(const struct box *box, const struct op *op)
+{
+	char last[256];
+	int parent = parent_of(box, op->s[0], last), result = -1;
+	if (parent < 0)
+		return -1;
+	if (on_private(box, parent) == 0) {
+		if (op->type == OP_DIR) {
+			result = mkdirat(parent, last, (mode_t)op->a);
+			if (result == 0 || errno == EEXIST)
+				result = fchmodat(parent, last, (mode_t)op->a, 0);
+		} else if (op->type == OP_LINK) {
+			result = symlinkat(op->s[1], parent, last);
+		} else {
+			int file = openat(parent, last, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+					  (mode_t)op->a);
+			if (file >= 0) {
+				ssize_t written = write(file, op->blob, op->b);
+				result = written >= 0 && (uint64_t)written == op->b ? 0 : -1;
+				close(file);
+			}
+		}
+	}
+	int error = errno;
+	close(parent);
+	errno = error;
+	return result;
+}
+
+int mount_op(struct box *box, const struct op *op, const char **culprit)
+{
+	static const struct option pts[] = {{"ptmxmode", "0666"}, {"mode", "0620"}};
+	switch (op->type) {
+	case OP_DIR:
+	case OP_FILE:
+	case OP_LINK:
+		return make(box, op);
+	case OP_BIND:
+		*culprit = op->s[1];
+		return bind(box, op);
+	case OP_SCRATCH:
+		return scratch(box, op);
+	case OP_PROC:
+		/* Read-only as a whole: to root without capabilities /proc/sys would be writable. */
+		return attach(box,
+			      new_mount("proc", NULL, 0,
+					MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV |
+						MOUNT_ATTR_NOEXEC),
+			      op->s[0], 1);
+	case OP_PTS:
+		return attach(box, new_mount("devpts", pts, 2, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC),
+			      op->s[0], 1);
+	case OP_OVERLAY:
+		return overlay(box, op, culprit);
+	case OP_SHOW:
+		return show(box, op);
+	}
+	errno = EINVAL;
+	return -1;
+}
+
+int mount_pivot(struct box *box)
+{
+	if (mount_seal(box))
+		return -1;
+	/* pivot_root(".", ".") puts the old root on top of the new one, from where it is detached:
+	 * no directory has to be made for it. */
+	if (fchdir(box->root) || syscall(SYS_pivot_root, ".", "."))
+		return -1;
+	return umount2(".", MNT_DETACH) || chdir("/") ? -1 : 0;
+}

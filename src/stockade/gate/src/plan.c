@@ -1,0 +1,189 @@
+/* Decoding and checking a plan. No side effects: this file is what the fuzzer drives. */
+#include "plan.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PATHS = 1, BLOB = 2, ONCE = 4, NEEDED = 8, BASE = 16 };
+
+/* `rank` fixes the order of the stages: a plan may never go back to an earlier one, so
+ * no mount is made after the walls are up and no wall is left for after the filter. */
+static const struct shape {
+	const char *name;
+	unsigned char strings, rank, flags;
+} shapes[OP_END] = {
+	[OP_NAMESPACES] = {"namespaces", 0, 0, ONCE | NEEDED},
+	[OP_HOSTNAME] = {"hostname", 1, 1, ONCE},
+	[OP_ROOT] = {"root", 0, 2, ONCE | NEEDED},
+	[OP_DIR] = {"dir", 1, 3, PATHS | BASE},
+	[OP_FILE] = {"file", 1, 3, PATHS | BLOB | BASE},
+	[OP_LINK] = {"link", 2, 3, PATHS | BASE},
+	[OP_BIND] = {"bind", 2, 3, PATHS | BASE},
+	[OP_SCRATCH] = {"scratch", 1, 3, PATHS},
+	[OP_PROC] = {"proc", 1, 3, PATHS},
+	[OP_PTS] = {"pts", 1, 3, PATHS},
+	[OP_OVERLAY] = {"overlay", 4, 3, PATHS},
+	[OP_SHOW] = {"show", 1, 3, PATHS},
+	[OP_PIVOT] = {"pivot", 0, 4, ONCE | NEEDED},
+	[OP_KEYRING] = {"keyring", 0, 5, ONCE},
+	[OP_RLIMIT] = {"rlimit", 0, 6, 0},
+	[OP_PRIVILEGES] = {"privileges", 0, 7, ONCE | NEEDED},
+	[OP_LANDLOCK] = {"landlock", 0, 8, ONCE | NEEDED},
+	[OP_GRANT] = {"grant", 1, 9, PATHS},
+	[OP_SECCOMP] = {"seccomp", 0, 10, ONCE | NEEDED | BLOB},
+};
+
+const char *op_name(uint32_t type)
+{
+	return type > 0 && type < OP_END ? shapes[type].name : "plan";
+}
+
+/* Absolute and already normal: what the plan names is what the kernel will walk. */
+static int is_plain_path(const char *path)
+{
+	if (path[0] != '/' || strlen(path) >= PATH_MAX)
+		return 0;
+	if (path[1] == '\0')
+		return 1;
+	for (const char *part = path; *part;) {
+		part++; /* the slash */
+		size_t length = strcspn(part, "/");
+		if (length == 0 || length > NAME_MAX || (length == 1 && part[0] == '.') ||
+		    (length == 2 && part[0] == '.' && part[1] == '.'))
+			return 0;
+		part += length;
+	}
+	return 1;
+}
+
+static const char *check(const struct op *op, unsigned descriptors)
+{
+	unsigned paths = op->type == OP_LINK ? 1 : shapes[op->type].strings;
+	if (shapes[op->type].flags & PATHS)
+		for (unsigned i = 0; i < paths; i++)
+			if (!is_plain_path(op->s[i]))
+				return "not an absolute, normal path";
+	switch (op->type) {
+	case OP_BIND:
+		if (op->b > descriptors)
+			return "names a descriptor that was not passed";
+		break;
+	case OP_OVERLAY:
+		if (op->b == 0 || op->b > descriptors || descriptors - op->b < 2)
+			return "names descriptors that were not passed";
+		break;
+	case OP_HOSTNAME:
+		if (strlen(op->s[0]) > 64)
+			return "too long";
+		break;
+	case OP_SECCOMP:
+		if (op->b == 0 || op->b % 8 || op->b / 8 > 4096)
+			return "not a filter program";
+		break;
+	}
+	return NULL;
+}
+
+static const char *decode_record(const unsigned char *at, size_t left, struct op *op, size_t *used)
+{
+	struct plan_record record;
+	if (left < sizeof record)
+		return "cut short";
+	memcpy(&record, at, sizeof record);
+	if (record.type == 0 || record.type >= OP_END)
+		return "unknown operation";
+	if (record.size < sizeof record || record.size % 8 || record.size > left)
+		return "wrong size";
+	const struct shape *shape = &shapes[record.type];
+	*op = (struct op){.type = record.type, .a = record.a, .b = record.b};
+	const unsigned char *data = at + sizeof record, *end = at + record.size;
+	for (unsigned i = 0; i < shape->strings; i++) {
+		const unsigned char *nul = memchr(data, 0, (size_t)(end - data));
+		if (nul == NULL)
+			return "unterminated string";
+		op->s[i] = (const char *)data;
+		data = nul + 1;
+	}
+	if (shape->flags & BLOB) {
+		if (op->b > (uint64_t)(end - data))
+			return "blob longer than its record";
+		op->blob = data;
+		data += op->b;
+	}
+	if (end - data >= 8)
+		return "trailing bytes";
+	*used = record.size;
+	return NULL;
+}
+
+int plan_decode(const void *bytes, size_t size, unsigned descriptors, struct plan *plan,
+		struct plan_error *error)
+{
+	struct plan_header header;
+	*error = (struct plan_error){0, "not a plan"};
+	*plan = (struct plan){0};
+	if (size < sizeof header || size > PLAN_MAX_SIZE)
+		return -1;
+	memcpy(&header, bytes, sizeof header);
+	if (memcmp(header.magic, PLAN_MAGIC, sizeof header.magic) || header.size != size ||
+	    header.count == 0 || header.count > PLAN_MAX_OPS || header.base >= header.count)
+		return -1;
+	struct op *ops = calloc(header.count, sizeof *ops);
+	if (ops == NULL) {
+		error->reason = "out of memory";
+		return -1;
+	}
+	const unsigned char *at = (const unsigned char *)bytes + sizeof header;
+	size_t left = size - sizeof header;
+	unsigned rank = 0, seen[OP_END] = {0};
+	for (unsigned i = 0; i < header.count; i++) {
+		size_t used = 0;
+		error->index = i;
+		error->reason = decode_record(at, left, &ops[i], &used);
+		if (error->reason == NULL) {
+			const struct shape *shape = &shapes[ops[i].type];
+			int base = i > 0 && i <= header.base;
+			if (base && (!(shape->flags & BASE) || (ops[i].type == OP_BIND && ops[i].b)))
+				error->reason = "does not belong in the base";
+			else if (!base && shape->rank < rank)
+				error->reason = "out of order";
+			else if ((shape->flags & ONCE) && seen[ops[i].type])
+				error->reason = "given twice";
+			else
+				error->reason = check(&ops[i], descriptors);
+			rank = base ? 0 : shape->rank;
+			seen[ops[i].type] = 1;
+		}
+		if (error->reason) {
+			free(ops);
+			return -1;
+		}
+		at += used;
+		left -= used;
+		if (i == 0)
+			plan->base_bytes = at;
+		if (i == header.base)
+			plan->base_size = (size_t)(at - plan->base_bytes);
+	}
+	error->index = header.count;
+	if (left)
+		error->reason = "bytes after the last record";
+	for (unsigned type = 1; type < OP_END; type++)
+		if ((shapes[type].flags & NEEDED) && !seen[type])
+			error->reason = "an operation that every plan needs is missing";
+	if (error->reason) {
+		free(ops);
+		return -1;
+	}
+	plan->count = header.count;
+	plan->base = header.base;
+	plan->ops = ops;
+	return 0;
+}
+
+void plan_free(struct plan *plan)
+{
+	free(plan->ops);
+	plan->ops = NULL;
+}

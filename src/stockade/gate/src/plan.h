@@ -1,0 +1,84 @@
+/* The plan: a flat, length-checked list of records, and nothing else.
+ *
+ * A header, then records of the same shape: type, size, two numbers, then the
+ * strings and the blob that the type calls for. The first record says which
+ * namespaces; the `base` records after it make the part of the root that many
+ * sandboxes share read-only. The whole plan is decoded and checked before its
+ * first operation is executed.
+ */
+#ifndef STOCKADE_PLAN_H
+#define STOCKADE_PLAN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define PLAN_MAGIC "STKPLAN2"
+#define PLAN_MAX_SIZE (4u << 20)
+#define PLAN_MAX_OPS 4096
+#define PLAN_MAX_STRINGS 4
+
+/* The numbers are shared with records.py. */
+enum op_type {
+	OP_NAMESPACES = 1, /* a: clone flags, b: 1 maps every id, 0 the caller's own */
+	OP_HOSTNAME,       /* name */
+	OP_ROOT,           /* a: size in bytes of the private file system, 0 for the kernel's default */
+	OP_DIR,            /* path; a: mode */
+	OP_FILE,           /* path, blob; a: mode, b: length */
+	OP_LINK,           /* path, target */
+	OP_BIND,           /* path, source; a: mount attributes, b: descriptor + 1 that must be the same file */
+	OP_SCRATCH,        /* path; a: mode */
+	OP_PROC,           /* path */
+	OP_PTS,            /* path */
+	OP_OVERLAY,        /* path, lower, upper, work; b: first of three descriptors + 1 */
+	OP_SHOW,           /* path: the same path of the base */
+	OP_PIVOT,
+	OP_KEYRING,
+	OP_RLIMIT,     /* a: resource, b: value */
+	OP_PRIVILEGES,
+	OP_LANDLOCK,   /* a: handled file rights, b: handled network rights | scopes << 32 */
+	OP_GRANT,      /* path; a: file rights */
+	OP_SECCOMP,    /* blob; b: length */
+	OP_END
+};
+
+struct op {
+	uint32_t type;
+	uint64_t a, b;
+	const char *s[PLAN_MAX_STRINGS];
+	const unsigned char *blob;
+};
+
+struct plan {
+	unsigned count, base;
+	struct op *ops;
+	const unsigned char *base_bytes;
+	size_t base_size;
+};
+
+/* Where and why a plan was refused. */
+struct plan_error {
+	unsigned index;
+	const char *reason;
+};
+
+struct plan_header {
+	char magic[8];
+	uint32_t size;
+	uint32_t count;
+	uint32_t base;
+	uint32_t unused;
+};
+
+struct plan_record {
+	uint32_t type;
+	uint32_t size;
+	uint64_t a, b;
+};
+
+/* Decodes and checks `bytes`; the plan points into them. 0, or -1 with *error set. */
+int plan_decode(const void *bytes, size_t size, unsigned descriptors, struct plan *plan,
+		struct plan_error *error);
+void plan_free(struct plan *plan);
+const char *op_name(uint32_t type);
+
+#endif

@@ -1,0 +1,89 @@
+/* The walls that PID 1 raises on itself; whatever it starts inherits them. */
+#define _GNU_SOURCE
+#include "gate.h"
+#include "kernel.h"
+
+#include <errno.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/keyctl.h>
+#include <linux/seccomp.h>
+#include <linux/securebits.h>
+#include <sys/prctl.h>
+
+int wall_privileges(void)
+{
+	/* Without these, execve as uid 0 would fill the permitted set again. */
+	if (prctl(PR_SET_SECUREBITS, SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP |
+					     SECBIT_NO_SETUID_FIXUP_LOCKED | SECBIT_KEEP_CAPS_LOCKED |
+					     SECBIT_NO_CAP_AMBIENT_RAISE |
+					     SECBIT_NO_CAP_AMBIENT_RAISE_LOCKED))
+		return -1;
+	/* EINVAL: past the last capability that this kernel has. */
+	for (unsigned long cap = 0; prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) == 0; cap++)
+		;
+	if (errno != EINVAL)
+		return -1;
+	if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))
+		return -1;
+	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct none[2] = {{0}};
+	if (syscall(SYS_capset, &header, none))
+		return -1;
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+		return -1;
+	/* Last, because the id maps are written through /proc/PID, which this takes away. */
+	return prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+}
+
+long session_keyring(void)
+{
+	return syscall(SYS_keyctl, KEYCTL_GET_KEYRING_ID, KEY_SPEC_SESSION_KEYRING, 0);
+}
+
+int wall_keyring(void)
+{
+	return syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, NULL) < 0 ? -1 : 0;
+}
+
+int wall_landlock_begin(struct box *box, const struct op *op)
+{
+	struct landlock_attr attr = {
+		.handled_access_fs = op->a,
+		.handled_access_net = op->b & 0xffffffff,
+		.scoped = op->b >> 32,
+	};
+	/* An older kernel refuses a larger structure even where the new fields are zero. */
+	size_t size = attr.scoped ? sizeof attr : attr.handled_access_net ? 16 : 8;
+	box->ruleset = (int)syscall(SYS_landlock_create_ruleset, &attr, size, 0);
+	return box->ruleset < 0 ? -1 : 0;
+}
+
+int wall_landlock_grant(struct box *box, const struct op *op)
+{
+	int path = open(op->s[0], O_PATH | O_CLOEXEC);
+	if (path < 0)
+		return -1;
+	struct landlock_path rule = {.allowed_access = op->a, .parent_fd = path};
+	int result = (int)syscall(SYS_landlock_add_rule, box->ruleset, LANDLOCK_PATH_RULE, &rule, 0);
+	int error = errno;
+	close(path);
+	errno = error;
+	if (result == 0)
+		box->rules++;
+	return result;
+}
+
+int wall_landlock_enforce(struct box *box)
+{
+	return (int)syscall(SYS_landlock_restrict_self, box->ruleset, 0);
+}
+
+int wall_seccomp(const struct op *op)
+{
+	struct sock_fprog program = {
+		.len = (unsigned short)(op->b / sizeof(struct sock_filter)),
+		.filter = (struct sock_filter *)(uintptr_t)op->blob,
+	};
+	return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program);
+}

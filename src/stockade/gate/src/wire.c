@@ -1,0 +1,88 @@
+/* Messages with descriptors, and whole files. */
+#define _GNU_SOURCE
+#include "gate.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int send_reply(int socket, const struct reply *reply, const int *descriptors, unsigned count)
+{
+	union {
+		struct cmsghdr header;
+		char bytes[CMSG_SPACE(sizeof(int) * 16)];
+	} control;
+	struct iovec data = {(void *)(uintptr_t)reply, sizeof *reply};
+	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
+	if (count) {
+		memset(&control, 0, sizeof control);
+		message.msg_control = control.bytes;
+		message.msg_controllen = CMSG_SPACE(sizeof(int) * count);
+		struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+		header->cmsg_level = SOL_SOCKET;
+		header->cmsg_type = SCM_RIGHTS;
+		header->cmsg_len = CMSG_LEN(sizeof(int) * count);
+		memcpy(CMSG_DATA(header), descriptors, sizeof(int) * count);
+	}
+	return sendmsg(socket, &message, MSG_NOSIGNAL) < 0 ? -1 : 0;
+}
+
+/* One message of exactly `size` bytes; *count is the room for descriptors and then their number.
+ * 1 for a message, 0 at the end of the connection, -1 for anything else (nothing is kept then). */
+int receive(int socket, void *data, size_t size, int *descriptors, unsigned *count)
+{
+	static union {
+		struct cmsghdr header;
+		char bytes[CMSG_SPACE(sizeof(int) * (MAX_DESCRIPTORS + LAUNCH_FIRST))];
+	} control;
+	struct iovec part = {data, size};
+	struct msghdr message = {.msg_iov = &part,
+				 .msg_iovlen = 1,
+				 .msg_control = control.bytes,
+				 .msg_controllen = CMSG_SPACE(sizeof(int) * *count)};
+	*count = 0;
+	ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+	if (got <= 0)
+		return got == 0 ? 0 : -1;
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+		*count = (unsigned)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+		memcpy(descriptors, CMSG_DATA(header), *count * sizeof(int));
+	}
+	if ((size_t)got == size && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
+		return 1;
+	for (unsigned i = 0; i < *count; i++)
+		close(descriptors[i]);
+	*count = 0;
+	errno = EBADMSG;
+	return -1;
+}
+
+int read_whole(int fd, size_t limit, unsigned char **bytes, size_t *size)
+{
+	struct stat info;
+	if (fstat(fd, &info))
+		return -1;
+	if (info.st_size <= 0 || (uint64_t)info.st_size > limit) {
+		errno = EMSGSIZE;
+		return -1;
+	}
+	*size = (size_t)info.st_size;
+	*bytes = malloc(*size);
+	if (*bytes == NULL)
+		return -1;
+	for (size_t done = 0; done < *size;) {
+		ssize_t got = pread(fd, *bytes + done, *size - done, (off_t)done);
+		if (got <= 0) {
+			free(*bytes);
+			*bytes = NULL;
+			errno = got == 0 ? EIO : errno;
+			return -1;
+		}
+		done += (size_t)got;
+	}
+	return 0;
+}
