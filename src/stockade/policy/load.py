@@ -89,7 +89,7 @@ def merge(policy: Policy, flags: Mapping[str, Any]) -> Policy:
     >>> merge(Policy(read=["/a"]), {"read": ["/b"], "limits": {"wall": "5s"}}).read
     ('/a', '/b')
     """
-    return Policy(**_laid(policy.table(), flags, grow=True)) if flags else policy
+    return Policy(**_laid(policy.table(full=True), flags, grow=True)) if flags else policy
 
 
 def discover(

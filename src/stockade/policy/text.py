@@ -104,7 +104,7 @@ def line_of(text: str, key: tuple[str, ...], value: object) -> int:
             names = table + _names(bare.partition("=")[0])
         else:
             continue
-        if names == key:
+        if names[: len(key)] == key:
             found = number
             break
         # An inline table holds the key on the line of its parent.
