@@ -1,0 +1,79 @@
+"""Stockade runs code you do not trust behind walls the kernel keeps.
+
+>>> import stockade
+>>> result = stockade.run(["python3", "-c", "print(6 * 7)"])
+>>> result.outcome, result.text
+(<Outcome.EXITED: 'exited'>, '42\\n')
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stockade._version import __version__
+from stockade.errors import (
+    CommandError,
+    DeniedError,
+    PolicyError,
+    SetupError,
+    StockadeError,
+    TimeoutError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from stockade.controls import Control
+    from stockade.host import host
+    from stockade.policy import Limits, Policy, Syscalls, WorkspaceRule
+    from stockade.sandbox.result import Outcome, Result
+    from stockade.sandbox.sandbox import Sandbox, run
+
+__all__ = [
+    "CommandError",
+    "Control",
+    "DeniedError",
+    "Limits",
+    "Outcome",
+    "Policy",
+    "PolicyError",
+    "Result",
+    "Sandbox",
+    "SetupError",
+    "StockadeError",
+    "Syscalls",
+    "TimeoutError",
+    "UnsupportedError",
+    "WorkspaceRule",
+    "__version__",
+    "host",
+    "run",
+]
+
+#: Public names whose modules are loaded when they are first used: `import stockade` stays cheap.
+_LAZY = {
+    "Control": "stockade.controls",
+    "Limits": "stockade.policy",
+    "Policy": "stockade.policy",
+    "Syscalls": "stockade.policy",
+    "WorkspaceRule": "stockade.policy",
+    "Outcome": "stockade.sandbox.result",
+    "Result": "stockade.sandbox.result",
+    "Sandbox": "stockade.sandbox.sandbox",
+    "run": "stockade.sandbox.sandbox",
+}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "host":
+        return importlib.import_module("stockade.host")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'stockade' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

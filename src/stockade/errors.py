@@ -55,21 +55,9 @@ class DeniedError(StockadeError):
     """A wall ended the run."""
 
 
-class LimitError(StockadeError):
-    """A limit of the policy ended the run."""
-
-
 class TimeoutError(StockadeError, builtins.TimeoutError):
     """The run was ended because its time was over."""
 
 
 class CommandError(StockadeError):
     """The command failed by itself: a non-zero exit, or a signal."""
-
-
-class ConflictError(StockadeError):
-    """The host's files changed under a workspace."""
-
-
-class NotFoundError(StockadeError):
-    """No such workspace, sandbox or file."""

@@ -123,7 +123,7 @@ def inputs(resolved: Resolved, landlock: int, program: bytes, layer: str, uses_t
         gid=caller.gid,
         user=caller.user,
         group=caller.group,
-        home=caller.home,
+        home=home_inside(caller.home, resolved.profile.system),
         own_network=resolved.policy.net != "open",
         tasks=(limits.tasks or 0) if uses_tasks else 0,
         files=limits.files or 0,
@@ -169,12 +169,11 @@ def _tasks(given: Inputs) -> list[ops.AnyOp]:
     return [ops.Limit(resource="tasks", value=given.tasks + 1, clause=f"limits.tasks = {given.tasks}")]
 
 
-def home_inside(given: Inputs) -> str:
+def home_inside(home: str, system: tuple[str, ...]) -> str:
     """The private home: the caller's own path, unless that is no place for one."""
-    taken = ("/", "/dev", "/etc", "/proc", "/sys", *(shown.path for shown in given.system))
-    if not given.home or any(given.home == path or given.home.startswith(path + "/") for path in taken if path):
-        return "/tmp"
-    return given.home
+    home = os.path.normpath(home) if home else "/"
+    taken = ["/dev", "/etc", "/proc", "/sys", *(entry.removesuffix("?") for entry in system)]
+    return "/tmp" if home == "/" or any(_within(home, path) for path in taken) else home
 
 
 def _base(given: Inputs) -> list[ops.AnyOp]:
@@ -203,11 +202,8 @@ def _root(given: Inputs) -> list[ops.AnyOp]:
                 else ops.Show(path=shown.path, clause="profile")
             )
     found += [ops.Pts(), ops.Link(path="/var/tmp", target="/tmp")]
-    found += [ops.Scratch(path="/dev/shm", mode=0o1777), ops.Scratch(path="/tmp", mode=0o1777)]
+    found += [ops.Scratch(path=path, mode=mode) for path, mode in _scratch(given).items()]
     granted = sorted(enumerate(given.grants, 1), key=lambda item: item[1][0])
-    home = home_inside(given)
-    if home != "/tmp" and not any(_within(home, path) for path, *_ in given.grants):
-        found.append(ops.Scratch(path=home, mode=0o700))
     visible = [shown.path for shown in given.system if shown.source == shown.path]
     for number, (path, access, _, clause) in granted:
         if access == "overlay":
@@ -221,13 +217,21 @@ def _root(given: Inputs) -> list[ops.AnyOp]:
     return [*found, ops.Proc()]
 
 
+def _scratch(given: Inputs) -> dict[str, int]:
+    """The private writable directories and their modes; what is granted for real is not made private."""
+    wanted = {"/dev/shm": 0o1777, "/tmp": 0o1777}
+    wanted.setdefault(given.home, 0o700)
+    granted = [path for path, *_ in given.grants]
+    return {path: mode for path, mode in wanted.items() if not any(_within(path, tree) for tree in granted)}
+
+
 def _within(path: str, tree: str) -> bool:
     return path == tree or path.startswith(tree + "/")
 
 
 def _etc(given: Inputs) -> dict[str, bytes]:
     """The files of /etc that are written anew: who is here, and how names are found."""
-    home = home_inside(given)
+    home = given.home
     users = f"{given.user}:x:{given.uid}:{given.gid}::{home}:/bin/sh\n"
     groups = f"{given.group}:x:{given.gid}:\n"
     if given.uid != 65534:
@@ -263,11 +267,7 @@ def _landlock(given: Inputs) -> list[ops.AnyOp]:
         if shown.source and not shown.path.startswith("/etc/"):
             rights = READING if shown.is_dir else READING & OF_FILES
             found.append(ops.Grant(path=shown.path, rights=rights, words="read and execute", clause="profile"))
-    scratch = ["/dev/shm", "/tmp"]
-    home = home_inside(given)
-    if home != "/tmp" and not any(_within(home, path) for path, *_ in given.grants):
-        scratch.append(home)
-    found += [ops.Grant(path=path, rights=writing, words="read, execute and write") for path in scratch]
+    found += [ops.Grant(path=path, rights=writing, words="read, execute and write") for path in _scratch(given)]
     for path, access, is_dir, clause in given.grants:
         rights = READING if access == "read" else writing
         words = "read and execute" if access == "read" else "read, execute and write"

@@ -57,8 +57,10 @@ class Reply(msgspec.Struct, frozen=True):
 class Connection:
     """The socket to one sandbox's gate. Only the supervisor and the gate hold an end."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, filters_before: int) -> None:
         self._socket = end
+        #: System call filters that the supervisor has itself: every sandbox has one more.
+        self.filters_before = filters_before
         end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
     def fileno(self) -> int:
@@ -118,6 +120,7 @@ class Resident:
 
     def __init__(self, *, host_network: bool) -> None:
         self.owner = os.getpid()
+        self._filters = _own_filters()
         self._supervisor = os.pidfd_open(self.owner)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         network = "host-network" if host_network else "own-network"
@@ -148,7 +151,7 @@ class Resident:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         memory = _memory("plan", plan)
         try:
-            connection = Connection(ours)
+            connection = Connection(ours, self._filters)
             passed = [theirs.fileno(), memory, self._supervisor, *descriptors]
             socket.send_fds(self._socket, [b"\0\0\0\0"], passed)
             return connection
@@ -204,6 +207,13 @@ def shutdown() -> None:
     with _lock:
         while _residents:
             _residents.popitem()[1].close()
+
+
+def _own_filters() -> int:
+    """How many system call filters this process is under already."""
+    with open("/proc/self/status", "rb", buffering=0) as file:
+        lines = file.read().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith(b"Seccomp_filters:")), 0)
 
 
 def _memory(name: str, content: bytes) -> int:

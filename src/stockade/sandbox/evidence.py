@@ -1,0 +1,139 @@
+"""Evidence: what the kernel says about a sandbox, read before its first program.
+
+The gate has said "ready" and waits. Now its process is looked at from
+outside: namespaces by the descriptors it passed, the rest in /proc. What only
+a process inside can try (Landlock's canary, the filter's answer, files of the
+root, rlimits) the gate has tried before it said "ready", or it would not
+have said it. If anything that was asked for is not there, nothing starts.
+"""
+
+from __future__ import annotations
+
+import os
+
+from stockade.controls import Control
+from stockade.errors import SetupError
+from stockade.gate import plan as ops
+from stockade.gate.client import Reply
+
+#: The order in which the gate passes its namespaces, after the root.
+NAMESPACES = ("user", "mnt", "pid", "ipc", "uts", "net", "cgroup")
+CAPABILITIES = (b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb")
+NOTHING = b"0000000000000000"
+
+
+def observe(ready: Reply, plan: ops.Plan, filters_before: int) -> dict[Control, str]:
+    """Each control with how it was seen. Raises SetupError if one was not."""
+    process = f"/proc/{ready.pid}"
+    _namespaces(ready.descriptors, plan)
+    status = dict(line.split(b":\t", 1) for line in _read(f"{process}/status").splitlines())
+    _privileges(status, filters_before)
+    _id_maps(process, plan)
+    mounts = _mounts(_read(f"{process}/mountinfo"), plan)
+    return {
+        Control.FILES: f"{mounts} mounts read from the kernel, Landlock tried by the gate",
+        Control.PROTECT: "mounts read from the kernel",
+        Control.WORKSPACE_OVERLAY: "overlay mount read from the kernel",
+        Control.NETWORK_NONE: "namespace descriptor compared",
+        Control.PROCESSES: "namespace descriptor compared",
+        Control.IPC: "namespace descriptor compared",
+        Control.SYSCALLS: "filter count read from the kernel, a refused call tried by the gate",
+        Control.PRIVILEGES: "capability sets, no_new_privs and id maps read from the kernel",
+        Control.ENVIRONMENT: "handed over by the supervisor",
+        Control.DEVICES: "mounts read from the kernel",
+        Control.TERMINAL: "none is handed in; filter as for syscalls",
+        Control.LIMITS_TASKS: "confirmed by the gate",
+        Control.LIMITS_FILES: "confirmed by the gate",
+        Control.LIMITS_WALL: "kept by the supervisor",
+        Control.LIMITS_OUTPUT: "kept by the supervisor",
+        Control.CLEANUP: "namespace descriptor compared, process held by pidfd",
+    }
+
+
+def _missing(what: str) -> SetupError:
+    return SetupError(
+        f"nothing was run: {what}",
+        stage="evidence",
+        hint="this is a defect of Stockade or of this kernel; please report it with `stockade doctor --json`",
+    )
+
+
+def _read(path: str) -> bytes:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _missing(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        content = b""
+        while part := os.read(file, 65536):
+            content += part
+        return content
+    except OSError as error:
+        raise _missing(f"{path} cannot be read: {error.strerror}") from None
+    finally:
+        os.close(file)
+
+
+def _namespaces(descriptors: tuple[int, ...], plan: ops.Plan) -> None:
+    if len(descriptors) != len(NAMESPACES) + 1:
+        raise _missing("the gate did not pass its namespaces")
+    for name, descriptor in zip(NAMESPACES, descriptors[1:], strict=True):
+        own = os.stat(f"/proc/self/ns/{name}")
+        theirs = os.fstat(descriptor)
+        is_new = (own.st_dev, own.st_ino) != (theirs.st_dev, theirs.st_ino)
+        if is_new != (name in plan.namespaces.names):
+            raise _missing(f"the {name} namespace is {'not ' if is_new else ''}the host's")
+
+
+def _privileges(status: dict[bytes, bytes], filters_before: int) -> None:
+    for name in CAPABILITIES:
+        if status[name] != NOTHING:
+            raise _missing(f"{name.decode()} is {status[name].decode()} instead of empty")
+    if status[b"NoNewPrivs"] != b"1":
+        raise _missing("no_new_privs is not set")
+    if status[b"Seccomp"] != b"2" or int(status[b"Seccomp_filters"]) != filters_before + 1:
+        raise _missing("the system call filter is not in force")
+    if not status[b"NSpid"].endswith(b"\t1"):
+        raise _missing("the gate is not the first process of its namespace")
+
+
+def _id_maps(process: str, plan: ops.Plan) -> None:
+    for kind, own in (("uid_map", os.geteuid()), ("gid_map", os.getegid())):
+        wanted = ["0", "0", "4294967295"] if plan.namespaces.every_id else [str(own), str(own), "1"]
+        if _read(f"{process}/{kind}").decode().split() != wanted:
+            raise _missing(f"{kind} is not what was asked for")
+
+
+def _mounts(table: bytes, plan: ops.Plan) -> int:
+    """Compare the mount table with the plan: all of it, and nothing besides."""
+    wanted = dict(plan.mounts)
+    trees = [path for path, (_, kind) in wanted.items() if not kind]
+    count = 0
+    for line in table.splitlines():
+        fields = line.split(b" ")
+        path = _unescape(fields[4])
+        options = fields[5].split(b",")
+        known = wanted.pop(path, None)
+        if known is None:
+            # A tree is shown with what is mounted in it, under the same rules.
+            above = [tree for tree in trees if path.startswith(tree + "/")]
+            if not above:
+                raise _missing(f"something unexpected is mounted on {path}")
+            known = (plan.mounts[max(above, key=len)][0], "")
+        attributes, kind = known
+        for attribute, word in ops.ATTRIBUTES.items():
+            if attributes & attribute and word not in options:
+                raise _missing(f"{path} is not mounted {word.decode()}")
+        if kind and fields[fields.index(b"-") + 1] != kind.encode():
+            raise _missing(f"{path} is not a {kind}")
+        count += 1
+    if wanted:
+        raise _missing(f"{', '.join(sorted(wanted))}: not mounted")
+    return count
+
+
+def _unescape(path: bytes) -> str:
+    if b"\\" in path:
+        for code in (b"040", b"011", b"012", b"134"):
+            path = path.replace(b"\\" + code, bytes([int(code, 8)]))
+    return path.decode("utf-8", "surrogateescape")

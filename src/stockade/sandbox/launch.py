@@ -1,0 +1,183 @@
+"""From a policy to a sandbox that waits behind its walls for the first program."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+from functools import lru_cache
+
+import msgspec
+
+from stockade import state
+from stockade.backends import native, syscalls
+from stockade.backends.select import Selection
+from stockade.backends.select import select as select_backend
+from stockade.controls import Control
+from stockade.errors import SetupError
+from stockade.gate import client
+from stockade.gate.plan import Plan
+from stockade.host import host
+from stockade.host.model import Host
+from stockade.policy import Caller, Policy, Resolved, resolve
+from stockade.sandbox.evidence import observe
+from stockade.sandbox.result import Enforced
+from stockade.workspace.layers import Layer
+
+#: A set-up takes milliseconds; one that takes this long hangs, as on a dead network file system.
+SETUP_SECONDS = 30
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """Everything that is decided before the gate is asked."""
+
+    selection: Selection
+    resolved: Resolved
+    plan: Plan
+    layer: Layer | None
+    home: str
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """In the order in which the plan counts them."""
+        found = [grant.fd for grant in self.resolved.grants]
+        if self.resolved.workspace is not None:
+            found.append(self.resolved.workspace.fd)
+        if self.layer is not None:
+            found += self.layer.descriptors
+        return tuple(found)
+
+    def close(self, *, discard: bool) -> None:
+        if self.layer is not None:
+            self.layer.discard() if discard else self.layer.close()
+        self.resolved.close()
+
+
+class Box(msgspec.Struct, frozen=True):
+    """A sandbox whose gate waits for requests."""
+
+    connection: client.Connection
+    pidfd: int
+    controls: dict[str, Enforced]
+
+    def close(self) -> None:
+        """End everything inside and wait until it is gone."""
+        self.connection.close()
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        if not poll.poll(2000):
+            import signal
+
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            poll.poll()
+        os.close(self.pidfd)
+
+
+@lru_cache(maxsize=64)
+def _selected(policy: Policy, uid: int, probed: int) -> Selection:
+    return select_backend(policy, host())
+
+
+def prepare(policy: Policy, *, pinned: bool = False, dry: bool = False) -> Prepared:
+    """Select, resolve and compile. With `dry` nothing is made: the plan is for reading."""
+    caller = Caller.current()
+    home = state.state_dir(caller.environ, caller.home)
+    known: Host = host()
+    selection = _selected(policy, caller.uid, id(known))
+    resolved = resolve(policy, caller, home, pinned=pinned)
+    layer = None
+    try:
+        workspace = resolved.workspace
+        place = "/overlay"
+        if workspace is not None and workspace.access == "overlay" and not dry:
+            layer = Layer(home, workspace.fd, workspace.path)
+            place = layer.path
+        program = syscalls.program(policy.syscalls.allow, policy.syscalls.deny, _cache(home, dry))
+        tasks = not selection.controls[Control.LIMITS_TASKS].weaker
+        plan = native.compile_plan(native.inputs(resolved, known.landlock, program, place, tasks))
+        return Prepared(selection, resolved, plan, layer, native.home_inside(caller.home, resolved.profile.system))
+    except BaseException:
+        if layer is not None:
+            layer.discard()
+        resolved.close()
+        raise
+
+
+def _cache(home: str, dry: bool) -> str:
+    return "" if dry else f"{home}/cache"
+
+
+def launch(prepared: Prepared) -> Box:
+    """Raise the walls and look at them; on any failure nothing is left."""
+    host_network = "net" not in prepared.plan.namespaces.names
+    for attempt in range(2):
+        connection = client.launch(prepared.plan.encoded, prepared.descriptors, host_network=host_network)
+        try:
+            ready = _ready(connection)
+            if ready.kind == client.READY:
+                return _observed(connection, ready, prepared)
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()
+        # The resident gate may have looked at the host's mounts before this one was made.
+        if attempt or ready.error != errno.ESTALE:
+            break
+        client.shutdown()
+    raise _failure(ready)
+
+
+def _ready(connection: client.Connection) -> client.Reply:
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    if not poll.poll(SETUP_SECONDS * 1000):
+        raise SetupError(f"the walls were not up after {SETUP_SECONDS} s", stage="gate")
+    ready = connection.receive()
+    if ready is None:
+        raise SetupError("the gate died while it raised the walls", stage="gate")
+    return ready
+
+
+def _observed(connection: client.Connection, ready: client.Reply, prepared: Prepared) -> Box:
+    pidfd = os.pidfd_open(ready.pid)
+    try:
+        seen = observe(ready, prepared.plan, connection.filters_before)
+    except BaseException:
+        os.close(pidfd)
+        raise
+    finally:
+        for descriptor in ready.descriptors:
+            os.close(descriptor)
+    controls = {
+        control.value: Enforced(
+            requested=chosen.requested,
+            mechanism=chosen.mechanism if not chosen.weaker else f"none: {chosen.reason}",
+            observed=seen[control] if not chosen.weaker else "accepted weaker",
+        )
+        for control, chosen in prepared.selection.controls.items()
+    }
+    return Box(connection, pidfd, controls)
+
+
+#: What to tell a user about a failure that is likelier theirs than ours.
+HINTS = {
+    ("bind", errno.ENOENT): "it was removed after it was looked up: try again",
+    ("bind", errno.ELOOP): "a directory on the way was replaced by a link after it was looked up",
+    ("bind", errno.ESTALE): "another file has taken its place since it was looked up: try again",
+    ("overlay", errno.EINVAL): 'the file system cannot be the lower layer of an overlay: use mode "ro" or "rw"',
+    ("namespaces", errno.EPERM): "`stockade doctor` says what keeps user namespaces from being made",
+    ("namespaces", errno.ENOSPC): "the limit of namespaces is reached: see sysctl user.max_user_namespaces",
+}
+
+
+def _failure(reply: client.Reply) -> SetupError:
+    what = f" {reply.text}" if reply.text else ""
+    why = os.strerror(reply.error)
+    if reply.error == errno.ESTALE:
+        why = "it is not the same file any more"
+    return SetupError(
+        f"nothing was run: {reply.operation}{what}: {why}",
+        stage=reply.operation,
+        errno=reply.error,
+        hint=HINTS.get((reply.operation, reply.error), "`stockade doctor` shows what this machine can do"),
+    )

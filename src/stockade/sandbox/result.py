@@ -1,0 +1,111 @@
+"""How a run ended, as a value."""
+
+from __future__ import annotations
+
+import enum
+import signal as signals
+
+import msgspec
+
+from stockade.errors import CommandError, DeniedError, SetupError, TimeoutError
+from stockade.workspace.layers import Change
+
+
+class Outcome(str, enum.Enum):
+    """Why a run ended. Compares equal to its name."""
+
+    EXITED = "exited"
+    SIGNALLED = "signalled"
+    TIMED_OUT = "timed-out"
+    DENIED = "denied"
+    SETUP_FAILED = "setup-failed"
+    CANCELLED = "cancelled"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What a run used. cpu, memory and switches are the kernel's count over every process of the
+    sandbox that has ended; `peak_memory` is that of the largest one."""
+
+    wall: float = 0.0
+    cpu_user: float = 0.0
+    cpu_system: float = 0.0
+    peak_memory: int = 0
+    context_switches: int = 0
+    source: str = "rusage"
+
+
+class Enforced(msgspec.Struct, frozen=True):
+    """One control: the clause that asked for it, how it is enforced, and how that was seen."""
+
+    requested: str
+    mechanism: str
+    observed: str
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended, what it printed, used and changed, and what was enforced.
+
+    >>> import stockade
+    >>> stockade.run(["echo", "hello"]).text
+    'hello\\n'
+    """
+
+    outcome: Outcome
+    exit_code: int
+    signal: int | None = None
+    reason: str = ""
+    hint: str = ""
+    stdout: bytes = b""
+    stderr: bytes = b""
+    truncated: bool = False
+    usage: Usage = Usage()
+    controls: dict[str, Enforced] = {}
+    changes: tuple[Change, ...] = ()
+    workspace: str = ""
+    plan: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command ran to its end and said that all was well."""
+        return self.outcome is Outcome.EXITED and self.exit_code == 0
+
+    @property
+    def text(self) -> str:
+        """Standard output as text; bytes that are not UTF-8 are replaced."""
+        return self.stdout.decode("utf-8", "replace")
+
+    def check(self) -> Result:
+        """Raise the error that matches the outcome, unless all is well."""
+        if self.ok:
+            return self
+        kinds = {
+            Outcome.TIMED_OUT: TimeoutError,
+            Outcome.DENIED: DeniedError,
+            Outcome.SETUP_FAILED: SetupError,
+        }
+        raise kinds.get(self.outcome, CommandError)(self.reason, hint=self.hint)
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV for 11."""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+#: What usually lies behind a death by signal, in words.
+CAUSES = {
+    signals.SIGSEGV: "it touched memory that it does not have: a bug in the program",
+    signals.SIGBUS: "it touched a mapped file beyond its end, or memory ran out",
+    signals.SIGFPE: "it divided by zero",
+    signals.SIGILL: "it executed an instruction that this processor does not have",
+    signals.SIGABRT: "it gave up by itself, as after a failed assertion",
+    signals.SIGKILL: "it was killed: by itself, or by the kernel when memory ran out",
+    signals.SIGPIPE: "it wrote to a pipe that nobody reads",
+    signals.SIGXFSZ: "it wrote a file beyond its size limit",
+    signals.SIGSYS: "the system call filter ended it: it made a call of a foreign architecture",
+}

@@ -1,0 +1,268 @@
+"""`Sandbox` and `run`: what users of the library call."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from stockade.errors import PolicyError, SetupError
+from stockade.gate import client
+from stockade.policy import Policy
+from stockade.sandbox.launch import Box, Prepared, launch, prepare
+from stockade.sandbox.result import CAUSES, Outcome, Result, Usage, signal_name
+from stockade.sandbox.supervise import GRACE, Ended, Run, Sink, supervise
+
+OnExit = Literal["keep", "discard"]
+
+
+class Sandbox:
+    """A policy and a backend, living: several commands behind the same walls.
+
+    >>> import stockade
+    >>> with stockade.Sandbox(stockade.Policy()) as box:
+    ...     _ = box.run(["sh", "-c", "echo 1 > /tmp/x"])
+    ...     box.run(["cat", "/tmp/x"]).text
+    '1\\n'
+
+    `on_exit` says what becomes of the changes in an overlay workspace: "keep" them in the state
+    directory (an unchanged one leaves nothing) or "discard" them.
+    """
+
+    def __init__(self, policy: Policy | None = None, *, on_exit: OnExit = "keep", pinned: bool = False) -> None:
+        if on_exit not in ("keep", "discard"):
+            raise PolicyError(f"on_exit = {on_exit!r}: is not a way to end", hint='write "keep" or "discard"')
+        self.policy = policy if policy is not None else Policy()
+        self._on_exit = on_exit
+        self._pinned = pinned
+        self._lock = threading.Lock()
+        self._prepared: Prepared | None = None
+        self._box: Box | None = None
+        self._runs = 0
+
+    def __enter__(self) -> Sandbox:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Raise the walls. `with` does it."""
+        if self._box is not None:
+            raise SetupError("the sandbox is open already", stage="sandbox")
+        prepared = prepare(self.policy, pinned=self._pinned)
+        try:
+            self._box = launch(prepared)
+        except BaseException:
+            prepared.close(discard=True)
+            raise
+        self._prepared = prepared
+
+    def close(self) -> None:
+        """End everything inside; harmless when repeated."""
+        box, prepared = self._box, self._prepared
+        self._box = self._prepared = None
+        if box is not None:
+            box.close()
+        if prepared is not None:
+            unchanged = prepared.layer is not None and not prepared.layer.changes()
+            prepared.close(discard=unchanged or self._on_exit == "discard")
+
+    def run(
+        self,
+        cmd: Sequence[str],
+        *,
+        input: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        on_stdout: Sink | None = None,
+        on_stderr: Sink | None = None,
+    ) -> Result:
+        """Run a command to its end. The sandbox and what is in it live on."""
+        if self._box is None or self._prepared is None:
+            raise SetupError("the sandbox is not open", stage="sandbox", hint="use it in a `with` statement")
+        with self._lock:
+            self._runs += 1
+            id = self._runs
+        prepared = self._prepared
+        run = _run(
+            prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, on_stdout=on_stdout, on_stderr=on_stderr,
+            last=False,
+        )  # fmt: skip
+        return _result(supervise(self._box, id, run), run, self._box, prepared)
+
+
+def run(
+    cmd: Sequence[str],
+    policy: Policy | None = None,
+    *,
+    input: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    timeout: float | None = None,
+    grace: float = GRACE,
+    on_stdout: Sink | None = None,
+    on_stderr: Sink | None = None,
+    on_exit: OnExit = "keep",
+    stdin: int | None = None,
+    keep_output: bool = True,
+    pinned: bool = False,
+) -> Result:
+    """Run one command in a sandbox of its own.
+
+    `stdin` is a descriptor whose content is handed to the program; a terminal is not.
+
+    >>> import stockade
+    >>> result = stockade.run(["cat"], input=b"hello")
+    >>> result.ok, result.stdout
+    (True, b'hello')
+    """
+    prepared = prepare(policy if policy is not None else Policy(), pinned=pinned)
+    discard = True
+    try:
+        one = _run(
+            prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
+            on_stderr=on_stderr, source=stdin, keep=keep_output, last=True,
+        )  # fmt: skip
+        box = launch(prepared)
+        try:
+            ended = supervise(box, 1, one)
+        finally:
+            box.close()
+        result = _result(ended, one, box, prepared)
+        discard = on_exit == "discard" or not result.changes
+        return result
+    finally:
+        prepared.close(discard=discard)
+
+
+def _run(
+    prepared: Prepared,
+    cmd: Sequence[str],
+    *,
+    given: bytes = b"",
+    env: Mapping[str, str] | None,
+    cwd: str | None,
+    timeout: float | None,
+    grace: float = GRACE,
+    on_stdout: Sink | None,
+    on_stderr: Sink | None,
+    source: int | None = None,
+    keep: bool = True,
+    last: bool,
+) -> Run:
+    if isinstance(cmd, str | bytes):
+        raise PolicyError(f"the command {cmd!r} is one string", hint='write a list: ["sh", "-c", "..."]')
+    argv = [os.fspath(word) for word in cmd]
+    if not argv:
+        raise PolicyError("there is no command to run", hint="stockade run -- COMMAND ...")
+    if any("\0" in word for word in argv):
+        raise PolicyError("a word of the command has a NUL byte in it")
+    if source is not None and os.isatty(source):
+        raise PolicyError("stdin is a terminal, which is never handed in", hint="pipe something in, or leave it out")
+    limits, workspace = prepared.resolved.limits, prepared.resolved.workspace
+    seconds = [given for given in (timeout, limits.wall) if given is not None]
+    environ = {**prepared.resolved.environ, "HOME": prepared.home, **_variables(env)}
+    return Run(
+        argv=argv,
+        env=environ,
+        cwd=cwd or (workspace.path if workspace is not None else prepared.home),
+        given=given,
+        source=source,
+        seconds=min(seconds) if seconds else None,
+        grace=grace,
+        limit=int(limits.output or 0),
+        on_stdout=on_stdout,
+        on_stderr=on_stderr,
+        keep=keep,
+        last=last,
+    )
+
+
+def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
+    for name, value in (env or {}).items():
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise PolicyError(f"env: {name!r} cannot be set", hint="names are not empty and have no = in them")
+    return env or {}
+
+
+def _result(ended: Ended, run: Run, box: Box, prepared: Prepared) -> Result:
+    outcome, exit_code, signal, reason, hint = _verdict(ended, run, prepared)
+    reply = ended.reply
+    usage = Usage(wall=ended.wall)
+    if reply is not None and reply.kind == client.EXITED:
+        usage = Usage(
+            wall=ended.wall,
+            cpu_user=reply.user,
+            cpu_system=reply.system,
+            peak_memory=reply.peak,
+            context_switches=reply.switches,
+        )
+    layer = prepared.layer
+    changes = tuple(layer.changes()) if layer is not None else ()
+    return Result(
+        outcome=outcome,
+        exit_code=exit_code,
+        signal=signal,
+        reason=reason,
+        hint=hint,
+        stdout=ended.stdout,
+        stderr=ended.stderr,
+        truncated=ended.truncated,
+        usage=usage,
+        controls=box.controls,
+        changes=changes,
+        workspace=layer.id if layer is not None and changes else "",
+        plan=prepared.plan.hash,
+    )
+
+
+def _verdict(ended: Ended, run: Run, prepared: Prepared) -> tuple[Outcome, int, int | None, str, str]:
+    reply = ended.reply
+    if ended.timed_out:
+        return Outcome.TIMED_OUT, 124, None, f"ended after {run.seconds:g} s, the time it was given", ""
+    if reply is None:
+        return Outcome.SETUP_FAILED, 125, None, "the gate died before the command ended", ""
+    if reply.kind == client.EXEC_FAILED:
+        return _not_started(reply, run, prepared)
+    if os.WIFEXITED(reply.status):
+        code = os.WEXITSTATUS(reply.status)
+        return Outcome.EXITED, code, None, f"exited with {code}" if code else "", ""
+    number = os.WTERMSIG(reply.status)
+    cause = CAUSES.get(number, "")  # type: ignore[call-overload]
+    reason = f"ended by {signal_name(number)}" + (f": {cause}" if cause else "")
+    if signal_name(number) == "SIGSYS":
+        return Outcome.DENIED, 126, number, reason, ""
+    return Outcome.SIGNALLED, 128 + number, number, reason, ""
+
+
+def _not_started(reply: client.Reply, run: Run, prepared: Prepared) -> tuple[Outcome, int, int | None, str, str]:
+    why = os.strerror(reply.error)
+    if reply.text == "cwd":
+        hint = f'show it: read = ["{run.cwd}"]' if os.path.isdir(run.cwd) else "name a directory that exists"
+        return Outcome.SETUP_FAILED, 125, None, f"the sandbox has no directory {run.cwd}: {why}", hint
+    if reply.text != "command":
+        return Outcome.SETUP_FAILED, 125, None, f"the command was not started: {reply.text}: {why}", ""
+    name = run.argv[0]
+    on_host = _on_host(name, prepared.resolved.caller.environ.get("PATH", os.defpath), run.cwd)
+    if reply.error == errno.ENOENT:
+        if on_host:
+            real = os.path.realpath(on_host)
+            where = f" ({real})" if real != on_host else ""
+            hint = f'show what it needs: read = ["{os.path.dirname(real)}"], or `--read {os.path.dirname(real)}`'
+            reason = f"{name}: {on_host}{where} is hidden by the policy, or the interpreter it names is"
+            return Outcome.SETUP_FAILED, 127, None, reason, hint
+        return Outcome.SETUP_FAILED, 127, None, f"{name}: there is no such command inside", "check its name"
+    return Outcome.DENIED, 126, None, f"{name}: cannot be executed inside: {why}", ""
+
+
+def _on_host(name: str, path: str, cwd: str) -> str:
+    """Where the command is on the host, so that the error can say what the policy hides."""
+    candidates = [os.path.join(cwd, name)] if "/" in name else [os.path.join(p, name) for p in path.split(":") if p]
+    return next((found for found in candidates if os.access(found, os.X_OK) and not os.path.isdir(found)), "")
+
+

@@ -1,0 +1,237 @@
+"""Watching one run: its streams, its time, and how it ends.
+
+One loop, no threads. Both output streams are drained from the start, so that
+no program blocks because nobody reads; memory is bounded by the output limit.
+How the run ended is what the gate and the kernel say, never what was printed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from stockade.gate import client
+from stockade.sandbox.launch import Box
+
+CHUNK = 1 << 16
+GRACE = 2.0
+Sink = Callable[[bytes], object]
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """What was seen of a run's end. `reply` is None if the gate died first."""
+
+    reply: client.Reply | None
+    timed_out: bool
+    wall: float
+    stdout: bytes
+    stderr: bytes
+    truncated: bool
+
+
+class Output:
+    """One stream of the program: kept up to the limit, handed on as it comes."""
+
+    def __init__(self, limit: int, sink: Sink | None, keep: bool) -> None:
+        self.reader, self.writer = os.pipe()
+        self._room = limit
+        self._sink = sink
+        self._keep = keep
+        self._parts: list[bytes] = []
+        self.truncated = False
+
+    def read(self) -> bool:
+        """Take what is there; False at the end."""
+        data = os.read(self.reader, CHUNK)
+        if self._sink is not None and data:
+            self._sink(data)
+        if self._keep and data:
+            if len(data) > self._room:
+                self.truncated = True
+            self._parts.append(data[: self._room])
+            self._room -= len(self._parts[-1])
+        return bool(data)
+
+    def content(self) -> bytes:
+        return b"".join(self._parts)
+
+
+class Input:
+    """What the program reads: bytes that are given, then what a descriptor yields."""
+
+    def __init__(self, given: bytes, source: int | None) -> None:
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.writer, False)
+        self._pending = memoryview(given)
+        self.source = source
+
+    def waiting_for(self) -> tuple[int, int] | None:
+        """What to poll next: the program to take what is pending, or the source to yield more."""
+        if self._pending:
+            return self.writer, select.POLLOUT
+        return None if self.source is None else (self.source, select.POLLIN)
+
+    def step(self) -> bool:
+        """Do what was waited for; False when the program can be given no more."""
+        try:
+            if self._pending:
+                self._pending = self._pending[os.write(self.writer, self._pending) :]
+            elif self.source is not None:
+                self._pending = memoryview(os.read(self.source, CHUNK))
+                if not self._pending:
+                    return False
+        except BlockingIOError:
+            return True
+        except BrokenPipeError:
+            return False
+        return bool(self._pending) or self.source is not None
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run, and how to watch it."""
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    given: bytes = b""
+    source: int | None = None
+    seconds: float | None = None
+    grace: float = GRACE
+    limit: int
+    on_stdout: Sink | None = None
+    on_stderr: Sink | None = None
+    keep: bool = True
+    #: The sandbox ends with this run.
+    last: bool
+
+
+def supervise(box: Box, id: int, run: Run) -> Ended:
+    """Start the program and stay with it until it and, for the last one, everything else has ended."""
+    out, err = (Output(run.limit, sink, run.keep) for sink in (run.on_stdout, run.on_stderr))
+    feed = Input(run.given, run.source) if run.given or run.source is not None else None
+    opened = [out.reader, out.writer, err.reader, err.writer]
+    if feed is not None:
+        opened += [feed.reader, feed.writer]
+    try:
+        stdin = feed.reader if feed is not None else _nothing(opened)
+        began = time.monotonic()
+        box.connection.execute(id, run.argv, run.env, run.cwd, (stdin, out.writer, err.writer), last=run.last)
+        for end in (out.writer, err.writer, stdin):
+            os.close(end)
+            opened.remove(end)
+        return _Watch(box, id, run, out, err, feed, opened, began).until_end()
+    finally:
+        for end in opened:
+            os.close(end)
+
+
+def _nothing(opened: list[int]) -> int:
+    opened.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+    return opened[-1]
+
+
+class _Watch:
+    """The loop over one run. `opened` is shared with its owner, who closes what is left."""
+
+    def __init__(
+        self, box: Box, id: int, run: Run, out: Output, err: Output, feed: Input | None, opened: list[int], began: float
+    ) -> None:
+        self.box, self.id, self.run, self.began = box, id, run, began
+        self.out, self.err, self.feed, self.opened = out, err, feed, opened
+        self.poll = select.poll()
+        self.streams = {out.reader: out, err.reader: err}
+        for end in (*self.streams, box.connection.fileno()):
+            self.poll.register(end, select.POLLIN)
+        self.fed = -1
+        self.deadline = None if run.seconds is None else began + run.seconds
+        self.timed_out = False
+        self.killed = False
+
+    def until_end(self) -> Ended:
+        ended: client.Reply | None = None
+        over = False
+        while not over or self.streams:
+            self._feed()
+            events = self.poll.poll(0 if over else self._patience())
+            if over and not any(end in self.streams for end, _ in events):
+                if not self.run.last or not events:
+                    break  # what is left of it belongs to processes that outlive this run
+            for end, _ in events:
+                if end in self.streams:
+                    self._drain(end)
+                elif end == self.fed:
+                    self._give()
+                elif end == self.box.connection.fileno():
+                    reply = self.box.connection.receive()
+                    if reply is None or (reply.id == self.id and reply.kind in (client.EXITED, client.EXEC_FAILED)):
+                        ended, over = reply, True
+                        self.poll.unregister(end)
+            if not over:
+                self._watch_time()
+        return Ended(
+            reply=ended,
+            timed_out=self.timed_out,
+            wall=time.monotonic() - self.began,
+            stdout=self.out.content(),
+            stderr=self.err.content(),
+            truncated=self.out.truncated or self.err.truncated,
+        )
+
+    def _drain(self, end: int) -> None:
+        if not self.streams[end].read():
+            del self.streams[end]
+            self.poll.unregister(end)
+            self._close(end)
+
+    def _feed(self) -> None:
+        waiting = self.feed.waiting_for() if self.feed is not None else None
+        wanted = waiting[0] if waiting else -1
+        if self.feed is not None and waiting is None:
+            self._stop_feeding()
+        if wanted != self.fed:
+            if self.fed >= 0:
+                self.poll.unregister(self.fed)
+            if waiting:
+                self.poll.register(*waiting)
+            self.fed = wanted
+
+    def _give(self) -> None:
+        if self.feed is not None and not self.feed.step():
+            self.poll.unregister(self.fed)
+            self.fed = -1
+            self._stop_feeding()
+
+    def _stop_feeding(self) -> None:
+        assert self.feed is not None
+        self._close(self.feed.writer)
+        self.feed = None
+
+    def _close(self, end: int) -> None:
+        os.close(end)
+        self.opened.remove(end)
+
+    def _patience(self) -> float | None:
+        if self.deadline is None:
+            return None
+        return max(0.0, self.deadline - time.monotonic()) * 1000 + 1
+
+    def _watch_time(self) -> None:
+        """TERM at the deadline, KILL after the grace, and if even that is not answered the gate itself."""
+        if self.deadline is None or time.monotonic() < self.deadline:
+            return
+        if not self.timed_out:
+            self.timed_out = True
+            self.deadline += self.run.grace
+            self.box.connection.signal(self.id, signal.SIGTERM, everything=self.run.last)
+        elif not self.killed:
+            self.killed = True
+            self.deadline += GRACE
+            self.box.connection.signal(self.id, signal.SIGKILL, everything=self.run.last)
+        else:
+            self.deadline = None
+            signal.pidfd_send_signal(self.box.pidfd, signal.SIGKILL)

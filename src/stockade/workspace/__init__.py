@@ -1,0 +1,1 @@
+"""Workspaces: the directory a run works in, and the layer that receives its changes."""
