@@ -14,6 +14,7 @@ from stockade._version import __version__
 from stockade.errors import (
     CommandError,
     DeniedError,
+    NotFoundError,
     PolicyError,
     SetupError,
     StockadeError,
@@ -33,6 +34,7 @@ __all__ = [
     "Control",
     "DeniedError",
     "Limits",
+    "NotFoundError",
     "Outcome",
     "Policy",
     "PolicyError",

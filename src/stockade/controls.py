@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 
 
-class Control(str, enum.Enum):
+class Control(enum.StrEnum):
     """One enforceable clause. Compares equal to its name."""
 
     FILES = "files"
@@ -28,6 +28,3 @@ class Control(str, enum.Enum):
     LIMITS_OUTPUT = "limits.output"
     LIMITS_FILES = "limits.files"
     CLEANUP = "cleanup"
-
-    def __str__(self) -> str:
-        return self.value

@@ -61,3 +61,7 @@ class TimeoutError(StockadeError, builtins.TimeoutError):
 
 class CommandError(StockadeError):
     """The command failed by itself: a non-zero exit, or a signal."""
+
+
+class NotFoundError(StockadeError):
+    """What was named is not there."""

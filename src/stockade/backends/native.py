@@ -113,8 +113,7 @@ def inputs(resolved: Resolved, landlock: int, program: bytes, layer: str, uses_t
         absent = [path for path, exists in resolved.protected if not exists]
         if absent:
             raise PolicyError(
-                "these protected paths do not exist in the workspace, so in mode rw a program could create them: "
-                + ", ".join(absent),
+                f"in mode rw a program could create these protected paths, which do not exist: {', '.join(absent)}",
                 hint='use workspace.mode = "overlay", or create them, or list in `protect` only what exists',
             )
         protected = [os.path.join(workspace.path, path) for path, _ in resolved.protected]
@@ -257,17 +256,27 @@ def _landlock(given: Inputs) -> list[ops.AnyOp]:
             handled |= right
     writing = handled & ~(MAKE_CHAR | MAKE_BLOCK)
     found: list[ops.AnyOp] = [
-        ops.Landlock(files=handled, scopes=SCOPES if given.landlock >= SCOPES_ABI else 0, clause="files, ipc"),
+        ops.Landlock(
+            files=handled, scopes=SCOPES if given.landlock >= SCOPES_ABI else 0, clause="files, ipc"
+        ),
         ops.Grant(path="/", rights=READ_DIR, words="list directories"),
         ops.Grant(path="/etc", rights=READING, words="read", clause="profile"),
         ops.Grant(path="/proc", rights=READ_FILE | READ_DIR, words="read"),
-        ops.Grant(path="/dev", rights=handled & (READ_FILE | WRITE_FILE | READ_DIR | IOCTL_DEVICE), words="use devices"),
+        ops.Grant(
+            path="/dev",
+            rights=handled & (READ_FILE | WRITE_FILE | READ_DIR | IOCTL_DEVICE),
+            words="use devices",
+        ),
     ]
     for shown in given.system:
         if shown.source and not shown.path.startswith("/etc/"):
             rights = READING if shown.is_dir else READING & OF_FILES
-            found.append(ops.Grant(path=shown.path, rights=rights, words="read and execute", clause="profile"))
-    found += [ops.Grant(path=path, rights=writing, words="read, execute and write") for path in _scratch(given)]
+            found.append(
+                ops.Grant(path=shown.path, rights=rights, words="read and execute", clause="profile")
+            )
+    found += [
+        ops.Grant(path=path, rights=writing, words="read, execute and write") for path in _scratch(given)
+    ]
     for path, access, is_dir, clause in given.grants:
         rights = READING if access == "read" else writing
         words = "read and execute" if access == "read" else "read, execute and write"

@@ -9,6 +9,7 @@ forked child of the supervisor starts a resident gate of its own.
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import socket
 import struct
@@ -90,7 +91,14 @@ class Connection:
         )  # fmt: skip
 
     def execute(
-        self, id: int, argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int, int], *, last: bool
+        self,
+        id: int,
+        argv: list[str],
+        env: dict[str, str],
+        cwd: str,
+        stdio: tuple[int, int, int],
+        *,
+        last: bool,
     ) -> None:
         """Ask for a program to be started. With `last` the sandbox ends with it."""
         strings = [cwd, *argv, *(f"{key}={value}" for key, value in env.items())]
@@ -106,10 +114,9 @@ class Connection:
         self._send(_REQUEST.pack(SIGNAL, id, ALL if everything else 0, number), ())
 
     def _send(self, data: bytes, descriptors: tuple[int, ...]) -> None:
-        try:
+        # The gate may have ended; the reader of its socket learns that and says why.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._socket, [data], list(descriptors))
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # The gate has ended; the reader of its socket learns that and says why.
 
     def close(self) -> None:
         self._socket.close()
@@ -167,10 +174,9 @@ class Resident:
         self._socket.close()
         os.close(self._supervisor)
         if self.owner == os.getpid():
-            try:
+            # A host program that waits for any child may have been faster.
+            with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
-            except ChildProcessError:
-                pass  # The host program waits for any child and was faster.
 
 
 #: Given to the resident gate besides; the sabotage tests order their sabotage here.

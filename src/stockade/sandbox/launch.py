@@ -95,7 +95,9 @@ def prepare(policy: Policy, *, pinned: bool = False, dry: bool = False) -> Prepa
         program = syscalls.program(policy.syscalls.allow, policy.syscalls.deny, _cache(home, dry))
         tasks = not selection.controls[Control.LIMITS_TASKS].weaker
         plan = native.compile_plan(native.inputs(resolved, known.landlock, program, place, tasks))
-        return Prepared(selection, resolved, plan, layer, native.home_inside(caller.home, resolved.profile.system))
+        return Prepared(
+            selection, resolved, plan, layer, native.home_inside(caller.home, resolved.profile.system)
+        )
     except BaseException:
         if layer is not None:
             layer.discard()
@@ -164,7 +166,10 @@ HINTS = {
     ("bind", errno.ENOENT): "it was removed after it was looked up: try again",
     ("bind", errno.ELOOP): "a directory on the way was replaced by a link after it was looked up",
     ("bind", errno.ESTALE): "another file has taken its place since it was looked up: try again",
-    ("overlay", errno.EINVAL): 'the file system cannot be the lower layer of an overlay: use mode "ro" or "rw"',
+    (
+        "overlay",
+        errno.EINVAL,
+    ): 'the file system cannot be the lower layer of an overlay: use mode "ro" or "rw"',
     ("namespaces", errno.EPERM): "`stockade doctor` says what keeps user namespaces from being made",
     ("namespaces", errno.ENOSPC): "the limit of namespaces is reached: see sysctl user.max_user_namespaces",
 }

@@ -11,7 +11,7 @@ from stockade.errors import CommandError, DeniedError, SetupError, TimeoutError
 from stockade.workspace.layers import Change
 
 
-class Outcome(str, enum.Enum):
+class Outcome(enum.StrEnum):
     """Why a run ended. Compares equal to its name."""
 
     EXITED = "exited"
@@ -20,9 +20,6 @@ class Outcome(str, enum.Enum):
     DENIED = "denied"
     SETUP_FAILED = "setup-failed"
     CANCELLED = "cancelled"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class Usage(msgspec.Struct, frozen=True):

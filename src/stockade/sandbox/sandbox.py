@@ -31,7 +31,9 @@ class Sandbox:
     directory (an unchanged one leaves nothing) or "discard" them.
     """
 
-    def __init__(self, policy: Policy | None = None, *, on_exit: OnExit = "keep", pinned: bool = False) -> None:
+    def __init__(
+        self, policy: Policy | None = None, *, on_exit: OnExit = "keep", pinned: bool = False
+    ) -> None:
         if on_exit not in ("keep", "discard"):
             raise PolicyError(f"on_exit = {on_exit!r}: is not a way to end", hint='write "keep" or "discard"')
         self.policy = policy if policy is not None else Policy()
@@ -85,15 +87,14 @@ class Sandbox:
         """Run a command to its end. The sandbox and what is in it live on."""
         if self._box is None or self._prepared is None:
             raise SetupError("the sandbox is not open", stage="sandbox", hint="use it in a `with` statement")
+        box, prepared = self._box, self._prepared
+        run = _run(
+            prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, on_stdout=on_stdout,
+            on_stderr=on_stderr, last=False,
+        )  # fmt: skip
         with self._lock:
             self._runs += 1
-            id = self._runs
-        prepared = self._prepared
-        run = _run(
-            prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, on_stdout=on_stdout, on_stderr=on_stderr,
-            last=False,
-        )  # fmt: skip
-        return _result(supervise(self._box, id, run), run, self._box, prepared)
+            return _result(supervise(box, self._runs, run), run, box, prepared)
 
 
 def run(
@@ -163,7 +164,9 @@ def _run(
     if any("\0" in word for word in argv):
         raise PolicyError("a word of the command has a NUL byte in it")
     if source is not None and os.isatty(source):
-        raise PolicyError("stdin is a terminal, which is never handed in", hint="pipe something in, or leave it out")
+        raise PolicyError(
+            "stdin is a terminal, which is never handed in", hint="pipe something in, or leave it out"
+        )
     limits, workspace = prepared.resolved.limits, prepared.resolved.workspace
     seconds = [given for given in (timeout, limits.wall) if given is not None]
     environ = {**prepared.resolved.environ, "HOME": prepared.home, **_variables(env)}
@@ -186,7 +189,9 @@ def _run(
 def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
     for name, value in (env or {}).items():
         if not name or "=" in name or "\0" in name or "\0" in value:
-            raise PolicyError(f"env: {name!r} cannot be set", hint="names are not empty and have no = in them")
+            raise PolicyError(
+                f"env: {name!r} cannot be set", hint="names are not empty and have no = in them"
+            )
     return env or {}
 
 
@@ -240,7 +245,9 @@ def _verdict(ended: Ended, run: Run, prepared: Prepared) -> tuple[Outcome, int, 
     return Outcome.SIGNALLED, 128 + number, number, reason, ""
 
 
-def _not_started(reply: client.Reply, run: Run, prepared: Prepared) -> tuple[Outcome, int, int | None, str, str]:
+def _not_started(
+    reply: client.Reply, run: Run, prepared: Prepared
+) -> tuple[Outcome, int, int | None, str, str]:
     why = os.strerror(reply.error)
     if reply.text == "cwd":
         hint = f'show it: read = ["{run.cwd}"]' if os.path.isdir(run.cwd) else "name a directory that exists"
@@ -253,7 +260,9 @@ def _not_started(reply: client.Reply, run: Run, prepared: Prepared) -> tuple[Out
         if on_host:
             real = os.path.realpath(on_host)
             where = f" ({real})" if real != on_host else ""
-            hint = f'show what it needs: read = ["{os.path.dirname(real)}"], or `--read {os.path.dirname(real)}`'
+            hint = (
+                f'show what it needs: read = ["{os.path.dirname(real)}"], or `--read {os.path.dirname(real)}`'
+            )
             reason = f"{name}: {on_host}{where} is hidden by the policy, or the interpreter it names is"
             return Outcome.SETUP_FAILED, 127, None, reason, hint
         return Outcome.SETUP_FAILED, 127, None, f"{name}: there is no such command inside", "check its name"
@@ -262,7 +271,7 @@ def _not_started(reply: client.Reply, run: Run, prepared: Prepared) -> tuple[Out
 
 def _on_host(name: str, path: str, cwd: str) -> str:
     """Where the command is on the host, so that the error can say what the policy hides."""
-    candidates = [os.path.join(cwd, name)] if "/" in name else [os.path.join(p, name) for p in path.split(":") if p]
+    candidates = (
+        [os.path.join(cwd, name)] if "/" in name else [os.path.join(p, name) for p in path.split(":") if p]
+    )
     return next((found for found in candidates if os.access(found, os.X_OK) and not os.path.isdir(found)), "")
-
-

@@ -139,7 +139,15 @@ class _Watch:
     """The loop over one run. `opened` is shared with its owner, who closes what is left."""
 
     def __init__(
-        self, box: Box, id: int, run: Run, out: Output, err: Output, feed: Input | None, opened: list[int], began: float
+        self,
+        box: Box,
+        id: int,
+        run: Run,
+        out: Output,
+        err: Output,
+        feed: Input | None,
+        opened: list[int],
+        began: float,
     ) -> None:
         self.box, self.id, self.run, self.began = box, id, run, began
         self.out, self.err, self.feed, self.opened = out, err, feed, opened
@@ -159,8 +167,7 @@ class _Watch:
             self._feed()
             events = self.poll.poll(0 if over else self._patience())
             if over and not any(end in self.streams for end, _ in events):
-                if not self.run.last or not events:
-                    break  # what is left of it belongs to processes that outlive this run
+                break  # what is still open belongs to processes that outlive this run
             for end, _ in events:
                 if end in self.streams:
                     self._drain(end)
@@ -168,7 +175,7 @@ class _Watch:
                     self._give()
                 elif end == self.box.connection.fileno():
                     reply = self.box.connection.receive()
-                    if reply is None or (reply.id == self.id and reply.kind in (client.EXITED, client.EXEC_FAILED)):
+                    if reply is None or reply.id == self.id:
                         ended, over = reply, True
                         self.poll.unregister(end)
             if not over:

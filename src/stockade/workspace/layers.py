@@ -99,7 +99,9 @@ def _walk(upper: int, lower: int | None, prefix: str, found: list[Change]) -> No
 
 def _descend(name: str, path: str, upper: int, lower: int | None, found: list[Change]) -> None:
     inner = _open_directory(name, upper)
-    below = None if lower is None else os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=lower)
+    below = (
+        None if lower is None else os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=lower)
+    )
     try:
         if below is not None and _is_opaque(inner):
             # The directory was removed and made again: what was in it is gone unless it is in the layer.

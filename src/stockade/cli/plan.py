@@ -1,0 +1,35 @@
+"""`stockade plan`: what `run` would do, in words, without doing it."""
+
+from __future__ import annotations
+
+import sys
+
+from stockade.cli import output
+
+
+def main(argv: list[str]) -> int:
+    """Print the operations, each with the clause of the policy that it serves."""
+    from stockade.cli.run import command, discovered, parser
+
+    args = parser("plan").parse_args(argv)
+    words = command(args)
+    found = discovered(args)
+    from stockade.sandbox.launch import prepare
+
+    prepared = prepare(found.policy, pinned=found.pinned, dry=True)
+    try:
+        plan = prepared.plan
+        if args.json:
+            import msgspec
+
+            ops = [{**msgspec.to_builtins(op), "does": op.describe()} for op in plan.ops]
+            shown = {"backend": plan.backend, "hash": plan.hash, "command": words, "operations": ops}
+            sys.stdout.buffer.write(msgspec.json.encode(shown) + b"\n")
+            return 0
+        rows = [[str(number), op.describe(), op.clause] for number, op in enumerate(plan.ops, 1)]
+        print(output.table(rows, ["", "operation", "because of"]))
+        print(output.clean(f"\nthen execute: {' '.join(words)}"))
+        print(f"backend {plan.backend}, policy {found.policy.hash[:16]}, plan {plan.hash}")
+        return 0
+    finally:
+        prepared.close(discard=True)
