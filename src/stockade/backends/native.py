@@ -113,7 +113,8 @@ def inputs(resolved: Resolved, landlock: int, program: bytes, layer: str, uses_t
         absent = [path for path, exists in resolved.protected if not exists]
         if absent:
             raise PolicyError(
-                f"in mode rw a program could create these protected paths, which do not exist: {', '.join(absent)}",
+                "in mode rw a program could create these protected paths, which do not exist: "
+                + ", ".join(absent),
                 hint='use workspace.mode = "overlay", or create them, or list in `protect` only what exists',
             )
         protected = [os.path.join(workspace.path, path) for path, _ in resolved.protected]
@@ -244,7 +245,7 @@ def _etc(given: Inputs) -> dict[str, bytes]:
         "hosts": f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost {HOSTNAME}\n".encode(),
         # Nobody answers there: a look-up fails at once instead of waiting for a server.
         "resolv.conf": b"nameserver 127.0.0.1\noptions timeout:1 attempts:1\n",
-        "nsswitch.conf": b"passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
+        "nsswitch.conf": b"passwd: files\ngroup: files\nhosts: files dns\n",
     }
 
 

@@ -20,7 +20,7 @@ import msgspec
 from stockade import gate
 from stockade.errors import SetupError
 
-FAILED, READY, EXEC_FAILED, EXITED = 1, 2, 3, 4
+FAILED, BORN, READY, EXEC_FAILED, EXITED = 1, 2, 3, 4, 5
 EXEC, SIGNAL = 1, 2
 LAST, ALL = 1, 2
 

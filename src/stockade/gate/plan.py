@@ -380,6 +380,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return table
 
     @cached_property
+    def verdicts(self) -> dict[tuple[bytes, bytes, bytes], str]:
+        """Mounts that were compared with this plan and found right: their line and their path."""
+        return {}
+
+    @cached_property
     def namespaces(self) -> Namespaces:
         """The operation that every plan begins with."""
         first = self.ops[0]

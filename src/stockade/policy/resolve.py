@@ -21,7 +21,7 @@ import msgspec
 from stockade.errors import PolicyError
 from stockade.policy.model import Limits, Policy
 from stockade.policy.profile import Profile, profile
-from stockade.policy.values import FrozenMap, literal, show
+from stockade.policy.values import literal, show
 
 #: Inside they are the sandbox's own, so a grant in them could not appear.
 OWN = ("/proc", "/sys", "/dev")
@@ -47,7 +47,7 @@ class Caller(msgspec.Struct, frozen=True):
     def current(cls) -> Caller:
         """The user of this process, also where HOME is unset or nobody knows the uid."""
         user, group, known_home = _names(os.getuid(), os.getgid())
-        environ = FrozenMap(os.environ)
+        environ = os.environ  # not copied: of all its variables a run needs a few
         home = environ.get("HOME", "")
         try:
             cwd = os.getcwd()

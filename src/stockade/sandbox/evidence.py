@@ -22,32 +22,40 @@ CAPABILITIES = (b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb")
 NOTHING = b"0000000000000000"
 
 
-def observe(ready: Reply, plan: ops.Plan, filters_before: int) -> dict[Control, str]:
+def observe_birth(born: Reply, plan: ops.Plan) -> None:
+    """Look at the namespaces and id maps. The gate is still raising its walls meanwhile."""
+    _namespaces(born.descriptors[1:], plan)
+    _id_maps(f"/proc/{born.status}", plan)
+
+
+def observe(pid: int, plan: ops.Plan, filters_before: int) -> dict[Control, str]:
     """Each control with how it was seen. Raises SetupError if one was not."""
-    process = f"/proc/{ready.pid}"
-    _namespaces(ready.descriptors, plan)
-    status = dict(line.split(b":\t", 1) for line in _read(f"{process}/status").splitlines())
-    _privileges(status, filters_before)
-    _id_maps(process, plan)
+    process = f"/proc/{pid}"
+    _privileges(_read(f"{process}/status"), filters_before)
     mounts = _mounts(_read(f"{process}/mountinfo"), plan)
     return {
+        **OBSERVED,
         Control.FILES: f"{mounts} mounts read from the kernel, Landlock tried by the gate",
-        Control.PROTECT: "mounts read from the kernel",
-        Control.WORKSPACE_OVERLAY: "overlay mount read from the kernel",
-        Control.NETWORK_NONE: "namespace descriptor compared",
-        Control.PROCESSES: "namespace descriptor compared",
-        Control.IPC: "namespace descriptor compared",
-        Control.SYSCALLS: "filter count read from the kernel, a refused call tried by the gate",
-        Control.PRIVILEGES: "capability sets, no_new_privs and id maps read from the kernel",
-        Control.ENVIRONMENT: "handed over by the supervisor",
-        Control.DEVICES: "mounts read from the kernel",
-        Control.TERMINAL: "none is handed in; filter as for syscalls",
-        Control.LIMITS_TASKS: "confirmed by the gate",
-        Control.LIMITS_FILES: "confirmed by the gate",
-        Control.LIMITS_WALL: "kept by the supervisor",
-        Control.LIMITS_OUTPUT: "kept by the supervisor",
-        Control.CLEANUP: "namespace descriptor compared, process held by pidfd",
     }
+
+
+OBSERVED = {
+    Control.PROTECT: "mounts read from the kernel",
+    Control.WORKSPACE_OVERLAY: "overlay mount read from the kernel",
+    Control.NETWORK_NONE: "namespace descriptor compared",
+    Control.PROCESSES: "namespace descriptor compared",
+    Control.IPC: "namespace descriptor compared",
+    Control.SYSCALLS: "filter count read from the kernel, a refused call tried by the gate",
+    Control.PRIVILEGES: "capability sets, no_new_privs and id maps read from the kernel",
+    Control.ENVIRONMENT: "handed over by the supervisor",
+    Control.DEVICES: "mounts read from the kernel",
+    Control.TERMINAL: "none is handed in; filter as for syscalls",
+    Control.LIMITS_TASKS: "confirmed by the gate",
+    Control.LIMITS_FILES: "confirmed by the gate",
+    Control.LIMITS_WALL: "kept by the supervisor",
+    Control.LIMITS_OUTPUT: "kept by the supervisor",
+    Control.CLEANUP: "namespace descriptor compared, process held by pidfd",
+}
 
 
 def _missing(what: str) -> SetupError:
@@ -75,9 +83,9 @@ def _read(path: str) -> bytes:
 
 
 def _namespaces(descriptors: tuple[int, ...], plan: ops.Plan) -> None:
-    if len(descriptors) != len(NAMESPACES) + 1:
+    if len(descriptors) != len(NAMESPACES):
         raise _missing("the gate did not pass its namespaces")
-    for name, descriptor in zip(NAMESPACES, descriptors[1:], strict=True):
+    for name, descriptor in zip(NAMESPACES, descriptors, strict=True):
         own = os.stat(f"/proc/self/ns/{name}")
         theirs = os.fstat(descriptor)
         is_new = (own.st_dev, own.st_ino) != (theirs.st_dev, theirs.st_ino)
@@ -85,7 +93,8 @@ def _namespaces(descriptors: tuple[int, ...], plan: ops.Plan) -> None:
             raise _missing(f"the {name} namespace is {'not ' if is_new else ''}the host's")
 
 
-def _privileges(status: dict[bytes, bytes], filters_before: int) -> None:
+def _privileges(text: bytes, filters_before: int) -> None:
+    status = dict(line.split(b":\t", 1) for line in text.splitlines())
     for name in CAPABILITIES:
         if status[name] != NOTHING:
             raise _missing(f"{name.decode()} is {status[name].decode()} instead of empty")
@@ -106,30 +115,40 @@ def _id_maps(process: str, plan: ops.Plan) -> None:
 
 def _mounts(table: bytes, plan: ops.Plan) -> int:
     """Compare the mount table with the plan: all of it, and nothing besides."""
-    wanted = dict(plan.mounts)
-    trees = [path for path, (_, kind) in wanted.items() if not kind]
-    count = 0
-    for line in table.splitlines():
-        fields = line.split(b" ")
-        path = _unescape(fields[4])
-        options = fields[5].split(b",")
-        known = wanted.pop(path, None)
-        if known is None:
-            # A tree is shown with what is mounted in it, under the same rules.
-            above = [tree for tree in trees if path.startswith(tree + "/")]
-            if not above:
-                raise _missing(f"something unexpected is mounted on {path}")
-            known = (plan.mounts[max(above, key=len)][0], "")
-        attributes, kind = known
-        for attribute, word in ops.ATTRIBUTES.items():
-            if attributes & attribute and word not in options:
-                raise _missing(f"{path} is not mounted {word.decode()}")
-        if kind and fields[fields.index(b"-") + 1] != kind.encode():
-            raise _missing(f"{path} is not a {kind}")
-        count += 1
-    if wanted:
-        raise _missing(f"{', '.join(sorted(wanted))}: not mounted")
-    return count
+    # A plan is a value, so what was found right for it once stays right.
+    verdicts, seen = plan.verdicts, set()
+    lines = table.splitlines()
+    for line in lines:
+        _, _, _, _, path, options, rest = line.split(b" ", 6)
+        mount = path, options, rest.partition(b"- ")[2].partition(b" ")[0]
+        if mount not in verdicts:
+            verdicts[mount] = _judged(plan, *mount)
+        seen.add(verdicts[mount])
+    if missing := plan.mounts.keys() - seen:
+        raise _missing(f"{', '.join(sorted(missing))}: not mounted")
+    if len(lines) != len(seen):
+        raise _missing("something is mounted over something else")
+    return len(lines)
+
+
+def _judged(plan: ops.Plan, escaped: bytes, options: bytes, kind: bytes) -> str:
+    """The path of one mount, which the plan asks for in this very form."""
+    path = _unescape(escaped)
+    known = plan.mounts.get(path)
+    if known is None:
+        # A tree is shown with what is mounted in it, under the same rules.
+        above = [tree for tree, (_, kind) in plan.mounts.items() if not kind and path.startswith(tree + "/")]
+        if not above:
+            raise _missing(f"something unexpected is mounted on {path}")
+        known = (plan.mounts[max(above, key=len)][0], "")
+    attributes, wanted = known
+    words = options.split(b",")
+    for attribute, word in ops.ATTRIBUTES.items():
+        if attributes & attribute and word not in words:
+            raise _missing(f"{path} is not mounted {word.decode()}")
+    if wanted and kind != wanted.encode():
+        raise _missing(f"{path} is not a {wanted}")
+    return path
 
 
 def _unescape(path: bytes) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import signal
 from functools import lru_cache
 
 import msgspec
@@ -20,7 +21,7 @@ from stockade.gate.plan import Plan
 from stockade.host import host
 from stockade.host.model import Host
 from stockade.policy import Caller, Policy, Resolved, resolve
-from stockade.sandbox.evidence import observe
+from stockade.sandbox.evidence import observe, observe_birth
 from stockade.sandbox.result import Enforced
 from stockade.workspace.layers import Layer
 
@@ -63,14 +64,17 @@ class Box(msgspec.Struct, frozen=True):
     def close(self) -> None:
         """End everything inside and wait until it is gone."""
         self.connection.close()
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        if not poll.poll(2000):
-            import signal
+        _gone(self.pidfd)
 
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            poll.poll()
-        os.close(self.pidfd)
+
+def _gone(pidfd: int) -> None:
+    """Wait for the end of a gate whose connection is closed; a stuck one is killed."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    if not poll.poll(2000):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        poll.poll()
+    os.close(pidfd)
 
 
 @lru_cache(maxsize=64)
@@ -114,51 +118,57 @@ def launch(prepared: Prepared) -> Box:
     host_network = "net" not in prepared.plan.namespaces.names
     for attempt in range(2):
         connection = client.launch(prepared.plan.encoded, prepared.descriptors, host_network=host_network)
+        pidfd = -1
         try:
-            ready = _ready(connection)
-            if ready.kind == client.READY:
-                return _observed(connection, ready, prepared)
+            reply = _next(connection)
+            if reply.kind == client.BORN:
+                pidfd = reply.descriptors[0]
+                try:
+                    observe_birth(reply, prepared.plan)
+                finally:
+                    for descriptor in reply.descriptors[1:]:
+                        os.close(descriptor)
+                born, reply = reply.status, _next(connection)
+                if reply.kind == client.READY and reply.pid == born:
+                    seen = observe(born, prepared.plan, connection.filters_before)
+                    return Box(connection, pidfd, _enforced(prepared.selection, seen))
         except BaseException:
-            connection.close()
+            _abandon(connection, pidfd)
             raise
-        connection.close()
+        _abandon(connection, pidfd)
         # The resident gate may have looked at the host's mounts before this one was made.
-        if attempt or ready.error != errno.ESTALE:
+        if attempt or reply.error != errno.ESTALE:
             break
         client.shutdown()
-    raise _failure(ready)
+    raise _failure(reply)
 
 
-def _ready(connection: client.Connection) -> client.Reply:
+def _abandon(connection: client.Connection, pidfd: int) -> None:
+    connection.close()
+    if pidfd >= 0:
+        _gone(pidfd)
+
+
+def _next(connection: client.Connection) -> client.Reply:
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     if not poll.poll(SETUP_SECONDS * 1000):
         raise SetupError(f"the walls were not up after {SETUP_SECONDS} s", stage="gate")
-    ready = connection.receive()
-    if ready is None:
+    reply = connection.receive()
+    if reply is None:
         raise SetupError("the gate died while it raised the walls", stage="gate")
-    return ready
+    return reply
 
 
-def _observed(connection: client.Connection, ready: client.Reply, prepared: Prepared) -> Box:
-    pidfd = os.pidfd_open(ready.pid)
-    try:
-        seen = observe(ready, prepared.plan, connection.filters_before)
-    except BaseException:
-        os.close(pidfd)
-        raise
-    finally:
-        for descriptor in ready.descriptors:
-            os.close(descriptor)
-    controls = {
+def _enforced(selection: Selection, seen: dict[Control, str]) -> dict[str, Enforced]:
+    return {
         control.value: Enforced(
             requested=chosen.requested,
-            mechanism=chosen.mechanism if not chosen.weaker else f"none: {chosen.reason}",
-            observed=seen[control] if not chosen.weaker else "accepted weaker",
+            mechanism=f"none: {chosen.reason}" if chosen.weaker else chosen.mechanism,
+            observed="accepted weaker" if chosen.weaker else seen[control],
         )
-        for control, chosen in prepared.selection.controls.items()
+        for control, chosen in selection.controls.items()
     }
-    return Box(connection, pidfd, controls)
 
 
 #: What to tell a user about a failure that is likelier theirs than ours.

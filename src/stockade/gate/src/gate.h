@@ -27,7 +27,8 @@ enum { LAUNCH_SOCKET, LAUNCH_PLAN, LAUNCH_SUPERVISOR, LAUNCH_FIRST };
 /* From the gate to the supervisor. The numbers are shared with client.py. */
 enum reply_kind {
 	REPLY_FAILED = 1,  /* nothing was run: op, error, text */
-	REPLY_READY,       /* the walls are up; descriptors: root, then the namespaces */
+	REPLY_BORN,        /* from the resident; status: pid; descriptors: a pidfd, then the namespaces */
+	REPLY_READY,       /* the walls are up */
 	REPLY_EXEC_FAILED, /* id, error, text: what could not be entered or executed */
 	REPLY_EXITED,      /* id, status, and what the run used */
 };
@@ -59,7 +60,8 @@ struct exec_body {
 
 /* One sandbox, as its first process sees it. */
 struct box {
-	int socket, supervisor, control;
+	int socket, supervisor;
+	int word; /* from the resident: a byte when the ids are mapped, another when we have been looked at */
 	const int *descriptors;
 	unsigned descriptor_count;
 	struct plan plan;
@@ -74,7 +76,7 @@ struct box {
 
 int resident_main(int argc, char **argv);
 
-_Noreturn void inside_main(struct box *box, int mapped);
+_Noreturn void inside_main(struct box *box);
 
 /* Each returns 0, or -1 with errno set and *culprit naming the operand where that is not op->s[0]. */
 int mount_base(struct box *box);

@@ -38,6 +38,13 @@ static int set_limit(const struct op *op, rlim_t reserve)
 	return setrlimit((int)op->a, &limit);
 }
 
+static void await_word(const struct box *box)
+{
+	char word;
+	if (read(box->word, &word, 1) != 1)
+		_exit(1); /* the resident has said why */
+}
+
 static int execute(struct box *box, const struct op *op, const char **culprit)
 {
 	*culprit = op->s[0];
@@ -55,6 +62,7 @@ static int execute(struct box *box, const struct op *op, const char **culprit)
 		 * cannot keep it from starting another. */
 		return set_limit(op, GRACE_TASKS);
 	case OP_PRIVILEGES:
+		await_word(box); /* afterwards nobody can look at our namespaces any more */
 		return wall_privileges();
 	case OP_LANDLOCK:
 		return wall_landlock_begin(box, op);
@@ -86,20 +94,6 @@ static void raise_walls(struct box *box)
 		refuse(box, last, OP_SECCOMP, errno, "install");
 	if (confirm_seccomp())
 		refuse(box, last, OP_SECCOMP, errno, "a call that the filter must refuse");
-}
-
-/* Opened before Landlock and the filter, sent as evidence with the word "ready". */
-static void open_evidence(const struct box *box, int *evidence, unsigned count)
-{
-	static const char *const names[] = {"user", "mnt", "pid", "ipc", "uts", "net", "cgroup"};
-	evidence[0] = box->root;
-	for (unsigned i = 1; i < count; i++) {
-		char path[32];
-		snprintf(path, sizeof path, "/proc/self/ns/%s", names[i - 1]);
-		evidence[i] = open(path, O_RDONLY | O_CLOEXEC);
-		if (evidence[i] < 0)
-			refuse(box, 0, OP_NAMESPACES, errno, path);
-	}
 }
 
 struct program {
@@ -216,7 +210,7 @@ failed:
 	_exit(127);
 }
 
-static void start(const struct box *box, const struct request *request, const int *descriptors)
+static void start(struct box *box, const struct request *request, const int *descriptors)
 {
 	struct reply reply = {.kind = REPLY_EXEC_FAILED, .id = request->id, .text = "request"};
 	struct program program;
@@ -229,6 +223,11 @@ static void start(const struct box *box, const struct request *request, const in
 	pid_t pid = ready ? fork() : -1;
 	if (pid == 0)
 		become(box, request->id, &program, descriptors + 1);
+	/* Closed, it tells the resident that this start is over and its idle work disturbs nobody. */
+	if (box->word >= 0) {
+		close(box->word);
+		box->word = -1;
+	}
 	if (pid > 0) {
 		*run = (struct run){request->id, pid, request->flags & REQUEST_LAST};
 	} else {
@@ -285,7 +284,7 @@ static void reap(const struct box *box)
 	}
 }
 
-static void serve(const struct box *box, int children)
+static void serve(struct box *box, int children)
 {
 	struct pollfd watched[] = {{box->socket, POLLIN, 0}, {box->supervisor, POLLIN, 0},
 				   {children, POLLIN, 0}};
@@ -318,34 +317,30 @@ static void serve(const struct box *box, int children)
 	}
 }
 
-void inside_main(struct box *box, int mapped)
+void inside_main(struct box *box)
 {
 	sigset_t child;
 	sigemptyset(&child);
 	sigaddset(&child, SIGCHLD);
 	sigprocmask(SIG_BLOCK, &child, NULL);
 	signal(SIGCHLD, SIG_DFL);
+	signal(SIGPIPE, SIG_DFL);
 
-	char go;
-	if (read(mapped, &go, 1) != 1)
-		_exit(1); /* the resident has said why */
-	close(mapped);
-	int children = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK), evidence[8];
+	await_word(box);
+	int children = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
 	if (children < 0)
 		refuse(box, 0, 0, errno, "signalfd");
-	open_evidence(box, evidence, 8);
 	setsid();
 	raise_walls(box);
 	for (unsigned i = 0; i < box->descriptor_count; i++)
 		close(box->descriptors[i]);
-	evidence[0] = box->root;
-	struct reply ready = {.kind = REPLY_READY};
-	if (send_reply(box->socket, &ready, evidence, 8))
-		_exit(1);
-	for (unsigned i = 1; i < 8; i++)
-		close(evidence[i]);
+	close(box->root);
+	close(box->base);
 	close(box->canary);
 	close(box->ruleset);
+	struct reply ready = {.kind = REPLY_READY};
+	if (send_reply(box->socket, &ready, NULL, 0))
+		_exit(1);
 	serve(box, children);
 	_exit(0);
 }

@@ -25,7 +25,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-enum { CONTROL = 3, SUPERVISOR = 4 };
+enum { CONTROL = 3, SUPERVISOR = 4, PATIENCE_MS = 5 };
 
 static const uint64_t NEEDED_NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID;
 static const uint64_t KNOWN_NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC |
@@ -33,6 +33,9 @@ static const uint64_t KNOWN_NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEW
 
 static int host_network; /* started for sandboxes that share the host's network */
 static int spare_network; /* the network namespace we are in is fresh and ours to give away */
+/* Our end of the pipe to the last sandbox that was born: in error once its first program has been
+ * started, or it died. Until then our idle work would take the processor that it needs. */
+static int newborn = -1;
 static uid_t uid;
 static gid_t gid;
 
@@ -157,17 +160,40 @@ static void refuse(int socket, unsigned index, uint32_t op, int error, const cha
 	send_reply(socket, &reply, NULL, 0);
 }
 
+/* Shows the supervisor who was born: a pidfd and the namespaces, as the kernel has them. */
+static int announce(int socket, pid_t pid, int pidfd)
+{
+	static const char *const names[] = {"user", "mnt", "pid", "ipc", "uts", "net", "cgroup"};
+	int shown[8] = {pidfd, -1, -1, -1, -1, -1, -1, -1}, result = 0;
+	for (unsigned i = 1; i < 8 && result == 0; i++) {
+		char path[48];
+		snprintf(path, sizeof path, "/proc/%d/ns/%s", (int)pid, names[i - 1]);
+		shown[i] = open(path, O_RDONLY | O_CLOEXEC);
+		result = shown[i] < 0 ? -1 : 0;
+	}
+	struct reply reply = {.kind = REPLY_BORN, .status = (uint32_t)pid};
+	if (result == 0)
+		result = send_reply(socket, &reply, shown, 8);
+	int error = errno;
+	for (unsigned i = 1; i < 8; i++)
+		if (shown[i] >= 0)
+			close(shown[i]);
+	errno = error;
+	return result;
+}
+
 /* Clones the first process. The plan is in its memory already, decoded. */
 static void start(const struct plan *plan, const int *descriptors, unsigned count, uint64_t flags)
 {
 	static struct box box; /* static: the clone keeps it after this frame is gone */
-	int socket = descriptors[LAUNCH_SOCKET], mapped[2];
-	if (pipe2(mapped, O_CLOEXEC)) {
+	int socket = descriptors[LAUNCH_SOCKET], word[2], pidfd = -1;
+	if (pipe2(word, O_CLOEXEC)) {
 		refuse(socket, 0, OP_NAMESPACES, errno, "pipe");
 		return;
 	}
 	box = (struct box){.socket = socket,
 			   .supervisor = descriptors[LAUNCH_SUPERVISOR],
+			   .word = word[0],
 			   .descriptors = descriptors + LAUNCH_FIRST,
 			   .descriptor_count = count - LAUNCH_FIRST,
 			   .plan = *plan,
@@ -175,25 +201,39 @@ static void start(const struct plan *plan, const int *descriptors, unsigned coun
 			   .base = -1,
 			   .canary = -1,
 			   .ruleset = -1};
-	struct clone_args args = {.flags = flags & ~(uint64_t)CLONE_NEWNET, .exit_signal = SIGCHLD};
+	struct clone_args args = {.flags = (flags & ~(uint64_t)CLONE_NEWNET) | CLONE_PIDFD,
+				  .pidfd = (uintptr_t)&pidfd,
+				  .exit_signal = SIGCHLD};
 	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
 	if (pid == 0) {
 		close(CONTROL);
 		close(SUPERVISOR);
 		close(descriptors[LAUNCH_PLAN]);
-		close(mapped[1]);
-		inside_main(&box, mapped[0]);
+		close(word[1]);
+		if (newborn >= 0)
+			close(newborn);
+		inside_main(&box);
 	}
+	close(word[0]);
 	if (flags & CLONE_NEWNET)
 		spare_network = 0;
+	const char *failed = NULL;
 	if (pid < 0)
-		refuse(socket, 0, OP_NAMESPACES, errno, "clone");
+		failed = "clone";
 	else if (!sabotaged_maps() && write_maps(pid, plan->ops[0].b == 1))
-		refuse(socket, 0, OP_NAMESPACES, errno, "id maps");
-	else if (write(mapped[1], "", 1) != 1)
-		refuse(socket, 0, OP_NAMESPACES, errno, "go");
-	close(mapped[0]);
-	close(mapped[1]);
+		failed = "id maps";
+	else if (write(word[1], "", 1) != 1 || announce(socket, pid, pidfd) || write(word[1], "", 1) != 1)
+		failed = "announce";
+	if (failed) {
+		refuse(socket, 0, OP_NAMESPACES, errno, failed);
+		close(word[1]); /* whoever was born waits for a word and ends without it */
+		word[1] = -1;
+	}
+	if (pidfd >= 0)
+		close(pidfd);
+	if (newborn >= 0)
+		close(newborn);
+	newborn = word[1];
 }
 
 static void launch(const int *descriptors, unsigned count)
@@ -235,25 +275,31 @@ int resident_main(int argc, char **argv)
 	gid = getegid();
 	for (int number = 1; number < NSIG; number++)
 		signal(number, SIG_DFL); /* an ignored signal would be ignored by every program inside */
+	signal(SIGPIPE, SIG_IGN);
 	/* Sandboxes are watched by pidfd, so nobody waits for them here. */
 	struct sigaction ignore = {.sa_handler = SIG_DFL, .sa_flags = SA_NOCLDWAIT};
 	sigaction(SIGCHLD, &ignore, NULL);
 	setsid();
-	int owner_error = become_owner() ? errno : 0;
-	if (!owner_error)
-		make_network(); /* a failure is reported to the launch that needs it */
-	struct pollfd watched[] = {{CONTROL, POLLIN, 0}, {SUPERVISOR, POLLIN, 0}};
+	int owner_error = become_owner() ? errno : 0, gave_up = 0;
 	for (;;) {
-		/* What is made ahead is made only while nobody waits. */
-		int idle = poll(watched, 2, 0) == 0;
-		if (idle && !owner_error)
-			make_network();
-		if (idle && poll(watched, 2, -1) < 0 && errno != EINTR)
+		struct pollfd watched[] = {{CONTROL, POLLIN, 0}, {SUPERVISOR, POLLIN, 0}, {newborn, 0, 0}};
+		int wants = !spare_network && !host_network && !owner_error && !gave_up;
+		int found = poll(watched, 3, wants ? PATIENCE_MS : -1);
+		if (found < 0 && errno != EINTR)
 			return 1;
 		if (watched[1].revents)
 			return 0;
-		if (!watched[0].revents)
+		if (watched[2].revents) {
+			close(newborn);
+			newborn = -1;
+		}
+		if (!watched[0].revents) {
+			/* A failure is reported by the launch that needs it, which tries again. */
+			if (wants && make_network())
+				gave_up = 1;
 			continue;
+		}
+		gave_up = 0;
 		uint32_t word;
 		int descriptors[MAX_DESCRIPTORS + LAUNCH_FIRST];
 		unsigned count = MAX_DESCRIPTORS + LAUNCH_FIRST;
