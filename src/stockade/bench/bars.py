@@ -1,0 +1,44 @@
+"""What must hold, in one table: the command and the tests read it from here."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+MIB = 1 << 20
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """The worst value of a measure that is still good enough."""
+
+    at: float
+    about: str
+    better: Literal["lower", "higher"] = "lower"
+    unit: Literal["×", "bytes", "walls"] = "×"
+    #: Aimed at and shown, but missing it is no failure.
+    aim: bool = False
+    #: Does not vary from run to run: no slack.
+    exact: bool = False
+
+    def holds(self, value: float, slack: float = 1.0) -> bool:
+        """Whether the value is good enough; `slack` 1.3 forgives a busy machine 30 %."""
+        slack = 1.0 if self.exact else slack
+        return value <= self.at * slack if self.better == "lower" else value >= self.at / slack
+
+
+BARS = {
+    "cold/bwrap": Bar(0.5, "time to run /bin/true, by bwrap's"),
+    "cold/sandlock": Bar(0.5, "time to run /bin/true, by sandlock's"),
+    "cold/posix_spawn": Bar(3.0, "time to run /bin/true, by that of a bare posix_spawn", aim=True),
+    "rate/bwrap": Bar(2.0, "sandboxes per second with two workers, by bwrap's", "higher"),
+    "rate/sandlock": Bar(1.5, "sandboxes per second with two workers, by sandlock's", "higher"),
+    "inside/git": Bar(1.08, "git init, five commits and a clone, by the same outside"),
+    "inside/compile": Bar(1.08, "three gcc compiles and a link, by the same outside"),
+    "inside/search": Bar(1.08, "find and grep over thousands of files, by the same outside"),
+    "inside/imports": Bar(1.08, "imports of Python's standard library, by the same outside"),
+    "memory/sandbox": Bar(MIB, "memory of one idle sandbox: its gate, its supervisor's growth", unit="bytes"),
+    "memory/gate": Bar(MIB, "size of the gate's executable", unit="bytes", exact=True),
+    "heap/1GB": Bar(1.3, "time to run /bin/true from a process of 1 GB, by that from a small one"),
+    "walls/open": Bar(0, "attacks of the probe that get through", unit="walls", exact=True),
+}

