@@ -1,0 +1,123 @@
+"""A gate that secretly leaves out one step: whatever it is, nothing may run.
+
+The sabotaged gate drops the step and says that it was done. Either the gate's
+own second look or the supervisor's evidence has to notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import stockade
+from stockade import Policy, SetupError
+from stockade.gate import client
+from stockade.gate import plan as ops
+from stockade.sandbox import launch
+
+Order = Callable[[str], None]
+NOTHING = "op:9999"
+
+
+@pytest.fixture
+def order(sabotaged_gate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Order]:
+    """Says what the next resident gate leaves out."""
+
+    def give(word: str) -> None:
+        client.shutdown()
+        monkeypatch.setattr(client, "EXTRA_ARGUMENTS", (word,))
+
+    client.shutdown()
+    monkeypatch.setattr("stockade.gate.executable", lambda: str(sabotaged_gate))
+    yield give
+    client.shutdown()
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    directory = tmp_path / "out"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture(params=["overlay", "rw", "open network"])
+def policy(request: pytest.FixtureRequest, tmp_path: Path, workspace: Path, out: Path) -> Policy:
+    """Between them, these have an operation of every kind."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in (".git/hooks", ".vscode"):
+        (workspace / name).mkdir(parents=True)
+    mode = "rw" if request.param == "rw" else "overlay"
+    return Policy(
+        workspace={"path": str(workspace), "mode": mode},
+        read=[str(data)],
+        write=[str(out)],
+        protect=[".git/hooks", ".vscode"],
+        net="open" if request.param == "open network" else (),
+        limits={"files": 512},
+    )
+
+
+def plan_of(policy: Policy) -> ops.Plan:
+    prepared = launch.prepare(policy)
+    prepared.close(discard=True)
+    return prepared.plan
+
+
+def starts(policy: Policy, out: Path) -> bool:
+    """Whether the command came to run, by what it would have left and by what the caller was told."""
+    marker = out / "marker"
+    refused = False
+    try:
+        stockade.run(["touch", str(marker)], policy)
+    except SetupError:
+        refused = True
+    touched = marker.exists()
+    marker.unlink(missing_ok=True)
+    return touched or not refused
+
+
+def test_a_sabotaged_gate_that_drops_nothing_runs_the_command(
+    policy: Policy, out: Path, order: Order
+) -> None:
+    order(NOTHING)
+    stockade.run(["touch", str(out / "marker")], policy).check()
+    assert (out / "marker").exists()
+
+
+def test_no_operation_of_the_plan_can_be_left_out(policy: Policy, out: Path, order: Order) -> None:
+    # The namespaces, operation 0, are not executed by the gate but given to clone; see the flags below.
+    plan = plan_of(policy)
+    unnoticed = []
+    for index, op in list(enumerate(plan.ops))[1:]:
+        order(f"op:{index}")
+        if starts(policy, out):
+            unnoticed.append(f"{index}: {op.describe()}")
+    assert unnoticed == []
+
+
+def test_no_namespace_can_be_left_out(policy: Policy, out: Path, order: Order) -> None:
+    unnoticed = []
+    for name in plan_of(policy).namespaces.names:
+        order(f"flags:{ops.NAMESPACES[name]:#x}")
+        if starts(policy, out):
+            unnoticed.append(name)
+    assert unnoticed == []
+
+
+def test_the_id_maps_cannot_be_left_out(policy: Policy, out: Path, order: Order) -> None:
+    order("maps")
+    assert not starts(policy, out)
+
+
+def test_every_kind_of_operation_was_among_those_left_out(tmp_path: Path, workspace: Path, out: Path) -> None:
+    (workspace / ".vscode").mkdir()
+    seen: set[type[ops.Op]] = set()
+    for mode in ("overlay", "rw"):
+        policy = Policy(
+            workspace={"path": str(workspace), "mode": mode}, write=[str(out)], protect=[".vscode"]
+        )
+        seen |= {type(op) for op in plan_of(policy).ops}
+    assert seen == set(ops.Op.__subclasses__())
