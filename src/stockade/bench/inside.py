@@ -13,7 +13,8 @@ import sys
 import time
 from collections.abc import Callable
 
-FOLDERS, FILES = 60, 50
+#: Three thousand files of some 4 KB, as sources have.
+FOLDERS, FILES, LINES = 60, 50, 220
 IMPORTS = "asyncio, argparse, decimal, email.mime.text, http.client, json, logging, unittest, xml.dom.minidom"
 SOURCE = """
 #include <stdio.h>
@@ -42,7 +43,7 @@ def prepare(base: str) -> None:
         os.makedirs(path, exist_ok=True)
         for number in range(FILES):
             with open(os.path.join(path, f"file{number}.c"), "w", encoding="ascii") as file:
-                file.write(f"int value{number} = {folder};\n" * 20)
+                file.write(f"int value{number} = {folder};\n" * LINES)
 
 
 def git(base: str) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import mmap
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import msgspec
 
-from stockade.bench.rivals import Contender
+from stockade.bench.rivals import Contender, Run
 
 TRUE = ("/bin/true",)
 PAGE = 4096
@@ -71,21 +71,19 @@ def _times(job: Job) -> None:
 def _rate(job: Job) -> None:
     runners = [job.contender.runner() for _ in range(job.threads)]
     runners[0](job.command)
-    for line in sys.stdin:
-        counts = [0] * job.threads
-        end = time.monotonic() + float(line)
 
-        def repeat(number: int, end: float = end, counts: list[int] = counts) -> None:
-            while time.monotonic() < end:
-                runners[number](job.command)
-                counts[number] += 1
+    def repeat(run: Run, end: float) -> int:
+        count = 0
+        while time.monotonic() < end:
+            run(job.command)
+            count += 1
+        return count
 
-        threads = [threading.Thread(target=repeat, args=(number,)) for number in range(job.threads)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        print(sum(counts), flush=True)
+    with ThreadPoolExecutor(job.threads) as pool:
+        for line in sys.stdin:
+            ends = [time.monotonic() + float(line)] * job.threads
+            # A run that fails ends the worker: what is counted has really run.
+            print(sum(pool.map(repeat, runners, ends)), flush=True)
 
 
 def _hold(job: Job) -> None:

@@ -1,0 +1,63 @@
+"""The bars hold, on this machine and for this user: ratios only, with slack for its other work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stockade.bench import rivals
+from stockade.bench.bars import BARS
+from stockade.bench.report import as_text, load_baseline
+from stockade.bench.sections import SECTIONS, ground, measure
+from stockade.cli import bench
+from support.means import need, need_program
+from support.paths import ROOT
+
+SLACK = 1.3
+COMPARED = ("cold", "rate", "walls")
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_bars_hold(section: str) -> None:
+    if section in COMPARED:
+        missing = rivals.missing()
+        need(not missing, f"{', '.join(missing)} not installed: {rivals.INSTALL}")
+    if section in ("inside", "walls"):
+        need(os.access("/usr/bin/python3", os.X_OK), "/usr/bin/python3 is not installed")
+    if section == "inside":
+        need_program("git")
+        need_program("gcc")
+    with ground(quick=True) as place:
+        found = measure(section, place, slack=SLACK)
+    judged = {figure.name for figure in found.figures} & set(BARS)
+    assert judged == {name for name in BARS if name.startswith(section + "/")}
+    assert all(figure.holds(SLACK) for figure in found.figures), as_text({section: found}, {}, {})
+
+
+def test_without_a_sandbox_the_attacks_get_through() -> None:
+    """Else a wall that is said to hold proves nothing."""
+    need(os.access("/usr/bin/python3", os.X_OK), "/usr/bin/python3 is not installed")
+    with ground(quick=True) as place:
+        rows = measure("walls", place).walls
+    needs_root = {"write to /usr", "have capabilities", "mount", "mount by fsopen"}
+    live = set(rows) if os.geteuid() == 0 else set(rows) - needs_root
+    assert {attack for attack in live if rows[attack]["no sandbox"] != "OPEN"} == set()
+
+
+def test_the_command_prints_a_table_and_keeps_the_ratios(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, found = tmp_path / "baseline.json", tmp_path / "found.json"
+    options = ["--quick", "--only", "heap", "--baseline", str(kept), "--json", str(found)]
+    assert bench.main([*options, "--update-baseline"]) == 0
+    assert "heap/1GB" in capsys.readouterr().out
+    (ratios,) = load_baseline(kept).values()
+    assert list(ratios) == ["heap/1GB"]
+    assert '"heap/1GB"' in found.read_text()
+
+
+def test_the_committed_baseline_names_only_measures_that_exist() -> None:
+    for ratios in load_baseline(ROOT / "bench" / "baseline.json").values():
+        assert set(ratios) <= set(BARS)
