@@ -1,18 +1,18 @@
-"""The system calls a sandboxed program may make, and the filter that says so.
+"""The system calls a sandboxed program may make.
 
-An allowlist compiled by libseccomp. What is not on it does not exist
-(ENOSYS), so that C libraries fall back to what does; what is refused on
-principle answers EPERM, so that a reader of the error knows it was a wall.
-Calls of another architecture kill the process.
+An allowlist. What is not on it does not exist (ENOSYS), so that C libraries
+fall back to what does; what is refused on principle answers EPERM, so that a
+reader of the error knows it was a wall. libseccomp knows the numbers, and
+`filters` writes the program.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import struct
 from functools import lru_cache
 
+from stockade import state
+from stockade.backends import filters
 from stockade.errors import PolicyError, SetupError
 
 FILES = """
@@ -75,40 +75,38 @@ set_mempolicy_home_node migrate_pages move_pages uselib _sysctl
 """
 REFUSED = frozenset(_REFUSED.split())
 
-NEW_NAMESPACES = 0x7E020080  # every CLONE_NEW… flag, CLONE_NEWTIME (a bit of the exit signal) included
-AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
-NETLINK_ROUTE = 0
-PERSONALITY_LINUX, PERSONALITY_QUERY = 0, 0xFFFFFFFF
-TIOCSTI, TIOCLINUX = 0x5412, 0x541C
-
-#: What the hand-written opening of the filter has to know: AUDIT_ARCH_… and the number of ioctl.
-MACHINES = {"x86_64": (0xC000003E, 16), "aarch64": (0xC00000B7, 29)}
+#: Allowed within bounds that the filter's conditions draw, which a policy can only narrow.
+BOUNDED = frozenset({"clone", "ioctl", "personality", "socket"})
 
 
-def check_names(allow: tuple[str, ...], deny: tuple[str, ...]) -> None:
-    """Refuse names that the policy cannot have, before anything is compiled."""
+def check_names(allow: tuple[str, ...]) -> None:
+    """Refuse names that no policy can allow, before anything is compiled."""
     for name in allow:
-        if name in REFUSED:
+        if name in REFUSED or name == "clone3":
             raise PolicyError(
                 f"syscalls.allow: {name!r} is refused to every sandbox",
                 hint="remove it: no policy can allow it",
             )
+        if name in BOUNDED:
+            raise PolicyError(
+                f"syscalls.allow: {name!r} is allowed already, within bounds that no policy can lift",
+                hint="remove it",
+            )
 
 
 @lru_cache(maxsize=16)
-def program(allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), cache: str = "") -> bytes:
-    """The filter as BPF bytes, compiled once per host and kept in the directory `cache`."""
-    check_names(allow, deny)
-    if not cache:
+def program(allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), home: str = "") -> bytes:
+    """The filter as BPF bytes, compiled once per host and kept in the state directory `home`."""
+    check_names(allow)
+    if not home:
         return compile_filter(allow, deny)
-    path = os.path.join(cache, f"filter-{fingerprint(allow, deny)}.bpf")
+    path = os.path.join(state.ensure(home), f"filter-{fingerprint(allow, deny)}.bpf")
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read()
     except FileNotFoundError:
         pass
     compiled = compile_filter(allow, deny)
-    os.makedirs(cache, mode=0o700, exist_ok=True)
     temporary = f"{path}.{os.getpid()}"
     with open(temporary, "wb") as file:
         file.write(compiled)
@@ -120,14 +118,28 @@ def fingerprint(allow: tuple[str, ...], deny: tuple[str, ...]) -> str:
     """What the compiled filter depends on, as a file name."""
     import hashlib
 
-    with open(__file__, "rb", buffering=0) as source:
-        digest = hashlib.sha256(source.read())
+    digest = hashlib.sha256()
+    for source in (__file__, filters.__file__):
+        with open(source, "rb", buffering=0) as file:
+            digest.update(file.read())
     digest.update(repr((sorted(allow), sorted(deny), os.uname().machine)).encode())
     return digest.hexdigest()[:32]
 
 
 def compile_filter(allow: tuple[str, ...], deny: tuple[str, ...]) -> bytes:
     """Compile the allowlist, with `allow` added to it and `deny` taken away."""
+    machine = os.uname().machine
+    if machine not in filters.ARCHITECTURES:
+        raise SetupError(
+            f"there is no system call filter for {machine}",
+            stage="seccomp",
+            hint="the native backend runs on " + " and ".join(filters.ARCHITECTURES),
+        )
+    return filters.program(machine, answers(allow, deny))
+
+
+def answers(allow: tuple[str, ...], deny: tuple[str, ...]) -> dict[int, str]:
+    """The answer to each system call of this architecture, by number; what has none does not exist."""
     try:
         import pyseccomp
     except (ImportError, RuntimeError) as error:
@@ -136,76 +148,15 @@ def compile_filter(allow: tuple[str, ...], deny: tuple[str, ...]) -> bytes:
             stage="seccomp",
             hint="install libseccomp, for example with `apt install libseccomp2`",
         ) from error
-    native = pyseccomp.Arch.NATIVE
-    for name in (*allow, *deny):
-        if pyseccomp.resolve_syscall(native, name) == -1:
+
+    given = dict.fromkeys(ALLOWED | set(allow), "allow")
+    given |= {name: name for name in BOUNDED}
+    given |= dict.fromkeys(REFUSED | set(deny), "refuse")
+    found = {}
+    for name, answer in given.items():
+        number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
+        if number == -1 and name in (*allow, *deny):
             raise PolicyError(f"syscalls: there is no system call {name!r}")
-
-    rules = pyseccomp.SyscallFilter(pyseccomp.ERRNO(errno.ENOSYS))
-    rules.set_attr(pyseccomp.Attr.ACT_BADARCH, pyseccomp.KILL_PROCESS)
-    # A balanced tree instead of one comparison after the other: the kernel tries the filter for every
-    # call when it is loaded, so short ways through it make a start cheaper.
-    rules.set_attr(pyseccomp.Attr.CTL_OPTIMIZE, 2)
-
-    def add(action: int, name: str, *conditions: object) -> None:
-        # A negative number is a call that this architecture does not have.
-        if name not in deny and (number := pyseccomp.resolve_syscall(native, name)) >= 0:
-            rules.add_rule(action, number, *conditions)
-
-    arg, equal, unequal = pyseccomp.Arg, pyseccomp.EQ, pyseccomp.NE
-    for name in sorted((ALLOWED | set(allow)) - set(deny)):
-        add(pyseccomp.ALLOW, name)
-    for name in sorted(REFUSED | set(deny)):
-        if (number := pyseccomp.resolve_syscall(native, name)) >= 0:
-            rules.add_rule(pyseccomp.ERRNO(errno.EPERM), number)
-    # clone3 hides its flags behind a pointer, so it does not exist and clone is used instead.
-    if "clone" not in allow:
-        add(pyseccomp.ALLOW, "clone", arg(0, pyseccomp.MASKED_EQ, NEW_NAMESPACES & ~0x80, 0))
-    for family in (AF_UNIX, AF_INET, AF_INET6):
-        add(pyseccomp.ALLOW, "socket", arg(0, equal, family))
-    add(pyseccomp.ALLOW, "socket", arg(0, equal, AF_NETLINK), arg(2, equal, NETLINK_ROUTE))
-    unsupported = pyseccomp.ERRNO(errno.EAFNOSUPPORT)
-    add(unsupported, "socket", arg(0, equal, AF_NETLINK), arg(2, unequal, NETLINK_ROUTE))
-    for family in sorted({0, *range(3, 16)} - {AF_INET6}):
-        add(unsupported, "socket", arg(0, equal, family))
-    add(unsupported, "socket", arg(0, pyseccomp.GT, AF_NETLINK))
-    for persona in (PERSONALITY_LINUX, PERSONALITY_QUERY):
-        add(pyseccomp.ALLOW, "personality", arg(0, equal, persona))
-
-    with open(os.memfd_create("filter"), "rb") as file:
-        rules.export_bpf(file)
-        file.seek(0)
-        return terminal_refusals() + file.read()
-
-
-def terminal_refusals() -> bytes:
-    """The opening of the filter: no program types into a terminal it shares.
-
-    The kernel looks at the low half of ioctl's request only, so a comparison
-    of all 64 bits, which is what libseccomp makes, could be slipped past
-    with a bit set in the high half (CVE-2019-7303).
-    """
-    machine = os.uname().machine
-    if machine not in MACHINES:
-        raise SetupError(
-            f"there is no system call filter for {machine}",
-            stage="seccomp",
-            hint="the native backend runs on " + " and ".join(MACHINES),
-        )
-    architecture, ioctl = MACHINES[machine]
-    load, jump, give = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
-    number_at, architecture_at, request_at = 0, 4, 24
-    refuse = 0x00050000 | errno.EPERM  # SECCOMP_RET_ERRNO
-    return b"".join(
-        struct.pack("=HBBI", *instruction)
-        for instruction in (
-            (load, 0, 0, architecture_at),
-            (jump, 0, 6, architecture),
-            (load, 0, 0, number_at),
-            (jump, 0, 4, ioctl),
-            (load, 0, 0, request_at),
-            (jump, 1, 0, TIOCSTI),
-            (jump, 0, 1, TIOCLINUX),
-            (give, 0, 0, refuse),
-        )
-    )
+        if number >= 0:  # other negative numbers are calls of other architectures
+            found[number] = answer
+    return found

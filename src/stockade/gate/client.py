@@ -24,6 +24,10 @@ FAILED, BORN, READY, EXEC_FAILED, EXITED = 1, 2, 3, 4, 5
 EXEC, SIGNAL = 1, 2
 LAST, ALL = 1, 2
 
+#: What one launch can carry for its plan, and one exec request for its arguments: gate.h, inside.c.
+MOST_DESCRIPTORS = 250
+MOST_BYTES = 8 << 20
+
 OPERATIONS = (
     "plan", "namespaces", "hostname", "root", "dir", "file", "link", "bind", "scratch", "proc", "pts",
     "overlay", "show", "pivot", "keyring", "rlimit", "privileges", "landlock", "grant", "seccomp",

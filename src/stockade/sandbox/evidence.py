@@ -10,6 +10,7 @@ have said it. If anything that was asked for is not there, nothing starts.
 from __future__ import annotations
 
 import os
+from collections.abc import Set
 
 from stockade.controls import Control
 from stockade.errors import SetupError
@@ -22,10 +23,19 @@ CAPABILITIES = (b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb")
 NOTHING = b"0000000000000000"
 
 
-def observe_birth(born: Reply, plan: ops.Plan) -> None:
-    """Look at the namespaces and id maps. The gate is still raising its walls meanwhile."""
-    _namespaces(born.descriptors[1:], plan)
+Identity = tuple[int, int]
+
+
+def observe_birth(born: Reply, plan: ops.Plan, taken: Set[Identity]) -> frozenset[Identity]:
+    """Look at the namespaces and id maps. The gate is still raising its walls meanwhile.
+
+    `taken` are the namespaces of other sandboxes; those of this one are returned.
+    """
+    new = _namespaces(born.descriptors[1:], plan)
+    if new & taken:
+        raise _missing("it shares a namespace with another sandbox")
     _id_maps(f"/proc/{born.status}", plan)
+    return new
 
 
 def observe(pid: int, plan: ops.Plan, filters_before: int) -> dict[Control, str]:
@@ -82,15 +92,22 @@ def _read(path: str) -> bytes:
         os.close(file)
 
 
-def _namespaces(descriptors: tuple[int, ...], plan: ops.Plan) -> None:
+def _namespaces(descriptors: tuple[int, ...], plan: ops.Plan) -> frozenset[Identity]:
+    found = set()
     if len(descriptors) != len(NAMESPACES):
         raise _missing("the gate did not pass its namespaces")
     for name, descriptor in zip(NAMESPACES, descriptors, strict=True):
-        own = os.stat(f"/proc/self/ns/{name}")
-        theirs = os.fstat(descriptor)
-        is_new = (own.st_dev, own.st_ino) != (theirs.st_dev, theirs.st_ino)
-        if is_new != (name in plan.namespaces.names):
-            raise _missing(f"the {name} namespace is {'not ' if is_new else ''}the host's")
+        own, theirs = _identity(f"/proc/self/ns/{name}"), _identity(descriptor)
+        if (own != theirs) != (name in plan.namespaces.names):
+            raise _missing(f"the {name} namespace is {'not ' if own != theirs else ''}the host's")
+        if own != theirs:
+            found.add(theirs)
+    return frozenset(found)
+
+
+def _identity(file: str | int) -> Identity:
+    info = os.stat(file)
+    return info.st_dev, info.st_ino
 
 
 def _privileges(text: bytes, filters_before: int) -> None:
@@ -117,7 +134,7 @@ def _mounts(table: bytes, plan: ops.Plan) -> int:
     """Compare the mount table with the plan: all of it, and nothing besides."""
     # A plan is a value, so what was found right for it once stays right.
     verdicts, seen = plan.verdicts, set()
-    lines = table.splitlines()
+    lines = table.split(b"\n")[:-1]
     for line in lines:
         _, _, _, _, path, options, rest = line.split(b" ", 6)
         mount = path, options, rest.partition(b"- ")[2].partition(b" ")[0]

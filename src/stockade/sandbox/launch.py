@@ -15,7 +15,7 @@ from stockade.backends import native, syscalls
 from stockade.backends.select import Selection
 from stockade.backends.select import select as select_backend
 from stockade.controls import Control
-from stockade.errors import SetupError
+from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.gate.plan import Plan
 from stockade.host import host
@@ -60,11 +60,17 @@ class Box(msgspec.Struct, frozen=True):
     connection: client.Connection
     pidfd: int
     controls: dict[str, Enforced]
+    namespaces: frozenset[tuple[int, int]]
 
     def close(self) -> None:
         """End everything inside and wait until it is gone."""
         self.connection.close()
         _gone(self.pidfd)
+        _taken.difference_update(self.namespaces)
+
+
+#: The namespaces of this process's living sandboxes: no two may share one.
+_taken: set[tuple[int, int]] = set()
 
 
 def _gone(pidfd: int) -> None:
@@ -96,7 +102,8 @@ def prepare(policy: Policy, *, pinned: bool = False, dry: bool = False) -> Prepa
         if workspace is not None and workspace.access == "overlay" and not dry:
             layer = Layer(home, workspace.fd, workspace.path)
             place = layer.path
-        program = syscalls.program(policy.syscalls.allow, policy.syscalls.deny, _cache(home, dry))
+        kept = "" if dry else home
+        program = syscalls.program(policy.syscalls.allow, policy.syscalls.deny, kept)
         tasks = not selection.controls[Control.LIMITS_TASKS].weaker
         plan = native.compile_plan(native.inputs(resolved, known.landlock, program, place, tasks))
         return Prepared(
@@ -109,13 +116,14 @@ def prepare(policy: Policy, *, pinned: bool = False, dry: bool = False) -> Prepa
         raise
 
 
-def _cache(home: str, dry: bool) -> str:
-    return "" if dry else f"{home}/cache"
-
-
 def launch(prepared: Prepared) -> Box:
     """Raise the walls and look at them; on any failure nothing is left."""
     host_network = "net" not in prepared.plan.namespaces.names
+    if len(prepared.descriptors) > client.MOST_DESCRIPTORS:
+        raise PolicyError(
+            f"the policy grants {len(prepared.descriptors)} paths, more than {client.MOST_DESCRIPTORS}",
+            hint="grant the directories they are in",
+        )
     for attempt in range(2):
         connection = client.launch(prepared.plan.encoded, prepared.descriptors, host_network=host_network)
         pidfd = -1
@@ -124,14 +132,15 @@ def launch(prepared: Prepared) -> Box:
             if reply.kind == client.BORN:
                 pidfd = reply.descriptors[0]
                 try:
-                    observe_birth(reply, prepared.plan)
+                    namespaces = observe_birth(reply, prepared.plan, _taken)
                 finally:
                     for descriptor in reply.descriptors[1:]:
                         os.close(descriptor)
                 born, reply = reply.status, _next(connection)
                 if reply.kind == client.READY and reply.pid == born:
                     seen = observe(born, prepared.plan, connection.filters_before)
-                    return Box(connection, pidfd, _enforced(prepared.selection, seen))
+                    _taken.update(namespaces)
+                    return Box(connection, pidfd, _enforced(prepared.selection, seen), namespaces)
         except BaseException:
             _abandon(connection, pidfd)
             raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import signal as signals
 
 import msgspec
 
@@ -84,25 +83,3 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
             Outcome.SETUP_FAILED: SetupError,
         }
         raise kinds.get(self.outcome, CommandError)(self.reason, hint=self.hint)
-
-
-def signal_name(number: int) -> str:
-    """SIGSEGV for 11."""
-    try:
-        return signals.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-#: What usually lies behind a death by signal, in words.
-CAUSES = {
-    signals.SIGSEGV: "it touched memory that it does not have: a bug in the program",
-    signals.SIGBUS: "it touched a mapped file beyond its end, or memory ran out",
-    signals.SIGFPE: "it divided by zero",
-    signals.SIGILL: "it executed an instruction that this processor does not have",
-    signals.SIGABRT: "it gave up by itself, as after a failed assertion",
-    signals.SIGKILL: "it was killed: by itself, or by the kernel when memory ran out",
-    signals.SIGPIPE: "it wrote to a pipe that nobody reads",
-    signals.SIGXFSZ: "it wrote a file beyond its size limit",
-    signals.SIGSYS: "the system call filter ended it: it made a call of a foreign architecture",
-}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -10,9 +9,10 @@ from typing import Literal
 
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
-from stockade.policy import Policy
+from stockade.policy import Limits, Policy
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
-from stockade.sandbox.result import CAUSES, Outcome, Result, Usage, signal_name
+from stockade.sandbox.outcome import judge
+from stockade.sandbox.result import Result, Usage
 from stockade.sandbox.supervise import GRACE, Ended, Run, Sink, supervise
 
 OnExit = Literal["keep", "discard"]
@@ -161,19 +161,20 @@ def _run(
     argv = [os.fspath(word) for word in cmd]
     if not argv:
         raise PolicyError("there is no command to run", hint="stockade run -- COMMAND ...")
-    if any("\0" in word for word in argv):
-        raise PolicyError("a word of the command has a NUL byte in it")
+    if any("\0" in word for word in (*argv, cwd or "")):
+        raise PolicyError("the command or its directory has a NUL byte in it")
     if source is not None and os.isatty(source):
         raise PolicyError(
             "stdin is a terminal, which is never handed in", hint="pipe something in, or leave it out"
         )
     limits, workspace = prepared.resolved.limits, prepared.resolved.workspace
-    seconds = [given for given in (timeout, limits.wall) if given is not None]
+    seconds = [time for time in (Limits(wall=timeout).wall, limits.wall) if time is not None]
+    here = workspace.path if workspace is not None else prepared.home
     environ = {**prepared.resolved.environ, "HOME": prepared.home, **_variables(env)}
     return Run(
         argv=argv,
         env=environ,
-        cwd=cwd or (workspace.path if workspace is not None else prepared.home),
+        cwd=os.path.join(here, cwd) if cwd else here,
         given=given,
         source=source,
         seconds=min(seconds) if seconds else None,
@@ -196,7 +197,7 @@ def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
 
 
 def _result(ended: Ended, run: Run, box: Box, prepared: Prepared) -> Result:
-    outcome, exit_code, signal, reason, hint = _verdict(ended, run, prepared)
+    verdict = judge(ended, run, prepared.resolved.caller)
     reply = ended.reply
     usage = Usage(wall=ended.wall)
     if reply is not None and reply.kind == client.EXITED:
@@ -210,11 +211,11 @@ def _result(ended: Ended, run: Run, box: Box, prepared: Prepared) -> Result:
     layer = prepared.layer
     changes = tuple(layer.changes()) if layer is not None else ()
     return Result(
-        outcome=outcome,
-        exit_code=exit_code,
-        signal=signal,
-        reason=reason,
-        hint=hint,
+        outcome=verdict.outcome,
+        exit_code=verdict.exit_code,
+        signal=verdict.signal,
+        reason=verdict.reason,
+        hint=verdict.hint,
         stdout=ended.stdout,
         stderr=ended.stderr,
         truncated=ended.truncated,
@@ -224,54 +225,3 @@ def _result(ended: Ended, run: Run, box: Box, prepared: Prepared) -> Result:
         workspace=layer.id if layer is not None and changes else "",
         plan=prepared.plan.hash,
     )
-
-
-def _verdict(ended: Ended, run: Run, prepared: Prepared) -> tuple[Outcome, int, int | None, str, str]:
-    reply = ended.reply
-    if ended.timed_out:
-        return Outcome.TIMED_OUT, 124, None, f"ended after {run.seconds:g} s, the time it was given", ""
-    if reply is None:
-        return Outcome.SETUP_FAILED, 125, None, "the gate died before the command ended", ""
-    if reply.kind == client.EXEC_FAILED:
-        return _not_started(reply, run, prepared)
-    if os.WIFEXITED(reply.status):
-        code = os.WEXITSTATUS(reply.status)
-        return Outcome.EXITED, code, None, f"exited with {code}" if code else "", ""
-    number = os.WTERMSIG(reply.status)
-    cause = CAUSES.get(number, "")  # type: ignore[call-overload]
-    reason = f"ended by {signal_name(number)}" + (f": {cause}" if cause else "")
-    if signal_name(number) == "SIGSYS":
-        return Outcome.DENIED, 126, number, reason, ""
-    return Outcome.SIGNALLED, 128 + number, number, reason, ""
-
-
-def _not_started(
-    reply: client.Reply, run: Run, prepared: Prepared
-) -> tuple[Outcome, int, int | None, str, str]:
-    why = os.strerror(reply.error)
-    if reply.text == "cwd":
-        hint = f'show it: read = ["{run.cwd}"]' if os.path.isdir(run.cwd) else "name a directory that exists"
-        return Outcome.SETUP_FAILED, 125, None, f"the sandbox has no directory {run.cwd}: {why}", hint
-    if reply.text != "command":
-        return Outcome.SETUP_FAILED, 125, None, f"the command was not started: {reply.text}: {why}", ""
-    name = run.argv[0]
-    on_host = _on_host(name, prepared.resolved.caller.environ.get("PATH", os.defpath), run.cwd)
-    if reply.error == errno.ENOENT:
-        if on_host:
-            real = os.path.realpath(on_host)
-            where = f" ({real})" if real != on_host else ""
-            hint = (
-                f'show what it needs: read = ["{os.path.dirname(real)}"], or `--read {os.path.dirname(real)}`'
-            )
-            reason = f"{name}: {on_host}{where} is hidden by the policy, or the interpreter it names is"
-            return Outcome.SETUP_FAILED, 127, None, reason, hint
-        return Outcome.SETUP_FAILED, 127, None, f"{name}: there is no such command inside", "check its name"
-    return Outcome.DENIED, 126, None, f"{name}: cannot be executed inside: {why}", ""
-
-
-def _on_host(name: str, path: str, cwd: str) -> str:
-    """Where the command is on the host, so that the error can say what the policy hides."""
-    candidates = (
-        [os.path.join(cwd, name)] if "/" in name else [os.path.join(p, name) for p in path.split(":") if p]
-    )
-    return next((found for found in candidates if os.access(found, os.X_OK) and not os.path.isdir(found)), "")

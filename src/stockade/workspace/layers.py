@@ -7,8 +7,10 @@ format, `work` is the kernel's. Nothing here touches the host's tree.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -17,6 +19,8 @@ from stockade import state
 from stockade.errors import SetupError
 
 OPAQUE = "user.overlay.opaque"
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+DEEPEST = 100
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -64,7 +68,8 @@ class Layer:
     def changes(self) -> list[Change]:
         """What differs from the host's tree, found by walking the changes only."""
         found: list[Change] = []
-        _walk(self._open[0], self.lower, "", found)
+        with _opened(".", self._open[0]) as upper:
+            _walk(upper, self.lower, "", found)
         return sorted(found, key=lambda change: change.path)
 
     def close(self) -> None:
@@ -78,9 +83,7 @@ class Layer:
 
 
 def _walk(upper: int, lower: int | None, prefix: str, found: list[Change]) -> None:
-    with os.scandir(upper) as entries:
-        names = sorted(entry.name for entry in entries)
-    for name in names:
+    for name in sorted(os.listdir(upper)):
         path = f"{prefix}{name}"
         info = os.stat(name, dir_fd=upper, follow_symlinks=False)
         before = _stat(name, lower)
@@ -93,45 +96,56 @@ def _walk(upper: int, lower: int | None, prefix: str, found: list[Change]) -> No
             found.append(Change(path, "added"))
         elif not (is_dir and was_dir) or stat.S_IMODE(info.st_mode) != stat.S_IMODE(before.st_mode):
             found.append(Change(path, "modified"))
-        if is_dir:
+        # Beyond this depth a directory stands for what is in it: descriptors and stack are finite.
+        if is_dir and prefix.count("/") < DEEPEST:
             _descend(name, path, upper, lower if was_dir else None, found)
 
 
 def _descend(name: str, path: str, upper: int, lower: int | None, found: list[Change]) -> None:
-    inner = _open_directory(name, upper)
-    below = (
-        None if lower is None else os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=lower)
-    )
+    below = _open_lower(name, lower)
     try:
-        if below is not None and _is_opaque(inner):
-            # The directory was removed and made again: what was in it is gone unless it is in the layer.
-            kept = set(os.listdir(inner))
-            found += [Change(f"{path}/{gone}", "deleted") for gone in os.listdir(below) if gone not in kept]
-        _walk(inner, below, f"{path}/", found)
+        with _opened(name, upper) as inner:
+            if below is not None and _is_opaque(inner):
+                # The directory was removed and made again: what was in it is gone unless it is in the layer.
+                gone = set(os.listdir(below)).difference(os.listdir(inner))
+                found += [Change(f"{path}/{lost}", "deleted") for lost in gone]
+            _walk(inner, below, f"{path}/", found)
     finally:
-        os.close(inner)
         if below is not None:
             os.close(below)
 
 
-def _open_directory(name: str, parent: int) -> int:
-    """Open a directory of the layer, also one that the program made unreadable."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+def _open_lower(name: str, lower: int | None) -> int | None:
+    """The host's directory, or None where there is none that the caller may read."""
+    if lower is None:
+        return None
     try:
-        return os.open(name, flags, dir_fd=parent)
+        return os.open(name, DIRECTORY, dir_fd=lower)
     except PermissionError:
-        # Through O_PATH: between a chmod by name and the open, nothing else can be put there.
-        node = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-        try:
-            here = f"/proc/self/fd/{node}"
-            mode = stat.S_IMODE(os.fstat(node).st_mode)
+        return None
+
+
+@contextlib.contextmanager
+def _opened(name: str, parent: int) -> Iterator[int]:
+    """A directory of the layer by descriptor, also one that the program made unreadable."""
+    # Through O_PATH: what is changed and opened is what was found, whatever takes its name.
+    node = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        here = f"/proc/self/fd/{node}"
+        mode = stat.S_IMODE(os.fstat(node).st_mode)
+        if mode & 0o700 != 0o700:
             os.chmod(here, mode | 0o700)
+        try:
+            directory = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                return os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                yield directory
             finally:
-                os.chmod(here, mode)
+                os.close(directory)
         finally:
-            os.close(node)
+            if mode & 0o700 != 0o700:
+                os.chmod(here, mode)
+    finally:
+        os.close(node)
 
 
 def _is_opaque(directory: int) -> bool:
@@ -146,24 +160,26 @@ def _stat(name: str, directory: int | None) -> os.stat_result | None:
         return None
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return None
 
 
 def remove_tree(path: str) -> None:
-    """Remove a tree of the state, whatever modes a program gave its parts."""
+    """Remove a tree of the state, however deep and whatever modes a program gave its parts."""
     parent, name = os.path.split(path)
     try:
-        directory = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = os.open(parent, DIRECTORY)
     except FileNotFoundError:
         return
     try:
-        _remove(name, directory)
+        pending = [name]
+        while pending:
+            _remove(pending.pop(), directory, directory, 0, pending)
     finally:
         os.close(directory)
 
 
-def _remove(name: str, parent: int) -> None:
+def _remove(name: str, parent: int, top: int, depth: int, pending: list[str]) -> None:
     try:
         os.unlink(name, dir_fd=parent)
         return
@@ -172,10 +188,15 @@ def _remove(name: str, parent: int) -> None:
     except IsADirectoryError:
         pass
     os.chmod(name, 0o700, dir_fd=parent)
-    directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    if depth > DEEPEST:
+        # Moved up and removed later, so that neither descriptors nor stack run out.
+        pending.append(f".removed-{os.urandom(6).hex()}")
+        os.rename(name, pending[-1], src_dir_fd=parent, dst_dir_fd=top)
+        return
+    directory = os.open(name, DIRECTORY, dir_fd=parent)
     try:
         for entry in os.listdir(directory):
-            _remove(entry, directory)
+            _remove(entry, directory, top, depth + 1, pending)
     finally:
         os.close(directory)
     os.rmdir(name, dir_fd=parent)

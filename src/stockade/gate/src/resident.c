@@ -76,7 +76,7 @@ static int write_maps(pid_t pid, int every)
 
 static int make_network(void)
 {
-	if (host_network || spare_network)
+	if (host_network || spare_network || !(sabotaged_flags(CLONE_NEWNET) & CLONE_NEWNET))
 		return 0;
 	if (unshare(CLONE_NEWNET))
 		return -1;
@@ -295,7 +295,7 @@ int resident_main(int argc, char **argv)
 		}
 		if (!watched[0].revents) {
 			/* A failure is reported by the launch that needs it, which tries again. */
-			if (wants && make_network())
+			if (wants && (make_network() || !spare_network))
 				gave_up = 1;
 			continue;
 		}

@@ -1,0 +1,107 @@
+"""How a run ended, judged by what the gate and the kernel say and by nothing the program printed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal as signals
+
+import msgspec
+
+from stockade.gate import client
+from stockade.policy import Caller
+from stockade.sandbox.result import Outcome
+from stockade.sandbox.supervise import Ended, Run
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The outcome, the exit code that stands for it, and what to tell the user."""
+
+    outcome: Outcome
+    exit_code: int
+    reason: str = ""
+    hint: str = ""
+    signal: int | None = None
+
+
+def judge(ended: Ended, run: Run, caller: Caller) -> Verdict:
+    """The verdict on a run that is over."""
+    reply = ended.reply
+    if ended.timed_out:
+        return Verdict(Outcome.TIMED_OUT, 124, f"ended after {run.seconds:g} s, the time it was given")
+    if reply is None:
+        return Verdict(Outcome.SETUP_FAILED, 125, "the gate died before the command ended")
+    if reply.kind == client.EXEC_FAILED:
+        return _not_started(reply, run, caller)
+    if os.WIFEXITED(reply.status):
+        code = os.WEXITSTATUS(reply.status)
+        return Verdict(Outcome.EXITED, code, f"exited with {code}" if code else "")
+    number = os.WTERMSIG(reply.status)
+    cause = f": {CAUSES[number]}" if number in CAUSES else ""
+    reason = f"ended by {signal_name(number)}{cause}"
+    if number == signals.SIGSYS:
+        return Verdict(Outcome.DENIED, 126, reason, signal=number)
+    return Verdict(Outcome.SIGNALLED, 128 + number, reason, signal=number)
+
+
+def _not_started(reply: client.Reply, run: Run, caller: Caller) -> Verdict:
+    why = os.strerror(reply.error)
+    if reply.text == "cwd":
+        hint = f'show it: read = ["{run.cwd}"]' if os.path.isdir(run.cwd) else "name a directory that exists"
+        return Verdict(Outcome.SETUP_FAILED, 125, f"the sandbox has no directory {run.cwd}: {why}", hint)
+    if reply.text != "command":
+        return Verdict(Outcome.SETUP_FAILED, 125, f"the command was not started: {reply.text}: {why}")
+    name = run.argv[0]
+    if reply.error == errno.ENOENT:
+        return _not_found(name, _on_host(name, caller.environ.get("PATH", os.defpath), run.cwd))
+    reason = f"{name}: cannot be executed inside: {why}"
+    if reply.error in (errno.EACCES, errno.EPERM):
+        return Verdict(Outcome.DENIED, 126, reason, "is it executable, and in a tree that may be executed?")
+    if reply.error == errno.ENOEXEC:
+        return Verdict(Outcome.SETUP_FAILED, 126, reason, "a script needs a first line such as #!/bin/sh")
+    return Verdict(Outcome.SETUP_FAILED, 125, reason)
+
+
+def _not_found(name: str, on_host: str) -> Verdict:
+    if not on_host:
+        return Verdict(
+            Outcome.SETUP_FAILED, 127, f"{name}: there is no such command inside", "check its name"
+        )
+    real = os.path.realpath(on_host)
+    where = f" ({real})" if real != on_host else ""
+    place = os.path.dirname(real)
+    return Verdict(
+        Outcome.SETUP_FAILED,
+        127,
+        f"{name}: {on_host}{where} is hidden by the policy, or the interpreter it names is",
+        f'show what it needs: read = ["{place}"], or `--read {place}`',
+    )
+
+
+def _on_host(name: str, path: str, cwd: str) -> str:
+    """Where the command is on the host, so that the error can say what the policy hides."""
+    places = [cwd] if "/" in name else [place for place in path.split(":") if place]
+    candidates = (os.path.join(place, name) for place in places)
+    return next((found for found in candidates if os.access(found, os.X_OK) and not os.path.isdir(found)), "")
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV for 11."""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+#: What usually lies behind a death by signal, in words.
+CAUSES: dict[int, str] = {
+    signals.SIGSEGV: "it touched memory that it does not have: a bug in the program",
+    signals.SIGBUS: "it touched a mapped file beyond its end, or memory ran out",
+    signals.SIGFPE: "it divided by zero",
+    signals.SIGILL: "it executed an instruction that this processor does not have",
+    signals.SIGABRT: "it gave up by itself, as after a failed assertion",
+    signals.SIGKILL: "it was killed: by itself, or by the kernel when memory ran out",
+    signals.SIGPIPE: "it wrote to a pipe that nobody reads",
+    signals.SIGXFSZ: "it wrote a file beyond its size limit",
+    signals.SIGSYS: "the system call filter ended it: it made a call of a foreign architecture",
+}
