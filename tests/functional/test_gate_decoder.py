@@ -1,0 +1,356 @@
+"""The plan decoder: what is not exactly a plan is refused before the first side effect."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import stockade
+from stockade import Policy, gate
+from stockade.gate import client
+from stockade.gate import plan as ops
+from stockade.sandbox import launch
+from support import gatebuild
+from support.means import need_program
+
+HEADER = struct.Struct("=8sIIII")
+RECORD = struct.Struct("=IIQQ")
+NAMESPACES, HOSTNAME, ROOT, DIR, FILE, LINK, BIND = range(1, 8)
+OVERLAY, PIVOT, KEYRING, PRIVILEGES, LANDLOCK, GRANT, SECCOMP = 11, 13, 14, 16, 17, 18, 19
+
+
+class Plan(ctypes.Structure):
+    _fields_ = [
+        ("count", ctypes.c_uint),
+        ("base", ctypes.c_uint),
+        ("ops", ctypes.c_void_p),
+        ("base_bytes", ctypes.c_void_p),
+        ("base_size", ctypes.c_size_t),
+    ]
+
+
+class PlanError(ctypes.Structure):
+    _fields_ = [("index", ctypes.c_uint), ("reason", ctypes.c_char_p)]
+
+
+def decode(data: bytes, descriptors: int = 0) -> tuple[int, str]:
+    """Where and why the decoder refuses; (-1, "") if it does not."""
+    library = ctypes.CDLL(gate.library())
+    plan, error = Plan(), PlanError()
+    refused = library.plan_decode(
+        ctypes.c_char_p(data),
+        ctypes.c_size_t(len(data)),
+        descriptors,
+        ctypes.byref(plan),
+        ctypes.byref(error),
+    )
+    if refused:
+        return error.index, error.reason.decode()
+    library.plan_free(ctypes.byref(plan))
+    return -1, ""
+
+
+ACCEPTED = (-1, "")
+
+
+def record(kind: int, a: int = 0, b: int = 0, data: bytes = b"", size: int | None = None) -> bytes:
+    padded = data + bytes(-len(data) % 8)
+    return RECORD.pack(kind, RECORD.size + len(padded) if size is None else size, a, b) + padded
+
+
+FIRST = [record(NAMESPACES, 0x30020000)]
+ROOTED = [*FIRST, record(ROOT)]
+WALLS = [
+    record(PIVOT),
+    record(PRIVILEGES),
+    record(LANDLOCK, 1),
+    record(SECCOMP, 0, 8, bytes(8)),
+]
+
+
+def plan(*records: bytes, base: int = 0, count: int | None = None, size: int | None = None) -> bytes:
+    body = b"".join(records)
+    total = HEADER.size + len(body) if size is None else size
+    return HEADER.pack(b"STKPLAN2", total, len(records) if count is None else count, base, 0) + body
+
+
+def with_mount(*records: bytes) -> bytes:
+    """A plan with these operations where mounts belong: from index 2."""
+    return plan(*ROOTED, *records, *WALLS)
+
+
+SMALLEST = plan(*ROOTED, *WALLS)
+
+
+def test_the_smallest_plan_is_accepted() -> None:
+    assert decode(SMALLEST) == ACCEPTED
+
+
+@pytest.fixture
+def policies(workspace: Path, tmp_path: Path) -> list[Policy]:
+    (tmp_path / "data").mkdir()
+    (workspace / ".vscode").mkdir()
+    rw = {"path": str(workspace), "mode": "rw"}
+    return [
+        Policy(),
+        Policy(profile="dev"),
+        Policy(net="open"),
+        Policy(workspace=str(workspace), read=[str(tmp_path / "data")]),
+        Policy(workspace=rw, protect=[".vscode"], write=[str(tmp_path / "data")], limits={"files": 99}),
+    ]
+
+
+def compiled(policy: Policy) -> ops.Plan:
+    prepared = launch.prepare(policy)
+    prepared.close(discard=True)
+    return prepared.plan
+
+
+def test_every_plan_that_is_compiled_is_accepted(policies: list[Policy]) -> None:
+    for policy in policies:
+        assert decode(compiled(policy).encoded, 200) == ACCEPTED
+
+
+class TestTheWhole:
+    @pytest.mark.parametrize("length", [0, 1, 8, 23])
+    def test_less_than_a_header_is_no_plan(self, length: int) -> None:
+        assert decode(SMALLEST[:length]) == (0, "not a plan")
+
+    def test_another_magic_is_no_plan(self) -> None:
+        assert decode(b"STKPLAN1" + SMALLEST[8:])[1] == "not a plan"
+
+    @pytest.mark.parametrize("change", [-8, -1, 1, 8])
+    def test_a_size_that_is_not_the_size_is_refused(self, change: int) -> None:
+        assert decode(plan(*ROOTED, *WALLS, size=len(SMALLEST) + change))[1] == "not a plan"
+
+    @pytest.mark.parametrize("count", [0, 4097, 0xFFFFFFFF])
+    def test_an_impossible_count_is_refused(self, count: int) -> None:
+        assert decode(plan(*ROOTED, *WALLS, count=count))[1] == "not a plan"
+
+    def test_a_base_as_large_as_the_plan_is_refused(self) -> None:
+        assert decode(plan(*ROOTED, *WALLS, base=6))[1] == "not a plan"
+
+    def test_more_than_four_mebibytes_are_refused(self) -> None:
+        filler = [record(FILE, 0o444, 1 << 20, b"/f%d\0" % n + bytes(1 << 20)) for n in range(5)]
+        assert decode(plan(*ROOTED, *filler, *WALLS))[1] == "not a plan"
+
+    def test_a_plan_cut_short_anywhere_is_refused(self) -> None:
+        for length in range(len(SMALLEST)):
+            cut = SMALLEST[:length]
+            assert decode(cut) != ACCEPTED
+            if length >= HEADER.size:
+                fitting = cut[:8] + struct.pack("=I", length) + cut[12:]
+                assert decode(fitting) != ACCEPTED, length
+
+    def test_bytes_after_the_last_record_are_refused(self) -> None:
+        assert decode(plan(*ROOTED, *WALLS, bytes(24), count=6)) == (6, "bytes after the last record")
+
+    @pytest.mark.parametrize("missing", range(6))
+    def test_a_plan_needs_each_of_the_six(self, missing: int) -> None:
+        records = [*ROOTED, *WALLS]
+        del records[missing]
+        assert decode(plan(*records)) != ACCEPTED
+
+
+class TestARecord:
+    @pytest.mark.parametrize("kind", [0, 20, 255, 0xFFFFFFFF])
+    def test_an_unknown_operation_is_refused(self, kind: int) -> None:
+        assert decode(with_mount(record(kind))) == (2, "unknown operation")
+
+    @pytest.mark.parametrize("size", [0, 8, 23, 25, 28, 1 << 20, 0xFFFFFFF8])
+    def test_a_wrong_size_is_refused(self, size: int) -> None:
+        assert decode(with_mount(record(DIR, 0o755, 0, b"/a\0", size=size))) == (2, "wrong size")
+
+    def test_a_string_without_an_end_is_refused(self) -> None:
+        assert decode(with_mount(record(DIR, 0o755, 0, b"/aaaaaaa"))) == (2, "unterminated string")
+
+    def test_a_missing_second_string_is_refused(self) -> None:
+        assert decode(with_mount(record(LINK, 0, 0, b"/aaaaaa\0"))) == (2, "unterminated string")
+
+    @pytest.mark.parametrize("length", [9, 1 << 20, 0xFFFFFFFFFFFFFFFF])
+    def test_a_blob_longer_than_its_record_is_refused(self, length: int) -> None:
+        assert (
+            decode(with_mount(record(FILE, 0o444, length, b"/a\0content")))
+            == (
+                2,
+                "blob longer than its record",
+            )
+            or length == 9
+        )
+
+    def test_bytes_that_belong_to_nothing_are_refused(self) -> None:
+        assert decode(with_mount(record(DIR, 0o755, 0, b"/a\0" + bytes(16)))) == (2, "trailing bytes")
+
+
+class TestAPath:
+    @pytest.mark.parametrize(
+        "path",
+        [
+            b"",
+            b"a",
+            b"./a",
+            b"../a",
+            b"/..",
+            b"/a/..",
+            b"/a/../b",
+            b"/.",
+            b"/a/./b",
+            b"//",
+            b"//a",
+            b"/a//b",
+            b"/a/",
+            b"/" + b"x" * 256,
+            b"/x" * 2049,
+        ],
+        ids=lambda path: path[:12].decode() or "empty",
+    )
+    def test_it_must_be_absolute_and_normal(self, path: bytes) -> None:
+        assert decode(with_mount(record(DIR, 0o755, 0, path + b"\0"))) == (2, "not an absolute, normal path")
+
+    @pytest.mark.parametrize("path", [b"/a", b"/a/b.c/..d", b"/...", b"/" + b"x" * 255, b"/\xff\n :,\\"])
+    def test_any_other_is_fine(self, path: bytes) -> None:
+        assert decode(with_mount(record(DIR, 0o755, 0, path + b"\0"))) == ACCEPTED
+
+    def test_the_target_of_a_link_may_be_relative(self) -> None:
+        assert decode(with_mount(record(LINK, 0, 0, b"/bin\0usr/bin\0"))) == ACCEPTED
+
+    @pytest.mark.parametrize("position", range(4))
+    def test_every_path_of_an_operation_is_looked_at(self, position: int) -> None:
+        paths = [b"/a", b"/b", b"/c", b"/d"]
+        paths[position] = b"/a/../b"
+        data = b"".join(path + b"\0" for path in paths)
+        assert decode(with_mount(record(OVERLAY, 0, 1, data)), 3)[1] == "not an absolute, normal path"
+
+
+class TestTheOrder:
+    def test_a_mount_after_the_pivot_is_refused(self) -> None:
+        late = plan(*ROOTED, WALLS[0], record(DIR, 0o755, 0, b"/a\0"), *WALLS[1:])
+        assert decode(late) == (3, "out of order")
+
+    def test_a_limit_after_the_privileges_are_dropped_is_refused(self) -> None:
+        assert decode(plan(*ROOTED, *WALLS[:2], record(15, 7, 9), *WALLS[2:])) == (4, "out of order")
+
+    def test_nothing_comes_after_the_filter(self) -> None:
+        grant = record(GRANT, 1, 0, b"/\0")
+        assert decode(plan(*ROOTED, *WALLS, grant)) == (6, "out of order")
+
+    def test_the_namespaces_come_first(self) -> None:
+        assert decode(plan(record(ROOT), *FIRST, *WALLS)) == (1, "out of order")
+
+    @pytest.mark.parametrize("twice", [ROOTED[0], ROOTED[1], *WALLS])
+    def test_what_is_given_once_is_not_given_twice(self, twice: bytes) -> None:
+        records = [*ROOTED, *WALLS]
+        at = records.index(twice)
+        assert decode(plan(*records[:at], twice, *records[at:])) == (at + 1, "given twice")
+
+    def test_a_base_may_hold_files_and_host_trees(self) -> None:
+        base = [record(DIR, 0o755, 0, b"/a\0"), record(BIND, 1, 0, b"/b\0/b\0")]
+        assert decode(plan(*FIRST, *base, record(ROOT), *WALLS, base=2)) == ACCEPTED
+
+    @pytest.mark.parametrize(
+        "stranger", [record(ROOT), record(9, 0, 0, b"/p\0"), record(HOSTNAME, 0, 0, b"h\0"), record(KEYRING)]
+    )
+    def test_a_base_holds_nothing_else(self, stranger: bytes) -> None:
+        found = decode(plan(*FIRST, stranger, record(ROOT), *WALLS, base=1))
+        assert found == (1, "does not belong in the base")
+
+    def test_a_base_holds_nothing_that_was_granted_to_one_sandbox(self) -> None:
+        granted = record(BIND, 1, 1, b"/b\0/b\0")
+        assert decode(plan(*FIRST, granted, record(ROOT), *WALLS, base=1), 1)[0] == 1
+
+
+class TestDescriptors:
+    @pytest.mark.parametrize(("number", "passed"), [(1, 0), (2, 1), (0xFFFFFFFFFFFFFFFF, 250)])
+    def test_a_mount_cannot_name_one_that_was_not_passed(self, number: int, passed: int) -> None:
+        found = decode(with_mount(record(BIND, 1, number, b"/a\0/a\0")), passed)
+        assert found == (2, "names a descriptor that was not passed")
+
+    @pytest.mark.parametrize(("number", "passed"), [(0, 3), (1, 2), (2, 3), (0xFFFFFFFFFFFFFFFE, 250)])
+    def test_an_overlay_needs_three_that_were_passed(self, number: int, passed: int) -> None:
+        found = decode(with_mount(record(OVERLAY, 0, number, b"/a\0/b\0/c\0/d\0")), passed)
+        assert found == (2, "names descriptors that were not passed")
+
+    def test_what_was_passed_can_be_named(self) -> None:
+        assert decode(with_mount(record(BIND, 1, 2, b"/a\0/a\0")), 2) == ACCEPTED
+        assert decode(with_mount(record(OVERLAY, 0, 1, b"/a\0/b\0/c\0/d\0")), 3) == ACCEPTED
+
+
+def test_a_host_name_longer_than_the_kernels_is_refused() -> None:
+    named = [*FIRST, record(HOSTNAME, 0, 0, b"h" * 65 + b"\0"), record(ROOT), *WALLS]
+    assert decode(plan(*named)) == (1, "too long")
+
+
+@pytest.mark.parametrize("length", [0, 7, 12, 8 * 4097])
+def test_a_filter_that_is_none_is_refused(length: int) -> None:
+    program = record(SECCOMP, 0, length, bytes(length + -length % 8))
+    assert decode(plan(*ROOTED, *WALLS[:3], program)) == (5, "not a filter program")
+
+
+class TestSentToARealGate:
+    @pytest.fixture(autouse=True)
+    def one_gate_before_and_after(self) -> Iterator[None]:
+        stockade.run(["true"]).check()
+        before = client._residents[False].pid
+        yield
+        stockade.run(["true"]).check()
+        assert client._residents[False].pid == before, "the gate died of a bad plan"
+
+    def answer(self, data: bytes) -> client.Reply:
+        connection = client.launch(data, (), host_network=False)
+        try:
+            reply = connection.receive()
+            assert reply is not None
+            return reply
+        finally:
+            connection.close()
+
+    def test_a_bad_plan_is_refused_with_its_index_and_reason(self) -> None:
+        reply = self.answer(with_mount(record(DIR, 0o755, 0, b"relative\0")))
+        assert (reply.kind, reply.operation, reply.index) == (client.FAILED, "plan", 2)
+        assert reply.text == "not an absolute, normal path"
+
+    def test_random_bytes_are_refused(self) -> None:
+        assert self.answer(os.urandom(5000)).text == "not a plan"
+
+    def test_an_empty_and_an_oversized_plan_are_refused(self) -> None:
+        assert self.answer(b"").kind == client.FAILED
+        assert self.answer(bytes((4 << 20) + 1)).kind == client.FAILED
+
+    @pytest.mark.parametrize("flags", [0, 0x10000000, 0x30020000, 0x7E020001], ids=hex)
+    def test_a_plan_with_other_namespaces_than_the_gates_is_refused(self, flags: int) -> None:
+        reply = self.answer(plan(record(NAMESPACES, flags), record(ROOT), *WALLS))
+        assert (reply.kind, reply.operation, reply.text) == (client.FAILED, "namespaces", "not for this gate")
+
+    def test_a_refused_plan_has_no_side_effect(self, tmp_path: Path) -> None:
+        before = Path(f"/proc/{client._residents[False].pid}/mountinfo").read_bytes()
+        good = compiled(Policy()).encoded
+        # The last record, the filter, is damaged: everything before it would have been executed by now.
+        assert self.answer(good[:-8] + bytes(8) + good[:8]).kind == client.FAILED
+        assert Path(f"/proc/{client._residents[False].pid}/mountinfo").read_bytes() == before
+
+
+@pytest.mark.timeout(300)
+def test_no_mutated_plan_makes_the_decoder_read_or_write_out_of_bounds(
+    policies: list[Policy], tmp_path: Path
+) -> None:
+    need_program("gcc")
+    seconds = float(os.environ.get("STOCKADE_FUZZ_SECONDS", "60" if os.environ.get("CI") else "10"))
+    driver = gatebuild.decoder_fuzzer(tmp_path)
+    corpus = []
+    encoded = [SMALLEST, *(compiled(policy).encoded for policy in policies)]
+    for number, data in enumerate(encoded):
+        corpus.append(tmp_path / f"seed-{number}")
+        corpus[-1].write_bytes(data)
+    done = subprocess.run(
+        [driver, str(seconds), "1", *corpus], capture_output=True, text=True, errors="replace", check=False
+    )
+    assert done.returncode == 0, done.stderr
+    tries, accepted = map(int, done.stdout.split())
+    # If hardly anything or almost everything were accepted, the mutations would not reach the checks.
+    assert tries > 1000 * seconds and 0.02 < accepted / tries < 0.9, done.stdout

@@ -1,0 +1,105 @@
+"""Launches through a gate with the address and undefined-behaviour sanitizers in it: they find nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import stockade
+from stockade import Policy, Sandbox, SetupError
+from stockade.gate import build, client
+from stockade.sandbox import launch
+from support import gatebuild
+from support.means import need_program
+
+
+@pytest.fixture(autouse=True)
+def gate(sanitized_gate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    need_program("gcc")
+    client.shutdown()
+    monkeypatch.setattr("stockade.gate.executable", lambda: str(sanitized_gate))
+    # A report from inside a sandbox could not be written out; the death of the process is what tells.
+    yield
+    client.shutdown()
+    assert gatebuild.reports(sanitized_gate) == []
+
+
+def test_a_run() -> None:
+    result = stockade.run(["sh", "-c", "cat; echo err >&2; exit 3"], input=b"in", env={"A": "b"}, timeout=60)
+    assert (result.exit_code, result.stdout, result.stderr) == (3, b"in", b"err\n")
+
+
+def test_a_workspace_of_each_mode_with_grants(workspace: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "file").touch()
+    (workspace / ".vscode").mkdir()
+    for mode in ("overlay", "ro", "rw"):
+        policy = Policy(
+            workspace={"path": str(workspace), "mode": mode},
+            read=[str(tmp_path / "data")],
+            write=[str(tmp_path / "file")],
+            protect=[".vscode"],
+        )
+        assert stockade.run(["sh", "-c", "touch x; ls -A"], policy, timeout=60).exit_code == 0
+
+
+def test_the_hosts_network() -> None:
+    assert stockade.run(["true"], Policy(net="open"), timeout=60).ok
+
+
+def test_a_living_sandbox() -> None:
+    with Sandbox() as box:
+        for number in range(20):
+            assert box.run(["echo", str(number)], timeout=60).text == f"{number}\n"
+        assert box.run(["no-such-command"]).exit_code == 127
+        assert box.run(["true"], cwd="/none").exit_code == 125
+        assert box.run(["sleep", "60"], timeout=0.2).outcome == "timed-out"
+        assert box.run(["echo", *["y" * 1000] * 1000]).ok
+        assert box.run([""]).exit_code == 127
+        assert box.run(["a" * 5000], env={"PATH": ":".join(["/" + "p" * 200] * 50) + "::"}).exit_code != 0
+
+
+def test_bad_plans() -> None:
+    prepared = launch.prepare(Policy())
+    good = prepared.plan.encoded
+    prepared.close(discard=True)
+    damaged = [good[:length] for length in range(0, len(good), 997)]
+    damaged += [good[:8] + bytes([n]) + good[9:] for n in range(4)]
+    damaged += [bytes(100), os.urandom(4096)]
+    for data in damaged:
+        connection = client.launch(data, (), host_network=False)
+        reply = connection.receive()
+        connection.close()
+        assert reply is not None and reply.kind == client.FAILED
+    assert stockade.run(["true"], timeout=60).ok
+
+
+def test_a_launch_that_fails_on_the_way(tmp_path: Path, workspace: Path) -> None:
+    prepared = launch.prepare(Policy(read=[str(workspace)]))
+    try:
+        workspace.rename(tmp_path / "elsewhere")
+        with pytest.raises(SetupError, match="bind"):
+            launch.launch(prepared)
+    finally:
+        prepared.close(discard=True)
+    assert stockade.run(["true"], timeout=60).ok
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_reported"),
+    [("volatile char *p = malloc(n); p[n] = 1", True), ("volatile int m = 0x7fffffff; m += n", False)],
+    ids=["memory", "undefined"],
+)
+def test_a_fault_would_be_seen(tmp_path: Path, fault: str, is_reported: bool) -> None:
+    """With the same options: a fault ends the process, and one of memory is written down too."""
+    sources = tmp_path / "faulty"
+    sources.mkdir()
+    (sources / "options.c").write_text(gatebuild.OPTIONS.format(log=sources / "report"))
+    (sources / "main.c").write_text(f"#include <stdlib.h>\nint main(int n) {{ {fault}; return 0; }}")
+    program = build.sanitized(sources / "program", sources=sources)
+    assert subprocess.run([program], env={}, stderr=subprocess.DEVNULL, check=False).returncode != 0
+    assert bool(gatebuild.reports(program)) is is_reported
