@@ -64,7 +64,7 @@ def _schema(file: str, path: str) -> None:
             found = stream.read(64)
     except FileNotFoundError:
         # Written aside and linked into place: a reader sees all of it or none, and the first writer wins.
-        part = f"{file}.{os.getpid()}"
+        part = f"{file}.{os.urandom(6).hex()}"
         try:
             with open(part, "w", encoding="ascii") as stream:
                 stream.write(SCHEMA)

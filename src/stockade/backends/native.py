@@ -15,6 +15,7 @@ import msgspec
 
 from stockade.backends.base import Backend
 from stockade.backends.native_offers import FOUNDATION, MECHANISMS
+from stockade.controls import Control
 from stockade.errors import PolicyError
 from stockade.gate import plan as ops
 from stockade.policy import Resolved
@@ -76,6 +77,8 @@ class Inputs(msgspec.Struct, frozen=True):
     #: path, access, is_dir, clause; in the order of their descriptors
     grants: tuple[tuple[str, str, bool, str], ...]
     protected: tuple[str, ...]
+    #: Sockets in what is shown read-only may be connected to.
+    sockets: bool
     layer: str
 
 
@@ -132,6 +135,7 @@ def inputs(resolved: Resolved, landlock: int, program: bytes, layer: str, uses_t
         system=system_layout(resolved.profile.system, resolved.profile.etc),
         grants=tuple((g.path, g.access, g.is_dir, g.clause) for g in grants),
         protected=tuple(protected),
+        sockets=Control.IPC in resolved.policy.accept,
         layer=layer,
     )
 
@@ -201,20 +205,42 @@ def _root(given: Inputs) -> list[ops.AnyOp]:
                 if shown.link
                 else ops.Show(path=shown.path, clause="profile")
             )
-    found += [ops.Pts(), ops.Link(path="/var/tmp", target="/tmp")]
-    found += [ops.Scratch(path=path, mode=mode) for path, mode in _scratch(given).items()]
-    granted = sorted(enumerate(given.grants, 1), key=lambda item: item[1][0])
-    visible = [shown.path for shown in given.system if shown.source == shown.path]
-    for number, (path, access, _, clause) in granted:
-        if access == "overlay":
-            found.append(ops.Overlay(path=path, layer=given.layer, grant=number, clause=clause))
-        elif access == "write" or not any(_within(path, tree) for tree in visible):
-            found.append(
-                ops.Bind(path=path, source=path, writable=access == "write", grant=number, clause=clause)
-            )
-    found += [ops.Bind(path=path, source=path, clause="protect") for path in given.protected]
+    found.append(ops.Pts())
+    scratch = _scratch(given)
+    if "/var/tmp" not in scratch:
+        found.append(ops.Link(path="/var/tmp", target="/tmp"))
+    found += [ops.Scratch(path=path, mode=mode) for path, mode in scratch.items()]
     # Last: what is behind the scratch directories disappears below it.
-    return [*found, ops.Proc()]
+    return [*found, *_granted(given), ops.Proc()]
+
+
+def _granted(given: Inputs) -> list[ops.AnyOp]:
+    """What the policy shows, parents first."""
+    found: dict[str, ops.AnyOp] = {}
+    visible = [shown.path for shown in given.system if shown.source == shown.path]
+    for number, (path, access, is_dir, clause) in enumerate(given.grants, 1):
+        if access == "overlay":
+            found[path] = ops.Overlay(path=path, layer=given.layer, grant=number, clause=clause)
+        elif access == "write":
+            found[path] = ops.Bind(path=path, source=path, writable=True, grant=number, clause=clause)
+        elif any(_within(path, tree) for tree in visible):
+            continue
+        elif is_dir and not given.sockets:
+            found[path] = ops.View(path=path, source=path, grant=number, clause=clause)
+        else:
+            found[path] = ops.Bind(path=path, source=path, grant=number, clause=clause)
+    for path in given.protected:
+        found[path] = ops.Bind(path=path, source=path, clause="protect")
+    # A directory that is writable for real could be renamed with what is mounted in it, and another
+    # put in its place; one that is a mount point itself cannot.
+    writable = [path for path, access, *_ in given.grants if access == "write"]
+    for path in list(found):
+        for tree in writable:
+            above = os.path.dirname(path)
+            while path not in writable and _within(above, tree) and above != tree:
+                found.setdefault(above, ops.Bind(path=above, source=above, writable=True, clause="protect"))
+                above = os.path.dirname(above)
+    return [found[path] for path in sorted(found)]
 
 
 def _scratch(given: Inputs) -> dict[str, int]:
@@ -222,7 +248,9 @@ def _scratch(given: Inputs) -> dict[str, int]:
     wanted = {"/dev/shm": 0o1777, "/tmp": 0o1777}
     wanted.setdefault(given.home, 0o700)
     granted = [path for path, *_ in given.grants]
-    return {path: mode for path, mode in wanted.items() if not any(_within(path, tree) for tree in granted)}
+    if any(_within(path, "/var/tmp") for path in (given.home, *granted)):
+        wanted["/var/tmp"] = 0o1777
+    return {path: wanted[path] for path in sorted(wanted) if not any(_within(path, tree) for tree in granted)}
 
 
 def _within(path: str, tree: str) -> bool:

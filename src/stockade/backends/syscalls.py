@@ -107,7 +107,7 @@ def program(allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), home: str =
     except FileNotFoundError:
         pass
     compiled = compile_filter(allow, deny)
-    temporary = f"{path}.{os.getpid()}"
+    temporary = f"{path}.{os.urandom(6).hex()}"  # threads may meet here
     with open(temporary, "wb") as file:
         file.write(compiled)
     os.rename(temporary, path)

@@ -30,7 +30,7 @@ MOST_BYTES = 8 << 20
 
 OPERATIONS = (
     "plan", "namespaces", "hostname", "root", "dir", "file", "link", "bind", "scratch", "proc", "pts",
-    "overlay", "show", "pivot", "keyring", "rlimit", "privileges", "landlock", "grant", "seccomp",
+    "overlay", "show", "view", "pivot", "keyring", "rlimit", "privileges", "landlock", "grant", "seccomp",
 )  # fmt: skip
 
 _REPLY = struct.Struct("=IIIiIIQQQQ256s")

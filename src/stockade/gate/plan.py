@@ -261,22 +261,43 @@ class Show(Op, frozen=True, kw_only=True):
         return {self.path: (READONLY | NOSUID | NODEV, "")}
 
 
-class Pivot(Op, frozen=True, kw_only=True):
+class View(Op, frozen=True, kw_only=True):
+    """Shows a directory of the host read-only, without the sockets in it. `grant` as for Bind."""
+
     kind = 13
+    path: str
+    source: str
+    grant: int
+
+    def numbers(self) -> tuple[int, int]:
+        return 0, self.grant
+
+    def data(self) -> bytes:
+        return text(self.path, self.source)
+
+    def describe(self) -> str:
+        return f"show {self.path} read-only; sockets in it cannot be connected to"
+
+    def mounts(self) -> dict[str, tuple[int, str]]:
+        return {self.path: (READONLY | NOSUID | NODEV, "overlay")}
+
+
+class Pivot(Op, frozen=True, kw_only=True):
+    kind = 14
 
     def describe(self) -> str:
         return "seal the root read-only, move into it and let go of the host's"
 
 
 class Keyring(Op, frozen=True, kw_only=True):
-    kind = 14
+    kind = 15
 
     def describe(self) -> str:
         return "replace the session keyring by an empty one"
 
 
 class Limit(Op, frozen=True, kw_only=True):
-    kind = 15
+    kind = 16
     resource: str
     value: int
 
@@ -288,14 +309,14 @@ class Limit(Op, frozen=True, kw_only=True):
 
 
 class Privileges(Op, frozen=True, kw_only=True):
-    kind = 16
+    kind = 17
 
     def describe(self) -> str:
         return "drop every capability for good, set no_new_privs, become unreadable to debuggers"
 
 
 class Landlock(Op, frozen=True, kw_only=True):
-    kind = 17
+    kind = 18
     files: int
     network: int = 0
     scopes: int = 0
@@ -309,7 +330,7 @@ class Landlock(Op, frozen=True, kw_only=True):
 
 
 class Grant(Op, frozen=True, kw_only=True):
-    kind = 18
+    kind = 19
     path: str
     rights: int
     words: str
@@ -325,7 +346,7 @@ class Grant(Op, frozen=True, kw_only=True):
 
 
 class Seccomp(Op, frozen=True, kw_only=True):
-    kind = 19
+    kind = 20
     program: bytes
 
     def numbers(self) -> tuple[int, int]:
@@ -339,7 +360,7 @@ class Seccomp(Op, frozen=True, kw_only=True):
 
 
 AnyOp = (
-    Namespaces | Hostname | Root | Dir | File | Link | Bind | Scratch | Proc | Pts | Overlay | Show
+    Namespaces | Hostname | Root | Dir | File | Link | Bind | Scratch | Proc | Pts | Overlay | Show | View
     | Pivot | Keyring | Limit | Privileges | Landlock | Grant | Seccomp
 )  # fmt: skip
 
@@ -380,9 +401,9 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return table
 
     @cached_property
-    def verdicts(self) -> dict[tuple[bytes, bytes, bytes], str]:
-        """Mounts that were compared with this plan and found right: their line and their path."""
-        return {}
+    def verified(self) -> set[bytes]:
+        """Mount tables that were compared with this plan and found right."""
+        return set()
 
     @cached_property
     def namespaces(self) -> Namespaces:

@@ -18,6 +18,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
+from stockade.controls import Control
 from stockade.errors import PolicyError
 from stockade.policy.model import Limits, Policy
 from stockade.policy.profile import Profile, profile
@@ -145,6 +146,9 @@ def resolve(policy: Policy, caller: Caller, state: str, *, pinned: bool = False)
             workspace = opener.workspace(policy.workspace.path, policy.workspace.mode)
             _settle(grants, workspace)
             protected = tuple((path, _exists(path, workspace.fd)) for path in policy.protect)
+        if Control.IPC not in policy.accept:
+            for grant in (*grants.values(), workspace):
+                _refuse_mounted(grant)
         return Resolved(
             policy=policy,
             profile=base,
@@ -335,6 +339,40 @@ class _Opener:
             raise PolicyError(
                 f"{clause}: your own policy is in {self.config}", hint="grant what is beside it"
             )
+
+
+def _refuse_mounted(grant: Grant | None) -> None:
+    """Refuse what an overlay cannot show: a directory in which other file systems are mounted.
+
+    Read-only directories are shown through one too, because the sockets in them must not be reached.
+    """
+    if grant is None or not grant.is_dir or grant.access == "write":
+        return
+    if inner := mounted_below(grant.path):
+        fix = (
+            'use workspace.mode = "rw" or "ro"'
+            if grant.access == "overlay"
+            else 'grant directories beside them, or write accept = ["ipc"] to let sockets in it be reached'
+        )
+        raise PolicyError(f"{grant.clause}: other file systems are mounted in it: {', '.join(inner)}", hint=fix)
+
+
+def mounted_below(tree: str) -> list[str]:
+    """The mount points in a tree."""
+    with open("/proc/self/mountinfo", "rb", buffering=0) as file:
+        table = file.readall()
+    start = _escaped(tree) + "/"
+    if f" {start}" not in (text := os.fsdecode(table)):
+        return []
+    points = {line.split(" ", 5)[4] for line in text.split("\n") if start in line}
+    return sorted(point for point in points if point.startswith(start))
+
+
+def _escaped(path: str) -> str:
+    """A path as the mount table writes it."""
+    for char in "\\ \t\n":
+        path = path.replace(char, f"\\{ord(char):03o}")
+    return path
 
 
 def _settle(grants: dict[str, Grant], workspace: Grant) -> None:

@@ -21,7 +21,7 @@ from stockade.gate.plan import Plan
 from stockade.host import host
 from stockade.host.model import Host
 from stockade.policy import Caller, Policy, Resolved, resolve
-from stockade.sandbox.evidence import observe, observe_birth
+from stockade.sandbox.evidence import OBSERVED, observe, observe_birth
 from stockade.sandbox.result import Enforced
 from stockade.workspace.layers import Layer
 
@@ -32,7 +32,7 @@ SETUP_SECONDS = 30
 class Prepared(msgspec.Struct, frozen=True):
     """Everything that is decided before the gate is asked."""
 
-    selection: Selection
+    controls: dict[str, Enforced]
     resolved: Resolved
     plan: Plan
     layer: Layer | None
@@ -59,7 +59,6 @@ class Box(msgspec.Struct, frozen=True):
 
     connection: client.Connection
     pidfd: int
-    controls: dict[str, Enforced]
     namespaces: frozenset[tuple[int, int]]
 
     def close(self) -> None:
@@ -84,8 +83,25 @@ def _gone(pidfd: int) -> None:
 
 
 @lru_cache(maxsize=64)
-def _selected(policy: Policy, uid: int, probed: int) -> Selection:
-    return select_backend(policy, host())
+def _selected(policy: Policy, uid: int, probed: int) -> tuple[Selection, dict[str, Enforced]]:
+    """The backend for a policy, and what a run under it reports once everything has been observed."""
+    selection = select_backend(policy, host())
+    controls = {
+        control.value: Enforced(
+            requested=chosen.requested,
+            mechanism=f"none: {chosen.reason}" if chosen.weaker else chosen.mechanism,
+            observed="accepted weaker" if chosen.weaker else OBSERVED[control],
+        )
+        for control, chosen in selection.controls.items()
+    }
+    if Control.IPC in policy.accept:
+        kept = controls[Control.IPC]
+        controls[Control.IPC] = Enforced(
+            requested=kept.requested,
+            mechanism=f"{kept.mechanism}; sockets in what is shown read-only can be reached",
+            observed="accepted weaker",
+        )
+    return selection, controls
 
 
 def prepare(policy: Policy, *, pinned: bool = False, dry: bool = False) -> Prepared:
@@ -93,7 +109,7 @@ def prepare(policy: Policy, *, pinned: bool = False, dry: bool = False) -> Prepa
     caller = Caller.current()
     home = state.state_dir(caller.environ, caller.home)
     known: Host = host()
-    selection = _selected(policy, caller.uid, id(known))
+    selection, controls = _selected(policy, caller.uid, id(known))
     resolved = resolve(policy, caller, home, pinned=pinned)
     layer = None
     try:
@@ -107,7 +123,7 @@ def prepare(policy: Policy, *, pinned: bool = False, dry: bool = False) -> Prepa
         tasks = not selection.controls[Control.LIMITS_TASKS].weaker
         plan = native.compile_plan(native.inputs(resolved, known.landlock, program, place, tasks))
         return Prepared(
-            selection, resolved, plan, layer, native.home_inside(caller.home, resolved.profile.system)
+            controls, resolved, plan, layer, native.home_inside(caller.home, resolved.profile.system)
         )
     except BaseException:
         if layer is not None:
@@ -138,9 +154,9 @@ def launch(prepared: Prepared) -> Box:
                         os.close(descriptor)
                 born, reply = reply.status, _next(connection)
                 if reply.kind == client.READY and reply.pid == born:
-                    seen = observe(born, prepared.plan, connection.filters_before)
+                    observe(born, prepared.plan, connection.filters_before)
                     _taken.update(namespaces)
-                    return Box(connection, pidfd, _enforced(prepared.selection, seen), namespaces)
+                    return Box(connection, pidfd, namespaces)
         except BaseException:
             _abandon(connection, pidfd)
             raise
@@ -169,19 +185,9 @@ def _next(connection: client.Connection) -> client.Reply:
     return reply
 
 
-def _enforced(selection: Selection, seen: dict[Control, str]) -> dict[str, Enforced]:
-    return {
-        control.value: Enforced(
-            requested=chosen.requested,
-            mechanism=f"none: {chosen.reason}" if chosen.weaker else chosen.mechanism,
-            observed="accepted weaker" if chosen.weaker else seen[control],
-        )
-        for control, chosen in selection.controls.items()
-    }
-
-
 #: What to tell a user about a failure that is likelier theirs than ours.
 HINTS = {
+    ("view", errno.EINVAL): "its file system cannot be shown through an overlay: copy what is needed",
     ("bind", errno.ENOENT): "it was removed after it was looked up: try again",
     ("bind", errno.ELOOP): "a directory on the way was replaced by a link after it was looked up",
     ("bind", errno.ESTALE): "another file has taken its place since it was looked up: try again",

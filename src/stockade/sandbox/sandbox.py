@@ -16,6 +16,7 @@ from stockade.sandbox.result import Result, Usage
 from stockade.sandbox.supervise import GRACE, Ended, Run, Sink, supervise
 
 OnExit = Literal["keep", "discard"]
+DEFAULT = Policy()
 
 
 class Sandbox:
@@ -36,7 +37,7 @@ class Sandbox:
     ) -> None:
         if on_exit not in ("keep", "discard"):
             raise PolicyError(f"on_exit = {on_exit!r}: is not a way to end", hint='write "keep" or "discard"')
-        self.policy = policy if policy is not None else Policy()
+        self.policy = DEFAULT if policy is None else policy
         self._on_exit = on_exit
         self._pinned = pinned
         self._lock = threading.Lock()
@@ -94,7 +95,7 @@ class Sandbox:
         )  # fmt: skip
         with self._lock:
             self._runs += 1
-            return _result(supervise(box, self._runs, run), run, box, prepared)
+            return _result(supervise(box, self._runs, run), run, prepared)
 
 
 def run(
@@ -122,7 +123,7 @@ def run(
     >>> result.ok, result.stdout
     (True, b'hello')
     """
-    prepared = prepare(policy if policy is not None else Policy(), pinned=pinned)
+    prepared = prepare(DEFAULT if policy is None else policy, pinned=pinned)
     discard = True
     try:
         one = _run(
@@ -134,7 +135,7 @@ def run(
             ended = supervise(box, 1, one)
         finally:
             box.close()
-        result = _result(ended, one, box, prepared)
+        result = _result(ended, one, prepared)
         discard = on_exit == "discard" or not result.changes
         return result
     finally:
@@ -196,7 +197,7 @@ def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
     return env or {}
 
 
-def _result(ended: Ended, run: Run, box: Box, prepared: Prepared) -> Result:
+def _result(ended: Ended, run: Run, prepared: Prepared) -> Result:
     verdict = judge(ended, run, prepared.resolved.caller)
     reply = ended.reply
     usage = Usage(wall=ended.wall)
@@ -220,7 +221,7 @@ def _result(ended: Ended, run: Run, box: Box, prepared: Prepared) -> Result:
         stderr=ended.stderr,
         truncated=ended.truncated,
         usage=usage,
-        controls=box.controls,
+        controls=prepared.controls,
         changes=changes,
         workspace=layer.id if layer is not None and changes else "",
         plan=prepared.plan.hash,

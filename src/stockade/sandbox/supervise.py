@@ -180,6 +180,9 @@ class _Watch:
                         self.poll.unregister(end)
             if not over:
                 self._watch_time()
+        if self.timed_out and not self.run.last:
+            # What left the run's process group goes with it.
+            self.box.connection.signal(self.id, signal.SIGKILL, everything=True)
         return Ended(
             reply=ended,
             timed_out=self.timed_out,

@@ -68,6 +68,9 @@ class Layer:
     def changes(self) -> list[Change]:
         """What differs from the host's tree, found by walking the changes only."""
         found: list[Change] = []
+        before, after = os.fstat(self.lower), os.fstat(self._open[0])
+        if stat.S_IMODE(before.st_mode) != stat.S_IMODE(after.st_mode):
+            found.append(Change(".", "modified"))
         with _opened(".", self._open[0]) as upper:
             _walk(upper, self.lower, "", found)
         return sorted(found, key=lambda change: change.path)
@@ -96,9 +99,11 @@ def _walk(upper: int, lower: int | None, prefix: str, found: list[Change]) -> No
             found.append(Change(path, "added"))
         elif not (is_dir and was_dir) or stat.S_IMODE(info.st_mode) != stat.S_IMODE(before.st_mode):
             found.append(Change(path, "modified"))
-        # Beyond this depth a directory stands for what is in it: descriptors and stack are finite.
         if is_dir and prefix.count("/") < DEEPEST:
             _descend(name, path, upper, lower if was_dir else None, found)
+        elif is_dir and was_dir:
+            # So deep, a directory stands for what is in it: descriptors and stack are finite.
+            found.append(Change(path, "modified"))
 
 
 def _descend(name: str, path: str, upper: int, lower: int | None, found: list[Change]) -> None:

@@ -210,6 +210,15 @@ failed:
 	_exit(127);
 }
 
+/* Nothing is copied for a child that executes at once, and it never returns into our frames. */
+static pid_t spawn(const struct box *box, uint32_t id, const struct program *program, const int *stdio)
+{
+	pid_t pid = vfork();
+	if (pid == 0)
+		become(box, id, program, stdio);
+	return pid;
+}
+
 static void start(struct box *box, const struct request *request, const int *descriptors)
 {
 	struct reply reply = {.kind = REPLY_EXEC_FAILED, .id = request->id, .text = "request"};
@@ -220,9 +229,7 @@ static void start(struct box *box, const struct request *request, const int *des
 			run = &runs[i];
 	errno = EAGAIN;
 	int ready = run != NULL && read_program(descriptors[0], &program) == 0;
-	pid_t pid = ready ? fork() : -1;
-	if (pid == 0)
-		become(box, request->id, &program, descriptors + 1);
+	pid_t pid = ready ? spawn(box, request->id, &program, descriptors + 1) : -1;
 	/* Closed, it tells the resident that this start is over and its idle work disturbs nobody. */
 	if (box->word >= 0) {
 		close(box->word);

@@ -18,7 +18,8 @@ enum { NOT_THE_SAME_FILE = ESTALE };
 
 static int set_attributes(int mount, uint64_t attributes)
 {
-	struct mount_attr attr = {.attr_set = attributes};
+	/* Private: the host's later mounts must not appear inside. */
+	struct mount_attr attr = {.attr_set = attributes, .propagation = MS_PRIVATE};
 	return sys_mount_setattr(mount, "", AT_EMPTY_PATH | AT_RECURSIVE, &attr);
 }
 
@@ -81,9 +82,6 @@ int mount_seal(const struct box *box)
 
 int mount_root(struct box *box, const struct op *op)
 {
-	/* The host's later mounts must not appear inside. */
-	if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
-		return -1;
 	/* Over "/" there is always a place, and it hides nothing from us: our root stays below. */
 	box->base = open(BASE_PLACE, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (box->base < 0 || new_tree(box, op->a, "/"))
@@ -213,20 +211,39 @@ static int bind(const struct box *box, const struct op *op)
 	return attach(box, tree, op->s[0], S_ISDIR(info.st_mode));
 }
 
-/* A writable directory on the private tmpfs: a mount of its own, which stays writable when the root
- * is sealed. One file system for root, /tmp, /dev/shm and $HOME also means one size limit. The
- * directory behind it lies below /proc, where nobody finds it once that is mounted. */
-static int scratch(struct box *box, const struct op *op)
+/* A directory on the private tmpfs that nobody finds: it lies below /proc, over which the real one is
+ * mounted last. */
+static int hidden(const struct box *box, const char *name)
 {
-	char behind[16];
-	snprintf(behind, sizeof behind, "proc/%u", box->scratches++);
-	if ((mkdirat(box->root, "proc", 0555) && errno != EEXIST) || mkdirat(box->root, behind, 0700))
+	char path[32];
+	snprintf(path, sizeof path, "proc/%s", name);
+	if (mkdirat(box->root, "proc", 0555) && errno != EEXIST)
 		return -1;
-	int tree = sys_open_tree(box->root, behind, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
-	if (tree >= 0 && fchmodat(tree, ".", (mode_t)op->a, 0)) {
-		close(tree);
+	if (mkdirat(box->root, path, 0700) && errno != EEXIST)
+		return -1;
+	int directory = openat(box->root, path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (directory >= 0 && on_private(box, directory)) {
+		close(directory);
+		errno = EROFS;
 		return -1;
 	}
+	return directory;
+}
+
+/* A writable directory on the private tmpfs: a mount of its own, which stays writable when the root
+ * is sealed. One file system for root, /tmp, /dev/shm and $HOME also means one size limit. */
+static int scratch(struct box *box, const struct op *op)
+{
+	char name[16];
+	snprintf(name, sizeof name, "%u", box->scratches++);
+	int tree = -1, behind = hidden(box, name);
+	if (behind < 0)
+		return -1;
+	if (fchmodat(behind, ".", (mode_t)op->a, 0) == 0)
+		tree = sys_open_tree(behind, "", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH);
+	int error = errno;
+	close(behind);
+	errno = error;
 	return attach(box, tree, op->s[0], 1);
 }
 
@@ -265,6 +282,29 @@ out:
 	for (int i = 0; i < 3; i++)
 		if (layer[i] >= 0)
 			close(layer[i]);
+	errno = error;
+	return attach(box, mount, op->s[0], 1);
+}
+
+/* A directory of the host, read-only, as an overlay without an upper layer: connecting to a socket in
+ * it fails, because the inode that is seen is not the one that somebody listens on. On a read-only
+ * bind mount it would succeed, and the kernel's Landlock has no word against it. */
+static int view(struct box *box, const struct op *op)
+{
+	/* Without an upper layer an overlay needs two lower ones. */
+	int mount = -1, source = open_source(box, op->s[1], op->b), empty = hidden(box, "empty");
+	if (source >= 0 && empty >= 0) {
+		char lower[64];
+		snprintf(lower, sizeof lower, "/proc/self/fd/%d:/proc/self/fd/%d", source, empty);
+		const struct option options[] = {{"lowerdir", lower}, {"userxattr", NULL}};
+		mount = new_mount("overlay", options, 2,
+				  MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+	}
+	int error = errno;
+	if (source >= 0)
+		close(source);
+	if (empty >= 0)
+		close(empty);
 	errno = error;
 	return attach(box, mount, op->s[0], 1);
 }
@@ -326,6 +366,9 @@ int mount_op(struct box *box, const struct op *op, const char **culprit)
 		return overlay(box, op, culprit);
 	case OP_SHOW:
 		return show(box, op);
+	case OP_VIEW:
+		*culprit = op->s[1];
+		return view(box, op);
 	}
 	errno = EINVAL;
 	return -1;

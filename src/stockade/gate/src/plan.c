@@ -25,6 +25,7 @@ static const struct shape {
 	[OP_PTS] = {"pts", 1, 3, PATHS},
 	[OP_OVERLAY] = {"overlay", 4, 3, PATHS},
 	[OP_SHOW] = {"show", 1, 3, PATHS},
+	[OP_VIEW] = {"view", 2, 3, PATHS},
 	[OP_PIVOT] = {"pivot", 0, 4, ONCE | NEEDED},
 	[OP_KEYRING] = {"keyring", 0, 5, ONCE},
 	[OP_RLIMIT] = {"rlimit", 0, 6, 0},
@@ -66,6 +67,7 @@ static const char *check(const struct op *op, unsigned descriptors)
 				return "not an absolute, normal path";
 	switch (op->type) {
 	case OP_BIND:
+	case OP_VIEW:
 		if (op->b > descriptors)
 			return "names a descriptor that was not passed";
 		break;

@@ -31,6 +31,7 @@ enum op_type {
 	OP_PTS,            /* path */
 	OP_OVERLAY,        /* path, lower, upper, work; b: first of three descriptors + 1 */
 	OP_SHOW,           /* path: the same path of the base */
+	OP_VIEW,           /* path, source; b: descriptor + 1 that must be the same directory */
 	OP_PIVOT,
 	OP_KEYRING,
 	OP_RLIMIT,     /* a: resource, b: value */

@@ -90,12 +90,18 @@ static int make_network(void)
 	return result;
 }
 
+static const char *const dispensable[] = {"/sys", "/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/hugepages"};
+
 /* An ordinary user may make namespaces and mounts only in a user namespace of its own. */
 static int become_owner(void)
 {
 	if (uid == 0) {
 		if (setgroups(0, NULL) || unshare(CLONE_NEWNS))
 			return -1;
+		/* Each sandbox begins with a copy of our mounts; what no policy may grant can go. (In an
+		 * ordinary user's namespace these are locked in place.) */
+		for (unsigned i = 0; i < sizeof dispensable / sizeof *dispensable; i++)
+			umount2(dispensable[i], MNT_DETACH);
 	} else if (unshare(CLONE_NEWUSER | CLONE_NEWNS) || write_maps(getpid(), 0)) {
 		return -1;
 	}
@@ -273,8 +279,12 @@ int resident_main(int argc, char **argv)
 	host_network = argc > 2 && strcmp(argv[2], "host-network") == 0;
 	uid = geteuid();
 	gid = getegid();
+	/* What the host program left open or ignored is not for sandboxes. The C library keeps two
+	 * signals to itself, so it is not asked. */
+	sys_close_range(SUPERVISOR + 1, ~0u);
+	const unsigned long default_action[4] = {0};
 	for (int number = 1; number < NSIG; number++)
-		signal(number, SIG_DFL); /* an ignored signal would be ignored by every program inside */
+		syscall(SYS_rt_sigaction, number, default_action, NULL, 8);
 	signal(SIGPIPE, SIG_IGN);
 	/* Sandboxes are watched by pidfd, so nobody waits for them here. */
 	struct sigaction ignore = {.sa_handler = SIG_DFL, .sa_flags = SA_NOCLDWAIT};
