@@ -1,0 +1,122 @@
+"""Every clause that a policy can write has a control behind it, and an attack that tries the control."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from stockade import Control, Limits, Policy, Syscalls, WorkspaceRule
+
+HERE = Path(__file__).parent
+FOLDERS = (HERE, HERE.parent / "functional")
+MODELS = {"": Policy, "limits.": Limits, "syscalls.": Syscalls, "workspace.": WorkspaceRule}
+
+#: The clause, the control that enforces it, and tests that attack that control.
+ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
+    "profile": (Control.FILES, ("test_a_system_path_that_no_one_needs_does_not_exist_inside",)),
+    "read": (
+        Control.FILES,
+        (
+            "test_a_file_that_may_only_be_read_cannot_be_changed",
+            "test_a_directory_that_is_swapped_after_it_was_looked_at_is_refused",
+            "test_a_socket_in_a_granted_directory_cannot_be_reached",
+        ),
+    ),
+    "write": (
+        Control.FILES,
+        (
+            "test_a_readable_file_cannot_be_made_writable_under_another_name",
+            "test_a_set_uid_file_in_a_grant_gains_nothing",
+        ),
+    ),
+    "protect": (
+        Control.PROTECT,
+        (
+            "test_nothing_can_be_put_into_a_protected_directory",
+            "test_the_directory_above_a_protected_path_cannot_be_moved_out_of_the_way",
+        ),
+    ),
+    "net": (
+        Control.NETWORK_NONE,
+        ("test_no_packet_leaves", "test_an_abstract_socket_of_the_host_cannot_be_reached"),
+    ),
+    "env": (Control.ENVIRONMENT, ("test_a_variable_goes_in_only_by_its_name",)),
+    "pass_env": (Control.ENVIRONMENT, ("test_a_variable_goes_in_only_by_its_name",)),
+    "image": (Control.FILES, ("test_an_image_that_is_not_there_is_never_replaced_by_the_host",)),
+    "backend": (Control.PROCESSES, ("test_a_backend_that_is_not_there_is_never_replaced_by_another",)),
+    "accept": (Control.IPC, ("test_only_what_is_accepted_by_name_may_be_missing",)),
+    "workspace": (
+        Control.WORKSPACE_OVERLAY,
+        ("test_changes_in_an_overlay_workspace_stay_in_the_overlay",),
+    ),
+    "limits": (Control.LIMITS_FILES, ("test_a_program_cannot_raise_its_own_limits",)),
+    "syscalls": (Control.SYSCALLS, ("test_a_call_that_reaches_deep_into_the_kernel_is_refused",)),
+    "limits.tasks": (Control.LIMITS_TASKS, ("test_a_fork_bomb_is_stopped_by_the_task_limit",)),
+    "limits.wall": (Control.LIMITS_WALL, ("test_hiding_from_the_time_limit_is_of_no_use",)),
+    "limits.output": (Control.LIMITS_OUTPUT, ("test_endless_output_is_capped_and_said",)),
+    "limits.files": (Control.LIMITS_FILES, ("test_open_descriptors_are_limited",)),
+    "syscalls.allow": (
+        Control.SYSCALLS,
+        (
+            "test_a_call_refused_on_principle_cannot_be_allowed",
+            "test_no_policy_allows_a_nested_user_namespace",
+        ),
+    ),
+    "syscalls.deny": (
+        Control.SYSCALLS,
+        ("test_a_denied_call_is_refused_on_top_of_the_built_in_ones",),
+    ),
+    "workspace.path": (Control.FILES, ("test_what_lies_beside_the_workspace_does_not_exist_inside",)),
+    "workspace.mode": (
+        Control.WORKSPACE_OVERLAY,
+        (
+            "test_a_link_in_the_workspace_does_not_lead_to_a_secret",
+            "test_changes_in_an_overlay_workspace_stay_in_the_overlay",
+        ),
+    ),
+}
+#: Controls that no clause asks for, because every run has them.
+ALWAYS: dict[Control, tuple[str, ...]] = {
+    Control.PROCESSES: ("test_a_process_outside_can_be_neither_read_nor_seized",),
+    Control.IPC: ("test_an_abstract_socket_of_the_host_cannot_be_reached",),
+    Control.PRIVILEGES: ("test_whoever_calls_the_program_has_no_capability",),
+    Control.DEVICES: ("test_a_device_cannot_be_made",),
+    Control.TERMINAL: ("test_keystrokes_cannot_be_typed_whatever_the_high_half_of_the_request_is",),
+    Control.CLEANUP: ("test_everything_inside_dies_with_the_supervisor",),
+}
+
+
+def clauses() -> list[str]:
+    return [prefix + name for prefix, model in MODELS.items() for name in model.__struct_fields__]
+
+
+@pytest.fixture(scope="module")
+def tests() -> set[str]:
+    """The names of every test function in the two folders."""
+    found = set()
+    for file in (file for folder in FOLDERS for file in folder.glob("test_*.py")):
+        tree = ast.parse(file.read_text())
+        found |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    return {name for name in found if name.startswith("test_")}
+
+
+@pytest.mark.parametrize("clause", clauses())
+def test_the_clause_has_a_control_and_an_attack(clause: str, tests: set[str]) -> None:
+    assert clause in ATTACKS, f"{clause} has no attack: write one, and its row in this file"
+    control, attacks = ATTACKS[clause]
+    assert control in Control
+    assert attacks and set(attacks) <= tests, f"{clause}: no such test: {set(attacks) - tests}"
+
+
+@pytest.mark.parametrize("control", Control)
+def test_the_control_has_an_attack(control: Control, tests: set[str]) -> None:
+    attacks = {name for wanted, names in ATTACKS.values() if wanted is control for name in names}
+    attacks |= set(ALWAYS.get(control, ()))
+    assert attacks, f"{control} has no attack: write one, and its row in this file"
+    assert attacks <= tests
+
+
+def test_no_row_is_of_a_clause_that_is_gone() -> None:
+    assert set(ATTACKS) == set(clauses())
