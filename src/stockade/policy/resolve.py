@@ -32,6 +32,8 @@ SYSTEM = ("/etc", "/usr", "/boot", "/bin", "/sbin", "/lib", "/lib32", "/lib64", 
 _OPEN = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 
+NO_LIMITS = Limits()
+
 
 class Caller(msgspec.Struct, frozen=True):
     """Who asks for the run."""
@@ -188,7 +190,7 @@ def environment(policy: Policy, base: Profile, caller: Caller) -> dict[str, str]
 
 def effective(written: Limits, default: Limits) -> Limits:
     """The limits that hold: the profile's where the policy writes none."""
-    if written == Limits():
+    if written == NO_LIMITS:
         return default
     names = Limits.__struct_fields__
     return Limits(*(getattr(default if getattr(written, name) is None else written, name) for name in names))
@@ -354,7 +356,8 @@ def _refuse_mounted(grant: Grant | None) -> None:
             if grant.access == "overlay"
             else 'grant directories beside them, or write accept = ["ipc"] to let sockets in it be reached'
         )
-        raise PolicyError(f"{grant.clause}: other file systems are mounted in it: {', '.join(inner)}", hint=fix)
+        what = f"other file systems are mounted in it: {', '.join(inner)}"
+        raise PolicyError(f"{grant.clause}: {what}", hint=fix)
 
 
 def mounted_below(tree: str) -> list[str]:

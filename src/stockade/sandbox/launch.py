@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import signal
+from collections.abc import Callable
 from functools import lru_cache
 
 import msgspec
@@ -132,8 +133,11 @@ def prepare(policy: Policy, *, pinned: bool = False, dry: bool = False) -> Prepa
         raise
 
 
-def launch(prepared: Prepared) -> Box:
-    """Raise the walls and look at them; on any failure nothing is left."""
+def launch(prepared: Prepared, meanwhile: Callable[[], object] = lambda: None) -> Box:
+    """Raise the walls and look at them; on any failure nothing is left.
+
+    `meanwhile` is called once while the gate is busy.
+    """
     host_network = "net" not in prepared.plan.namespaces.names
     if len(prepared.descriptors) > client.MOST_DESCRIPTORS:
         raise PolicyError(
@@ -144,6 +148,8 @@ def launch(prepared: Prepared) -> Box:
         connection = client.launch(prepared.plan.encoded, prepared.descriptors, host_network=host_network)
         pidfd = -1
         try:
+            if not attempt:
+                meanwhile()
             reply = _next(connection)
             if reply.kind == client.BORN:
                 pidfd = reply.descriptors[0]

@@ -13,7 +13,7 @@ from stockade.policy import Limits, Policy
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
 from stockade.sandbox.outcome import judge
 from stockade.sandbox.result import Result, Usage
-from stockade.sandbox.supervise import GRACE, Ended, Run, Sink, supervise
+from stockade.sandbox.supervise import GRACE, Ended, Run, Sink, Streams, supervise
 
 OnExit = Literal["keep", "discard"]
 DEFAULT = Policy()
@@ -95,7 +95,11 @@ class Sandbox:
         )  # fmt: skip
         with self._lock:
             self._runs += 1
-            return _result(supervise(box, self._runs, run), run, prepared)
+            streams = Streams(run)
+            try:
+                return _result(supervise(box, self._runs, run, streams), run, prepared)
+            finally:
+                streams.close()
 
 
 def run(
@@ -130,11 +134,16 @@ def run(
             prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
             on_stderr=on_stderr, source=stdin, keep=keep_output, last=True,
         )  # fmt: skip
-        box = launch(prepared)
+        pipes: list[Streams] = []
         try:
-            ended = supervise(box, 1, one)
+            box = launch(prepared, lambda: pipes.append(Streams(one)))
+            try:
+                ended = supervise(box, 1, one, pipes[0])
+            finally:
+                box.close()
         finally:
-            box.close()
+            for streams in pipes:
+                streams.close()
         result = _result(ended, one, prepared)
         discard = on_exit == "discard" or not result.changes
         return result
@@ -169,7 +178,8 @@ def _run(
             "stdin is a terminal, which is never handed in", hint="pipe something in, or leave it out"
         )
     limits, workspace = prepared.resolved.limits, prepared.resolved.workspace
-    seconds = [time for time in (Limits(wall=timeout).wall, limits.wall) if time is not None]
+    given_time = None if timeout is None else Limits(wall=timeout).wall
+    seconds = [time for time in (given_time, limits.wall) if time is not None]
     here = workspace.path if workspace is not None else prepared.home
     environ = {**prepared.resolved.environ, "HOME": prepared.home, **_variables(env)}
     return Run(

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from stockade.errors import SetupError
 from stockade.gate import client
 from stockade.sandbox.launch import Box
 
@@ -110,47 +111,51 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     last: bool
 
 
-def supervise(box: Box, id: int, run: Run) -> Ended:
+class Streams:
+    """The pipes of one run. Whoever makes them closes them."""
+
+    def __init__(self, run: Run) -> None:
+        self._open: set[int] = set()
+        try:
+            self.out = Output(run.limit, run.on_stdout, run.keep)
+            self._open |= {self.out.reader, self.out.writer}
+            self.err = Output(run.limit, run.on_stderr, run.keep)
+            self._open |= {self.err.reader, self.err.writer}
+            self.feed = Input(run.given, run.source) if run.given or run.source is not None else None
+            if self.feed is None:
+                self.stdin = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+            else:
+                self.stdin = self.feed.reader
+                self._open.add(self.feed.writer)
+            self._open.add(self.stdin)
+        except OSError as error:
+            self.close()
+            raise SetupError(
+                f"no pipes for the command: {error.strerror}", stage="streams", errno=error.errno or 0
+            ) from None
+
+    def close(self, *ends: int) -> None:
+        """Close these ends, or all that are still open."""
+        for end in ends or tuple(self._open):
+            os.close(end)
+            self._open.remove(end)
+
+
+def supervise(box: Box, id: int, run: Run, streams: Streams) -> Ended:
     """Start the program and stay with it until it and, for the last one, everything else has ended."""
-    out, err = (Output(run.limit, sink, run.keep) for sink in (run.on_stdout, run.on_stderr))
-    feed = Input(run.given, run.source) if run.given or run.source is not None else None
-    opened = [out.reader, out.writer, err.reader, err.writer]
-    if feed is not None:
-        opened += [feed.reader, feed.writer]
-    try:
-        stdin = feed.reader if feed is not None else _nothing(opened)
-        began = time.monotonic()
-        box.connection.execute(id, run.argv, run.env, run.cwd, (stdin, out.writer, err.writer), last=run.last)
-        for end in (out.writer, err.writer, stdin):
-            os.close(end)
-            opened.remove(end)
-        return _Watch(box, id, run, out, err, feed, opened, began).until_end()
-    finally:
-        for end in opened:
-            os.close(end)
-
-
-def _nothing(opened: list[int]) -> int:
-    opened.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
-    return opened[-1]
+    began = time.monotonic()
+    theirs = (streams.stdin, streams.out.writer, streams.err.writer)
+    box.connection.execute(id, run.argv, run.env, run.cwd, theirs, last=run.last)
+    streams.close(*theirs)
+    return _Watch(box, id, run, streams, began).until_end()
 
 
 class _Watch:
-    """The loop over one run. `opened` is shared with its owner, who closes what is left."""
+    """The loop over one run."""
 
-    def __init__(
-        self,
-        box: Box,
-        id: int,
-        run: Run,
-        out: Output,
-        err: Output,
-        feed: Input | None,
-        opened: list[int],
-        began: float,
-    ) -> None:
-        self.box, self.id, self.run, self.began = box, id, run, began
-        self.out, self.err, self.feed, self.opened = out, err, feed, opened
+    def __init__(self, box: Box, id: int, run: Run, streams: Streams, began: float) -> None:
+        self.box, self.id, self.run, self.pipes, self.began = box, id, run, streams, began
+        out, err, self.feed = streams.out, streams.err, streams.feed
         self.poll = select.poll()
         self.streams = {out.reader: out, err.reader: err}
         for end in (*self.streams, box.connection.fileno()):
@@ -187,16 +192,16 @@ class _Watch:
             reply=ended,
             timed_out=self.timed_out,
             wall=time.monotonic() - self.began,
-            stdout=self.out.content(),
-            stderr=self.err.content(),
-            truncated=self.out.truncated or self.err.truncated,
+            stdout=self.pipes.out.content(),
+            stderr=self.pipes.err.content(),
+            truncated=self.pipes.out.truncated or self.pipes.err.truncated,
         )
 
     def _drain(self, end: int) -> None:
         if not self.streams[end].read():
             del self.streams[end]
             self.poll.unregister(end)
-            self._close(end)
+            self.pipes.close(end)
 
     def _feed(self) -> None:
         waiting = self.feed.waiting_for() if self.feed is not None else None
@@ -218,12 +223,8 @@ class _Watch:
 
     def _stop_feeding(self) -> None:
         assert self.feed is not None
-        self._close(self.feed.writer)
+        self.pipes.close(self.feed.writer)
         self.feed = None
-
-    def _close(self, end: int) -> None:
-        os.close(end)
-        self.opened.remove(end)
 
     def _patience(self) -> float | None:
         if self.deadline is None:

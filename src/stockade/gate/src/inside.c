@@ -85,7 +85,7 @@ static void raise_walls(struct box *box)
 			refuse(box, i, plan->ops[i].type, errno, culprit);
 	if (box->ruleset >= 0 && wall_landlock_enforce(box))
 		refuse(box, last, OP_LANDLOCK, errno, "enforce");
-	for (unsigned i = 0; i < last; i++)
+	for (unsigned i = plan->base + 1; i < last; i++)
 		if (confirm_op(box, &plan->ops[i], &culprit))
 			refuse(box, i, plan->ops[i].type, errno, culprit);
 	if (confirm_walls(box, &culprit))

@@ -145,6 +145,8 @@ static int make_base(const struct plan *plan, unsigned *index, const char **culp
 		*culprit = plan->ops[i].s[0];
 		if (!sabotaged_op(i) && mount_op(&tree, &plan->ops[i], culprit))
 			goto failed;
+		if (confirm_op(&tree, &plan->ops[i], culprit))
+			goto failed;
 	}
 	if (mount_seal(&tree))
 		goto failed;
