@@ -21,8 +21,10 @@ from support.means import need_program
 
 HEADER = struct.Struct("=8sIIII")
 RECORD = struct.Struct("=IIQQ")
-NAMESPACES, HOSTNAME, ROOT, DIR, FILE, LINK, BIND = range(1, 8)
-OVERLAY, PIVOT, KEYRING, PRIVILEGES, LANDLOCK, GRANT, SECCOMP = 11, 13, 14, 16, 17, 18, 19
+NAMESPACES, HOSTNAME, ROOT, DIR = ops.Namespaces.kind, ops.Hostname.kind, ops.Root.kind, ops.Dir.kind
+FILE, LINK, BIND, PROC, OVERLAY = ops.File.kind, ops.Link.kind, ops.Bind.kind, ops.Proc.kind, ops.Overlay.kind
+PIVOT, KEYRING, LIMIT, PRIVILEGES = ops.Pivot.kind, ops.Keyring.kind, ops.Limit.kind, ops.Privileges.kind
+LANDLOCK, GRANT, SECCOMP = ops.Landlock.kind, ops.Grant.kind, ops.Seccomp.kind
 
 
 class Plan(ctypes.Structure):
@@ -77,7 +79,7 @@ WALLS = [
 def plan(*records: bytes, base: int = 0, count: int | None = None, size: int | None = None) -> bytes:
     body = b"".join(records)
     total = HEADER.size + len(body) if size is None else size
-    return HEADER.pack(b"STKPLAN2", total, len(records) if count is None else count, base, 0) + body
+    return HEADER.pack(ops._MAGIC, total, len(records) if count is None else count, base, 0) + body
 
 
 def with_mount(*records: bytes) -> bytes:
@@ -159,7 +161,7 @@ class TestTheWhole:
 
 
 class TestARecord:
-    @pytest.mark.parametrize("kind", [0, 20, 255, 0xFFFFFFFF])
+    @pytest.mark.parametrize("kind", [0, SECCOMP + 1, 255, 0xFFFFFFFF])
     def test_an_unknown_operation_is_refused(self, kind: int) -> None:
         assert decode(with_mount(record(kind))) == (2, "unknown operation")
 
@@ -234,7 +236,7 @@ class TestTheOrder:
         assert decode(late) == (3, "out of order")
 
     def test_a_limit_after_the_privileges_are_dropped_is_refused(self) -> None:
-        assert decode(plan(*ROOTED, *WALLS[:2], record(15, 7, 9), *WALLS[2:])) == (4, "out of order")
+        assert decode(plan(*ROOTED, *WALLS[:2], record(LIMIT, 7, 9), *WALLS[2:])) == (4, "out of order")
 
     def test_nothing_comes_after_the_filter(self) -> None:
         grant = record(GRANT, 1, 0, b"/\0")
@@ -254,7 +256,8 @@ class TestTheOrder:
         assert decode(plan(*FIRST, *base, record(ROOT), *WALLS, base=2)) == ACCEPTED
 
     @pytest.mark.parametrize(
-        "stranger", [record(ROOT), record(9, 0, 0, b"/p\0"), record(HOSTNAME, 0, 0, b"h\0"), record(KEYRING)]
+        "stranger",
+        [record(ROOT), record(PROC, 0, 0, b"/p\0"), record(HOSTNAME, 0, 0, b"h\0"), record(KEYRING)],
     )
     def test_a_base_holds_nothing_else(self, stranger: bytes) -> None:
         found = decode(plan(*FIRST, stranger, record(ROOT), *WALLS, base=1))

@@ -114,10 +114,14 @@ def test_the_id_maps_cannot_be_left_out(policy: Policy, out: Path, order: Order)
 
 def test_every_kind_of_operation_was_among_those_left_out(tmp_path: Path, workspace: Path, out: Path) -> None:
     (workspace / ".vscode").mkdir()
+    (tmp_path / "data").mkdir()
     seen: set[type[ops.Op]] = set()
     for mode in ("overlay", "rw"):
         policy = Policy(
-            workspace={"path": str(workspace), "mode": mode}, write=[str(out)], protect=[".vscode"]
+            workspace={"path": str(workspace), "mode": mode},
+            read=[str(tmp_path / "data")],
+            write=[str(out)],
+            protect=[".vscode"],
         )
         seen |= {type(op) for op in plan_of(policy).ops}
     assert seen == set(ops.Op.__subclasses__())

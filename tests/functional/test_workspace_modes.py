@@ -197,6 +197,16 @@ class TestGrants:
         assert (project / "out" / "x").exists() and not (project / "y").exists()
         assert [change.path for change in result.changes] == ["y"]
 
+    def test_a_read_only_directory_in_a_writable_workspace_cannot_be_replaced(self, project: Path) -> None:
+        (project / "third" / "party").mkdir(parents=True)
+        (project / "third" / "party" / "x").write_text("x\n")
+        before = tree(project)
+        script = "echo y > third/party/x; mv third other; mkdir -p third/party; echo z > third/party/x"
+        sh(script, project, "rw", protect=[], read=[str(project / "third" / "party")])
+        assert {path: kind for path, kind in tree(project).items() if path.startswith("third")} == {
+            path: kind for path, kind in before.items() if path.startswith("third")
+        }
+
     def test_a_file_can_be_granted(self, tmp_path: Path, project: Path) -> None:
         (tmp_path / "one").write_text("one\n")
         (tmp_path / "two").write_text("two\n")

@@ -1,0 +1,147 @@
+"""The plan of one pretend caller on one pretend host, word for word.
+
+Compiling is pure, so the plan can be read here without running it. After a
+change that is meant, write the files anew and read the difference:
+
+    STOCKADE_REGENERATE=1 .venv/bin/python -m pytest tests/functional/test_plan_golden.py
+    git diff tests/functional/golden
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stockade.backends import native
+from stockade.backends.native import Inputs, Shown
+from stockade.gate import plan as ops
+
+GOLDEN = Path(__file__).parent / "golden"
+
+STRICT = Inputs(
+    uid=1000,
+    gid=1000,
+    user="ada",
+    group="ada",
+    home="/home/ada",
+    own_network=True,
+    tasks=256,
+    files=1024,
+    landlock=6,
+    program=bytes(80),
+    system=(
+        Shown("/usr", source="/usr"),
+        Shown("/bin", link="usr/bin"),
+        Shown("/lib", source="/lib"),
+        Shown("/etc/alternatives", source="/etc/alternatives"),
+        Shown("/etc/localtime", link="/usr/share/zoneinfo/Etc/UTC"),
+        Shown("/etc/os-release", source="/usr/lib/os-release", is_dir=False),
+    ),
+    grants=(),
+    protected=(),
+    sockets=False,
+    layer="",
+)
+PROJECT = "/home/ada/project"
+
+
+def changed(**fields: object) -> Inputs:
+    return msgspec.structs.replace(STRICT, **fields)
+
+
+CASES = {
+    "strict": STRICT,
+    "overlay": changed(
+        grants=(
+            ("/opt/data", "read", True, 'read = "/opt/data"'),
+            ("/srv/one.txt", "write", False, 'write = "/srv/one.txt"'),
+            (PROJECT, "overlay", True, 'workspace = "."'),
+        ),
+        layer="/state/workspaces/0123456789ab",
+    ),
+    "rw": changed(
+        grants=(
+            (f"{PROJECT}/vendor", "read", True, 'read = "vendor"'),
+            ("/usr/share/dict", "read", True, 'read = "/usr/share/dict"'),
+            (PROJECT, "write", True, 'workspace = "."'),
+        ),
+        protected=(f"{PROJECT}/.git/hooks", f"{PROJECT}/.git/config"),
+    ),
+    "root-open-network": changed(
+        uid=0, gid=0, user="root", group="root", home="/root", own_network=False, tasks=0
+    ),
+    "old-landlock": changed(landlock=1),
+    "sockets-accepted": changed(grants=(("/opt/data", "read", True, 'read = "/opt/data"'),), sockets=True),
+}
+
+
+def described(plan: ops.Plan) -> str:
+    lines = [f"backend {plan.backend}, {plan.base} operations of the base"]
+    for number, op in enumerate(plan.ops):
+        first, second = op.numbers()
+        lines.append(f"{number:3} {op.describe()}  [{op.clause}] {first:#x} {second:#x}")
+    lines.append("mounts:")
+    for path, (attributes, kind) in plan.mounts.items():
+        words = [word.decode() for bit, word in ops.ATTRIBUTES.items() if attributes & bit]
+        lines.append(f"    {path} {','.join(words) or 'rw'} {kind}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_plan_is_as_written_down(name: str) -> None:
+    file = GOLDEN / f"plan-{name}.txt"
+    found = described(native.compile_plan(CASES[name]))
+    if os.environ.get("STOCKADE_REGENERATE"):
+        file.write_text(found)
+    assert found == file.read_text()
+
+
+def test_there_is_no_file_for_a_plan_that_is_not_compiled() -> None:
+    assert {file.stem for file in GOLDEN.glob("plan-*.txt")} == {f"plan-{name}" for name in CASES}
+
+
+def test_compiling_does_not_look_at_the_host() -> None:
+    def look(*_: object, **__: object) -> None:
+        raise AssertionError("compiling looked at the host")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (
+            "stat",
+            "lstat",
+            "open",
+            "listdir",
+            "scandir",
+            "readlink",
+            "getuid",
+            "geteuid",
+            "getcwd",
+        ):
+            patch.setattr(os, name, look)
+        assert native.compile_plan(changed(uid=4242, user="nobody-else")).ops
+
+
+def test_an_equal_value_compiles_to_an_equal_plan() -> None:
+    native.compile_plan.cache_clear()
+    first = native.compile_plan(STRICT)
+    native.compile_plan.cache_clear()
+    second = native.compile_plan(changed())
+    assert first is not second
+    assert (first.encoded, first.hash) == (second.encoded, second.hash)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_filter_comes_last_and_the_namespaces_first(name: str) -> None:
+    plan = native.compile_plan(CASES[name])
+    assert isinstance(plan.ops[0], ops.Namespaces) and isinstance(plan.ops[-1], ops.Seccomp)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_but_what_was_granted_is_writable_on_the_host(name: str) -> None:
+    inputs = CASES[name]
+    granted = [path for path, access, *_ in inputs.grants if access == "write"]
+    for op in native.compile_plan(inputs).ops:
+        if isinstance(op, ops.Bind) and op.writable:
+            assert any(op.path == path or op.path.startswith(f"{path}/") for path in granted), op.path
