@@ -63,6 +63,11 @@ BOUNDS: dict[str, list[Line]] = {
         (LOAD, THIRD, "", ""),
         (EQUAL, NETLINK_ROUTE, "allow", "unsupported"),
     ],
+    # Other families would load their modules into the kernel, and some would give working sockets.
+    "socketpair": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, AF_UNIX, "allow", "unsupported"),
+    ],
     "personality": [
         (LOAD, FIRST, "", ""),
         (EQUAL, PERSONALITY_LINUX, "allow", ""),

@@ -53,10 +53,10 @@ timer_settime timerfd_create timerfd_gettime timerfd_settime getrandom io_cancel
 io_getevents io_pgetevents io_setup io_submit
 """
 COMMUNICATION = """
-accept accept4 bind connect getpeername getsockname getsockopt ioctl listen mq_getsetattr mq_notify
+accept accept4 bind connect getpeername getsockname getsockopt listen mq_getsetattr mq_notify
 mq_open mq_timedreceive mq_timedsend mq_unlink msgctl msgget msgrcv msgsnd pipe pipe2 recvfrom
 recvmmsg recvmsg semctl semget semop semtimedop sendmmsg sendmsg sendto setsockopt shmat shmctl
-shmdt shmget shutdown socketpair
+shmdt shmget shutdown
 """
 ALLOWED = frozenset(" ".join((FILES, MEMORY, PROCESSES, TIME_AND_EVENTS, COMMUNICATION)).split())
 
@@ -75,8 +75,8 @@ set_mempolicy_home_node migrate_pages move_pages uselib _sysctl
 """
 REFUSED = frozenset(_REFUSED.split())
 
-#: Allowed within bounds that the filter's conditions draw, which a policy can only narrow.
-BOUNDED = frozenset({"clone", "ioctl", "personality", "socket"})
+#: Allowed within bounds that the filter draws and a policy can only narrow.
+BOUNDED = frozenset(filters.BOUNDS)
 
 
 def check_names(allow: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ parser; only the module that was asked for is imported, so that
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 from stockade.cli import output
@@ -29,7 +30,23 @@ REFUSED = 125
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code."""
-    args = sys.argv[1:] if argv is None else argv
+    try:
+        code = _main(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
+    except StockadeError as error:
+        output.error(error.message, hint=error.hint)
+        return REFUSED
+    except BrokenPipeError:
+        # The reader went away (`stockade doctor | head -1`): no failure, and nothing left to say, not
+        # even by the interpreter when it flushes its streams at the end.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+        return 141
+
+
+def _main(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -42,15 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         output.error(f"there is no command {args[0]!r}", hint=nearest_command(args[0]))
         return 2
     module = importlib.import_module(COMMANDS[args[0]][0])
-    try:
-        return int(module.main(args[1:]))
-    except StockadeError as error:
-        output.error(error.message, hint=error.hint)
-        return REFUSED
-    except BrokenPipeError:
-        # The reader went away (`stockade doctor | head -1`): not a failure, nothing left to say.
-        sys.stderr.close()
-        return 141
+    return int(module.main(args[1:]))
 
 
 def usage() -> str:

@@ -30,6 +30,24 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
 
 
+def name(path: str) -> str:
+    """A file name on one line: a newline in it must not begin a line that looks like ours."""
+    return clean(path).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def plain(value: object) -> object:
+    """A value as JSON can hold it: what is not UTF-8 in a file name is replaced."""
+    if isinstance(value, str):
+        return (
+            value if value.isascii() else value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        )
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return value
+
+
 def say(text: str) -> None:
     """One line of Stockade's own, on stderr."""
     for line in clean(text).splitlines():

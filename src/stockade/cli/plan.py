@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
 
             ops = [{**msgspec.to_builtins(op), "does": op.describe()} for op in plan.ops]
             shown = {"backend": plan.backend, "hash": plan.hash, "command": words, "operations": ops}
-            sys.stdout.buffer.write(msgspec.json.encode(shown) + b"\n")
+            sys.stdout.buffer.write(msgspec.json.encode(output.plain(shown)) + b"\n")
             return 0
         rows = [[str(number), op.describe(), op.clause] for number, op in enumerate(plan.ops, 1)]
         print(output.table(rows, ["", "operation", "because of"]))

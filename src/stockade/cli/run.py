@@ -33,15 +33,19 @@ def main(argv: list[str]) -> int:
     try:
         return _run(args)
     except KeyboardInterrupt:
-        if not args.quiet:
+        if args.json or args.json_fd is not None:
+            _write_json(args, {"outcome": "cancelled", "ok": False, "exit_code": 130, "reason": "cancelled"})
+        elif not args.quiet:
             output.say("cancelled")
         return 130
     except StockadeError as error:
         if not (args.json or args.json_fd is not None):
             raise
         refused = {"outcome": "setup-failed", "ok": False, "exit_code": 125}
-        _write_json(args, {**refused, "reason": error.message, "hint": error.hint})
-        return 125
+        if args.json or _is_open(args.json_fd):
+            _write_json(args, {**refused, "reason": error.message, "hint": error.hint})
+            return 125
+        raise
 
 
 def parser(command: str) -> argparse.ArgumentParser:
@@ -131,6 +135,10 @@ def _pairs(option: str, given: list[str] | None) -> dict[str, Any]:
 
 def _run(args: argparse.Namespace) -> int:
     words = command(args)
+    if args.json_fd is not None and not _is_open(args.json_fd):
+        raise PolicyError(
+            f"--json-fd {args.json_fd}: is not open", hint=f"open it: {args.json_fd}> result.json"
+        )
     found = discovered(args)
     from stockade.sandbox import sandbox
 
@@ -155,6 +163,8 @@ def _run(args: argparse.Namespace) -> int:
     )
     if args.json or args.json_fd is not None:
         _write_json(args, _plain(result))
+    if not args.json:
+        _report_end(result)
     if not quiet:
         _report(result, verbose=args.verbose, discarded=args.on_exit == "discard")
     return result.exit_code
@@ -193,18 +203,20 @@ def _passing(descriptor: int) -> Any:
     return write
 
 
-def _report(result: Result, *, verbose: bool, discarded: bool) -> None:
-    """What the user should know and the program did not say itself."""
-    from stockade.sandbox.result import Outcome
-
-    if result.outcome is not Outcome.EXITED:
+def _report_end(result: Result) -> None:
+    """Why the command ended, where it did not end by itself."""
+    if result.outcome != "exited":
         output.error(f"{result.outcome}: {result.reason}", hint=result.hint)
+
+
+def _report(result: Result, *, verbose: bool, discarded: bool) -> None:
+    """What was changed, and if asked what was enforced."""
     if result.changes:
         count = len(result.changes)
         many = f"{count} changed path{'s' if count > 1 else ''}"
         output.say(f"{many} discarded" if discarded else f"{many} kept aside, your files are as they were")
         for change in result.changes[:SHOWN_CHANGES]:
-            output.say(f"  {change.kind:<8}  {change.path}")
+            output.say(f"  {change.kind:<8}  {output.name(change.path)}")
         if count > SHOWN_CHANGES:
             output.say(f"  and {count - SHOWN_CHANGES} more")
         if not discarded:
@@ -239,7 +251,7 @@ def _plain(result: Result) -> dict[str, Any]:
 def _write_json(args: argparse.Namespace, value: dict[str, Any]) -> None:
     import msgspec
 
-    data = msgspec.json.encode(value) + b"\n"
+    data = msgspec.json.encode(output.plain(value)) + b"\n"
     if args.json:
         sys.stdout.flush()
     _passing(1 if args.json else args.json_fd)(data)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Set
 
 from stockade.controls import Control
 from stockade.errors import SetupError
@@ -30,19 +29,10 @@ WANTED_STATUS = (
 NUMBERS = re.compile(rb"^\d+ \d+ \d+:\d+ ", re.MULTILINE)
 
 
-Identity = tuple[int, int]
-
-
-def observe_birth(born: Reply, plan: ops.Plan, taken: Set[Identity]) -> frozenset[Identity]:
-    """Look at the namespaces and id maps. The gate is still raising its walls meanwhile.
-
-    `taken` are the namespaces of other sandboxes; those of this one are returned.
-    """
-    new = _namespaces(born.descriptors[1:], plan)
-    if new & taken:
-        raise _missing("it shares a namespace with another sandbox")
+def observe_birth(born: Reply, plan: ops.Plan) -> None:
+    """Look at the namespaces and id maps. The gate is still raising its walls meanwhile."""
+    _namespaces(born.descriptors[1:], plan)
     _id_maps(f"/proc/{born.status}", plan)
-    return new
 
 
 def observe(pid: int, plan: ops.Plan, filters_before: int) -> None:
@@ -72,6 +62,11 @@ OBSERVED = {
 }
 
 
+def shared_network() -> SetupError:
+    """Two sandboxes were found in one network namespace."""
+    return _missing("it shares its network namespace with another sandbox")
+
+
 def _missing(what: str) -> SetupError:
     return SetupError(
         f"nothing was run: {what}",
@@ -96,20 +91,17 @@ def _read(path: str) -> bytes:
         os.close(file)
 
 
-def _namespaces(descriptors: tuple[int, ...], plan: ops.Plan) -> frozenset[Identity]:
-    found = set()
+def _namespaces(descriptors: tuple[int, ...], plan: ops.Plan) -> None:
     if len(descriptors) != len(NAMESPACES):
         raise _missing("the gate did not pass its namespaces")
     for name, descriptor in zip(NAMESPACES, descriptors, strict=True):
-        own, theirs = _identity(f"/proc/self/ns/{name}"), _identity(descriptor)
-        if (own != theirs) != (name in plan.namespaces.names):
-            raise _missing(f"the {name} namespace is {'not ' if own != theirs else ''}the host's")
-        if own != theirs:
-            found.add(theirs)
-    return frozenset(found)
+        is_new = identity(f"/proc/self/ns/{name}") != identity(descriptor)
+        if is_new != (name in plan.namespaces.names):
+            raise _missing(f"the {name} namespace is {'not ' if is_new else ''}the host's")
 
 
-def _identity(file: str | int) -> Identity:
+def identity(file: str | int) -> tuple[int, int]:
+    """Which file it is, for as long as it is open."""
     info = os.stat(file)
     return info.st_dev, info.st_ino
 

@@ -22,7 +22,7 @@ from stockade.gate.plan import Plan
 from stockade.host import host
 from stockade.host.model import Host
 from stockade.policy import Caller, Policy, Resolved, resolve
-from stockade.sandbox.evidence import OBSERVED, observe, observe_birth
+from stockade.sandbox.evidence import NAMESPACES, OBSERVED, identity, observe, observe_birth, shared_network
 from stockade.sandbox.result import Enforced
 from stockade.workspace.layers import Layer
 
@@ -60,17 +60,21 @@ class Box(msgspec.Struct, frozen=True):
 
     connection: client.Connection
     pidfd: int
-    namespaces: frozenset[tuple[int, int]]
+    #: The network namespace and a descriptor of it: while it is open, its number is nobody else's.
+    network: tuple[int, int]
+    network_fd: int
 
     def close(self) -> None:
         """End everything inside and wait until it is gone."""
         self.connection.close()
         _gone(self.pidfd)
-        _taken.difference_update(self.namespaces)
+        _networks.discard(self.network)
+        os.close(self.network_fd)
 
 
-#: The namespaces of this process's living sandboxes: no two may share one.
-_taken: set[tuple[int, int]] = set()
+#: The network namespaces of this process's living sandboxes. They are made ahead, so it is seen to
+#: that none is given away twice.
+_networks: set[tuple[int, int]] = set()
 
 
 def _gone(pidfd: int) -> None:
@@ -146,27 +150,20 @@ def launch(prepared: Prepared, meanwhile: Callable[[], object] = lambda: None) -
         )
     for attempt in range(2):
         connection = client.launch(prepared.plan.encoded, prepared.descriptors, host_network=host_network)
-        pidfd = -1
+        held: list[int] = []
         try:
             if not attempt:
                 meanwhile()
             reply = _next(connection)
             if reply.kind == client.BORN:
-                pidfd = reply.descriptors[0]
-                try:
-                    namespaces = observe_birth(reply, prepared.plan, _taken)
-                finally:
-                    for descriptor in reply.descriptors[1:]:
-                        os.close(descriptor)
-                born, reply = reply.status, _next(connection)
-                if reply.kind == client.READY and reply.pid == born:
-                    observe(born, prepared.plan, connection.filters_before)
-                    _taken.update(namespaces)
-                    return Box(connection, pidfd, namespaces)
+                held += reply.descriptors
+                born, reply = reply, _observed(connection, reply, prepared.plan)
+                if reply.kind == client.READY and reply.pid == born.status:
+                    return _box(connection, born, held, prepared.plan)
         except BaseException:
-            _abandon(connection, pidfd)
+            _abandon(connection, held)
             raise
-        _abandon(connection, pidfd)
+        _abandon(connection, held)
         # The resident gate may have looked at the host's mounts before this one was made.
         if attempt or reply.error != errno.ESTALE:
             break
@@ -174,10 +171,40 @@ def launch(prepared: Prepared, meanwhile: Callable[[], object] = lambda: None) -
     raise _failure(reply)
 
 
-def _abandon(connection: client.Connection, pidfd: int) -> None:
+def _observed(connection: client.Connection, born: client.Reply, plan: Plan) -> client.Reply:
+    """Look at the newborn gate and wait for its word. If it refused, its own reason counts."""
+    try:
+        observe_birth(born, plan)
+    except SetupError:
+        reply = connection.receive()
+        if reply is None or reply.kind != client.FAILED:
+            raise
+        return reply
+    return _next(connection)
+
+
+def _box(connection: client.Connection, born: client.Reply, held: list[int], plan: Plan) -> Box:
+    observe(born.status, plan, connection.filters_before)
+    pidfd, *namespaces = held
+    network_fd = namespaces[NAMESPACES.index("net")]
+    network = identity(network_fd)
+    if "net" in plan.namespaces.names:
+        if network in _networks:
+            raise shared_network()
+        _networks.add(network)
+    for descriptor in namespaces:
+        if descriptor != network_fd:
+            os.close(descriptor)
+    return Box(connection, pidfd, network, network_fd)
+
+
+def _abandon(connection: client.Connection, held: list[int]) -> None:
+    """End a gate that is not to be used, and wait for its end where it is known."""
     connection.close()
-    if pidfd >= 0:
-        _gone(pidfd)
+    for descriptor in held[1:]:
+        os.close(descriptor)
+    if held:
+        _gone(held[0])
 
 
 def _next(connection: client.Connection) -> client.Reply:

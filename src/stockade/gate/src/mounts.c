@@ -292,8 +292,9 @@ out:
 static int view(struct box *box, const struct op *op)
 {
 	/* Without an upper layer an overlay needs two lower ones. */
-	int mount = -1, source = open_source(box, op->s[1], op->b), empty = hidden(box, "empty");
-	if (source >= 0 && empty >= 0) {
+	int mount = -1, source = open_source(box, op->s[1], op->b);
+	int empty = source < 0 ? -1 : hidden(box, "empty");
+	if (empty >= 0) {
 		char lower[64];
 		snprintf(lower, sizeof lower, "/proc/self/fd/%d:/proc/self/fd/%d", source, empty);
 		const struct option options[] = {{"lowerdir", lower}, {"userxattr", NULL}};
