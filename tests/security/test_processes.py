@@ -104,6 +104,18 @@ def test_a_process_outside_cannot_be_signalled() -> None:
         assert outside("signals", pid, 0) == {"0": "ok"}
 
 
+def test_one_command_cannot_set_the_limits_of_those_that_follow() -> None:
+    """They inherit from the first process, and to set another's limits the same uid is enough."""
+    command, _ = arena.command_of("limit_others", 1, "zero")
+    with Sandbox(Policy()) as box:
+        verdict = arena.verdict_of(box.run(command, timeout=10).stdout)
+        after = box.run(["echo", "alive"], timeout=10)
+    assert set(verdict.values()) == {"refused"}, verdict
+    assert after.text == "alive\n"
+    with victim() as (pid, _):
+        assert set(outside("limit_others", pid, "same").values()) == {"ok"}
+
+
 UNCARING = """
 import ctypes, os, subprocess, sys
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER, and then nobody is waited for
