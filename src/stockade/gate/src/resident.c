@@ -95,18 +95,18 @@ static const char *const dispensable[] = {"/sys", "/dev/pts", "/dev/shm", "/dev/
 /* An ordinary user may make namespaces and mounts only in a user namespace of its own. */
 static int become_owner(void)
 {
-	if (uid == 0) {
-		if (setgroups(0, NULL) || unshare(CLONE_NEWNS))
-			return -1;
-		/* Each sandbox begins with a copy of our mounts; what no policy may grant can go. (In an
-		 * ordinary user's namespace these are locked in place.) */
-		for (unsigned i = 0; i < sizeof dispensable / sizeof *dispensable; i++)
-			umount2(dispensable[i], MNT_DETACH);
-	} else if (unshare(CLONE_NEWUSER | CLONE_NEWNS) || write_maps(getpid(), 0)) {
+	if (uid == 0 ? setgroups(0, NULL) || unshare(CLONE_NEWNS)
+		     : unshare(CLONE_NEWUSER | CLONE_NEWNS) || write_maps(getpid(), 0))
 		return -1;
-	}
-	/* What the host mounts later is to be seen here; what we mount stays here. */
-	return mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL);
+	/* What the host mounts later is to be seen here; what is done here must never reach the host,
+	 * so this comes before anything else. */
+	if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL))
+		return -1;
+	/* Each sandbox begins with a copy of our mounts; what no policy may grant can go. In an ordinary
+	 * user's namespace these are locked in place, and stay. */
+	for (unsigned i = 0; i < sizeof dispensable / sizeof *dispensable; i++)
+		umount2(dispensable[i], MNT_DETACH);
+	return 0;
 }
 
 static struct {
