@@ -24,6 +24,7 @@ NETLINK_ROUTE = 0
 PERSONALITY_LINUX, PERSONALITY_QUERY = 0, 0xFFFFFFFF
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 X32 = 0x40000000
+GATE, PRIO_PROCESS, IOPRIO_WHO_PROCESS = 1, 0, 1
 
 # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_JMP|JSET|K, BPF_RET|K
 LOAD, EQUAL, AT_LEAST, ANY_BIT, GIVE = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -45,16 +46,16 @@ Line = tuple[int, int, str, str] | str
 #: What is asked of the arguments of the calls that are allowed within bounds.
 BOUNDS: dict[str, list[Line]] = {
     # No program types into a terminal that it shares.
-    "ioctl": [
+    "terminal": [
         (LOAD, SECOND, "", ""),
         (EQUAL, TIOCSTI, "refuse", ""),
         (EQUAL, TIOCLINUX, "refuse", "allow"),
     ],
-    "clone": [
+    "namespaces": [
         (LOAD, FIRST, "", ""),
         (ANY_BIT, NEW_NAMESPACES, "refuse", "allow"),
     ],
-    "socket": [
+    "families": [
         (LOAD, FIRST, "", ""),
         (EQUAL, AF_UNIX, "allow", ""),
         (EQUAL, AF_INET, "allow", ""),
@@ -64,20 +65,54 @@ BOUNDS: dict[str, list[Line]] = {
         (EQUAL, NETLINK_ROUTE, "allow", "unsupported"),
     ],
     # Other families would load their modules into the kernel, and some would give working sockets.
-    "socketpair": [
+    "pairs": [
         (LOAD, FIRST, "", ""),
         (EQUAL, AF_UNIX, "allow", "unsupported"),
     ],
-    "personality": [
+    "personas": [
         (LOAD, FIRST, "", ""),
         (EQUAL, PERSONALITY_LINUX, "allow", ""),
         (EQUAL, PERSONALITY_QUERY, "allow", "refuse"),
     ],
+    # The gate has the same user as the program. Its limits and its share of the processor are those
+    # of every later command, so one command must not change them for the next.
+    "not the gate": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, GATE, "refuse", "allow"),
+    ],
+    "priorities": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, PRIO_PROCESS, "", "refuse"),
+        (LOAD, SECOND, "", ""),
+        (EQUAL, GATE, "refuse", "allow"),
+    ],
+    "io priorities": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, IOPRIO_WHO_PROCESS, "", "refuse"),
+        (LOAD, SECOND, "", ""),
+        (EQUAL, GATE, "refuse", "allow"),
+    ],
+}
+
+#: The calls that are allowed within bounds, and which.
+BOUNDED = {
+    "ioctl": "terminal",
+    "clone": "namespaces",
+    "socket": "families",
+    "socketpair": "pairs",
+    "personality": "personas",
+    "prlimit64": "not the gate",
+    "sched_setaffinity": "not the gate",
+    "sched_setattr": "not the gate",
+    "sched_setparam": "not the gate",
+    "sched_setscheduler": "not the gate",
+    "setpriority": "priorities",
+    "ioprio_set": "io priorities",
 }
 
 
 def program(machine: str, answers: dict[int, str]) -> bytes:
-    """The filter: for each number the name of an end or of a bounded call; the rest is absent."""
+    """The filter: for each number the name of an end or of bounds; the rest is absent."""
     lines: list[Line] = [
         (LOAD, ARCHITECTURE, "", ""),
         (EQUAL, ARCHITECTURES[machine], "", "kill"),

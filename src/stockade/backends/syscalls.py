@@ -34,16 +34,15 @@ pkey_mprotect process_mrelease remap_file_pages
 PROCESSES = """
 alarm arch_prctl capget capset execve execveat exit exit_group fork get_robust_list get_thread_area
 getcpu getegid geteuid getgid getgroups getpgid getpgrp getpid getppid getpriority getresgid
-getresuid getrlimit getrusage getsid gettid getuid ioprio_get ioprio_set kill landlock_add_rule
-landlock_create_ruleset landlock_restrict_self pause pidfd_open pidfd_send_signal prctl prlimit64
+getresuid getrlimit getrusage getsid gettid getuid ioprio_get kill landlock_add_rule
+landlock_create_ruleset landlock_restrict_self pause pidfd_open pidfd_send_signal prctl
 restart_syscall rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn
 rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max sched_get_priority_min
-sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval
-sched_setaffinity sched_setattr sched_setparam sched_setscheduler sched_yield seccomp
-set_robust_list set_thread_area set_tid_address setfsgid setfsuid setgid setgroups setpgid
-setpriority setregid setresgid setresuid setreuid setrlimit setsid setuid sigaltstack signalfd
-signalfd4 sysinfo tgkill time times tkill uname vfork wait4 waitid futex futex_waitv futex_wake
-futex_wait futex_requeue
+sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval sched_yield
+seccomp set_robust_list set_thread_area set_tid_address setfsgid setfsuid setgid setgroups setpgid
+setregid setresgid setresuid setreuid setrlimit setsid setuid sigaltstack signalfd signalfd4
+sysinfo tgkill time times tkill uname vfork wait4 waitid futex futex_waitv futex_wake futex_wait
+futex_requeue
 """
 TIME_AND_EVENTS = """
 clock_getres clock_gettime clock_nanosleep epoll_create epoll_create1 epoll_ctl epoll_ctl_old
@@ -75,9 +74,6 @@ set_mempolicy_home_node migrate_pages move_pages uselib _sysctl
 """
 REFUSED = frozenset(_REFUSED.split())
 
-#: Allowed within bounds that the filter draws and a policy can only narrow.
-BOUNDED = frozenset(filters.BOUNDS)
-
 
 def check_names(allow: tuple[str, ...]) -> None:
     """Refuse names that no policy can allow, before anything is compiled."""
@@ -87,7 +83,7 @@ def check_names(allow: tuple[str, ...]) -> None:
                 f"syscalls.allow: {name!r} is refused to every sandbox",
                 hint="remove it: no policy can allow it",
             )
-        if name in BOUNDED:
+        if name in filters.BOUNDED:
             raise PolicyError(
                 f"syscalls.allow: {name!r} is allowed already, within bounds that no policy can lift",
                 hint="remove it",
@@ -150,13 +146,13 @@ def answers(allow: tuple[str, ...], deny: tuple[str, ...]) -> dict[int, str]:
         ) from error
 
     given = dict.fromkeys(ALLOWED | set(allow), "allow")
-    given |= {name: name for name in BOUNDED}
+    given |= filters.BOUNDED
     given |= dict.fromkeys(REFUSED | set(deny), "refuse")
     found = {}
     for name, answer in given.items():
         number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
         if number == -1 and name in (*allow, *deny):
             raise PolicyError(f"syscalls: there is no system call {name!r}")
-        if number >= 0:  # other negative numbers are calls of other architectures
+        if number >= 0: # other negative numbers are calls of other architectures
             found[number] = answer
     return found

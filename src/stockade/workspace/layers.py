@@ -71,7 +71,7 @@ class Layer:
         before, after = os.fstat(self.lower), os.fstat(self._open[0])
         if stat.S_IMODE(before.st_mode) != stat.S_IMODE(after.st_mode):
             found.append(Change(".", "modified"))
-        with _opened(".", self._open[0]) as upper:
+        with _readable(self._open[0]) as upper:
             _walk(upper, self.lower, "", found)
         return sorted(found, key=lambda change: change.path)
 
@@ -132,25 +132,32 @@ def _open_lower(name: str, lower: int | None) -> int | None:
 
 @contextlib.contextmanager
 def _opened(name: str, parent: int) -> Iterator[int]:
-    """A directory of the layer by descriptor, also one that the program made unreadable."""
+    """A directory of the layer by descriptor."""
     # Through O_PATH: what is changed and opened is what was found, whatever takes its name.
     node = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        here = f"/proc/self/fd/{node}"
-        mode = stat.S_IMODE(os.fstat(node).st_mode)
-        if mode & 0o700 != 0o700:
-            os.chmod(here, mode | 0o700)
-        try:
-            directory = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                yield directory
-            finally:
-                os.close(directory)
-        finally:
-            if mode & 0o700 != 0o700:
-                os.chmod(here, mode)
+        with _readable(node) as directory:
+            yield directory
     finally:
         os.close(node)
+
+
+@contextlib.contextmanager
+def _readable(node: int) -> Iterator[int]:
+    """The same directory, open for reading, also if the program made it unreadable."""
+    here = f"/proc/self/fd/{node}"
+    mode = stat.S_IMODE(os.fstat(node).st_mode)
+    if mode & 0o700 != 0o700:
+        os.chmod(here, mode | 0o700)
+    try:
+        directory = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield directory
+        finally:
+            os.close(directory)
+    finally:
+        if mode & 0o700 != 0o700:
+            os.chmod(here, mode)
 
 
 def _is_opaque(directory: int) -> bool:
