@@ -19,6 +19,7 @@ from stockade.controls import Control
 from stockade.errors import PolicyError
 from stockade.gate import plan as ops
 from stockade.policy import Resolved
+from stockade.policy.load import NAMES as PROJECT_POLICIES
 
 HOSTNAME = "stockade"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -112,7 +113,10 @@ def inputs(resolved: Resolved, landlock: int, program: bytes, layer: str, uses_t
     if workspace is not None:
         grants.append(workspace)
     protected: list[str] = []
-    if workspace is not None and workspace.access == "write":
+    if workspace is not None and workspace.access == "overlay":
+        # Held back at commit; only the policy that the project brings is not to be touched at all.
+        protected = [path for path, exists in resolved.protected if exists and path in PROJECT_POLICIES]
+    elif workspace is not None and workspace.access == "write":
         absent = [path for path, exists in resolved.protected if not exists]
         if absent:
             raise PolicyError(
@@ -120,7 +124,7 @@ def inputs(resolved: Resolved, landlock: int, program: bytes, layer: str, uses_t
                 + ", ".join(absent),
                 hint='use workspace.mode = "overlay", or create them, or list in `protect` only what exists',
             )
-        protected = [os.path.join(workspace.path, path) for path, _ in resolved.protected]
+        protected = [path for path, _ in resolved.protected]
     return Inputs(
         uid=caller.uid,
         gid=caller.gid,
@@ -134,7 +138,7 @@ def inputs(resolved: Resolved, landlock: int, program: bytes, layer: str, uses_t
         program=program,
         system=system_layout(resolved.profile.system, resolved.profile.etc),
         grants=tuple((g.path, g.access, g.is_dir, g.clause) for g in grants),
-        protected=tuple(protected),
+        protected=tuple(f"{workspace.path}/{path}" for path in protected) if workspace else (),
         sockets=Control.IPC in resolved.policy.accept,
         layer=layer,
     )

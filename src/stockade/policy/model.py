@@ -23,6 +23,9 @@ from stockade.policy import values
 from stockade.policy.values import FrozenMap, Invalid
 
 TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.backends.select import Selected
+    from stockade.host import Host
 
 PROFILES = ("strict", "dev", "net-client")
 PROTECT = (".git/hooks", ".git/config", ".envrc", ".vscode", ".claude")
@@ -314,6 +317,12 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             name = "deny" if self.syscalls.deny else "allow"
             needed[Control.SYSCALLS] = f"syscalls.{name} = {values.show(getattr(self.syscalls, name))}"
         return needed
+
+    def enforcement(self, host: Host) -> dict[Control, Selected]:
+        """The requested controls met with what the host can deliver; UnsupportedError where it cannot."""
+        from stockade.backends.select import select
+
+        return select(self, host).controls
 
     def required(self, control: Control | str) -> bool:
         """Whether a run must be refused where the control cannot be had in full.
