@@ -8,14 +8,15 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import stockade
 from security.arena import outside
 from stockade import Policy, SetupError
-from stockade.sandbox.launch import launch, prepare
-from stockade.sandbox.supervise import Run, supervise
+from stockade.sandbox import sandbox
+from stockade.sandbox.launch import Box, Prepared, launch
 
 LAUNCHES = 50
 RENAME_EXCHANGE = 2
@@ -70,18 +71,15 @@ def policy_for(kind: str, path: Path) -> Policy:
 
 
 def shown(policy: Policy, file: Path, meanwhile: Callable[[], object]) -> str:
-    """What the sandbox shows where something happened between looking and mounting."""
-    prepared = prepare(policy)
-    try:
+    """What the sandbox shows where something happened after the look at the files and before the walls."""
+
+    def late(prepared: Prepared, *rest: Any) -> Box:
         meanwhile()
-        box = launch(prepared)
-        try:
-            run = Run(argv=["cat", str(file)], env={}, cwd="/", limit=1000, last=True)
-            return supervise(box, 1, run).stdout.decode()
-        finally:
-            box.close()
-    finally:
-        prepared.close(discard=True)
+        return launch(prepared, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sandbox, "launch", late)
+        return stockade.run(["cat", str(file)], policy, cwd="/", timeout=10).text
 
 
 @pytest.mark.parametrize("swap", [by_link, by_directory, parent_by_link, parent_by_directory, removed])
