@@ -33,7 +33,7 @@ class Seatbelt(Backend):
     system = "darwin"
     mechanisms: ClassVar[Mapping[Control, Mechanism]] = {
         **dict.fromkeys(Control, Mechanism("profile")),
-        Control.LIMITS_TASKS: Mechanism(never="macOS counts tasks per user only"),
+        Control.LIMITS_TASKS: Mechanism(never="macOS counts tasks per user only", optional=True),
     }
 
 
@@ -43,12 +43,7 @@ EVERYTHING = dict.fromkeys(Control, "default")
 #: What each probe takes away when it is the only one that fails. The foundation takes all.
 TAKEN = {
     "netns": {"network.none"},
-    "ipcns": {"ipc"},
-    "utsns": set(),
-    "cgroupns": set(),
     "overlay": {"workspace.overlay"},
-    "landlock": {"files"},
-    "seccomp": {"syscalls", "terminal"},
     "notify": set(),
     "nested": set(),
     "nproc": {"limits.tasks"},
@@ -114,12 +109,14 @@ def test_the_refusal_names_the_clause() -> None:
 
 
 def test_the_hint_is_the_fix_and_the_line_that_waives() -> None:
-    error = refused(Wants(), Host.pretend(without=("overlay", "netns")), {"native": Native})
-    assert error.hint.splitlines() == [
-        "get overlay",
-        "get netns",
-        'or waive it in the policy: accept = ["workspace.overlay", "network.none"]',
-    ]
+    error = refused(Wants(), Host.pretend(without=("nproc",)), {"native": Native})
+    assert error.hint.splitlines() == ["get nproc", 'or waive it in the policy: accept = ["limits.tasks"]']
+
+
+@pytest.mark.parametrize("probe", ["overlay", "netns"])
+def test_nothing_waives_what_has_no_weaker_form(probe: str) -> None:
+    error = refused(Wants(accept=set(Control)), Host.pretend(without=(probe,)), {"native": Native})
+    assert error.hint == f"get {probe}"
 
 
 @pytest.mark.parametrize("probe", FOUNDATION)
@@ -129,9 +126,9 @@ def test_nothing_waives_what_the_backend_stands_on(probe: str) -> None:
 
 
 def test_an_accepted_control_is_weaker_and_says_so() -> None:
-    chosen = select(Wants(accept={Control.NETWORK_NONE}), Host.pretend(without=("netns",)), BOTH)
+    chosen = select(Wants(accept={Control.LIMITS_TASKS}), Host.pretend(without=("nproc",)), BOTH)
     assert chosen.weaker == {
-        Control.NETWORK_NONE: Selected(requested="default", mechanism="", weaker=True, reason="no netns")
+        Control.LIMITS_TASKS: Selected(requested="default", mechanism="", weaker=True, reason="no nproc")
     }
 
 
@@ -144,9 +141,9 @@ def test_the_backend_with_the_fewest_weaker_controls_is_chosen() -> None:
         name = "full"
         mechanisms: ClassVar[Mapping[Control, Mechanism]] = dict.fromkeys(Control, Mechanism("full"))
 
-    host = Host.pretend(without=("netns",))
+    host = Host.pretend(without=("nproc",))
     assert (
-        select(Wants(accept={Control.NETWORK_NONE}), host, {"native": Native, "full": Full}).backend == "full"
+        select(Wants(accept={Control.LIMITS_TASKS}), host, {"native": Native, "full": Full}).backend == "full"
     )
 
 

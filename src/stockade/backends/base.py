@@ -23,8 +23,8 @@ class Offer(msgspec.Struct, frozen=True):
     mechanism: str = ""
     reason: str = ""
     fix: str = ""
-    #: False where the backend cannot run at all without it, so that accepting less would change nothing.
-    waivable: bool = True
+    #: Whether the backend can run without it, so that a policy may accept to.
+    waivable: bool = False
 
     @property
     def available(self) -> bool:
@@ -35,12 +35,14 @@ class Mechanism(msgspec.Struct, frozen=True):
     """How a control is enforced, and the probes that must succeed for it.
 
     The words may depend on the host. A control that a backend never enforces
-    has `never`: the reason.
+    has `never`: the reason. Without an `optional` one it can still run, if the
+    policy accepts that.
     """
 
     words: str | Callable[[Host], str] = ""
     needs: tuple[str, ...] = ()
     never: str = ""
+    optional: bool = False
 
 
 class Backend(abc.ABC):
@@ -70,16 +72,15 @@ class Backend(abc.ABC):
             return Offer(
                 reason=f"the {cls.name} backend works on {cls.system}, this is {host.system}",
                 fix=f"use a {cls.system} machine",
-                waivable=False,
             )
         if mechanism.never:
-            return Offer(reason=mechanism.never)
+            return Offer(reason=mechanism.never, waivable=mechanism.optional)
         if failed := [name for name in (*cls.foundation, *mechanism.needs) if not host.has(name)]:
             known = host.probes.get(failed[0])
             return Offer(
                 reason=known.reason if known else f"{failed[0]} was not probed",
                 fix=known.fix if known else "run `stockade doctor`",
-                waivable=not set(failed).intersection(cls.foundation),
+                waivable=mechanism.optional and not set(failed).intersection(cls.foundation),
             )
         words = mechanism.words
         return Offer(mechanism=words if isinstance(words, str) else words(host))

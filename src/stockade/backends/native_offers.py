@@ -9,7 +9,9 @@ from stockade.controls import Control
 from stockade.host.model import Host
 
 #: The gate makes these whatever the policy says: nothing starts without them.
-FOUNDATION = ("userns", "mountapi", "pidns", "pidfd")
+FOUNDATION = (
+    "userns", "mountapi", "pidns", "pidfd", "ipcns", "utsns", "cgroupns", "landlock", "seccomp",
+)  # fmt: skip
 
 #: From this Landlock ABI on, signals and abstract sockets can be kept inside.
 LANDLOCK_SCOPES = 6
@@ -25,19 +27,18 @@ def _ipc(host: Host) -> str:
 
 
 MECHANISMS: Mapping[Control, Mechanism] = {
-    Control.FILES: Mechanism(_files, ("landlock",)),
+    Control.FILES: Mechanism(_files),
     Control.PROTECT: Mechanism("read-only mounts; in an overlay, changes held back at commit"),
     Control.WORKSPACE_OVERLAY: Mechanism("overlayfs with userxattr", ("overlay",)),
     Control.NETWORK_NONE: Mechanism("own network namespace", ("netns",)),
     Control.PROCESSES: Mechanism("pid namespace"),
-    Control.IPC: Mechanism(_ipc, ("ipcns",)),
-    Control.SYSCALLS: Mechanism("seccomp filter", ("seccomp",)),
+    Control.IPC: Mechanism(_ipc),
+    Control.SYSCALLS: Mechanism("seccomp filter"),
     Control.PRIVILEGES: Mechanism("user namespace, no capabilities, no_new_privs"),
     Control.ENVIRONMENT: Mechanism("cleared by the gate"),
     Control.DEVICES: Mechanism("private /dev"),
-    # TIOCSTI would push keystrokes into the caller's shell: without the filter it is open.
-    Control.TERMINAL: Mechanism("no controlling terminal, TIOCSTI filtered", ("seccomp",)),
-    Control.LIMITS_TASKS: Mechanism("RLIMIT_NPROC in the user namespace", ("nproc",)),
+    Control.TERMINAL: Mechanism("no controlling terminal, TIOCSTI filtered"),
+    Control.LIMITS_TASKS: Mechanism("RLIMIT_NPROC in the user namespace", ("nproc",), optional=True),
     Control.LIMITS_WALL: Mechanism("the supervisor's timer"),
     Control.LIMITS_OUTPUT: Mechanism("counted by the supervisor"),
     Control.LIMITS_FILES: Mechanism("RLIMIT_NOFILE"),
