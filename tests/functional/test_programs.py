@@ -120,7 +120,8 @@ class TestGit:
         git("add", "f")
         git("commit", "-qm", "first")
         before = git("rev-parse", "HEAD"), sorted(path.name for path in (workspace / ".git").iterdir())
-        script = "echo 2 > f; git add -A; git commit -qm second; git reset -q --hard HEAD~1; git log --format=%s --all"
+        commit = "echo 2 > f; git add -A; git commit -qm second; "
+        script = commit + "git reset -q --hard HEAD~1; git log --format=%s"
         assert sh(box, self.NAMED + script) == "first\n"
         assert before == (
             git("rev-parse", "HEAD"),

@@ -176,7 +176,7 @@ def test_every_requested_control_says_what_asked_how_it_is_enforced_and_how_that
     for name, enforced in controls.items():
         assert enforced.requested and enforced.mechanism and enforced.observed, name
     assert controls["limits.files"].requested == "limits.files = 200"
-    assert controls["files"].observed.split()[0].isdigit()
+    assert "read from the kernel" in controls["files"].observed
 
 
 def test_the_result_names_the_plan_that_was_enforced() -> None:
