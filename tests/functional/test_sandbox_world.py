@@ -191,9 +191,6 @@ class TestProcesses:
             python(box, "import os; print(sorted(map(int, os.listdir('/proc/self/fd'))))") == "[0, 1, 2, 3]\n"
         )
 
-    def test_the_umask_is_the_usual_one(self, box: Sandbox) -> None:
-        assert look(box, "umask") == ["0022"]
-
     def test_the_host_cannot_be_signalled(self, box: Sandbox) -> None:
         assert box.run(["kill", "-0", str(os.getpid())]).exit_code != 0
 
