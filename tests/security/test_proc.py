@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,10 @@ def test_the_launcher_cannot_be_made_to_start_itself(workspace: Path, how: str) 
     result = stockade.run([command], Policy(workspace=str(workspace)), timeout=10)
     assert (result.outcome, result.exit_code) == ("denied", 126), result
     assert b"stockade-gate" not in result.stderr
+    # Outside the launcher is this interpreter, and does start as the program.
+    again = [command, "-c", "print('again')"] if how != "script" else [command]
+    done = subprocess.run(again, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert done.returncode == 0 and done.stdout == (b"" if how == "script" else b"again\n")
 
 
 def test_the_supervisors_secrets_are_in_no_environment_inside(
