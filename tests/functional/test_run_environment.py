@@ -105,6 +105,10 @@ def test_another_working_directory_can_be_named(workspace: Path) -> None:
     assert stockade.run(["pwd"], policy, cwd="/usr").text == "/usr\n"
 
 
+def test_a_path_object_is_a_working_directory() -> None:
+    assert stockade.run(["pwd"], cwd=Path("/usr")).text == "/usr\n"  # type: ignore[arg-type]
+
+
 def test_the_working_directory_cannot_be_reached_through_another_processs_links() -> None:
     result = stockade.run(["pwd"], cwd="/proc/1/root")
     assert (result.outcome, result.exit_code) == ("setup-failed", 125)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,35 @@ def test_a_hidden_working_directory_says_how_to_show_it(tmp_path: Path) -> None:
     result = stockade.run(["true"], cwd=str(tmp_path))
     assert result.exit_code == 125
     assert f'read = ["{tmp_path}"]' in result.hint
+
+
+def test_a_script_without_an_interpreter_says_what_it_lacks(workspace: Path) -> None:
+    (workspace / "script").write_text("echo hello\n")
+    (workspace / "script").chmod(0o755)
+    result = stockade.run(["./script"], Policy(workspace=str(workspace)))
+    assert result.exit_code == 126 and "#!" in result.hint
+
+
+def test_a_program_that_stops_itself_is_ended_by_its_time() -> None:
+    result = stockade.run(["sh", "-c", "kill -STOP $$"], timeout=0.3)
+    assert (result.outcome, result.exit_code) == ("timed-out", 124)
+
+
+def test_a_program_cannot_end_the_gate() -> None:
+    result = sh("for s in KILL TERM SEGV STOP HUP; do kill -$s 1; done; echo alive")
+    assert result.text == "alive\n" and result.exit_code == 0
+
+
+def test_a_sandbox_within_a_sandbox_is_refused_in_words() -> None:
+    import stockade.sandbox.launch as inner
+
+    # As one is now: without user namespaces nothing can be enforced, and the refusal says why.
+    source = Path(inner.__file__).parents[2]
+    needed = {str(source), os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)} - {"/usr"}
+    policy = Policy(read=sorted(needed))
+    script = "import stockade; stockade.run(['true'])"
+    result = stockade.run([sys.executable, "-c", script], policy, env={"PYTHONPATH": str(source)})
+    assert b"UnsupportedError" in result.stderr and b"user namespaces" in result.stderr
 
 
 def test_a_call_of_a_foreign_architecture_is_denied(workspace: Path) -> None:

@@ -30,7 +30,7 @@ def test_two_sandboxes_share_nothing() -> None:
 def test_a_process_outlives_its_run_and_is_seen_by_the_next() -> None:
     with Sandbox() as box:
         pid = box.run(["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"]).text.strip()
-        assert box.run(["cat", f"/proc/{pid}/comm"]).text == "sleep\n"
+        box.run(["kill", "-0", pid]).check()
         box.run(["kill", pid]).check()
 
 
@@ -67,6 +67,21 @@ def test_a_killed_gate_is_told_and_ends_the_sandbox() -> None:
         running.join(20)
         assert done and (done[0].outcome, done[0].exit_code) == ("setup-failed", 125)
         assert "gate" in done[0].reason
+
+
+def test_an_abandoned_run_does_not_go_on_in_the_sandbox() -> None:
+    def give_up(_: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with Sandbox() as box:
+        with pytest.raises(KeyboardInterrupt):
+            box.run(["sh", "-c", "echo x; sleep 300"], on_stdout=give_up)
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            names = box.run(["sh", "-c", "cat /proc/[0-9]*/comm"]).text.split()
+            if "sleep" not in names:
+                break
+        assert "sleep" not in names
 
 
 def test_input_environment_and_directory_are_each_runs_own(workspace: Path) -> None:
