@@ -99,13 +99,14 @@ def _selected(policy: Policy, uid: int, probed: int) -> tuple[Selection, dict[st
         )
         for control, chosen in selection.controls.items()
     }
+    kept = controls[Control.IPC]
+    if policy.write or (policy.workspace is not None and policy.workspace.mode == "rw"):
+        shared = f"{kept.mechanism}; sockets in writable grants are shared with the host"
+        kept = msgspec.structs.replace(kept, mechanism=shared)
     if Control.IPC in policy.accept:
-        kept = controls[Control.IPC]
-        controls[Control.IPC] = Enforced(
-            requested=kept.requested,
-            mechanism=f"{kept.mechanism}; sockets in what is shown read-only can be reached",
-            observed="accepted weaker",
-        )
+        shared = f"{kept.mechanism}; sockets in what is shown read-only can be reached"
+        kept = msgspec.structs.replace(kept, mechanism=shared, observed="accepted weaker")
+    controls[Control.IPC] = kept
     return selection, controls
 
 
