@@ -20,7 +20,7 @@ import msgspec
 from stockade import gate
 from stockade.errors import SetupError
 
-FAILED, BORN, READY, EXEC_FAILED, EXITED = 1, 2, 3, 4, 5
+FAILED, BORN, MOUNTED, READY, EXEC_FAILED, EXITED = 1, 2, 3, 4, 5, 6
 EXEC, SIGNAL = 1, 2
 LAST, ALL = 1, 2
 
@@ -93,6 +93,19 @@ class Connection:
             kind, id, OPERATIONS[op], error, status, index, user / 1e6, system / 1e6, peak * 1024, switches,
             words.partition(b"\0")[0].decode("utf-8", "replace"), pid, descriptors,
         )  # fmt: skip
+
+    def refusal(self) -> Reply | None:
+        """The record of a failure, if it is among those that have arrived."""
+        self._socket.setblocking(False)
+        try:
+            while (reply := self.receive()) is not None:
+                if reply.kind == FAILED:
+                    return reply
+                for descriptor in reply.descriptors:
+                    os.close(descriptor)
+        except BlockingIOError:
+            pass
+        return None
 
     def execute(
         self,

@@ -22,7 +22,16 @@ from stockade.gate.plan import Plan
 from stockade.host import host
 from stockade.host.model import Host
 from stockade.policy import Caller, Policy, Resolved, resolve
-from stockade.sandbox.evidence import NAMESPACES, OBSERVED, identity, observe, observe_birth, shared_network
+from stockade.sandbox.evidence import (
+    NAMESPACES,
+    OBSERVED,
+    identity,
+    incomplete,
+    observe_birth,
+    observe_mounts,
+    observe_privileges,
+    shared_network,
+)
 from stockade.sandbox.result import Enforced
 from stockade.workspace.layers import Layer
 
@@ -155,12 +164,9 @@ def launch(prepared: Prepared, meanwhile: Callable[[], object] = lambda: None) -
         try:
             if not attempt:
                 meanwhile()
-            reply = _next(connection)
-            if reply.kind == client.BORN:
-                held += reply.descriptors
-                born, reply = reply, _observed(connection, reply, prepared.plan)
-                if reply.kind == client.READY and reply.pid == born.status:
-                    return _box(connection, born, held, prepared.plan)
+            reply = _raised(connection, prepared.plan, held)
+            if reply.kind == client.READY:
+                return _box(connection, held, prepared.plan)
         except BaseException:
             _abandon(connection, held)
             raise
@@ -172,20 +178,38 @@ def launch(prepared: Prepared, meanwhile: Callable[[], object] = lambda: None) -
     raise _failure(reply)
 
 
-def _observed(connection: client.Connection, born: client.Reply, plan: Plan) -> client.Reply:
-    """Look at the newborn gate and wait for its word. If it refused, its own reason counts."""
+def _raised(connection: client.Connection, plan: Plan, held: list[int]) -> client.Reply:
+    """Look at each thing as soon as it can be seen, until the gate is ready or has refused.
+
+    `held` receives the descriptors that are passed: a pidfd and the namespaces.
+    """
+    seen: dict[int, int] = {}
     try:
-        observe_birth(born, plan)
+        while True:
+            reply = _next(connection)
+            if reply.kind == client.BORN:
+                held += reply.descriptors
+                seen[client.BORN] = reply.status
+                observe_birth(reply, plan)
+            elif reply.kind == client.MOUNTED:
+                seen[client.MOUNTED] = reply.pid
+                observe_mounts(reply.pid, plan)
+            elif reply.kind == client.READY:
+                if seen != {client.BORN: reply.pid, client.MOUNTED: reply.pid}:
+                    raise incomplete()
+                observe_privileges(reply.pid, connection.filters_before)
+                return reply
+            else:
+                return reply
     except SetupError:
-        reply = connection.receive()
-        if reply is None or reply.kind != client.FAILED:
+        # A gate that refused is gone before it could be looked at; its own reason says more.
+        refusal = connection.refusal()
+        if refusal is None:
             raise
-        return reply
-    return _next(connection)
+        return refusal
 
 
-def _box(connection: client.Connection, born: client.Reply, held: list[int], plan: Plan) -> Box:
-    observe(born.status, plan, connection.filters_before)
+def _box(connection: client.Connection, held: list[int], plan: Plan) -> Box:
     pidfd, *namespaces = held
     network_fd = namespaces[NAMESPACES.index("net")]
     network = identity(network_fd)

@@ -28,6 +28,7 @@ enum { LAUNCH_SOCKET, LAUNCH_PLAN, LAUNCH_SUPERVISOR, LAUNCH_FIRST };
 enum reply_kind {
 	REPLY_FAILED = 1,  /* nothing was run: op, error, text */
 	REPLY_BORN,        /* from the resident; status: pid; descriptors: a pidfd, then the namespaces */
+	REPLY_MOUNTED,     /* the mounts are as they will stay */
 	REPLY_READY,       /* the walls are up */
 	REPLY_EXEC_FAILED, /* id, error, text: what could not be entered or executed */
 	REPLY_EXITED,      /* id, status, and what the run used */

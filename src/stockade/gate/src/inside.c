@@ -31,6 +31,13 @@ static _Noreturn void refuse(const struct box *box, unsigned index, uint32_t op,
 	_exit(1);
 }
 
+static void tell(const struct box *box, uint32_t kind)
+{
+	struct reply reply = {.kind = kind};
+	if (send_reply(box->socket, &reply, NULL, 0))
+		_exit(1);
+}
+
 static int set_limit(const struct op *op, rlim_t reserve)
 {
 	rlim_t value = op->b + (op->a == RLIMIT_NPROC ? reserve : 0);
@@ -80,9 +87,14 @@ static void raise_walls(struct box *box)
 	const struct plan *plan = &box->plan;
 	unsigned last = plan->count - 1; /* the filter: the decoder saw to that */
 	box->keyring = session_keyring();
-	for (unsigned i = plan->base + 1; i < last; i++)
+	for (unsigned i = plan->base + 1; i < last; i++) {
 		if (!sabotaged_op(i) && execute(box, &plan->ops[i], &culprit))
 			refuse(box, i, plan->ops[i].type, errno, culprit);
+		/* No operation after this one mounts anything: the decoder saw to that as well. The
+		 * supervisor can read the mounts while we go on. */
+		if (plan->ops[i].type == OP_PIVOT)
+			tell(box, REPLY_MOUNTED);
+	}
 	if (box->ruleset >= 0 && wall_landlock_enforce(box))
 		refuse(box, last, OP_LANDLOCK, errno, "enforce");
 	for (unsigned i = plan->base + 1; i < last; i++)
@@ -345,9 +357,7 @@ void inside_main(struct box *box)
 	close(box->base);
 	close(box->canary);
 	close(box->ruleset);
-	struct reply ready = {.kind = REPLY_READY};
-	if (send_reply(box->socket, &ready, NULL, 0))
-		_exit(1);
+	tell(box, REPLY_READY);
 	serve(box, children);
 	_exit(0);
 }
