@@ -103,7 +103,7 @@ def test_the_command_does_not_count() -> None:
 @pytest.mark.parametrize(
     "clauses",
     [
-        {"read": ["/opt"]},
+        {"read": ["/usr/share"]},
         {"profile": "dev"},
         {"net": "open"},
         {"limits": {"files": 99}},
@@ -112,7 +112,6 @@ def test_the_command_does_not_count() -> None:
     ids=lambda clauses: next(iter(clauses)),
 )
 def test_another_policy_has_another_plan(clauses: dict[str, object]) -> None:
-    Path("/opt").exists() or pytest.fail("this machine has no /opt")
     assert compiled(Policy(**clauses)).hash != compiled(Policy()).hash  # type: ignore[arg-type]
 
 
