@@ -37,6 +37,8 @@ class Ground(msgspec.Struct, frozen=True):
     memory: Path
     contenders: dict[str, Contender]
     quick: bool
+    #: Also measure what is only told and not judged.
+    tells: bool
 
     def rounds(self, quick: int, full: int) -> int:
         return quick if self.quick else full
@@ -51,7 +53,7 @@ def ground(*, quick: bool) -> Iterator[Ground]:
     ):
         stage = Path(disk, "stage")
         stage.mkdir()
-        yield Ground(Path(disk), Path(memory), contenders(stage, Path(memory)), quick)
+        yield Ground(Path(disk), Path(memory), contenders(stage, Path(memory)), quick, tells=not quick)
 
 
 def cold(ground: Ground) -> Section:
@@ -125,8 +127,7 @@ def inside(ground: Ground) -> Section:
         "outside": [*command, str(here)],
         OURS: Job(ground.contenders[OURS], "pass", command=(*command, "/tmp")).argv(),
     }
-    if not ground.quick:
-        # Told, not judged.
+    if ground.tells:
         jobs.prepare(str(overlay))
         ours = Contender(OURS, workspace=str(overlay))
         commands["outside, on disk"] = [*command, str(plain)]
@@ -205,7 +206,7 @@ def heap(ground: Ground) -> Section:
     """Whether a start costs more in a program that has much memory."""
     figures: list[Figure] = []
     timings: dict[str, Timing] = {}
-    for name in (OURS,) if ground.quick else (OURS, SUBPROCESS, BWRAP, SANDLOCK):
+    for name in (OURS, SUBPROCESS, BWRAP, SANDLOCK) if ground.tells else (OURS,):
         if name not in ground.contenders:
             continue
         sizes = {"small": 0, "1 GB": HEAP}
@@ -262,11 +263,12 @@ def measure(name: str, ground: Ground, *, slack: float = 1.0) -> Section:
     for _ in range(ATTEMPTS - 1):
         if all(figure.holds(slack) for figure in section.figures):
             break
-        again = SECTIONS[name](ground)
+        again = SECTIONS[name](msgspec.structs.replace(ground, tells=False))
         fresh = {figure.name: figure for figure in again.figures}
         figures = [
             old if old.holds(slack) else Figure(old.name, fresh[old.name].value, (*old.missed, old.value))
             for old in section.figures
         ]
-        section = Section(tuple(figures), again.timings, again.notes, again.walls)
+        timings = {**section.timings, **again.timings}
+        section = Section(tuple(figures), timings, again.notes, again.walls)
     return section

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 from pathlib import Path
 
 from stockade.cli import output
@@ -14,6 +16,8 @@ def main(argv: list[str]) -> int:
     from stockade.bench import report, rivals, sections
     from stockade.bench.measure import Section
 
+    # Ended from outside, what it made still goes.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     chosen = options.only or list(sections.SECTIONS)
     for rival in rivals.missing():
         output.say(f"{rival} is not installed and not compared with: {rivals.INSTALL}")
