@@ -17,7 +17,7 @@ echo "inside, as $$(id -un), process $$$$ of $$(ls -d /proc/[0-9]* | wc -l)"
 echo "the root:     $$(ls / | tr "\n" " ")"
 echo "my home:      $$(ls -A "$$HOME" | wc -l) files"
 echo "the password file: $$(cat /etc/shadow 2>&1)"
-echo "the network:  $$(ls /sys/class/net 2>/dev/null || cut -d: -sf1 /proc/net/dev | tail -n +2 | tr -d " \n")"
+echo "the network:  $$(ls /sys/class/net 2>/dev/null || cut -d: -sf1 /proc/net/dev | tr -d " \n")"
 echo "not yours" > written-inside.txt && echo "in the checkout I wrote: $$(ls written-inside.txt)"
 endef
 export SHOW

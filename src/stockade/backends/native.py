@@ -22,6 +22,7 @@ from stockade.policy import Resolved
 from stockade.policy.load import NAMES as PROJECT_POLICIES
 
 HOSTNAME = "stockade"
+HOST_NAMES = ("hosts?", "resolv.conf?")
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_LINKS = {
     "ptmx": "pts/ptmx",
@@ -106,7 +107,9 @@ def _stays_visible(path: str, link: str, system: tuple[str, ...]) -> bool:
     return any(target == tree or target.startswith(tree + "/") for tree in trees if not os.path.islink(tree))
 
 
-def inputs(resolved: Resolved, landlock: int, program: bytes, layer: str, uses_tasks: bool) -> Inputs:
+def inputs(
+    resolved: Resolved, landlock: int, program: bytes, layer: str, uses_tasks: bool, files: int
+) -> Inputs:
     """The value that a plan is compiled from. `layer` is where an overlay keeps its changes."""
     caller, limits, workspace = resolved.caller, resolved.limits, resolved.workspace
     grants = list(resolved.grants)
@@ -115,7 +118,11 @@ def inputs(resolved: Resolved, landlock: int, program: bytes, layer: str, uses_t
     protected: list[str] = []
     if workspace is not None and workspace.access == "overlay":
         # Held back at commit; only the policy that the project brings is not to be touched at all.
-        protected = [path for path, exists in resolved.protected if exists and path in PROJECT_POLICIES]
+        protected = [
+            path
+            for path, exists in resolved.protected
+            if exists and os.path.basename(path) in PROJECT_POLICIES
+        ]
     elif workspace is not None and workspace.access == "write":
         absent = [path for path, exists in resolved.protected if not exists]
         if absent:
@@ -125,6 +132,8 @@ def inputs(resolved: Resolved, landlock: int, program: bytes, layer: str, uses_t
                 hint='use workspace.mode = "overlay", or create them, or list in `protect` only what exists',
             )
         protected = [path for path, _ in resolved.protected]
+    # In the host's network its names are found the host's way.
+    names = HOST_NAMES if resolved.policy.net == "open" else ()
     return Inputs(
         uid=caller.uid,
         gid=caller.gid,
@@ -133,10 +142,10 @@ def inputs(resolved: Resolved, landlock: int, program: bytes, layer: str, uses_t
         home=home_inside(caller.home, resolved.profile.system),
         own_network=resolved.policy.net != "open",
         tasks=(limits.tasks or 0) if uses_tasks else 0,
-        files=limits.files or 0,
+        files=files,
         landlock=landlock,
         program=program,
-        system=system_layout(resolved.profile.system, resolved.profile.etc),
+        system=system_layout(resolved.profile.system, (*resolved.profile.etc, *names)),
         grants=tuple((g.path, g.access, g.is_dir, g.clause) for g in grants),
         protected=tuple(f"{workspace.path}/{path}" for path in protected) if workspace else (),
         sockets=Control.IPC in resolved.policy.accept,
@@ -192,7 +201,10 @@ def _base(given: Inputs) -> list[ops.AnyOp]:
             found.append(ops.Bind(path=shown.path, source=shown.source, clause="profile"))
         elif shown.path.startswith("/etc/"):
             found.append(ops.Link(path=shown.path, target=shown.link, clause="profile"))
-    found += [ops.File(path=f"/etc/{name}", content=content) for name, content in _etc(given).items()]
+    taken = {shown.path for shown in given.system}
+    found += [
+        ops.File(path=path, content=content) for path, content in _etc(given).items() if path not in taken
+    ]
     found += [ops.Bind(path=f"/dev/{name}", source=f"/dev/{name}", device=True) for name in DEVICES]
     found += [ops.Link(path=f"/dev/{name}", target=target) for name, target in DEVICE_LINKS.items()]
     found += [ops.Dir(path="/dev/pts"), ops.Dir(path="/dev/shm")]
@@ -211,7 +223,7 @@ def _root(given: Inputs) -> list[ops.AnyOp]:
             )
     found.append(ops.Pts())
     scratch = _scratch(given)
-    if "/var/tmp" not in scratch:
+    if not any(_within("/var/tmp", path) for path in (*scratch, *(path for path, *_ in given.grants))):
         found.append(ops.Link(path="/var/tmp", target="/tmp"))
     found += [ops.Scratch(path=path, mode=mode) for path, mode in scratch.items()]
     # Last: what is behind the scratch directories disappears below it.
@@ -271,13 +283,13 @@ def _etc(given: Inputs) -> dict[str, bytes]:
     if given.gid != 65534:
         groups += "nogroup:x:65534:\n"
     return {
-        "passwd": users.encode("utf-8", "surrogateescape"),
-        "group": groups.encode("utf-8", "surrogateescape"),
-        "hostname": f"{HOSTNAME}\n".encode(),
-        "hosts": f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost {HOSTNAME}\n".encode(),
+        "/etc/passwd": users.encode("utf-8", "surrogateescape"),
+        "/etc/group": groups.encode("utf-8", "surrogateescape"),
+        "/etc/hostname": f"{HOSTNAME}\n".encode(),
+        "/etc/hosts": f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost {HOSTNAME}\n".encode(),
         # Nobody answers there: a look-up fails at once instead of waiting for a server.
-        "resolv.conf": b"nameserver 127.0.0.1\noptions timeout:1 attempts:1\n",
-        "nsswitch.conf": b"passwd: files\ngroup: files\nhosts: files dns\n",
+        "/etc/resolv.conf": b"nameserver 127.0.0.1\noptions timeout:1 attempts:1\n",
+        "/etc/nsswitch.conf": b"passwd: files\ngroup: files\nhosts: files dns\n",
     }
 
 

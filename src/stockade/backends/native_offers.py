@@ -28,7 +28,7 @@ def _ipc(host: Host) -> str:
 
 MECHANISMS: Mapping[Control, Mechanism] = {
     Control.FILES: Mechanism(_files),
-    Control.PROTECT: Mechanism("read-only mounts; in an overlay, changes held back at commit"),
+    Control.PROTECT: Mechanism("read-only mounts in mode rw; otherwise nothing lands on the host"),
     Control.WORKSPACE_OVERLAY: Mechanism("overlayfs with userxattr", ("overlay",)),
     Control.NETWORK_NONE: Mechanism("own network namespace", ("netns",)),
     Control.PROCESSES: Mechanism("pid namespace"),

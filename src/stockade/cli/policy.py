@@ -40,10 +40,13 @@ def main(argv: list[str]) -> int:
 
         print(_json(schema()))
         return 0
+    from stockade.backends import syscalls
+
     caller = Caller.current()
     # As `stockade run` would have it: the directory one is in is the workspace if it can be.
     here = None if unfit(caller.cwd, caller, state_dir(caller.environ, caller.home)) else caller.cwd
     found = discover(caller.cwd, caller.environ, caller.home, file=args.file, workspace=here)
+    syscalls.check_names(found.policy.syscalls.allow)
     print(_json(_facts(found)) if args.json else _summary(found))
     return 0
 

@@ -90,7 +90,9 @@ def discovered(args: argparse.Namespace) -> Discovered:
 
     caller = Caller.current()
     workspace = None
-    if args.workspace is None:
+    if args.workspace is None and args.mode is not None:
+        workspace = caller.cwd  # asked for by its mode: it is this one or an error
+    elif args.workspace is None:
         reason = unfit(caller.cwd, caller, state.state_dir(caller.environ, caller.home))
         workspace = None if reason else caller.cwd
         if reason and not args.quiet:

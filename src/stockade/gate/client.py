@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -18,7 +19,7 @@ import threading
 import msgspec
 
 from stockade import gate
-from stockade.errors import SetupError
+from stockade.errors import PolicyError, SetupError
 
 FAILED, BORN, MOUNTED, READY, EXEC_FAILED, EXITED = 1, 2, 3, 4, 5, 6
 EXEC, SIGNAL = 1, 2
@@ -74,7 +75,7 @@ class Connection:
     def receive(self) -> Reply | None:
         """The next record; None when the gate has ended."""
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(_REPLY.size, _ANCILLARY)
+            data, ancillary, flags, _ = self._socket.recvmsg(_REPLY.size, _ANCILLARY)
         except ConnectionResetError:
             return None
         descriptors: tuple[int, ...] = ()
@@ -86,6 +87,10 @@ class Connection:
                 descriptors = tuple(numbers)
             elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
                 pid = _CREDENTIALS.unpack(content)[0]
+        if flags & socket.MSG_CTRUNC:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if not data:
             return None
         kind, id, op, error, status, index, user, system, peak, switches, words = _REPLY.unpack(data)
@@ -120,6 +125,11 @@ class Connection:
         """Ask for a program to be started. With `last` the sandbox ends with it."""
         strings = [cwd, *argv, *(f"{key}={value}" for key, value in env.items())]
         content = "\0".join(strings).encode("utf-8", "surrogateescape") + b"\0"
+        if len(content) > MOST_BYTES - _BODY.size:
+            raise PolicyError(
+                f"the command and its environment take {len(content)} bytes, more than {MOST_BYTES}",
+                hint="hand large data in through a file or standard input",
+            )
         body = _memory("exec", _BODY.pack(_BODY.size + len(content), len(argv), len(env)) + content)
         try:
             self._send(_REQUEST.pack(EXEC, id, LAST if last else 0, 0), (body, *stdio))
@@ -157,8 +167,8 @@ class Resident:
                 ["stockade-gate", "resident", network, *EXTRA_ARGUMENTS],
                 {},
                 file_actions=[
-                    *((os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) for number in range(3)),
                     *((os.POSIX_SPAWN_DUP2, end, spare + i) for i, end in enumerate(ends)),
+                    *((os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) for number in range(3)),
                     *((os.POSIX_SPAWN_DUP2, spare + i, 3 + i) for i in range(2)),
                     *((os.POSIX_SPAWN_CLOSE, spare + i) for i in range(2)),
                 ],

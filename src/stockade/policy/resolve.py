@@ -13,6 +13,7 @@ import errno
 import functools
 import os
 import stat
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
@@ -29,7 +30,8 @@ OWN = ("/proc", "/sys", "/dev")
 #: What the machine itself runs on: never writable, at any depth.
 SYSTEM = ("/etc", "/usr", "/boot", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", *OWN)
 
-_OPEN = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
+# Not every system has them; there policies can be checked, and nothing runs.
+_OPEN = getattr(os, "O_PATH", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 
 NO_LIMITS = Limits()
@@ -306,7 +308,8 @@ class _Opener:
                 _missing(clause, wanted, hint=not clause.startswith("workspace"))
             raise PolicyError(f"{clause}: cannot open {wanted}: {error.strerror}") from None
         self.open.append(fd)
-        if os.readlink(f"/proc/self/fd/{fd}") != name or (pinned and name != wanted):
+        moved = sys.platform == "linux" and os.readlink(f"/proc/self/fd/{fd}") != name
+        if moved or (pinned and name != wanted):
             raise PolicyError(f"{clause}: {wanted} was replaced while being looked up", hint="try again")
         mode = os.fstat(fd).st_mode
         if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
@@ -352,7 +355,7 @@ def _refuse_mounted(grant: Grant | None) -> None:
         return
     if inner := mounted_below(grant.path):
         fix = (
-            'use workspace.mode = "rw" or "ro"'
+            'use workspace.mode = "rw"'
             if grant.access == "overlay"
             else 'grant directories beside them, or write accept = ["ipc"] to let sockets in it be reached'
         )
@@ -362,6 +365,8 @@ def _refuse_mounted(grant: Grant | None) -> None:
 
 def mounted_below(tree: str) -> list[str]:
     """The mount points in a tree."""
+    if sys.platform != "linux":
+        return []
     with open("/proc/self/mountinfo", "rb", buffering=0) as file:
         table = file.readall()
     start = _escaped(tree) + "/"

@@ -138,8 +138,8 @@ def size(key: str, value: Any) -> int | None:
     return number
 
 
-def count(most: int) -> Check:
-    """A check for whole numbers from 1 to `most`; digits as text serve the command line."""
+def count(most: int, least: int = 1) -> Check:
+    """A check for whole numbers from `least` to `most`; digits as text serve the command line."""
 
     def check(key: str, value: Any) -> int | None:
         if value is None:
@@ -147,8 +147,8 @@ def count(most: int) -> Check:
         number = int(value) if isinstance(value, str) and _whole(value) else value
         if not isinstance(number, int) or isinstance(number, bool):
             raise Invalid(key, value, "is not a whole number")
-        if not 1 <= number <= most:
-            raise Invalid(key, value, f"must be between 1 and {most}")
+        if not least <= number <= most:
+            raise Invalid(key, value, f"must be between {least} and {most}")
         return number
 
     return check

@@ -87,17 +87,15 @@ def _missing(what: str) -> SetupError:
 def _read(path: str) -> bytes:
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
+        try:
+            content = b""
+            while part := os.read(file, 65536):
+                content += part
+            return content
+        finally:
+            os.close(file)
+    except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
         raise _missing(f"{path} cannot be read: {error.strerror}") from None
-    try:
-        content = b""
-        while part := os.read(file, 65536):
-            content += part
-        return content
-    except OSError as error:
-        raise _missing(f"{path} cannot be read: {error.strerror}") from None
-    finally:
-        os.close(file)
 
 
 def _namespaces(descriptors: tuple[int, ...], plan: ops.Plan) -> None:

@@ -136,7 +136,9 @@ def prepare(policy: Policy, *, pinned: bool = False, dry: bool = False) -> Prepa
         kept = "" if dry else home
         program = syscalls.program(policy.syscalls.allow, policy.syscalls.deny, kept)
         tasks = not selection.controls[Control.LIMITS_TASKS].weaker
-        plan = native.compile_plan(native.inputs(resolved, known.landlock, program, place, tasks))
+        plan = native.compile_plan(
+            native.inputs(resolved, known.landlock, program, place, tasks, _files(resolved))
+        )
         return Prepared(
             controls, resolved, plan, layer, native.home_inside(caller.home, resolved.profile.system)
         )
@@ -145,6 +147,22 @@ def prepare(policy: Policy, *, pinned: bool = False, dry: bool = False) -> Prepa
             layer.discard()
         resolved.close()
         raise
+
+
+def _files(resolved: Resolved) -> int:
+    """The limit of open files: what the policy writes or is refused, or the default as far as it goes."""
+    import resource
+
+    wanted = resolved.limits.files or 0
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most == resource.RLIM_INFINITY or wanted <= most:
+        return wanted
+    if resolved.policy.limits.files is None:
+        return most
+    raise PolicyError(
+        f"limits.files = {wanted}: this process may not open more than {most} files itself",
+        hint=f"write at most {most}, or raise the hard limit: `ulimit -Hn`",
+    )
 
 
 def launch(prepared: Prepared, meanwhile: Callable[[], object] = lambda: None) -> Box:
@@ -158,6 +176,18 @@ def launch(prepared: Prepared, meanwhile: Callable[[], object] = lambda: None) -
             f"the policy grants {len(prepared.descriptors)} paths, more than {client.MOST_DESCRIPTORS}",
             hint="grant the directories they are in",
         )
+    try:
+        return _launch(prepared, host_network, meanwhile)
+    except OSError as error:
+        raise SetupError(
+            f"nothing was run: {error.strerror}",
+            stage="supervisor",
+            errno=error.errno or 0,
+            hint="this process has used up what it may: see `ulimit -a`",
+        ) from error
+
+
+def _launch(prepared: Prepared, host_network: bool, meanwhile: Callable[[], object]) -> Box:
     for attempt in range(2):
         connection = client.launch(prepared.plan.encoded, prepared.descriptors, host_network=host_network)
         held: list[int] = []

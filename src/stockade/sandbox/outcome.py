@@ -47,6 +47,9 @@ def judge(ended: Ended, run: Run, caller: Caller) -> Verdict:
 def _not_started(reply: client.Reply, run: Run, caller: Caller) -> Verdict:
     why = os.strerror(reply.error)
     if reply.text == "cwd":
+        if reply.error == errno.EACCES:
+            refused = f"the directory {run.cwd} cannot be entered: {why}"
+            return Verdict(Outcome.SETUP_FAILED, 125, refused, "inside, nobody has the privileges of root")
         hint = f'show it: read = ["{run.cwd}"]' if os.path.isdir(run.cwd) else "name a directory that exists"
         return Verdict(Outcome.SETUP_FAILED, 125, f"the sandbox has no directory {run.cwd}: {why}", hint)
     if reply.text != "command":
@@ -67,6 +70,13 @@ def _not_found(name: str, on_host: str) -> Verdict:
         return Verdict(
             Outcome.SETUP_FAILED, 127, f"{name}: there is no such command inside", "check its name"
         )
+    if interpreter := _interpreter(on_host):
+        return Verdict(
+            Outcome.SETUP_FAILED,
+            127,
+            f"{name}: it or {interpreter}, which its first line names, is missing or hidden by the policy",
+            f"install it, or show it: `--read {os.path.dirname(interpreter)}`",
+        )
     real = os.path.realpath(on_host)
     where = f" ({real})" if real != on_host else ""
     place = os.path.dirname(real)
@@ -76,6 +86,18 @@ def _not_found(name: str, on_host: str) -> Verdict:
         f"{name}: {on_host}{where} is hidden by the policy, or the interpreter it names is",
         f'show what it needs: read = ["{place}"], or `--read {place}`',
     )
+
+
+def _interpreter(path: str) -> str:
+    """What the first line of a script names, unless that is where every sandbox has it."""
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(256)
+    except OSError:
+        return ""
+    words = first[2:].decode("utf-8", "replace").split() if first.startswith(b"#!") else []
+    there = words and os.path.exists(words[0]) and os.path.realpath(words[0]).startswith("/usr/")
+    return words[0] if words and not there else ""
 
 
 def _on_host(name: str, path: str, cwd: str) -> str:

@@ -80,7 +80,7 @@ class Sandbox:
         *,
         input: bytes = b"",
         env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
         on_stdout: Sink | None = None,
         on_stderr: Sink | None = None,
@@ -108,7 +108,7 @@ def run(
     *,
     input: bytes = b"",
     env: Mapping[str, str] | None = None,
-    cwd: str | None = None,
+    cwd: str | os.PathLike[str] | None = None,
     timeout: float | None = None,
     grace: float = GRACE,
     on_stdout: Sink | None = None,
@@ -157,7 +157,7 @@ def _run(
     *,
     given: bytes = b"",
     env: Mapping[str, str] | None,
-    cwd: str | None,
+    cwd: str | os.PathLike[str] | None,
     timeout: float | None,
     grace: float = GRACE,
     on_stdout: Sink | None,
@@ -168,10 +168,11 @@ def _run(
 ) -> Run:
     if isinstance(cmd, str | bytes):
         raise PolicyError(f"the command {cmd!r} is one string", hint='write a list: ["sh", "-c", "..."]')
-    argv = [os.fspath(word) for word in cmd]
+    argv = [os.fsdecode(word) for word in cmd]
+    place = os.fsdecode(cwd) if cwd is not None else ""
     if not argv:
         raise PolicyError("there is no command to run", hint="stockade run -- COMMAND ...")
-    if any("\0" in word for word in (*argv, cwd or "")):
+    if any("\0" in word for word in (*argv, place)):
         raise PolicyError("the command or its directory has a NUL byte in it")
     if source is not None and os.isatty(source):
         raise PolicyError(
@@ -185,7 +186,7 @@ def _run(
     return Run(
         argv=argv,
         env=environ,
-        cwd=os.path.join(here, cwd) if cwd else here,
+        cwd=os.path.join(here, place),
         given=given,
         source=source,
         seconds=min(seconds) if seconds else None,

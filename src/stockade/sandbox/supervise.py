@@ -147,7 +147,12 @@ def supervise(box: Box, id: int, run: Run, streams: Streams) -> Ended:
     theirs = (streams.stdin, streams.out.writer, streams.err.writer)
     box.connection.execute(id, run.argv, run.env, run.cwd, theirs, last=run.last)
     streams.close(*theirs)
-    return _Watch(box, id, run, streams, began).until_end()
+    try:
+        return _Watch(box, id, run, streams, began).until_end()
+    except BaseException:
+        # Whoever stops watching stops the run; a living sandbox goes on without it.
+        box.connection.signal(id, signal.SIGKILL, everything=True)
+        raise
 
 
 class _Watch:

@@ -72,6 +72,7 @@ struct box {
 	int ruleset; /* Landlock, until it is enforced */
 	unsigned rules, scratches;
 	long keyring;
+	unsigned mask; /* the caller's umask, for the programs */
 	uint64_t root_device;
 };
 

@@ -12,6 +12,7 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 enum { MAX_RUNS = 64, MAX_BODY = 8 << 20, EXEC_DESCRIPTORS = 4 };
@@ -92,8 +93,11 @@ static void raise_walls(struct box *box)
 			refuse(box, i, plan->ops[i].type, errno, culprit);
 		/* No operation after this one mounts anything: the decoder saw to that as well. The
 		 * supervisor can read the mounts while we go on. */
-		if (plan->ops[i].type == OP_PIVOT)
+		if (plan->ops[i].type == OP_PIVOT) {
+			for (unsigned d = 0; d < box->descriptor_count; d++)
+				close(box->descriptors[d]);
 			tell(box, REPLY_MOUNTED);
+		}
 	}
 	if (box->ruleset >= 0 && wall_landlock_enforce(box))
 		refuse(box, last, OP_LANDLOCK, errno, "enforce");
@@ -204,6 +208,7 @@ static _Noreturn void become(const struct box *box, uint32_t id, const struct pr
 	what = "session";
 	if (setsid() < 0 || sigprocmask(SIG_SETMASK, &none, NULL))
 		goto failed;
+	umask(box->mask);
 	what = "limits";
 	for (unsigned i = 0; i < box->plan.count; i++)
 		if (box->plan.ops[i].type == OP_RLIMIT && set_limit(&box->plan.ops[i], 0))
@@ -351,8 +356,6 @@ void inside_main(struct box *box)
 		refuse(box, 0, 0, errno, "signalfd");
 	setsid();
 	raise_walls(box);
-	for (unsigned i = 0; i < box->descriptor_count; i++)
-		close(box->descriptors[i]);
 	close(box->root);
 	close(box->base);
 	close(box->canary);

@@ -17,7 +17,7 @@
 #define PLAN_MAX_OPS 4096
 #define PLAN_MAX_STRINGS 4
 
-/* The numbers are shared with records.py. */
+/* The numbers are shared with gate/plan.py. */
 enum op_type {
 	OP_NAMESPACES = 1, /* a: clone flags, b: 1 maps every id, 0 the caller's own */
 	OP_HOSTNAME,       /* name */

@@ -23,6 +23,7 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 enum { CONTROL = 3, SUPERVISOR = 4, PATIENCE_MS = 5 };
@@ -36,6 +37,7 @@ static int spare_network; /* the network namespace we are in is fresh and ours t
 /* Our end of the pipe to the last sandbox that was born: in error once its first program has been
  * started, or it died. Until then our idle work would take the processor that it needs. */
 static int newborn = -1;
+static mode_t mask;
 static uid_t uid;
 static gid_t gid;
 
@@ -205,6 +207,7 @@ static void start(const struct plan *plan, const int *descriptors, unsigned coun
 			   .descriptors = descriptors + LAUNCH_FIRST,
 			   .descriptor_count = count - LAUNCH_FIRST,
 			   .plan = *plan,
+			   .mask = mask,
 			   .root = -1,
 			   .base = -1,
 			   .canary = -1,
@@ -292,6 +295,7 @@ int resident_main(int argc, char **argv)
 	struct sigaction ignore = {.sa_handler = SIG_DFL, .sa_flags = SA_NOCLDWAIT};
 	sigaction(SIGCHLD, &ignore, NULL);
 	setsid();
+	mask = umask(0); /* modes are as the plan says; programs get the caller's mask back */
 	int owner_error = become_owner() ? errno : 0, gave_up = 0;
 	for (;;) {
 		struct pollfd watched[] = {{CONTROL, POLLIN, 0}, {SUPERVISOR, POLLIN, 0}, {newborn, 0, 0}};
