@@ -115,23 +115,7 @@ def inputs(
     grants = list(resolved.grants)
     if workspace is not None:
         grants.append(workspace)
-    protected: list[str] = []
-    if workspace is not None and workspace.access == "overlay":
-        # Held back at commit; only the policy that the project brings is not to be touched at all.
-        protected = [
-            path
-            for path, exists in resolved.protected
-            if exists and os.path.basename(path) in PROJECT_POLICIES
-        ]
-    elif workspace is not None and workspace.access == "write":
-        absent = [path for path, exists in resolved.protected if not exists]
-        if absent:
-            raise PolicyError(
-                "in mode rw a program could create these protected paths, which do not exist: "
-                + ", ".join(absent),
-                hint='use workspace.mode = "overlay", or create them, or list in `protect` only what exists',
-            )
-        protected = [path for path, _ in resolved.protected]
+    protected = _protected(resolved)
     # In the host's network its names are found the host's way.
     names = HOST_NAMES if resolved.policy.net == "open" else ()
     return Inputs(
@@ -147,10 +131,34 @@ def inputs(
         program=program,
         system=system_layout(resolved.profile.system, (*resolved.profile.etc, *names)),
         grants=tuple((g.path, g.access, g.is_dir, g.clause) for g in grants),
-        protected=tuple(f"{workspace.path}/{path}" for path in protected) if workspace else (),
+        protected=protected,
         sockets=Control.IPC in resolved.policy.accept,
         layer=layer,
     )
+
+
+def _protected(resolved: Resolved) -> tuple[str, ...]:
+    """The paths that are kept from being written, where a write would land on the host."""
+    workspace = resolved.workspace
+    if workspace is None:
+        return ()
+    writable = [grant.path for grant in (*resolved.grants, workspace) if grant.access == "write"]
+    found: list[str] = []
+    absent: list[str] = []
+    for name, exists in resolved.protected:
+        path = f"{workspace.path}/{name}"
+        if any(_within(path, tree) for tree in writable):
+            (found if exists else absent).append(path)
+        elif workspace.access == "overlay" and exists and os.path.basename(name) in PROJECT_POLICIES:
+            # Its changes would not land, but the policy that the project brings is not to be touched at all.
+            found.append(path)
+    if absent:
+        raise PolicyError(
+            "a program could create these protected paths, which do not exist: " + ", ".join(absent),
+            hint='use workspace.mode = "overlay" without a write grant there, or create them, '
+            "or list in `protect` only what exists",
+        )
+    return tuple(found)
 
 
 @lru_cache(maxsize=64)
@@ -233,14 +241,11 @@ def _root(given: Inputs) -> list[ops.AnyOp]:
 def _granted(given: Inputs) -> list[ops.AnyOp]:
     """What the policy shows, parents first."""
     found: dict[str, ops.AnyOp] = {}
-    visible = [shown.path for shown in given.system if shown.source == shown.path]
     for number, (path, access, is_dir, clause) in enumerate(given.grants, 1):
         if access == "overlay":
             found[path] = ops.Overlay(path=path, layer=given.layer, grant=number, clause=clause)
         elif access == "write":
             found[path] = ops.Bind(path=path, source=path, writable=True, grant=number, clause=clause)
-        elif any(_within(path, tree) for tree in visible):
-            continue
         elif is_dir and not given.sockets:
             found[path] = ops.View(path=path, source=path, grant=number, clause=clause)
         else:

@@ -35,7 +35,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.IPC: Mechanism(_ipc),
     Control.SYSCALLS: Mechanism("seccomp filter"),
     Control.PRIVILEGES: Mechanism("user namespace, no capabilities, no_new_privs"),
-    Control.ENVIRONMENT: Mechanism("cleared by the gate"),
+    Control.ENVIRONMENT: Mechanism("built anew by the supervisor"),
     Control.DEVICES: Mechanism("private /dev"),
     Control.TERMINAL: Mechanism("no controlling terminal, TIOCSTI filtered"),
     Control.LIMITS_TASKS: Mechanism("RLIMIT_NPROC in the user namespace", ("nproc",), optional=True),

@@ -2,8 +2,8 @@
 
 One resident gate serves one supervising process (a second one where a policy
 shares the host's network). It is started on first use and holds nothing
-besides its socket. Launches are single messages, so threads need no lock; a
-forked child of the supervisor starts a resident gate of its own.
+besides its socket. A launch is one message, so threads do not wait for each
+other; a forked child of the supervisor starts a resident gate of its own.
 """
 
 from __future__ import annotations
@@ -63,10 +63,11 @@ class Reply(msgspec.Struct, frozen=True):
 class Connection:
     """The socket to one sandbox's gate. Only the supervisor and the gate hold an end."""
 
-    def __init__(self, end: socket.socket, filters_before: int) -> None:
+    def __init__(self, end: socket.socket, resident: Resident) -> None:
         self._socket = end
+        self.resident = resident
         #: System call filters that the supervisor has itself: every sandbox has one more.
-        self.filters_before = filters_before
+        self.filters_before = resident.filters
         end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
     def fileno(self) -> int:
@@ -75,9 +76,13 @@ class Connection:
     def receive(self) -> Reply | None:
         """The next record; None when the gate has ended."""
         try:
-            data, ancillary, flags, _ = self._socket.recvmsg(_REPLY.size, _ANCILLARY)
+            data, ancillary, flags, _ = self._socket.recvmsg(_REPLY.size, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
             return None
+        except OSError as failure:
+            if failure.errno == errno.EBADF:
+                return None  # closed by another thread
+            raise
         descriptors: tuple[int, ...] = ()
         pid = 0
         for level, kind, content in ancillary:
@@ -145,7 +150,18 @@ class Connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._socket, [data], list(descriptors))
 
+    def stop(self) -> None:
+        """End the connection for every holder: a thread that waits on it, a forked child with a copy."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
+        """End the connection and let go of it."""
+        self.stop()
+        self._socket.close()
+
+    def forget(self) -> None:
+        """Close this process's copy only."""
         self._socket.close()
 
 
@@ -154,7 +170,7 @@ class Resident:
 
     def __init__(self, *, host_network: bool) -> None:
         self.owner = os.getpid()
-        self._filters = _own_filters()
+        self.filters = _own_filters()
         self._supervisor = os.pidfd_open(self.owner)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         network = "host-network" if host_network else "own-network"
@@ -185,7 +201,7 @@ class Resident:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         memory = _memory("plan", plan)
         try:
-            connection = Connection(ours, self._filters)
+            connection = Connection(ours, self)
             passed = [theirs.fileno(), memory, self._supervisor, *descriptors]
             socket.send_fds(self._socket, [b"\0\0\0\0"], passed)
             return connection
@@ -197,10 +213,15 @@ class Resident:
             os.close(memory)
 
     def close(self) -> None:
-        """End the resident gate; sandboxes that live go on."""
+        """End the resident gate; sandboxes that live go on. A forked child only lets go of its copy."""
+        mine = self.owner == os.getpid()
+        if mine:
+            # Copies in forked children would keep the resident waiting for more.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         os.close(self._supervisor)
-        if self.owner == os.getpid():
+        if mine:
             # A host program that waits for any child may have been faster.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
@@ -209,37 +230,56 @@ class Resident:
 #: Given to the resident gate besides; the sabotage tests order their sabotage here.
 EXTRA_ARGUMENTS: tuple[str, ...] = ()
 
-_lock = threading.Lock()
+
+class _Shared:
+    """What the threads of this process share."""
+
+    lock = threading.Lock()
+
+
 _residents: dict[bool, Resident] = {}
 
 
 def launch(plan: bytes, descriptors: tuple[int, ...], *, host_network: bool) -> Connection:
     """Begin a sandbox through this process's resident gate, started where it is missing or has died."""
-    for attempt in range(2):
-        with _lock:
+    for _ in range(3):
+        with _Shared.lock:
             resident = _residents.get(host_network)
-            if resident is not None and resident.owner != os.getpid():
-                resident.close()
-                resident = None
             if resident is None:
                 resident = _residents[host_network] = Resident(host_network=host_network)
         try:
             return resident.launch(plan, descriptors)
-        except (BrokenPipeError, ConnectionResetError):
-            with _lock:
-                if _residents.get(host_network) is resident:
-                    del _residents[host_network]
-                    resident.close()
-            if attempt:
-                raise SetupError("the resident gate does not stay alive", stage="gate") from None
-    raise AssertionError("unreachable")
+        except OSError as error:
+            # It died, or another thread has just replaced it.
+            if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN):
+                raise
+            renew(resident)
+    raise SetupError("the resident gate does not stay alive", stage="gate")
+
+
+def renew(old: Resident) -> None:
+    """Let the next launch start a new resident gate instead of this one."""
+    with _Shared.lock:
+        for host_network, resident in tuple(_residents.items()):
+            if resident is old:
+                del _residents[host_network]
+                old.close()
 
 
 def shutdown() -> None:
     """End this process's resident gates. The next launch starts a new one."""
-    with _lock:
-        while _residents:
-            _residents.popitem()[1].close()
+    for resident in tuple(_residents.values()):
+        renew(resident)
+
+
+def _after_fork() -> None:
+    """A forked child starts a resident gate of its own, whatever its parent's threads were doing."""
+    _Shared.lock = threading.Lock()
+    while _residents:
+        _residents.popitem()[1].close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _own_filters() -> int:

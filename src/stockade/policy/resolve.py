@@ -35,6 +35,7 @@ _OPEN = getattr(os, "O_PATH", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 
 NO_LIMITS = Limits()
+PACKAGE = os.path.realpath(os.path.dirname(os.path.dirname(__file__)))
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -339,11 +340,10 @@ class _Opener:
                 )
         if covers(name, self.home):
             raise PolicyError(f"{clause}: that is all of your home", hint="grant the trees that are needed")
-        # Else a run could write the policy of the next one.
-        if covers(name, self.config) or covers(self.config, name):
-            raise PolicyError(
-                f"{clause}: your own policy is in {self.config}", hint="grant what is beside it"
-            )
+        # Else a run could write the policy of the next one, or the program that raises its walls.
+        for what, place in (("your own policy", self.config), ("Stockade itself", PACKAGE)):
+            if covers(name, place) or covers(place, name):
+                raise PolicyError(f"{clause}: {what} is in {place}", hint="grant what is beside it")
 
 
 def _refuse_mounted(grant: Grant | None) -> None:

@@ -17,7 +17,7 @@ from stockade.errors import SetupError
 from stockade.gate import plan as ops
 from stockade.gate.client import Reply
 
-#: The order in which the gate passes its namespaces, after the root.
+#: The order in which the resident passes the namespaces, after a pidfd.
 NAMESPACES = ("user", "mnt", "pid", "ipc", "uts", "net", "cgroup")
 CAPABILITIES = (b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb")
 NOTHING = b"0000000000000000"

@@ -63,6 +63,10 @@ class Prepared(msgspec.Struct, frozen=True):
             self.layer.discard() if discard else self.layer.close()
         self.resolved.close()
 
+    def unchanged(self) -> bool:
+        """Whether the workspace is as it was, so that nothing need be kept."""
+        return self.layer is None or not self.layer.changes()
+
 
 class Box(msgspec.Struct, frozen=True):
     """A sandbox whose gate waits for requests."""
@@ -72,9 +76,15 @@ class Box(msgspec.Struct, frozen=True):
     #: The network namespace and a descriptor of it: while it is open, its number is nobody else's.
     network: tuple[int, int]
     network_fd: int
+    owner: int
 
     def close(self) -> None:
-        """End everything inside and wait until it is gone."""
+        """End everything inside and wait until it is gone. A forked child only lets go of its copy."""
+        if self.owner != os.getpid():
+            self.connection.forget()
+            os.close(self.pidfd)
+            os.close(self.network_fd)
+            return
         self.connection.close()
         _gone(self.pidfd)
         _networks.discard(self.network)
@@ -179,11 +189,12 @@ def launch(prepared: Prepared, meanwhile: Callable[[], object] = lambda: None) -
     try:
         return _launch(prepared, host_network, meanwhile)
     except OSError as error:
+        used_up = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN)
         raise SetupError(
             f"nothing was run: {error.strerror}",
             stage="supervisor",
             errno=error.errno or 0,
-            hint="this process has used up what it may: see `ulimit -a`",
+            hint="this process has used up what it may: see `ulimit -a`" if used_up else "",
         ) from error
 
 
@@ -204,7 +215,7 @@ def _launch(prepared: Prepared, host_network: bool, meanwhile: Callable[[], obje
         # The resident gate may have looked at the host's mounts before this one was made.
         if attempt or reply.error != errno.ESTALE:
             break
-        client.shutdown()
+        client.renew(connection.resident)
     raise _failure(reply)
 
 
@@ -250,7 +261,7 @@ def _box(connection: client.Connection, held: list[int], plan: Plan) -> Box:
     for descriptor in namespaces:
         if descriptor != network_fd:
             os.close(descriptor)
-    return Box(connection, pidfd, network, network_fd)
+    return Box(connection, pidfd, network, network_fd, os.getpid())
 
 
 def _abandon(connection: client.Connection, held: list[int]) -> None:

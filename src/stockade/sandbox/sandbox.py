@@ -68,11 +68,22 @@ class Sandbox:
         """End everything inside; harmless when repeated."""
         box, prepared = self._box, self._prepared
         self._box = self._prepared = None
-        if box is not None:
-            box.close()
+        if box is not None and box.owner == os.getpid():
+            box.connection.stop()  # a run in another thread ends now
+        with self._lock:
+            if box is not None:
+                box.close()
         if prepared is not None:
-            unchanged = prepared.layer is not None and not prepared.layer.changes()
-            prepared.close(discard=unchanged or self._on_exit == "discard")
+            prepared.close(discard=self._on_exit == "discard" or prepared.unchanged())
+
+    def __del__(self) -> None:
+        if self._box is not None:
+            import warnings
+
+            warnings.warn(
+                "a Sandbox was not closed: use it in a `with` statement", ResourceWarning, stacklevel=2
+            )
+            self.close()
 
     def run(
         self,
@@ -128,7 +139,7 @@ def run(
     (True, b'hello')
     """
     prepared = prepare(DEFAULT if policy is None else policy, pinned=pinned)
-    discard = True
+    discard = False
     try:
         one = _run(
             prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
@@ -145,10 +156,14 @@ def run(
             for streams in pipes:
                 streams.close()
         result = _result(ended, one, prepared)
-        discard = on_exit == "discard" or not result.changes
+        discard = not result.changes
         return result
+    except BaseException:
+        # Whatever ended it, what was done is kept, unless nothing was.
+        discard = prepared.unchanged()
+        raise
     finally:
-        prepared.close(discard=discard)
+        prepared.close(discard=discard or on_exit == "discard")
 
 
 def _run(

@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from stockade.errors import SetupError
 from stockade.gate import client
 from stockade.sandbox.launch import Box
 
 CHUNK = 1 << 16
+LEFT = 1 << 20  # as much as a pipe can be made to hold
 GRACE = 2.0
 Sink = Callable[[bytes], object]
 
@@ -40,36 +40,40 @@ class Output:
 
     def __init__(self, limit: int, sink: Sink | None, keep: bool) -> None:
         self.reader, self.writer = os.pipe()
-        self._room = limit
+        # The program can open its own end for reading and be faster: the supervisor must not wait then.
+        os.set_blocking(self.reader, False)
+        self._room = limit if keep else 0
         self._sink = sink
         self._keep = keep
-        self._parts: list[bytes] = []
+        self._kept = bytearray()
         self.truncated = False
 
-    def read(self) -> bool:
-        """Take what is there; False at the end."""
-        data = os.read(self.reader, CHUNK)
+    def read(self) -> int:
+        """Take what is there and return how much it was; 0 at the end, -1 if there is nothing yet."""
+        try:
+            data = os.read(self.reader, CHUNK)
+        except BlockingIOError:
+            return -1
         if self._sink is not None and data:
             self._sink(data)
-        if self._keep and data:
-            if len(data) > self._room:
-                self.truncated = True
-            self._parts.append(data[: self._room])
-            self._room -= len(self._parts[-1])
-        return bool(data)
+        if self._room:
+            self._kept += data[: self._room]
+        self.truncated |= self._keep and len(data) > self._room
+        self._room -= min(self._room, len(data))
+        return len(data)
 
     def content(self) -> bytes:
-        return b"".join(self._parts)
+        return bytes(self._kept)
 
 
 class Input:
     """What the program reads: bytes that are given, then what a descriptor yields."""
 
     def __init__(self, given: bytes, source: int | None) -> None:
-        self.reader, self.writer = os.pipe()
-        os.set_blocking(self.writer, False)
         self._pending = memoryview(given)
         self.source = source
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.writer, False)
 
     def waiting_for(self) -> tuple[int, int] | None:
         """What to poll next: the program to take what is pending, or the source to yield more."""
@@ -123,16 +127,16 @@ class Streams:
             self._open |= {self.err.reader, self.err.writer}
             self.feed = Input(run.given, run.source) if run.given or run.source is not None else None
             if self.feed is None:
-                self.stdin = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+                # Not the host's /dev/null: root's program would own its inode.
+                self.stdin, nobody = os.pipe()
+                os.close(nobody)
             else:
                 self.stdin = self.feed.reader
                 self._open.add(self.feed.writer)
             self._open.add(self.stdin)
-        except OSError as error:
+        except BaseException:
             self.close()
-            raise SetupError(
-                f"no pipes for the command: {error.strerror}", stage="streams", errno=error.errno or 0
-            ) from None
+            raise
 
     def close(self, *ends: int) -> None:
         """Close these ends, or all that are still open."""
@@ -173,23 +177,20 @@ class _Watch:
     def until_end(self) -> Ended:
         ended: client.Reply | None = None
         over = False
-        while not over or self.streams:
+        while not over:
             self._feed()
-            events = self.poll.poll(0 if over else self._patience())
-            if over and not any(end in self.streams for end, _ in events):
-                break  # what is still open belongs to processes that outlive this run
-            for end, _ in events:
+            for end, _ in self.poll.poll(self._patience()):
                 if end in self.streams:
                     self._drain(end)
                 elif end == self.fed:
                     self._give()
-                elif end == self.box.connection.fileno():
+                else:
                     reply = self.box.connection.receive()
                     if reply is None or reply.id == self.id:
                         ended, over = reply, True
-                        self.poll.unregister(end)
-            if not over:
-                self._watch_time()
+            self._watch_time()
+        for end in tuple(self.streams):
+            self._drain(end, LEFT)
         if self.timed_out and not self.run.last:
             # What left the run's process group goes with it.
             self.box.connection.signal(self.id, signal.SIGKILL, everything=True)
@@ -202,11 +203,17 @@ class _Watch:
             truncated=self.pipes.out.truncated or self.pipes.err.truncated,
         )
 
-    def _drain(self, end: int) -> None:
-        if not self.streams[end].read():
-            del self.streams[end]
-            self.poll.unregister(end)
-            self.pipes.close(end)
+    def _drain(self, end: int, most: int = 1) -> None:
+        """Take one piece, or after the end what was left in the pipe; others may write for ever."""
+        while most > 0:
+            got = self.streams[end].read()
+            if got == 0:
+                del self.streams[end]
+                self.poll.unregister(end)
+                self.pipes.close(end)
+            if got <= 0:
+                return
+            most -= got
 
     def _feed(self) -> None:
         waiting = self.feed.waiting_for() if self.feed is not None else None

@@ -37,6 +37,7 @@ class Layer:
         self.id = os.urandom(6).hex()
         self.path = f"{state.ensure(home)}/workspaces/{self.id}"
         self.lower = lower
+        self._owner = os.getpid()
         self._open: list[int] = []
         try:
             for name in ("", "/upper", "/work"):
@@ -80,15 +81,18 @@ class Layer:
             os.close(self._open.pop())
 
     def discard(self) -> None:
-        """Forget every change and remove the layer."""
+        """Forget every change and remove the layer; it is not a forked child's to remove."""
         self.close()
-        remove_tree(self.path)
+        if self._owner == os.getpid():
+            remove_tree(self.path)
 
 
 def _walk(upper: int, lower: int | None, prefix: str, found: list[Change]) -> None:
     for name in sorted(os.listdir(upper)):
         path = f"{prefix}{name}"
-        info = os.stat(name, dir_fd=upper, follow_symlinks=False)
+        info = _stat(name, upper)
+        if info is None:
+            continue  # gone again: a living sandbox goes on working
         before = _stat(name, lower)
         if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
             found.append(Change(path, "deleted"))
@@ -100,7 +104,8 @@ def _walk(upper: int, lower: int | None, prefix: str, found: list[Change]) -> No
         elif not (is_dir and was_dir) or stat.S_IMODE(info.st_mode) != stat.S_IMODE(before.st_mode):
             found.append(Change(path, "modified"))
         if is_dir and prefix.count("/") < DEEPEST:
-            _descend(name, path, upper, lower if was_dir else None, found)
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                _descend(name, path, upper, lower if was_dir else None, found)
         elif is_dir and was_dir:
             # So deep, a directory stands for what is in it: descriptors and stack are finite.
             found.append(Change(path, "modified"))

@@ -180,6 +180,7 @@ static void execute_program(const struct program *program)
 		int length = (int)strcspn(path, ":");
 		int wrote = snprintf(candidate, sizeof candidate, "%.*s/%s", length ? length : 1,
 				     length ? path : ".", name);
+		errno = ENAMETOOLONG;
 		if (wrote > 0 && (size_t)wrote < sizeof candidate)
 			execve(candidate, program->argv, program->envp);
 		if (errno == EACCES)

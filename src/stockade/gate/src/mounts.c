@@ -297,8 +297,9 @@ static int view(struct box *box, const struct op *op)
 	if (empty >= 0) {
 		char lower[64];
 		snprintf(lower, sizeof lower, "/proc/self/fd/%d:/proc/self/fd/%d", source, empty);
-		const struct option options[] = {{"lowerdir", lower}, {"userxattr", NULL}};
-		mount = new_mount("overlay", options, 2,
+		/* Without userxattr: marks that a program left in a writable tree must not hide files. */
+		const struct option options[] = {{"lowerdir", lower}};
+		mount = new_mount("overlay", options, 1,
 				  MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
 	}
 	int error = errno;
