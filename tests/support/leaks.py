@@ -37,7 +37,8 @@ NAMESPACES = ("mnt", "net", "user", "pid")
 RESIDENT_DESCRIPTORS = 48
 
 _PR_SET_CHILD_SUBREAPER = 36
-_started: set[int] = set()
+#: The children this process started itself, and when they were born: numbers are used again.
+_started: dict[int, int] = {}
 
 Snapshot = frozenset[str]
 
@@ -78,7 +79,7 @@ def watch() -> None:
         def start(*args: Any, **options: Any) -> int:
             pid = function(*args, **options)
             if pid:
-                _started.add(pid)
+                _remember(pid)
             return pid
 
         return start
@@ -90,7 +91,7 @@ def watch() -> None:
 
     def initialize(self: subprocess.Popen[Any], *args: Any, **options: Any) -> None:
         popen(self, *args, **options)
-        _started.add(self.pid)
+        _remember(self.pid)
 
     subprocess.Popen.__init__ = initialize  # type: ignore[method-assign]
 
@@ -98,7 +99,8 @@ def watch() -> None:
 def family() -> list[Process]:
     """Every living descendant of this process, and the dead ones that somebody still has to wait for.
 
-    Orphans that died are waited for here: they became our children only through `watch`.
+    Orphans that died are waited for here: they became our children only through `watch`, and anywhere
+    else init would wait for them.
     """
     own = os.getpid()
     known = {process.pid: process for process in _all_processes()}
@@ -109,9 +111,8 @@ def family() -> list[Process]:
             ancestor = known.get(ancestor.parent)
         if ancestor is None:
             continue
-        if process.zombie and process.parent == own and process.pid not in _started:
-            _reap(process.pid)
-        else:
+        adopted = process.parent == own and _started.get(process.pid) != process.born
+        if not (process.zombie and adopted and _reap(process.pid)):
             found.append(process)
     return found
 
@@ -189,24 +190,39 @@ def _all_processes() -> Iterator[Process]:
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        try:
-            stat = Path(f"/proc/{name}/stat").read_text(errors="replace")
-        except OSError:
-            continue
-        head, _, tail = stat.rpartition(")")
-        fields = tail.split()
-        yield Process(
-            pid=int(name),
-            parent=int(fields[1]),
-            name=head.partition("(")[2],
-            zombie=fields[0] in "ZX",
-            born=int(fields[19]),
-        )
+        process = _process(int(name))
+        if process is not None:
+            yield process
 
 
-def _reap(pid: int) -> None:
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
+def _process(pid: int) -> Process | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    head, _, tail = stat.rpartition(")")
+    fields = tail.split()
+    return Process(
+        pid=pid,
+        parent=int(fields[1]),
+        name=head.partition("(")[2],
+        zombie=fields[0] in "ZX",
+        born=int(fields[19]),
+    )
+
+
+def _remember(pid: int) -> None:
+    process = _process(pid)
+    if process is not None:
+        _started[pid] = process.born
+
+
+def _reap(pid: int) -> bool:
+    """Wait for a child that has died; False if it has not: its first thread has, but others live."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
 
 
 def _mounts() -> Iterator[str]:
