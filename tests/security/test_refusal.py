@@ -81,10 +81,10 @@ def test_with_the_means_the_same_run_starts(launches: list[object], workspace: P
 def test_only_what_is_accepted_by_name_may_be_missing(
     monkeypatch: pytest.MonkeyPatch, launches: list[object]
 ) -> None:
-    pretend(monkeypatch, "nproc", "ipcns")
+    pretend(monkeypatch, "nproc", "netns")
     with pytest.raises(UnsupportedError) as refusal:
         stockade.run(["true"], Policy(**LIMIT, accept=["limits.tasks"]))
-    assert set(refusal.value.missing["native"]) == {"ipc"}
+    assert set(refusal.value.missing["native"]) == {"network.none"}
     assert launches == []
 
 
