@@ -15,7 +15,9 @@ SCHEMA = "1\n"
 def state_dir(environ: Mapping[str, str], home: str) -> str:
     """The path of the state directory; whether it exists is another question."""
     if own := environ.get("STOCKADE_HOME"):
-        return os.path.abspath(own)
+        # Links are followed here and once: whoever can change one cannot then lead us away from the
+        # directory that was checked.
+        return os.path.realpath(own)
     shared = environ.get("XDG_STATE_HOME", "")
     # The XDG specification has relative paths ignored.
     return os.path.join(shared if shared.startswith("/") else f"{home}/.local/state", "stockade")
@@ -49,13 +51,18 @@ def ensure(path: str) -> str:
         check(path)
         _schema(os.path.join(path, "schema"), path)
     except OSError as error:
-        raise SetupError(
-            f"cannot use {path} for Stockade's state: {error.strerror}",
-            stage="state",
-            errno=error.errno or 0,
-            hint="set STOCKADE_HOME to a directory you can write to",
-        ) from None
+        raise unusable(path, error) from None
     return path
+
+
+def unusable(path: str, error: OSError) -> SetupError:
+    """What to raise where something in the state directory cannot be read or written."""
+    return SetupError(
+        f"cannot use {path} for Stockade's state: {error.strerror}",
+        stage="state",
+        errno=error.errno or 0,
+        hint="set STOCKADE_HOME to a directory you can write to",
+    )
 
 
 def _schema(file: str, path: str) -> None:
@@ -72,7 +79,9 @@ def _schema(file: str, path: str) -> None:
         except FileExistsError:
             pass
         finally:
-            os.unlink(part)
+            # What could not be made is not there, which must not hide why.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
         return
     if found != SCHEMA:
         raise SetupError(

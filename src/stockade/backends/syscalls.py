@@ -48,8 +48,8 @@ TIME_AND_EVENTS = """
 clock_getres clock_gettime clock_nanosleep epoll_create epoll_create1 epoll_ctl epoll_ctl_old
 epoll_pwait epoll_pwait2 epoll_wait epoll_wait_old eventfd eventfd2 getitimer gettimeofday nanosleep
 poll ppoll pselect6 select setitimer timer_create timer_delete timer_getoverrun timer_gettime
-timer_settime timerfd_create timerfd_gettime timerfd_settime getrandom io_cancel io_destroy
-io_getevents io_pgetevents io_setup io_submit
+timer_settime timerfd_create timerfd_gettime timerfd_settime getrandom
+
 """
 COMMUNICATION = """
 accept accept4 bind connect getpeername getsockname getsockopt listen mq_getsetattr mq_notify
@@ -98,11 +98,22 @@ def program(allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), home: str =
         return compile_filter(allow, deny)
     path = os.path.join(state.ensure(home), f"filter-{fingerprint(allow, deny)}.bpf")
     try:
+        return _kept(path) or _keep(path, compile_filter(allow, deny))
+    except OSError as error:
+        raise state.unusable(path, error) from None
+
+
+def _kept(path: str) -> bytes:
+    """The filter in a file; nothing if there is none, or what a crash left of one."""
+    try:
         with open(path, "rb", buffering=0) as file:
-            return file.read()
+            found = file.read()
     except FileNotFoundError:
-        pass
-    compiled = compile_filter(allow, deny)
+        return b""
+    return b"" if len(found) % 8 else found  # an instruction has eight bytes
+
+
+def _keep(path: str, compiled: bytes) -> bytes:
     temporary = f"{path}.{os.urandom(6).hex()}"  # threads may meet here
     with open(temporary, "wb") as file:
         file.write(compiled)
@@ -153,6 +164,6 @@ def answers(allow: tuple[str, ...], deny: tuple[str, ...]) -> dict[int, str]:
         number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
         if number == -1 and name in (*allow, *deny):
             raise PolicyError(f"syscalls: there is no system call {name!r}")
-        if number >= 0: # other negative numbers are calls of other architectures
+        if number >= 0:  # other negative numbers are calls of other architectures
             found[number] = answer
     return found

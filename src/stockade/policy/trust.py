@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 from stockade import state as places
+from stockade.errors import SetupError
 from stockade.policy.load import Project
 
 FILE = "trust"
@@ -22,13 +23,22 @@ def trusted(project: Project, state: str) -> bool:
 
 def recorded(state: str) -> dict[str, str]:
     """Every path that was agreed to, with the hash of what was agreed to."""
+    import re
+
+    path = os.path.join(state, FILE)
     try:
         places.check(state)
-        with open(os.path.join(state, FILE), "rb") as file:
-            records = file.read().split(b"\0")[:-1]
+        with open(path, "rb") as file:
+            data = file.read()
     except FileNotFoundError:
         return {}
-    return {os.fsdecode(record[65:]): record[:64].decode("ascii") for record in records}
+    except OSError as error:
+        raise places.unusable(path, error) from None
+    if not re.fullmatch(rb"([0-9a-f]{64} /[^\0]*\0)*", data):
+        raise SetupError(
+            f"{path} is damaged", stage="state", hint="remove it, and `stockade trust` again what you trust"
+        )
+    return {os.fsdecode(record[65:]): record[:64].decode() for record in data.split(b"\0")[:-1]}
 
 
 def record(project: Project, state: str) -> None:
