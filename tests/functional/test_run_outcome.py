@@ -86,6 +86,13 @@ def test_a_hidden_command_is_found_on_the_hosts_path_for_the_hint(
     assert result.exit_code == 127 and str(tool) in result.reason and str(tmp_path) in result.hint
 
 
+def test_a_pipe_in_place_of_the_command_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "pipe").chmod(0o755)
+    result = stockade.run([str(tmp_path / "pipe")])
+    assert result.exit_code == 127 and "hidden" in result.reason
+
+
 def test_a_file_that_is_not_executable_is_denied(workspace: Path) -> None:
     (workspace / "data").write_text("#!/bin/sh\n")
     result = stockade.run(["./data"], Policy(workspace=str(workspace)))
@@ -114,7 +121,7 @@ def test_a_script_without_an_interpreter_says_what_it_lacks(workspace: Path) -> 
     (workspace / "script").write_text("echo hello\n")
     (workspace / "script").chmod(0o755)
     result = stockade.run(["./script"], Policy(workspace=str(workspace)))
-    assert result.exit_code == 126 and "#!" in result.hint
+    assert (result.outcome, result.exit_code) == ("denied", 126) and "#!" in result.hint
 
 
 def test_a_program_that_stops_itself_is_ended_by_its_time() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal as signals
+import stat
 
 import msgspec
 
@@ -61,7 +62,7 @@ def _not_started(reply: client.Reply, run: Run, caller: Caller) -> Verdict:
     if reply.error in (errno.EACCES, errno.EPERM):
         return Verdict(Outcome.DENIED, 126, reason, "is it executable, and in a tree that may be executed?")
     if reply.error == errno.ENOEXEC:
-        return Verdict(Outcome.SETUP_FAILED, 126, reason, "a script needs a first line such as #!/bin/sh")
+        return Verdict(Outcome.DENIED, 126, reason, "a script needs a first line such as #!/bin/sh")
     return Verdict(Outcome.SETUP_FAILED, 125, reason)
 
 
@@ -91,8 +92,9 @@ def _not_found(name: str, on_host: str) -> Verdict:
 def _interpreter(path: str) -> str:
     """What the first line of a script names, unless that is where every sandbox has it."""
     try:
-        with open(path, "rb") as file:
-            first = file.readline(256)
+        # Opening a pipe would otherwise wait for its writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            first = file.readline(256) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except OSError:
         return ""
     words = first[2:].decode("utf-8", "replace").split() if first.startswith(b"#!") else []
