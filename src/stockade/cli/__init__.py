@@ -31,19 +31,36 @@ REFUSED = 125
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     try:
-        code = _main(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
-        return code
+        _open_streams()
+        try:
+            return _main(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()
     except StockadeError as error:
         output.error(error.message, hint=error.hint)
         return REFUSED
     except BrokenPipeError:
-        # The reader went away (`stockade doctor | head -1`): no failure, and nothing left to say, not
-        # even by the interpreter when it flushes its streams at the end.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.close(nowhere)
+        # The reader went away (`stockade doctor | head -1`): no failure, and nothing left to say.
+        output.silence(1)
         return 141
+    except OSError as error:
+        # A full disk, a file that cannot be read: the exit code must not look like the command's own.
+        output.error(output.reason(error))
+        output.silence(1)
+        return REFUSED
+
+
+def _open_streams() -> None:
+    """Put /dev/null where a stream is closed.
+
+    Else a file of our own would get its number, and be given what is written to the stream.
+    """
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    # The interpreter has none for a stream that it found closed, and prints to stdout what is for no stderr.
+    sys.stdout = sys.stdout or os.fdopen(1, "w", errors="replace", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", errors="replace", closefd=False)
 
 
 def _main(args: list[str]) -> int:

@@ -48,19 +48,39 @@ def plain(value: object) -> object:
     return value
 
 
+def reason(error: OSError) -> str:
+    """What the system said, and about which file."""
+    said = error.strerror or str(error)
+    return f"{error.filename}: {said}" if error.filename else said
+
+
+def silence(descriptor: int) -> None:
+    """Let go of a stream that cannot be written: the interpreter fails if it cannot flush it at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
 def say(text: str) -> None:
     """One line of Stockade's own, on stderr."""
     for line in clean(text).splitlines():
-        print(f"stockade: {line}", file=sys.stderr)
+        _tell(line)
 
 
 def error(text: str, hint: str = "") -> None:
     """What went wrong, and what to do about it."""
     for index, line in enumerate(clean(text).splitlines()):
         mark = paint("error:", "red", sys.stderr) + " " if index == 0 else "  "
-        print(f"stockade: {mark}{line}", file=sys.stderr)
+        _tell(f"{mark}{line}")
     for line in clean(hint).splitlines():
-        print(f"stockade: {paint('hint:', 'cyan', sys.stderr)} {line}", file=sys.stderr)
+        _tell(f"{paint('hint:', 'cyan', sys.stderr)} {line}")
+
+
+def _tell(line: str) -> None:
+    try:
+        print(f"stockade: {line}", file=sys.stderr)
+    except OSError:  # nobody can be told, which changes nothing about the run
+        silence(2)
 
 
 def table(rows: list[list[str]], head: list[str]) -> str:

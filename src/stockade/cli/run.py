@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
+import select
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stockade.cli import output
-from stockade.errors import PolicyError, StockadeError
+from stockade.errors import PolicyError, SetupError, StockadeError
 
 if TYPE_CHECKING:
     from stockade.policy import Discovered
@@ -26,6 +29,9 @@ exit codes: the command's own; 128+n killed by signal n; 124 timed out; 125 refu
 
 SHOWN_CHANGES = 20
 
+#: How long after the end of its time a run still waits for a reader of ours that takes nothing.
+STALLED_SECONDS = 1.0
+
 
 def main(argv: list[str]) -> int:
     """Run the command line and return the exit code that API users script against."""
@@ -38,14 +44,15 @@ def main(argv: list[str]) -> int:
         elif not args.quiet:
             output.say("cancelled")
         return 130
-    except StockadeError as error:
-        if not (args.json or args.json_fd is not None):
+    except BrokenPipeError:
+        raise
+    except (StockadeError, OSError) as error:
+        if not args.json and (args.json_fd is None or not _serves(args.json_fd, os.O_WRONLY)):
             raise
         refused = {"outcome": "setup-failed", "ok": False, "exit_code": 125}
-        if args.json or _is_open(args.json_fd):
-            _write_json(args, {**refused, "reason": error.message, "hint": error.hint})
-            return 125
-        raise
+        why = (error.message, error.hint) if isinstance(error, StockadeError) else (output.reason(error), "")
+        _write_json(args, {**refused, "reason": why[0], "hint": why[1]})
+        return 125
 
 
 def parser(command: str) -> argparse.ArgumentParser:
@@ -125,21 +132,21 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in flags.items() if value}
 
 
-def _pairs(option: str, given: list[str] | None) -> dict[str, Any]:
-    pairs: dict[str, Any] = {}
+def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
+    pairs: dict[str, str] = {}
     for pair in given or []:
         key, equals, value = pair.partition("=")
         if not key or not equals:
             raise PolicyError(f"{option} {pair!r}: is not K=V", hint=f"write {option} NAME=VALUE")
-        pairs[key] = int(value) if option == "--limit" and value.isdigit() else value
+        pairs[key] = value
     return pairs
 
 
 def _run(args: argparse.Namespace) -> int:
     words = command(args)
-    if args.json_fd is not None and not _is_open(args.json_fd):
+    if args.json_fd is not None and not _serves(args.json_fd, os.O_WRONLY):
         raise PolicyError(
-            f"--json-fd {args.json_fd}: is not open", hint=f"open it: {args.json_fd}> result.json"
+            f"--json-fd {args.json_fd}: is not open for writing", hint="open it: --json-fd 3 3> result.json"
         )
     found = discovered(args)
     from stockade.sandbox import sandbox
@@ -147,26 +154,33 @@ def _run(args: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _cancel)
     quiet = args.quiet or args.json
-    stdin: int | None = 0 if _is_open(0) else None
+    # `nohup` gives its command a stdin that cannot be read.
+    stdin: int | None = 0 if _serves(0, os.O_RDONLY) else None
     if stdin is not None and os.isatty(stdin):
         stdin = None
         if not quiet:
             output.say("stdin is a terminal, which is never handed in: the program gets an empty one")
+    timeout = _seconds(args.timeout)
+    limits = [limit for limit in (timeout, found.policy.limits.wall) if limit is not None]
+    until = time.monotonic() + min(limits) + STALLED_SECONDS if limits else None
+    sinks = None if args.json else (_Passing(1, until), _Passing(2, until))
     result = sandbox.run(
         words,
         found.policy,
-        timeout=_seconds(args.timeout),
+        timeout=timeout,
         stdin=stdin,
-        on_stdout=None if args.json else _passing(1),
-        on_stderr=None if args.json else _passing(2),
+        on_stdout=sinks and sinks[0],
+        on_stderr=sinks and sinks[1],
         on_exit=args.on_exit or "keep",
         keep_output=bool(args.json),
         pinned=found.pinned,
     )
     if args.json or args.json_fd is not None:
         _write_json(args, _plain(result))
-    if not args.json:
+    if sinks:
         _report_end(result)
+        if any(sink.lost for sink in sinks):
+            output.say("output was lost: its reader took nothing more until the time was over")
     if not quiet:
         _report(result, verbose=args.verbose, discarded=args.on_exit == "discard")
     return result.exit_code
@@ -179,7 +193,8 @@ def _seconds(text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        return Limits(wall=float(text) if text.replace(".", "", 1).isdigit() else text).wall
+        number = text.isascii() and text.replace(".", "", 1).isdigit()
+        return Limits(wall=float(text) if number else text).wall
     except PolicyError as error:
         raise PolicyError(f"--timeout {text!r}: is not a time", hint=error.hint) from None
 
@@ -188,21 +203,49 @@ def _cancel(number: int, _: object) -> NoReturn:
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _is_open(descriptor: int) -> bool:
+def _serves(descriptor: int, way: int) -> bool:
+    """Whether the descriptor is open for O_RDONLY or O_WRONLY, or both ways."""
     try:
-        os.fstat(descriptor)
-    except OSError:
+        return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE in (way, os.O_RDWR)
+    except (OSError, ValueError, OverflowError):  # the last two for numbers that no descriptor has
         return False
-    return True
 
 
-def _passing(descriptor: int) -> Any:
-    def write(data: bytes) -> None:
+class _Passing:
+    """Hands everything on to a descriptor, blocking or not.
+
+    Whoever waits here watches no time. So from `until` on a reader that takes nothing is not waited for,
+    and what comes after that is lost, as when a program is ended while it writes to a full pipe.
+    """
+
+    def __init__(self, descriptor: int, until: float | None = None) -> None:
+        self.lost = False
+        self._descriptor = descriptor
+        self._until = until
+        # This much fits into a pipe that is ready; more may block, which matters only if time does.
+        self._most = None if until is None else select.PIPE_BUF
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
+
+    def __call__(self, data: bytes) -> None:
         view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-
-    return write
+        while view and not self.lost:
+            patience = None if self._until is None else max(0.0, self._until - time.monotonic()) * 1000
+            if not self._poll.poll(patience):
+                self.lost = True
+                break
+            try:
+                view = view[os.write(self._descriptor, view[: self._most]) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise SetupError(
+                    f"descriptor {self._descriptor} cannot be written: {error.strerror}",
+                    stage="output",
+                    errno=error.errno or 0,
+                ) from None
 
 
 def _report_end(result: Result) -> None:
@@ -256,4 +299,4 @@ def _write_json(args: argparse.Namespace, value: dict[str, Any]) -> None:
     data = msgspec.json.encode(output.plain(value)) + b"\n"
     if args.json:
         sys.stdout.flush()
-    _passing(1 if args.json else args.json_fd)(data)
+    _Passing(1 if args.json else args.json_fd)(data)
