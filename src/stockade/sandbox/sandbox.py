@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -160,7 +161,8 @@ def run(
         return result
     except BaseException:
         # Whatever ended it, what was done is kept, unless nothing was.
-        discard = prepared.unchanged()
+        with contextlib.suppress(SetupError):
+            discard = prepared.unchanged()
         raise
     finally:
         prepared.close(discard=discard or on_exit == "discard")

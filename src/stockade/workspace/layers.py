@@ -69,11 +69,19 @@ class Layer:
     def changes(self) -> list[Change]:
         """What differs from the host's tree, found by walking the changes only."""
         found: list[Change] = []
-        before, after = os.fstat(self.lower), os.fstat(self._open[0])
-        if stat.S_IMODE(before.st_mode) != stat.S_IMODE(after.st_mode):
-            found.append(Change(".", "modified"))
-        with _readable(self._open[0]) as upper:
-            _walk(upper, self.lower, "", found)
+        try:
+            before, after = os.fstat(self.lower), os.fstat(self._open[0])
+            if stat.S_IMODE(before.st_mode) != stat.S_IMODE(after.st_mode):
+                found.append(Change(".", "modified"))
+            with _readable(self._open[0]) as upper:
+                _walk(upper, self.lower, "", found)
+        except OSError as error:
+            raise SetupError(
+                f"the changes in {self.path} cannot be listed: {error.strerror}",
+                stage="workspace",
+                errno=error.errno or 0,
+                hint="they are kept there",
+            ) from error
         return sorted(found, key=lambda change: change.path)
 
     def close(self) -> None:
