@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from stockade.bench import rivals
 from stockade.bench.bars import BARS
+from stockade.bench.measure import Figure, Section
 from stockade.bench.report import as_text, load_baseline
 from stockade.bench.sections import SECTIONS, ground, measure
 from stockade.cli import bench
@@ -56,6 +62,48 @@ def test_the_command_prints_a_table_and_keeps_the_ratios(
     (ratios,) = load_baseline(kept).values()
     assert list(ratios) == ["heap/1GB"]
     assert '"heap/1GB"' in found.read_text()
+
+
+def test_what_misses_only_an_aim_is_measured_once_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    aims = {name: 1e9 if bar.better == "lower" else 0.0 for name, bar in BARS.items() if bar.aim}
+    asked = []
+
+    def found(_: object) -> Section:
+        asked.append(1)
+        return Section(tuple(Figure(name, value) for name, value in aims.items()))
+
+    monkeypatch.setitem(SECTIONS, "cold", found)
+    with ground(quick=True) as place:
+        section = measure("cold", place)
+    assert len(asked) == 1
+    assert all(figure.holds() for figure in section.figures)
+    assert as_text({"cold": section}, {}, {}).count("missed (an aim)") == len(aims)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_ended_from_outside_it_leaves_nothing(number: signal.Signals) -> None:
+    """Not even when it is told twice. Files in shared memory and processes are looked for after each test."""
+    need(os.access("/usr/bin/python3", os.X_OK), "/usr/bin/python3 is not installed")
+    need_program("git")
+    code = "import sys; from stockade.cli import bench; sys.exit(bench.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "--quick", "--only", "inside"]
+    here = Path(tempfile.gettempdir())
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    ) as process:
+        end = time.monotonic() + 20
+        while not list(here.glob("stockade-bench-*/plain")):
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.05)
+        time.sleep(0.5)  # it works
+        # A terminal tells everyone.
+        tell = os.kill if number == signal.SIGTERM else os.killpg
+        tell(process.pid, number)
+        time.sleep(0.1)
+        tell(process.pid, number)
+        said, _ = process.communicate()
+    assert process.returncode == 128 + number, said.decode()
+    assert list(here.glob("stockade-bench-*")) == []
 
 
 def test_the_committed_baseline_names_only_measures_that_exist() -> None:

@@ -13,7 +13,9 @@ import sys
 import time
 from collections.abc import Callable
 
-#: Three thousand files of some 4 KB, as sources have.
+#: Where real source code is, wherever there is a compiler, and how many files of it are searched.
+HEADERS, MOST = "/usr/include", 2000
+#: Three thousand files of some 4 KB besides: hardly anything but opening and closing.
 FOLDERS, FILES, LINES = 60, 50, 220
 IMPORTS = "asyncio, argparse, decimal, email.mime.text, http.client, json, logging, unittest, xml.dom.minidom"
 SOURCE = """
@@ -37,13 +39,29 @@ ENVIRONMENT = {
 
 
 def prepare(base: str) -> None:
-    """Make the tree that is searched."""
+    """Make the trees that are searched."""
+    for path in headers():
+        copy = os.path.join(base, "tree", os.path.relpath(path, HEADERS))
+        os.makedirs(os.path.dirname(copy), exist_ok=True)
+        shutil.copyfile(path, copy)
     for folder in range(FOLDERS):
-        path = os.path.join(base, "tree", f"folder{folder}")
+        path = os.path.join(base, "small", f"folder{folder}")
         os.makedirs(path, exist_ok=True)
         for number in range(FILES):
             with open(os.path.join(path, f"file{number}.c"), "w", encoding="ascii") as file:
                 file.write(f"int value{number} = {folder};\n" * LINES)
+
+
+def headers() -> list[str]:
+    """The first regular files of the headers, in an order that is everywhere the same."""
+    found: list[str] = []
+    for directory, folders, names in os.walk(HEADERS):
+        folders.sort()
+        paths = [os.path.join(directory, name) for name in sorted(names)]
+        found += [path for path in paths if os.path.isfile(path) and not os.path.islink(path)]
+        if len(found) >= MOST:
+            break
+    return found[:MOST]
 
 
 def git(base: str) -> None:
@@ -72,6 +90,13 @@ def compile(base: str) -> None:
 
 def search(base: str) -> None:
     tree = os.path.join(base, "..", "tree")
+    for _ in range(2):
+        _do("find", tree, "-name", "*.h", "-size", "+0")
+        _do("grep", "-rl", "pthread_mutex_t", tree)
+
+
+def search_small(base: str) -> None:
+    tree = os.path.join(base, "..", "small")
     for _ in range(3):
         _do("find", tree, "-name", "*7.c", "-size", "+0")
         _do("grep", "-rl", "value7 = 7;", tree)
@@ -87,6 +112,7 @@ JOBS: dict[str, Callable[[str], None]] = {
     "compile": compile,
     "search": search,
     "imports": imports,
+    "search of small files": search_small,
 }
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from stockade.cli import output
+
+ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(argv: list[str]) -> int:
@@ -16,14 +20,12 @@ def main(argv: list[str]) -> int:
     from stockade.bench import report, rivals, sections
     from stockade.bench.measure import Section
 
-    # Ended from outside, what it made still goes.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     chosen = options.only or list(sections.SECTIONS)
     for rival in rivals.missing():
         output.say(f"{rival} is not installed and not compared with: {rivals.INSTALL}")
     kept = report.load_baseline(options.baseline).get(report.machine(), {})
     found: dict[str, Section] = {}
-    with sections.ground(quick=options.quick) as ground:
+    with _ended_in_order(), sections.ground(quick=options.quick) as ground:
         for name in chosen:
             output.say(f"measuring {name}")
             found[name] = sections.measure(name, ground)
@@ -37,6 +39,30 @@ def main(argv: list[str]) -> int:
     figures = [figure for section in found.values() for figure in section.figures]
     good = all(figure.holds() and not report.regressed(figure.name, figure.value, kept) for figure in figures)
     return 0 if good else 1
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Ended from outside, what the bench made still goes, however often it is told."""
+    before = {number: signal.getsignal(number) for number in ENDINGS}
+    ended = False
+
+    def end(number: int, _: object) -> None:
+        nonlocal ended
+        ended = True
+        for one in ENDINGS:
+            signal.signal(one, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for number in ENDINGS:
+        # What is ignored already, as under nohup, stays so.
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items() if not ended else ():
+            signal.signal(number, handler)
 
 
 def _parser() -> argparse.ArgumentParser:
