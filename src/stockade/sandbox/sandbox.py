@@ -33,6 +33,8 @@ class Sandbox:
     directory (an unchanged one leaves nothing) or "discard" them.
     """
 
+    _box: Box | None = None
+
     def __init__(
         self, policy: Policy | None = None, *, on_exit: OnExit = "keep", pinned: bool = False
     ) -> None:
@@ -43,7 +45,6 @@ class Sandbox:
         self._pinned = pinned
         self._lock = threading.Lock()
         self._prepared: Prepared | None = None
-        self._box: Box | None = None
         self._runs = 0
 
     def __enter__(self) -> Sandbox:
