@@ -23,7 +23,7 @@ from support.means import need, need_program
 
 ATTACKS = Path(__file__).parent / "attacks"
 PYTHON = "/usr/bin/python3"
-SECONDS = 30
+SECONDS = 60
 IS_ROOT = os.geteuid() == 0
 UNSHARE = {
     "user": ["--user", "--map-root-user"],
