@@ -142,3 +142,8 @@ def test_stockade_itself_cannot_be_granted_for_writing() -> None:
 def test_memory_for_output_is_bounded_by_the_limit() -> None:
     result = stockade.run(["sh", "-c", "yes | head -c 3000000"], Policy(limits={"output": 1000}))
     assert (len(result.stdout), result.truncated) == (1000, True)
+
+
+def test_a_run_that_ended_in_time_is_not_blamed_for_a_slow_callback() -> None:
+    result = stockade.run(["echo", "done"], timeout=0.5, on_stdout=lambda _: time.sleep(1))
+    assert (result.outcome, result.exit_code) == ("exited", 0)

@@ -123,7 +123,7 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
         "read": args.read,
         "write": args.write,
         "pass_env": args.pass_env,
-        "net": args.net,
+        "net": args.net if args.net in (None, "open") else [args.net],
         "backend": args.backend,
         "env": _pairs("--env", args.env),
         "limits": _pairs("--limit", args.limit),

@@ -107,6 +107,8 @@ class Sandbox:
             on_stderr=on_stderr, last=False,
         )  # fmt: skip
         with self._lock:
+            if self._box is not box:
+                raise SetupError("the sandbox was closed meanwhile", stage="sandbox")
             self._runs += 1
             streams = Streams(run)
             try:

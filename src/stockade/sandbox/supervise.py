@@ -169,6 +169,8 @@ class _Watch:
         self.streams = {out.reader: out, err.reader: err}
         for end in (*self.streams, box.connection.fileno()):
             self.poll.register(end, select.POLLIN)
+        self.word = select.poll()
+        self.word.register(box.connection.fileno(), select.POLLIN)
         self.fed = -1
         self.deadline = None if run.seconds is None else began + run.seconds
         self.timed_out = False
@@ -188,7 +190,8 @@ class _Watch:
                     reply = self.box.connection.receive()
                     if reply is None or reply.id == self.id:
                         ended, over = reply, True
-            self._watch_time()
+            if not over:
+                self._watch_time()
         for end in tuple(self.streams):
             self._drain(end, LEFT)
         if self.timed_out and not self.run.last:
@@ -247,6 +250,8 @@ class _Watch:
         """TERM at the deadline, KILL after the grace, and if even that is not answered the gate itself."""
         if self.deadline is None or time.monotonic() < self.deadline:
             return
+        if self.word.poll(0):
+            return  # it may have ended in time, while a callback kept us
         if not self.timed_out:
             self.timed_out = True
             self.deadline += self.run.grace
