@@ -26,10 +26,14 @@ if TYPE_CHECKING:
     from stockade.controls import Control
     from stockade.host import host
     from stockade.policy import Limits, Policy, Syscalls, WorkspaceRule
+    from stockade.sandbox.aio import AsyncProcess, AsyncSandbox
+    from stockade.sandbox.process import Process
     from stockade.sandbox.result import Outcome, Result
     from stockade.sandbox.sandbox import Sandbox, run
 
 __all__ = [
+    "AsyncProcess",
+    "AsyncSandbox",
     "CommandError",
     "Control",
     "DeniedError",
@@ -38,6 +42,7 @@ __all__ = [
     "Outcome",
     "Policy",
     "PolicyError",
+    "Process",
     "Result",
     "Sandbox",
     "SetupError",
@@ -58,7 +63,10 @@ _LAZY = {
     "Policy": "stockade.policy",
     "Syscalls": "stockade.policy",
     "WorkspaceRule": "stockade.policy",
+    "AsyncProcess": "stockade.sandbox.aio",
+    "AsyncSandbox": "stockade.sandbox.aio",
     "Outcome": "stockade.sandbox.result",
+    "Process": "stockade.sandbox.process",
     "Result": "stockade.sandbox.result",
     "Sandbox": "stockade.sandbox.sandbox",
     "run": "stockade.sandbox.sandbox",

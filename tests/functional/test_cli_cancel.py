@@ -63,7 +63,7 @@ def test_a_signal_cancels_the_run_and_nothing_is_left(workspace: Path, number: s
         process.send_signal(number)
         _, said = process.communicate(timeout=30)
         assert process.returncode == 130
-        assert said == b"stockade: cancelled\n"
+        assert said == b"stockade: cancelled: ended because it was cancelled\n"
         assert left(mark) == []
 
 

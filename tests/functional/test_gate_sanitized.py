@@ -13,6 +13,7 @@ import stockade
 from stockade import Policy, Sandbox, SetupError
 from stockade.gate import build, client
 from stockade.sandbox import launch
+from stockade.sandbox.steps import Events, drive
 from support import gatebuild
 from support.means import need_program
 
@@ -82,8 +83,8 @@ def test_a_launch_that_fails_on_the_way(tmp_path: Path, workspace: Path) -> None
     prepared = launch.prepare(Policy(read=[str(workspace)]))
     try:
         workspace.rename(tmp_path / "elsewhere")
-        with pytest.raises(SetupError, match="nothing was run"):
-            launch.launch(prepared)
+        with pytest.raises(SetupError, match="nothing was run"), Events() as events:
+            drive(launch.launch(prepared, events), events)
     finally:
         prepared.close(discard=True)
     assert stockade.run(["true"], timeout=60).ok

@@ -12,6 +12,8 @@ import pytest
 import stockade
 
 NAMES = [
+    "AsyncProcess",
+    "AsyncSandbox",
     "CommandError",
     "Control",
     "DeniedError",
@@ -20,6 +22,7 @@ NAMES = [
     "Outcome",
     "Policy",
     "PolicyError",
+    "Process",
     "Result",
     "Sandbox",
     "SetupError",

@@ -121,7 +121,15 @@ class TestInALivingSandbox:
 
     def test_everything_ends_when_the_sandbox_is_closed(self) -> None:
         with Sandbox() as box:
-            box.run(["sh", "-c", f"setsid sh -c 'sleep 60; :' {MARK}-{os.getpid()} &"]).check()
+            # Until it is a session of its own it is still being born.
+            box.run(
+                [
+                    "sh",
+                    "-c",
+                    f"setsid sh -c 'echo >/tmp/up; sleep 60; :' {MARK}-{os.getpid()} & "
+                    "until [ -e /tmp/up ]; do sleep 0.01; done",
+                ]
+            ).check()
             assert len(marked()) == 1
         assert marked() == []
 

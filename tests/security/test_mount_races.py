@@ -17,6 +17,7 @@ from security.arena import outside
 from stockade import Policy, SetupError
 from stockade.sandbox import sandbox
 from stockade.sandbox.launch import Box, Prepared, launch
+from stockade.sandbox.steps import Steps
 
 LAUNCHES = 50
 RENAME_EXCHANGE = 2
@@ -73,7 +74,7 @@ def policy_for(kind: str, path: Path) -> Policy:
 def shown(policy: Policy, file: Path, meanwhile: Callable[[], object]) -> str:
     """What the sandbox shows where something happened after the look at the files and before the walls."""
 
-    def late(prepared: Prepared, *rest: Any) -> Box:
+    def late(prepared: Prepared, *rest: Any) -> Steps[Box]:
         meanwhile()
         return launch(prepared, *rest)
 

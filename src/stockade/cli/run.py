@@ -174,11 +174,12 @@ def _run(args: argparse.Namespace) -> int:
         on_exit=args.on_exit or "keep",
         keep_output=bool(args.json),
         pinned=found.pinned,
+        cancelled_by=(KeyboardInterrupt,),
     )
     if args.json or args.json_fd is not None:
         _write_json(args, _plain(result))
     if sinks:
-        _report_end(result)
+        _report_end(result, quiet=quiet)
         if any(sink.lost for sink in sinks):
             output.say("output was lost: its reader took nothing more until the time was over")
     if not quiet:
@@ -248,9 +249,12 @@ class _Passing:
                 ) from None
 
 
-def _report_end(result: Result) -> None:
+def _report_end(result: Result, *, quiet: bool) -> None:
     """Why the command ended, where it did not end by itself."""
-    if result.outcome != "exited":
+    if result.outcome == "cancelled":
+        if not quiet:
+            output.say(f"cancelled: {result.reason}")
+    elif result.outcome != "exited":
         output.error(f"{result.outcome}: {result.reason}", hint=result.hint)
 
 

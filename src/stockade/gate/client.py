@@ -9,6 +9,7 @@ other; a forked child of the supervisor starts a resident gate of its own.
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import errno
 import os
@@ -21,9 +22,13 @@ import msgspec
 from stockade import gate
 from stockade.errors import PolicyError, SetupError
 
-FAILED, BORN, MOUNTED, READY, EXEC_FAILED, EXITED = 1, 2, 3, 4, 5, 6
-EXEC, SIGNAL = 1, 2
-LAST, ALL = 1, 2
+# The numbers of gate.h.
+FAILED, BORN, MOUNTED, READY, TERMINAL, STARTED, EXEC_FAILED, EXITED = range(1, 9)
+EXEC, SIGNAL, END, GO, WATCH = range(1, 6)
+KEPT, TELL, AWAIT, ON_TERMINAL = 1, 2, 4, 8
+EVERYTHING = 1
+WATCH_MEMORY, WATCH_COUNTED, WATCH_CPU = 1, 2, 4
+ITSELF, BY_TIME, BY_REQUEST, FROM_OUTSIDE, BY_MEMORY, BY_CPU = range(6)
 
 #: What one launch can carry for its plan, and one exec request for its arguments: gate.h, inside.c.
 MOST_DESCRIPTORS = 250
@@ -34,8 +39,8 @@ OPERATIONS = (
     "overlay", "show", "view", "pivot", "keyring", "rlimit", "privileges", "landlock", "grant", "seccomp",
 )  # fmt: skip
 
-_REPLY = struct.Struct("=IIIiIIQQQQ256s")
-_REQUEST = struct.Struct("=IIII")
+_REPLY = struct.Struct("=IIiIIIQQQQ256s")
+_REQUEST = struct.Struct("=IIIIQ")
 _BODY = struct.Struct("=III")
 _CREDENTIALS = struct.Struct("=iII")
 _ANCILLARY = socket.CMSG_SPACE(16 * 4) + socket.CMSG_SPACE(_CREDENTIALS.size)
@@ -45,11 +50,12 @@ class Reply(msgspec.Struct, frozen=True):
     """One status record of the gate."""
 
     kind: int
-    id: int
     operation: str
     error: int
     status: int
     index: int
+    #: Who or what ended the run: ITSELF, BY_TIME and so on.
+    ended: int
     user: float
     system: float
     peak: int
@@ -60,14 +66,11 @@ class Reply(msgspec.Struct, frozen=True):
     descriptors: tuple[int, ...]
 
 
-class Connection:
-    """The socket to one sandbox's gate. Only the supervisor and the gate hold an end."""
+class Channel:
+    """The socket to whoever attends to a run. Only the supervisor and the gate hold an end."""
 
-    def __init__(self, end: socket.socket, resident: Resident) -> None:
+    def __init__(self, end: socket.socket) -> None:
         self._socket = end
-        self.resident = resident
-        #: System call filters that the supervisor has itself: every sandbox has one more.
-        self.filters_before = resident.filters
         end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
     def fileno(self) -> int:
@@ -98,11 +101,42 @@ class Connection:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if not data:
             return None
-        kind, id, op, error, status, index, user, system, peak, switches, words = _REPLY.unpack(data)
+        kind, op, error, status, index, ended, user, system, peak, switches, words = _REPLY.unpack(data)
         return Reply(
-            kind, id, OPERATIONS[op], error, status, index, user / 1e6, system / 1e6, peak * 1024, switches,
-            words.partition(b"\0")[0].decode("utf-8", "replace"), pid, descriptors,
+            kind, OPERATIONS[op], error, status, index, ended, user / 1e6, system / 1e6, peak * 1024,
+            switches, words.partition(b"\0")[0].decode("utf-8", "replace"), pid, descriptors,
         )  # fmt: skip
+
+    def signal(self, number: int, *, everything: bool = False) -> None:
+        """Signal the program's process group, or every process of the run."""
+        self._send(_REQUEST.pack(SIGNAL, EVERYTHING if everything else 0, number, 0, 0))
+
+    def end(self, grace: float) -> None:
+        """Ask every process of the run to end; what is left after the grace is killed."""
+        self._send(_REQUEST.pack(END, 0, 0, _milliseconds(grace), 0))
+
+    def go(self) -> None:
+        """Let a program that waits for it execute."""
+        self._send(_REQUEST.pack(GO, 0, 0, 0, 0))
+
+    def _send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
+        # The gate may have ended; the reader of its socket learns that and says why.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self._socket, [data], list(descriptors))
+
+    def close(self) -> None:
+        """Let go of this end."""
+        self._socket.close()
+
+
+class Connection(Channel):
+    """The socket to one sandbox's gate."""
+
+    def __init__(self, end: socket.socket, resident: Resident) -> None:
+        super().__init__(end)
+        self.resident = resident
+        #: System call filters that the supervisor has itself: every sandbox has one more.
+        self.filters_before = resident.filters
 
     def refusal(self) -> Reply | None:
         """The record of a failure, if it is among those that have arrived."""
@@ -117,52 +151,80 @@ class Connection:
             pass
         return None
 
-    def execute(
-        self,
-        id: int,
-        argv: list[str],
-        env: dict[str, str],
-        cwd: str,
-        stdio: tuple[int, int, int],
-        *,
-        last: bool,
-    ) -> None:
-        """Ask for a program to be started. With `last` the sandbox ends with it."""
-        strings = [cwd, *argv, *(f"{key}={value}" for key, value in env.items())]
+    def execute(self, program: Program, stdio: tuple[int, ...], *, kept: bool) -> Channel:
+        """Ask for a program to be started, and return where it is heard of.
+
+        `stdio` is empty for a program on a terminal. Unless it is `kept` apart, the sandbox ends with it.
+        """
+        strings = [program.cwd, *program.argv, *(f"{key}={value}" for key, value in program.env.items())]
         content = "\0".join(strings).encode("utf-8", "surrogateescape") + b"\0"
         if len(content) > MOST_BYTES - _BODY.size:
             raise PolicyError(
                 f"the command and its environment take {len(content)} bytes, more than {MOST_BYTES}",
                 hint="hand large data in through a file or standard input",
             )
-        body = _memory("exec", _BODY.pack(_BODY.size + len(content), len(argv), len(env)) + content)
+        flags = (
+            (KEPT if kept else 0)
+            | (0 if stdio else ON_TERMINAL)
+            | (TELL if program.tell or program.wait else 0)
+            | (AWAIT if program.wait else 0)
+        )
+        lines, columns = program.size
+        wall = 0 if program.wall is None else max(1, int(program.wall * 1e6))
+        request = _REQUEST.pack(EXEC, flags, lines << 16 | columns, _milliseconds(program.grace), wall)
+        header = _BODY.pack(_BODY.size + len(content), len(program.argv), len(program.env))
+        body = _memory("exec", header + content)
         try:
-            self._send(_REQUEST.pack(EXEC, id, LAST if last else 0, 0), (body, *stdio))
+            if not kept:
+                self._send(request, (body, *stdio))
+                return self
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                channel = Channel(ours)
+                self._send(request, (body, *stdio, theirs.fileno()))
+                return channel
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
         finally:
             os.close(body)
 
-    def signal(self, id: int, number: int, *, everything: bool = False) -> None:
-        """Signal a run's process group, or everything in the sandbox."""
-        self._send(_REQUEST.pack(SIGNAL, id, ALL if everything else 0, number), ())
-
-    def _send(self, data: bytes, descriptors: tuple[int, ...]) -> None:
-        # The gate may have ended; the reader of its socket learns that and says why.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._socket, [data], list(descriptors))
-
     def stop(self) -> None:
-        """End the connection for every holder: a thread that waits on it, a forked child with a copy."""
+        """End everything inside at once, also for a thread that waits on it or a forked child with a copy."""
         with contextlib.suppress(OSError):
+            self.end(0)
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the connection and let go of it."""
+        """End everything inside and let go."""
         self.stop()
         self._socket.close()
 
     def forget(self) -> None:
         """Close this process's copy only."""
         self._socket.close()
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """A command, where and with what it is started, and how long it may take."""
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    #: Seconds until everything of the run is asked to end, and from then until it is killed.
+    wall: float | None = None
+    grace: float
+    #: Whether the new process says when it is there, and waits for a word before it executes.
+    tell: bool = False
+    wait: bool = False
+    #: Lines and columns of its terminal, if it has one.
+    size: tuple[int, int] = (24, 80)
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(int(seconds * 1000), 0xFFFFFFFF)
 
 
 class Resident:
@@ -219,12 +281,16 @@ class Resident:
             # Copies in forked children would keep the resident waiting for more.
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        os.close(self._supervisor)
+        self.forget()
         if mine:
             # A host program that waits for any child may have been faster.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
+
+    def forget(self) -> None:
+        """Close this process's ends only."""
+        self._socket.close()
+        os.close(self._supervisor)
 
 
 #: Given to the resident gate besides; the sabotage tests order their sabotage here.
@@ -279,7 +345,14 @@ def _after_fork() -> None:
         _residents.popitem()[1].close()
 
 
+def _at_exit() -> None:
+    """The residents end when we do; nobody waits for that."""
+    for resident in _residents.values():
+        resident.forget()
+
+
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)
 
 
 def _own_filters() -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import signal
+import time
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -33,10 +33,15 @@ from stockade.sandbox.evidence import (
     shared_network,
 )
 from stockade.sandbox.result import Enforced
+from stockade.sandbox.steps import Events, Steps
 from stockade.workspace.layers import Layer
 
 #: A set-up takes milliseconds; one that takes this long hangs, as on a dead network file system.
 SETUP_SECONDS = 30
+#: How long a gate may take to end when it is told to.
+GONE_SECONDS = 2
+#: How long the kernel may take to end a sandbox whose first process has ended.
+LAST_MOMENT = 0.2
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -47,6 +52,8 @@ class Prepared(msgspec.Struct, frozen=True):
     plan: Plan
     layer: Layer | None
     home: str
+    #: Stockade's own directory.
+    state: str
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -78,7 +85,20 @@ class Box(msgspec.Struct, frozen=True):
     network_fd: int
     owner: int
 
-    def close(self) -> None:
+    def died(self, events: Events) -> Steps[bool]:
+        """Whether the gate itself has ended, where a keeper has. The kernel ends keepers first."""
+        until = time.monotonic() + LAST_MOMENT
+        events.watch(self.pidfd)
+        try:
+            while (left := until - time.monotonic()) > 0:
+                yield left
+                if self.pidfd in events.ready:
+                    return True
+            return False
+        finally:
+            events.forget(self.pidfd)
+
+    def closed(self, events: Events) -> Steps[None]:
         """End everything inside and wait until it is gone. A forked child only lets go of its copy."""
         if self.owner != os.getpid():
             self.connection.forget()
@@ -86,9 +106,11 @@ class Box(msgspec.Struct, frozen=True):
             os.close(self.network_fd)
             return
         self.connection.close()
-        _gone(self.pidfd)
-        _networks.discard(self.network)
-        os.close(self.network_fd)
+        try:
+            yield from _gone(self.pidfd, events)
+        finally:
+            _networks.discard(self.network)
+            os.close(self.network_fd)
 
 
 #: The network namespaces of this process's living sandboxes. They are made ahead, so it is seen to
@@ -96,14 +118,26 @@ class Box(msgspec.Struct, frozen=True):
 _networks: set[tuple[int, int]] = set()
 
 
-def _gone(pidfd: int) -> None:
-    """Wait for the end of a gate whose connection is closed; a stuck one is killed."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    if not poll.poll(2000):
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        poll.poll()
+def _gone(pidfd: int, events: Events) -> Steps[None]:
+    """Wait for the end of a gate whose connection is closed; a stuck one is killed.
+
+    Nothing cuts this short: what is raised meanwhile is raised afterwards.
+    """
+    events.watch(pidfd)
+    late = time.monotonic() + GONE_SECONDS
+    interruption: BaseException | None = None
+    while pidfd not in events.ready:
+        try:
+            yield max(0.0, late - time.monotonic())
+        except BaseException as error:
+            interruption = error
+        if time.monotonic() >= late:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            late += GONE_SECONDS
+    events.forget(pidfd)
     os.close(pidfd)
+    if interruption is not None:
+        raise interruption
 
 
 @lru_cache(maxsize=64)
@@ -149,9 +183,8 @@ def prepare(policy: Policy, *, pinned: bool = False, dry: bool = False) -> Prepa
         plan = native.compile_plan(
             native.inputs(resolved, known.landlock, program, place, tasks, _files(resolved))
         )
-        return Prepared(
-            controls, resolved, plan, layer, native.home_inside(caller.home, resolved.profile.system)
-        )
+        inside = native.home_inside(caller.home, resolved.profile.system)
+        return Prepared(controls, resolved, plan, layer, inside, home)
     except BaseException:
         if layer is not None:
             layer.discard()
@@ -175,10 +208,10 @@ def _files(resolved: Resolved) -> int:
     )
 
 
-def launch(prepared: Prepared, meanwhile: Callable[[], object] = lambda: None) -> Box:
+def launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object] = lambda: None) -> Steps[Box]:
     """Raise the walls and look at them; on any failure nothing is left.
 
-    `meanwhile` is called once while the gate is busy.
+    `meanwhile` is called once while the gate is busy. The connection to the gate is watched afterwards.
     """
     host_network = "net" not in prepared.plan.namespaces.names
     if len(prepared.descriptors) > client.MOST_DESCRIPTORS:
@@ -187,7 +220,7 @@ def launch(prepared: Prepared, meanwhile: Callable[[], object] = lambda: None) -
             hint="grant the directories they are in",
         )
     try:
-        return _launch(prepared, host_network, meanwhile)
+        return (yield from _launch(prepared, host_network, events, meanwhile))
     except OSError as error:
         used_up = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN)
         raise SetupError(
@@ -198,20 +231,23 @@ def launch(prepared: Prepared, meanwhile: Callable[[], object] = lambda: None) -
         ) from error
 
 
-def _launch(prepared: Prepared, host_network: bool, meanwhile: Callable[[], object]) -> Box:
+def _launch(
+    prepared: Prepared, host_network: bool, events: Events, meanwhile: Callable[[], object]
+) -> Steps[Box]:
     for attempt in range(2):
         connection = client.launch(prepared.plan.encoded, prepared.descriptors, host_network=host_network)
         held: list[int] = []
         try:
+            events.watch(connection.fileno())
             if not attempt:
                 meanwhile()
-            reply = _raised(connection, prepared.plan, held)
+            reply = yield from _raised(connection, prepared.plan, held, events)
             if reply.kind == client.READY:
                 return _box(connection, held, prepared.plan)
         except BaseException:
-            _abandon(connection, held)
+            yield from _abandon(connection, held, events)
             raise
-        _abandon(connection, held)
+        yield from _abandon(connection, held, events)
         # The resident gate may have looked at the host's mounts before this one was made.
         if attempt or reply.error != errno.ESTALE:
             break
@@ -219,7 +255,9 @@ def _launch(prepared: Prepared, host_network: bool, meanwhile: Callable[[], obje
     raise _failure(reply)
 
 
-def _raised(connection: client.Connection, plan: Plan, held: list[int]) -> client.Reply:
+def _raised(
+    connection: client.Connection, plan: Plan, held: list[int], events: Events
+) -> Steps[client.Reply]:
     """Look at each thing as soon as it can be seen, until the gate is ready or has refused.
 
     `held` receives the descriptors that are passed: a pidfd and the namespaces.
@@ -227,7 +265,7 @@ def _raised(connection: client.Connection, plan: Plan, held: list[int]) -> clien
     seen: dict[int, int] = {}
     try:
         while True:
-            reply = _next(connection)
+            reply = yield from _next(connection, events)
             if reply.kind == client.BORN:
                 held += reply.descriptors
                 seen[client.BORN] = reply.status
@@ -264,20 +302,24 @@ def _box(connection: client.Connection, held: list[int], plan: Plan) -> Box:
     return Box(connection, pidfd, network, network_fd, os.getpid())
 
 
-def _abandon(connection: client.Connection, held: list[int]) -> None:
+def _abandon(connection: client.Connection, held: list[int], events: Events) -> Steps[None]:
     """End a gate that is not to be used, and wait for its end where it is known."""
+    events.forget(connection.fileno())
     connection.close()
     for descriptor in held[1:]:
         os.close(descriptor)
     if held:
-        _gone(held[0])
+        yield from _gone(held[0], events)
 
 
-def _next(connection: client.Connection) -> client.Reply:
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    if not poll.poll(SETUP_SECONDS * 1000):
-        raise SetupError(f"the walls were not up after {SETUP_SECONDS} s", stage="gate")
+def _next(connection: client.Connection, events: Events) -> Steps[client.Reply]:
+    late = time.monotonic() + SETUP_SECONDS
+    while True:
+        yield max(0.0, late - time.monotonic())
+        if connection.fileno() in events.ready:
+            break
+        if time.monotonic() >= late:
+            raise SetupError(f"the walls were not up after {SETUP_SECONDS} s", stage="gate")
     reply = connection.receive()
     if reply is None:
         raise SetupError("the gate died while it raised the walls", stage="gate")

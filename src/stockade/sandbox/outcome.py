@@ -12,7 +12,7 @@ import msgspec
 from stockade.gate import client
 from stockade.policy import Caller
 from stockade.sandbox.result import Outcome
-from stockade.sandbox.supervise import Ended, Run
+from stockade.sandbox.supervise import Ended
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -25,15 +25,23 @@ class Verdict(msgspec.Struct, frozen=True):
     signal: int | None = None
 
 
-def judge(ended: Ended, run: Run, caller: Caller) -> Verdict:
-    """The verdict on a run that is over."""
+def judge(ended: Ended, program: client.Program, caller: Caller, *, closed: bool = False) -> Verdict:
+    """The verdict on a run that is over. `closed` says that its sandbox was closed under it."""
     reply = ended.reply
-    if ended.timed_out:
-        return Verdict(Outcome.TIMED_OUT, 124, f"ended after {run.seconds:g} s, the time it was given")
     if reply is None:
-        return Verdict(Outcome.SETUP_FAILED, 125, "the gate died before the command ended")
+        if closed:
+            return Verdict(Outcome.CANCELLED, 130, "the sandbox was closed")
+        if ended.gate_died:
+            return Verdict(Outcome.SETUP_FAILED, 125, "the gate died before the command ended")
+        return Verdict(Outcome.SIGNALLED, 137, f"ended by SIGKILL: {ALL_KILLED}", signal=signals.SIGKILL)
     if reply.kind == client.EXEC_FAILED:
-        return _not_started(reply, run, caller)
+        return _not_started(reply, program, caller)
+    if reply.ended == client.BY_TIME:
+        return Verdict(Outcome.TIMED_OUT, 124, f"ended after {program.wall:g} s, the time it was given")
+    if reply.ended == client.BY_REQUEST:
+        return Verdict(Outcome.CANCELLED, 130, "ended because it was cancelled")
+    if reply.ended == client.FROM_OUTSIDE:
+        return Verdict(Outcome.CANCELLED, 130, "ended by `stockade kill`")
     if os.WIFEXITED(reply.status):
         code = os.WEXITSTATUS(reply.status)
         return Verdict(Outcome.EXITED, code, f"exited with {code}" if code else "")
@@ -45,19 +53,22 @@ def judge(ended: Ended, run: Run, caller: Caller) -> Verdict:
     return Verdict(Outcome.SIGNALLED, 128 + number, reason, signal=number)
 
 
-def _not_started(reply: client.Reply, run: Run, caller: Caller) -> Verdict:
-    why = os.strerror(reply.error)
+ALL_KILLED = "a program killed everything in the sandbox"
+
+
+def _not_started(reply: client.Reply, program: client.Program, caller: Caller) -> Verdict:
+    why, cwd = os.strerror(reply.error), program.cwd
     if reply.text == "cwd":
         if reply.error == errno.EACCES:
-            refused = f"the directory {run.cwd} cannot be entered: {why}"
+            refused = f"the directory {cwd} cannot be entered: {why}"
             return Verdict(Outcome.SETUP_FAILED, 125, refused, "inside, nobody has the privileges of root")
-        hint = f'show it: read = ["{run.cwd}"]' if os.path.isdir(run.cwd) else "name a directory that exists"
-        return Verdict(Outcome.SETUP_FAILED, 125, f"the sandbox has no directory {run.cwd}: {why}", hint)
+        hint = f'show it: read = ["{cwd}"]' if os.path.isdir(cwd) else "name a directory that exists"
+        return Verdict(Outcome.SETUP_FAILED, 125, f"the sandbox has no directory {cwd}: {why}", hint)
     if reply.text != "command":
         return Verdict(Outcome.SETUP_FAILED, 125, f"the command was not started: {reply.text}: {why}")
-    name = run.argv[0]
+    name = program.argv[0]
     if reply.error == errno.ENOENT:
-        return _not_found(name, _on_host(name, caller.environ.get("PATH", os.defpath), run.cwd))
+        return _not_found(name, _on_host(name, caller.environ.get("PATH", os.defpath), cwd))
     reason = f"{name}: cannot be executed inside: {why}"
     if reply.error in (errno.EACCES, errno.EPERM):
         return Verdict(Outcome.DENIED, 126, reason, "is it executable, and in a tree that may be executed?")

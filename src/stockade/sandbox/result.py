@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from stockade.errors import CommandError, DeniedError, SetupError, TimeoutError
+from stockade.sandbox.streams import Spilled
 from stockade.workspace.layers import Change
 
 
@@ -16,6 +17,8 @@ class Outcome(enum.StrEnum):
     EXITED = "exited"
     SIGNALLED = "signalled"
     TIMED_OUT = "timed-out"
+    OUT_OF_MEMORY = "out-of-memory"
+    LIMIT_EXCEEDED = "limit-exceeded"
     DENIED = "denied"
     SETUP_FAILED = "setup-failed"
     CANCELLED = "cancelled"
@@ -57,6 +60,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     stdout: bytes = b""
     stderr: bytes = b""
     truncated: bool = False
+    spilled: tuple[Spilled, ...] = ()
     usage: Usage = Usage()
     controls: dict[str, Enforced] = {}
     changes: tuple[Change, ...] = ()

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
+from stockade import state
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.policy import Limits, Policy
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
 from stockade.sandbox.outcome import judge
+from stockade.sandbox.process import PIPE, Process, starting
 from stockade.sandbox.result import Result, Usage
-from stockade.sandbox.supervise import GRACE, Ended, Run, Sink, Streams, supervise
+from stockade.sandbox.steps import Events, Steps, drive
+from stockade.sandbox.streams import Sink, Streams
+from stockade.sandbox.supervise import GRACE, Ended, Run, supervise
 
 OnExit = Literal["keep", "discard"]
 DEFAULT = Policy()
+LONGEST_GRACE = 3600
 
 
-class Sandbox:
-    """A policy and a backend, living: several commands behind the same walls.
-
-    >>> import stockade
-    >>> with stockade.Sandbox(stockade.Policy()) as box:
-    ...     _ = box.run(["sh", "-c", "echo 1 > /tmp/x"])
-    ...     box.run(["cat", "/tmp/x"]).text
-    '1\\n'
-
-    `on_exit` says what becomes of the changes in an overlay workspace: "keep" them in the state
-    directory (an unchanged one leaves nothing) or "discard" them.
-    """
+class Living:
+    """What `Sandbox` and `AsyncSandbox` share: everything but the waiting."""
 
     _box: Box | None = None
 
@@ -43,9 +39,74 @@ class Sandbox:
         self.policy = DEFAULT if policy is None else policy
         self._on_exit = on_exit
         self._pinned = pinned
-        self._lock = threading.Lock()
         self._prepared: Prepared | None = None
-        self._runs = 0
+
+    def _opening(self, events: Events) -> Steps[None]:
+        if self._box is not None:
+            raise SetupError("the sandbox is open already", stage="sandbox")
+        prepared = prepare(self.policy, pinned=self._pinned)
+        try:
+            self._box = yield from launch(prepared, events)
+        except BaseException:
+            prepared.close(discard=True)
+            raise
+        self._prepared = prepared
+
+    def _opened(self) -> tuple[Box, Prepared]:
+        if self._box is None or self._prepared is None:
+            raise SetupError("the sandbox is not open", stage="sandbox", hint="use it in a `with` statement")
+        return self._box, self._prepared
+
+    def _running(self, box: Box, prepared: Prepared, run: Run, events: Events) -> Steps[Result]:
+        streams = run.streams()
+        try:
+            ended = yield from supervise(box, run, streams, events)
+        finally:
+            streams.close()
+        return self._judged(ended, run.program, prepared, box)
+
+    def _judged(self, ended: Ended, program: client.Program, prepared: Prepared, box: Box) -> Result:
+        return _result(ended, program, prepared, box, closed=self._box is not box)
+
+    def _taken(self) -> tuple[Box | None, Prepared | None]:
+        """The sandbox, to be closed: nobody else has it from now on, and runs in it end."""
+        box, prepared = self._box, self._prepared
+        self._box = self._prepared = None
+        if box is not None and box.owner == os.getpid():
+            box.connection.stop()
+        return box, prepared
+
+    def _put_away(self, prepared: Prepared) -> None:
+        prepared.close(discard=self._on_exit == "discard" or prepared.unchanged())
+
+    def pause(self) -> None:
+        """Stop every process inside until `resume`. Time limits go on."""
+        self._opened()[0].connection.signal(signal.SIGSTOP, everything=True)
+
+    def resume(self) -> None:
+        """Let every process inside go on."""
+        self._opened()[0].connection.signal(signal.SIGCONT, everything=True)
+
+
+class Sandbox(Living):
+    """A policy and a backend, living: several commands behind the same walls, also at the same time.
+
+    >>> import stockade
+    >>> with stockade.Sandbox(stockade.Policy()) as box:
+    ...     _ = box.run(["sh", "-c", "echo 1 > /tmp/x"])
+    ...     box.run(["cat", "/tmp/x"]).text
+    '1\\n'
+
+    `on_exit` says what becomes of the changes in an overlay workspace: "keep" them in the state
+    directory (an unchanged one leaves nothing) or "discard" them.
+    """
+
+    def __init__(
+        self, policy: Policy | None = None, *, on_exit: OnExit = "keep", pinned: bool = False
+    ) -> None:
+        super().__init__(policy, on_exit=on_exit, pinned=pinned)
+        self._quiet = threading.Condition()
+        self._using = 0
 
     def __enter__(self) -> Sandbox:
         self.open()
@@ -56,27 +117,20 @@ class Sandbox:
 
     def open(self) -> None:
         """Raise the walls. `with` does it."""
-        if self._box is not None:
-            raise SetupError("the sandbox is open already", stage="sandbox")
-        prepared = prepare(self.policy, pinned=self._pinned)
-        try:
-            self._box = launch(prepared)
-        except BaseException:
-            prepared.close(discard=True)
-            raise
-        self._prepared = prepared
+        with Events() as events:
+            drive(self._opening(events), events)
 
     def close(self) -> None:
         """End everything inside; harmless when repeated."""
-        box, prepared = self._box, self._prepared
-        self._box = self._prepared = None
-        if box is not None and box.owner == os.getpid():
-            box.connection.stop()  # a run in another thread ends now
-        with self._lock:
-            if box is not None:
-                box.close()
+        box, prepared = self._taken()
+        if box is not None:
+            if box.owner == os.getpid():
+                with self._quiet:
+                    self._quiet.wait_for(lambda: not self._using)
+            with Events() as events:
+                drive(box.closed(events), events)
         if prepared is not None:
-            prepared.close(discard=self._on_exit == "discard" or prepared.unchanged())
+            self._put_away(prepared)
 
     def __del__(self) -> None:
         if self._box is not None:
@@ -95,26 +149,55 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
+        grace: float = GRACE,
         on_stdout: Sink | None = None,
         on_stderr: Sink | None = None,
     ) -> Result:
         """Run a command to its end. The sandbox and what is in it live on."""
-        if self._box is None or self._prepared is None:
-            raise SetupError("the sandbox is not open", stage="sandbox", hint="use it in a `with` statement")
-        box, prepared = self._box, self._prepared
-        run = _run(
-            prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, on_stdout=on_stdout,
-            on_stderr=on_stderr, last=False,
+        prepared = self._opened()[1]
+        run = command(
+            prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
+            on_stderr=on_stderr, kept=True,
         )  # fmt: skip
-        with self._lock:
-            if self._box is not box:
-                raise SetupError("the sandbox was closed meanwhile", stage="sandbox")
-            self._runs += 1
-            streams = Streams(run)
-            try:
-                return _result(supervise(box, self._runs, run, streams), run, prepared)
-            finally:
-                streams.close()
+        with self._used() as (box, prepared), Events() as events:
+            return drive(self._running(box, prepared, run, events), events)
+
+    def start(
+        self,
+        cmd: Sequence[str],
+        *,
+        stdin: int | None = None,
+        stdout: int | None = PIPE,
+        stderr: int | None = PIPE,
+        pty: bool | tuple[int, int] = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+        grace: float = GRACE,
+    ) -> Process:
+        """Start a command and go on.
+
+        Streams are `subprocess.PIPE` or `DEVNULL` (stdin: None for an empty one); stderr can be `STDOUT`.
+        With `pty` the program has a terminal of its own instead, of 24 lines and 80 columns or as given.
+        """
+        prepared = self._opened()[1]
+        program = command(prepared, cmd, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=True).program
+        with self._used() as (box, prepared), Events() as events:
+            parts = drive(starting(box, program, (stdin, stdout, stderr), pty, events), events)
+        return Process(parts, lambda ended: self._judged(ended, program, prepared, box))
+
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[tuple[Box, Prepared]]:
+        """The sandbox for the time of one call: it is not closed meanwhile."""
+        with self._quiet:
+            opened = self._opened()
+            self._using += 1
+        try:
+            yield opened
+        finally:
+            with self._quiet:
+                self._using -= 1
+                self._quiet.notify_all()
 
 
 def run(
@@ -132,10 +215,12 @@ def run(
     stdin: int | None = None,
     keep_output: bool = True,
     pinned: bool = False,
+    cancelled_by: tuple[type[BaseException], ...] = (),
 ) -> Result:
     """Run one command in a sandbox of its own.
 
-    `stdin` is a descriptor whose content is handed to the program; a terminal is not.
+    `stdin` is a descriptor whose content is handed to the program; a terminal is not. Exceptions named
+    in `cancelled_by` end the run and make its outcome "cancelled"; others end it and are raised.
 
     >>> import stockade
     >>> result = stockade.run(["cat"], input=b"hello")
@@ -145,21 +230,12 @@ def run(
     prepared = prepare(DEFAULT if policy is None else policy, pinned=pinned)
     discard = False
     try:
-        one = _run(
+        one = command(
             prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
-            on_stderr=on_stderr, source=stdin, keep=keep_output, last=True,
+            on_stderr=on_stderr, source=stdin, keep=keep_output, kept=False, cancelled_by=cancelled_by,
         )  # fmt: skip
-        pipes: list[Streams] = []
-        try:
-            box = launch(prepared, lambda: pipes.append(Streams(one)))
-            try:
-                ended = supervise(box, 1, one, pipes[0])
-            finally:
-                box.close()
-        finally:
-            for streams in pipes:
-                streams.close()
-        result = _result(ended, one, prepared)
+        with Events() as events:
+            result = drive(_once(prepared, one, events), events)
         discard = not result.changes
         return result
     except BaseException:
@@ -171,7 +247,22 @@ def run(
         prepared.close(discard=discard or on_exit == "discard")
 
 
-def _run(
+def _once(prepared: Prepared, run: Run, events: Events) -> Steps[Result]:
+    """A sandbox for one run."""
+    pipes: list[Streams] = []
+    try:
+        box = yield from launch(prepared, events, lambda: pipes.append(run.streams()))
+        try:
+            ended = yield from supervise(box, run, pipes[0], events)
+        finally:
+            yield from box.closed(events)
+        return _result(ended, run.program, prepared, box)
+    finally:
+        for streams in pipes:
+            streams.close()
+
+
+def command(
     prepared: Prepared,
     cmd: Sequence[str],
     *,
@@ -180,12 +271,14 @@ def _run(
     cwd: str | os.PathLike[str] | None,
     timeout: float | None,
     grace: float = GRACE,
-    on_stdout: Sink | None,
-    on_stderr: Sink | None,
+    on_stdout: Sink | None = None,
+    on_stderr: Sink | None = None,
     source: int | None = None,
     keep: bool = True,
-    last: bool,
+    kept: bool,
+    cancelled_by: tuple[type[BaseException], ...] = (),
 ) -> Run:
+    """What the caller asks for, checked."""
     if isinstance(cmd, str | bytes):
         raise PolicyError(f"the command {cmd!r} is one string", hint='write a list: ["sh", "-c", "..."]')
     argv = [os.fsdecode(word) for word in cmd]
@@ -198,25 +291,38 @@ def _run(
         raise PolicyError(
             "stdin is a terminal, which is never handed in", hint="pipe something in, or leave it out"
         )
+    if not 0 <= grace <= LONGEST_GRACE:
+        raise PolicyError(f"grace = {grace!r}: is not a time", hint=f"seconds, from 0 to {LONGEST_GRACE}")
     limits, workspace = prepared.resolved.limits, prepared.resolved.workspace
     given_time = None if timeout is None else Limits(wall=timeout).wall
     seconds = [time for time in (given_time, limits.wall) if time is not None]
     here = workspace.path if workspace is not None else prepared.home
-    environ = {**prepared.resolved.environ, "HOME": prepared.home, **_variables(env)}
     return Run(
-        argv=argv,
-        env=environ,
-        cwd=os.path.join(here, place),
+        program=client.Program(
+            argv=argv,
+            env={**prepared.resolved.environ, "HOME": prepared.home, **_variables(env)},
+            cwd=os.path.join(here, place),
+            wall=min(seconds) if seconds else None,
+            grace=grace,
+        ),
         given=given,
         source=source,
-        seconds=min(seconds) if seconds else None,
-        grace=grace,
         limit=int(limits.output or 0),
         on_stdout=on_stdout,
         on_stderr=on_stderr,
-        keep=keep,
-        last=last,
+        spill=_spill_place(prepared) if keep else None,
+        kept=kept,
+        cancelled_by=cancelled_by,
     )
+
+
+def _spill_place(prepared: Prepared) -> Callable[[str], str]:
+    def place(stream: str) -> str:
+        directory = f"{state.ensure(prepared.state)}/output"
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        return f"{directory}/{os.urandom(6).hex()}.{stream}"
+
+    return place
 
 
 def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
@@ -228,8 +334,10 @@ def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
     return env or {}
 
 
-def _result(ended: Ended, run: Run, prepared: Prepared) -> Result:
-    verdict = judge(ended, run, prepared.resolved.caller)
+def _result(
+    ended: Ended, program: client.Program, prepared: Prepared, box: Box, *, closed: bool = False
+) -> Result:
+    verdict = judge(ended, program, prepared.resolved.caller, closed=closed)
     reply = ended.reply
     usage = Usage(wall=ended.wall)
     if reply is not None and reply.kind == client.EXITED:
@@ -251,6 +359,7 @@ def _result(ended: Ended, run: Run, prepared: Prepared) -> Result:
         stdout=ended.stdout,
         stderr=ended.stderr,
         truncated=ended.truncated,
+        spilled=ended.spilled,
         usage=usage,
         controls=prepared.controls,
         changes=changes,

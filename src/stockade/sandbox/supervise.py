@@ -1,14 +1,15 @@
-"""Watching one run: its streams, its time, and how it ends.
+"""Watching one run: its streams, its limits, and how it ends.
 
-One loop, no threads. Both output streams are drained from the start, so that
-no program blocks because nobody reads; memory is bounded by the output limit.
-How the run ended is what the gate and the kernel say, never what was printed.
+Both output streams are drained from the start, so that no program blocks
+because nobody reads. The gate watches the time, the memory and the mounts,
+so that a run ends also while its supervisor is stopped; the supervisor sees
+to it that the gate does. How the run ended is what the gate and the kernel
+say, never what was printed.
 """
 
 from __future__ import annotations
 
-import os
-import select
+import contextlib
 import signal
 import time
 from collections.abc import Callable
@@ -17,249 +18,217 @@ import msgspec
 
 from stockade.gate import client
 from stockade.sandbox.launch import Box
+from stockade.sandbox.steps import Events, Steps
+from stockade.sandbox.streams import Output, Sink, Spilled, Streams
 
-CHUNK = 1 << 16
 LEFT = 1 << 20  # as much as a pipe can be made to hold
 GRACE = 2.0
-Sink = Callable[[bytes], object]
-
-
-class Ended(msgspec.Struct, frozen=True):
-    """What was seen of a run's end. `reply` is None if the gate died first."""
-
-    reply: client.Reply | None
-    timed_out: bool
-    wall: float
-    stdout: bytes
-    stderr: bytes
-    truncated: bool
-
-
-class Output:
-    """One stream of the program: kept up to the limit, handed on as it comes."""
-
-    def __init__(self, limit: int, sink: Sink | None, keep: bool) -> None:
-        self.reader, self.writer = os.pipe()
-        # The program can open its own end for reading and be faster: the supervisor must not wait then.
-        os.set_blocking(self.reader, False)
-        self._room = limit if keep else 0
-        self._sink = sink
-        self._keep = keep
-        self._kept = bytearray()
-        self.truncated = False
-
-    def read(self) -> int:
-        """Take what is there and return how much it was; 0 at the end, -1 if there is nothing yet."""
-        try:
-            data = os.read(self.reader, CHUNK)
-        except BlockingIOError:
-            return -1
-        if self._sink is not None and data:
-            self._sink(data)
-        if self._room:
-            self._kept += data[: self._room]
-        self.truncated |= self._keep and len(data) > self._room
-        self._room -= min(self._room, len(data))
-        return len(data)
-
-    def content(self) -> bytes:
-        return bytes(self._kept)
-
-
-class Input:
-    """What the program reads: bytes that are given, then what a descriptor yields."""
-
-    def __init__(self, given: bytes, source: int | None) -> None:
-        self._pending = memoryview(given)
-        self.source = source
-        self.reader, self.writer = os.pipe()
-        os.set_blocking(self.writer, False)
-
-    def waiting_for(self) -> tuple[int, int] | None:
-        """What to poll next: the program to take what is pending, or the source to yield more."""
-        if self._pending:
-            return self.writer, select.POLLOUT
-        return None if self.source is None else (self.source, select.POLLIN)
-
-    def step(self) -> bool:
-        """Do what was waited for; False when the program can be given no more."""
-        try:
-            if self._pending:
-                self._pending = self._pending[os.write(self.writer, self._pending) :]
-            elif self.source is not None:
-                self._pending = memoryview(os.read(self.source, CHUNK))
-                if not self._pending:
-                    return False
-        except BlockingIOError:
-            return True
-        except BrokenPipeError:
-            return False
-        return bool(self._pending) or self.source is not None
+#: A gate that is this much later than it should be is stuck, and is killed.
+LATE = 5.0
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run, and how to watch it."""
+    """What to run, and what to do with its streams."""
 
-    argv: list[str]
-    env: dict[str, str]
-    cwd: str
+    program: client.Program
     given: bytes = b""
     source: int | None = None
-    seconds: float | None = None
-    grace: float = GRACE
     limit: int
     on_stdout: Sink | None = None
     on_stderr: Sink | None = None
-    keep: bool = True
-    #: The sandbox ends with this run.
-    last: bool
+    #: Where output beyond the limit goes, by the name of its stream. None: nothing is kept at all.
+    spill: Callable[[str], str] | None
+    #: The sandbox goes on when this run has ended.
+    kept: bool
+    #: What ends the run when it is raised and is part of the result, instead of being raised further.
+    cancelled_by: tuple[type[BaseException], ...] = ()
 
-
-class Streams:
-    """The pipes of one run. Whoever makes them closes them."""
-
-    def __init__(self, run: Run) -> None:
-        self._open: set[int] = set()
-        try:
-            self.out = Output(run.limit, run.on_stdout, run.keep)
-            self._open |= {self.out.reader, self.out.writer}
-            self.err = Output(run.limit, run.on_stderr, run.keep)
-            self._open |= {self.err.reader, self.err.writer}
-            self.feed = Input(run.given, run.source) if run.given or run.source is not None else None
-            if self.feed is None:
-                # Not the host's /dev/null: root's program would own its inode.
-                self.stdin, nobody = os.pipe()
-                os.close(nobody)
-            else:
-                self.stdin = self.feed.reader
-                self._open.add(self.feed.writer)
-            self._open.add(self.stdin)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self, *ends: int) -> None:
-        """Close these ends, or all that are still open."""
-        for end in ends or tuple(self._open):
-            os.close(end)
-            self._open.remove(end)
-
-
-def supervise(box: Box, id: int, run: Run, streams: Streams) -> Ended:
-    """Start the program and stay with it until it and, for the last one, everything else has ended."""
-    began = time.monotonic()
-    theirs = (streams.stdin, streams.out.writer, streams.err.writer)
-    box.connection.execute(id, run.argv, run.env, run.cwd, theirs, last=run.last)
-    streams.close(*theirs)
-    try:
-        return _Watch(box, id, run, streams, began).until_end()
-    except BaseException:
-        # Whoever stops watching stops the run; a living sandbox goes on without it.
-        box.connection.signal(id, signal.SIGKILL, everything=True)
-        raise
-
-
-class _Watch:
-    """The loop over one run."""
-
-    def __init__(self, box: Box, id: int, run: Run, streams: Streams, began: float) -> None:
-        self.box, self.id, self.run, self.pipes, self.began = box, id, run, streams, began
-        out, err, self.feed = streams.out, streams.err, streams.feed
-        self.poll = select.poll()
-        self.streams = {out.reader: out, err.reader: err}
-        for end in (*self.streams, box.connection.fileno()):
-            self.poll.register(end, select.POLLIN)
-        self.word = select.poll()
-        self.word.register(box.connection.fileno(), select.POLLIN)
-        self.fed = -1
-        self.deadline = None if run.seconds is None else began + run.seconds
-        self.timed_out = False
-        self.killed = False
-
-    def until_end(self) -> Ended:
-        ended: client.Reply | None = None
-        over = False
-        while not over:
-            self._feed()
-            for end, _ in self.poll.poll(self._patience()):
-                if end in self.streams:
-                    self._drain(end)
-                elif end == self.fed:
-                    self._give()
-                else:
-                    reply = self.box.connection.receive()
-                    if reply is None or reply.id == self.id:
-                        ended, over = reply, True
-            if not over:
-                self._watch_time()
-        for end in tuple(self.streams):
-            self._drain(end, LEFT)
-        if self.timed_out and not self.run.last:
-            # What left the run's process group goes with it.
-            self.box.connection.signal(self.id, signal.SIGKILL, everything=True)
-        return Ended(
-            reply=ended,
-            timed_out=self.timed_out,
-            wall=time.monotonic() - self.began,
-            stdout=self.pipes.out.content(),
-            stderr=self.pipes.err.content(),
-            truncated=self.pipes.out.truncated or self.pipes.err.truncated,
+    def streams(self) -> Streams:
+        """Its pipes."""
+        return Streams(
+            given=self.given,
+            source=self.source,
+            limit=self.limit,
+            sinks=(self.on_stdout, self.on_stderr),
+            spill=self.spill,
         )
 
+
+class Ended(msgspec.Struct, frozen=True):
+    """What was seen of a run's end. `reply` is None if whoever attended to it died first."""
+
+    reply: client.Reply | None
+    wall: float
+    #: In a living sandbox: whether that was the gate, and not the run's own keeper.
+    gate_died: bool = False
+    stdout: bytes = b""
+    stderr: bytes = b""
+    truncated: bool = False
+    spilled: tuple[Spilled, ...] = ()
+
+
+def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[Ended]:
+    """Start the program and stay with it until it has ended, and with a one-shot run everything else."""
+    watch = Watch(box, run.program, events)
+    channel = yield from watch.start(streams.theirs, kept=run.kept)
+    streams.close(*streams.theirs)
+    pumps = Pumps(streams, events)
+    try:
+        try:
+            reply = yield from watch.until_end(pumps)
+        except run.cancelled_by:
+            reply = yield from watch.ended_by_us(pumps)
+        except BaseException:
+            # Whoever stops watching stops the run; a living sandbox goes on without it.
+            pumps.drop()
+            yield from watch.ended_by_us(pumps)
+            raise
+        pumps.rest()
+        pumps.close()
+        watch.close()
+        gate_died = reply is None and (not run.kept or (yield from box.died(events)))
+        return Ended(
+            reply=reply,
+            wall=time.monotonic() - watch.began,
+            gate_died=gate_died,
+            stdout=streams.outputs[0].content(),
+            stderr=streams.outputs[1].content(),
+            truncated=streams.truncated,
+            spilled=streams.spilled(),
+        )
+    finally:
+        pumps.close()
+        watch.close()
+        if channel is not box.connection:
+            channel.close()
+
+
+class Pumps:
+    """Moves what is in the pipes of a run whenever there is something to move."""
+
+    def __init__(self, streams: Streams, events: Events) -> None:
+        self._streams, self._events = streams, events
+        self._outputs: dict[int, Output] = {output.reader: output for output in streams.outputs}
+        self._feed = streams.feed
+        self._fed = -1
+        for end in self._outputs:
+            events.watch(end)
+        self._aim()
+
+    def move(self, end: int) -> None:
+        """Do what the descriptor is ready for."""
+        if end in self._outputs:
+            self._drain(end)
+        elif end == self._fed and self._feed is not None:
+            if self._feed.step():
+                self._aim()
+            else:
+                self._stop_feeding()
+
+    def rest(self) -> None:
+        """After the end, take what was left in the pipes; others may write for ever."""
+        for end in tuple(self._outputs):
+            self._drain(end, LEFT)
+
+    def drop(self) -> None:
+        """From now on only drain: a program that is to end must not wait for a reader."""
+        for output in self._outputs.values():
+            output.drop()
+
+    def close(self) -> None:
+        for end in tuple(self._outputs):
+            self._events.forget(end)
+            del self._outputs[end]
+        self._stop_feeding()
+
     def _drain(self, end: int, most: int = 1) -> None:
-        """Take one piece, or after the end what was left in the pipe; others may write for ever."""
         while most > 0:
-            got = self.streams[end].read()
+            got = self._outputs[end].read()
             if got == 0:
-                del self.streams[end]
-                self.poll.unregister(end)
-                self.pipes.close(end)
+                del self._outputs[end]
+                self._events.forget(end)
+                self._streams.close(end)
             if got <= 0:
                 return
             most -= got
 
-    def _feed(self) -> None:
-        waiting = self.feed.waiting_for() if self.feed is not None else None
-        wanted = waiting[0] if waiting else -1
-        if self.feed is not None and waiting is None:
+    def _aim(self) -> None:
+        waiting = self._feed.waiting_for() if self._feed is not None else None
+        if waiting is None:
             self._stop_feeding()
-        if wanted != self.fed:
-            if self.fed >= 0:
-                self.poll.unregister(self.fed)
-            if waiting:
-                self.poll.register(*waiting)
-            self.fed = wanted
-
-    def _give(self) -> None:
-        if self.feed is not None and not self.feed.step():
-            self.poll.unregister(self.fed)
-            self.fed = -1
-            self._stop_feeding()
+        elif waiting[0] != self._fed:
+            if self._fed >= 0:
+                self._events.forget(self._fed)
+            self._fed = waiting[0]
+            self._events.watch(*waiting)
 
     def _stop_feeding(self) -> None:
-        assert self.feed is not None
-        self.pipes.close(self.feed.writer)
-        self.feed = None
+        if self._fed >= 0:
+            self._events.forget(self._fed)
+            self._fed = -1
+        if self._feed is not None:
+            self._streams.close(self._feed.writer)
+            self._feed = None
+
+
+class Watch:
+    """One run from its start to its end, without its streams."""
+
+    def __init__(self, box: Box, program: client.Program, events: Events) -> None:
+        self.box, self.program, self.events = box, program, events
+        self.began = time.monotonic()
+        self.channel: client.Channel = box.connection
+        self._watched: list[int] = []
+        self._deadline: float | None = None
+
+    def start(self, stdio: tuple[int, ...], *, kept: bool) -> Steps[client.Channel]:
+        """Ask the gate to start the program."""
+        self.channel = self.box.connection.execute(self.program, stdio, kept=kept)
+        if kept:
+            self._watch(self.channel.fileno())
+        if self.program.wall is not None:
+            self._deadline = self.began + self.program.wall + self.program.grace + LATE
+        return self.channel
+        yield  # a step, where the program has to be put somewhere before it executes
+
+    def until_end(self, pumps: Pumps | None = None) -> Steps[client.Reply | None]:
+        """Wait for the word that the run has ended; None if that never comes."""
+        own = self.channel.fileno()
+        while True:
+            yield self._patience()
+            for end in self.events.ready:
+                if end == own:
+                    reply = self.channel.receive()
+                    if reply is None or reply.kind in (client.EXITED, client.EXEC_FAILED):
+                        return reply
+                elif pumps is not None:
+                    pumps.move(end)
+            self._check_time()
+
+    def ended_by_us(self, pumps: Pumps | None = None) -> Steps[client.Reply | None]:
+        """End the run: TERM, grace, KILL. Returns when it is over."""
+        self.channel.end(self.program.grace)
+        self._deadline = time.monotonic() + self.program.grace + LATE
+        try:
+            return (yield from self.until_end(pumps))
+        except BaseException:
+            self.channel.end(0)
+            raise
+
+    def close(self) -> None:
+        while self._watched:
+            self.events.forget(self._watched.pop())
+
+    def _watch(self, descriptor: int, *what: int) -> None:
+        self.events.watch(descriptor, *what)
+        self._watched.append(descriptor)
 
     def _patience(self) -> float | None:
-        if self.deadline is None:
-            return None
-        return max(0.0, self.deadline - time.monotonic()) * 1000 + 1
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
-    def _watch_time(self) -> None:
-        """TERM at the deadline, KILL after the grace, and if even that is not answered the gate itself."""
-        if self.deadline is None or time.monotonic() < self.deadline:
-            return
-        if self.word.poll(0):
-            return  # it may have ended in time, while a callback kept us
-        if not self.timed_out:
-            self.timed_out = True
-            self.deadline += self.run.grace
-            self.box.connection.signal(self.id, signal.SIGTERM, everything=self.run.last)
-        elif not self.killed:
-            self.killed = True
-            self.deadline += GRACE
-            self.box.connection.signal(self.id, signal.SIGKILL, everything=self.run.last)
-        else:
-            self.deadline = None
-            signal.pidfd_send_signal(self.box.pidfd, signal.SIGKILL)
+    def _check_time(self) -> None:
+        """Kill a gate that does not keep the time."""
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._deadline = None
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.box.pidfd, signal.SIGKILL)

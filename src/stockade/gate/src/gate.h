@@ -18,8 +18,12 @@
 #include "plan.h"
 
 #include <stdint.h>
+#include <sys/types.h>
 
-enum { MAX_DESCRIPTORS = 250, GRACE_TASKS = 2 };
+enum { MAX_DESCRIPTORS = 250, MAX_RUNS = 256 };
+
+/* Tasks that the gate may have beyond those of the programs: a keeper and a newborn for each run. */
+enum { GRACE_TASKS = 2 * MAX_RUNS + 2 };
 
 /* The descriptors that a launch hands over, in this order; the plan's own follow. */
 enum { LAUNCH_SOCKET, LAUNCH_PLAN, LAUNCH_SUPERVISOR, LAUNCH_FIRST };
@@ -30,27 +34,54 @@ enum reply_kind {
 	REPLY_BORN,        /* from the resident; status: pid; descriptors: a pidfd, then the namespaces */
 	REPLY_MOUNTED,     /* the mounts are as they will stay */
 	REPLY_READY,       /* the walls are up */
-	REPLY_EXEC_FAILED, /* id, error, text: what could not be entered or executed */
-	REPLY_EXITED,      /* id, status, and what the run used */
+	REPLY_TERMINAL,    /* descriptor: the outer end of the program's terminal */
+	REPLY_STARTED,     /* from the program's own process, right before it executes */
+	REPLY_EXEC_FAILED, /* error, text: what could not be entered or executed */
+	REPLY_EXITED,      /* status, ended, and what the run used */
+};
+
+/* Who ended a run, if it was not the program itself. */
+enum ended {
+	ENDED_ITSELF,
+	ENDED_BY_TIME,
+	ENDED_BY_REQUEST,
+	ENDED_FROM_OUTSIDE,
+	ENDED_BY_MEMORY, /* the sandbox met its limit of memory */
+	ENDED_BY_CPU,    /* or of processor time */
 };
 
 struct reply {
-	uint32_t kind, id, op;
+	uint32_t kind, op;
 	int32_t error;
-	uint32_t status, index;
+	uint32_t status, index, ended;
 	uint64_t user_us, system_us, peak_kib, switches;
 	char text[256];
 };
 
-/* From the supervisor to the gate. */
+/* From the supervisor to the gate, or on a run's own socket to its keeper. */
 enum request_kind {
-	REQUEST_EXEC = 1, /* descriptors: body, stdin, stdout, stderr; flags: REQUEST_LAST */
-	REQUEST_SIGNAL,   /* value: the signal; flags: REQUEST_ALL */
+	REQUEST_EXEC = 1, /* descriptors: body; stdin, stdout, stderr unless EXEC_TERMINAL; socket if EXEC_KEPT */
+	REQUEST_SIGNAL,   /* value: the signal; flags: SIGNAL_ALL */
+	REQUEST_END,      /* TERM to everything, KILL to what is left after grace_ms */
+	REQUEST_GO,       /* to a program that waits for it */
+	REQUEST_WATCH,    /* descriptors as the flags say; value: cores; wall_us: processor time */
 };
-enum { REQUEST_LAST = 1, REQUEST_ALL = 2 };
+enum {
+	EXEC_KEPT = 1,     /* the sandbox outlives this run, which is watched by a keeper of its own */
+	EXEC_TELL = 2,     /* say REPLY_STARTED */
+	EXEC_AWAIT = 4,    /* and wait for REQUEST_GO */
+	EXEC_TERMINAL = 8, /* on a new terminal of value >> 16 lines and value & 0xffff columns */
+};
+enum {
+	WATCH_MEMORY = 1,  /* an eventfd of cgroup v1 */
+	WATCH_COUNTED = 2, /* or the memory.events of v2 */
+	WATCH_CPU = 4,     /* the file that counts processor time */
+};
+enum { SIGNAL_ALL = 1 }; /* not the program's process group, but every process of the run */
 
 struct request {
-	uint32_t kind, id, flags, value;
+	uint32_t kind, flags, value, grace_ms;
+	uint64_t wall_us; /* of an exec: how long it may take, 0 for ever */
 };
 
 /* The body of an exec request: counts, then cwd, the arguments and the environment,
@@ -71,6 +102,12 @@ struct box {
 	int canary;  /* an unnamed file that Landlock must refuse */
 	int ruleset; /* Landlock, until it is enforced */
 	unsigned rules, scratches;
+	unsigned kept; /* keepers that live */
+	/* Shared with the keepers: how often a limit of the whole sandbox was met, and which. */
+	struct {
+		volatile uint32_t count;
+		volatile enum ended kind;
+	} *breaches;
 	long keyring;
 	unsigned mask; /* the caller's umask, for the programs */
 	uint64_t root_device;
@@ -79,6 +116,40 @@ struct box {
 int resident_main(int argc, char **argv);
 
 _Noreturn void inside_main(struct box *box);
+
+/* A program that is to be started, and where. */
+struct program {
+	unsigned char *bytes;
+	const char *cwd;
+	char **argv, **envp;
+	struct request request;
+	int socket; /* of the run */
+	int stdio[3];
+};
+
+int program_read(int body, struct program *program);
+void program_free(struct program *program);
+int program_terminal(struct program *program);
+pid_t program_start(const struct box *box, const struct program *program);
+
+/* Starts the program and stays until it has ended; with `all` everything in the sandbox is its. */
+_Noreturn void attend(const struct box *box, struct program *program, int children, int all);
+
+struct pollfd;
+enum { GUARD_POLLS = 2 };
+int guard_open(struct box *box);
+int guard_watch(const struct request *request, int *descriptors, unsigned count);
+void guard_polls(struct pollfd *polls);
+int guard_patience(int otherwise);
+/* What is over, if anything; a mount that came off ends the sandbox here. */
+enum ended guard_check(const struct box *box, const struct pollfd *polls);
+
+uint64_t now_ms(void);
+/* A signal to every descendant of a process but those in `spared`. */
+void signal_descendants(pid_t ancestor, int number, const pid_t *spared, unsigned count);
+/* Whether somebody outside the sandbox sent SIGTERM. */
+int told_to_end(int signals);
+int set_limit(const struct op *op, uint64_t reserve);
 
 /* Each returns 0, or -1 with errno set and *culprit naming the operand where that is not op->s[0]. */
 int mount_base(struct box *box);

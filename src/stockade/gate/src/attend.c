@@ -1,0 +1,297 @@
+/* Staying with one program until it has ended, and ending it when it must end.
+ *
+ * PID 1 attends to the one run of a sandbox that ends with it; every run of a sandbox that lives on has a
+ * keeper, a child of PID 1, that does the same for the run's own processes. The time is watched here, so
+ * that it ends a run also when the supervisor is busy or stopped.
+ */
+#define _GNU_SOURCE
+#include "gate.h"
+#include "kernel.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <time.h>
+
+/* How often what is left is killed again, and how long: whoever forks faster ends the whole sandbox. */
+enum { AGAIN_MS = 10, PATIENCE_MS = 2000, STOPS = 200 };
+
+struct watch {
+	int socket, children, all;
+	uint32_t breaches; /* before it began */
+	pid_t leader; /* 0: it has ended */
+	int status;
+	uint64_t grace, deadline; /* of the next step, 0: never */
+	enum { RUNNING, ASKED, KILLED } stage;
+	enum ended ended;
+};
+
+uint64_t now_ms(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+int told_to_end(int signals)
+{
+	struct signalfd_siginfo info;
+	int told = 0;
+	/* From outside the pid namespace the sender has no number; from inside nobody can feign that. */
+	while (read(signals, &info, sizeof info) == sizeof info)
+		told |= info.ssi_signo == SIGTERM && info.ssi_code == SI_USER && info.ssi_pid == 0;
+	return told;
+}
+
+struct task {
+	pid_t pid, parent;
+	char state; /* as /proc shows it: T is stopped, Z has ended */
+};
+
+static int by_pid(const void *one, const void *other)
+{
+	pid_t a = ((const struct task *)one)->pid, b = ((const struct task *)other)->pid;
+	return (a > b) - (a < b);
+}
+
+static struct task look_at(const char *pid)
+{
+	char path[32], text[512];
+	struct task task = {.pid = atoi(pid)};
+	snprintf(path, sizeof path, "/proc/%.16s/stat", pid);
+	int file = open(path, O_RDONLY | O_CLOEXEC);
+	if (file < 0)
+		return task;
+	ssize_t got = read(file, text, sizeof text - 1);
+	close(file);
+	text[got > 0 ? got : 0] = '\0';
+	const char *name_end = strrchr(text, ')'); /* the name itself may hold anything */
+	if (name_end)
+		sscanf(name_end, ") %c %d", &task.state, &task.parent);
+	return task;
+}
+
+/* Every process of the sandbox, sorted. */
+static struct task *list_tasks(size_t *count)
+{
+	struct task *tasks = NULL;
+	size_t room = 0;
+	*count = 0;
+	DIR *proc = opendir("/proc");
+	for (struct dirent *entry; proc && (entry = readdir(proc));) {
+		if (entry->d_name[0] < '0' || entry->d_name[0] > '9')
+			continue;
+		if (*count == room) {
+			room = room ? room * 2 : 256;
+			struct task *more = realloc(tasks, room * sizeof *tasks);
+			if (more == NULL)
+				break;
+			tasks = more;
+		}
+		tasks[(*count)++] = look_at(entry->d_name);
+	}
+	if (proc)
+		closedir(proc);
+	if (tasks)
+		qsort(tasks, *count, sizeof *tasks, by_pid);
+	return tasks;
+}
+
+static int is_spared(pid_t pid, const pid_t *spared, unsigned count)
+{
+	for (unsigned i = 0; i < count; i++)
+		if (spared[i] == pid)
+			return 1;
+	return 0;
+}
+
+/* Returns how many of them are neither stopped nor dead. */
+static unsigned signal_once(pid_t ancestor, int number, const pid_t *spared, unsigned spared_count)
+{
+	size_t count;
+	unsigned active = 0;
+	struct task *tasks = list_tasks(&count);
+	for (size_t i = 0; i < count; i++) {
+		struct task at = tasks[i];
+		/* The parents of a list that was not read at once might form a circle. */
+		for (size_t steps = 0; at.parent && at.parent != ancestor && steps < count; steps++) {
+			struct task key = {.pid = at.parent};
+			struct task *up = bsearch(&key, tasks, count, sizeof *tasks, by_pid);
+			at = up ? *up : (struct task){0};
+		}
+		if (at.parent != ancestor || is_spared(tasks[i].pid, spared, spared_count))
+			continue;
+		kill(tasks[i].pid, number);
+		active += !strchr("TtZX", tasks[i].state);
+	}
+	free(tasks);
+	return active;
+}
+
+void signal_descendants(pid_t ancestor, int number, const pid_t *spared, unsigned count)
+{
+	/* Whoever is not stopped yet may start another, or wake one that is. */
+	for (unsigned i = 0; signal_once(ancestor, number, spared, count) && number == SIGSTOP && i < STOPS; i++)
+		poll(NULL, 0, 1);
+}
+
+static void signal_all(const struct watch *watch, int number)
+{
+	if (watch->all)
+		kill(-1, number);
+	else
+		signal_descendants(getpid(), number, NULL, 0);
+}
+
+static void end_run(struct watch *watch, enum ended ended, uint64_t grace)
+{
+	if (watch->stage != RUNNING && grace)
+		return;
+	if (watch->stage == RUNNING)
+		watch->ended = ended;
+	watch->stage = grace ? ASKED : KILLED;
+	watch->deadline = now_ms() + (grace ? grace : PATIENCE_MS);
+	signal_all(watch, grace ? SIGTERM : SIGKILL);
+	signal_all(watch, SIGCONT); /* a stopped program hears nothing else */
+}
+
+/* Reaps what has ended. Returns whether anything is left. */
+static int reap(struct watch *watch)
+{
+	int status;
+	pid_t pid;
+	while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+		if (pid == watch->leader) {
+			watch->leader = 0;
+			watch->status = status;
+		}
+	}
+	return pid == 0;
+}
+
+static _Noreturn void report(const struct box *box, const struct watch *watch)
+{
+	struct rusage usage;
+	struct reply reply = {
+	    .kind = REPLY_EXITED, .status = (uint32_t)watch->status, .ended = watch->ended};
+	if (box->breaches->count != watch->breaches)
+		reply.ended = box->breaches->kind;
+	getrusage(RUSAGE_CHILDREN, &usage);
+	reply.user_us = (uint64_t)usage.ru_utime.tv_sec * 1000000 + (uint64_t)usage.ru_utime.tv_usec;
+	reply.system_us = (uint64_t)usage.ru_stime.tv_sec * 1000000 + (uint64_t)usage.ru_stime.tv_usec;
+	reply.peak_kib = (uint64_t)usage.ru_maxrss;
+	reply.switches = (uint64_t)(usage.ru_nvcsw + usage.ru_nivcsw);
+	send_reply(watch->socket, &reply, NULL, 0);
+	_exit(0);
+}
+
+/* The program has ended. In a sandbox that ends with it nothing else is alive when the word is given. */
+static void finish(const struct box *box, const struct watch *watch)
+{
+	if (watch->all && watch->stage == RUNNING) {
+		kill(-1, SIGKILL);
+		while (waitpid(-1, NULL, 0) > 0 || errno == EINTR)
+			;
+	}
+	report(box, watch);
+}
+
+static void hear(struct watch *watch)
+{
+	struct request request;
+	unsigned none = 0;
+	int got = receive(watch->socket, &request, sizeof request, NULL, &none);
+	if (got <= 0) {
+		close(watch->socket);
+		watch->socket = -1;
+		end_run(watch, ENDED_BY_REQUEST, watch->grace);
+	} else if (request.kind == REQUEST_END) {
+		end_run(watch, ENDED_BY_REQUEST, request.grace_ms);
+	} else if (request.kind == REQUEST_SIGNAL && (request.flags & SIGNAL_ALL)) {
+		signal_all(watch, (int)request.value);
+	} else if (request.kind == REQUEST_SIGNAL && watch->leader) {
+		kill(-watch->leader, (int)request.value);
+	}
+}
+
+static void keep_time(struct watch *watch)
+{
+	uint64_t now = now_ms();
+	if (watch->stage == KILLED) {
+		if (now >= watch->deadline)
+			_exit(1);
+		signal_all(watch, SIGKILL);
+	} else if (watch->deadline && now >= watch->deadline) {
+		end_run(watch, ENDED_BY_TIME, watch->stage == RUNNING ? watch->grace : 0);
+	}
+}
+
+static int patience(const struct watch *watch)
+{
+	uint64_t now = now_ms();
+	if (watch->stage == KILLED)
+		return AGAIN_MS;
+	if (!watch->deadline)
+		return -1;
+	uint64_t left = watch->deadline > now ? watch->deadline - now : 0;
+	return left > 1000000 ? 1000000 : (int)left;
+}
+
+static _Noreturn void refuse_program(const struct program *program, const char *text)
+{
+	struct reply reply = {.kind = REPLY_EXEC_FAILED, .error = errno};
+	snprintf(reply.text, sizeof reply.text, "%s", text);
+	send_reply(program->socket, &reply, NULL, 0);
+	_exit(0);
+}
+
+void attend(const struct box *box, struct program *program, int children, int all)
+{
+	const struct request *request = &program->request;
+	if ((request->flags & EXEC_TERMINAL) && program_terminal(program))
+		refuse_program(program, "terminal");
+	struct watch watch = {.socket = program->socket,
+			      .children = children,
+			      .all = all,
+			      .breaches = box->breaches->count,
+			      .grace = request->grace_ms};
+	watch.deadline = request->wall_us ? now_ms() + (request->wall_us + 999) / 1000 : 0;
+	watch.leader = program_start(box, program);
+	if (watch.leader < 0)
+		refuse_program(program, "start");
+	if (box->word >= 0)
+		close(box->word); /* tells the resident that this start is over */
+	for (int i = 0; i < 3; i++)
+		if (i == 0 || program->stdio[i] != program->stdio[0]) /* a terminal is one descriptor */
+			close(program->stdio[i]);
+	for (;;) {
+		int left = reap(&watch);
+		if (watch.leader == 0 && (watch.stage == RUNNING || !left))
+			finish(box, &watch);
+		struct pollfd watched[3 + GUARD_POLLS] = {
+		    {watch.socket, POLLIN, 0},
+		    {watch.stage == RUNNING ? box->supervisor : -1, POLLIN, 0},
+		    {children, POLLIN, 0}};
+		if (all)
+			guard_polls(watched + 3);
+		int wait = patience(&watch);
+		if (poll(watched, all ? 3 + GUARD_POLLS : 3, all ? guard_patience(wait) : wait) < 0 && errno != EINTR)
+			_exit(1);
+		if (watched[1].revents)
+			end_run(&watch, ENDED_BY_REQUEST, watch.grace);
+		if (watched[2].revents && told_to_end(children) && all)
+			end_run(&watch, ENDED_FROM_OUTSIDE, watch.grace);
+		if (watched[0].revents)
+			hear(&watch);
+		if (all && watch.stage != KILLED && guard_check(box, watched + 3))
+			end_run(&watch, ENDED_ITSELF, 0);
+		keep_time(&watch);
+	}
+}

@@ -1,0 +1,137 @@
+/* What PID 1 watches while programs run: the memory and the processor time of the whole sandbox, where a
+ * cgroup counts them, and that no mount comes off.
+ *
+ * The host can replace a file on which something of ours is mounted, and the kernel then takes the mount
+ * away with it. What it covered could be written, so nothing goes on.
+ */
+#define _GNU_SOURCE
+#include "gate.h"
+#include "kernel.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+enum { SHORTEST_MS = 5, OVER_MS = 50 };
+
+static int memory = -1, usage = -1, table = -1, counted;
+static uint64_t allowed_us;
+static unsigned cores = 1;
+
+int guard_open(struct box *box)
+{
+	box->breaches = mmap(NULL, sizeof *box->breaches, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (box->breaches == MAP_FAILED)
+		return -1;
+	for (unsigned i = box->plan.base + 1; i < box->plan.count && table < 0; i++) {
+		const struct op *op = &box->plan.ops[i];
+		if (op->type == OP_BIND && !(op->a & MOUNT_ATTR_RDONLY)) {
+			table = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
+			if (table < 0)
+				return -1;
+		}
+	}
+	return 0;
+}
+
+/* 0, or -1 for a request that makes no sense. The descriptors are kept. */
+int guard_watch(const struct request *request, int *descriptors, unsigned count)
+{
+	unsigned next = 0;
+	if (memory >= 0 || usage >= 0)
+		return -1;
+	if ((request->flags & WATCH_MEMORY) && next < count) {
+		memory = descriptors[next++];
+		counted = (request->flags & WATCH_COUNTED) != 0;
+	}
+	if ((request->flags & WATCH_CPU) && next < count) {
+		usage = descriptors[next++];
+		allowed_us = request->wall_us;
+		cores = request->value ? request->value : 1;
+	}
+	for (unsigned i = 0; i < next; i++)
+		descriptors[i] = -1;
+	return next == count ? 0 : -1;
+}
+
+void guard_polls(struct pollfd *polls)
+{
+	polls[0] = (struct pollfd){memory, counted ? POLLPRI : POLLIN, 0};
+	polls[1] = (struct pollfd){table, POLLPRI, 0};
+}
+
+/* The number behind a word at the beginning of a line; without a word the number that the file consists of. */
+static uint64_t number_in(int file, const char *word)
+{
+	char text[1024];
+	ssize_t got = pread(file, text, sizeof text - 1, 0);
+	text[got > 0 ? got : 0] = '\0';
+	const char *at = text;
+	if (*at >= '0' && *at <= '9')
+		return strtoull(at, NULL, 10);
+	for (size_t length = strlen(word); at; at = strchr(at, '\n') ? strchr(at, '\n') + 1 : NULL)
+		if (strncmp(at, word, length) == 0)
+			return strtoull(at + length, NULL, 10);
+	return 0;
+}
+
+/* Version 1 counts nanoseconds in a file of its own, version 2 microseconds behind a word. */
+static uint64_t used_us(void)
+{
+	char first = 0;
+	if (pread(usage, &first, 1, 0) != 1)
+		return 0;
+	uint64_t number = number_in(usage, "usage_usec ");
+	return first >= '0' && first <= '9' ? number / 1000 : number;
+}
+
+int guard_patience(int otherwise)
+{
+	if (usage < 0)
+		return otherwise;
+	uint64_t used = used_us(), left = used < allowed_us ? (allowed_us - used) / cores / 1000 : OVER_MS;
+	int patience = left > 1000000 ? 1000000 : left < SHORTEST_MS ? SHORTEST_MS : (int)left;
+	return otherwise >= 0 && otherwise < patience ? otherwise : patience;
+}
+
+/* Where one of the plan's mounts was and is no more. */
+static const char *uncovered(const struct box *box)
+{
+	for (unsigned i = box->plan.base + 1; i < box->plan.count; i++) {
+		const struct op *op = &box->plan.ops[i];
+		struct statx info;
+		if (op->type != OP_BIND)
+			continue;
+		if (statx(AT_FDCWD, op->s[0], AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT, STATX_BASIC_STATS, &info) ||
+		    !(info.stx_attributes & STATX_ATTR_MOUNT_ROOT))
+			return op->s[0];
+	}
+	return NULL;
+}
+
+enum ended guard_check(const struct box *box, const struct pollfd *polls)
+{
+	uint64_t fired;
+	const char *path = polls[1].revents ? uncovered(box) : NULL;
+	if (path) {
+		struct reply reply = {.kind = REPLY_FAILED, .op = OP_BIND, .error = ENODATA};
+		snprintf(reply.text, sizeof reply.text, "%s", path);
+		kill(-1, SIGKILL);
+		send_reply(box->socket, &reply, NULL, 0);
+		_exit(1);
+	}
+	if (polls[0].revents && (counted ? number_in(memory, "oom_kill ") > 0
+					 : read(memory, &fired, sizeof fired) == sizeof fired))
+		box->breaches->kind = ENDED_BY_MEMORY;
+	else if (usage >= 0 && used_us() >= allowed_us)
+		box->breaches->kind = ENDED_BY_CPU;
+	else
+		return ENDED_ITSELF;
+	box->breaches->count++;
+	return box->breaches->kind;
+}

@@ -1,0 +1,179 @@
+/* Starting a program behind the walls that are up. */
+#define _GNU_SOURCE
+#include "gate.h"
+#include "kernel.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+enum { MAX_BODY = 8 << 20 };
+
+int set_limit(const struct op *op, uint64_t reserve)
+{
+	rlim_t value = op->b + (op->a == RLIMIT_NPROC ? reserve : 0);
+	struct rlimit limit = {value, value};
+	return setrlimit((int)op->a, &limit);
+}
+
+int program_read(int body, struct program *program)
+{
+	size_t size;
+	struct exec_body header;
+	if (read_whole(body, MAX_BODY, &program->bytes, &size))
+		return -1;
+	errno = EBADMSG;
+	if (size <= sizeof header || program->bytes[size - 1] != '\0')
+		return -1;
+	memcpy(&header, program->bytes, sizeof header);
+	if (header.size != size || header.argc == 0 || header.argc > size || header.envc > size)
+		return -1;
+	size_t strings = 1 + (size_t)header.argc + header.envc;
+	program->argv = calloc(strings + 1, sizeof(char *));
+	if (program->argv == NULL)
+		return -1;
+	program->envp = program->argv + header.argc + 1;
+	char *at = (char *)program->bytes + sizeof header, *end = (char *)program->bytes + size;
+	for (size_t i = 0; i < strings; i++) {
+		errno = EBADMSG;
+		if (at >= end)
+			return -1;
+		if (i == 0)
+			program->cwd = at;
+		else if (i <= header.argc)
+			program->argv[i - 1] = at;
+		else
+			program->envp[i - 1 - header.argc] = at;
+		at += strlen(at) + 1;
+	}
+	return at == end ? 0 : -1;
+}
+
+void program_free(struct program *program)
+{
+	free(program->bytes);
+	free(program->argv);
+}
+
+/* A terminal of the sandbox's own: its outer end goes to the supervisor, the program gets the inner one. */
+int program_terminal(struct program *program)
+{
+	struct reply reply = {.kind = REPLY_TERMINAL};
+	struct winsize size = {.ws_row = (unsigned short)(program->request.value >> 16),
+			       .ws_col = (unsigned short)program->request.value};
+	int unlocked = 0, inner = -1, outer = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
+	if (outer < 0)
+		return -1;
+	if (ioctl(outer, TIOCSPTLCK, &unlocked) == 0 && ioctl(outer, TIOCSWINSZ, &size) == 0)
+		inner = ioctl(outer, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+	int result = inner < 0 ? -1 : send_reply(program->socket, &reply, &outer, 1);
+	int error = errno;
+	close(outer);
+	errno = error;
+	program->stdio[0] = program->stdio[1] = program->stdio[2] = inner;
+	return result;
+}
+
+static const char *path_of(char **envp)
+{
+	for (; *envp; envp++)
+		if (strncmp(*envp, "PATH=", 5) == 0)
+			return *envp + 5;
+	return "/usr/bin:/bin";
+}
+
+/* As execvpe does, but with the PATH of the program's own environment. */
+static void execute_program(const struct program *program)
+{
+	const char *name = program->argv[0], *path = path_of(program->envp);
+	if (strchr(name, '/') || !*name) {
+		execve(name, program->argv, program->envp);
+		return;
+	}
+	int refused = 0;
+	char candidate[4096];
+	for (;; path++) {
+		int length = (int)strcspn(path, ":");
+		int wrote = snprintf(candidate, sizeof candidate, "%.*s/%s", length ? length : 1,
+				     length ? path : ".", name);
+		errno = ENAMETOOLONG;
+		if (wrote > 0 && (size_t)wrote < sizeof candidate)
+			execve(candidate, program->argv, program->envp);
+		if (errno == EACCES)
+			refused = 1;
+		else if (errno != ENOENT && errno != ENOTDIR)
+			return;
+		path += length;
+		if (*path == '\0')
+			break;
+	}
+	errno = refused ? EACCES : ENOENT;
+}
+
+/* The supervisor puts us where we belong, and says so. */
+static int await_go(const struct program *program)
+{
+	struct reply reply = {.kind = REPLY_STARTED};
+	struct request request;
+	if (send_reply(program->socket, &reply, NULL, 0))
+		return -1;
+	if (!(program->request.flags & EXEC_AWAIT))
+		return 0;
+	if (recv(program->socket, &request, sizeof request, 0) == sizeof request && request.kind == REQUEST_GO)
+		return 0;
+	errno = ECANCELED;
+	return -1;
+}
+
+static _Noreturn void become(const struct box *box, const struct program *program)
+{
+	struct reply reply = {.kind = REPLY_EXEC_FAILED};
+	const char *what = "descriptors";
+	sigset_t none;
+	sigemptyset(&none);
+	for (int i = 0; i < 3; i++)
+		if (dup2(program->stdio[i], i) < 0)
+			goto failed;
+	if (syscall(SYS_close_range, 3, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */))
+		goto failed;
+	what = "session";
+	if (setsid() < 0 || sigprocmask(SIG_SETMASK, &none, NULL))
+		goto failed;
+	if ((program->request.flags & EXEC_TERMINAL) && ioctl(0, TIOCSCTTY, 0))
+		goto failed;
+	umask(box->mask);
+	what = "limits";
+	for (unsigned i = 0; i < box->plan.count; i++)
+		if (box->plan.ops[i].type == OP_RLIMIT && set_limit(&box->plan.ops[i], box->kept))
+			goto failed;
+	what = "cwd";
+	/* Magic links would lead to descriptors instead of directories of the sandbox. */
+	int cwd = sys_openat2(AT_FDCWD, program->cwd, O_PATH | O_DIRECTORY, RESOLVE_NO_MAGICLINKS);
+	if (cwd < 0 || fchdir(cwd))
+		goto failed;
+	what = "word";
+	if ((program->request.flags & EXEC_TELL) && await_go(program))
+		goto failed;
+	what = "command";
+	execute_program(program);
+failed:
+	reply.error = errno;
+	snprintf(reply.text, sizeof reply.text, "%s", what);
+	send_reply(program->socket, &reply, NULL, 0);
+	_exit(127);
+}
+
+/* Nothing is copied for a child that executes at once, and it never returns into our frames. */
+pid_t program_start(const struct box *box, const struct program *program)
+{
+	pid_t pid = vfork();
+	if (pid == 0)
+		become(box, program);
+	return pid;
+}

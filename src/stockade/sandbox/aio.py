@@ -1,0 +1,230 @@
+"""`AsyncSandbox`: the same over asyncio, with no thread for a run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from stockade.policy import Policy
+from stockade.sandbox.launch import Box, Prepared
+from stockade.sandbox.process import PIPE, Parts, Started, starting
+from stockade.sandbox.result import Result
+from stockade.sandbox.sandbox import Living, OnExit, command
+from stockade.sandbox.steps import Events, Steps
+from stockade.sandbox.streams import Sink
+from stockade.sandbox.supervise import GRACE, Ended
+
+T = TypeVar("T")
+LONGEST_LINE = 1 << 20
+
+
+async def drive(steps: Steps[T], events: Events) -> T:
+    """Take every step, waiting in the running event loop."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] | None = None
+
+    def wake() -> None:
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    loop.add_reader(events.fileno(), wake)
+    try:
+        patience = next(steps)
+        while True:
+            waiter = loop.create_future()
+            timer = None
+            if events.busy or patience is not None:
+                timer = loop.call_later(0 if events.busy else patience or 0, wake)
+            try:
+                await waiter
+            except BaseException as error:
+                events.ready = []
+                patience = steps.throw(error)
+            else:
+                events.wait(0)
+                patience = next(steps)
+            finally:
+                if timer is not None:
+                    timer.cancel()
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    finally:
+        loop.remove_reader(events.fileno())
+
+
+class AsyncSandbox(Living):
+    """`Sandbox` for asyncio.
+
+    >>> import asyncio, stockade
+    >>> async def main():
+    ...     async with stockade.AsyncSandbox(stockade.Policy()) as box:
+    ...         results = await asyncio.gather(*(box.run(["echo", str(n)]) for n in range(3)))
+    ...     return [result.text for result in results]
+    >>> asyncio.run(main())
+    ['0\\n', '1\\n', '2\\n']
+
+    A cancelled run is ended as one whose time is over: TERM, grace, KILL; then the cancellation goes on.
+    """
+
+    def __init__(
+        self, policy: Policy | None = None, *, on_exit: OnExit = "keep", pinned: bool = False
+    ) -> None:
+        super().__init__(policy, on_exit=on_exit, pinned=pinned)
+        self._using = 0
+        self._quiet = asyncio.Event()
+
+    async def __aenter__(self) -> AsyncSandbox:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        if self._box is not None:
+            import warnings
+
+            warnings.warn("an AsyncSandbox was not closed: use `async with`", ResourceWarning, stacklevel=2)
+            self._box.connection.stop()
+
+    async def open(self) -> None:
+        """Raise the walls. `async with` does it."""
+        with Events() as events:
+            await drive(self._opening(events), events)
+
+    async def close(self) -> None:
+        """End everything inside; harmless when repeated."""
+        box, prepared = self._taken()
+        if box is not None:
+            while self._using and box.owner == os.getpid():
+                self._quiet.clear()
+                await self._quiet.wait()
+            with Events() as events:
+                await drive(box.closed(events), events)
+        if prepared is not None:
+            if prepared.layer is None:
+                self._put_away(prepared)
+            else:  # a tree may have to be removed
+                await asyncio.get_running_loop().run_in_executor(None, self._put_away, prepared)
+
+    async def run(
+        self,
+        cmd: Sequence[str],
+        *,
+        input: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+        grace: float = GRACE,
+        on_stdout: Sink | None = None,
+        on_stderr: Sink | None = None,
+    ) -> Result:
+        """Run a command to its end. The sandbox and what is in it live on."""
+        async with self._used() as (box, prepared):
+            run = command(
+                prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
+                on_stdout=on_stdout, on_stderr=on_stderr, kept=True,
+            )  # fmt: skip
+            with Events() as events:
+                return await drive(self._running(box, prepared, run, events), events)
+
+    async def start(
+        self,
+        cmd: Sequence[str],
+        *,
+        stdin: int | None = None,
+        stdout: int | None = PIPE,
+        stderr: int | None = PIPE,
+        pty: bool | tuple[int, int] = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+        grace: float = GRACE,
+    ) -> AsyncProcess:
+        """Start a command and go on, as `Sandbox.start` does; its streams are asyncio's."""
+        async with self._used() as (box, prepared):
+            program = command(
+                prepared, cmd, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=True
+            ).program
+            with Events() as events:
+                parts = await drive(starting(box, program, (stdin, stdout, stderr), pty, events), events)
+            process = AsyncProcess(parts, lambda ended: self._judged(ended, program, prepared, box))
+            await process._connect(parts)
+            return process
+
+    @contextlib.asynccontextmanager
+    async def _used(self) -> AsyncIterator[tuple[Box, Prepared]]:
+        """The sandbox for the time of one call: it is not closed meanwhile."""
+        opened = self._opened()
+        self._using += 1
+        try:
+            yield opened
+        finally:
+            self._using -= 1
+            self._quiet.set()
+
+
+class AsyncProcess(Started):
+    """A command that runs in a living `AsyncSandbox`; stdin is a StreamWriter, the others StreamReaders."""
+
+    stdin: asyncio.StreamWriter | None = None
+    stdout: asyncio.StreamReader | None = None
+    stderr: asyncio.StreamReader | None = None
+
+    def __init__(self, parts: Parts, judged: Callable[[Ended], Result]) -> None:
+        super().__init__(parts, judged)
+        self._lock = asyncio.Lock()
+        self._transports: list[asyncio.BaseTransport] = []
+
+    async def _connect(self, parts: Parts) -> None:
+        stdin, stdout, stderr = parts.streams
+        loop = asyncio.get_running_loop()
+        if stdin >= 0:
+            writing = asyncio.streams.FlowControlMixin()
+            transport, _ = await loop.connect_write_pipe(lambda: writing, os.fdopen(stdin, "wb", 0))
+            self.stdin = asyncio.StreamWriter(transport, writing, None, loop)
+            self._transports.append(transport)
+        self.stdout = await self._reader(stdout)
+        self.stderr = await self._reader(stderr)
+
+    async def _reader(self, descriptor: int) -> asyncio.StreamReader | None:
+        if descriptor < 0:
+            return None
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(LONGEST_LINE, loop)
+        file = os.fdopen(descriptor, "rb", 0)
+        transport, _ = await loop.connect_read_pipe(lambda: _Screen(reader, loop=loop), file)
+        self._transports.append(transport)
+        return reader
+
+    async def __aenter__(self) -> AsyncProcess:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def wait(self, timeout: float | None = None) -> Result:
+        """How it ended, once it has. A `TimeoutError` after the timeout leaves it running."""
+        async with self._lock:
+            with Events() as events:
+                return await drive(self._waiting(events, timeout), events)
+
+    async def close(self) -> None:
+        """End what still runs of it, and close its streams."""
+        self._let_go()
+        self._terminal = -1
+        while self._transports:
+            self._transports.pop().close()
+        await asyncio.sleep(0)  # they close their files in the loop's next round
+
+
+class _Screen(asyncio.StreamReaderProtocol):
+    """Takes a terminal whose last user has gone, where the kernel says EIO, for one that has ended."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        gone = isinstance(exc, OSError) and exc.errno == errno.EIO
+        super().connection_lost(None if gone else exc)

@@ -1,0 +1,195 @@
+"""The streams of one run: what the program is given, and what it prints.
+
+Memory is bounded by the output limit, whatever is printed. What comes after
+the limit goes to a file in the state directory, and is counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import msgspec
+
+from stockade.errors import StockadeError
+from stockade.sandbox.steps import READABLE, WRITABLE
+
+CHUNK = 1 << 16
+#: A program that prints for ever must not fill the disk: from here on output is counted, not kept.
+MOST_SPILLED = 4 << 30
+Sink = Callable[[bytes], object]
+
+
+class Spilled(msgspec.Struct, frozen=True):
+    """Output past the limit: the file that has it, and how much of it was lost all the same."""
+
+    stream: str
+    path: str
+    size: int
+    lost: int = 0
+
+
+class Spill:
+    """Receives what is too much for memory. Made when it is first needed."""
+
+    def __init__(self, stream: str, path: Callable[[], str]) -> None:
+        self.stream = stream
+        self.path = ""
+        self._find = path
+        self._file = -1
+        self._size = self._lost = 0
+
+    def write(self, data: bytes) -> None:
+        """Keep the data if there is room; a full disk loses it, and never the run."""
+        view = memoryview(data)
+        try:
+            if not self.path:
+                self.path = self._find()
+                self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            while view and self._file >= 0 and self._size < MOST_SPILLED:
+                wrote = os.write(self._file, view)
+                self._size += wrote
+                view = view[wrote:]
+        except (OSError, StockadeError):
+            pass
+        self._lost += len(view)
+
+    def close(self) -> Spilled | None:
+        """What was spilled, or None if nothing was."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        if self._size or self._lost:
+            return Spilled(self.stream, self.path if self._size else "", self._size, self._lost)
+        return None
+
+
+class Output:
+    """One stream of the program: handed on as it comes, kept up to the limit, spilled beyond it."""
+
+    def __init__(self, limit: int, sink: Sink | None, spill: Spill | None) -> None:
+        self.reader, self.writer = os.pipe()
+        # The program can open its own end for reading and be faster: the supervisor must not wait then.
+        os.set_blocking(self.reader, False)
+        self._room = limit if spill else 0
+        self._sink = sink
+        self._spill = spill
+        self._kept = bytearray()
+        self.truncated = False
+
+    def read(self) -> int:
+        """Take what is there and return how much it was; 0 at the end, -1 if there is nothing yet."""
+        try:
+            data = os.read(self.reader, CHUNK)
+        except BlockingIOError:
+            return -1
+        if self._sink is not None and data:
+            self._sink(data)
+        if self._spill is not None and data:
+            if self._room:
+                self._kept += data[: self._room]
+            if len(data) > self._room:
+                self.truncated = True
+                self._spill.write(data[self._room :])
+            self._room -= min(self._room, len(data))
+        return len(data)
+
+    def drop(self) -> None:
+        """Hand on and keep nothing more; what comes is only drained."""
+        self._sink = self._spill = None
+
+    def content(self) -> bytes:
+        kept, self._kept = self._kept, bytearray()
+        return bytes(kept)
+
+
+class Input:
+    """What the program reads: bytes that are given, then what a descriptor yields."""
+
+    def __init__(self, given: bytes, source: int | None) -> None:
+        self._pending = memoryview(given)
+        self.source = source
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.writer, False)
+
+    def waiting_for(self) -> tuple[int, int] | None:
+        """What to wait for next: the program to take what is pending, or the source to yield more."""
+        if self._pending:
+            return self.writer, WRITABLE
+        return None if self.source is None else (self.source, READABLE)
+
+    def step(self) -> bool:
+        """Do what was waited for; False when the program can be given no more."""
+        try:
+            if self._pending:
+                self._pending = self._pending[os.write(self.writer, self._pending) :]
+            elif self.source is not None:
+                self._pending = memoryview(os.read(self.source, CHUNK))
+                if not self._pending:
+                    return False
+        except BlockingIOError:
+            return True
+        except BrokenPipeError:
+            return False
+        return bool(self._pending) or self.source is not None
+
+
+class Streams:
+    """The pipes of one run. Whoever makes them closes them."""
+
+    def __init__(
+        self,
+        *,
+        given: bytes,
+        source: int | None,
+        limit: int,
+        sinks: tuple[Sink | None, Sink | None],
+        spill: Callable[[str], str] | None,
+    ) -> None:
+        self._open: set[int] = set()
+        self._spills: list[Spill] = []
+        try:
+            self.outputs = [self._output(n, limit, sinks[n], spill) for n in range(2)]
+            self.feed = Input(given, source) if given or source is not None else None
+            if self.feed is None:
+                self.stdin = empty_input()
+            else:
+                self.stdin = self.feed.reader
+                self._open.add(self.feed.writer)
+            self._open.add(self.stdin)
+        except BaseException:
+            self.close()
+            raise
+        self.theirs = (self.stdin, *(output.writer for output in self.outputs))
+
+    def _output(self, n: int, limit: int, sink: Sink | None, path: Callable[[str], str] | None) -> Output:
+        name = ("stdout", "stderr")[n]
+        kept = None if path is None else Spill(name, lambda: path(name))
+        output = Output(limit, sink, kept)
+        self._open |= {output.reader, output.writer}
+        if kept is not None:
+            self._spills.append(kept)
+        return output
+
+    @property
+    def truncated(self) -> bool:
+        return any(output.truncated for output in self.outputs)
+
+    def spilled(self) -> tuple[Spilled, ...]:
+        """What went to files. They are complete afterwards."""
+        return tuple(found for spill in self._spills if (found := spill.close()) is not None)
+
+    def close(self, *ends: int) -> None:
+        """Close these ends, or all that are still open."""
+        for end in ends or tuple(self._open):
+            os.close(end)
+            self._open.remove(end)
+        if not ends:
+            self.spilled()
+
+
+def empty_input() -> int:
+    """An input with nothing in it. Not the host's /dev/null: root's program would own its inode."""
+    reader, writer = os.pipe()
+    os.close(writer)
+    return reader
