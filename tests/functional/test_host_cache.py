@@ -120,9 +120,7 @@ def test_a_cgroup_may_be_delegated_later_and_only_that_is_tried_again(spy: Spy) 
     assert (spy.asked, spy.groups) == ([GATE_PROBES], [CGROUP_PROBES, ("cgroup.memory",)])
 
 
-def test_in_another_cgroup_only_cgroups_are_tried_again(
-    spy: Spy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_another_cgroup_only_cgroups_are_tried_again(spy: Spy, monkeypatch: pytest.MonkeyPatch) -> None:
     first = spy.new_process()
     monkeypatch.setattr(cache, "membership", lambda: "4:memory:/elsewhere")
     assert spy.new_process() == first

@@ -44,7 +44,7 @@ def explain(
 ) -> tuple[str, str]:
     """The reason and the fix for one failed probe; `places` are where cgroups would be made."""
     if name.startswith("cgroup.") and host.system == "linux":
-        reason, fix = _cgroup(name.removeprefix("cgroup."), errno, host, places)
+        reason, fix = _cgroup(name.removeprefix("cgroup."), errno, detail, host, places)
     else:
         reason, fix = _explain(name, errno, detail, host, gate)
     if not errno:
@@ -103,7 +103,7 @@ def _explain(name: str, errno: int, detail: str, host: Host, gate: str) -> tuple
     return "", "run `stockade doctor --json` from a plain login shell and compare"
 
 
-def _cgroup(controller: str, errno: int, host: Host, places: Places) -> tuple[str, str]:
+def _cgroup(controller: str, errno: int, detail: str, host: Host, places: Places) -> tuple[str, str]:
     place = places.at(controller)
     if errno == errors.EROFS:
         return (
@@ -123,6 +123,11 @@ def _cgroup(controller: str, errno: int, host: Host, places: Places) -> tuple[st
             f"no cgroup hierarchy here has the {controller} controller",
             "boot with systemd.unified_cgroup_hierarchy=1, or mount it: "
             "sudo mount -t cgroup2 none /sys/fs/cgroup",
+        )
+    if detail == "the root of the machine":
+        return (
+            "the controller is not switched on for cgroups of this machine",
+            "as root: echo '+memory +pids +cpu' > /sys/fs/cgroup/cgroup.subtree_control",
         )
     if errno in (*_REFUSED, errors.EBUSY):
         own = "" if host.uid == 0 else "--user "

@@ -137,8 +137,7 @@ def _switch_on(directory: str, wanted: list[str], pid: int, proc: str) -> dict[s
         _check_delegated(directory, pid, proc)
         _step_aside(directory, pid, off)
     except OSError as error:
-        step = error.strerror if error.errno == errno.EBUSY else "cgroup.subtree_control"
-        refused |= dict.fromkeys(off, (error.errno or errno.EIO, step or ""))
+        refused |= dict.fromkeys(off, (error.errno or errno.EIO, error.strerror or "cgroup.subtree_control"))
     return refused
 
 
@@ -206,6 +205,27 @@ def scope(environ: Mapping[str, str]) -> tuple[str, ...]:
         return ()
     options = ("--scope", "--quiet", "--collect", "--property=Delegate=yes")
     return (program, *whose, *options, "--")
+
+
+def probe_in_scope(
+    names: Iterable[str], environ: Mapping[str, str], *, proc: str = "/proc"
+) -> dict[str, Answer]:
+    """The same for a process that systemd starts in a scope of its own; {} without systemd."""
+    import subprocess
+
+    prefix = scope(environ)
+    if not prefix:
+        return {}
+    command = [*prefix, "sh", "-c", "echo; exec cat"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as waiting:
+        try:
+            # It has come as far as this once it is in its scope.
+            assert waiting.stdout is not None
+            if not waiting.stdout.readline():
+                return dict.fromkeys(names, (False, 0, "systemd-run --scope"))
+            return probe(names, places(waiting.pid, proc=proc))
+        finally:
+            waiting.kill()
 
 
 def probe(names: Iterable[str], found: Places) -> dict[str, Answer]:
