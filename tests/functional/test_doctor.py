@@ -67,7 +67,7 @@ def test_json_says_everything() -> None:
     for offer in told["backends"]["native"].values():
         assert offer["mechanism"] if offer["available"] else offer["reason"] and offer["fix"]
     assert told["host"]["landlock"] == host.host().landlock
-    assert set(told["means"]) == {"cgroups", "bwrap", "runsc", "container", "kvm"}
+    assert set(told["means"]) == {"bwrap", "runsc", "container", "kvm"}
 
 
 def test_a_really_blocked_machine_is_a_failure_with_its_fix() -> None:
@@ -106,7 +106,22 @@ def test_a_control_the_default_policy_does_not_need_is_no_failure(
 def test_root_is_told_what_is_weaker(on: Pretend, capsys: pytest.CaptureFixture[str]) -> None:
     on(Host.pretend(without=("nproc",), uid=0))
     assert cli.main(["doctor"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "weaker" not in told and "limits.tasks yes pids cgroup" in told
+    on(Host.pretend(without=("nproc", "cgroup.pids"), uid=0))
+    assert cli.main(["doctor"]) == 0
     assert "weaker than elsewhere: limits.tasks." in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_limit_without_a_cgroup_is_shown_with_what_would_stand_in_for_it(
+    on: Pretend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on(Host.pretend(without=("cgroup.memory", "cgroup.cpu")))
+    assert cli.main(["doctor"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "limits.memory no if accepted: RLIMIT_AS for each process only" in told
+    assert "native misses limits.cpu: no cgroup.cpu fix: get cgroup.cpu" in told
+    assert "weaker" not in told
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from stockade import host
-from stockade.host import PROBES, Host, Probe, cache
+from stockade.host import CGROUP_PROBES, GATE_PROBES, Host, Probe, cache
 
 
 class Spy:
@@ -21,7 +21,9 @@ class Spy:
         self.asked: list[tuple[str, ...]] = []
         self.refused: dict[str, int] = {}
         self.monkeypatch = monkeypatch
+        self.groups: list[tuple[str, ...]] = []
         monkeypatch.setattr(host, "_ask", self.ask)
+        monkeypatch.setattr("stockade.host.cgroups.probe", self.group)
 
     def ask(self, gate: str, names: tuple[str, ...]) -> dict[str, tuple[bool, int, str]]:
         self.asked.append(names)
@@ -29,6 +31,10 @@ class Spy:
             name: (name not in self.refused, self.refused.get(name, 0), "7" if name == "landlock" else "step")
             for name in names
         }
+
+    def group(self, names: tuple[str, ...], _: object) -> dict[str, tuple[bool, int, str]]:
+        self.groups.append(names)
+        return {name: (name not in self.refused, self.refused.get(name, 0), "mkdir") for name in names}
 
     def new_process(self) -> Host:
         """What a process started now would find."""
@@ -48,7 +54,7 @@ def the_file(home: Path) -> Path:
 def test_a_second_process_does_not_probe(spy: Spy) -> None:
     first = spy.new_process()
     assert spy.new_process() == first
-    assert spy.asked == [PROBES]
+    assert spy.asked == [GATE_PROBES]
 
 
 def test_one_process_reads_the_file_once(spy: Spy, stockade_home: Path) -> None:
@@ -60,7 +66,7 @@ def test_one_process_reads_the_file_once(spy: Spy, stockade_home: Path) -> None:
 def test_asking_for_fresh_answers_probes_again(spy: Spy) -> None:
     spy.new_process()
     host.host(fresh=True)
-    assert spy.asked == [PROBES, PROBES]
+    assert spy.asked == [GATE_PROBES, GATE_PROBES]
 
 
 def test_the_file_is_private_and_nothing_lies_beside_it(spy: Spy, stockade_home: Path) -> None:
@@ -77,7 +83,7 @@ def test_a_corrupt_file_is_probed_over(spy: Spy, stockade_home: Path, rubbish: b
     the_file(stockade_home).write_bytes(rubbish)
     assert spy.new_process() == first
     assert spy.new_process() == first
-    assert spy.asked == [PROBES, PROBES]
+    assert spy.asked == [GATE_PROBES, GATE_PROBES]
 
 
 def test_a_truncated_file_is_probed_over(spy: Spy, stockade_home: Path) -> None:
@@ -93,7 +99,7 @@ def test_a_state_directory_that_cannot_be_written_is_no_failure(
     monkeypatch.setenv("STOCKADE_HOME", "/proc/nowhere")
     assert spy.new_process().has("userns")
     assert spy.new_process().has("userns")
-    assert spy.asked == [PROBES, PROBES]
+    assert spy.asked == [GATE_PROBES, GATE_PROBES]
 
 
 def test_a_refusal_is_tried_again_because_it_may_have_been_lifted(spy: Spy) -> None:
@@ -102,14 +108,31 @@ def test_a_refusal_is_tried_again_because_it_may_have_been_lifted(spy: Spy) -> N
     spy.refused = {}
     assert spy.new_process().has("userns")
     spy.new_process()
-    assert spy.asked == [PROBES, ("userns",)]
+    assert spy.asked == [GATE_PROBES, ("userns",)]
+
+
+def test_a_cgroup_may_be_delegated_later_and_only_that_is_tried_again(spy: Spy) -> None:
+    spy.refused = {"cgroup.memory": errno.EACCES}
+    assert not spy.new_process().has("cgroup.memory")
+    spy.refused = {}
+    assert spy.new_process().has("cgroup.memory")
+    spy.new_process()
+    assert (spy.asked, spy.groups) == ([GATE_PROBES], [CGROUP_PROBES, ("cgroup.memory",)])
+
+
+def test_in_another_cgroup_only_cgroups_are_tried_again(spy: Spy, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = spy.new_process()
+    monkeypatch.setattr(cache, "membership", lambda: "4:memory:/elsewhere")
+    assert spy.new_process() == first
+    assert spy.new_process() == first
+    assert (spy.asked, spy.groups) == ([GATE_PROBES], [CGROUP_PROBES, CGROUP_PROBES])
 
 
 def test_what_the_kernel_lacks_is_not_tried_again(spy: Spy) -> None:
     spy.refused = {"landlock": errno.ENOSYS, "nproc": 0}
     spy.new_process()
     assert not spy.new_process().has("landlock")
-    assert spy.asked == [PROBES]
+    assert spy.asked == [GATE_PROBES]
 
 
 def test_a_rebuilt_gate_is_asked_anew(tmp_path: Path) -> None:
@@ -142,7 +165,7 @@ def test_a_file_that_others_could_have_written_is_not_believed(spy: Spy, stockad
     spy.new_process()
     stockade_home.chmod(0o777)
     spy.new_process()
-    assert spy.asked == [PROBES, PROBES]
+    assert spy.asked == [GATE_PROBES, GATE_PROBES]
 
 
 def test_answers_survive_the_file(tmp_path: Path) -> None:

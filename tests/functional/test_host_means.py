@@ -14,18 +14,6 @@ import pytest
 
 from stockade.host import Probe, means
 
-V1 = """\
-4:memory:/jobs/one
-3:cpu,cpuacct:/
-0::/
-"""
-V1_MOUNTS = """\
-30 25 0:26 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755
-31 30 0:27 /jobs /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
-32 30 0:28 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct
-33 30 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate
-"""
-
 
 def program(directory: Path, name: str, script: str) -> None:
     (directory / name).write_text("#!/bin/sh\n" + script)
@@ -39,40 +27,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory.mkdir()
     monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
     return directory
-
-
-def test_our_own_cgroups_are_found_in_every_hierarchy() -> None:
-    assert means.own_cgroups(V1, V1_MOUNTS) == {
-        ("memory",): "/sys/fs/cgroup/memory/one",
-        ("cpu", "cpuacct"): "/sys/fs/cgroup/cpu,cpuacct",
-        (): "/sys/fs/cgroup/unified",
-    }
-
-
-def test_the_cgroups_of_this_machine_are_usable_or_the_command_is_named() -> None:
-    found = means.cgroups()
-    assert found.ok or (found.reason and found.fix)
-    assert found.ok is ("memory" in found.detail and "pids" in found.detail)
-
-
-def test_version_2_without_delegation_names_the_scope_to_start(tmp_path: Path) -> None:
-    tree = tmp_path / "cgroup"
-    tree.mkdir()
-    (tree / "cgroup.controllers").write_text("memory pids\n")
-    proc = tmp_path / "self"
-    proc.mkdir()
-    (proc / "cgroup").write_text("0::/\n")
-    (proc / "mountinfo").write_text(f"33 30 0:29 / {tree} rw - cgroup2 cgroup2 rw\n")
-    found = means.cgroups(str(proc))
-    assert not found.ok
-    assert "not delegated" in found.reason
-    assert "systemd-run --user --scope -p Delegate=yes" in found.fix
-    assert sorted(entry.name for entry in tree.iterdir()) == ["cgroup.controllers"]
-
-
-def test_no_cgroups_at_all(tmp_path: Path) -> None:
-    found = means.cgroups(str(tmp_path))
-    assert not found.ok and "no cgroup file system" in found.reason
 
 
 def test_bwrap_is_believed_only_after_a_run(path: Path) -> None:
@@ -167,6 +121,6 @@ def test_what_is_missing_for_a_boot_is_named(
 
 def test_everything_is_looked_for() -> None:
     found = means.find()
-    assert list(found) == ["cgroups", "bwrap", "runsc", "container", "kvm"]
+    assert list(found) == ["bwrap", "runsc", "container", "kvm"]
     for name, mean in found.items():
         assert mean.ok or (mean.reason and mean.fix), name

@@ -12,13 +12,13 @@ import pytest
 
 from stockade import host
 from stockade.gate import executable
-from stockade.host import PROBES, Host, Probe
+from stockade.host import GATE_PROBES, PROBES, Host, Probe
 from support.means import applies, need, need_program
 
 TELL = "import msgspec, sys, stockade.host as h; sys.stdout.buffer.write(msgspec.json.encode(h.probe()))"
 
 
-def answers(user: int | None = None, names: tuple[str, ...] = PROBES) -> dict[str, list[str]]:
+def answers(user: int | None = None, names: tuple[str, ...] = GATE_PROBES) -> dict[str, list[str]]:
     """The gate's own lines, as the given user."""
     # By descriptor: the user may not be able to enter the directories above the gate.
     gate = os.open(executable(), os.O_RDONLY)
@@ -59,14 +59,14 @@ def test_everything_works_here_for_root_but_the_task_limit() -> None:
     applies(os.geteuid() == 0, "for root only")
     found = answers()
     need(found["userns"][0] == "ok", "user namespaces do not work on this machine")
-    assert [name for name in PROBES if found[name][0] == "no"] == ["nproc"]
+    assert [name for name in GATE_PROBES if found[name][0] == "no"] == ["nproc"]
     assert found["nproc"] == ["no", "0", "root's tasks are not counted"]
 
 
 def test_everything_works_here_for_an_ordinary_user() -> None:
     found = answers(user=65534 if os.geteuid() == 0 else None)
     need(found["userns"][0] == "ok", "user namespaces do not work on this machine")
-    assert [name for name in PROBES if found[name][0] == "no"] == []
+    assert [name for name in GATE_PROBES if found[name][0] == "no"] == []
 
 
 def test_the_landlock_probe_tells_the_abi() -> None:
@@ -80,7 +80,7 @@ def test_an_unknown_probe_is_told_apart_from_a_failed_one() -> None:
 
 def test_probing_often_leaves_no_process_behind() -> None:
     for _ in range(10):
-        assert len(answers()) == len(PROBES)
+        assert len(answers()) == len(GATE_PROBES)
 
 
 def test_user_namespaces_switched_off_by_sysctl() -> None:

@@ -47,6 +47,20 @@ def test_plain_values_become_models() -> None:
     assert Policy(read=[Path("/a")]).read == ("/a",)
 
 
+def test_limits_of_the_whole_sandbox_are_kept_in_one_form_and_written_back() -> None:
+    policy = Policy(limits={"memory": "64M", "cpu": "1.5", "cpu_time": "2m"})
+    assert policy.limits == Limits(memory=64 << 20, cpu=1.5, cpu_time=120.0)
+    assert Policy.from_toml(policy.to_toml()) == policy
+    asked = policy.controls()
+    assert asked[Control.LIMITS_MEMORY] == 'limits.memory = "64M"'
+    assert asked[Control.LIMITS_CPU] == "limits.cpu = 1.5"
+    assert asked[Control.LIMITS_CPU_TIME] == 'limits.cpu_time = "2m"'
+    for control in (Control.LIMITS_MEMORY, Control.LIMITS_CPU, Control.LIMITS_CPU_TIME):
+        assert control not in Policy().controls()
+        assert policy.required(control)
+        assert not Policy(limits=policy.limits, accept=[control]).required(control)
+
+
 def test_accepted_controls_compare_equal_to_their_names() -> None:
     assert Policy(accept=["limits.tasks"]).accept == ("limits.tasks",) == (Control.LIMITS_TASKS,)
 
@@ -125,6 +139,13 @@ UNSOUND: list[tuple[dict[str, Any], str, str]] = [
     ({"limits": {"tasks": 1.5}}, "limits.tasks = 1.5: is not a whole number", ""),
     ({"limits": {"tasks": True}}, "limits.tasks = true", ""),
     ({"limits": {"files": -1}}, "limits.files", ""),
+    ({"limits": {"memory": "1M"}}, 'limits.memory = "1M": must be at least 2M', ""),
+    ({"limits": {"memory": "lots"}}, 'limits.memory = "lots": is not a size', '"10M"'),
+    ({"limits": {"cpu": 0}}, "limits.cpu = 0: must be between 0.01 and 1024 cores", ""),
+    ({"limits": {"cpu": float("nan")}}, "limits.cpu", ""),
+    ({"limits": {"cpu": True}}, "limits.cpu = true: is not a number of cores", "0.5"),
+    ({"limits": {"cpu": "half"}}, 'limits.cpu = "half": is not a number of cores', "0.5"),
+    ({"limits": {"cpu_time": "never"}}, 'limits.cpu_time = "never": is not a time', '"30s"'),
     ({"limits": {"wall": "30 parsecs"}}, 'limits.wall = "30 parsecs": is not a time', '"30s"'),
     ({"limits": {"wall": 0}}, "limits.wall = 0", "30s"),
     ({"limits": {"wall": float("nan")}}, "limits.wall", ""),

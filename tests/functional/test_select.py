@@ -37,6 +37,8 @@ class Seatbelt(Backend):
     }
 
 
+#: A host on which nothing limits tasks.
+NO_TASKS = ("nproc", "cgroup.pids")
 BOTH = {"native": Native, "seatbelt": Seatbelt}
 EVERYTHING = dict.fromkeys(Control, "default")
 
@@ -46,7 +48,11 @@ TAKEN = {
     "overlay": {"workspace.overlay"},
     "notify": set(),
     "nested": set(),
-    "nproc": {"limits.tasks"},
+    "nproc": set(),
+    "cgroup.memory": {"limits.memory"},
+    "cgroup.pids": set(),
+    "cgroup.cpu": {"limits.cpu"},
+    "cgroup.cpuacct": {"limits.cpu_time"},
     **{name: {control.value for control in Control} for name in FOUNDATION},
 }
 
@@ -104,13 +110,16 @@ def test_the_refusal_names_every_backend_with_its_reason() -> None:
 
 
 def test_the_refusal_names_the_clause() -> None:
-    error = refused(Policy(limits={"tasks": 8}), Host.pretend(without=("nproc",)), {"native": Native})
-    assert "native misses limits.tasks (limits.tasks = 8): no nproc" in error.message
+    error = refused(Policy(limits={"tasks": 8}), Host.pretend(without=NO_TASKS), {"native": Native})
+    assert "native misses limits.tasks (limits.tasks = 8): no nproc; no cgroup.pids" in error.message
 
 
 def test_the_hint_is_the_fix_and_the_line_that_waives() -> None:
-    error = refused(Wants(), Host.pretend(without=("nproc",)), {"native": Native})
-    assert error.hint.splitlines() == ["get nproc", 'or waive it in the policy: accept = ["limits.tasks"]']
+    error = refused(Wants(), Host.pretend(without=NO_TASKS), {"native": Native})
+    assert error.hint.splitlines() == [
+        "get nproc; or get cgroup.pids",
+        'or waive it in the policy: accept = ["limits.tasks"]',
+    ]
 
 
 @pytest.mark.parametrize("probe", ["overlay", "netns"])
@@ -126,10 +135,52 @@ def test_nothing_waives_what_the_backend_stands_on(probe: str) -> None:
 
 
 def test_an_accepted_control_is_weaker_and_says_so() -> None:
-    chosen = select(Wants(accept={Control.LIMITS_TASKS}), Host.pretend(without=("nproc",)), BOTH)
+    chosen = select(Wants(accept={Control.LIMITS_TASKS}), Host.pretend(without=NO_TASKS), BOTH)
+    reason = "no nproc; no cgroup.pids"
     assert chosen.weaker == {
-        Control.LIMITS_TASKS: Selected(requested="default", mechanism="", weaker=True, reason="no nproc")
+        Control.LIMITS_TASKS: Selected(requested="default", mechanism="", weaker=True, reason=reason)
     }
+    assert chosen.by_process == set()
+
+
+@pytest.mark.parametrize(
+    ("control", "probe", "words"),
+    [
+        (Control.LIMITS_MEMORY, "cgroup.memory", "RLIMIT_AS for each process only"),
+        (Control.LIMITS_CPU_TIME, "cgroup.cpuacct", "RLIMIT_CPU for each process only"),
+        (Control.LIMITS_CPU, "cgroup.cpu", ""),
+    ],
+)
+def test_what_stands_in_for_a_cgroup_does_so_only_where_it_is_accepted(
+    control: Control, probe: str, words: str
+) -> None:
+    host = Host.pretend(without=(probe,))
+    assert f'accept = ["{control}"]' in refused(Wants(), host, {"native": Native}).hint
+    chosen = select(Wants(accept={control}), host, BOTH)
+    assert chosen.weaker == {
+        control: Selected(requested="default", mechanism=words, weaker=True, reason=f"no {probe}")
+    }
+    assert chosen.by_process == ({control} if words else set())
+    assert control not in chosen.by_cgroup
+
+
+def test_a_limit_that_is_written_is_enforced_in_full_where_it_can_be() -> None:
+    limits = {"memory": "64M", "cpu": 0.5, "cpu_time": "10s", "tasks": 8}
+    everything = [f"limits.{name}" for name in limits]
+    for accept in ([], everything):
+        chosen = select(Policy(limits=limits, accept=accept), Host.pretend(), BOTH)
+        assert chosen.weaker == {} and chosen.by_process == set()
+        assert chosen.by_cgroup == {Control.LIMITS_MEMORY, Control.LIMITS_CPU, Control.LIMITS_CPU_TIME}
+    assert chosen.controls[Control.LIMITS_TASKS].means == ("nproc",)
+    assert chosen.controls[Control.LIMITS_MEMORY].means == ("cgroup.memory",)
+    assert chosen.controls[Control.LIMITS_MEMORY].requested == 'limits.memory = "64M"'
+    assert chosen.controls[Control.LIMITS_CPU_TIME].requested == 'limits.cpu_time = "10s"'
+
+
+def test_limits_that_nobody_asks_for_need_no_cgroup() -> None:
+    host = Host.pretend(without=("cgroup.memory", "cgroup.cpu", "cgroup.cpuacct", "cgroup.pids"))
+    assert select(Policy(), host, BOTH).weaker == {}
+    assert select(Policy(), host, BOTH).by_cgroup == set()
 
 
 def test_accepting_does_not_weaken_what_the_host_can_do() -> None:
@@ -141,7 +192,7 @@ def test_the_backend_with_the_fewest_weaker_controls_is_chosen() -> None:
         name = "full"
         mechanisms: ClassVar[Mapping[Control, Mechanism]] = dict.fromkeys(Control, Mechanism("full"))
 
-    host = Host.pretend(without=("nproc",))
+    host = Host.pretend(without=NO_TASKS)
     assert (
         select(Wants(accept={Control.LIMITS_TASKS}), host, {"native": Native, "full": Full}).backend == "full"
     )
@@ -152,8 +203,17 @@ def test_what_is_not_asked_for_is_not_missed() -> None:
     assert select(open_net, Host.pretend(without=("netns", "overlay")), BOTH).weaker == {}
 
 
-def test_roots_default_task_limit_is_weaker_and_a_written_one_refused() -> None:
+def test_roots_tasks_are_limited_by_a_cgroup() -> None:
     root = Host.pretend(without=("nproc",), uid=0)
+    for policy in (Policy(), Policy(limits={"tasks": 64})):
+        chosen = select(policy, root, BOTH)
+        assert chosen.weaker == {} and chosen.by_cgroup == {Control.LIMITS_TASKS}
+        assert chosen.controls[Control.LIMITS_TASKS].mechanism == "pids cgroup"
+        assert chosen.controls[Control.LIMITS_TASKS].means == ("cgroup.pids",)
+
+
+def test_without_cgroups_roots_default_task_limit_is_weaker_and_a_written_one_refused() -> None:
+    root = Host.pretend(without=NO_TASKS, uid=0)
     assert list(select(Policy(), root, BOTH).weaker) == [Control.LIMITS_TASKS]
     error = refused(Policy(limits={"tasks": 64}), root, {"native": Native})
     assert list(error.missing["native"]) == ["limits.tasks"]

@@ -21,10 +21,14 @@ class Offer(msgspec.Struct, frozen=True):
     """What one backend on one host makes of one control: a mechanism, or a reason and a fix."""
 
     mechanism: str = ""
+    #: The probes whose success the mechanism rests on, besides the backend's foundation.
+    means: tuple[str, ...] = ()
     reason: str = ""
     fix: str = ""
     #: Whether the backend can run without it, so that a policy may accept to.
     waivable: bool = False
+    #: What is done then, in words; empty where nothing is.
+    weaker: str = ""
 
     @property
     def available(self) -> bool:
@@ -34,15 +38,18 @@ class Offer(msgspec.Struct, frozen=True):
 class Mechanism(msgspec.Struct, frozen=True):
     """How a control is enforced, and the probes that must succeed for it.
 
-    The words may depend on the host. A control that a backend never enforces
-    has `never`: the reason. Without an `optional` one it can still run, if the
-    policy accepts that.
+    The words may depend on the host. `otherwise` is another way, as good, for
+    hosts where the first fails. A control that a backend never enforces has
+    `never`: the reason. Without an `optional` one it can still run, if the
+    policy accepts that; `weaker` says what is done instead.
     """
 
     words: str | Callable[[Host], str] = ""
     needs: tuple[str, ...] = ()
     never: str = ""
     optional: bool = False
+    otherwise: Mechanism | None = None
+    weaker: str = ""
 
 
 class Backend(abc.ABC):
@@ -75,12 +82,28 @@ class Backend(abc.ABC):
             )
         if mechanism.never:
             return Offer(reason=mechanism.never, waivable=mechanism.optional)
-        if failed := [name for name in (*cls.foundation, *mechanism.needs) if not host.has(name)]:
-            known = host.probes.get(failed[0])
-            return Offer(
-                reason=known.reason if known else f"{failed[0]} was not probed",
-                fix=known.fix if known else "run `stockade doctor`",
-                waivable=mechanism.optional and not set(failed).intersection(cls.foundation),
-            )
-        words = mechanism.words
-        return Offer(mechanism=words if isinstance(words, str) else words(host))
+        if lacking := [name for name in cls.foundation if not host.has(name)]:
+            return Offer(reason=_reason(lacking[0], host), fix=_fix(lacking[0], host))
+        failed: list[str] = []
+        way: Mechanism | None = mechanism
+        while way is not None:
+            lacking = [name for name in way.needs if not host.has(name)]
+            if not lacking:
+                words = way.words if isinstance(way.words, str) else way.words(host)
+                return Offer(mechanism=words, means=way.needs)
+            failed.append(lacking[0])
+            way = way.otherwise
+        return Offer(
+            reason="; ".join(_reason(name, host) for name in failed),
+            fix="; or ".join(_fix(name, host) for name in failed),
+            waivable=mechanism.optional,
+            weaker=mechanism.weaker,
+        )
+
+
+def _reason(probe: str, host: Host) -> str:
+    return host.probes[probe].reason if probe in host.probes else f"{probe} was not probed"
+
+
+def _fix(probe: str, host: Host) -> str:
+    return host.probes[probe].fix if probe in host.probes else "run `stockade doctor`"

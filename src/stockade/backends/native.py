@@ -7,7 +7,9 @@ of /etc exist) comes in as a value.
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Collection
 from functools import lru_cache
 from typing import ClassVar
 
@@ -20,6 +22,7 @@ from stockade.errors import PolicyError
 from stockade.gate import plan as ops
 from stockade.policy import Resolved
 from stockade.policy.load import NAMES as PROJECT_POLICIES
+from stockade.policy.values import time_text
 
 HOSTNAME = "stockade"
 HOST_NAMES = ("hosts?", "resolv.conf?")
@@ -82,6 +85,9 @@ class Inputs(msgspec.Struct, frozen=True):
     #: Sockets in what is shown read-only may be connected to.
     sockets: bool
     layer: str
+    #: What stands in for a cgroup, of each process: bytes of address space, seconds. 0 for none.
+    memory: int = 0
+    cpu_time: int = 0
 
 
 @lru_cache(maxsize=8)
@@ -108,9 +114,19 @@ def _stays_visible(path: str, link: str, system: tuple[str, ...]) -> bool:
 
 
 def inputs(
-    resolved: Resolved, landlock: int, program: bytes, layer: str, uses_tasks: bool, files: int
+    resolved: Resolved,
+    landlock: int,
+    program: bytes,
+    layer: str,
+    uses_tasks: bool,
+    files: int,
+    by_process: Collection[Control] = (),
 ) -> Inputs:
-    """The value that a plan is compiled from. `layer` is where an overlay keeps its changes."""
+    """The value that a plan is compiled from.
+
+    `layer` is where an overlay keeps its changes; `uses_tasks` says that RLIMIT_NPROC limits the tasks,
+    and `by_process` which controls are accepted to be weaker and are limited for each process.
+    """
     caller, limits, workspace = resolved.caller, resolved.limits, resolved.workspace
     grants = list(resolved.grants)
     if workspace is not None:
@@ -127,6 +143,9 @@ def inputs(
         own_network=resolved.policy.net != "open",
         tasks=(limits.tasks or 0) if uses_tasks else 0,
         files=files,
+        memory=(limits.memory or 0) if Control.LIMITS_MEMORY in by_process else 0,
+        # Whole seconds are what the kernel counts there.
+        cpu_time=math.ceil(limits.cpu_time or 0) if Control.LIMITS_CPU_TIME in by_process else 0,
         landlock=landlock,
         program=program,
         system=system_layout(resolved.profile.system, (*resolved.profile.etc, *names)),
@@ -180,6 +199,7 @@ def compile_plan(given: Inputs) -> ops.Plan:
             ops.Limit(resource="core", value=0),
             ops.Limit(resource="files", value=given.files, clause=f"limits.files = {given.files}"),
             *_tasks(given),
+            *_by_process(given),
             ops.Privileges(),
             *_landlock(given),
             ops.Seccomp(program=given.program, clause="syscalls"),
@@ -192,6 +212,19 @@ def _tasks(given: Inputs) -> list[ops.AnyOp]:
         return []
     # The gate is a task of the same user: the program gets what the policy says.
     return [ops.Limit(resource="tasks", value=given.tasks + 1, clause=f"limits.tasks = {given.tasks}")]
+
+
+def _by_process(given: Inputs) -> list[ops.AnyOp]:
+    """The weaker form of limits on the whole sandbox."""
+    found: list[ops.AnyOp] = []
+    if given.memory:
+        found.append(
+            ops.Limit(resource="memory", value=given.memory, clause=f"limits.memory = {given.memory}")
+        )
+    if given.cpu_time:
+        clause = f'limits.cpu_time = "{time_text(given.cpu_time)}"'
+        found.append(ops.Limit(resource="cpu_time", value=given.cpu_time, clause=clause))
+    return found
 
 
 def home_inside(home: str, system: tuple[str, ...]) -> str:

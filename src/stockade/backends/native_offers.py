@@ -38,7 +38,23 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.ENVIRONMENT: Mechanism("built anew by the supervisor"),
     Control.DEVICES: Mechanism("private /dev"),
     Control.TERMINAL: Mechanism("no controlling terminal, TIOCSTI filtered"),
-    Control.LIMITS_TASKS: Mechanism("RLIMIT_NPROC in the user namespace", ("nproc",), optional=True),
+    Control.LIMITS_MEMORY: Mechanism(
+        "memory cgroup", ("cgroup.memory",), optional=True, weaker="RLIMIT_AS for each process only"
+    ),
+    Control.LIMITS_TASKS: Mechanism(
+        "RLIMIT_NPROC in the user namespace",
+        ("nproc",),
+        optional=True,
+        # For root, whose tasks the kernel does not count.
+        otherwise=Mechanism("pids cgroup", ("cgroup.pids",)),
+    ),
+    Control.LIMITS_CPU: Mechanism("cpu cgroup", ("cgroup.cpu",), optional=True),
+    Control.LIMITS_CPU_TIME: Mechanism(
+        "cgroup, watched by the supervisor",
+        ("cgroup.cpuacct",),
+        optional=True,
+        weaker="RLIMIT_CPU for each process only",
+    ),
     Control.LIMITS_WALL: Mechanism("the supervisor's timer"),
     Control.LIMITS_OUTPUT: Mechanism("counted by the supervisor"),
     Control.LIMITS_FILES: Mechanism("RLIMIT_NOFILE"),

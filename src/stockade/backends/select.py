@@ -32,12 +32,17 @@ class Asks(Protocol):
 
 
 class Selected(msgspec.Struct, frozen=True):
-    """One requested control and what becomes of it; `reason` says why it is weaker."""
+    """One requested control and what becomes of it; `reason` says why it is weaker.
+
+    A weaker one may still have a mechanism, or none at all. `means` are the
+    probes that the full mechanism rests on.
+    """
 
     requested: str
     mechanism: str
     weaker: bool = False
     reason: str = ""
+    means: tuple[str, ...] = ()
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -50,6 +55,20 @@ class Selection(msgspec.Struct, frozen=True):
     def weaker(self) -> dict[Control, Selected]:
         """The controls that the policy accepts to be weaker, and that are."""
         return {control: selected for control, selected in self.controls.items() if selected.weaker}
+
+    @property
+    def by_cgroup(self) -> frozenset[Control]:
+        """The controls that a cgroup enforces."""
+        return frozenset(
+            control
+            for control, selected in self.controls.items()
+            if any(name.startswith("cgroup.") for name in selected.means)
+        )
+
+    @property
+    def by_process(self) -> frozenset[Control]:
+        """The controls that are accepted to be weaker and that a limit for each process stands in for."""
+        return frozenset(control for control, selected in self.weaker.items() if selected.mechanism)
 
 
 def select(policy: Asks, host: Host, backends: Mapping[str, type[Backend]] | None = None) -> Selection:
@@ -92,7 +111,11 @@ def _considered(wanted: str, backends: Mapping[str, type[Backend]] | None) -> Ma
 
 def _selected(requested: str, offer: Offer) -> Selected:
     return Selected(
-        requested=requested, mechanism=offer.mechanism, weaker=not offer.available, reason=offer.reason
+        requested=requested,
+        mechanism=offer.mechanism if offer.available else offer.weaker,
+        weaker=not offer.available,
+        reason=offer.reason,
+        means=offer.means,
     )
 
 

@@ -125,6 +125,8 @@ def _table(offers: Mapping[str, Mapping[Control, Offer]], width: int) -> list[st
         marks = ["yes" if table[control].available else "no" for table in offers.values()]
         # The backends stand best first: the mechanism shown is the one that would be used.
         by = next((table[control].mechanism for table in offers.values() if table[control].available), "")
+        weaker = next((table[control].weaker for table in offers.values() if table[control].weaker), "")
+        by = by or (f"if accepted: {weaker}" if weaker else "")
         first, *rest = textwrap.wrap(by, room) or [""]
         rows.append([control.value, *marks, first])
         rows += [["", *("" for _ in offers), line] for line in rest]

@@ -72,7 +72,8 @@ def parser(command: str) -> argparse.ArgumentParser:
     add("--net", metavar="open", help='"open" shares the host\'s network; default: none')
     add("--env", metavar="K=V", action="append", help="set a variable inside")
     add("--pass-env", metavar="K", action="append", help="pass a variable of yours")
-    add("--limit", metavar="K=V", action="append", help="a limit: wall, tasks, files, output")
+    limits = "a limit: memory, tasks, cpu, cpu_time, wall, files, output"
+    add("--limit", metavar="K=V", action="append", help=limits)
     add("-w", "--workspace", metavar="PATH", help="the directory to work in (default: the current one)")
     add("--mode", choices=("overlay", "rw", "ro"), help="how the workspace appears (default: overlay)")
     add("--backend", metavar="NAME", help="use this backend or refuse")

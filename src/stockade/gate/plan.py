@@ -22,7 +22,7 @@ NAMESPACES = {
     "net": 0x40000000,
     "cgroup": 0x02000000,
 }
-RESOURCES = {"core": 4, "tasks": 6, "files": 7}
+RESOURCES = {"cpu_time": 0, "core": 4, "tasks": 6, "files": 7, "memory": 9}
 
 READONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
 ATTRIBUTES = {READONLY: b"ro", NOSUID: b"nosuid", NODEV: b"nodev", NOEXEC: b"noexec"}

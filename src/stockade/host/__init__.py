@@ -1,7 +1,8 @@
 """What this machine can do, found by really doing it.
 
 The gate tries everything out in short-lived children of its own, so nothing
-here depends on the size or the threads of the calling Python. The answers
+here depends on the size or the threads of the calling Python; only cgroups
+are tried from here, because the supervisor makes them. The answers
 are kept per process and on disk (see `cache`), because `stockade run` should
 not pay 20 ms for what was true a second ago.
 
@@ -19,9 +20,9 @@ from collections.abc import Iterable
 import msgspec
 
 from stockade.host import cache
-from stockade.host.model import PROBES, Host, Probe
+from stockade.host.model import CGROUP_PROBES, GATE_PROBES, PROBES, Host, Probe
 
-__all__ = ["PROBES", "Host", "Probe", "host", "probe"]
+__all__ = ["CGROUP_PROBES", "GATE_PROBES", "PROBES", "Host", "Probe", "host", "probe"]
 
 _SYSCTLS = (
     "user.max_user_namespaces",
@@ -76,10 +77,11 @@ def _find(fresh: bool) -> Host:
     file = cache.path(os.environ, os.path.expanduser("~"), found.uid)
     key = cache.key(found, executable())
     kept = None if fresh else cache.load(file, key)
-    again = tuple(name for name, known in kept.probes.items() if _may_change(known)) if kept else PROBES
+    known = kept.probes if kept else {}
+    again = tuple(name for name in PROBES if name not in known or _may_change(known[name]))
     if kept and not again:
         return kept
-    probes = (kept.probes if kept else {}) | _probe(again, found)
+    probes = known | _probe(again, found)
     result = msgspec.structs.replace(found, probes=probes)
     if not kept or result != kept:
         cache.save(file, key, result)
@@ -93,19 +95,27 @@ def _may_change(known: Probe) -> bool:
 
 
 def _probe(names: tuple[str, ...], found: Host) -> dict[str, Probe]:
+    from stockade.host import cgroups
     from stockade.host.advice import explain
 
+    gate = ""
+    places = cgroups.Places()
+    ours = tuple(name for name in names if name in CGROUP_PROBES)
     if found.system != "linux":
-        answers, gate = {name: (False, errno.ENOSYS, name) for name in names}, ""
+        answers = {name: (False, errno.ENOSYS, name) for name in names}
     else:
         from stockade.gate import executable
 
         gate = executable()
-        answers = _ask(gate, names)
+        others = tuple(name for name in names if name not in ours)
+        answers = _ask(gate, others) if others else {}
+        if ours:
+            places = cgroups.places()
+            answers |= cgroups.probe(ours, places)
     result = {}
     for name in names:
         ok, number, detail = answers.get(name, (False, errno.ETIMEDOUT, "no answer"))
-        reason, fix = ("", "") if ok else explain(name, number, detail, found, gate)
+        reason, fix = ("", "") if ok else explain(name, number, detail, found, gate, places)
         result[name] = Probe(ok=ok, errno=number, detail=detail, reason=reason, fix=fix)
     return result
 

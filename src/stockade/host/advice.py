@@ -11,6 +11,7 @@ import errno as errors
 import os
 import re
 
+from stockade.host.cgroups import Places
 from stockade.host.model import Host
 
 #: The first Linux in which each thing works as it is used here.
@@ -35,9 +36,17 @@ _REFUSED = (errors.EPERM, errors.EACCES)
 _USERNS_STEPS = ("unshare(CLONE_NEWUSER)", "write /proc/self/")
 
 
-def explain(name: str, errno: int, detail: str, host: Host, gate: str) -> tuple[str, str]:
-    """The reason and the fix for one failed probe."""
-    reason, fix = _explain(name, errno, detail, host, gate)
+_NOWHERE = Places()
+
+
+def explain(
+    name: str, errno: int, detail: str, host: Host, gate: str, places: Places = _NOWHERE
+) -> tuple[str, str]:
+    """The reason and the fix for one failed probe; `places` are where cgroups would be made."""
+    if name.startswith("cgroup.") and host.system == "linux":
+        reason, fix = _cgroup(name.removeprefix("cgroup."), errno, detail, host, places)
+    else:
+        reason, fix = _explain(name, errno, detail, host, gate)
     if not errno:
         return reason or detail, fix
     said = f"{detail}: {errors.errorcode.get(errno, errno)}, {os.strerror(errno)}"
@@ -61,7 +70,7 @@ def _explain(name: str, errno: int, detail: str, host: Host, gate: str) -> tuple
         )
     if name == "nproc" and not errno:
         return (
-            "root's tasks are not counted by RLIMIT_NPROC; cgroup limits are not available in this version",
+            "root's tasks are not counted by RLIMIT_NPROC",
             "run Stockade as an ordinary user",
         )
     if _release(host.kernel) < SINCE[name]:
@@ -92,6 +101,41 @@ def _explain(name: str, errno: int, detail: str, host: Host, gate: str) -> tuple
             return _apparmor(gate)
         return "a seccomp filter or security module around Stockade refuses it", _loosen(host)
     return "", "run `stockade doctor --json` from a plain login shell and compare"
+
+
+def _cgroup(controller: str, errno: int, detail: str, host: Host, places: Places) -> tuple[str, str]:
+    place = places.at(controller)
+    if errno == errors.EROFS:
+        return (
+            "the cgroup file system is mounted read-only, as in containers",
+            "mount it writable; for a container: -v /sys/fs/cgroup:/sys/fs/cgroup:rw",
+        )
+    if place is not None and place.version == 1 and errno in _REFUSED:
+        # All at once, so that one line serves every limit.
+        lacking = {p.directory: f"{p.directory}/stockade-{host.uid}" for p in places.found.values()}
+        made = " ".join(path for own, path in lacking.items() if own != path)
+        return (
+            "this user may not make cgroups here",
+            f"let an administrator give you one: sudo mkdir {made}; sudo chown {host.uid} {made}",
+        )
+    if errno == errors.ENOENT and place is None:
+        return (
+            f"no cgroup hierarchy here has the {controller} controller",
+            "boot with systemd.unified_cgroup_hierarchy=1, or mount it: "
+            "sudo mount -t cgroup2 none /sys/fs/cgroup",
+        )
+    if detail == "the root of the machine":
+        return (
+            "the controller is not switched on for cgroups of this machine",
+            "as root: echo '+memory +pids +cpu' > /sys/fs/cgroup/cgroup.subtree_control",
+        )
+    if errno in (*_REFUSED, errors.EBUSY):
+        own = "" if host.uid == 0 else "--user "
+        return (
+            "our own cgroup is not delegated to us, or not to us alone",
+            f"start it in a cgroup of its own: systemd-run {own}--scope -p Delegate=yes stockade ...",
+        )
+    return "", "compare with a cgroup that is made by hand, in the directory of /proc/self/cgroup"
 
 
 def _userns(errno: int, detail: str, host: Host, gate: str) -> tuple[str, str]:

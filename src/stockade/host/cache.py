@@ -3,7 +3,7 @@
 One file per user in the state directory. The key holds whatever may change
 an answer without a new boot: the gate itself, the settings involved, and what
 encloses this process (a container shares the host's boot id and often its
-home). A cache that cannot be read, trusted or written is no cache, never a
+home), its cgroups among it. A cache that cannot be read, trusted or written is no cache, never a
 failure: the walls are proven at every start anyway.
 """
 
@@ -15,9 +15,11 @@ from collections.abc import Mapping
 import msgspec
 
 from stockade.errors import StockadeError
-from stockade.host.model import PROBES, Host
+from stockade.host.cgroups import membership
+from stockade.host.model import CGROUP_PROBES, PROBES, Host
 
 _CONFINEMENT = ("NoNewPrivs:", "Seccomp:", "Seccomp_filters:", "CapEff:", "CapBnd:")
+_HERE = "cgroups"
 
 
 class _Saved(msgspec.Struct, frozen=True):
@@ -52,6 +54,7 @@ def key(facts: Host, gate: str) -> dict[str, str]:
         "label": read("/proc/self/attr/current").rstrip("\0"),
         "namespace": namespace,
         "container": facts.container,
+        _HERE: membership(),
         **facts.sysctls,
     }
 
@@ -64,7 +67,10 @@ def path(environ: Mapping[str, str], home: str, uid: int) -> str:
 
 
 def load(file: str, wanted: Mapping[str, str]) -> Host | None:
-    """The host as it was saved under exactly this key, in a directory that nobody else could write to."""
+    """The host as it was saved under exactly this key, in a directory that nobody else could write to.
+
+    From another cgroup everything holds but what was found out about cgroups.
+    """
     from stockade.state import check
 
     try:
@@ -73,7 +79,12 @@ def load(file: str, wanted: Mapping[str, str]) -> Host | None:
             saved = msgspec.json.decode(stream.read(), type=_Saved)
     except (OSError, StockadeError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return saved.host if wanted and saved.key == wanted else None
+    if not wanted or {**saved.key, _HERE: ""} != {**wanted, _HERE: ""}:
+        return None
+    if saved.key.get(_HERE) == wanted.get(_HERE):
+        return saved.host
+    probes = {name: known for name, known in saved.host.probes.items() if name not in CGROUP_PROBES}
+    return msgspec.structs.replace(saved.host, probes=probes)
 
 
 def save(file: str, wanted: dict[str, str], host: Host) -> None:

@@ -1,4 +1,4 @@
-"""Other means found on this machine: cgroups, helpers, engines, virtual machines.
+"""Other means found on this machine: helpers, engines, virtual machines.
 
 Only `stockade doctor` looks here, because each of these is really tried and
 that takes time. Every try has a time limit, takes its whole process group
@@ -7,123 +7,28 @@ with it, and touches nothing that is not its own.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import glob
 import importlib.util
 import os
 import platform
-import secrets
 import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
-from stockade.host.cache import read
 from stockade.host.model import Probe
-
-#: What limits would use of cgroups.
-CONTROLLERS = ("memory", "pids", "cpu", "freezer")
 
 
 def find() -> dict[str, Probe]:
     """Every other means by name, each tried now."""
     means: dict[str, Callable[[], Probe]] = {
-        "cgroups": cgroups,
         "bwrap": bwrap,
         "runsc": runsc,
         "container": lambda: container(os.environ),
         "kvm": kvm,
     }
     return {name: mean() for name, mean in means.items()}
-
-
-def cgroups(proc: str = "/proc/self") -> Probe:
-    """Whether we may make a cgroup below our own, put a process there, and which controllers it has."""
-    usable: list[str] = []
-    refusals: list[str] = []
-    places = own_cgroups(read(f"{proc}/cgroup"), read(f"{proc}/mountinfo"))
-    for names, directory in places.items():
-        if names and not set(names).intersection(CONTROLLERS):
-            continue
-        try:
-            with _own_child(directory) as child:
-                v2 = read(f"{child}/cgroup.controllers").split()
-                usable += names or (*v2, "freezer")
-        except OSError as error:
-            refusals.append(f"{directory}: {os.strerror(error.errno or errno.EIO)}")
-    kind = "v2" if list(places) == [()] else "v1" if () not in places else "v1 and v2"
-    found = [name for name in CONTROLLERS if name in usable]
-    if not places:
-        return Probe(
-            ok=False,
-            reason="no cgroup file system is mounted",
-            fix="sudo mount -t cgroup2 none /sys/fs/cgroup",
-        )
-    if "pids" in found and "memory" in found:
-        return Probe(ok=True, detail=f"{kind}: {', '.join(found)}")
-    lacking = ", ".join(name for name in CONTROLLERS if name not in found)
-    return Probe(
-        ok=False,
-        detail=f"{kind}: {', '.join(found) or 'no controller'}",
-        reason=f"{lacking}: not delegated to us" + (f" ({'; '.join(refusals)})" if refusals else ""),
-        fix=_delegation(places),
-    )
-
-
-def own_cgroups(membership: str, mountinfo: str) -> dict[tuple[str, ...], str]:
-    """Our own cgroup's directory in each hierarchy; () stands for version 2."""
-    mounts: dict[tuple[str, ...], tuple[str, str]] = {}
-    for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        kind, _, options = after.split(" ", 2)
-        root, point = before.split(" ")[3:5]
-        if kind == "cgroup2":
-            mounts[()] = (root, point)
-        elif kind == "cgroup":
-            for name in options.split(","):
-                mounts[(name,)] = (root, point)
-    places = {}
-    for line in membership.splitlines():
-        _, names, path = line.split(":", 2)
-        controllers = tuple(names.split(",")) if names else ()
-        root, point = mounts.get(controllers[:1], ("", ""))
-        if point:
-            places[controllers] = os.path.normpath(f"{point}/{os.path.relpath(path, root)}")
-    return places
-
-
-@contextlib.contextmanager
-def _own_child(directory: str) -> Iterator[str]:
-    child = f"{directory}/stockade-probe-{secrets.token_hex(8)}"
-    os.mkdir(child)
-    try:
-        # A process that ends when we do: it waits for the end of its input.
-        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as waiting:
-            try:
-                file = os.open(f"{child}/cgroup.procs", os.O_WRONLY)
-                try:
-                    os.write(file, str(waiting.pid).encode())
-                finally:
-                    os.close(file)
-                yield child
-            finally:
-                waiting.kill()
-    finally:
-        os.rmdir(child)
-
-
-def _delegation(places: Mapping[tuple[str, ...], str]) -> str:
-    if () in places and len(places) == 1:
-        return "start it in a delegated scope: systemd-run --user --scope -p Delegate=yes stockade ..."
-    directories = " ".join(
-        f"{path}/stockade" for names, path in places.items() if set(names).intersection(CONTROLLERS)
-    )
-    return (
-        f"as root: mkdir -p {directories}; chown -R {os.geteuid()} {directories}; "
-        "and start Stockade from a process that was moved there"
-    )
 
 
 def bwrap() -> Probe:

@@ -7,10 +7,13 @@ from collections.abc import Iterable
 import msgspec
 
 #: Everything the gate can try out, in the order in which it is tried.
-PROBES = (
+GATE_PROBES = (
     "userns", "mountapi", "pidns", "netns", "ipcns", "utsns", "cgroupns",
     "overlay", "landlock", "seccomp", "notify", "pidfd", "nested", "nproc",
 )  # fmt: skip
+#: What is tried from here, because it is the supervisor who does it.
+CGROUP_PROBES = ("cgroup.memory", "cgroup.pids", "cgroup.cpu", "cgroup.cpuacct")
+PROBES = GATE_PROBES + CGROUP_PROBES
 
 
 class Probe(msgspec.Struct, frozen=True):

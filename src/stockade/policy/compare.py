@@ -16,9 +16,9 @@ import math
 import os
 
 from stockade.controls import Control
-from stockade.policy.model import Limits, Policy
+from stockade.policy.model import Limits, Policy, limit_text
 from stockade.policy.profile import profile
-from stockade.policy.values import show, time_text
+from stockade.policy.values import show
 
 NONE, READ, OVERLAY, WRITE = range(4)
 WORDS = {READ: "read", OVERLAY: "change a copy of", WRITE: "write"}
@@ -96,9 +96,8 @@ def excess(mine: Policy, other: Policy) -> list[str]:
     for name in Limits.__struct_fields__:
         asked, had = getattr(ours, name), getattr(theirs, name)
         if (math.inf if asked is None else asked) > (math.inf if had is None else had):
-            text = time_text if name == "wall" else str
-            words = "none" if asked is None else text(asked)
-            found.append(f"limits.{name}: {words} where {text(had)} is allowed")
+            words = "none" if asked is None else limit_text(name, asked)
+            found.append(f"limits.{name}: {words} where {limit_text(name, had)} is allowed")
     if other.required(Control.LIMITS_TASKS) and not mine.required(Control.LIMITS_TASKS):
         found.append("without limits.tasks being required")
     if other.backend not in ("auto", mine.backend):

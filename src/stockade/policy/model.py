@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from stockade.host import Host
 
 PROFILES = ("strict", "dev", "net-client")
+#: The walls and a shell need half a megabyte on two processors, and more on many.
+LEAST_MEMORY = 2 << 20
 PROTECT = (".git/hooks", ".git/config", ".envrc", ".vscode", ".claude")
 NOTHING = object()
 
@@ -37,9 +39,6 @@ LATER: dict[str, tuple[str, object]] = {
     "deny": ("hide paths inside an allowed tree", []),
     "exec": ("limit which files may be executed", NOTHING),
     "secrets": ("hold secrets back from the program", {}),
-    "limits.memory": ("limit memory", NOTHING),
-    "limits.cpu": ("limit cores", NOTHING),
-    "limits.cpu_time": ("limit processor time", NOTHING),
     "limits.disk": ("limit disk space", NOTHING),
     "workspace.durable": ("keep changes beyond a killed supervisor", False),
 }
@@ -57,6 +56,8 @@ ALWAYS = (
     Control.TERMINAL,
     Control.CLEANUP,
 )
+#: Limits for which every profile has a number.
+DEFAULT_LIMITS = (Control.LIMITS_TASKS, Control.LIMITS_OUTPUT, Control.LIMITS_FILES)
 
 
 class _Checked(msgspec.StructMeta):
@@ -111,14 +112,20 @@ class WorkspaceRule(_Clauses, frozen=True):
 class Limits(_Clauses, frozen=True):
     """What a run may use up. None means the profile's default; a number that was written is required."""
 
+    memory: int | None = None
     tasks: int | None = None
+    cpu: float | None = None
+    cpu_time: float | None = None
     wall: float | None = None
     output: int | None = None
     files: int | None = None
 
     _prefix = "limits."
     _checks = {
+        "memory": values.size_from(LEAST_MEMORY),
         "tasks": values.count(1 << 22),
+        "cpu": values.cores,
+        "cpu_time": values.time,
         "wall": values.time,
         "output": values.size,
         "files": values.count(1 << 20, least=16),  # the gate itself needs a dozen
@@ -128,11 +135,21 @@ class Limits(_Clauses, frozen=True):
 
         def __init__(
             self,
+            memory: int | str | None = None,
             tasks: int | str | None = None,
+            cpu: float | str | None = None,
+            cpu_time: float | str | None = None,
             wall: float | str | None = None,
             output: int | str | None = None,
             files: int | str | None = None,
         ) -> None: ...
+
+
+def limit_text(name: str, value: float) -> str:
+    """A limit as one would write it."""
+    if name in ("cpu_time", "wall"):
+        return f'"{values.time_text(value)}"'
+    return f'"{values.size_text(int(value))}"' if name in ("memory", "output") else str(value)
 
 
 class Syscalls(_Clauses, frozen=True):
@@ -305,14 +322,10 @@ class Policy(_Clauses, frozen=True, kw_only=True):
                 written = f"protect = {values.show(self.protect)}"
                 needed[Control.PROTECT] = "default" if self.protect == PROTECT else written
         limits = self.limits
-        for control, value in (
-            (Control.LIMITS_TASKS, limits.tasks),
-            (Control.LIMITS_OUTPUT, limits.output),
-            (Control.LIMITS_FILES, limits.files),
-        ):
-            needed[control] = "default" if value is None else f"{control.value} = {value}"
-        if limits.wall is not None:
-            needed[Control.LIMITS_WALL] = f'limits.wall = "{values.time_text(limits.wall)}"'
+        needed |= dict.fromkeys(DEFAULT_LIMITS, "default")
+        for name in limits.__struct_fields__:
+            if (value := getattr(limits, name)) is not None:
+                needed[Control(f"limits.{name}")] = f"limits.{name} = {limit_text(name, value)}"
         if self.syscalls != Syscalls():
             name = "deny" if self.syscalls.deny else "allow"
             needed[Control.SYSCALLS] = f"syscalls.{name} = {values.show(getattr(self.syscalls, name))}"

@@ -13,6 +13,15 @@ import msgspec
 from stockade.policy.model import Policy
 
 _COUNT = {"type": "integer", "minimum": 1}
+_TIME = {
+    "anyOf": [
+        {"type": "number", "minimum": 0.001},
+        {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(ms|s|m|h)?$"},
+    ]
+}
+_TIME_WORDS = 'seconds, or "250ms", "30s", "5m", "1h"'
+_SIZE = {"anyOf": [_COUNT, {"type": "string", "pattern": "^[0-9]+[KMG]?$"}]}
+_SIZE_WORDS = 'bytes, or "64K", "10M", "1G"'
 _FORMS: dict[tuple[str, str], dict[str, Any]] = {
     ("Policy", "workspace"): {
         "description": "a directory, or a table with its mode",
@@ -25,17 +34,11 @@ _FORMS: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("Limits", "tasks"): {"description": "processes and threads at once", **_COUNT},
     ("Limits", "files"): {"description": "open descriptors of one process", **_COUNT},
-    ("Limits", "wall"): {
-        "description": 'seconds, or "250ms", "30s", "5m", "1h"',
-        "anyOf": [
-            {"type": "number", "minimum": 0.001},
-            {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(ms|s|m|h)?$"},
-        ],
-    },
-    ("Limits", "output"): {
-        "description": 'bytes, or "64K", "10M", "1G"',
-        "anyOf": [_COUNT, {"type": "string", "pattern": "^[0-9]+[KMG]?$"}],
-    },
+    ("Limits", "cpu"): {"description": "cores", "type": "number", "minimum": 0.01, "maximum": 1024},
+    ("Limits", "cpu_time"): {"description": f"of all processes together: {_TIME_WORDS}", **_TIME},
+    ("Limits", "wall"): {"description": _TIME_WORDS, **_TIME},
+    ("Limits", "memory"): {"description": f"of all processes together: {_SIZE_WORDS}", **_SIZE},
+    ("Limits", "output"): {"description": _SIZE_WORDS, **_SIZE},
 }
 
 

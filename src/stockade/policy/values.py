@@ -138,6 +138,38 @@ def size(key: str, value: Any) -> int | None:
     return number
 
 
+def size_from(least: int) -> Check:
+    """A check for sizes of at least so many bytes."""
+
+    def check(key: str, value: Any) -> int | None:
+        number = size(key, value)
+        if number is not None and number < least:
+            raise Invalid(key, value, f"must be at least {size_text(least)}")
+        return number
+
+    return check
+
+
+def size_text(number: int) -> str:
+    """Bytes in the largest unit that keeps the number whole."""
+    units = [(count, unit) for unit, count in SIZE_UNITS.items() if number % count == 0]
+    count, unit = max(units, default=(1, ""))
+    return f"{number // count}{unit}"
+
+
+def cores(key: str, value: Any) -> float | None:
+    """A share of the processors, as a number of cores; the kernel gives no less than a hundredth."""
+    if value is None:
+        return None
+    number = _number(value) if isinstance(value, str) else value
+    if not isinstance(number, int | float) or isinstance(number, bool):
+        raise Invalid(key, value, "is not a number of cores", "write a number such as 0.5 or 2")
+    # A NaN fails both comparisons, so the test is written for what is allowed.
+    if not 0.01 <= number <= 1024:
+        raise Invalid(key, value, "must be between 0.01 and 1024 cores")
+    return float(number)
+
+
 def count(most: int, least: int = 1) -> Check:
     """A check for whole numbers from `least` to `most`; digits as text serve the command line."""
 

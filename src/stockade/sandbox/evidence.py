@@ -58,12 +58,17 @@ OBSERVED = {
     Control.ENVIRONMENT: "handed over by the supervisor",
     Control.DEVICES: "mounts read from the kernel",
     Control.TERMINAL: "none is handed in; filter as for syscalls",
+    Control.LIMITS_MEMORY: "limit and membership read from the kernel",
     Control.LIMITS_TASKS: "confirmed by the gate",
+    Control.LIMITS_CPU: "limit and membership read from the kernel",
+    Control.LIMITS_CPU_TIME: "membership read from the kernel, kept by the supervisor",
     Control.LIMITS_FILES: "confirmed by the gate",
     Control.LIMITS_WALL: "kept by the supervisor",
     Control.LIMITS_OUTPUT: "kept by the supervisor",
     Control.CLEANUP: "namespace descriptor compared, process held by pidfd",
 }
+#: And those that a cgroup enforces here and another means elsewhere.
+OBSERVED_IN_CGROUP = {Control.LIMITS_TASKS: "limit and membership read from the kernel"}
 
 
 def incomplete() -> SetupError:

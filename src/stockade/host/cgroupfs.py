@@ -1,0 +1,217 @@
+"""One cgroup that we made: a directory with the kernel's files in it.
+
+Files are written with one system call on a descriptor, because a buffered
+file hides the kernel's refusal, and found relative to the directory's own
+descriptor, which is opened once. Every limit is read back: a file that took a
+value need not have kept it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+#: The scheduler's window in µs: what a second's share is counted in.
+PERIOD = 100_000
+#: How long the kernel may take to let go of processes that have ended.
+PATIENCE = 2.0
+
+
+def read(name: str, directory: int | None = None) -> str:
+    """A file of the kernel's, whole."""
+    file = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        text = b""
+        while part := os.read(file, 65536):
+            text += part
+        return text.decode()
+    finally:
+        os.close(file)
+
+
+def write(name: str, text: str, directory: int | None = None) -> None:
+    """Hand the kernel one value."""
+    file = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.write(file, text.encode())
+    finally:
+        os.close(file)
+
+
+def make(path: str) -> None:
+    """Make a cgroup."""
+    os.mkdir(path, 0o755)
+
+
+def drop(path: str) -> None:
+    """Remove a cgroup in which nothing lives any more."""
+    os.rmdir(path)
+
+
+class Cgroup:
+    """A cgroup by its descriptor. `version` is that of its hierarchy, 1 or 2."""
+
+    def __init__(self, path: str, version: int, *, existing: bool = False) -> None:
+        self.path = path
+        self.version = version
+        if not existing:
+            make(path)
+        try:
+            self._directory = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            if not existing:
+                drop(path)
+            raise
+
+    def has(self, name: str) -> bool:
+        return os.access(name, os.F_OK, dir_fd=self._directory)
+
+    def read(self, name: str) -> str:
+        return read(name, self._directory)
+
+    def write(self, name: str, text: str) -> None:
+        write(name, text, self._directory)
+
+    def count(self, name: str, key: str) -> int:
+        """One number of a file that has a name and a number on each line; 0 where it has no such name."""
+        for line in self.read(name).splitlines():
+            word, _, number = line.partition(" ")
+            if word == key:
+                return int(number)
+        return 0
+
+    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """A descriptor of one of its files, for those who wait on it or write to it later."""
+        return os.open(name, flags | os.O_CLOEXEC, dir_fd=self._directory)
+
+    def entrance(self) -> int:
+        """A descriptor by which a process gets in by itself.
+
+        In version 1 it writes "0" there; in version 2 it is cloned with CLONE_INTO_CGROUP. Moving
+        another process makes the kernel wait 5 ms for every processor; these do not.
+        """
+        if self.version == 2:
+            return os.dup(self._directory)
+        return self.open("tasks", os.O_WRONLY)
+
+    def keep(self, name: str, text: str, kept: str = "") -> None:
+        """Write a limit and read it back: it must be `kept`, or else what was written."""
+        file = os.open(name, os.O_RDWR | os.O_CLOEXEC, dir_fd=self._directory)
+        try:
+            os.write(file, text.encode())
+            found = os.pread(file, 64, 0).decode().strip()
+        finally:
+            os.close(file)
+        if found != (kept or text):
+            raise OSError(errno.ERANGE, f"it is {found} instead of {kept or text}", name)
+
+    def limit_memory(self, size: int) -> None:
+        """Memory in bytes, with nothing more in swap."""
+        kept = str(size - size % PAGE)
+        if self.version == 2:
+            self.keep("memory.max", str(size), kept)
+            if self.has("memory.swap.max"):
+                self.keep("memory.swap.max", "0")
+            return
+        # In this order: memory and swap together may never be less than memory alone.
+        self.keep("memory.limit_in_bytes", str(size), kept)
+        if self.has("memory.memsw.limit_in_bytes"):
+            self.keep("memory.memsw.limit_in_bytes", str(size), kept)
+
+    def limit_tasks(self, count: int) -> None:
+        """Processes and threads at once."""
+        self.keep("pids.max", str(count))
+
+    def limit_cpu(self, cores: float) -> None:
+        """Processor time for each period, as so many cores."""
+        quota = str(round(cores * PERIOD))
+        if self.version == 2:
+            self.keep("cpu.max", f"{quota} {PERIOD}")
+            return
+        self.keep("cpu.cfs_period_us", str(PERIOD))
+        self.keep("cpu.cfs_quota_us", quota)
+
+    def add(self, pid: int) -> None:
+        self.write("cgroup.procs", str(pid))
+
+    def processes(self) -> list[int]:
+        """Who is in it, without what is in cgroups below. A process that we cannot name is 0."""
+        return [int(pid) for pid in self.read("cgroup.procs").split()]
+
+    def end(self) -> None:
+        """Kill everything in it and wait, for a while, until it is empty. Cgroups below are not looked at.
+
+        Nothing may be born meanwhile: version 2 kills as one, and before 5.14 freezes; version 1 is
+        left without a task to give away, or frozen, as far as the hierarchy can do either.
+        """
+        if self._directory < 0:
+            return
+        tasks = self.read("pids.max").strip() if self.has("pids.max") else ""
+        self._try("pids.max", "0")
+        self._try("cgroup.kill", "1")
+        deadline = time.monotonic() + PATIENCE
+        while self._kill() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if tasks:
+            self._try("pids.max", tasks)
+
+    def _kill(self) -> bool:
+        """Kill who is there now; False if nobody is."""
+        held = [(pid, file) for pid in self.processes() if (file := _hold(pid)) is not None]
+        try:
+            if not held:
+                return bool(self.processes())
+            self._try("freezer.state", "FROZEN")
+            self._try("cgroup.freeze", "1")
+            # Whoever is still there now is who was held: a number is not given away while it is in use.
+            there = self.processes()
+            for pid, file in held:
+                if pid in there:
+                    _quietly(lambda file=file: signal.pidfd_send_signal(file, signal.SIGKILL))  # type: ignore[misc]
+        finally:
+            self._try("freezer.state", "THAWED")
+            self._try("cgroup.freeze", "0")
+            for _, file in held:
+                os.close(file)
+        return True
+
+    def _try(self, name: str, text: str) -> None:
+        _quietly(lambda: self.write(name, text))
+
+    def close(self) -> bool:
+        """Remove it, patient with what is still ending; whether it is gone. Harmless when repeated."""
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                drop(self.path)
+            except FileNotFoundError:
+                return True
+            except OSError as error:
+                if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                    return False
+                time.sleep(0.001)
+            else:
+                return True
+
+
+def _hold(pid: int) -> int | None:
+    if pid in (0, os.getpid()):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def _quietly(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except OSError:
+        return

@@ -1,0 +1,300 @@
+"""The cgroups of one sandbox: what all of it together may use, and what it has used.
+
+A group is a directory `stockade-run-ID` in each hierarchy that a limit needs
+and in no other. The supervisor makes it, moves the gate's first process into
+it before that has started anything, and removes it when the sandbox has ended.
+Whatever the program starts is born inside and cannot leave: it sees the
+cgroup file system nowhere.
+
+A sandbox in which several commands run must be able to start another while a
+program holds every task there is. So there the limit of tasks lies on a child,
+`programs`, and the gate stays outside of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+
+import msgspec
+
+from stockade.errors import SetupError
+from stockade.host.cgroupfs import Cgroup, read
+from stockade.host.cgroups import GROUP, Place, Places
+
+PROGRAMS, GATE = "programs", "gate"
+
+
+class GroupLimits(msgspec.Struct, frozen=True):
+    """What a group limits: bytes, tasks, cores. With `cpu_time` the time is only counted."""
+
+    memory: int | None = None
+    tasks: int | None = None
+    cpu: float | None = None
+    cpu_time: bool = False
+
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        """The controllers that it takes."""
+        asked = {
+            "memory": self.memory is not None,
+            "pids": self.tasks is not None,
+            "cpu": self.cpu is not None,
+            "cpuacct": self.cpu_time,
+        }
+        return tuple(name for name, wanted in asked.items() if wanted)
+
+
+class Group:
+    """The cgroups of one sandbox. Made whole or not at all."""
+
+    def __init__(self, id: str, limits: GroupLimits, places: Places, *, living: bool = False) -> None:
+        if not id or "/" in id:
+            raise ValueError(f"not a name: {id!r}")
+        self.limits = limits
+        self._name = f"{GROUP}{id}"
+        self._proc = places.proc
+        #: By controller; several may be one. Those with tasks of their own come after what they are in.
+        self._by: dict[str, Cgroup] = {}
+        self._made: list[Cgroup] = []
+        self._gate: Cgroup | None = None
+        self._programs: Cgroup | None = None
+        self._oom = -1
+        step = self._name
+        try:
+            for controller in limits.controllers:
+                place = places.at(controller)
+                if place is None:
+                    raise OSError(errno.ENOENT, f"there is no place for the {controller} controller")
+                step = f"{place.directory}/{self._name}"
+                self._by[controller] = self._in(place)
+            if living and limits.tasks is not None:
+                self._divide(self._by["pids"])
+            self._set()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise _failed(step, error) from error
+            raise
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The directories that there are, one in each hierarchy; `remove` finds what is in them."""
+        return tuple(group.path for group in self._made if group.path.endswith(self._name))
+
+    def _in(self, place: Place) -> Cgroup:
+        path = f"{place.directory}/{self._name}"
+        for group in self._made:
+            if group.path == path:
+                return group
+        return self._make(path, place.version)
+
+    def _make(self, path: str, version: int) -> Cgroup:
+        group = Cgroup(path, version)
+        self._made.append(group)
+        return group
+
+    def _divide(self, group: Cgroup) -> None:
+        """Make a child for the programs, and in version 2 one for the gate: only leaves hold processes."""
+        if group.version == 2:
+            group.write("cgroup.subtree_control", "+pids")
+            self._gate = self._make(f"{group.path}/{GATE}", 2)
+        self._programs = self._make(f"{group.path}/{PROGRAMS}", group.version)
+
+    def _set(self) -> None:
+        limits = self.limits
+        if limits.memory is not None:
+            self._by["memory"].limit_memory(limits.memory)
+        if limits.cpu is not None:
+            self._by["cpu"].limit_cpu(limits.cpu)
+        if limits.tasks is not None:
+            if self._programs is not None:
+                self._programs.limit_tasks(limits.tasks)
+            else:
+                self._by["pids"].limit_tasks(limits.tasks + 1)  # the gate is one
+
+    def join(self, pid: int) -> None:
+        """Move the gate's first process in, and see that it is there.
+
+        The kernel may take 5 ms for it; a process that enters by itself (`entrances`) takes 0.1.
+        """
+        self._move(pid, self._for_gate)
+        self.confirm(pid)
+
+    def join_program(self, pid: int) -> None:
+        """Move a program that waits for its start to where tasks are counted, and see that it is there."""
+        if self._programs is not None:
+            self._move(pid, [self._programs])
+            self._confirm(pid, [self._programs])
+
+    def entrances(self) -> tuple[tuple[int, int], ...]:
+        """For the gate's first process: version and descriptor, as `Cgroup.entrance` says.
+
+        The descriptors are the caller's to close.
+        """
+        return tuple((group.version, group.entrance()) for group in self._for_gate)
+
+    def program_entrance(self) -> tuple[int, int] | None:
+        """The same for a program; None where it is born in the right place."""
+        group = self._programs
+        return None if group is None else (group.version, group.entrance())
+
+    def confirm(self, pid: int) -> None:
+        """Read from the kernel that a gate is in every group that it is to be in."""
+        self._confirm(pid, self._for_gate)
+
+    @property
+    def _for_gate(self) -> list[Cgroup]:
+        groups = list(dict.fromkeys(self._by.values()))
+        return [self._gate if group.version == 2 and self._gate else group for group in groups]
+
+    def _move(self, pid: int, groups: list[Cgroup]) -> None:
+        try:
+            for group in groups:
+                group.add(pid)
+        except OSError as error:
+            raise _failed(f"process {pid}", error) from error
+
+    def _confirm(self, pid: int, groups: list[Cgroup]) -> None:
+        try:
+            lines = read(f"{self._proc}/{pid}/cgroup").splitlines()
+        except OSError as error:
+            raise _failed(f"process {pid}", error) from error
+        for group in groups:
+            where = group.path[group.path.rindex(f"/{self._name}") :]
+            if not any(self._is_of(group, line) and line.endswith(where) for line in lines):
+                raise SetupError(f"nothing was run: process {pid} is not in {group.path}", stage="cgroup")
+
+    def _is_of(self, group: Cgroup, line: str) -> bool:
+        """Whether a line of /proc/PID/cgroup is about the hierarchy that a group is in."""
+        names = line.split(":", 2)[1]
+        if group.version == 2:
+            return not names
+        controllers = [name for name, found in self._by.items() if found.path in (group.path, _above(group))]
+        return any(name in names.split(",") for name in controllers)
+
+    def oom_descriptor(self) -> int | None:
+        """To be polled: POLLIN in version 1 and POLLPRI in version 2 when memory has run out.
+
+        It belongs to the group. `oom_kills` then says whether somebody was killed.
+        """
+        group = self._by.get("memory")
+        if group is None or self._oom >= 0:
+            return None if group is None else self._oom
+        if group.version == 2:
+            self._oom = group.open("memory.events")
+            return self._oom
+        control = group.open("memory.oom_control")
+        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            group.write("cgroup.event_control", f"{event} {control}")
+        except BaseException:
+            os.close(event)
+            raise
+        finally:
+            os.close(control)
+        self._oom = event
+        return event
+
+    def oom_kills(self) -> int:
+        """How many processes were killed for want of memory."""
+        group = self._by.get("memory")
+        if group is None:
+            return 0
+        return group.count("memory.events" if group.version == 2 else "memory.oom_control", "oom_kill")
+
+    def cpu_used(self) -> float:
+        """Seconds of processor time, of everything that was ever inside."""
+        group = self._accounting
+        if group is None:
+            raise ValueError("this group does not count processor time")
+        if group.version == 2:
+            return group.count("cpu.stat", "usage_usec") / 1e6
+        return int(group.read("cpuacct.usage")) / 1e9
+
+    def cpu_times(self) -> tuple[float, float] | None:
+        """The same in two parts: in the programs, and in the kernel for them."""
+        group = self._accounting
+        if group is None:
+            return None
+        if group.version == 2:
+            return group.count("cpu.stat", "user_usec") / 1e6, group.count("cpu.stat", "system_usec") / 1e6
+        return int(group.read("cpuacct.usage_user")) / 1e9, int(group.read("cpuacct.usage_sys")) / 1e9
+
+    @property
+    def _accounting(self) -> Cgroup | None:
+        # Every cgroup of version 2 counts.
+        unified = next((group for group in self._by.values() if group.version == 2), None)
+        return self._by.get("cpuacct", unified)
+
+    def peak_memory(self) -> int | None:
+        """The most bytes at once, where the kernel remembers."""
+        group = self._by.get("memory")
+        if group is None:
+            return None
+        return _number(group, "memory.peak" if group.version == 2 else "memory.max_usage_in_bytes")
+
+    def peak_tasks(self) -> int | None:
+        """The most tasks at once besides the gate, where the kernel remembers (Linux 6.11)."""
+        if self._programs is not None:
+            return _number(self._programs, "pids.peak")
+        peak = _number(self._by["pids"], "pids.peak") if "pids" in self._by else None
+        return None if peak is None else max(0, peak - 1)
+
+    def task_refusals(self) -> int:
+        """How often a task was refused because of the limit."""
+        group = self._programs or self._by.get("pids")
+        return group.count("pids.events", "max") if group is not None and group.has("pids.events") else 0
+
+    def kill(self) -> None:
+        """Kill everything inside, the gate too, and wait until it is gone."""
+        for group in reversed(self._made):
+            group.end()
+
+    def kill_programs(self) -> None:
+        """Kill every program of a living sandbox, and not its gate."""
+        if self._programs is not None:
+            self._programs.end()
+
+    def close(self) -> None:
+        """Remove it. What could not be removed, because something in it does not end, stays in `paths`."""
+        if self._oom >= 0:
+            os.close(self._oom)
+            self._oom = -1
+        self._made = [group for group in reversed(self._made) if not group.close()][::-1]
+
+
+def remove(paths: Iterable[str]) -> None:
+    """Remove groups that a supervisor left when it was killed, and whatever still runs in them.
+
+    Only what has the name of a group of ours is touched.
+    """
+    for path in paths:
+        if not os.path.basename(path).startswith(GROUP) or os.path.normpath(path) != path:
+            continue
+        for directory in (f"{path}/{PROGRAMS}", f"{path}/{GATE}", path):
+            try:
+                group = Cgroup(directory, 0, existing=True)
+            except OSError:
+                continue
+            if group.has("cgroup.procs"):
+                group.end()
+            group.close()
+
+
+def _above(group: Cgroup) -> str:
+    return os.path.dirname(group.path)
+
+
+def _number(group: Cgroup, name: str) -> int | None:
+    return int(group.read(name)) if group.has(name) else None
+
+
+def _failed(what: str, error: OSError) -> SetupError:
+    return SetupError(
+        f"nothing was run: {what}: {error.strerror}",
+        stage="cgroup",
+        errno=error.errno or errno.EIO,
+        hint="`stockade doctor` shows which limits can be set here",
+    )

@@ -1,0 +1,411 @@
+"""The cgroups of a sandbox: limits that hold, counts that nobody evades, and nothing left.
+
+Version 1 is tried for real, by root. Of version 2 this kernel has the groups
+but not the controllers: killing and freezing are real, limits are pretend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from stockade.errors import SetupError
+from stockade.host import cgroups, host
+from stockade.host.cgroupfs import Cgroup
+from stockade.host.cgroups import Place, Places
+from stockade.sandbox.cgroup import Group, GroupLimits, remove
+from support import leaks
+from support.means import applies, need
+from support.pretend_cgroups import Tree
+
+PYTHON = "/usr/bin/python3"
+UNIFIED = "/sys/fs/cgroup/unified"
+FORKING = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass\n"
+BUSY = "while True: pass"
+
+
+@pytest.fixture
+def here() -> Places:
+    """Where root makes groups on this machine."""
+    applies(os.geteuid() == 0, "for root only")
+    need(all(host().has(f"cgroup.{name}") for name in ("memory", "pids", "cpu")), "cgroups do not work here")
+    return cgroups.places()
+
+
+@contextlib.contextmanager
+def grouped(limits: GroupLimits, places: Places, *, living: bool = False) -> Iterator[Group]:
+    group = Group(uuid4().hex, limits, places, living=living)
+    try:
+        yield group
+    finally:
+        group.kill()
+        group.close()
+        assert group.paths == ()
+
+
+@contextlib.contextmanager
+def waiting(script: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that does nothing until its input has a line."""
+    begin = f"import sys; sys.stdin.readline()\n{script}"
+    with subprocess.Popen([PYTHON, "-c", begin], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def go(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+
+
+def within(group: Group) -> list[int]:
+    """Everything in the group, wherever in it."""
+    found = []
+    for path in group.paths:
+        for directory, _, _ in os.walk(path):
+            found += [int(pid) for pid in Path(directory, "cgroup.procs").read_text().split()]
+    return found
+
+
+def test_a_group_is_made_only_where_a_limit_needs_it(here: Places) -> None:
+    with grouped(GroupLimits(tasks=4), here) as group:
+        (path,) = group.paths
+        assert path.startswith(f"{here.found['pids'].directory}/stockade-run-")
+        assert group.peak_memory() is None and group.oom_descriptor() is None and group.cpu_times() is None
+        assert group.oom_kills() == 0
+    with grouped(GroupLimits(memory=1 << 24, tasks=4, cpu=1, cpu_time=True), here) as group:
+        assert len(group.paths) == len({here.found[name] for name in ("memory", "pids", "cpu", "cpuacct")})
+    with grouped(GroupLimits(), here) as group:
+        assert group.paths == ()
+
+
+def test_a_memory_bomb_is_ended_and_counted(here: Places) -> None:
+    with (
+        grouped(GroupLimits(memory=32 << 20), here) as group,
+        waiting("x = bytearray(200 << 20)") as bomb,
+        waiting("x = bytearray(200 << 20)") as control,
+    ):
+        group.join(bomb.pid)
+        descriptor = group.oom_descriptor()
+        assert descriptor is not None and descriptor == group.oom_descriptor()
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        assert poll.poll(0) == [] and group.oom_kills() == 0
+        go(bomb)
+        assert poll.poll(10_000)
+        assert bomb.wait(10) == -signal.SIGKILL
+        assert group.oom_kills() == 1
+        peak = group.peak_memory()
+        assert peak is not None and 16 << 20 < peak <= 32 << 20
+        go(control)
+        assert control.wait(10) == 0
+
+
+def test_swap_does_not_extend_memory(here: Places) -> None:
+    with grouped(GroupLimits(memory=(32 << 20) + 5), here) as group:
+        for name in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
+            file = Path(group.paths[0], name)
+            assert not file.exists() or int(file.read_text()) == 32 << 20
+
+
+def test_a_fork_bomb_gets_as_many_tasks_as_it_was_given_and_is_killed_as_a_whole(here: Places) -> None:
+    with grouped(GroupLimits(tasks=20), here) as group, waiting("") as gate, waiting(FORKING) as bomb:
+        group.join(gate.pid)
+        group.join(bomb.pid)
+        go(bomb)
+        end = time.monotonic() + 10
+        while not group.task_refusals() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert group.task_refusals()
+        assert len(within(group)) <= 21
+        assert group.peak_tasks() in (20, None)
+        group.kill()
+        assert within(group) == []
+        assert bomb.wait(10) == gate.wait(10) == -signal.SIGKILL
+
+
+def test_in_a_living_sandbox_the_gate_can_start_more_while_a_bomb_holds_every_task(here: Places) -> None:
+    forks = "import os\nif not os.fork(): os._exit(0)\nos.wait(); print('could', flush=True); input()"
+    limits = GroupLimits(tasks=5)
+    with (
+        grouped(limits, here, living=True) as group,
+        waiting(forks) as gate,
+        waiting(FORKING) as bomb,
+        waiting("") as another,
+    ):
+        group.join(gate.pid)
+        for program in (bomb, another):
+            group.join(program.pid)
+            group.join_program(program.pid)
+        go(bomb)
+        end = time.monotonic() + 10
+        while not group.task_refusals() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert group.peak_tasks() in (5, None)
+        go(gate)
+        assert gate.stdout is not None and gate.stdout.readline() == b"could\n"
+        group.kill_programs()
+        assert within(group) == [gate.pid]
+        assert bomb.wait(10) == another.wait(10) == -signal.SIGKILL
+        leaks.family()  # waits for orphans, as the gate would: the dead are counted until then
+        with waiting("import os; print(os.fork() >= 0, flush=True)") as next_one:
+            group.join_program(next_one.pid)
+            go(next_one)
+            assert next_one.wait(10) == 0
+
+
+def test_a_processs_cores_are_limited(here: Places) -> None:
+    with grouped(GroupLimits(cpu=0.2, cpu_time=True), here) as group, waiting(BUSY) as busy:
+        group.join(busy.pid)
+        go(busy)
+        began, used = time.monotonic(), group.cpu_used()
+        time.sleep(1.5)
+        share = (group.cpu_used() - used) / (time.monotonic() - began)
+        assert 0.02 < share < 0.4
+
+
+def test_processor_time_is_counted_also_of_those_that_nobody_waits_for(here: Places) -> None:
+    spend = "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n"
+    spend += "while time.process_time() < 0.4: pass\n"
+    with grouped(GroupLimits(cpu_time=True), here) as group, waiting(spend) as process:
+        group.join(process.pid)
+        go(process)
+        assert process.wait(10) == 0
+        end = time.monotonic() + 10
+        while within(group) and time.monotonic() < end:
+            time.sleep(0.01)
+        used, times = group.cpu_used(), group.cpu_times()
+        assert 0.4 <= used < 3
+        assert times is not None and sum(times) == pytest.approx(used, rel=0.3)
+
+
+def test_a_group_that_does_not_count_says_so(here: Places) -> None:
+    with grouped(GroupLimits(tasks=1), here) as group, pytest.raises(ValueError, match="does not count"):
+        group.cpu_used()
+
+
+def test_a_process_enters_by_itself_and_is_seen_there(here: Places) -> None:
+    with grouped(GroupLimits(memory=64 << 20, tasks=8, cpu=1, cpu_time=True), here) as group:
+        doors = group.entrances()
+        assert {version for version, _ in doors} == {1} and group.program_entrance() is None
+        enter = "import os\nfor fd in map(int, sys.argv[1:]): os.write(fd, b'0')\nprint(flush=True)\n"
+        files = [file for _, file in doors]
+        begin = [PYTHON, "-c", f"import sys\n{enter}sys.stdin.read()", *map(str, files)]
+        with subprocess.Popen(
+            begin, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=files
+        ) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"\n"
+            group.confirm(process.pid)
+        for file in files:
+            os.close(file)
+
+
+def test_a_process_that_is_elsewhere_is_not_taken_for_one_inside(here: Places) -> None:
+    with (
+        grouped(GroupLimits(memory=64 << 20, tasks=8), here) as group,
+        grouped(GroupLimits(tasks=8), here) as other,
+        waiting("") as process,
+    ):
+        with pytest.raises(SetupError, match=f"process {process.pid} is not in") as caught:
+            group.confirm(process.pid)
+        assert caught.value.stage == "cgroup"
+        group.join(process.pid)
+        other.join(process.pid)
+        with pytest.raises(SetupError, match="is not in"):
+            group.confirm(process.pid)
+
+
+def test_a_process_that_is_gone_cannot_join(here: Places) -> None:
+    with grouped(GroupLimits(tasks=8), here) as group:
+        with waiting("") as process:
+            process.kill()
+        with pytest.raises(SetupError) as caught:
+            group.join(process.pid)
+        assert (caught.value.stage, caught.value.errno) == ("cgroup", errno.ESRCH)
+
+
+def test_a_limit_that_the_kernel_refuses_leaves_no_group(here: Places) -> None:
+    name = uuid4().hex
+    with pytest.raises(SetupError, match="nothing was run") as caught:
+        Group(name, GroupLimits(memory=1 << 24, tasks=4, cpu=1e-9), here)
+    assert (caught.value.stage, caught.value.errno) == ("cgroup", errno.EINVAL)
+    assert not any(os.path.exists(f"{place.directory}/stockade-run-{name}") for place in here.found.values())
+
+
+def test_a_limit_that_is_not_kept_is_refused(here: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pread", lambda *_: b"max\n")
+    with pytest.raises(SetupError, match="it is max instead of 5") as caught:
+        Group(uuid4().hex, GroupLimits(tasks=4), here)
+    assert caught.value.errno == errno.ERANGE
+
+
+def test_without_a_place_nothing_is_made(here: Places) -> None:
+    partly = Places(found={"pids": here.found["pids"]})
+    with pytest.raises(SetupError, match="no place for the cpu controller"):
+        Group(uuid4().hex, GroupLimits(tasks=4, cpu=1), partly)
+
+
+def test_a_group_of_that_name_is_not_taken_over(here: Places) -> None:
+    name = uuid4().hex
+    first = Group(name, GroupLimits(tasks=4), here)
+    with pytest.raises(SetupError) as caught:
+        Group(name, GroupLimits(tasks=4), here)
+    assert caught.value.errno == errno.EEXIST
+    assert os.path.isdir(first.paths[0])
+    first.close()
+    first.close()
+    first.kill()
+    for bad in ("", "a/b", "../x"):
+        with pytest.raises(ValueError, match="not a name"):
+            Group(bad, GroupLimits(tasks=4), here)
+
+
+def test_what_does_not_end_stays_among_the_paths(here: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stockade.host.cgroupfs.PATIENCE", 0.05)
+    group = Group(uuid4().hex, GroupLimits(tasks=4), here)
+    with waiting("") as process:
+        group.join(process.pid)
+        group.close()
+        assert len(group.paths) == 1
+        remove(group.paths)
+        assert process.wait(10) == -signal.SIGKILL
+    group.close()
+    assert group.paths == ()
+
+
+@pytest.mark.parametrize("living", [False, True])
+def test_what_a_killed_supervisor_left_is_removed_with_whatever_runs_in_it(
+    here: Places, living: bool
+) -> None:
+    group = Group(uuid4().hex, GroupLimits(memory=1 << 26, tasks=8), here, living=living)
+    with waiting("") as gate, waiting(FORKING) as bomb:
+        group.join(gate.pid)
+        group.join(bomb.pid)
+        group.join_program(bomb.pid)
+        go(bomb)
+        time.sleep(0.1)
+        remove(group.paths)
+        assert not any(map(os.path.exists, group.paths))
+        remove(group.paths)
+        assert bomb.wait(10) == gate.wait(10) == -signal.SIGKILL
+    group.close()
+
+
+def test_nothing_that_is_not_a_group_of_ours_is_removed(here: Places, tmp_path: Path) -> None:
+    place = here.found["pids"].directory
+    other = f"{place}/other-{uuid4().hex}"
+    delegated = f"{place}/stockade-{60000 + os.getpid() % 5000}"
+    for path in (other, delegated):
+        os.mkdir(path)
+    plain = tmp_path / "stockade-run-x"
+    plain.mkdir()
+    (plain / "file").touch()
+    link = tmp_path / "stockade-run-link"
+    link.symlink_to(other)
+    try:
+        around = f"{place}/stockade-run-x/../{os.path.basename(other)}"
+        remove([other, delegated, around, str(plain), str(link)])
+        assert os.path.isdir(other) and os.path.isdir(delegated) and (plain / "file").exists()
+    finally:
+        for path in (other, delegated):
+            os.rmdir(path)
+
+
+@pytest.fixture
+def unified() -> Places:
+    """The real version 2 hierarchy, whose groups have no controllers here."""
+    applies(os.geteuid() == 0, "for root only")
+    need(os.path.exists(f"{UNIFIED}/cgroup.procs"), "version 2 is not mounted beside version 1")
+    return Places(found={"cpuacct": Place(UNIFIED, 2)})
+
+
+@pytest.mark.parametrize("kill", [True, False], ids=["kill", "before 5.14"])
+def test_version_2_is_entered_counted_and_killed_as_one(
+    unified: Places, kill: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+    plain = Cgroup._try
+
+    def note(self: Cgroup, name: str, text: str) -> None:
+        written.append(f"{name} {text}")
+        if kill or name != "cgroup.kill":
+            plain(self, name, text)
+
+    monkeypatch.setattr(Cgroup, "_try", note)
+    forking = "import os\nfor _ in range(6): os.fork()\nwhile True: pass"
+    with grouped(GroupLimits(cpu_time=True), unified) as group, waiting(forking) as many:
+        group.join(many.pid)
+        ((version, door),) = group.entrances()
+        assert version == 2 and os.path.samestat(os.fstat(door), os.stat(group.paths[0]))
+        os.close(door)
+        go(many)
+        end = time.monotonic() + 10
+        while len(within(group)) < 64 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert len(within(group)) == 64
+        assert group.cpu_used() > 0 and group.cpu_times() is not None
+        group.kill()
+        assert within(group) == []
+        assert many.wait(10) == -signal.SIGKILL
+    assert "cgroup.kill 1" in written and (kill or "cgroup.freeze 1" in written)
+
+
+ALL = GroupLimits(memory=64 << 20, tasks=9, cpu=1.5, cpu_time=True)
+
+
+@pytest.fixture
+def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    tree = Tree(tmp_path, monkeypatch, "cpu memory pids", "/")
+    tree.write(str(tree.root / "cgroup.subtree_control"), "+cpu +memory +pids")
+    return tree
+
+
+def test_pretend_version_2_has_one_group_for_every_limit(pretend: Tree) -> None:
+    with grouped(ALL, cgroups.places(proc=str(pretend.proc))) as group:
+        (path,) = map(Path, group.paths)
+        found = {name: (path / name).read_text().strip() for name in ("memory.max", "memory.swap.max")}
+        assert found == {"memory.max": str(64 << 20), "memory.swap.max": "0"}
+        assert (path / "cpu.max").read_text().strip() == "150000 100000"
+        assert (path / "pids.max").read_text().strip() == "10"
+        pretend.enter(4711, pretend.root)
+        group.join(4711)
+        assert (path / "cgroup.procs").read_text() == "4711\n"
+        assert (group.oom_kills(), group.task_refusals(), group.peak_tasks()) == (3, 7, 4)
+        assert (group.cpu_used(), group.cpu_times(), group.peak_memory()) == (1.5, (1.0, 0.5), 4096)
+        descriptor = group.oom_descriptor()
+        assert descriptor is not None
+        assert os.readlink(f"/proc/self/fd/{descriptor}") == str(path / "memory.events")
+        pretend.enter(4711, pretend.root)
+
+
+def test_pretend_version_2_keeps_gate_and_programs_in_leaves(pretend: Tree) -> None:
+    with grouped(ALL, cgroups.places(proc=str(pretend.proc)), living=True) as group:
+        (path,) = map(Path, group.paths)
+        for pid in (4711, 4712):
+            pretend.enter(pid, pretend.root)
+            group.join(pid)
+        group.join_program(4712)
+        assert (path / "cgroup.procs").read_text() == ""
+        assert (path / "gate/cgroup.procs").read_text() == "4711\n"
+        assert (path / "programs/cgroup.procs").read_text() == "4712\n"
+        assert (path / "programs/pids.max").read_text().strip() == "9"
+        assert (path / "pids.max").read_text() == "" and (path / "gate/pids.max").read_text() == ""
+        assert (path / "memory.max").read_text().strip() == str(64 << 20)
+        entrance = group.program_entrance()
+        assert entrance is not None and entrance[0] == 2
+        assert os.readlink(f"/proc/self/fd/{entrance[1]}") == str(path / "programs")
+        os.close(entrance[1])
+        for pid in (4711, 4712):
+            pretend.enter(pid, pretend.root)
