@@ -145,7 +145,9 @@ class _Directory:
         name = f"{record.id}.json"
         file = os.open(name, flags | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
         try:
-            if os.write(file, line) < len(line):
+            written = os.write(file, line)
+            if written < len(line):
+                os.ftruncate(file, os.fstat(file).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             if flags & os.O_EXCL:
