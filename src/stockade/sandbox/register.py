@@ -340,7 +340,8 @@ def survey(home: str) -> tuple[list[Record], list[str]]:
     """The sandboxes that live now, the oldest first, and a sentence for each record that cannot be read."""
     found: list[Record] = []
     remarks: list[str] = []
-    with records.opened_run(home) as run:
+    # To close a lock's file here would let go of it in a thread that is sweeping.
+    with _Shared.sweeping, records.opened_run(home) as run:
         for name, directory in records.directories(run):
             held = name in _names or records.held(directory)
             read, damaged = records.read_all(directory)
