@@ -70,6 +70,7 @@ def nothing_left_behind(request: pytest.FixtureRequest, stockade_home: Path) -> 
     before = leaks.snapshot(stockade_home)
     gates = leaks.residents()
     yield
+    leaks.let_go_of_register()
 
     def left() -> list[str]:
         new = sorted(leaks.snapshot(stockade_home) - before)
@@ -84,6 +85,15 @@ def nothing_left_behind(request: pytest.FixtureRequest, stockade_home: Path) -> 
     remaining = leaks.settled(left)
     if remaining:
         pytest.fail("the test left behind:\n  " + "\n  ".join(remaining), pytrace=False)
+
+
+@pytest.fixture
+def swept(stockade_home: Path) -> Iterator[None]:
+    """For tests that kill supervisors: what these leave in the register is for the next start to collect."""
+    yield
+    from stockade.sandbox import register
+
+    register.sweep(str(stockade_home))
 
 
 @pytest.fixture

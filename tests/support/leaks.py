@@ -125,6 +125,14 @@ def quiesce() -> None:
         shutdown()
 
 
+def let_go_of_register() -> None:
+    """Let the library remove its directory in the register, which it keeps while the process lives."""
+    register = sys.modules.get("stockade.sandbox.register")
+    shutdown = getattr(register, "shutdown", None)
+    if shutdown is not None:
+        shutdown()
+
+
 def end_strays() -> None:
     """Kill whatever the session has left running."""
     for process in family():

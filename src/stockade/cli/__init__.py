@@ -18,6 +18,8 @@ from stockade.errors import StockadeError
 COMMANDS = {
     "run": ("stockade.cli.run", "run a command behind every wall of the policy"),
     "plan": ("stockade.cli.plan", "show what `run` would do, without doing it"),
+    "ps": ("stockade.cli.ps", "list the sandboxes that live now"),
+    "kill": ("stockade.cli.kill", "end sandboxes, whoever started them"),
     "doctor": ("stockade.cli.doctor", "show what this machine can enforce, and how to fix what it cannot"),
     "profiles": ("stockade.cli.profiles", "list the named starting points for a policy"),
     "policy": ("stockade.cli.policy", "check a policy file, or print the schema"),

@@ -82,9 +82,7 @@ class _Checked(msgspec.StructMeta):
         return super().__call__(**fields)
 
 
-class _Clauses(
-    msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_fields=True, metaclass=_Checked
-):
+class _Clauses(msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_fields=True, metaclass=_Checked):
     """A value whose every field is checked and brought to one form when it is made."""
 
     # Not annotated, so that msgspec does not take them for fields.

@@ -68,13 +68,8 @@ class Layer:
 
     def changes(self) -> list[Change]:
         """What differs from the host's tree, found by walking the changes only."""
-        found: list[Change] = []
         try:
-            before, after = os.fstat(self.lower), os.fstat(self._open[0])
-            if stat.S_IMODE(before.st_mode) != stat.S_IMODE(after.st_mode):
-                found.append(Change(".", "modified"))
-            with _readable(self._open[0]) as upper:
-                _walk(upper, self.lower, "", found)
+            return changed(self._open[0], self.lower)
         except OSError as error:
             raise SetupError(
                 f"the changes in {self.path} cannot be listed: {error.strerror}",
@@ -82,7 +77,6 @@ class Layer:
                 errno=error.errno or 0,
                 hint="they are kept there",
             ) from error
-        return sorted(found, key=lambda change: change.path)
 
     def close(self) -> None:
         while self._open:
@@ -93,6 +87,17 @@ class Layer:
         self.close()
         if self._owner == os.getpid():
             remove_tree(self.path)
+
+
+def changed(upper: int, lower: int) -> list[Change]:
+    """What differs between an upper directory and the tree it lies over."""
+    found: list[Change] = []
+    before, after = os.fstat(lower), os.fstat(upper)
+    if stat.S_IMODE(before.st_mode) != stat.S_IMODE(after.st_mode):
+        found.append(Change(".", "modified"))
+    with _readable(upper) as readable:
+        _walk(readable, lower, "", found)
+    return sorted(found, key=lambda change: change.path)
 
 
 def _walk(upper: int, lower: int | None, prefix: str, found: list[Change]) -> None:

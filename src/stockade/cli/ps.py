@@ -1,0 +1,81 @@
+"""`stockade ps`: the sandboxes that live now, of all of the caller's processes."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import sys
+from datetime import UTC, datetime
+
+from stockade.cli import output
+from stockade.policy import Caller
+from stockade.sandbox import register
+from stockade.sandbox.records import Record
+from stockade.state import state_dir
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="stockade ps",
+        description="List your sandboxes that live now, whichever process started them. Root's are root's:\n"
+        "each user has a state directory, and sees what is registered there.",
+        epilog="example:\n  stockade ps --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, with everything that is recorded")
+    args = parser.parse_args(argv)
+    caller = Caller.current()
+    found, remarks = register.survey(state_dir(caller.environ, caller.home))
+    for remark in remarks:
+        output.say(remark)
+    if args.json:
+        import msgspec
+
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    elif found:
+        print(_shown(found))
+    else:
+        print("no sandbox is running")
+    return 0
+
+
+def _shown(found: list[Record]) -> str:
+    now = datetime.now(UTC)
+    rows = [
+        [
+            record.id,
+            _age(record.started, now),
+            str(record.supervisor),
+            output.name(shlex.join(record.command)) or "-",
+            output.name(record.workspace) or "-",
+        ]
+        for record in found
+    ]
+    head = ["ID", "AGE", "PID", "COMMAND", "WORKSPACE"]
+    if sys.stdout.isatty():
+        _fit(rows, head, shutil.get_terminal_size().columns)
+    return output.table(rows, head)
+
+
+def _fit(rows: list[list[str]], head: list[str], columns: int) -> None:
+    """Shorten commands, then workspaces, until a row is a line. In a pipe nothing is cut."""
+    for column in (3, 4):
+        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+        over = sum(widths) + 2 * (len(widths) - 1) - columns
+        room = max(len(head[column]), 12, widths[column] - over)
+        for row in rows:
+            if len(row[column]) > room:
+                row[column] = row[column][: room - 1] + "…"
+
+
+def _age(started: str, now: datetime) -> str:
+    """How long ago, in the one unit that matters."""
+    try:
+        seconds = max(0, int((now - datetime.fromisoformat(started)).total_seconds()))
+    except (ValueError, TypeError):
+        return "?"
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"
