@@ -34,13 +34,10 @@ NOTHING = object()
 #: Clauses whose wall is not built: what each would do, and the value that asks for nothing.
 #: Building one deletes its row and adds the field.
 LATER: dict[str, tuple[str, object]] = {
-    "deny": ("hide paths inside an allowed tree", []),
-    "exec": ("limit which files may be executed", NOTHING),
     "secrets": ("hold secrets back from the program", {}),
     "limits.memory": ("limit memory", NOTHING),
     "limits.cpu": ("limit cores", NOTHING),
     "limits.cpu_time": ("limit processor time", NOTHING),
-    "limits.disk": ("limit disk space", NOTHING),
     "workspace.durable": ("keep changes beyond a killed supervisor", False),
 }
 LATER_BACKENDS = ("landlock", "bwrap", "gvisor", "container", "microvm", "seatbelt")
@@ -115,6 +112,7 @@ class Limits(_Clauses, frozen=True):
     wall: float | None = None
     output: int | None = None
     files: int | None = None
+    disk: int | None = None
 
     _prefix = "limits."
     _checks = {
@@ -122,6 +120,7 @@ class Limits(_Clauses, frozen=True):
         "wall": values.time,
         "output": values.size,
         "files": values.count(1 << 20, least=16),  # the gate itself needs a dozen
+        "disk": values.size,
     }
 
     if TYPE_CHECKING:
@@ -132,6 +131,7 @@ class Limits(_Clauses, frozen=True):
             wall: float | str | None = None,
             output: int | str | None = None,
             files: int | str | None = None,
+            disk: int | str | None = None,
         ) -> None: ...
 
 
@@ -185,6 +185,15 @@ def _net(key: str, value: Any) -> tuple[()] | str:
     raise Invalid(key, value, 'is neither [] nor "open"', 'write [] for no network, "open" for the host\'s')
 
 
+def _programs(key: str, value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    found: tuple[str, ...] = values.many(values.grant)(key, value)
+    if not found:
+        raise Invalid(key, value, "nothing could run", "leave it out, or name the programs")
+    return found
+
+
 def _accepted(key: str, value: Any) -> Control:
     try:
         return Control(value)
@@ -202,7 +211,9 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     profile: Literal["strict", "dev", "net-client"] = "strict"
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
     protect: tuple[str, ...] = PROTECT
+    exec: tuple[str, ...] | None = None
     net: tuple[()] | Literal["open"] = ()
     env: Mapping[str, str] = FrozenMap()
     pass_env: tuple[str, ...] = ()
@@ -217,7 +228,9 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "profile": values.one_of(*PROFILES),
         "read": values.many(values.grant),
         "write": values.many(values.grant),
+        "deny": values.many(values.denied),
         "protect": values.many(values.inside),
+        "exec": _programs,
         "net": _net,
         "env": values.variables,
         "pass_env": values.many(values.variable),
@@ -237,7 +250,9 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             profile: str = "strict",
             read: Sequence[str] = (),
             write: Sequence[str] = (),
+            deny: Sequence[str] = (),
             protect: Sequence[str] = PROTECT,
+            exec: Sequence[str] | None = None,
             net: Sequence[str] | str = (),
             env: Mapping[str, str] = ...,
             pass_env: Sequence[str] = (),
@@ -296,6 +311,10 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         for name in ("read", "write"):
             if getattr(self, name):
                 needed[Control.FILES] = f"{name} = {values.show(getattr(self, name))}"
+        if self.deny:
+            needed[Control.DENY] = f"deny = {values.show(self.deny)}"
+        if self.exec is not None:
+            needed[Control.EXEC] = f"exec = {values.show(self.exec)}"
         if self.net != "open":
             needed[Control.NETWORK_NONE] = "default"
         if self.workspace is not None:
@@ -313,6 +332,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             needed[control] = "default" if value is None else f"{control.value} = {value}"
         if limits.wall is not None:
             needed[Control.LIMITS_WALL] = f'limits.wall = "{values.time_text(limits.wall)}"'
+        if limits.disk is not None:
+            needed[Control.LIMITS_DISK] = f"limits.disk = {limits.disk}"
         if self.syscalls != Syscalls():
             name = "deny" if self.syscalls.deny else "allow"
             needed[Control.SYSCALLS] = f"syscalls.{name} = {values.show(getattr(self.syscalls, name))}"

@@ -13,6 +13,10 @@ import msgspec
 from stockade.policy.model import Policy
 
 _COUNT = {"type": "integer", "minimum": 1}
+_SIZE = {
+    "description": 'bytes, or "64K", "10M", "1G"',
+    "anyOf": [_COUNT, {"type": "string", "pattern": "^[0-9]+[KMG]?$"}],
+}
 _FORMS: dict[tuple[str, str], dict[str, Any]] = {
     ("Policy", "workspace"): {
         "description": "a directory, or a table with its mode",
@@ -23,6 +27,12 @@ _FORMS: dict[tuple[str, str], dict[str, Any]] = {
         "anyOf": [{"type": "array", "maxItems": 0}, {"const": "open"}],
         "default": [],
     },
+    ("Policy", "exec"): {
+        "description": "the only files that may be executed; * ? and ** stand for names",
+        "type": "array",
+        "items": {"type": "string", "minLength": 1},
+        "minItems": 1,
+    },
     ("Limits", "tasks"): {"description": "processes and threads at once", **_COUNT},
     ("Limits", "files"): {"description": "open descriptors of one process", **_COUNT},
     ("Limits", "wall"): {
@@ -32,9 +42,10 @@ _FORMS: dict[tuple[str, str], dict[str, Any]] = {
             {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(ms|s|m|h)?$"},
         ],
     },
-    ("Limits", "output"): {
-        "description": 'bytes, or "64K", "10M", "1G"',
-        "anyOf": [_COUNT, {"type": "string", "pattern": "^[0-9]+[KMG]?$"}],
+    ("Limits", "output"): _SIZE,
+    ("Limits", "disk"): {
+        **_SIZE,
+        "description": f"of the private /tmp, home and /dev/shm: {_SIZE['description']}",
     },
 }
 
