@@ -13,7 +13,9 @@ class Control(enum.StrEnum):
     """One enforceable clause. Compares equal to its name."""
 
     FILES = "files"
+    DENY = "deny"
     PROTECT = "protect"
+    EXEC = "exec"
     WORKSPACE_OVERLAY = "workspace.overlay"
     NETWORK_NONE = "network.none"
     PROCESSES = "processes"
@@ -30,4 +32,5 @@ class Control(enum.StrEnum):
     LIMITS_WALL = "limits.wall"
     LIMITS_OUTPUT = "limits.output"
     LIMITS_FILES = "limits.files"
+    LIMITS_DISK = "limits.disk"
     CLEANUP = "cleanup"

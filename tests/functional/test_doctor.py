@@ -100,7 +100,7 @@ def test_a_control_the_default_policy_does_not_need_is_no_failure(
 ) -> None:
     on(Host.pretend(without=("overlay",)))
     assert cli.main(["doctor"]) == 0
-    assert "native misses workspace.overlay: no overlay" in capsys.readouterr().out
+    assert "native misses deny, workspace.overlay: no overlay" in capsys.readouterr().out
 
 
 def test_root_is_told_what_is_weaker(on: Pretend, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,5 +116,23 @@ def test_bounds_hold(program: bytes, name: str, arguments: tuple[int, ...], answ
     assert decide(program, number(name), *arguments) == answer
 
 
+@pytest.mark.parametrize(
+    ("flags", "answer"),
+    [
+        (0, REFUSED),
+        (1, REFUSED),
+        (0x10, REFUSED),
+        (8, ALLOW),
+        (9, ALLOW),
+        (HIGH << 3, REFUSED),
+        (8 | HIGH, ALLOW),
+    ],
+)
+def test_memory_files_are_sealed_where_programs_are_listed(program: bytes, flags: int, answer: int) -> None:
+    listed = syscalls.compile_filter((), (), True)
+    assert decide(listed, number("memfd_create"), 0, flags) == answer
+    assert decide(program, number("memfd_create"), 0, flags) == ALLOW
+
+
 def test_clone3_does_not_exist(program: bytes) -> None:
     assert decide(program, number("clone3")) == ABSENT

@@ -25,6 +25,7 @@ NAMESPACES, HOSTNAME, ROOT, DIR = ops.Namespaces.kind, ops.Hostname.kind, ops.Ro
 FILE, LINK, BIND, PROC, OVERLAY = ops.File.kind, ops.Link.kind, ops.Bind.kind, ops.Proc.kind, ops.Overlay.kind
 PIVOT, KEYRING, LIMIT, PRIVILEGES = ops.Pivot.kind, ops.Keyring.kind, ops.Limit.kind, ops.Privileges.kind
 LANDLOCK, GRANT, SECCOMP = ops.Landlock.kind, ops.Grant.kind, ops.Seccomp.kind
+SCRATCH, VIEW, MASK = ops.Scratch.kind, ops.View.kind, ops.Mask.kind
 
 
 class Plan(ctypes.Structure):
@@ -105,6 +106,8 @@ def policies(workspace: Path, tmp_path: Path) -> list[Policy]:
         Policy(net="open"),
         Policy(workspace=str(workspace), read=[str(tmp_path / "data")]),
         Policy(workspace=rw, protect=[".vscode"], write=[str(tmp_path / "data")], limits={"files": 99}),
+        Policy(workspace=str(workspace), deny=[str(workspace / "a/b"), "/usr/bin/env"], exec=["/usr/bin/*"]),
+        Policy(limits={"disk": "1M"}),
     ]
 
 
@@ -161,7 +164,7 @@ class TestTheWhole:
 
 
 class TestARecord:
-    @pytest.mark.parametrize("kind", [0, SECCOMP + 1, 255, 0xFFFFFFFF])
+    @pytest.mark.parametrize("kind", [0, MASK + 1, 255, 0xFFFFFFFF])
     def test_an_unknown_operation_is_refused(self, kind: int) -> None:
         assert decode(with_mount(record(kind))) == (2, "unknown operation")
 
@@ -282,6 +285,44 @@ class TestDescriptors:
     def test_what_was_passed_can_be_named(self) -> None:
         assert decode(with_mount(record(BIND, 1, 2, b"/a\0/a\0")), 2) == ACCEPTED
         assert decode(with_mount(record(OVERLAY, 0, 1, b"/a\0/b\0/c\0/d\0")), 3) == ACCEPTED
+
+
+class TestAMask:
+    TREE = b"/a/b\0/a\0/a\0"
+
+    def test_it_may_name_what_is_in_its_tree(self) -> None:
+        assert decode(with_mount(record(MASK, 1, 0, self.TREE))) == ACCEPTED
+        assert decode(with_mount(record(MASK, 1024, 1, b"/a/b/c\0/a\0/z\0")), 1) == ACCEPTED
+
+    @pytest.mark.parametrize("data", [b"/a\0/a\0/a\0", b"/ab\0/a\0/a\0", b"/b/c\0/a\0/a\0", b"/a\0/\0/\0"])
+    def test_what_is_not_in_its_tree_is_refused(self, data: bytes) -> None:
+        assert decode(with_mount(record(MASK, 1, 0, data))) == (2, "not in its tree")
+
+    @pytest.mark.parametrize("number", [0, 1025, 1 << 32, 0xFFFFFFFFFFFFFFFF])
+    def test_its_number_is_in_bounds(self, number: int) -> None:
+        assert decode(with_mount(record(MASK, number, 0, self.TREE))) == (2, "not a number of masks")
+
+    def test_the_tree_that_it_is_for_names_a_number_in_bounds(self) -> None:
+        assert decode(with_mount(record(VIEW, 1025, 0, b"/a\0/a\0"))) == (2, "not a number of masks")
+        overlay = record(OVERLAY, 1025, 1, b"/a\0/b\0/c\0/d\0")
+        assert decode(with_mount(overlay), 3) == (2, "not a number of masks")
+
+    def test_it_cannot_name_a_descriptor_that_was_not_passed(self) -> None:
+        found = decode(with_mount(record(MASK, 1, 2, self.TREE)), 1)
+        assert found == (2, "names a descriptor that was not passed")
+
+    def test_it_comes_before_the_walls_and_never_into_the_base(self) -> None:
+        mask = record(MASK, 1, 0, self.TREE)
+        assert decode(plan(*ROOTED, WALLS[0], mask, *WALLS[1:])) == (3, "out of order")
+        assert decode(plan(*FIRST, mask, record(ROOT), *WALLS, base=1)) == (1, "does not belong in the base")
+
+
+@pytest.mark.parametrize("attributes", [1, 2, 9, 1 << 20, 0xFFFFFFFF])
+def test_a_writable_directory_takes_no_attribute_but_noexec(attributes: int) -> None:
+    assert decode(with_mount(record(SCRATCH, 0o700, attributes, b"/a\0"))) == (2, "unknown mount attributes")
+    overlay = record(OVERLAY, attributes << 32, 1, b"/a\0/b\0/c\0/d\0")
+    assert decode(with_mount(overlay), 3) == (2, "unknown mount attributes")
+    assert decode(with_mount(record(SCRATCH, 0o700, ops.NOEXEC, b"/a\0"))) == ACCEPTED
 
 
 def test_a_host_name_longer_than_the_kernels_is_refused() -> None:

@@ -42,13 +42,15 @@ def out(tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.fixture(params=["overlay", "rw", "open network"])
+@pytest.fixture(params=["overlay", "rw", "open network", "deny", "exec"])
 def policy(request: pytest.FixtureRequest, tmp_path: Path, workspace: Path, out: Path) -> Policy:
     """Between them, these have an operation of every kind."""
     data = tmp_path / "data"
     data.mkdir()
-    for name in (".git/hooks", ".vscode"):
+    for name in (".git/hooks", ".vscode", "a"):
         (workspace / name).mkdir(parents=True)
+    for name in (".env", "a/b"):
+        (workspace / name).write_text("")
     mode = "rw" if request.param == "rw" else "overlay"
     return Policy(
         workspace={"path": str(workspace), "mode": mode},
@@ -57,6 +59,11 @@ def policy(request: pytest.FixtureRequest, tmp_path: Path, workspace: Path, out:
         protect=[".git/hooks", ".vscode"],
         net="open" if request.param == "open network" else (),
         limits={"files": 512},
+        # Two in one tree, so that the tree is there without the one that is left out.
+        deny=[str(workspace / ".env"), str(workspace / "a/b"), "/usr/bin/env", "/usr/bin/awk"]
+        if request.param == "deny"
+        else (),
+        exec=["/usr/bin/touch"] if request.param == "exec" else None,
     )
 
 
@@ -122,6 +129,7 @@ def test_every_kind_of_operation_was_among_those_left_out(tmp_path: Path, worksp
             read=[str(tmp_path / "data")],
             write=[str(out)],
             protect=[".vscode"],
+            deny=[str(workspace / ".env")] if mode == "overlay" else (),
         )
         seen |= {type(op) for op in plan_of(policy).ops}
     assert seen == set(ops.Op.__subclasses__())

@@ -73,6 +73,31 @@ CASES = {
     "root-open-network": changed(
         uid=0, gid=0, user="root", group="root", home="/root", own_network=False, tasks=0
     ),
+    "deny": changed(
+        grants=(
+            ("/opt/data", "read", True, 'read = "/opt/data"'),
+            (PROJECT, "overlay", True, 'workspace = "."'),
+        ),
+        layer="/state/workspaces/0123456789ab",
+        denied=(
+            f"{PROJECT}/.env",
+            "/etc/alternatives/vi",
+            "/etc/hosts",
+            "/opt/data/key",
+            "/srv/none",
+            "/usr/bin/su",
+        ),
+    ),
+    "exec": changed(
+        grants=(
+            ("/opt/tools", "read", True, 'read = "/opt/tools"'),
+            ("/srv/out", "write", True, 'write = "/srv/out"'),
+            (PROJECT, "overlay", True, 'workspace = "."'),
+        ),
+        layer="/state/workspaces/0123456789ab",
+        programs=(("/lib/ld.so", False, "exec"), ("/usr/bin", True, 'exec = "/usr/bin/*"')),
+    ),
+    "disk": changed(disk=1 << 30),
     "old-landlock": changed(landlock=1),
     "sockets-accepted": changed(grants=(("/opt/data", "read", True, 'read = "/opt/data"'),), sockets=True),
 }

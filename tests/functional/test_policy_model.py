@@ -114,6 +114,13 @@ UNSOUND: list[tuple[dict[str, Any], str, str]] = [
     ({"read": ["/../etc"]}, "..", ""),
     ({"read": ["~root/x"]}, "~", "./~root/x"),
     ({"write": [7]}, "write = 7", ""),
+    ({"deny": "/a"}, 'deny = "/a": must be a list', 'deny = ["/a"]'),
+    ({"deny": ["./.env?"]}, 'deny = "./.env?": a denied path need not exist', "leave the ? out"),
+    ({"deny": ["a/../b"]}, "..", ""),
+    ({"exec": []}, "exec = []: nothing could run", "leave it out"),
+    ({"exec": "/bin/sh"}, 'exec = "/bin/sh": must be a list', ""),
+    ({"exec": ["?"]}, "is empty", ""),
+    ({"limits": {"disk": 0}}, "limits.disk = 0: a size is at least one byte", '"1G"'),
     ({"protect": ["/etc"]}, 'protect = "/etc": must be a relative path', ""),
     ({"protect": ["a/../../b"]}, "protect", ""),
     ({"protect": ["."]}, "protect", ""),
@@ -178,7 +185,7 @@ def test_a_clause_without_a_wall_is_refused_and_not_ignored(key: str) -> None:
 
 
 def test_what_asks_for_nothing_may_be_written_already() -> None:
-    assert Policy(deny=[], workspace={"durable": False}) == Policy(workspace=".")
+    assert Policy(secrets={}, workspace={"durable": False}) == Policy(workspace=".")
 
 
 def test_positional_clauses_are_refused_as_policy_errors() -> None:
@@ -217,7 +224,7 @@ def test_no_value_of_a_limit_escapes_as_another_error(value: Any) -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from([*Policy.__struct_fields__, "reed", "deny"]),
+        st.sampled_from([*Policy.__struct_fields__, "reed", "secrets"]),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.text(),
             lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -247,6 +254,10 @@ def test_a_clause_needs_its_control_and_is_named_for_it() -> None:
     assert needed[Control.LIMITS_WALL] == 'limits.wall = "30s"'
     assert needed[Control.LIMITS_TASKS] == "limits.tasks = 9"
     assert needed[Control.FILES] == 'read = ["/a"]'
+    more = Policy(deny=["/a"], exec=["/b"], limits={"disk": "1K"}).controls()
+    assert more[Control.DENY] == 'deny = ["/a"]'
+    assert more[Control.EXEC] == 'exec = ["/b"]'
+    assert more[Control.LIMITS_DISK] == "limits.disk = 1024"
     assert Control.NETWORK_NONE not in needed
     assert {Control.WORKSPACE_OVERLAY, Control.PROTECT} <= set(needed)
 

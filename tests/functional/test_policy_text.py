@@ -19,6 +19,8 @@ EVERYTHING = """
 profile = "dev"
 read = ["/opt/data", "data?", "~/x", "$DATA/y"]
 write = ["./out"]
+deny = [".env", "~/.ssh"]
+exec = ["/usr/bin/*", "tools/**?"]
 protect = [".git"]
 net = "open"
 env = { CI = "1", "A B" = "\\u0001\\u007f\\"\\\\" }
@@ -36,6 +38,7 @@ tasks = 64
 wall = "30s"
 output = "10M"
 files = 100
+disk = "1G"
 
 [syscalls]
 allow = ["ptrace"]
@@ -48,6 +51,8 @@ def test_every_clause_can_be_written_in_toml() -> None:
     assert policy.table(full=True).keys() == policy.table().keys() | {"image"}
     assert policy.read == ("/opt/data", "/project/data?", "~/x", "$DATA/y")
     assert policy.write == ("/project/out",)
+    assert policy.deny == ("/project/.env", "~/.ssh")
+    assert policy.exec == ("/usr/bin/*", "/project/tools/**?")
     assert policy.workspace is not None
     assert policy.workspace.path == "/project"
     assert policy.env["A B"] == '\x01\x7f"\\'

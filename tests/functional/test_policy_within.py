@@ -19,6 +19,9 @@ POLICIES = st.builds(
     profile=st.sampled_from(PROFILES),
     read=st.lists(PATHS, max_size=3),
     write=st.lists(PATHS, max_size=2),
+    deny=st.lists(st.sampled_from(["/a/b", "/a/b/c", "/e", "/usr/x", "~/x", "r"]), max_size=2),
+    exec=st.none()
+    | st.lists(st.sampled_from(["/usr/bin/*", "/usr/bin/sh", "/usr/**", "/b?"]), min_size=1, max_size=2),
     protect=st.lists(st.sampled_from(["b", "b/c", "x"]), max_size=2),
     net=st.sampled_from([(), "open"]),
     env=st.sampled_from([{}, {"A": "1"}]),
@@ -32,7 +35,12 @@ POLICIES = st.builds(
         st.sampled_from(["ro", "overlay", "rw"]),
     ),
     limits=st.fixed_dictionaries(
-        {}, optional={"tasks": st.sampled_from([8, 256, 512]), "wall": st.sampled_from([1, 2])}
+        {},
+        optional={
+            "tasks": st.sampled_from([8, 256, 512]),
+            "wall": st.sampled_from([1, 2]),
+            "disk": st.sampled_from([4096, 8192]),
+        },
     ),
     syscalls=st.sampled_from([{}, {"allow": ["ptrace"]}, {"deny": ["ptrace"]}, {"deny": ["ptrace", "bpf"]}]),
 )
@@ -76,7 +84,9 @@ def test_taking_a_grant_away_narrows(policy: Policy, data: st.DataObject) -> Non
     for key in ("pass_env", "accept"):
         table[key] = table[key][:-1]
     table["net"] = []
-    table["limits"] = {"tasks": 8, "wall": 1}
+    table["limits"] = {"tasks": 8, "wall": 1, "disk": 1}
+    table["deny"] = [*table["deny"], "/a/b/c"]
+    table.setdefault("exec", ["/usr/bin/sh"])
     # Taking a read away can uncover a write around it; taking the writes away first cannot.
     table["write"] = []
     if table.get("workspace", {}).get("mode", "ro") == "ro":
@@ -103,6 +113,15 @@ WIDER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"workspace": "/"}, {"workspace": "/a"}, "change a copy of /"),
     ({"workspace": "/a", "protect": []}, {"workspace": "/a"}, "change a copy of /a/.claude"),
     ({"workspace": "/a/b", "protect": []}, {"workspace": "/a", "protect": ["b"]}, "change a copy of /a/b"),
+    ({"read": ["/a"]}, {"read": ["/a"], "deny": ["/a/b"]}, "read /a/b"),
+    ({"read": ["/a/b/c"]}, {"read": ["/a"], "deny": ["/a/b"]}, "read /a/b/c"),
+    ({"workspace": "/a"}, {"workspace": "/a", "deny": ["/a/.env"]}, "change a copy of /a/.env"),
+    ({}, {"deny": ["/usr/bin/sudo"]}, "read /usr/bin/sudo"),
+    ({}, {"exec": ["/usr/bin/*"]}, "execute any file where only "),
+    ({"exec": ["/usr/bin/sh"]}, {"exec": ["/usr/bin/ls"]}, "execute /usr/bin/sh"),
+    ({"exec": ["/usr/bin/*"]}, {"exec": ["/usr/bin/s*"]}, "execute /usr/bin/*"),
+    ({"exec": ["/usr/bin/x/y"]}, {"exec": ["/usr/bin/*"]}, "execute /usr/bin/x/y"),
+    ({}, {"limits": {"disk": "1M"}}, "limits.disk: none where 1048576 is allowed"),
     ({"net": "open"}, {}, "net = "),
     ({"pass_env": ["TOKEN"]}, {}, 'pass_env = "TOKEN"'),
     ({"syscalls": {"allow": ["ptrace"]}}, {}, 'syscalls.allow = "ptrace"'),
@@ -136,6 +155,13 @@ WITHIN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"workspace": "/a"}, {"workspace": {"path": "/a", "mode": "rw"}}),
     ({"workspace": "/a/b"}, {"workspace": "/a"}),
     ({"workspace": "/a", "protect": [".git", ".envrc", ".vscode", ".claude"]}, {"workspace": "/a"}),
+    ({"read": ["/a"], "deny": ["/a/b"]}, {"read": ["/a"]}),
+    ({"read": ["/a"], "deny": ["/a/b"]}, {"read": ["/a"], "deny": ["/a/b/c"]}),
+    ({"read": ["/a"]}, {"read": ["/a"], "deny": ["/b"]}),
+    ({"read": ["/a/b"], "deny": ["/a/b"]}, {}),
+    ({"exec": ["/usr/bin/sh"]}, {}),
+    ({"exec": ["/usr/bin/sh", "/opt/a/b?"]}, {"exec": ["/usr/bin/*", "/opt/**"]}),
+    ({"limits": {"disk": "1M"}}, {"limits": {"disk": "1G"}}),
     ({"env": {"A": "2"}}, {"env": {"A": "1"}}),
     ({"pass_env": ["TERM"]}, {}),
     ({"limits": {"tasks": 3, "wall": 1}}, {"limits": {"wall": 1}}),

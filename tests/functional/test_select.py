@@ -45,7 +45,7 @@ EVERYTHING = dict.fromkeys(Control, "default")
 #: What each probe takes away when it is the only one that fails. The foundation takes all.
 TAKEN = {
     "netns": {"network.none"},
-    "overlay": {"workspace.overlay"},
+    "overlay": {"workspace.overlay", "deny"},
     "notify": set(),
     "nested": set(),
     "nproc": set(),
@@ -105,7 +105,7 @@ def test_a_missing_probe_takes_away_exactly_its_controls(probe: str) -> None:
 def test_the_refusal_names_every_backend_with_its_reason() -> None:
     error = refused(Wants(), Host.pretend(without=("overlay",)))
     assert set(error.missing) == {"native", "seatbelt"}
-    assert "native misses workspace.overlay: no overlay" in error.message
+    assert "native misses deny, workspace.overlay: no overlay" in error.message
     assert "the seatbelt backend works on darwin, this is linux" in error.message
 
 

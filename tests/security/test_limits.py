@@ -6,9 +6,13 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
+
+import pytest
 
 from security import arena
 from security.arena import inside, outside, run
+from stockade import PolicyError
 from stockade.host import host
 from support import leaks
 from support.means import applies
@@ -32,6 +36,36 @@ def test_open_descriptors_are_limited() -> None:
     count, answer = inside("limits", "files", 300, limits={"files": 64})
     assert answer == "EMFILE" and count <= 64
     assert outside("limits", "files", 300) == [300, "ok"]
+
+
+SMALL = 8 << 20
+
+
+@pytest.mark.parametrize("mode", ["ro", "rw", None])
+def test_filling_the_private_memory_stops_at_the_disk_limit(workspace: Path, mode: str | None) -> None:
+    place = {"workspace": {"path": str(workspace), "mode": mode}, "protect": []} if mode else {}
+    filled, answer = inside("limits", "disk", 4 * SMALL, limits={"disk": SMALL}, **place)
+    assert answer == "ENOSPC" and filled <= SMALL
+    assert inside("limits", "disk", 4 * SMALL, **place) == [4 * SMALL, "ok"]
+    assert outside("limits", "disk", 4 * SMALL) == [4 * SMALL, "ok"]
+
+
+def test_files_without_content_stop_at_the_disk_limit_too() -> None:
+    made, answer = inside("limits", "inodes", 4000, limits={"disk": SMALL})
+    assert answer == "ENOSPC" and 1000 < made < SMALL // 4096
+    assert outside("limits", "inodes", 4000) == [4000, "ok"]
+
+
+def test_even_the_smallest_disk_limit_starts_a_program() -> None:
+    made, answer = inside("limits", "inodes", 4000, limits={"disk": 1})
+    assert answer == "ENOSPC" and 500 < made < 1024
+    assert outside("limits", "inodes", 4000) == [4000, "ok"]
+
+
+def test_a_disk_limit_is_refused_where_the_workspace_could_outgrow_it(workspace: Path) -> None:
+    with pytest.raises(PolicyError, match="overlay workspace cannot be limited") as caught:
+        inside("limits", "disk", SMALL, limits={"disk": "8M"}, workspace=str(workspace))
+    assert '"ro"' in caught.value.hint and '"rw"' in caught.value.hint
 
 
 def test_a_program_cannot_raise_its_own_limits() -> None:

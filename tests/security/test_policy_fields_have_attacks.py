@@ -31,6 +31,21 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
             "test_a_set_uid_file_in_a_grant_gains_nothing",
         ),
     ),
+    "deny": (
+        Control.DENY,
+        (
+            "test_a_denied_file_cannot_be_read_under_any_name",
+            "test_the_host_does_not_uncover_a_denied_file_by_working_on_it",
+            "test_moving_the_directory_above_does_not_uncover_a_denied_file",
+        ),
+    ),
+    "exec": (
+        Control.EXEC,
+        (
+            "test_nothing_that_the_program_makes_can_be_executed",
+            "test_a_program_that_is_not_listed_is_refused",
+        ),
+    ),
     "protect": (
         Control.PROTECT,
         (
@@ -57,6 +72,13 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
     "limits.wall": (Control.LIMITS_WALL, ("test_hiding_from_the_time_limit_is_of_no_use",)),
     "limits.output": (Control.LIMITS_OUTPUT, ("test_endless_output_is_capped_and_said",)),
     "limits.files": (Control.LIMITS_FILES, ("test_open_descriptors_are_limited",)),
+    "limits.disk": (
+        Control.LIMITS_DISK,
+        (
+            "test_filling_the_private_memory_stops_at_the_disk_limit",
+            "test_files_without_content_stop_at_the_disk_limit_too",
+        ),
+    ),
     "syscalls.allow": (
         Control.SYSCALLS,
         (

@@ -24,6 +24,7 @@ NETLINK_ROUTE = 0
 PERSONALITY_LINUX, PERSONALITY_QUERY = 0, 0xFFFFFFFF
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 X32 = 0x40000000
+MFD_NOEXEC_SEAL = 8
 GATE, PRIO_PROCESS, IOPRIO_WHO_PROCESS = 1, 0, 1
 
 # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_JMP|JSET|K, BPF_RET|K
@@ -80,6 +81,11 @@ BOUNDS: dict[str, list[Line]] = {
         (LOAD, FIRST, "", ""),
         (EQUAL, GATE, "refuse", "allow"),
     ],
+    # What is in a memory file belongs to no mount: only the file's own seal keeps it from being executed.
+    "sealed memory": [
+        (LOAD, SECOND, "", ""),
+        (ANY_BIT, MFD_NOEXEC_SEAL, "allow", "refuse"),
+    ],
     "priorities": [
         (LOAD, FIRST, "", ""),
         (EQUAL, PRIO_PROCESS, "", "refuse"),
@@ -110,6 +116,9 @@ BOUNDED = {
     "ioprio_set": "io priorities",
 }
 
+#: What is bounded besides, where the policy says which files may be executed.
+BOUNDED_BY_EXEC = {"memfd_create": "sealed memory"}
+
 
 def program(machine: str, answers: dict[int, str]) -> bytes:
     """The filter: for each number the name of an end or of bounds; the rest is absent."""
@@ -120,8 +129,9 @@ def program(machine: str, answers: dict[int, str]) -> bytes:
         (AT_LEAST, X32, "kill", ""),
         *_tree(_intervals(answers)),
     ]
+    used = set(answers.values())
     for name, bounds in BOUNDS.items():
-        lines += [name, *bounds]
+        lines += [name, *bounds] if name in used else []
     for name, value in ENDS.items():
         lines += [name, (GIVE, value, "", "")]
     return _assemble(lines)

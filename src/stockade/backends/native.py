@@ -22,7 +22,9 @@ from stockade.errors import PolicyError
 from stockade.gate import plan as ops
 from stockade.policy import Resolved
 from stockade.policy.load import NAMES as PROJECT_POLICIES
-from stockade.policy.values import time_text
+from stockade.policy.programs import Programs, loaders
+from stockade.policy.resolve import mounted_below
+from stockade.policy.values import show, time_text
 
 HOSTNAME = "stockade"
 HOST_NAMES = ("hosts?", "resolv.conf?")
@@ -45,6 +47,10 @@ OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEVICE
 READING = EXECUTE | READ_FILE | READ_DIR
 SCOPES = 0b11  # abstract sockets, signals
 SCOPES_ABI = 6
+
+PAGE, LEAST_INODES = 4096, 1024
+#: The gate takes a plan of at most 4096 operations.
+MOST_PROGRAMS = 3000
 
 
 class Native(Backend):
@@ -88,6 +94,12 @@ class Inputs(msgspec.Struct, frozen=True):
     #: What stands in for a cgroup, of each process: bytes of address space, seconds. 0 for none.
     memory: int = 0
     cpu_time: int = 0
+    #: Real names of the host that are not to be seen.
+    denied: tuple[str, ...] = ()
+    #: path, is_dir, clause of what may be executed; None for whatever can be.
+    programs: tuple[tuple[str, bool, str], ...] | None = None
+    #: Size of the private file system; 0 for the kernel's default.
+    disk: int = 0
 
 
 @lru_cache(maxsize=8)
@@ -134,6 +146,7 @@ def inputs(
     protected = _protected(resolved)
     # In the host's network its names are found the host's way.
     names = HOST_NAMES if resolved.policy.net == "open" else ()
+    system = _shown(system_layout(resolved.profile.system, (*resolved.profile.etc, *names)), resolved.denied)
     return Inputs(
         uid=caller.uid,
         gid=caller.gid,
@@ -148,12 +161,92 @@ def inputs(
         cpu_time=math.ceil(limits.cpu_time or 0) if Control.LIMITS_CPU_TIME in by_process else 0,
         landlock=landlock,
         program=program,
-        system=system_layout(resolved.profile.system, (*resolved.profile.etc, *names)),
+        system=system,
         grants=tuple((g.path, g.access, g.is_dir, g.clause) for g in grants),
         protected=protected,
         sockets=Control.IPC in resolved.policy.accept,
         layer=layer,
+        denied=resolved.denied,
+        programs=_programs(resolved, system),
+        disk=limits.disk or 0,
     )
+
+
+def _shown(system: tuple[Shown, ...], denied: tuple[str, ...]) -> tuple[Shown, ...]:
+    """The system's paths without those that are denied."""
+    if not denied:
+        return system
+    kept = tuple(
+        shown
+        for shown in system
+        if not any(
+            _within(name, tree) for tree in denied for name in (shown.path, shown.source or shown.path)
+        )
+    )
+    for shown in kept:
+        if _inner(shown.path, shown.source, denied) and (inner := mounted_below(shown.source)):
+            raise PolicyError(
+                f"deny: {shown.path} has other file systems mounted in it: {', '.join(inner)}",
+                hint="nothing can be hidden in it",
+            )
+    return kept
+
+
+def _programs(resolved: Resolved, system: tuple[Shown, ...]) -> tuple[tuple[str, bool, str], ...] | None:
+    """What may be executed, by its path inside."""
+    if resolved.programs is None:
+        return None
+    trees = {shown.source: (shown.path, "read") for shown in system if shown.source}
+    for grant in (*resolved.grants, resolved.workspace):
+        if grant is not None:
+            trees[grant.path] = (grant.path, grant.access)
+    found: dict[str, tuple[str, bool, str]] = {}
+    for clause, named in resolved.programs:
+        placed = _placed(clause, named, trees, resolved.denied)
+        if not placed:
+            raise PolicyError(
+                f"{clause}: nothing of it is shown inside", hint="grant its directory with read"
+            )
+        found |= placed
+    found = _placed("exec", Programs(loaders()), trees, resolved.denied) | found
+    if len(found) > MOST_PROGRAMS:
+        raise PolicyError(
+            f"exec: {len(found)} files, more than {MOST_PROGRAMS}",
+            hint="write DIRECTORY/* for all files of a directory",
+        )
+    return tuple(found.values())
+
+
+def _placed(
+    clause: str, named: Programs, trees: dict[str, tuple[str, str]], denied: tuple[str, ...]
+) -> dict[str, tuple[str, bool, str]]:
+    """Where programs are inside; those that are not shown are left out."""
+    wanted = dict.fromkeys(named.files, False) | dict.fromkeys(named.trees, True)
+    # In a directory, also what is shown there on its own.
+    wanted |= {tree: True for tree in trees if any(_within(tree, name) for name in named.trees)}
+    found: dict[str, tuple[str, bool, str]] = {}
+    for name, is_dir in wanted.items():
+        tree = max((tree for tree in trees if _within(name, tree)), key=len, default="")
+        if not tree or any(_within(name, hidden) for hidden in denied):
+            continue
+        place, access = trees[tree]
+        if access != "read":
+            raise PolicyError(
+                f"{clause}: {name} is in {place}, where the program can write",
+                hint="what may be executed must not be writable: grant its directory with read",
+            )
+        inside = place + name[len(tree) :]
+        found[inside] = (inside, is_dir, clause)
+    return found
+
+
+def _inner(path: str, source: str, denied: tuple[str, ...]) -> list[tuple[str, str]]:
+    """What is denied in a tree of the host, each by its path inside and outside; a link has no source."""
+    return [
+        (path + name[len(source) :], name)
+        for name in denied
+        if source and name != source and _within(name, source)
+    ]
 
 
 def _protected(resolved: Resolved) -> tuple[str, ...]:
@@ -166,6 +259,8 @@ def _protected(resolved: Resolved) -> tuple[str, ...]:
     absent: list[str] = []
     for name, exists in resolved.protected:
         path = f"{workspace.path}/{name}"
+        if any(_within(path, tree) for tree in resolved.denied):
+            continue
         if any(_within(path, tree) for tree in writable):
             (found if exists else absent).append(path)
         elif workspace.access == "overlay" and exists and os.path.basename(name) in PROJECT_POLICIES:
@@ -192,7 +287,7 @@ def compile_plan(given: Inputs) -> ops.Plan:
             ops.Namespaces(names=tuple(names), every_id=given.uid == 0),
             *base,
             ops.Hostname(name=HOSTNAME),
-            ops.Root(),
+            _private(given),
             *_root(given),
             ops.Pivot(),
             ops.Keyring(),
@@ -205,6 +300,14 @@ def compile_plan(given: Inputs) -> ops.Plan:
             ops.Seccomp(program=given.program, clause="syscalls"),
         ),
     )
+
+
+def _private(given: Inputs) -> ops.Root:
+    if not given.disk:
+        return ops.Root()
+    # Empty files take up memory of the kernel too.
+    inodes = max(LEAST_INODES, given.disk // PAGE)
+    return ops.Root(size=given.disk, inodes=inodes, clause=f"limits.disk = {given.disk}")
 
 
 def _tasks(given: Inputs) -> list[ops.AnyOp]:
@@ -238,13 +341,18 @@ def _base(given: Inputs) -> list[ops.AnyOp]:
     """What sandboxes of one profile and user share: the system's trees, /etc and /dev."""
     found: list[ops.AnyOp] = []
     for shown in given.system:
-        if not shown.link:
+        if _inner(shown.path, shown.source, given.denied):
+            if shown.path.startswith("/etc/"):
+                found.append(ops.Dir(path=shown.path, clause="deny"))  # a mount point
+        elif not shown.link:
             found.append(ops.Bind(path=shown.path, source=shown.source, clause="profile"))
         elif shown.path.startswith("/etc/"):
             found.append(ops.Link(path=shown.path, target=shown.link, clause="profile"))
     taken = {shown.path for shown in given.system}
     found += [
-        ops.File(path=path, content=content) for path, content in _etc(given).items() if path not in taken
+        ops.File(path=path, content=content)
+        for path, content in _etc(given).items()
+        if path not in taken and not any(_within(path, tree) for tree in given.denied)
     ]
     found += [ops.Bind(path=f"/dev/{name}", source=f"/dev/{name}", device=True) for name in DEVICES]
     found += [ops.Link(path=f"/dev/{name}", target=target) for name, target in DEVICE_LINKS.items()]
@@ -255,8 +363,12 @@ def _base(given: Inputs) -> list[ops.AnyOp]:
 def _root(given: Inputs) -> list[ops.AnyOp]:
     """The file tree of one sandbox: the shared, then the private, then what is granted, parents first."""
     found: list[ops.AnyOp] = [ops.Show(path="/etc"), ops.Show(path="/dev")]
-    for shown in given.system:
-        if not shown.path.startswith("/etc/"):
+    for number, shown in enumerate(given.system, 1):
+        if inner := _inner(shown.path, shown.source, given.denied):
+            # Not from the base, which others share.
+            found += _masks(inner, shown.path, shown.source, number)
+            found.append(ops.View(path=shown.path, source=shown.source, masks=number, clause="profile"))
+        elif not shown.path.startswith("/etc/"):
             found.append(
                 ops.Link(path=shown.path, target=shown.link, clause="profile")
                 if shown.link
@@ -266,21 +378,42 @@ def _root(given: Inputs) -> list[ops.AnyOp]:
     scratch = _scratch(given)
     if not any(_within("/var/tmp", path) for path in (*scratch, *(path for path, *_ in given.grants))):
         found.append(ops.Link(path="/var/tmp", target="/tmp"))
-    found += [ops.Scratch(path=path, mode=mode) for path, mode in scratch.items()]
+    noexec = given.programs is not None
+    found += [ops.Scratch(path=path, mode=mode, noexec=noexec) for path, mode in scratch.items()]
     # Last: what is behind the scratch directories disappears below it.
     return [*found, *_granted(given), ops.Proc()]
+
+
+def _masks(
+    inner: list[tuple[str, str]], tree: str, source: str, number: int, grant: int = 0
+) -> list[ops.AnyOp]:
+    return [
+        ops.Mask(
+            path=path, tree=tree, source=source, masks=number, grant=grant, clause=f"deny = {show(name)}"
+        )
+        for path, name in inner
+    ]
 
 
 def _granted(given: Inputs) -> list[ops.AnyOp]:
     """What the policy shows, parents first."""
     found: dict[str, ops.AnyOp] = {}
+    hidden: list[ops.AnyOp] = []
+    noexec = given.programs is not None
     for number, (path, access, is_dir, clause) in enumerate(given.grants, 1):
+        inner = _inner(path, path, given.denied)
+        masks = len(given.system) + number if inner else 0
+        hidden += _masks(inner, path, path, masks, number)
         if access == "overlay":
-            found[path] = ops.Overlay(path=path, layer=given.layer, grant=number, clause=clause)
+            found[path] = ops.Overlay(
+                path=path, layer=given.layer, grant=number, masks=masks, noexec=noexec, clause=clause
+            )
         elif access == "write":
-            found[path] = ops.Bind(path=path, source=path, writable=True, grant=number, clause=clause)
-        elif is_dir and not given.sockets:
-            found[path] = ops.View(path=path, source=path, grant=number, clause=clause)
+            found[path] = ops.Bind(
+                path=path, source=path, writable=True, noexec=noexec, grant=number, clause=clause
+            )
+        elif is_dir and (masks or not given.sockets):
+            found[path] = ops.View(path=path, source=path, grant=number, masks=masks, clause=clause)
         else:
             found[path] = ops.Bind(path=path, source=path, grant=number, clause=clause)
     for path in given.protected:
@@ -292,9 +425,10 @@ def _granted(given: Inputs) -> list[ops.AnyOp]:
         for tree in writable:
             above = os.path.dirname(path)
             while path not in writable and _within(above, tree) and above != tree:
-                found.setdefault(above, ops.Bind(path=above, source=above, writable=True, clause="protect"))
+                writing = ops.Bind(path=above, source=above, writable=True, noexec=noexec, clause="protect")
+                found.setdefault(above, writing)
                 above = os.path.dirname(above)
-    return [found[path] for path in sorted(found)]
+    return [*hidden, *(found[path] for path in sorted(found))]
 
 
 def _scratch(given: Inputs) -> dict[str, int]:
@@ -337,13 +471,17 @@ def _landlock(given: Inputs) -> list[ops.AnyOp]:
     for abi, right in LATER_RIGHTS.items():
         if given.landlock >= abi:
             handled |= right
+    reading, may = (READING, "read and execute") if given.programs is None else (READING & ~EXECUTE, "read")
     writing = handled & ~(MAKE_CHAR | MAKE_BLOCK)
+    changing = "read, execute and write"
+    if given.programs is not None:
+        writing, changing = writing & ~EXECUTE, "read and write"
     found: list[ops.AnyOp] = [
         ops.Landlock(
             files=handled, scopes=SCOPES if given.landlock >= SCOPES_ABI else 0, clause="files, ipc"
         ),
         ops.Grant(path="/", rights=READ_DIR, words="list directories"),
-        ops.Grant(path="/etc", rights=READING, words="read", clause="profile"),
+        ops.Grant(path="/etc", rights=reading, words="read", clause="profile"),
         ops.Grant(path="/proc", rights=READ_FILE | READ_DIR, words="read"),
         ops.Grant(
             path="/dev",
@@ -353,17 +491,15 @@ def _landlock(given: Inputs) -> list[ops.AnyOp]:
     ]
     for shown in given.system:
         if shown.source and not shown.path.startswith("/etc/"):
-            rights = READING if shown.is_dir else READING & OF_FILES
-            found.append(
-                ops.Grant(path=shown.path, rights=rights, words="read and execute", clause="profile")
-            )
-    found += [
-        ops.Grant(path=path, rights=writing, words="read, execute and write") for path in _scratch(given)
-    ]
+            rights = reading if shown.is_dir else reading & OF_FILES
+            found.append(ops.Grant(path=shown.path, rights=rights, words=may, clause="profile"))
+    found += [ops.Grant(path=path, rights=writing, words=changing) for path in _scratch(given)]
     for path, access, is_dir, clause in given.grants:
-        rights = READING if access == "read" else writing
-        words = "read and execute" if access == "read" else "read, execute and write"
+        rights, words = (reading, may) if access == "read" else (writing, changing)
         found.append(
             ops.Grant(path=path, rights=rights if is_dir else rights & OF_FILES, words=words, clause=clause)
         )
+    for path, is_dir, clause in given.programs or ():
+        words = "execute every file in it" if is_dir else "execute"
+        found.append(ops.Grant(path=path, rights=EXECUTE, words=words, clause=clause))
     return found

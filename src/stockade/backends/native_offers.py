@@ -29,6 +29,8 @@ def _ipc(host: Host) -> str:
 MECHANISMS: Mapping[Control, Mechanism] = {
     Control.FILES: Mechanism(_files),
     Control.PROTECT: Mechanism("read-only mounts in mode rw; otherwise nothing lands on the host"),
+    Control.DENY: Mechanism("whiteouts in an overlay over the tree", ("overlay",)),
+    Control.EXEC: Mechanism("Landlock, noexec on what is writable, no executable memfd"),
     Control.WORKSPACE_OVERLAY: Mechanism("overlayfs with userxattr", ("overlay",)),
     Control.NETWORK_NONE: Mechanism("own network namespace", ("netns",)),
     Control.PROCESSES: Mechanism("pid namespace"),
@@ -58,5 +60,6 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.LIMITS_WALL: Mechanism("the supervisor's timer"),
     Control.LIMITS_OUTPUT: Mechanism("counted by the supervisor"),
     Control.LIMITS_FILES: Mechanism("RLIMIT_NOFILE"),
+    Control.LIMITS_DISK: Mechanism("size and inodes of the private tmpfs"),
     Control.CLEANUP: Mechanism("pid namespace, pidfd of the supervisor"),
 }

@@ -91,14 +91,19 @@ def check_names(allow: tuple[str, ...]) -> None:
 
 
 @lru_cache(maxsize=16)
-def program(allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), home: str = "") -> bytes:
-    """The filter as BPF bytes, compiled once per host and kept in the state directory `home`."""
+def program(
+    allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), home: str = "", listed: bool = False
+) -> bytes:
+    """The filter as BPF bytes, compiled once per host and kept in the state directory `home`.
+
+    `listed` is for a policy that lists what may be executed.
+    """
     check_names(allow)
     if not home:
-        return compile_filter(allow, deny)
-    path = os.path.join(state.ensure(home), f"filter-{fingerprint(allow, deny)}.bpf")
+        return compile_filter(allow, deny, listed)
+    path = os.path.join(state.ensure(home), f"filter-{fingerprint(allow, deny, listed)}.bpf")
     try:
-        return _kept(path) or _keep(path, compile_filter(allow, deny))
+        return _kept(path) or _keep(path, compile_filter(allow, deny, listed))
     except OSError as error:
         raise state.unusable(path, error) from None
 
@@ -121,7 +126,7 @@ def _keep(path: str, compiled: bytes) -> bytes:
     return compiled
 
 
-def fingerprint(allow: tuple[str, ...], deny: tuple[str, ...]) -> str:
+def fingerprint(allow: tuple[str, ...], deny: tuple[str, ...], listed: bool = False) -> str:
     """What the compiled filter depends on, as a file name."""
     import hashlib
 
@@ -129,11 +134,11 @@ def fingerprint(allow: tuple[str, ...], deny: tuple[str, ...]) -> str:
     for source in (__file__, filters.__file__):
         with open(source, "rb", buffering=0) as file:
             digest.update(file.read())
-    digest.update(repr((sorted(allow), sorted(deny), os.uname().machine)).encode())
+    digest.update(repr((sorted(allow), sorted(deny), listed, os.uname().machine)).encode())
     return digest.hexdigest()[:32]
 
 
-def compile_filter(allow: tuple[str, ...], deny: tuple[str, ...]) -> bytes:
+def compile_filter(allow: tuple[str, ...], deny: tuple[str, ...], listed: bool = False) -> bytes:
     """Compile the allowlist, with `allow` added to it and `deny` taken away."""
     machine = os.uname().machine
     if machine not in filters.ARCHITECTURES:
@@ -142,10 +147,10 @@ def compile_filter(allow: tuple[str, ...], deny: tuple[str, ...]) -> bytes:
             stage="seccomp",
             hint="the native backend runs on " + " and ".join(filters.ARCHITECTURES),
         )
-    return filters.program(machine, answers(allow, deny))
+    return filters.program(machine, answers(allow, deny, listed))
 
 
-def answers(allow: tuple[str, ...], deny: tuple[str, ...]) -> dict[int, str]:
+def answers(allow: tuple[str, ...], deny: tuple[str, ...], listed: bool = False) -> dict[int, str]:
     """The answer to each system call of this architecture, by number; what has none does not exist."""
     try:
         import pyseccomp
@@ -157,7 +162,7 @@ def answers(allow: tuple[str, ...], deny: tuple[str, ...]) -> dict[int, str]:
         ) from error
 
     given = dict.fromkeys(ALLOWED | set(allow), "allow")
-    given |= filters.BOUNDED
+    given |= filters.BOUNDED | (filters.BOUNDED_BY_EXEC if listed else {})
     given |= dict.fromkeys(REFUSED | set(deny), "refuse")
     found = {}
     for name, answer in given.items():

@@ -69,10 +69,11 @@ def parser(command: str) -> argparse.ArgumentParser:
     add("-p", "--policy", metavar="FILE", help="the policy; no other file is looked at")
     add("--read", metavar="PATH", action="append", help="show a path read-only")
     add("--write", metavar="PATH", action="append", help="show a path writable for real")
+    add("--deny", metavar="PATH", action="append", help="hide a path, also inside what is shown")
     add("--net", metavar="open", help='"open" shares the host\'s network; default: none')
     add("--env", metavar="K=V", action="append", help="set a variable inside")
     add("--pass-env", metavar="K", action="append", help="pass a variable of yours")
-    limits = "a limit: memory, tasks, cpu, cpu_time, wall, files, output"
+    limits = "a limit: memory, tasks, cpu, cpu_time, wall, files, output, disk"
     add("--limit", metavar="K=V", action="append", help=limits)
     add("-w", "--workspace", metavar="PATH", help="the directory to work in (default: the current one)")
     add("--mode", choices=("overlay", "rw", "ro"), help="how the workspace appears (default: overlay)")
@@ -123,6 +124,7 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
     flags: dict[str, Any] = {
         "read": args.read,
         "write": args.write,
+        "deny": args.deny,
         "pass_env": args.pass_env,
         "net": args.net if args.net in (None, "open") else [args.net],
         "backend": args.backend,

@@ -37,6 +37,7 @@ MOST_BYTES = 8 << 20
 OPERATIONS = (
     "plan", "namespaces", "hostname", "root", "dir", "file", "link", "bind", "scratch", "proc", "pts",
     "overlay", "show", "view", "pivot", "keyring", "rlimit", "privileges", "landlock", "grant", "seccomp",
+    "mask",
 )  # fmt: skip
 
 _REPLY = struct.Struct("=IIiIIIQQQQ256s")

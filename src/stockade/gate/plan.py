@@ -32,6 +32,10 @@ _RECORD = struct.Struct("=IIQQ")
 _MAGIC = b"STKPLAN2"
 
 
+def _without_exec(noexec: bool) -> str:
+    return ", nothing in it to be executed" if noexec else ""
+
+
 class Op(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
     """One operation. `clause` is the part of the policy it serves."""
 
@@ -95,12 +99,14 @@ class Hostname(Op, frozen=True, kw_only=True):
 class Root(Op, frozen=True, kw_only=True):
     kind = 3
     size: int = 0
+    inodes: int = 0
 
     def numbers(self) -> tuple[int, int]:
-        return self.size, 0
+        return self.size, self.inodes
 
     def describe(self) -> str:
-        return "begin with an empty root in private memory"
+        most = f" of at most {self.size} bytes and {self.inodes} files" if self.size else ""
+        return f"begin with an empty root in private memory{most}"
 
     def mounts(self) -> dict[str, tuple[int, str]]:
         return {"/": (READONLY | NOSUID | NODEV, "tmpfs")}
@@ -157,13 +163,14 @@ class Bind(Op, frozen=True, kw_only=True):
     source: str
     writable: bool = False
     device: bool = False
+    noexec: bool = False
     grant: int = 0
 
     def attributes(self) -> int:
         if self.device:
             # Read-only keeps the host's node from being changed; what it leads to stays writable.
             return READONLY | NOSUID | NOEXEC
-        return NOSUID | NODEV | (0 if self.writable else READONLY)
+        return NOSUID | NODEV | (0 if self.writable else READONLY) | (NOEXEC if self.noexec else 0)
 
     def numbers(self) -> tuple[int, int]:
         return self.attributes(), self.grant
@@ -173,6 +180,7 @@ class Bind(Op, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         how = "the device" if self.device else "writable" if self.writable else "read-only"
+        how += _without_exec(self.noexec)
         origin = "" if self.source == self.path else f" from {self.source}"
         return f"show {self.path} {how}{origin}"
 
@@ -184,18 +192,19 @@ class Scratch(Op, frozen=True, kw_only=True):
     kind = 8
     path: str
     mode: int
+    noexec: bool = False
 
     def numbers(self) -> tuple[int, int]:
-        return self.mode, 0
+        return self.mode, NOEXEC if self.noexec else 0
 
     def data(self) -> bytes:
         return text(self.path)
 
     def describe(self) -> str:
-        return f"make {self.path} an empty writable directory in private memory"
+        return f"make {self.path} an empty writable directory in private memory{_without_exec(self.noexec)}"
 
     def mounts(self) -> dict[str, tuple[int, str]]:
-        return {self.path: (NOSUID | NODEV, "tmpfs")}
+        return {self.path: (NOSUID | NODEV | self.numbers()[1], "tmpfs")}
 
 
 class Proc(Op, frozen=True, kw_only=True):
@@ -227,24 +236,27 @@ class Pts(Op, frozen=True, kw_only=True):
 
 
 class Overlay(Op, frozen=True, kw_only=True):
-    """`layer` is the directory of the state that receives the changes."""
+    """`layer` is the directory of the state that receives the changes, `masks` the number of its masks."""
 
     kind = 11
     path: str
     layer: str
     grant: int
+    masks: int = 0
+    noexec: bool = False
 
     def numbers(self) -> tuple[int, int]:
-        return 0, self.grant
+        return self.masks | (NOEXEC << 32 if self.noexec else 0), self.grant
 
     def data(self) -> bytes:
         return text(self.path, self.path, f"{self.layer}/upper", f"{self.layer}/work")
 
     def describe(self) -> str:
-        return f"show {self.path} copy-on-write: changes go to Stockade's state, not to the host"
+        how = f"copy-on-write{_without_exec(self.noexec)}"
+        return f"show {self.path} {how}: changes go to Stockade's state, not to the host"
 
     def mounts(self) -> dict[str, tuple[int, str]]:
-        return {self.path: (NOSUID | NODEV, "overlay")}
+        return {self.path: (NOSUID | NODEV | (NOEXEC if self.noexec else 0), "overlay")}
 
 
 class Show(Op, frozen=True, kw_only=True):
@@ -267,10 +279,11 @@ class View(Op, frozen=True, kw_only=True):
     kind = 13
     path: str
     source: str
-    grant: int
+    grant: int = 0
+    masks: int = 0
 
     def numbers(self) -> tuple[int, int]:
-        return 0, self.grant
+        return self.masks, self.grant
 
     def data(self) -> bytes:
         return text(self.path, self.source)
@@ -359,9 +372,32 @@ class Seccomp(Op, frozen=True, kw_only=True):
         return f"install the system call filter ({len(self.program) // 8} instructions)"
 
 
+class Mask(Op, frozen=True, kw_only=True):
+    """Hides a name in the tree that an Overlay or View after it shows: `masks` says in which.
+
+    A name, not a file: it stays hidden when the host puts another file there.
+    """
+
+    kind = 21
+    path: str
+    tree: str
+    source: str
+    masks: int
+    grant: int = 0
+
+    def numbers(self) -> tuple[int, int]:
+        return self.masks, self.grant
+
+    def data(self) -> bytes:
+        return text(self.path, self.tree, self.source)
+
+    def describe(self) -> str:
+        return f"hide {self.path}, whatever the host has or puts there"
+
+
 AnyOp = (
     Namespaces | Hostname | Root | Dir | File | Link | Bind | Scratch | Proc | Pts | Overlay | Show | View
-    | Pivot | Keyring | Limit | Privileges | Landlock | Grant | Seccomp
+    | Mask | Pivot | Keyring | Limit | Privileges | Landlock | Grant | Seccomp
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ import os
 from stockade.controls import Control
 from stockade.policy.model import Limits, Policy, limit_text
 from stockade.policy.profile import profile
+from stockade.policy.programs import taken_in
 from stockade.policy.values import show
 
 NONE, READ, OVERLAY, WRITE = range(4)
@@ -35,6 +36,7 @@ class Files:
         named += [(path, WRITE) for path in policy.write]
         self.access: dict[str, int] = {}
         self.protected: set[str] = set()
+        self.denied = {normal(path) for path in policy.deny}
         if policy.workspace is not None:
             root = normal(policy.workspace.path)
             self.access[root] = MODES[policy.workspace.mode]
@@ -44,10 +46,15 @@ class Files:
             self.access[name] = max(access, self.access.get(name, NONE))
 
     def at(self, path: str) -> int:
-        """The access to one path: a protected one is at most readable, else the longest clause counts."""
+        """The access to one path.
+
+        None to a denied one; a protected one is at most readable; else the longest clause counts.
+        """
         access: int | None = None
         most = WRITE
         while True:
+            if path in self.denied:
+                return NONE
             if path in self.protected:
                 most = READ
             if access is None:
@@ -82,6 +89,10 @@ def excess(mine: Policy, other: Policy) -> list[str]:
     if mine == other:
         return []
     found = _files(Files(mine), Files(other))
+    if mine.exec is None and other.exec is not None:
+        found.append(f"execute any file where only {show(other.exec)} may be")
+    elif mine.exec is not None and other.exec is not None:
+        found += [f"execute {pattern}" for pattern in mine.exec if not taken_in(pattern, other.exec)]
     if mine.net == "open" and other.net != "open":
         found.append('net = "open": the host\'s network')
     passed = {*profile(other.profile).pass_env, *other.pass_env}
@@ -107,7 +118,8 @@ def excess(mine: Policy, other: Policy) -> list[str]:
 
 def _files(mine: Files, other: Files) -> list[str]:
     found: dict[str, int] = {}
-    for path in sorted({*mine.access, *mine.protected, *other.access, *other.protected}):
+    named = {*mine.access, *mine.protected, *mine.denied, *other.access, *other.protected, *other.denied}
+    for path in sorted(named):
         asked, had = mine.at(path), other.at(path)
         if asked > had:
             above = os.path.dirname(path)

@@ -19,7 +19,7 @@ import msgspec
 
 from stockade.errors import PolicyError
 from stockade.policy.model import Policy
-from stockade.policy.resolve import covers, real
+from stockade.policy.resolve import covers, names_of, real
 from stockade.policy.text import SECTION, anchored, clauses, parse
 from stockade.policy.values import literal, show
 from stockade.state import state_dir
@@ -134,6 +134,8 @@ def discover(
 def layers(own: Policy, project: Project, flags: Mapping[str, Any]) -> tuple[Policy, Policy]:
     """The policy without the project's file, and the one with it between the user's own and the flags."""
     laid = _laid(own.table(), project.clauses, grow=False)
+    # What the user hides stays hidden, also from a project that is trusted.
+    laid["deny"] = [*own.deny, *laid.get("deny", ())]
     try:
         between = Policy(**anchored(laid, os.path.dirname(project.path)))
     except PolicyError as error:
@@ -218,9 +220,12 @@ def _laid(lower: Mapping[str, Any], upper: Mapping[str, Any], *, grow: bool) -> 
 def _real(policy: Policy, home: str, cwd: str, environ: Mapping[str, str]) -> Policy:
     """The policy with every path replaced by its real name."""
     table = policy.table()
-    for key in ("read", "write"):
+    for key in ("read", "write", "exec"):
         if key in table:
             table[key] = [real(path, home, cwd, environ, f"{key} = {show(path)}") for path in table[key]]
+    table["deny"] = [
+        literal(name) for path in policy.deny for name in names_of(path, home=home, cwd=cwd, environ=environ)
+    ]
     if policy.workspace is not None:
         path = policy.workspace.path
         # A name that ends in ? is just a name here.

@@ -36,10 +36,7 @@ NOTHING = object()
 #: Clauses whose wall is not built: what each would do, and the value that asks for nothing.
 #: Building one deletes its row and adds the field.
 LATER: dict[str, tuple[str, object]] = {
-    "deny": ("hide paths inside an allowed tree", []),
-    "exec": ("limit which files may be executed", NOTHING),
     "secrets": ("hold secrets back from the program", {}),
-    "limits.disk": ("limit disk space", NOTHING),
     "workspace.durable": ("keep changes beyond a killed supervisor", False),
 }
 LATER_BACKENDS = ("landlock", "bwrap", "gvisor", "container", "microvm", "seatbelt")
@@ -117,6 +114,7 @@ class Limits(_Clauses, frozen=True):
     wall: float | None = None
     output: int | None = None
     files: int | None = None
+    disk: int | None = None
 
     _prefix = "limits."
     _checks = {
@@ -127,6 +125,7 @@ class Limits(_Clauses, frozen=True):
         "wall": values.time,
         "output": values.size,
         "files": values.count(1 << 20, least=16),  # the gate itself needs a dozen
+        "disk": values.size,
     }
 
     if TYPE_CHECKING:
@@ -140,6 +139,7 @@ class Limits(_Clauses, frozen=True):
             wall: float | str | None = None,
             output: int | str | None = None,
             files: int | str | None = None,
+            disk: int | str | None = None,
         ) -> None: ...
 
 
@@ -147,7 +147,7 @@ def limit_text(name: str, value: float) -> str:
     """A limit as one would write it."""
     if name in ("cpu_time", "wall"):
         return f'"{values.time_text(value)}"'
-    return f'"{values.size_text(int(value))}"' if name in ("memory", "output") else str(value)
+    return f'"{values.size_text(int(value))}"' if name in ("memory", "output", "disk") else str(value)
 
 
 class Syscalls(_Clauses, frozen=True):
@@ -200,6 +200,15 @@ def _net(key: str, value: Any) -> tuple[()] | str:
     raise Invalid(key, value, 'is neither [] nor "open"', 'write [] for no network, "open" for the host\'s')
 
 
+def _programs(key: str, value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    found: tuple[str, ...] = values.many(values.grant)(key, value)
+    if not found:
+        raise Invalid(key, value, "nothing could run", "leave it out, or name the programs")
+    return found
+
+
 def _accepted(key: str, value: Any) -> Control:
     try:
         return Control(value)
@@ -217,7 +226,9 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     profile: Literal["strict", "dev", "net-client"] = "strict"
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
     protect: tuple[str, ...] = PROTECT
+    exec: tuple[str, ...] | None = None
     net: tuple[()] | Literal["open"] = ()
     env: Mapping[str, str] = FrozenMap()
     pass_env: tuple[str, ...] = ()
@@ -232,7 +243,9 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "profile": values.one_of(*PROFILES),
         "read": values.many(values.grant),
         "write": values.many(values.grant),
+        "deny": values.many(values.denied),
         "protect": values.many(values.inside),
+        "exec": _programs,
         "net": _net,
         "env": values.variables,
         "pass_env": values.many(values.variable),
@@ -252,7 +265,9 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             profile: str = "strict",
             read: Sequence[str] = (),
             write: Sequence[str] = (),
+            deny: Sequence[str] = (),
             protect: Sequence[str] = PROTECT,
+            exec: Sequence[str] | None = None,
             net: Sequence[str] | str = (),
             env: Mapping[str, str] = ...,
             pass_env: Sequence[str] = (),
@@ -311,6 +326,10 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         for name in ("read", "write"):
             if getattr(self, name):
                 needed[Control.FILES] = f"{name} = {values.show(getattr(self, name))}"
+        if self.deny:
+            needed[Control.DENY] = f"deny = {values.show(self.deny)}"
+        if self.exec is not None:
+            needed[Control.EXEC] = f"exec = {values.show(self.exec)}"
         if self.net != "open":
             needed[Control.NETWORK_NONE] = "default"
         if self.workspace is not None:

@@ -23,6 +23,7 @@ from stockade.controls import Control
 from stockade.errors import PolicyError
 from stockade.policy.model import Limits, Policy
 from stockade.policy.profile import Profile, profile
+from stockade.policy.programs import Programs, find
 from stockade.policy.values import literal, show
 
 #: Inside they are the sandbox's own, so a grant in them could not appear.
@@ -108,6 +109,10 @@ class Resolved(msgspec.Struct, frozen=True):
     workspace: Grant | None
     protected: tuple[tuple[str, bool], ...]
     """Paths below the workspace that stay as they are, and whether each exists."""
+    denied: tuple[str, ...]
+    """Real names that must not be seen, none of them in another."""
+    programs: tuple[tuple[str, Programs], ...] | None
+    """Clause and what it names, where only some files may be executed."""
     environ: dict[str, str]
     limits: Limits
     _open: list[int]
@@ -151,8 +156,10 @@ def resolve(policy: Policy, caller: Caller, state: str, *, pinned: bool = False)
             workspace = opener.workspace(policy.workspace.path, policy.workspace.mode)
             _settle(grants, workspace)
             protected = tuple((path, _exists(path, workspace.fd)) for path in policy.protect)
-        if Control.IPC not in policy.accept:
-            for grant in (*grants.values(), workspace):
+        _refuse_disk(policy)
+        denied = _deny(policy.deny, caller, grants, workspace)
+        for grant in (*grants.values(), workspace):
+            if grant and (Control.IPC not in policy.accept or any(covers(grant.path, d) for d in denied)):
                 _refuse_mounted(grant)
         return Resolved(
             policy=policy,
@@ -161,6 +168,8 @@ def resolve(policy: Policy, caller: Caller, state: str, *, pinned: bool = False)
             grants=tuple(grants[path] for path in sorted(grants)),
             workspace=workspace,
             protected=protected,
+            denied=denied,
+            programs=_programs(policy.exec, caller),
             environ=environment(policy, base, caller),
             limits=effective(policy.limits, base.limits),
             _open=opener.open,
@@ -240,6 +249,89 @@ def real(path: str, home: str, cwd: str, environ: Mapping[str, str], clause: str
     optional = "?" if path.endswith("?") else ""
     found = expand(path.removesuffix("?"), clause, home=home, cwd=cwd, environ=environ)
     return literal(os.path.realpath(found)) + optional
+
+
+def names_of(path: str, *, home: str, cwd: str, environ: Mapping[str, str]) -> list[str]:
+    """The real names that a denied path goes by: its own and, where it is a link, those it leads to.
+
+    The link's own name is among them because the host may put a file in its place.
+    """
+    name = expand(path, f"deny = {show(path)}", home=home, cwd=cwd, environ=environ)
+    found: list[str] = []
+    while True:
+        above, last = os.path.split(name.rstrip("/"))
+        # A link may lead to a name that ends in a dot or two.
+        name = os.path.join(os.path.realpath(above), last) if last.strip(".") else os.path.realpath(name)
+        if name in found:  # a link that leads to itself
+            return found
+        found.append(name)
+        if not os.path.islink(name):
+            return found
+        name = os.path.join(os.path.dirname(name), os.readlink(name))
+
+
+def _deny(
+    paths: tuple[str, ...], caller: Caller, grants: dict[str, Grant], workspace: Grant | None
+) -> tuple[str, ...]:
+    """What is hidden, as real names; grants that lie in it are taken out."""
+    found: dict[str, str] = {}
+    for path in paths:
+        names = names_of(path, home=caller.home, cwd=caller.cwd, environ=caller.environ)
+        for name in names:
+            found[name] = clause = f"deny = {show(path)}"
+            for tree in OWN:
+                if covers(tree, name):
+                    raise PolicyError(f"{clause}: the sandbox has a {tree} of its own", hint="leave it out")
+            if name in ("/", "/etc"):
+                raise PolicyError(f"{clause}: no program could run", hint="name what is to be hidden in it")
+            if workspace is not None and covers(name, workspace.path):
+                raise PolicyError(f"{clause}: the workspace is in it", hint="deny paths in the workspace")
+    for place in [place for place in grants if any(covers(name, place) for name in found)]:
+        del grants[place]
+    for grant in (*grants.values(), workspace):
+        if grant is None or grant.access != "write":
+            continue
+        for name, clause in found.items():
+            if covers(grant.path, name):
+                # A mount over the file would come off when the host replaces it.
+                raise PolicyError(
+                    f"{clause}: {grant.path} is writable for real: nothing can be hidden in it for good",
+                    hint='use workspace.mode = "overlay" or "ro"'
+                    if grant is workspace
+                    else "grant the paths beside it instead",
+                )
+    return tuple(
+        sorted(name for name in found if not any(name != tree and covers(tree, name) for tree in found))
+    )
+
+
+def _programs(patterns: tuple[str, ...] | None, caller: Caller) -> tuple[tuple[str, Programs], ...] | None:
+    if patterns is None:
+        return None
+    found: list[tuple[str, Programs]] = []
+    for pattern in patterns:
+        clause = f"exec = {show(pattern)}"
+        wanted = expand(
+            pattern.removesuffix("?"), clause, home=caller.home, cwd=caller.cwd, environ=caller.environ
+        )
+        programs = find(os.path.normpath(wanted), clause)
+        if programs.files or programs.trees:
+            found.append((clause, programs))
+        elif not pattern.endswith("?"):
+            raise PolicyError(
+                f"{clause}: there is no such program",
+                hint=f'name files that can be executed; "{pattern}?" would be optional',
+            )
+    return tuple(found)
+
+
+def _refuse_disk(policy: Policy) -> None:
+    if policy.limits.disk is None or policy.workspace is None or policy.workspace.mode != "overlay":
+        return
+    raise PolicyError(
+        f"limits.disk = {policy.limits.disk}: the changes of an overlay workspace cannot be limited yet",
+        hint='use workspace.mode = "ro" or "rw": the limit is then that of the private /tmp and home',
+    )
 
 
 def covers(tree: str, path: str) -> bool:

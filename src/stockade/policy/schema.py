@@ -32,6 +32,12 @@ _FORMS: dict[tuple[str, str], dict[str, Any]] = {
         "anyOf": [{"type": "array", "maxItems": 0}, {"const": "open"}],
         "default": [],
     },
+    ("Policy", "exec"): {
+        "description": "the only files that may be executed; * ? and ** stand for names",
+        "type": "array",
+        "items": {"type": "string", "minLength": 1},
+        "minItems": 1,
+    },
     ("Limits", "tasks"): {"description": "processes and threads at once", **_COUNT},
     ("Limits", "files"): {"description": "open descriptors of one process", **_COUNT},
     ("Limits", "cpu"): {"description": "cores", "type": "number", "minimum": 0.01, "maximum": 1024},
@@ -39,6 +45,7 @@ _FORMS: dict[tuple[str, str], dict[str, Any]] = {
     ("Limits", "wall"): {"description": _TIME_WORDS, **_TIME},
     ("Limits", "memory"): {"description": f"of all processes together: {_SIZE_WORDS}", **_SIZE},
     ("Limits", "output"): {"description": _SIZE_WORDS, **_SIZE},
+    ("Limits", "disk"): {"description": f"of the private /tmp, home and /dev/shm: {_SIZE_WORDS}", **_SIZE},
 }
 
 

@@ -49,7 +49,7 @@ def clauses(
         if key in table
     }
     if base is not None:
-        for key in ("read", "write"):
+        for key in ("read", "write", "deny", "exec"):
             if key in written:
                 written[key] = [rebase(path, base) for path in written[key]]
         if "path" in written.get("workspace", ()):

@@ -239,6 +239,14 @@ def grant(key: str, value: Any) -> str:
     return text
 
 
+def denied(key: str, value: Any) -> str:
+    """A path that is to be hidden, whether it exists or not."""
+    text = path(key, value)
+    if text.endswith("?"):
+        raise Invalid(key, value, "a denied path need not exist", "leave the ? out")
+    return text
+
+
 def inside(key: str, value: Any) -> str:
     """A relative path that stays below the workspace."""
     text = _plain(key, value, "a path")

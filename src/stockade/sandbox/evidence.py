@@ -48,6 +48,8 @@ def observe_privileges(pid: int, filters_before: int) -> None:
 #: How each control is seen, once everything above and the gate's own trials have passed.
 OBSERVED = {
     Control.FILES: "mounts read from the kernel, Landlock tried by the gate",
+    Control.DENY: "each name looked up by the gate",
+    Control.EXEC: "noexec mounts read from the kernel, Landlock tried by the gate, filter as for syscalls",
     Control.PROTECT: "mounts read from the kernel",
     Control.WORKSPACE_OVERLAY: "overlay mount read from the kernel",
     Control.NETWORK_NONE: "namespace descriptor compared",
@@ -63,6 +65,7 @@ OBSERVED = {
     Control.LIMITS_CPU: "limit and membership read from the kernel",
     Control.LIMITS_CPU_TIME: "membership read from the kernel, kept by the supervisor",
     Control.LIMITS_FILES: "confirmed by the gate",
+    Control.LIMITS_DISK: "confirmed by the gate",
     Control.LIMITS_WALL: "kept by the supervisor",
     Control.LIMITS_OUTPUT: "kept by the supervisor",
     Control.CLEANUP: "namespace descriptor compared, process held by pidfd",

@@ -178,7 +178,7 @@ def prepare(policy: Policy, *, pinned: bool = False, dry: bool = False) -> Prepa
             layer = Layer(home, workspace.fd, workspace.path)
             place = layer.path
         kept = "" if dry else home
-        program = syscalls.program(policy.syscalls.allow, policy.syscalls.deny, kept)
+        program = syscalls.program(policy.syscalls.allow, policy.syscalls.deny, kept, policy.exec is not None)
         tasks = not selection.controls[Control.LIMITS_TASKS].weaker
         plan = native.compile_plan(
             native.inputs(resolved, known.landlock, program, place, tasks, _files(resolved))

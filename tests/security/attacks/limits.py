@@ -37,6 +37,40 @@ def files(most):
     return [len(opened), "ok"]
 
 
+def disk(most):
+    """Fills the private memory, by content in every place and then by names alone."""
+    filled, answer = 0, "ok"
+    places = ("/tmp", "/dev/shm", os.environ.get("HOME", "/tmp"))
+    for place in places:
+        try:
+            with open(f"{place}/full-{os.getpid()}", "wb", buffering=0) as file:
+                while filled < most:
+                    filled += file.write(bytes(1 << 20))
+        except OSError as error:
+            answer = errno.errorcode[error.errno]
+    for place in places:
+        with contextlib.suppress(OSError):
+            os.unlink(f"{place}/full-{os.getpid()}")
+    return [filled, answer]
+
+
+def inodes(most):
+    directory = f"/tmp/many-{os.getpid()}"
+    os.mkdir(directory)
+    answer = "ok"
+    for count in range(most):
+        try:
+            os.mknod(f"{directory}/{count}")
+        except OSError as error:
+            answer = errno.errorcode[error.errno]
+            break
+    made = os.listdir(directory)
+    for name in made:
+        os.unlink(f"{directory}/{name}")
+    os.rmdir(directory)
+    return [len(made), answer]
+
+
 def lift(most):
     """Raise its own limit of descriptors."""
     import resource
@@ -69,4 +103,8 @@ def hide(_):
 
 
 what, most = sys.argv[1], int((sys.argv[2:] or ["0"])[0])
-say({"tasks": tasks, "files": files, "lift": lift, "output": output, "hide": hide}[what](most))
+ways = {
+    "tasks": tasks, "files": files, "disk": disk, "inodes": inodes, "lift": lift, "output": output,
+    "hide": hide,
+}  # fmt: skip
+say(ways[what](most))

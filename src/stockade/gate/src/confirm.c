@@ -14,6 +14,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
+#include <sys/vfs.h>
 
 static int missing(void)
 {
@@ -38,10 +39,22 @@ static int confirm_file(int root, const struct op *op)
 	}
 }
 
+static int confirm_size(int root, const struct op *op)
+{
+	struct statfs info;
+	if (op->a == 0)
+		return 0;
+	if (fstatfs(root, &info))
+		return -1;
+	uint64_t page = (uint64_t)info.f_bsize, pages = op->a / page + (op->a % page != 0);
+	return info.f_blocks == pages && info.f_files == op->b ? 0 : missing();
+}
+
 int confirm_op(const struct box *box, const struct op *op, const char **culprit)
 {
 	struct utsname name;
 	struct rlimit limit;
+	struct stat info;
 	*culprit = op->s[0];
 	switch (op->type) {
 	case OP_HOSTNAME:
@@ -50,6 +63,13 @@ int confirm_op(const struct box *box, const struct op *op, const char **culprit)
 	case OP_FILE:
 	case OP_LINK:
 		return confirm_file(box->root, op);
+	case OP_ROOT:
+		return confirm_size(box->root, op);
+	case OP_MASK:
+		/* Not only by the mask: no mount made since may show it again. */
+		return fstatat(box->root, op->s[0] + 1, &info, AT_SYMLINK_NOFOLLOW) && errno == ENOENT
+			       ? 0
+			       : missing();
 	case OP_RLIMIT:
 		if (getrlimit((int)op->a, &limit))
 			return -1;

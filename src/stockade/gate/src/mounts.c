@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 
 enum { NOT_THE_SAME_FILE = ESTALE };
 
@@ -51,12 +52,13 @@ static int new_mount(const char *type, const struct option *options, unsigned co
 #define BASE_PLACE "/sys"
 
 /* A tmpfs, attached: submounts need a root that is attached somewhere. */
-static int new_tree(struct box *box, uint64_t size, const char *place)
+static int new_tree(struct box *box, uint64_t size, uint64_t inodes, const char *place)
 {
-	char text[32];
-	snprintf(text, sizeof text, "%llu", (unsigned long long)size);
-	const struct option options[] = {{"mode", "0755"}, {"size", text}};
-	box->root = new_mount("tmpfs", options, size ? 2 : 1, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+	char bytes[32], files[32];
+	snprintf(bytes, sizeof bytes, "%llu", (unsigned long long)size);
+	snprintf(files, sizeof files, "%llu", (unsigned long long)inodes);
+	const struct option options[] = {{"mode", "0755"}, {"size", bytes}, {"nr_inodes", files}};
+	box->root = new_mount("tmpfs", options, size ? 3 : 1, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
 	struct stat info;
 	if (box->root < 0 || fstat(box->root, &info))
 		return -1;
@@ -66,7 +68,7 @@ static int new_tree(struct box *box, uint64_t size, const char *place)
 
 int mount_base(struct box *box)
 {
-	return new_tree(box, 0, BASE_PLACE);
+	return new_tree(box, 0, 0, BASE_PLACE);
 }
 
 int mount_base_drop(void)
@@ -84,7 +86,7 @@ int mount_root(struct box *box, const struct op *op)
 {
 	/* Over "/" there is always a place, and it hides nothing from us: our root stays below. */
 	box->base = open(BASE_PLACE, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	if (box->base < 0 || new_tree(box, op->a, "/"))
+	if (box->base < 0 || new_tree(box, op->a, op->b, "/"))
 		return -1;
 	/* Reopened, because the root cannot be sealed while a descriptor may still write to it. */
 	int made = openat(box->root, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -243,6 +245,11 @@ static int scratch(struct box *box, const struct op *op)
 		tree = sys_open_tree(behind, "", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH);
 	int error = errno;
 	close(behind);
+	if (tree >= 0 && op->b && set_attributes(tree, op->b)) {
+		error = errno;
+		close(tree);
+		tree = -1;
+	}
 	errno = error;
 	return attach(box, tree, op->s[0], 1);
 }
@@ -259,11 +266,109 @@ static int show(const struct box *box, const struct op *op)
 	return attach(box, tree, op->s[0], S_ISDIR(info.st_mode));
 }
 
+/* The layer that holds the masks of that number, to lie over the host's directory. */
+static int masks(const struct box *box, uint64_t number)
+{
+	char name[24];
+	snprintf(name, sizeof name, "mask%u", (unsigned)number);
+	return hidden(box, name);
+}
+
+/* A whiteout: overlayfs takes a character device 0:0 in a layer for "there is no such name", whatever
+ * the layers below have or get. The kernel lets everybody make this one. */
+static int white_out(int directory, const char *name)
+{
+	struct stat info;
+	if (mknodat(directory, name, S_IFCHR, 0) == 0)
+		return 0;
+	if (errno != EEXIST || fstatat(directory, name, &info, AT_SYMLINK_NOFOLLOW))
+		return -1;
+	errno = EEXIST;
+	return S_ISCHR(info.st_mode) && info.st_rdev == 0 ? 0 : -1;
+}
+
+/* Makes a directory of masks look like the host's below it: what is merged shows the upper one's. */
+static int resemble(int directory, int like)
+{
+	static const char acl[] = "system.posix_acl_access";
+	struct stat info;
+	char from[32], to[32], rules[4096];
+	if (fstat(like, &info))
+		return -1;
+	mode_t mode = info.st_mode & 07777;
+	/* An owner that has no number here stays the caller; the host's directory keeps its own guard. */
+	if (fchownat(directory, "", info.st_uid, info.st_gid, AT_EMPTY_PATH) && errno != EINVAL &&
+	    errno != EPERM)
+		return -1;
+	snprintf(from, sizeof from, "/proc/self/fd/%d", like);
+	snprintf(to, sizeof to, "/proc/self/fd/%d", directory);
+	ssize_t size = getxattr(from, acl, rules, sizeof rules);
+	/* Where there is a list, the mode's group bits are its mask and would give too much alone. */
+	if (size >= 0 ? setxattr(to, acl, rules, (size_t)size, 0) != 0
+		      : errno != ENODATA && errno != EOPNOTSUPP)
+		mode &= (mode_t)~070;
+	const struct timespec times[2] = {info.st_atim, info.st_mtim};
+	return fchmodat(directory, ".", mode, 0) || utimensat(directory, ".", times, 0) ? -1 : 0;
+}
+
+/* One step of a mask towards its name. 1: went on; 0: the name is hidden; -1: failed. */
+static int step(int *at, int *source, const char *name, int last)
+{
+	int below = last ? -1 : openat(*source, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (below < 0)
+		/* What is not there as a directory is hidden from there on, so that it cannot come. */
+		return last || errno == ENOENT || errno == ENOTDIR || errno == ELOOP
+			       ? white_out(*at, name)
+			       : -1;
+	close(*source);
+	*source = below;
+	if (mkdirat(*at, name, 0700) && errno != EEXIST)
+		return -1;
+	int next = openat(*at, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (next < 0)
+		return errno == ENOTDIR ? 0 : -1; /* another mask hides it already */
+	close(*at);
+	*at = next;
+	return 1;
+}
+
+static int mask(const struct box *box, const struct op *op)
+{
+	char name[256];
+	int source = open_source(box, op->s[2], op->b), at = source < 0 ? -1 : masks(box, op->a);
+	const char *part = op->s[0] + strlen(op->s[1]) + 1;
+	int result = at < 0 ? -1 : 1;
+	while (result == 1) {
+		size_t length = strcspn(part, "/");
+		memcpy(name, part, length);
+		name[length] = '\0';
+		/* After its content, because a new name changes the times. */
+		int directory = dup(at), like = dup(source);
+		result = directory < 0 || like < 0 ? -1 : step(&at, &source, name, part[length] == '\0');
+		if (result >= 0 && resemble(directory, like))
+			result = -1;
+		int error = errno;
+		if (directory >= 0)
+			close(directory);
+		if (like >= 0)
+			close(like);
+		errno = error;
+		part += length + 1;
+	}
+	int error = errno;
+	if (source >= 0)
+		close(source);
+	if (at >= 0)
+		close(at);
+	errno = error;
+	return result;
+}
+
 static int overlay(const struct box *box, const struct op *op, const char **culprit)
 {
 	/* By descriptor: overlayfs would split a path at ':' and ','. */
-	char where[3][32];
-	int layer[3] = {-1, -1, -1}, mount = -1, error;
+	char where[3][32], lower[72];
+	int layer[3] = {-1, -1, -1}, over = -1, mount = -1, error;
 	for (int i = 0; i < 3; i++) {
 		*culprit = op->s[i + 1];
 		layer[i] = open_source(box, op->s[i + 1], op->b + (unsigned)i);
@@ -272,13 +377,23 @@ static int overlay(const struct box *box, const struct op *op, const char **culp
 		snprintf(where[i], sizeof where[i], "/proc/self/fd/%d", layer[i]);
 	}
 	*culprit = op->s[0];
-	const struct option options[] = {{"lowerdir", where[0]},
+	snprintf(lower, sizeof lower, "%s", where[0]);
+	if (op->a & 0xffffffff) {
+		over = masks(box, op->a & 0xffffffff);
+		if (over < 0)
+			goto out;
+		snprintf(lower, sizeof lower, "/proc/self/fd/%d:%s", over, where[0]);
+	}
+	const struct option options[] = {{"lowerdir", lower},
 					 {"upperdir", where[1]},
 					 {"workdir", where[2]},
 					 {"userxattr", NULL}};
-	mount = new_mount("overlay", options, 4, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+	mount = new_mount("overlay", options, 4,
+			  MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | (unsigned)(op->a >> 32));
 out:
 	error = errno;
+	if (over >= 0)
+		close(over);
 	for (int i = 0; i < 3; i++)
 		if (layer[i] >= 0)
 			close(layer[i]);
@@ -293,10 +408,11 @@ static int view(struct box *box, const struct op *op)
 {
 	/* Without an upper layer an overlay needs two lower ones. */
 	int mount = -1, source = open_source(box, op->s[1], op->b);
-	int empty = source < 0 ? -1 : hidden(box, "empty");
-	if (empty >= 0) {
+	int other = source < 0 ? -1 : op->a ? masks(box, op->a) : hidden(box, "empty");
+	if (other >= 0) {
 		char lower[64];
-		snprintf(lower, sizeof lower, "/proc/self/fd/%d:/proc/self/fd/%d", source, empty);
+		snprintf(lower, sizeof lower, "/proc/self/fd/%d:/proc/self/fd/%d", op->a ? other : source,
+			 op->a ? source : other);
 		/* Without userxattr: marks that a program left in a writable tree must not hide files. */
 		const struct option options[] = {{"lowerdir", lower}};
 		mount = new_mount("overlay", options, 1,
@@ -305,8 +421,8 @@ static int view(struct box *box, const struct op *op)
 	int error = errno;
 	if (source >= 0)
 		close(source);
-	if (empty >= 0)
-		close(empty);
+	if (other >= 0)
+		close(other);
 	errno = error;
 	return attach(box, mount, op->s[0], 1);
 }
@@ -371,6 +487,8 @@ int mount_op(struct box *box, const struct op *op, const char **culprit)
 	case OP_VIEW:
 		*culprit = op->s[1];
 		return view(box, op);
+	case OP_MASK:
+		return mask(box, op);
 	}
 	errno = EINVAL;
 	return -1;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MAX_MASKS = 1024, NOEXEC = 8 /* MOUNT_ATTR_NOEXEC */ };
 enum { PATHS = 1, BLOB = 2, ONCE = 4, NEEDED = 8, BASE = 16 };
 
 /* `rank` fixes the order of the stages: a plan may never go back to an earlier one, so
@@ -26,6 +27,7 @@ static const struct shape {
 	[OP_OVERLAY] = {"overlay", 4, 3, PATHS},
 	[OP_SHOW] = {"show", 1, 3, PATHS},
 	[OP_VIEW] = {"view", 2, 3, PATHS},
+	[OP_MASK] = {"mask", 3, 3, PATHS},
 	[OP_PIVOT] = {"pivot", 0, 4, ONCE | NEEDED},
 	[OP_KEYRING] = {"keyring", 0, 5, ONCE},
 	[OP_RLIMIT] = {"rlimit", 0, 6, 0},
@@ -58,6 +60,13 @@ static int is_plain_path(const char *path)
 	return 1;
 }
 
+/* Whether the path lies in the tree; both are plain. */
+static int is_below(const char *path, const char *tree)
+{
+	size_t length = strlen(tree);
+	return length > 1 && strncmp(path, tree, length) == 0 && path[length] == '/';
+}
+
 static const char *check(const struct op *op, unsigned descriptors)
 {
 	unsigned paths = op->type == OP_LINK ? 1 : shapes[op->type].strings;
@@ -66,12 +75,33 @@ static const char *check(const struct op *op, unsigned descriptors)
 			if (!is_plain_path(op->s[i]))
 				return "not an absolute, normal path";
 	switch (op->type) {
-	case OP_BIND:
-	case OP_VIEW:
+	case OP_MASK:
+		if (op->a == 0 || op->a > MAX_MASKS)
+			return "not a number of masks";
+		if (!is_below(op->s[0], op->s[1]))
+			return "not in its tree";
 		if (op->b > descriptors)
 			return "names a descriptor that was not passed";
 		break;
+	case OP_VIEW:
+		if (op->a > MAX_MASKS)
+			return "not a number of masks";
+		if (op->b > descriptors)
+			return "names a descriptor that was not passed";
+		break;
+	case OP_BIND:
+		if (op->b > descriptors)
+			return "names a descriptor that was not passed";
+		break;
+	case OP_SCRATCH:
+		if (op->b & ~(uint64_t)NOEXEC)
+			return "unknown mount attributes";
+		break;
 	case OP_OVERLAY:
+		if ((op->a & 0xffffffff) > MAX_MASKS)
+			return "not a number of masks";
+		if (op->a >> 32 & ~(uint64_t)NOEXEC)
+			return "unknown mount attributes";
 		if (op->b == 0 || op->b > descriptors || descriptors - op->b < 2)
 			return "names descriptors that were not passed";
 		break;

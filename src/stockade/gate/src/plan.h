@@ -21,17 +21,18 @@
 enum op_type {
 	OP_NAMESPACES = 1, /* a: clone flags, b: 1 maps every id, 0 the caller's own */
 	OP_HOSTNAME,       /* name */
-	OP_ROOT,           /* a: size in bytes of the private file system, 0 for the kernel's default */
+	OP_ROOT,           /* a: size in bytes of the private file system, b: its inodes; 0: the kernel's default */
 	OP_DIR,            /* path; a: mode */
 	OP_FILE,           /* path, blob; a: mode, b: length */
 	OP_LINK,           /* path, target */
 	OP_BIND,           /* path, source; a: mount attributes, b: descriptor + 1 that must be the same file */
-	OP_SCRATCH,        /* path; a: mode */
+	OP_SCRATCH,        /* path; a: mode, b: mount attributes */
 	OP_PROC,           /* path */
 	OP_PTS,            /* path */
-	OP_OVERLAY,        /* path, lower, upper, work; b: first of three descriptors + 1 */
+	OP_OVERLAY,        /* path, lower, upper, work; a: masks | mount attributes << 32,
+			      b: first of three descriptors + 1 */
 	OP_SHOW,           /* path: the same path of the base */
-	OP_VIEW,           /* path, source; b: descriptor + 1 that must be the same directory */
+	OP_VIEW,           /* path, source; a: masks, b: descriptor + 1 that must be the same directory */
 	OP_PIVOT,
 	OP_KEYRING,
 	OP_RLIMIT,     /* a: resource, b: value */
@@ -39,6 +40,8 @@ enum op_type {
 	OP_LANDLOCK,   /* a: handled file rights, b: handled network rights | scopes << 32 */
 	OP_GRANT,      /* path; a: file rights */
 	OP_SECCOMP,    /* blob; b: length */
+	OP_MASK,       /* path in tree, tree, source of the tree; a: number of the masks that it is one of,
+			  b: descriptor + 1 that must be the same directory as the source */
 	OP_END
 };
 
