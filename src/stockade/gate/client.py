@@ -24,8 +24,8 @@ from stockade.errors import PolicyError, SetupError
 
 # The numbers of gate.h.
 FAILED, BORN, MOUNTED, READY, TERMINAL, STARTED, EXEC_FAILED, EXITED = range(1, 9)
-EXEC, SIGNAL, END, GO, WATCH = range(1, 6)
-KEPT, TELL, AWAIT, ON_TERMINAL = 1, 2, 4, 8
+EXEC, SIGNAL, END, WATCH = range(1, 5)
+KEPT, TELL, ENTER, ON_TERMINAL = 1, 2, 4, 8
 EVERYTHING = 1
 WATCH_MEMORY, WATCH_COUNTED, WATCH_CPU = 1, 2, 4
 ITSELF, BY_TIME, BY_REQUEST, FROM_OUTSIDE, BY_MEMORY, BY_CPU = range(6)
@@ -37,7 +37,7 @@ MOST_BYTES = 8 << 20
 OPERATIONS = (
     "plan", "namespaces", "hostname", "root", "dir", "file", "link", "bind", "scratch", "proc", "pts",
     "overlay", "show", "view", "pivot", "keyring", "rlimit", "privileges", "landlock", "grant", "seccomp",
-    "mask",
+    "mask", "cgroup",
 )  # fmt: skip
 
 _REPLY = struct.Struct("=IIiIIIQQQQ256s")
@@ -116,10 +116,6 @@ class Channel:
         """Ask every process of the run to end; what is left after the grace is killed."""
         self._send(_REQUEST.pack(END, 0, 0, _milliseconds(grace), 0))
 
-    def go(self) -> None:
-        """Let a program that waits for it execute."""
-        self._send(_REQUEST.pack(GO, 0, 0, 0, 0))
-
     def _send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
         # The gate may have ended; the reader of its socket learns that and says why.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -152,11 +148,15 @@ class Connection(Channel):
             pass
         return None
 
-    def execute(self, program: Program, stdio: tuple[int, ...], *, kept: bool) -> Channel:
+    def execute(
+        self, program: Program, stdio: tuple[int, ...], *, kept: bool, entrance: int | None = None
+    ) -> Channel:
         """Ask for a program to be started, and return where it is heard of.
 
         `stdio` is empty for a program on a terminal. Unless it is `kept` apart, the sandbox ends with it.
+        `entrance` is the file through which it enters a cgroup.
         """
+        last = () if entrance is None else (entrance,)
         strings = [program.cwd, *program.argv, *(f"{key}={value}" for key, value in program.env.items())]
         content = "\0".join(strings).encode("utf-8", "surrogateescape") + b"\0"
         if len(content) > MOST_BYTES - _BODY.size:
@@ -167,8 +167,8 @@ class Connection(Channel):
         flags = (
             (KEPT if kept else 0)
             | (0 if stdio else ON_TERMINAL)
-            | (TELL if program.tell or program.wait else 0)
-            | (AWAIT if program.wait else 0)
+            | (TELL if program.tell else 0)
+            | (0 if entrance is None else ENTER)
         )
         lines, columns = program.size
         wall = 0 if program.wall is None else max(1, int(program.wall * 1e6))
@@ -177,12 +177,12 @@ class Connection(Channel):
         body = _memory("exec", header + content)
         try:
             if not kept:
-                self._send(request, (body, *stdio))
+                self._send(request, (body, *stdio, *last))
                 return self
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 channel = Channel(ours)
-                self._send(request, (body, *stdio, theirs.fileno()))
+                self._send(request, (body, *stdio, theirs.fileno(), *last))
                 return channel
             except BaseException:
                 ours.close()
@@ -191,6 +191,19 @@ class Connection(Channel):
                 theirs.close()
         finally:
             os.close(body)
+
+    def watch(self, memory: int | None, counted: bool, usage: int | None, seconds: float, cores: int) -> None:
+        """Let the gate watch the sandbox's memory and processor time, where a cgroup counts them.
+
+        `memory` is pollable: an eventfd, or if `counted` a file with events; `usage` is a file.
+        """
+        found = [descriptor for descriptor in (memory, usage) if descriptor is not None]
+        flags = (
+            (0 if memory is None else WATCH_MEMORY)
+            | (WATCH_COUNTED if counted else 0)
+            | (0 if usage is None else WATCH_CPU)
+        )
+        self._send(_REQUEST.pack(WATCH, flags, cores, 0, int(seconds * 1e6)), tuple(found))
 
     def stop(self) -> None:
         """End everything inside at once, also for a thread that waits on it or a forked child with a copy."""
@@ -217,9 +230,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     #: Seconds until everything of the run is asked to end, and from then until it is killed.
     wall: float | None = None
     grace: float
-    #: Whether the new process says when it is there, and waits for a word before it executes.
+    #: Whether the new process says when it is there.
     tell: bool = False
-    wait: bool = False
     #: Lines and columns of its terminal, if it has one.
     size: tuple[int, int] = (24, 80)
 

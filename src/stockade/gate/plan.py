@@ -395,6 +395,21 @@ class Mask(Op, frozen=True, kw_only=True):
         return f"hide {self.path}, whatever the host has or puts there"
 
 
+class Cgroup(Op, frozen=True, kw_only=True):
+    """`descriptor` + 1 is that of the file or directory through which the gate enters."""
+
+    kind = 22
+    version: int
+    descriptor: int
+    limits: str
+
+    def numbers(self) -> tuple[int, int]:
+        return self.version, self.descriptor
+
+    def describe(self) -> str:
+        return f"enter a cgroup (version {self.version}) that limits {self.limits}"
+
+
 AnyOp = (
     Namespaces | Hostname | Root | Dir | File | Link | Bind | Scratch | Proc | Pts | Overlay | Show | View
     | Mask | Pivot | Keyring | Limit | Privileges | Landlock | Grant | Seccomp

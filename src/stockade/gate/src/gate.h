@@ -60,17 +60,16 @@ struct reply {
 
 /* From the supervisor to the gate, or on a run's own socket to its keeper. */
 enum request_kind {
-	REQUEST_EXEC = 1, /* descriptors: body; stdin, stdout, stderr unless EXEC_TERMINAL; socket if EXEC_KEPT */
+	REQUEST_EXEC = 1, /* descriptors: body; stdin, stdout, stderr; and as the flags say */
 	REQUEST_SIGNAL,   /* value: the signal; flags: SIGNAL_ALL */
 	REQUEST_END,      /* TERM to everything, KILL to what is left after grace_ms */
-	REQUEST_GO,       /* to a program that waits for it */
 	REQUEST_WATCH,    /* descriptors as the flags say; value: cores; wall_us: processor time */
 };
 enum {
-	EXEC_KEPT = 1,     /* the sandbox outlives this run, which is watched by a keeper of its own */
+	EXEC_KEPT = 1,     /* the sandbox outlives this run; one more descriptor: a socket for its keeper */
 	EXEC_TELL = 2,     /* say REPLY_STARTED */
-	EXEC_AWAIT = 4,    /* and wait for REQUEST_GO */
-	EXEC_TERMINAL = 8, /* on a new terminal of value >> 16 lines and value & 0xffff columns */
+	EXEC_ENTER = 4,    /* one more descriptor: the file by which the program enters its cgroup */
+	EXEC_TERMINAL = 8, /* no stdio but a new terminal of value >> 16 lines and value & 0xffff columns */
 };
 enum {
 	WATCH_MEMORY = 1,  /* an eventfd of cgroup v1 */
@@ -124,6 +123,7 @@ struct program {
 	char **argv, **envp;
 	struct request request;
 	int socket; /* of the run */
+	int entrance; /* of its cgroup, or -1 */
 	int stdio[3];
 };
 

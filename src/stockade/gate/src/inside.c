@@ -45,6 +45,10 @@ static int execute(struct box *box, const struct op *op, const char **culprit)
 {
 	*culprit = op->s[0];
 	switch (op->type) {
+	case OP_CGROUP:
+		*culprit = "enter";
+		/* In version 2 we were born there. */
+		return op->a == 2 || write(box->descriptors[op->b - 1], "0", 1) == 1 ? 0 : -1;
 	case OP_HOSTNAME:
 		return sethostname(op->s[0], strlen(op->s[0]));
 	case OP_ROOT:
@@ -130,13 +134,17 @@ static void start_kept(struct box *box, struct program *program, int children)
 static void start(struct box *box, const struct request *request, int *descriptors, unsigned count,
 		  int children)
 {
-	unsigned stdio = request->flags & EXEC_TERMINAL ? 0 : 3, kept = request->flags & EXEC_KEPT;
-	struct program program = {.request = *request, .socket = box->socket, .stdio = {-1, -1, -1}};
-	if (count != 1 + stdio + (kept ? 1 : 0))
+	unsigned stdio = request->flags & EXEC_TERMINAL ? 0 : 3, next = 1 + stdio;
+	int kept = (request->flags & EXEC_KEPT) != 0, enters = (request->flags & EXEC_ENTER) != 0;
+	struct program program = {
+	    .request = *request, .socket = box->socket, .entrance = -1, .stdio = {-1, -1, -1}};
+	if (count != next + (unsigned)(kept + enters))
 		_exit(1);
 	memcpy(program.stdio, descriptors + 1, stdio * sizeof(int));
 	if (kept)
-		program.socket = descriptors[count - 1];
+		program.socket = descriptors[next++];
+	if (enters)
+		program.entrance = descriptors[next];
 	struct reply reply = {.kind = REPLY_EXEC_FAILED, .text = "request"};
 	int unread = program_read(descriptors[0], &program);
 	reply.error = errno;

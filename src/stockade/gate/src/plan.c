@@ -28,6 +28,7 @@ static const struct shape {
 	[OP_SHOW] = {"show", 1, 3, PATHS},
 	[OP_VIEW] = {"view", 2, 3, PATHS},
 	[OP_MASK] = {"mask", 3, 3, PATHS},
+	[OP_CGROUP] = {"cgroup", 0, 1, 0},
 	[OP_PIVOT] = {"pivot", 0, 4, ONCE | NEEDED},
 	[OP_KEYRING] = {"keyring", 0, 5, ONCE},
 	[OP_RLIMIT] = {"rlimit", 0, 6, 0},
@@ -104,6 +105,10 @@ static const char *check(const struct op *op, unsigned descriptors)
 			return "unknown mount attributes";
 		if (op->b == 0 || op->b > descriptors || descriptors - op->b < 2)
 			return "names descriptors that were not passed";
+		break;
+	case OP_CGROUP:
+		if ((op->a != 1 && op->a != 2) || op->b == 0 || op->b > descriptors)
+			return "not a cgroup that was passed";
 		break;
 	case OP_HOSTNAME:
 		if (strlen(op->s[0]) > 64)

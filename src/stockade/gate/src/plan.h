@@ -42,6 +42,7 @@ enum op_type {
 	OP_SECCOMP,    /* blob; b: length */
 	OP_MASK,       /* path in tree, tree, source of the tree; a: number of the masks that it is one of,
 			  b: descriptor + 1 that must be the same directory as the source */
+	OP_CGROUP,     /* a: version, b: descriptor + 1: its tasks file, or in version 2 its directory */
 	OP_END
 };
 

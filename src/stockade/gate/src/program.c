@@ -10,7 +10,6 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 
 enum { MAX_BODY = 8 << 20 };
@@ -116,21 +115,6 @@ static void execute_program(const struct program *program)
 	errno = refused ? EACCES : ENOENT;
 }
 
-/* The supervisor puts us where we belong, and says so. */
-static int await_go(const struct program *program)
-{
-	struct reply reply = {.kind = REPLY_STARTED};
-	struct request request;
-	if (send_reply(program->socket, &reply, NULL, 0))
-		return -1;
-	if (!(program->request.flags & EXEC_AWAIT))
-		return 0;
-	if (recv(program->socket, &request, sizeof request, 0) == sizeof request && request.kind == REQUEST_GO)
-		return 0;
-	errno = ECANCELED;
-	return -1;
-}
-
 static _Noreturn void become(const struct box *box, const struct program *program)
 {
 	struct reply reply = {.kind = REPLY_EXEC_FAILED};
@@ -157,9 +141,12 @@ static _Noreturn void become(const struct box *box, const struct program *progra
 	int cwd = sys_openat2(AT_FDCWD, program->cwd, O_PATH | O_DIRECTORY, RESOLVE_NO_MAGICLINKS);
 	if (cwd < 0 || fchdir(cwd))
 		goto failed;
-	what = "word";
-	if ((program->request.flags & EXEC_TELL) && await_go(program))
+	what = "cgroup";
+	if (program->entrance >= 0 && write(program->entrance, "0", 1) != 1)
 		goto failed;
+	struct reply started = {.kind = REPLY_STARTED};
+	if (program->request.flags & EXEC_TELL)
+		send_reply(program->socket, &started, NULL, 0);
 	what = "command";
 	execute_program(program);
 failed:

@@ -215,6 +215,11 @@ static void start(const struct plan *plan, const int *descriptors, unsigned coun
 	struct clone_args args = {.flags = (flags & ~(uint64_t)CLONE_NEWNET) | CLONE_PIDFD,
 				  .pidfd = (uintptr_t)&pidfd,
 				  .exit_signal = SIGCHLD};
+	for (unsigned i = plan->base + 1; i < plan->count; i++)
+		if (plan->ops[i].type == OP_CGROUP && plan->ops[i].a == 2 && !sabotaged_op(i)) {
+			args.flags |= CLONE_INTO_CGROUP;
+			args.cgroup = (uint64_t)descriptors[LAUNCH_FIRST + plan->ops[i].b - 1];
+		}
 	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
 	if (pid == 0) {
 		close(CONTROL);
