@@ -115,8 +115,9 @@ print(*found)
         assert sorted(found) == [f"{number:012x}" for number in range(100)]
         assert directories(home) == []
 
+    @pytest.mark.parametrize("half", [False, True], ids=["swept", "half swept"])
     def test_a_directory_that_a_sweeper_takes_while_it_is_made_is_given_up(
-        self, home: str, monkeypatch: pytest.MonkeyPatch
+        self, home: str, half: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         lockf = fcntl.lockf
         met: list[Path] = []
@@ -124,17 +125,23 @@ print(*found)
         def late(*arguments: int) -> None:
             if not met:
                 met.extend(directories(home))
-                subprocess.run([sys.executable, "-c", SWEEP, home], check=True)
+                if half:
+                    (met[0] / "lock").unlink()
+                else:
+                    subprocess.run([sys.executable, "-c", SWEEP, home], check=True)
             lockf(*arguments)
 
         monkeypatch.setattr(fcntl, "lockf", late)
         entry = register.enter(home, Record(id=ID))
-        assert len(met) == 1 and not met[0].exists()
+        assert len(met) == 1 and met[0] != Path(entry.scratch("x")).parent
         assert [record.id for record in register.living(home)] == [ID]
+        subprocess.run([sys.executable, "-c", SWEEP, home], check=True)
+        assert len(directories(home)) == 1
         entry.close()
 
     def test_threads_and_processes_take_turns(self, home: str) -> None:
-        dead(home, line(groups=["/sys/fs/cgroup/a"]))
+        left = dead(home, line(groups=["/sys/fs/cgroup/a"]))
+        (left / f"{OTHER}.json").write_bytes(line(id=OTHER))
         removed: list[object] = []
         lookers: list[threading.Thread] = []
 
@@ -147,7 +154,7 @@ print(*found)
             other = subprocess.run([sys.executable, "-c", SWEEP, home], stdout=subprocess.PIPE, check=True)
             assert other.stdout == b"[]\n"
 
-        assert register.sweep(home, remove) == [ID]
+        assert register.sweep(home, remove) == [ID, OTHER]
         for looker in lookers:
             looker.join()
         assert len(removed) == 1
