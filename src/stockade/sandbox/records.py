@@ -86,8 +86,11 @@ def born(pid: int) -> int:
     if pid <= 0:
         return 0
     try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            fields = file.read().rpartition(b")")[2].split()
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fields = os.read(file, 4096).rpartition(b")")[2].split()
+        finally:
+            os.close(file)
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
