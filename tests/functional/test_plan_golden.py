@@ -74,6 +74,7 @@ CASES = {
         uid=0, gid=0, user="root", group="root", home="/root", own_network=False, tasks=0
     ),
     "old-landlock": changed(landlock=1),
+    "limits-by-process": changed(memory=64 << 20, cpu_time=10),
     "sockets-accepted": changed(grants=(("/opt/data", "read", True, 'read = "/opt/data"'),), sockets=True),
 }
 
