@@ -166,7 +166,7 @@ def test_in_a_living_sandbox_the_gate_can_start_more_while_a_bomb_holds_every_ta
             assert next_one.wait(10) == 0
 
 
-def test_a_processs_cores_are_limited(here: Places) -> None:
+def test_a_busy_program_gets_no_more_than_its_share_of_the_cores(here: Places) -> None:
     with grouped(GroupLimits(cpu=0.2, cpu_time=True), here) as group, waiting(BUSY) as busy:
         group.join(busy.pid)
         go(busy)

@@ -99,6 +99,7 @@ CASES = {
     ),
     "disk": changed(disk=1 << 30),
     "old-landlock": changed(landlock=1),
+    "limits-by-process": changed(memory=64 << 20, cpu_time=10),
     "sockets-accepted": changed(grants=(("/opt/data", "read", True, 'read = "/opt/data"'),), sockets=True),
 }
 

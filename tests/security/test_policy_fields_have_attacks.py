@@ -69,6 +69,15 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
     "limits": (Control.LIMITS_FILES, ("test_a_program_cannot_raise_its_own_limits",)),
     "syscalls": (Control.SYSCALLS, ("test_a_call_that_reaches_deep_into_the_kernel_is_refused",)),
     "limits.tasks": (Control.LIMITS_TASKS, ("test_a_fork_bomb_is_stopped_by_the_task_limit",)),
+    "limits.memory": (Control.LIMITS_MEMORY, ("test_a_memory_bomb_is_ended_and_counted",)),
+    "limits.cpu": (
+        Control.LIMITS_CPU,
+        ("test_a_busy_program_gets_no_more_than_its_share_of_the_cores",),
+    ),
+    "limits.cpu_time": (
+        Control.LIMITS_CPU_TIME,
+        ("test_processor_time_is_counted_also_of_those_that_nobody_waits_for",),
+    ),
     "limits.wall": (Control.LIMITS_WALL, ("test_hiding_from_the_time_limit_is_of_no_use",)),
     "limits.output": (Control.LIMITS_OUTPUT, ("test_endless_output_is_capped_and_said",)),
     "limits.files": (Control.LIMITS_FILES, ("test_open_descriptors_are_limited",)),

@@ -26,7 +26,10 @@ MISSING = [
     ("seccomp", {}, "syscalls"),
     ("seccomp", {}, "terminal"),
     ("overlay", {"workspace": "."}, "workspace.overlay"),
-    ("nproc", LIMIT, "limits.tasks"),
+    ("nproc cgroup.pids", LIMIT, "limits.tasks"),
+    ("cgroup.memory", {"limits": {"memory": "64M"}}, "limits.memory"),
+    ("cgroup.cpu", {"limits": {"cpu": 0.5}}, "limits.cpu"),
+    ("cgroup.cpuacct", {"limits": {"cpu_time": "1s"}}, "limits.cpu_time"),
 ]
 
 
@@ -63,7 +66,7 @@ def test_without_the_means_for_a_control_nothing_starts(
     monkeypatch.chdir(workspace)
     mark = workspace / "started"
     policy = Policy(**clauses, write=[str(workspace)] if "workspace" not in clauses else [])
-    pretend(monkeypatch, probe)
+    pretend(monkeypatch, *probe.split())
     for start in (lambda: stockade.run(["touch", str(mark)], policy), lambda: Sandbox(policy).open()):
         with pytest.raises(UnsupportedError, match=control.replace(".", r"\.")) as refusal:
             start()
@@ -81,7 +84,7 @@ def test_with_the_means_the_same_run_starts(launches: list[object], workspace: P
 def test_only_what_is_accepted_by_name_may_be_missing(
     monkeypatch: pytest.MonkeyPatch, launches: list[object]
 ) -> None:
-    pretend(monkeypatch, "nproc", "netns")
+    pretend(monkeypatch, "nproc", "cgroup.pids", "netns")
     with pytest.raises(UnsupportedError) as refusal:
         stockade.run(["true"], Policy(**LIMIT, accept=["limits.tasks"]))
     assert set(refusal.value.missing["native"]) == {"network.none"}

@@ -318,7 +318,8 @@ class Limit(Op, frozen=True, kw_only=True):
         return RESOURCES[self.resource], self.value
 
     def describe(self) -> str:
-        return f"limit {self.resource} to {self.value}"
+        whose = " in each process" if self.resource in ("memory", "cpu_time") else ""
+        return f"limit {self.resource} to {self.value}{whose}"
 
 
 class Privileges(Op, frozen=True, kw_only=True):
