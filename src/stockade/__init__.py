@@ -14,6 +14,7 @@ from stockade._version import __version__
 from stockade.errors import (
     CommandError,
     DeniedError,
+    LimitError,
     NotFoundError,
     PolicyError,
     SetupError,
@@ -37,6 +38,7 @@ __all__ = [
     "CommandError",
     "Control",
     "DeniedError",
+    "LimitError",
     "Limits",
     "NotFoundError",
     "Outcome",

@@ -55,6 +55,10 @@ class DeniedError(StockadeError):
     """A wall ended the run."""
 
 
+class LimitError(StockadeError):
+    """The run was ended because it used more than its limits allow."""
+
+
 class TimeoutError(StockadeError, builtins.TimeoutError):
     """The run was ended because its time was over."""
 

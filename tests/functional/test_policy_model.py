@@ -257,7 +257,7 @@ def test_a_clause_needs_its_control_and_is_named_for_it() -> None:
     more = Policy(deny=["/a"], exec=["/b"], limits={"disk": "1K"}).controls()
     assert more[Control.DENY] == 'deny = ["/a"]'
     assert more[Control.EXEC] == 'exec = ["/b"]'
-    assert more[Control.LIMITS_DISK] == "limits.disk = 1024"
+    assert more[Control.LIMITS_DISK] == 'limits.disk = "1K"'
     assert Control.NETWORK_NONE not in needed
     assert {Control.WORKSPACE_OVERLAY, Control.PROTECT} <= set(needed)
 

@@ -17,6 +17,7 @@ NAMES = [
     "CommandError",
     "Control",
     "DeniedError",
+    "LimitError",
     "Limits",
     "NotFoundError",
     "Outcome",

@@ -100,6 +100,8 @@ class Inputs(msgspec.Struct, frozen=True):
     programs: tuple[tuple[str, bool, str], ...] | None = None
     #: Size of the private file system; 0 for the kernel's default.
     disk: int = 0
+    #: The version of each cgroup that the gate enters, and in words what they limit.
+    groups: tuple[tuple[int, ...], str] = ((), "")
 
 
 @lru_cache(maxsize=8)
@@ -133,6 +135,7 @@ def inputs(
     uses_tasks: bool,
     files: int,
     by_process: Collection[Control] = (),
+    groups: tuple[tuple[int, ...], str] | None = None,
 ) -> Inputs:
     """The value that a plan is compiled from.
 
@@ -169,6 +172,7 @@ def inputs(
         denied=resolved.denied,
         programs=_programs(resolved, system),
         disk=limits.disk or 0,
+        groups=groups or ((), ""),
     )
 
 
@@ -286,6 +290,7 @@ def compile_plan(given: Inputs) -> ops.Plan:
         (
             ops.Namespaces(names=tuple(names), every_id=given.uid == 0),
             *base,
+            *_groups(given),
             ops.Hostname(name=HOSTNAME),
             _private(given),
             *_root(given),
@@ -308,6 +313,16 @@ def _private(given: Inputs) -> ops.Root:
     # Empty files take up memory of the kernel too.
     inodes = max(LEAST_INODES, given.disk // PAGE)
     return ops.Root(size=given.disk, inodes=inodes, clause=f"limits.disk = {given.disk}")
+
+
+def _groups(given: Inputs) -> list[ops.AnyOp]:
+    """Their descriptors come after those of the grants and, of an overlay, its two directories."""
+    versions, words = given.groups
+    first = len(given.grants) + 2 * any(access == "overlay" for _, access, *_ in given.grants) + 1
+    return [
+        ops.Cgroup(version=version, descriptor=first + number, limits=words, clause="limits")
+        for number, version in enumerate(versions)
+    ]
 
 
 def _tasks(given: Inputs) -> list[ops.AnyOp]:

@@ -413,7 +413,7 @@ class Cgroup(Op, frozen=True, kw_only=True):
 
 AnyOp = (
     Namespaces | Hostname | Root | Dir | File | Link | Bind | Scratch | Proc | Pts | Overlay | Show | View
-    | Mask | Pivot | Keyring | Limit | Privileges | Landlock | Grant | Seccomp
+    | Mask | Pivot | Keyring | Limit | Privileges | Landlock | Grant | Seccomp | Cgroup
 )  # fmt: skip
 
 

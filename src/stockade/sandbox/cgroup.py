@@ -114,20 +114,6 @@ class Group:
             else:
                 self._by["pids"].limit_tasks(limits.tasks + 1)  # the gate is one
 
-    def join(self, pid: int) -> None:
-        """Move the gate's first process in, and see that it is there.
-
-        The kernel may take 5 ms for it; a process that enters by itself (`entrances`) takes 0.1.
-        """
-        self._move(pid, self._for_gate)
-        self.confirm(pid)
-
-    def join_program(self, pid: int) -> None:
-        """Move a program that waits for its start to where tasks are counted, and see that it is there."""
-        if self._programs is not None:
-            self._move(pid, [self._programs])
-            self._confirm(pid, [self._programs])
-
     def entrances(self) -> tuple[tuple[int, int], ...]:
         """For the gate's first process: version and descriptor, as `Cgroup.entrance` says.
 
@@ -135,10 +121,17 @@ class Group:
         """
         return tuple((group.version, group.entrance()) for group in self._for_gate)
 
-    def program_entrance(self) -> tuple[int, int] | None:
-        """The same for a program; None where it is born in the right place."""
+    def program_entrance(self) -> int | None:
+        """The file to which a program writes "0" to enter; None where it is born in the right place.
+
+        The descriptor is the caller's to close.
+        """
         group = self._programs
-        return None if group is None else (group.version, group.entrance())
+        return (
+            None
+            if group is None
+            else group.open("tasks" if group.version == 1 else "cgroup.procs", os.O_WRONLY)
+        )
 
     def confirm(self, pid: int) -> None:
         """Read from the kernel that a gate is in every group that it is to be in."""
@@ -196,6 +189,21 @@ class Group:
             os.close(control)
         self._oom = event
         return event
+
+    @property
+    def counts_oom(self) -> bool:
+        """Whether `oom_descriptor` is a file of counts and not an event."""
+        return "memory" in self._by and self._by["memory"].version == 2
+
+    def usage_descriptor(self) -> int:
+        """A file that tells the processor time: nanoseconds, or `usage_usec` on its first line.
+
+        The descriptor is the caller's to close.
+        """
+        group = self._accounting
+        if group is None:
+            raise ValueError("this group does not count processor time")
+        return group.open("cpu.stat" if group.version == 2 else "cpuacct.usage")
 
     def oom_kills(self) -> int:
         """How many processes were killed for want of memory."""

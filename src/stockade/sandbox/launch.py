@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -22,6 +22,9 @@ from stockade.gate.plan import Plan
 from stockade.host import host
 from stockade.host.model import Host
 from stockade.policy import Caller, Policy, Resolved, resolve
+from stockade.policy.resolve import Grant
+from stockade.sandbox import register
+from stockade.sandbox.cgroup import Group
 from stockade.sandbox.evidence import (
     NAMESPACES,
     OBSERVED,
@@ -32,6 +35,9 @@ from stockade.sandbox.evidence import (
     observe_privileges,
     shared_network,
 )
+from stockade.sandbox.limits import Kept, cores, kept_by_cgroup
+from stockade.sandbox.records import Record
+from stockade.sandbox.register import Entry
 from stockade.sandbox.result import Enforced
 from stockade.sandbox.steps import Events, Steps
 from stockade.workspace.layers import Layer
@@ -45,15 +51,15 @@ LAST_MOMENT = 0.2
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """Everything that is decided before the gate is asked."""
+    """Everything that is decided and made before the gate is asked. Whoever prepares it closes it."""
 
     controls: dict[str, Enforced]
     resolved: Resolved
     plan: Plan
-    layer: Layer | None
     home: str
     #: Stockade's own directory.
     state: str
+    made: Made
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -63,16 +69,73 @@ class Prepared(msgspec.Struct, frozen=True):
             found.append(self.resolved.workspace.fd)
         if self.layer is not None:
             found += self.layer.descriptors
-        return tuple(found)
+        return (*found, *self.made.entrances)
+
+    @property
+    def layer(self) -> Layer | None:
+        return self.made.layer
+
+    @property
+    def group(self) -> Group | None:
+        return self.made.group
 
     def close(self, *, discard: bool) -> None:
-        if self.layer is not None:
-            self.layer.discard() if discard else self.layer.close()
+        self.made.close(discard=discard)
         self.resolved.close()
 
     def unchanged(self) -> bool:
         """Whether the workspace is as it was, so that nothing need be kept."""
         return self.layer is None or not self.layer.changes()
+
+
+class Made:
+    """What a sandbox has on the host besides its processes: noted in the register, then made."""
+
+    def __init__(self) -> None:
+        self.entry: Entry | None = None
+        self.layer: Layer | None = None
+        self.group: Group | None = None
+        #: The descriptors through which the gate enters its cgroups.
+        self.entrances: tuple[int, ...] = ()
+
+    def make(
+        self, home: str, workspace: Grant | None, kept: Kept | None, *, living: bool, command: tuple[str, ...]
+    ) -> None:
+        id = register.new_id()
+        overlay = workspace is not None and workspace.access == "overlay"
+        record = Record(
+            id=id,
+            command=command,
+            workspace="" if workspace is None else workspace.path,
+            layer=id if overlay else "",
+            groups=() if kept is None else kept.paths(id),
+        )
+        try:
+            self.entry = register.enter(home, record)
+        except SetupError:
+            # Nothing would be left to collect, so that only `stockade ps` misses it.
+            if record.layer or record.groups:
+                raise
+        if workspace is not None and overlay:
+            self.layer = Layer(home, workspace.fd, workspace.path, id)
+        if kept is not None:
+            self.group = Group(id, kept.limits, kept.places, living=living)
+            self.entrances = tuple(entrance for _, entrance in self.group.entrances())
+
+    def entered(self) -> None:
+        """The gate is in; nobody needs the way any more."""
+        for entrance in self.entrances:
+            os.close(entrance)
+        self.entrances = ()
+
+    def close(self, *, discard: bool) -> None:
+        self.entered()
+        if self.layer is not None:
+            self.layer.discard() if discard else self.layer.close()
+        if self.group is not None:
+            self.group.close()
+        if self.entry is not None:
+            self.entry.close()
 
 
 class Box(msgspec.Struct, frozen=True):
@@ -84,6 +147,7 @@ class Box(msgspec.Struct, frozen=True):
     network: tuple[int, int]
     network_fd: int
     owner: int
+    group: Group | None
 
     def died(self, events: Events) -> Steps[bool]:
         """Whether the gate itself has ended, where a keeper has. The kernel ends keepers first."""
@@ -147,7 +211,7 @@ def _selected(policy: Policy, uid: int, probed: int) -> tuple[Selection, dict[st
     controls = {
         control.value: Enforced(
             requested=chosen.requested,
-            mechanism=f"none: {chosen.reason}" if chosen.weaker else chosen.mechanism,
+            mechanism=chosen.mechanism or f"none: {chosen.reason}",
             observed="accepted weaker" if chosen.weaker else OBSERVED[control],
         )
         for control, chosen in selection.controls.items()
@@ -163,31 +227,47 @@ def _selected(policy: Policy, uid: int, probed: int) -> tuple[Selection, dict[st
     return selection, controls
 
 
-def prepare(policy: Policy, *, pinned: bool = False, dry: bool = False) -> Prepared:
-    """Select, resolve and compile. With `dry` nothing is made: the plan is for reading."""
+def prepare(
+    policy: Policy,
+    *,
+    pinned: bool = False,
+    dry: bool = False,
+    living: bool = False,
+    command: Sequence[str] = (),
+) -> Prepared:
+    """Select, resolve, make and compile. With `dry` nothing is made: the plan is for reading.
+
+    `living` says that several commands will run, `command` which is known to.
+    """
     caller = Caller.current()
     home = state.state_dir(caller.environ, caller.home)
     known: Host = host()
     selection, controls = _selected(policy, caller.uid, id(known))
     resolved = resolve(policy, caller, home, pinned=pinned)
-    layer = None
+    made = Made()
     try:
-        workspace = resolved.workspace
-        place = "/overlay"
-        if workspace is not None and workspace.access == "overlay" and not dry:
-            layer = Layer(home, workspace.fd, workspace.path)
-            place = layer.path
-        kept = "" if dry else home
-        program = syscalls.program(policy.syscalls.allow, policy.syscalls.deny, kept, policy.exec is not None)
-        tasks = not selection.controls[Control.LIMITS_TASKS].weaker
+        kept = kept_by_cgroup(selection, resolved.limits)
+        if not dry:
+            made.make(home, resolved.workspace, kept, living=living, command=tuple(command))
+        program = syscalls.program(
+            policy.syscalls.allow, policy.syscalls.deny, "" if dry else home, policy.exec is not None
+        )
         plan = native.compile_plan(
-            native.inputs(resolved, known.landlock, program, place, tasks, _files(resolved))
+            native.inputs(
+                resolved,
+                known.landlock,
+                program,
+                "/overlay" if made.layer is None else made.layer.path,
+                "nproc" in selection.controls[Control.LIMITS_TASKS].means,
+                _files(resolved),
+                selection.by_process,
+                None if kept is None else (kept.versions, kept.words),
+            )
         )
         inside = native.home_inside(caller.home, resolved.profile.system)
-        return Prepared(controls, resolved, plan, layer, inside, home)
+        return Prepared(controls, resolved, plan, inside, home, made)
     except BaseException:
-        if layer is not None:
-            layer.discard()
+        made.close(discard=True)
         resolved.close()
         raise
 
@@ -241,9 +321,11 @@ def _launch(
             events.watch(connection.fileno())
             if not attempt:
                 meanwhile()
-            reply = yield from _raised(connection, prepared.plan, held, events)
+            reply = yield from _raised(connection, prepared, held, events)
             if reply.kind == client.READY:
-                return _box(connection, held, prepared.plan)
+                prepared.made.entered()
+                _guard(connection, prepared)
+                return _box(connection, held, prepared.plan, prepared.group)
         except BaseException:
             yield from _abandon(connection, held, events)
             raise
@@ -256,7 +338,7 @@ def _launch(
 
 
 def _raised(
-    connection: client.Connection, plan: Plan, held: list[int], events: Events
+    connection: client.Connection, prepared: Prepared, held: list[int], events: Events
 ) -> Steps[client.Reply]:
     """Look at each thing as soon as it can be seen, until the gate is ready or has refused.
 
@@ -269,10 +351,14 @@ def _raised(
             if reply.kind == client.BORN:
                 held += reply.descriptors
                 seen[client.BORN] = reply.status
-                observe_birth(reply, plan)
+                observe_birth(reply, prepared.plan)
+                if prepared.made.entry is not None:
+                    prepared.made.entry.update(gate=reply.status)
             elif reply.kind == client.MOUNTED:
                 seen[client.MOUNTED] = reply.pid
-                observe_mounts(reply.pid, plan)
+                observe_mounts(reply.pid, prepared.plan)
+                if prepared.group is not None:
+                    prepared.group.confirm(reply.pid)
             elif reply.kind == client.READY:
                 if seen != {client.BORN: reply.pid, client.MOUNTED: reply.pid}:
                     raise incomplete()
@@ -288,7 +374,20 @@ def _raised(
         return refusal
 
 
-def _box(connection: client.Connection, held: list[int], plan: Plan) -> Box:
+def _guard(connection: client.Connection, prepared: Prepared) -> None:
+    """Let the gate end what uses up the memory or the processor time of the whole sandbox."""
+    group, seconds = prepared.group, prepared.resolved.limits.cpu_time
+    if group is None or not (group.limits.cpu_time or group.limits.memory is not None):
+        return
+    usage = group.usage_descriptor() if group.limits.cpu_time else None
+    try:
+        connection.watch(group.oom_descriptor(), group.counts_oom, usage, seconds or 0, cores())
+    finally:
+        if usage is not None:
+            os.close(usage)
+
+
+def _box(connection: client.Connection, held: list[int], plan: Plan, group: Group | None) -> Box:
     pidfd, *namespaces = held
     network_fd = namespaces[NAMESPACES.index("net")]
     network = identity(network_fd)
@@ -299,7 +398,7 @@ def _box(connection: client.Connection, held: list[int], plan: Plan) -> Box:
     for descriptor in namespaces:
         if descriptor != network_fd:
             os.close(descriptor)
-    return Box(connection, pidfd, network, network_fd, os.getpid())
+    return Box(connection, pidfd, network, network_fd, os.getpid(), group)
 
 
 def _abandon(connection: client.Connection, held: list[int], events: Events) -> Steps[None]:

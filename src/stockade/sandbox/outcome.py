@@ -10,7 +10,9 @@ import stat
 import msgspec
 
 from stockade.gate import client
-from stockade.policy import Caller
+from stockade.policy import Caller, Limits
+from stockade.policy.values import size_text, time_text
+from stockade.sandbox.cgroup import Group
 from stockade.sandbox.result import Outcome
 from stockade.sandbox.supervise import Ended
 
@@ -25,15 +27,28 @@ class Verdict(msgspec.Struct, frozen=True):
     signal: int | None = None
 
 
-def judge(ended: Ended, program: client.Program, caller: Caller, *, closed: bool = False) -> Verdict:
+def judge(
+    ended: Ended,
+    program: client.Program,
+    caller: Caller,
+    limits: Limits,
+    group: Group | None,
+    *,
+    closed: bool = False,
+) -> Verdict:
     """The verdict on a run that is over. `closed` says that its sandbox was closed under it."""
     reply = ended.reply
+    if (verdict := _over_limit(ended, limits, group)) is not None:
+        return verdict
     if reply is None:
         if closed:
             return Verdict(Outcome.CANCELLED, 130, "the sandbox was closed")
         if ended.gate_died:
             return Verdict(Outcome.SETUP_FAILED, 125, "the gate died before the command ended")
         return Verdict(Outcome.SIGNALLED, 137, f"ended by SIGKILL: {ALL_KILLED}", signal=signals.SIGKILL)
+    if reply.kind == client.FAILED:
+        reason = f"{reply.text} was replaced on the host, and so came uncovered inside: everything was ended"
+        return Verdict(Outcome.DENIED, 126, reason, 'use workspace.mode = "overlay"')
     if reply.kind == client.EXEC_FAILED:
         return _not_started(reply, program, caller)
     if reply.ended == client.BY_TIME:
@@ -42,15 +57,45 @@ def judge(ended: Ended, program: client.Program, caller: Caller, *, closed: bool
         return Verdict(Outcome.CANCELLED, 130, "ended because it was cancelled")
     if reply.ended == client.FROM_OUTSIDE:
         return Verdict(Outcome.CANCELLED, 130, "ended by `stockade kill`")
+    hint = _task_hint(limits, group)
     if os.WIFEXITED(reply.status):
         code = os.WEXITSTATUS(reply.status)
-        return Verdict(Outcome.EXITED, code, f"exited with {code}" if code else "")
+        return Verdict(Outcome.EXITED, code, f"exited with {code}" if code else "", hint if code else "")
     number = os.WTERMSIG(reply.status)
     cause = f": {CAUSES[number]}" if number in CAUSES else ""
     reason = f"ended by {signal_name(number)}{cause}"
     if number == signals.SIGSYS:
         return Verdict(Outcome.DENIED, 126, reason, signal=number)
-    return Verdict(Outcome.SIGNALLED, 128 + number, reason, signal=number)
+    return Verdict(Outcome.SIGNALLED, 128 + number, reason, hint, signal=number)
+
+
+def _over_limit(ended: Ended, limits: Limits, group: Group | None) -> Verdict | None:
+    """The limit that ended the run, with its value and what was observed."""
+    reply = ended.reply
+    by = reply.ended if reply is not None and reply.kind == client.EXITED else client.ITSELF
+    counted = group is not None and (by == client.BY_MEMORY or group.oom_kills() > ended.ooms)
+    if counted and group is not None and limits.memory is not None:
+        peak = group.peak_memory()
+        seen = f" ({size_text(peak)} used)" if peak is not None else ""
+        reason = f'memory ran out: limits.memory = "{size_text(limits.memory)}"{seen}'
+        return Verdict(Outcome.OUT_OF_MEMORY, 137, reason, "raise limits.memory, or use less")
+    if limits.cpu_time is not None and reply is not None:
+        used = group.cpu_used() if by == client.BY_CPU and group is not None else reply.user + reply.system
+        if by == client.BY_CPU or (_killed(reply) and used >= limits.cpu_time):
+            allowed = time_text(limits.cpu_time)
+            reason = f'processor time ran out: limits.cpu_time = "{allowed}" ({used:.2f} s used)'
+            return Verdict(Outcome.LIMIT_EXCEEDED, 137, reason, "raise limits.cpu_time, or compute less")
+    return None
+
+
+def _killed(reply: client.Reply) -> bool:
+    return reply.kind == client.EXITED and reply.status in (signals.SIGKILL, signals.SIGXCPU)
+
+
+def _task_hint(limits: Limits, group: Group | None) -> str:
+    if group is None or not (refused := group.task_refusals()):
+        return ""
+    return f"the limit of {limits.tasks} tasks was reached and {refused} more were refused: limits.tasks"
 
 
 ALL_KILLED = "a program killed everything in the sandbox"

@@ -23,7 +23,7 @@ from stockade.sandbox.launch import Box
 from stockade.sandbox.result import Result
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.streams import empty_input
-from stockade.sandbox.supervise import Ended, Watch
+from stockade.sandbox.supervise import LAST_WORDS, Ended, Watch
 
 #: The numbers of `subprocess`, which is slow to import.
 PIPE, STDOUT, DEVNULL = -1, -2, -3
@@ -54,7 +54,7 @@ def starting(
     watch = Watch(box, program, events)
     ours, theirs = ([-1, -1, -1], ()) if pty else _pipes(*stdio)
     try:
-        yield from watch.start(theirs, kept=True)
+        watch.start(theirs, kept=True)
     except BaseException:
         _close(*ours)
         raise
@@ -175,11 +175,14 @@ class Started:
             yield None if until is None else max(0.0, until - time.monotonic())
             if events.ready:
                 reply = self._channel.receive()
-                if reply is None or reply.kind in (client.EXITED, client.EXEC_FAILED):
+                if reply is None or reply.kind in LAST_WORDS:
                     events.forget(self._channel.fileno())
-                    gate_died = reply is None and (yield from self._watch.box.died(events))
                     wall = time.monotonic() - self._watch.began
-                    return self._finish(Ended(reply=reply, wall=wall, gate_died=gate_died))
+                    gate_died = reply is None and (yield from self._watch.box.died(events))
+                    if gate_died:
+                        reply = self._watch.box.connection.refusal()
+                    ooms = self._watch.ooms
+                    return self._finish(Ended(reply=reply, wall=wall, gate_died=gate_died, ooms=ooms))
             elif until is not None and time.monotonic() >= until:
                 raise late(timeout)
 

@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from stockade.errors import CommandError, DeniedError, SetupError, TimeoutError
+from stockade.errors import CommandError, DeniedError, LimitError, SetupError, TimeoutError
 from stockade.sandbox.streams import Spilled
 from stockade.workspace.layers import Change
 
@@ -25,15 +25,24 @@ class Outcome(enum.StrEnum):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What a run used. cpu, memory and switches are the kernel's count over every process of the
-    sandbox that has ended; `peak_memory` is that of the largest one."""
+    """What a run used, and who counted it.
+
+    A cgroup counts every process; "rusage" counts those that were waited for, and its peak of memory is
+    that of the largest one. What nobody counted is None.
+    """
 
     wall: float = 0.0
     cpu_user: float = 0.0
     cpu_system: float = 0.0
     peak_memory: int = 0
+    peak_tasks: int | None = None
     context_switches: int = 0
-    source: str = "rusage"
+    source: dict[str, str] = msgspec.field(default_factory=lambda: {"cpu": "rusage", "memory": "rusage"})
+
+    @property
+    def cpu(self) -> float:
+        """Processor time in all."""
+        return self.cpu_user + self.cpu_system
 
 
 class Enforced(msgspec.Struct, frozen=True):
@@ -83,6 +92,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
             return self
         kinds = {
             Outcome.TIMED_OUT: TimeoutError,
+            Outcome.OUT_OF_MEMORY: LimitError,
+            Outcome.LIMIT_EXCEEDED: LimitError,
             Outcome.DENIED: DeniedError,
             Outcome.SETUP_FAILED: SetupError,
         }

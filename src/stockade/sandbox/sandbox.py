@@ -14,6 +14,7 @@ from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.policy import Limits, Policy
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
+from stockade.sandbox.limits import measured
 from stockade.sandbox.outcome import judge
 from stockade.sandbox.process import PIPE, Process, starting
 from stockade.sandbox.result import Result, Usage
@@ -44,7 +45,7 @@ class Living:
     def _opening(self, events: Events) -> Steps[None]:
         if self._box is not None:
             raise SetupError("the sandbox is open already", stage="sandbox")
-        prepared = prepare(self.policy, pinned=self._pinned)
+        prepared = prepare(self.policy, pinned=self._pinned, living=True)
         try:
             self._box = yield from launch(prepared, events)
         except BaseException:
@@ -227,11 +228,12 @@ def run(
     >>> result.ok, result.stdout
     (True, b'hello')
     """
-    prepared = prepare(DEFAULT if policy is None else policy, pinned=pinned)
+    argv = words(cmd)
+    prepared = prepare(DEFAULT if policy is None else policy, pinned=pinned, command=argv)
     discard = False
     try:
         one = command(
-            prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
+            prepared, argv, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
             on_stderr=on_stderr, source=stdin, keep=keep_output, kept=False, cancelled_by=cancelled_by,
         )  # fmt: skip
         with Events() as events:
@@ -279,14 +281,10 @@ def command(
     cancelled_by: tuple[type[BaseException], ...] = (),
 ) -> Run:
     """What the caller asks for, checked."""
-    if isinstance(cmd, str | bytes):
-        raise PolicyError(f"the command {cmd!r} is one string", hint='write a list: ["sh", "-c", "..."]')
-    argv = [os.fsdecode(word) for word in cmd]
+    argv = words(cmd)
     place = os.fsdecode(cwd) if cwd is not None else ""
-    if not argv:
-        raise PolicyError("there is no command to run", hint="stockade run -- COMMAND ...")
-    if any("\0" in word for word in (*argv, place)):
-        raise PolicyError("the command or its directory has a NUL byte in it")
+    if "\0" in place:
+        raise PolicyError("the directory of the command has a NUL byte in its name")
     if source is not None and os.isatty(source):
         raise PolicyError(
             "stdin is a terminal, which is never handed in", hint="pipe something in, or leave it out"
@@ -316,6 +314,18 @@ def command(
     )
 
 
+def words(cmd: Sequence[str]) -> list[str]:
+    """The words of a command, or why they are none."""
+    if isinstance(cmd, str | bytes):
+        raise PolicyError(f"the command {cmd!r} is one string", hint='write a list: ["sh", "-c", "..."]')
+    argv = [os.fsdecode(word) for word in cmd]
+    if not argv:
+        raise PolicyError("there is no command to run", hint="stockade run -- COMMAND ...")
+    if any("\0" in word for word in argv):
+        raise PolicyError("the command has a NUL byte in it")
+    return argv
+
+
 def _spill_place(prepared: Prepared) -> Callable[[str], str]:
     def place(stream: str) -> str:
         directory = f"{state.ensure(prepared.state)}/output"
@@ -337,7 +347,8 @@ def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
 def _result(
     ended: Ended, program: client.Program, prepared: Prepared, box: Box, *, closed: bool = False
 ) -> Result:
-    verdict = judge(ended, program, prepared.resolved.caller, closed=closed)
+    limits = prepared.resolved.limits
+    verdict = judge(ended, program, prepared.resolved.caller, limits, box.group, closed=closed)
     reply = ended.reply
     usage = Usage(wall=ended.wall)
     if reply is not None and reply.kind == client.EXITED:
@@ -360,7 +371,7 @@ def _result(
         stderr=ended.stderr,
         truncated=ended.truncated,
         spilled=ended.spilled,
-        usage=usage,
+        usage=measured(usage, box.group, alone=ended.alone),
         controls=prepared.controls,
         changes=changes,
         workspace=layer.id if layer is not None and changes else "",

@@ -10,6 +10,7 @@ say, never what was printed.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -25,6 +26,8 @@ LEFT = 1 << 20  # as much as a pipe can be made to hold
 GRACE = 2.0
 #: A gate that is this much later than it should be is stuck, and is killed.
 LATE = 5.0
+#: After these nothing more is said about a run.
+LAST_WORDS = (client.EXITED, client.EXEC_FAILED, client.FAILED)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +64,10 @@ class Ended(msgspec.Struct, frozen=True):
     wall: float
     #: In a living sandbox: whether that was the gate, and not the run's own keeper.
     gate_died: bool = False
+    #: Whether the sandbox was for this run alone.
+    alone: bool = False
+    #: How many processes of the sandbox had been killed for want of memory before.
+    ooms: int = 0
     stdout: bytes = b""
     stderr: bytes = b""
     truncated: bool = False
@@ -70,7 +77,7 @@ class Ended(msgspec.Struct, frozen=True):
 def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[Ended]:
     """Start the program and stay with it until it has ended, and with a one-shot run everything else."""
     watch = Watch(box, run.program, events)
-    channel = yield from watch.start(streams.theirs, kept=run.kept)
+    channel = watch.start(streams.theirs, kept=run.kept)
     streams.close(*streams.theirs)
     pumps = Pumps(streams, events)
     try:
@@ -86,11 +93,15 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
         pumps.rest()
         pumps.close()
         watch.close()
+        wall = time.monotonic() - watch.began
         gate_died = reply is None and (not run.kept or (yield from box.died(events)))
         return Ended(
-            reply=reply,
-            wall=time.monotonic() - watch.began,
+            # The gate may have said why it gave up.
+            reply=box.connection.refusal() if gate_died and run.kept else reply,
+            wall=wall,
             gate_died=gate_died,
+            alone=not run.kept,
+            ooms=watch.ooms,
             stdout=streams.outputs[0].content(),
             stderr=streams.outputs[1].content(),
             truncated=streams.truncated,
@@ -177,19 +188,24 @@ class Watch:
     def __init__(self, box: Box, program: client.Program, events: Events) -> None:
         self.box, self.program, self.events = box, program, events
         self.began = time.monotonic()
+        self.ooms = 0 if box.group is None else box.group.oom_kills()
         self.channel: client.Channel = box.connection
         self._watched: list[int] = []
         self._deadline: float | None = None
 
-    def start(self, stdio: tuple[int, ...], *, kept: bool) -> Steps[client.Channel]:
+    def start(self, stdio: tuple[int, ...], *, kept: bool) -> client.Channel:
         """Ask the gate to start the program."""
-        self.channel = self.box.connection.execute(self.program, stdio, kept=kept)
+        entrance = group.program_entrance() if kept and (group := self.box.group) is not None else None
+        try:
+            self.channel = self.box.connection.execute(self.program, stdio, kept=kept, entrance=entrance)
+        finally:
+            if entrance is not None:
+                os.close(entrance)
         if kept:
             self._watch(self.channel.fileno())
         if self.program.wall is not None:
             self._deadline = self.began + self.program.wall + self.program.grace + LATE
         return self.channel
-        yield  # a step, where the program has to be put somewhere before it executes
 
     def until_end(self, pumps: Pumps | None = None) -> Steps[client.Reply | None]:
         """Wait for the word that the run has ended; None if that never comes."""
@@ -199,7 +215,7 @@ class Watch:
             for end in self.events.ready:
                 if end == own:
                     reply = self.channel.receive()
-                    if reply is None or reply.kind in (client.EXITED, client.EXEC_FAILED):
+                    if reply is None or reply.kind in LAST_WORDS:
                         return reply
                 elif pumps is not None:
                     pumps.move(end)

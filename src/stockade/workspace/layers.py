@@ -33,8 +33,8 @@ class Change(msgspec.Struct, frozen=True):
 class Layer:
     """One layer, held open by descriptors while a sandbox uses it."""
 
-    def __init__(self, home: str, lower: int, lower_path: str) -> None:
-        self.id = os.urandom(6).hex()
+    def __init__(self, home: str, lower: int, lower_path: str, id: str) -> None:
+        self.id = id
         self.path = f"{state.ensure(home)}/workspaces/{self.id}"
         self.lower = lower
         self._owner = os.getpid()
