@@ -33,6 +33,13 @@ from support.pretend_cgroups import Tree
 PYTHON = "/usr/bin/python3"
 UNIFIED = "/sys/fs/cgroup/unified"
 FORKING = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass\n"
+FILL = "\nfor _ in range(200): os.write(file, bytes(1 << 20))"
+BOMBS = {
+    "heap": "x = bytearray(200 << 20)",
+    "memfd": f"import os; file = os.memfd_create('x'){FILL}",
+    "tmpfs": f"import os; file = os.open('/dev/shm', os.O_TMPFILE | os.O_RDWR){FILL}",
+    "shared": "import mmap; m = mmap.mmap(-1, 200 << 20)\nfor i in range(0, 200 << 20, 4096): m[i] = 1",
+}
 BUSY = "while True: pass"
 
 
@@ -94,11 +101,12 @@ def test_a_group_is_made_only_where_a_limit_needs_it(here: Places) -> None:
         assert group.paths == ()
 
 
-def test_a_memory_bomb_is_ended_and_counted(here: Places) -> None:
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_memory_bomb_is_ended_and_counted(here: Places, kind: str) -> None:
     with (
         grouped(GroupLimits(memory=32 << 20), here) as group,
-        waiting("x = bytearray(200 << 20)") as bomb,
-        waiting("x = bytearray(200 << 20)") as control,
+        waiting(BOMBS[kind]) as bomb,
+        waiting(BOMBS[kind]) as control,
     ):
         group.join(bomb.pid)
         descriptor = group.oom_descriptor()
