@@ -16,7 +16,7 @@ import pytest
 from stockade.host import cgroupfs
 
 ALWAYS = {
-    "cgroup.procs": "", "cgroup.subtree_control": "", "cgroup.kill": "", "cgroup.freeze": "0\n",
+    "cgroup.procs": "", "cgroup.subtree_control": "", "cgroup.kill": "",
     "cpu.stat": "usage_usec 1500000\nuser_usec 1000000\nsystem_usec 500000\n",
 }  # fmt: skip
 #: Limits start empty: a plain file keeps what is behind a shorter text.

@@ -15,7 +15,7 @@ import errno
 import os
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -52,7 +52,7 @@ def probe(names: Iterable[str] = PROBES) -> dict[str, Probe]:
     >>> probe(["seccomp"])["seccomp"].ok
     True
     """
-    return _probe(tuple(names), facts())
+    return _probe(tuple(names), facts(), {})
 
 
 def facts() -> Host:
@@ -71,7 +71,7 @@ def facts() -> Host:
 def _find(fresh: bool) -> Host:
     found = facts()
     if found.system != "linux":
-        return msgspec.structs.replace(found, probes=_probe(PROBES, found))
+        return msgspec.structs.replace(found, probes=_probe(PROBES, found, {}))
     from stockade.gate import executable
 
     file = cache.path(os.environ, os.path.expanduser("~"), found.uid)
@@ -81,7 +81,7 @@ def _find(fresh: bool) -> Host:
     again = tuple(name for name in PROBES if name not in known or _may_change(known[name]))
     if kept and not again:
         return kept
-    probes = known | _probe(again, found)
+    probes = known | _probe(again, found, known)
     result = msgspec.structs.replace(found, probes=probes)
     if not kept or result != kept:
         cache.save(file, key, result)
@@ -94,9 +94,9 @@ def _may_change(known: Probe) -> bool:
     return not known.ok and known.errno not in (0, errno.ENOSYS)
 
 
-def _probe(names: tuple[str, ...], found: Host) -> dict[str, Probe]:
+def _probe(names: tuple[str, ...], found: Host, known: Mapping[str, Probe]) -> dict[str, Probe]:
+    """Try things out; an answer that is `known` already needs no new explanation."""
     from stockade.host import cgroups
-    from stockade.host.advice import explain
 
     gate = ""
     places = cgroups.Places()
@@ -115,7 +115,15 @@ def _probe(names: tuple[str, ...], found: Host) -> dict[str, Probe]:
     result = {}
     for name in names:
         ok, number, detail = answers.get(name, (False, errno.ETIMEDOUT, "no answer"))
-        reason, fix = ("", "") if ok else explain(name, number, detail, found, gate, places)
+        before = known.get(name)
+        if before and (before.ok, before.errno, before.detail) == (ok, number, detail):
+            result[name] = before
+            continue
+        reason = fix = ""
+        if not ok:
+            from stockade.host.advice import explain
+
+            reason, fix = explain(name, number, detail, found, gate, places)
         result[name] = Probe(ok=ok, errno=number, detail=detail, reason=reason, fix=fix)
     return result
 

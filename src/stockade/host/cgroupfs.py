@@ -8,11 +8,11 @@ value need not have kept it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 import time
-from collections.abc import Callable
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 #: The scheduler's window in µs: what a second's share is counted in.
@@ -145,42 +145,40 @@ class Cgroup:
     def end(self) -> None:
         """Kill everything in it and wait, for a while, until it is empty. Cgroups below are not looked at.
 
-        Nothing may be born meanwhile: version 2 kills as one, and before 5.14 freezes; version 1 is
-        left without a task to give away, or frozen, as far as the hierarchy can do either.
+        Nobody may be born meanwhile: version 2 kills all as one, and where tasks are counted there are
+        none left to have. Else everybody is stopped first, until no one is new.
         """
         if self._directory < 0:
             return
         tasks = self.read("pids.max").strip() if self.has("pids.max") else ""
-        self._try("pids.max", "0")
-        self._try("cgroup.kill", "1")
+        for name, text in (("pids.max", "0"), ("cgroup.kill", "1")):
+            if self.has(name):
+                self.write(name, text)
+        settled = bool(tasks) or self.has("cgroup.kill")
+        seen: set[int] = set()
         deadline = time.monotonic() + PATIENCE
-        while self._kill() and time.monotonic() < deadline:
+        while there := self._send(signal.SIGKILL if settled else signal.SIGSTOP):
+            settled = settled or there <= seen
+            seen |= there
+            if time.monotonic() > deadline:
+                break
             time.sleep(0.001)
         if tasks:
-            self._try("pids.max", tasks)
+            self.write("pids.max", tasks)
 
-    def _kill(self) -> bool:
-        """Kill who is there now; False if nobody is."""
-        held = [(pid, file) for pid in self.processes() if (file := _hold(pid)) is not None]
+    def _send(self, number: signal.Signals) -> set[int]:
+        """Signal whoever is there and can be named; who that was."""
+        held = {pid: file for pid in self.processes() if (file := _hold(pid)) is not None}
         try:
-            if not held:
-                return bool(self.processes())
-            self._try("freezer.state", "FROZEN")
-            self._try("cgroup.freeze", "1")
-            # Whoever is still there now is who was held: a number is not given away while it is in use.
-            there = self.processes()
-            for pid, file in held:
-                if pid in there:
-                    _quietly(lambda file=file: signal.pidfd_send_signal(file, signal.SIGKILL))  # type: ignore[misc]
+            # Whoever is there now is who was held: a number is not given away while it is in use.
+            there = held.keys() & self.processes()
+            for pid in there:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(held[pid], number)
         finally:
-            self._try("freezer.state", "THAWED")
-            self._try("cgroup.freeze", "0")
-            for _, file in held:
+            for file in held.values():
                 os.close(file)
-        return True
-
-    def _try(self, name: str, text: str) -> None:
-        _quietly(lambda: self.write(name, text))
+        return there
 
     def close(self) -> bool:
         """Remove it, patient with what is still ending; whether it is gone. Harmless when repeated."""
@@ -208,10 +206,3 @@ def _hold(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except OSError:
         return None
-
-
-def _quietly(call: Callable[[], object]) -> None:
-    try:
-        call()
-    except OSError:
-        return

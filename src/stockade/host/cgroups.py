@@ -22,8 +22,8 @@ import msgspec
 
 from stockade.host import cgroupfs
 
-CONTROLLERS = ("memory", "pids", "cpu", "cpuacct", "freezer")
-#: What has to be switched on for children in version 2; accounting and freezing are always there.
+CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
+#: What has to be switched on for children in version 2; accounting is always there.
 SWITCHED = ("memory", "pids", "cpu")
 #: The groups of sandboxes, and the leaf that a supervisor moves into.
 GROUP = "stockade-run-"
@@ -230,14 +230,14 @@ def probe_in_scope(
 
 def probe(names: Iterable[str], found: Places) -> dict[str, Answer]:
     """Whether limits by cgroup work, by making one, setting the limit and putting a process into it."""
-    import subprocess
-
     answers: dict[str, Answer] = {}
     made: dict[str, cgroupfs.Cgroup] = {}
     try:
         for name in names:
             answers[name] = _limited(name, found, made)
         if made:
+            import subprocess
+
             # A process that ends when we do: it waits for the end of its input. One for all, because
             # the first move after a while costs 5 ms and the next ones a tenth of one.
             with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as waiting:

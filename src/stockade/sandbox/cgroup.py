@@ -1,7 +1,7 @@
 """The cgroups of one sandbox: what all of it together may use, and what it has used.
 
-A group is a directory `stockade-run-ID` in each hierarchy that a limit needs
-and in no other. The supervisor makes it, moves the gate's first process into
+A group is a directory `stockade-run-ID` in each hierarchy that a limit, or
+ending it all, needs and in no other. The supervisor makes it, moves the gate's first process into
 it before that has started anything, and removes it when the sandbox has ended.
 Whatever the program starts is born inside and cannot leave: it sees the
 cgroup file system nowhere.
@@ -13,15 +13,18 @@ program holds every task there is. So there the limit of tasks lies on a child,
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
+from stockade.controls import Control
 from stockade.errors import SetupError
 from stockade.host.cgroupfs import Cgroup, read
 from stockade.host.cgroups import GROUP, Place, Places
+from stockade.policy import Limits
 
 PROGRAMS, GATE = "programs", "gate"
 
@@ -33,6 +36,16 @@ class GroupLimits(msgspec.Struct, frozen=True):
     tasks: int | None = None
     cpu: float | None = None
     cpu_time: bool = False
+
+    @classmethod
+    def of(cls, limits: Limits, controls: Collection[Control]) -> GroupLimits:
+        """Those of a policy's limits that a cgroup is to enforce."""
+        return cls(
+            memory=limits.memory if Control.LIMITS_MEMORY in controls else None,
+            tasks=limits.tasks if Control.LIMITS_TASKS in controls else None,
+            cpu=limits.cpu if Control.LIMITS_CPU in controls else None,
+            cpu_time=Control.LIMITS_CPU_TIME in controls,
+        )
 
     @property
     def controllers(self) -> tuple[str, ...]:
@@ -63,7 +76,7 @@ class Group:
         self._oom = -1
         step = self._name
         try:
-            for controller in limits.controllers:
+            for controller in _needed(limits, places):
                 place = places.at(controller)
                 if place is None:
                     raise OSError(errno.ENOENT, f"there is no place for the {controller} controller")
@@ -257,7 +270,9 @@ class Group:
 
     def kill(self) -> None:
         """Kill everything inside, the gate too, and wait until it is gone."""
-        for group in reversed(self._made):
+        # Where tasks are counted first: nobody is born there any more.
+        counted = [group for group in (self._by.get("pids"), self._programs) if group is not None]
+        for group in (*counted, *reversed(self._made)):
             group.end()
 
     def kill_programs(self) -> None:
@@ -273,22 +288,39 @@ class Group:
         self._made = [group for group in reversed(self._made) if not group.close()][::-1]
 
 
+def planned(id: str, limits: GroupLimits, places: Places) -> tuple[str, ...]:
+    """The directories that such a group will be, to be written down before there is anything to forget."""
+    found = [place for name in _needed(limits, places) if (place := places.at(name)) is not None]
+    return tuple(f"{place.directory}/{GROUP}{id}" for place in dict.fromkeys(found))
+
+
 def remove(paths: Iterable[str]) -> None:
     """Remove groups that a supervisor left when it was killed, and whatever still runs in them.
 
     Only what has the name of a group of ours is touched.
     """
+    groups = []
     for path in paths:
         if not os.path.basename(path).startswith(GROUP) or os.path.normpath(path) != path:
             continue
         for directory in (f"{path}/{PROGRAMS}", f"{path}/{GATE}", path):
-            try:
-                group = Cgroup(directory, 0, existing=True)
-            except OSError:
-                continue
-            if group.has("cgroup.procs"):
-                group.end()
-            group.close()
+            with contextlib.suppress(OSError):
+                groups.append(Cgroup(directory, 0, existing=True))
+    for group in sorted(groups, key=lambda group: not group.has("pids.max")):
+        if group.has("cgroup.procs"):
+            group.end()
+    for group in groups:
+        group.close()
+
+
+def _needed(limits: GroupLimits, places: Places) -> tuple[str, ...]:
+    """The controllers of the limits; in version 1 also that of tasks, without which a bomb outruns `kill`."""
+    asked = limits.controllers
+    legacy = any((place := places.at(name)) is not None and place.version == 1 for name in asked)
+    brake = places.at("pids")
+    if "pids" in asked or not legacy or brake is None:
+        return asked
+    return (*asked, "pids") if os.access(brake.directory, os.W_OK, effective_ids=True) else asked
 
 
 def _above(group: Cgroup) -> str:
