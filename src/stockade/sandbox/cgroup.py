@@ -275,11 +275,6 @@ class Group:
         for group in (*counted, *reversed(self._made)):
             group.end()
 
-    def kill_programs(self) -> None:
-        """Kill every program of a living sandbox, and not its gate."""
-        if self._programs is not None:
-            self._programs.end()
-
     def close(self) -> None:
         """Remove it. What could not be removed, because something in it does not end, stays in `paths`."""
         if self._oom >= 0:
@@ -288,10 +283,15 @@ class Group:
         self._made = [group for group in reversed(self._made) if not group.close()][::-1]
 
 
+def hierarchies(limits: GroupLimits, places: Places) -> tuple[Place, ...]:
+    """Where such a group will have a directory; the gate enters them in this order."""
+    found = [place for name in _needed(limits, places) if (place := places.at(name)) is not None]
+    return tuple(dict.fromkeys(found))
+
+
 def planned(id: str, limits: GroupLimits, places: Places) -> tuple[str, ...]:
     """The directories that such a group will be, to be written down before there is anything to forget."""
-    found = [place for name in _needed(limits, places) if (place := places.at(name)) is not None]
-    return tuple(f"{place.directory}/{GROUP}{id}" for place in dict.fromkeys(found))
+    return tuple(f"{place.directory}/{GROUP}{id}" for place in hierarchies(limits, places))
 
 
 def remove(paths: Iterable[str]) -> None:

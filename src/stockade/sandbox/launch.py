@@ -28,6 +28,7 @@ from stockade.sandbox.cgroup import Group
 from stockade.sandbox.evidence import (
     NAMESPACES,
     OBSERVED,
+    OBSERVED_IN_CGROUP,
     identity,
     incomplete,
     observe_birth,
@@ -208,11 +209,15 @@ def _gone(pidfd: int, events: Events) -> Steps[None]:
 def _selected(policy: Policy, uid: int, probed: int) -> tuple[Selection, dict[str, Enforced]]:
     """The backend for a policy, and what a run under it reports once everything has been observed."""
     selection = select_backend(policy, host())
+    in_cgroup = {
+        control: words for control, words in OBSERVED_IN_CGROUP.items() if control in selection.by_cgroup
+    }
+    observed = OBSERVED | in_cgroup
     controls = {
         control.value: Enforced(
             requested=chosen.requested,
             mechanism=chosen.mechanism or f"none: {chosen.reason}",
-            observed="accepted weaker" if chosen.weaker else OBSERVED[control],
+            observed="accepted weaker" if chosen.weaker else observed[control],
         )
         for control, chosen in selection.controls.items()
     }

@@ -8,19 +8,11 @@ from functools import lru_cache
 import msgspec
 
 from stockade.backends.select import Selection
-from stockade.controls import Control
 from stockade.host import cgroups
 from stockade.policy import Limits
 from stockade.policy.model import limit_text
-from stockade.sandbox.cgroup import Group, GroupLimits
+from stockade.sandbox.cgroup import Group, GroupLimits, hierarchies, planned
 from stockade.sandbox.result import Usage
-
-BY_CGROUP = {
-    Control.LIMITS_MEMORY: "memory",
-    Control.LIMITS_TASKS: "tasks",
-    Control.LIMITS_CPU: "cpu",
-    Control.LIMITS_CPU_TIME: "cpu_time",
-}
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -34,25 +26,20 @@ class Kept(msgspec.Struct, frozen=True):
     @property
     def versions(self) -> tuple[int, ...]:
         """The version of each hierarchy that takes part."""
-        found = (self.places.at(controller) for controller in self.limits.controllers)
-        return tuple(place.version for place in dict.fromkeys(found) if place is not None)
+        return tuple(place.version for place in hierarchies(self.limits, self.places))
 
     def paths(self, id: str) -> tuple[str, ...]:
         """The directories that a group of that id will have."""
-        found = (self.places.at(controller) for controller in self.limits.controllers)
-        directories = dict.fromkeys(place.directory for place in found if place is not None)
-        return tuple(f"{directory}/{cgroups.GROUP}{id}" for directory in directories)
+        return planned(id, self.limits, self.places)
 
 
 def kept_by_cgroup(selection: Selection, limits: Limits) -> Kept | None:
     """What the selection leaves to cgroups; None if that is nothing."""
-    names = [name for control, name in BY_CGROUP.items() if control in selection.by_cgroup]
-    if not names:
+    if not selection.by_cgroup:
         return None
-    chosen = {name: getattr(limits, name) for name in names}
-    words = ", ".join(f"{name} to {limit_text(name, value)}" for name, value in chosen.items())
-    counted = chosen.pop("cpu_time", None) is not None
-    return Kept(GroupLimits(**chosen, cpu_time=counted), _places(cgroups.membership()), words)
+    names = [control.removeprefix("limits.") for control in sorted(selection.by_cgroup)]
+    words = ", ".join(f"{name} to {limit_text(name, getattr(limits, name))}" for name in names)
+    return Kept(GroupLimits.of(limits, selection.by_cgroup), _places(cgroups.membership()), words)
 
 
 @lru_cache(maxsize=4)
