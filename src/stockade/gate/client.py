@@ -16,11 +16,13 @@ import os
 import socket
 import struct
 import threading
+import time
 
 import msgspec
 
 from stockade import gate
 from stockade.errors import PolicyError, SetupError
+from stockade.host.cgroups import scope
 
 # The numbers of gate.h.
 FAILED, BORN, MOUNTED, READY, TERMINAL, STARTED, EXEC_FAILED, EXITED = range(1, 9)
@@ -33,6 +35,10 @@ ITSELF, BY_TIME, BY_REQUEST, FROM_OUTSIDE, BY_MEMORY, BY_CPU = range(6)
 #: What one launch can carry for its plan, and one exec request for its arguments: gate.h, inside.c.
 MOST_DESCRIPTORS = 250
 MOST_BYTES = 8 << 20
+
+#: How systemd of a user is found, and how long it may take.
+BUS = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
+SCOPE_SECONDS = 5.0
 
 OPERATIONS = (
     "plan", "namespaces", "hostname", "root", "dir", "file", "link", "bind", "scratch", "proc", "pts",
@@ -243,20 +249,26 @@ def _milliseconds(seconds: float) -> int:
 class Resident:
     """One resident gate process."""
 
-    def __init__(self, *, host_network: bool) -> None:
+    def __init__(self, *, host_network: bool, scoped: bool) -> None:
         self.owner = os.getpid()
         self.filters = _own_filters()
         self._supervisor = os.pidfd_open(self.owner)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        network = "host-network" if host_network else "own-network"
+        command = [gate.executable(), "resident", "host-network" if host_network else "own-network"]
+        command += EXTRA_ARGUMENTS
+        environ: dict[str, str] = {}
+        if scoped:
+            # systemd-run becomes the gate once it has moved itself.
+            command = [*scope(os.environ), *command]
+            environ = {name: os.environ[name] for name in BUS if name in os.environ}
         # By way of numbers that neither has: dup2 onto 3 and 4 could otherwise meet one of them.
         ends = (theirs.fileno(), self._supervisor)
         spare = max(*ends, 4) + 1
         try:
             self.pid = os.posix_spawn(
-                gate.executable(),
-                ["stockade-gate", "resident", network, *EXTRA_ARGUMENTS],
-                {},
+                command[0],
+                command if scoped else ["stockade-gate", *command[1:]],
+                environ,
                 file_actions=[
                     *((os.POSIX_SPAWN_DUP2, end, spare + i) for i, end in enumerate(ends)),
                     *((os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) for number in range(3)),
@@ -270,6 +282,19 @@ class Resident:
             raise
         finally:
             theirs.close()
+        if scoped:
+            self._await_scope()
+
+    def _await_scope(self) -> None:
+        """Wait until the gate runs: then it is where systemd has put it."""
+        until = time.monotonic() + SCOPE_SECONDS
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError), open(f"/proc/{self.pid}/comm", encoding="utf-8") as file:
+                if file.read().strip() == "stockade-gate":
+                    return
+            time.sleep(0.002)
+        self.close()
+        raise SetupError("systemd did not start the gate in a scope of its own", stage="cgroup")
 
     def launch(self, plan: bytes, descriptors: tuple[int, ...]) -> Connection:
         """Begin a sandbox. Its gate answers on the connection that is returned."""
@@ -316,39 +341,48 @@ class _Shared:
     lock = threading.Lock()
 
 
-_residents: dict[bool, Resident] = {}
+#: By whether they share the host's network, and whether systemd has started them in a scope.
+_residents: dict[tuple[bool, bool], Resident] = {}
 
 
-def launch(plan: bytes, descriptors: tuple[int, ...], *, host_network: bool) -> Connection:
-    """Begin a sandbox through this process's resident gate, started where it is missing or has died."""
+def resident(*, host_network: bool, scoped: bool) -> Resident:
+    """This process's resident gate of that kind, started where it is missing."""
+    kind = (host_network, scoped)
+    with _Shared.lock:
+        if kind not in _residents:
+            _residents[kind] = Resident(host_network=host_network, scoped=scoped)
+        return _residents[kind]
+
+
+def launch(
+    plan: bytes, descriptors: tuple[int, ...], *, host_network: bool, scoped: bool = False
+) -> Connection:
+    """Begin a sandbox through a resident gate, started again where it has died."""
     for _ in range(3):
-        with _Shared.lock:
-            resident = _residents.get(host_network)
-            if resident is None:
-                resident = _residents[host_network] = Resident(host_network=host_network)
+        chosen = resident(host_network=host_network, scoped=scoped)
         try:
-            return resident.launch(plan, descriptors)
+            return chosen.launch(plan, descriptors)
         except OSError as error:
             # It died, or another thread has just replaced it.
             if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN):
                 raise
-            renew(resident)
+            renew(chosen)
     raise SetupError("the resident gate does not stay alive", stage="gate")
 
 
 def renew(old: Resident) -> None:
     """Let the next launch start a new resident gate instead of this one."""
     with _Shared.lock:
-        for host_network, resident in tuple(_residents.items()):
-            if resident is old:
-                del _residents[host_network]
+        for kind, known in tuple(_residents.items()):
+            if known is old:
+                del _residents[kind]
                 old.close()
 
 
 def shutdown() -> None:
     """End this process's resident gates. The next launch starts a new one."""
-    for resident in tuple(_residents.values()):
-        renew(resident)
+    for known in tuple(_residents.values()):
+        renew(known)
 
 
 def _after_fork() -> None:
@@ -360,8 +394,8 @@ def _after_fork() -> None:
 
 def _at_exit() -> None:
     """The residents end when we do; nobody waits for that."""
-    for resident in _residents.values():
-        resident.forget()
+    for known in _residents.values():
+        known.forget()
 
 
 os.register_at_fork(after_in_child=_after_fork)

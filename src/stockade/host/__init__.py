@@ -112,6 +112,9 @@ def _probe(names: tuple[str, ...], found: Host, known: Mapping[str, Probe]) -> d
         if ours:
             places = cgroups.places()
             answers |= cgroups.probe(ours, places)
+            lacking = [name for name in ours if not answers[name][0]]
+            scoped = cgroups.probe_in_scope(lacking, os.environ) if lacking else {}
+            answers |= {name: answer for name, answer in scoped.items() if answer[0]}
     result = {}
     for name in names:
         ok, number, detail = answers.get(name, (False, errno.ETIMEDOUT, "no answer"))

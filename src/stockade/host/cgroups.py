@@ -28,6 +28,8 @@ SWITCHED = ("memory", "pids", "cpu")
 #: The groups of sandboxes, and the leaf that a supervisor moves into.
 GROUP = "stockade-run-"
 LEAF = "stockade-supervisor-"
+#: How the detail of a probe begins that succeeds only in a scope.
+IN_SCOPE = "systemd scope, "
 
 Answer = tuple[bool, int, str]
 
@@ -223,7 +225,8 @@ def probe_in_scope(
             assert waiting.stdout is not None
             if not waiting.stdout.readline():
                 return dict.fromkeys(names, (False, 0, "systemd-run --scope"))
-            return probe(names, places(waiting.pid, proc=proc))
+            answers = probe(names, places(waiting.pid, proc=proc))
+            return {name: (ok, number, IN_SCOPE + said) for name, (ok, number, said) in answers.items()}
         finally:
             waiting.kill()
 

@@ -61,6 +61,8 @@ class Prepared(msgspec.Struct, frozen=True):
     #: Stockade's own directory.
     state: str
     made: Made
+    #: Whether its cgroups are below a scope that systemd made for the resident gate.
+    scoped: bool
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -251,7 +253,7 @@ def prepare(
     resolved = resolve(policy, caller, home, pinned=pinned)
     made = Made()
     try:
-        kept = kept_by_cgroup(selection, resolved.limits)
+        kept = kept_by_cgroup(selection, resolved, known)
         if not dry:
             made.make(home, resolved.workspace, kept, living=living, command=tuple(command))
         program = syscalls.program(
@@ -270,7 +272,8 @@ def prepare(
             )
         )
         inside = native.home_inside(caller.home, resolved.profile.system)
-        return Prepared(controls, resolved, plan, inside, home, made)
+        scoped = kept is not None and kept.scoped
+        return Prepared(controls, resolved, plan, inside, home, made, scoped)
     except BaseException:
         made.close(discard=True)
         resolved.close()
@@ -298,14 +301,13 @@ def launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object] =
 
     `meanwhile` is called once while the gate is busy. The connection to the gate is watched afterwards.
     """
-    host_network = "net" not in prepared.plan.namespaces.names
     if len(prepared.descriptors) > client.MOST_DESCRIPTORS:
         raise PolicyError(
             f"the policy grants {len(prepared.descriptors)} paths, more than {client.MOST_DESCRIPTORS}",
             hint="grant the directories they are in",
         )
     try:
-        return (yield from _launch(prepared, host_network, events, meanwhile))
+        return (yield from _launch(prepared, events, meanwhile))
     except OSError as error:
         used_up = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN)
         raise SetupError(
@@ -316,11 +318,14 @@ def launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object] =
         ) from error
 
 
-def _launch(
-    prepared: Prepared, host_network: bool, events: Events, meanwhile: Callable[[], object]
-) -> Steps[Box]:
+def _launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object]) -> Steps[Box]:
     for attempt in range(2):
-        connection = client.launch(prepared.plan.encoded, prepared.descriptors, host_network=host_network)
+        connection = client.launch(
+            prepared.plan.encoded,
+            prepared.descriptors,
+            host_network=prepared.resolved.policy.net == "open",
+            scoped=prepared.scoped,
+        )
         held: list[int] = []
         try:
             events.watch(connection.fileno())

@@ -8,8 +8,9 @@ from functools import lru_cache
 import msgspec
 
 from stockade.backends.select import Selection
-from stockade.host import cgroups
-from stockade.policy import Limits
+from stockade.gate import client
+from stockade.host import Host, cgroups
+from stockade.policy import Resolved
 from stockade.policy.model import limit_text
 from stockade.sandbox.cgroup import Group, GroupLimits, hierarchies, planned
 from stockade.sandbox.result import Usage
@@ -22,6 +23,8 @@ class Kept(msgspec.Struct, frozen=True):
     places: cgroups.Places
     #: As one would write them, for the plan.
     words: str
+    #: Whether they can be had only where systemd starts the gate in a scope of its own.
+    scoped: bool
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -33,13 +36,25 @@ class Kept(msgspec.Struct, frozen=True):
         return planned(id, self.limits, self.places)
 
 
-def kept_by_cgroup(selection: Selection, limits: Limits) -> Kept | None:
+def kept_by_cgroup(selection: Selection, resolved: Resolved, host: Host) -> Kept | None:
     """What the selection leaves to cgroups; None if that is nothing."""
     if not selection.by_cgroup:
         return None
+    limits = resolved.limits
     names = [control.removeprefix("limits.") for control in sorted(selection.by_cgroup)]
     words = ", ".join(f"{name} to {limit_text(name, getattr(limits, name))}" for name in names)
-    return Kept(GroupLimits.of(limits, selection.by_cgroup), _places(cgroups.membership()), words)
+    scoped = any(_in_scope(host, mean) for c in selection.by_cgroup for mean in selection.controls[c].means)
+    if scoped:
+        # Below the scope in which systemd starts the resident gate.
+        host_network = resolved.policy.net == "open"
+        places = cgroups.places(client.resident(host_network=host_network, scoped=True).pid)
+    else:
+        places = _places(cgroups.membership())
+    return Kept(GroupLimits.of(limits, selection.by_cgroup), places, words, scoped)
+
+
+def _in_scope(host: Host, probe: str) -> bool:
+    return host.probes[probe].detail.startswith(cgroups.IN_SCOPE)
 
 
 @lru_cache(maxsize=4)
