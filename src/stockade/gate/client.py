@@ -25,8 +25,8 @@ from stockade.errors import PolicyError, SetupError
 from stockade.host.cgroups import scope
 
 # The numbers of gate.h.
-FAILED, BORN, MOUNTED, READY, TERMINAL, STARTED, EXEC_FAILED, EXITED = range(1, 9)
-EXEC, SIGNAL, END, WATCH = range(1, 5)
+FAILED, BORN, MOUNTED, READY, TERMINAL, STARTED, EXEC_FAILED, EXITED, ROOTS = range(1, 10)
+EXEC, SIGNAL, END, WATCH, SHOW_ROOTS = range(1, 6)
 KEPT, TELL, ENTER, ON_TERMINAL = 1, 2, 4, 8
 EVERYTHING = 1
 WATCH_MEMORY, WATCH_COUNTED, WATCH_CPU = 1, 2, 4
@@ -210,6 +210,10 @@ class Connection(Channel):
             | (0 if usage is None else WATCH_CPU)
         )
         self._send(_REQUEST.pack(WATCH, flags, cores, 0, int(seconds * 1e6)), tuple(found))
+
+    def ask_for_roots(self) -> None:
+        """Ask for descriptors of the sandbox's root and of its overlay."""
+        self._send(_REQUEST.pack(SHOW_ROOTS, 0, 0, 0, 0))
 
     def stop(self) -> None:
         """End everything inside at once, also for a thread that waits on it or a forked child with a copy."""

@@ -38,6 +38,7 @@ enum reply_kind {
 	REPLY_STARTED,     /* from the program's own process, right before it executes */
 	REPLY_EXEC_FAILED, /* error, text: what could not be entered or executed */
 	REPLY_EXITED,      /* status, ended, and what the run used */
+	REPLY_ROOTS,       /* descriptors: the root, and the overlay if there is one */
 };
 
 /* Who ended a run, if it was not the program itself. */
@@ -64,6 +65,7 @@ enum request_kind {
 	REQUEST_SIGNAL,   /* value: the signal; flags: SIGNAL_ALL */
 	REQUEST_END,      /* TERM to everything, KILL to what is left after grace_ms */
 	REQUEST_WATCH,    /* descriptors as the flags say; value: cores; wall_us: processor time */
+	REQUEST_ROOTS,    /* for looking at the files from outside */
 };
 enum {
 	EXEC_KEPT = 1,     /* the sandbox outlives this run; one more descriptor: a socket for its keeper */

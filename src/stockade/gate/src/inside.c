@@ -159,6 +159,23 @@ static void start(struct box *box, const struct request *request, int *descripto
 	program_free(&program);
 }
 
+/* The sandbox's root, and the overlay for itself: the root's mounts go with us, a mount that is held does not. */
+static void show_roots(const struct box *box)
+{
+	struct reply reply = {.kind = REPLY_ROOTS};
+	int roots[2] = {open("/", O_PATH | O_DIRECTORY | O_CLOEXEC), -1};
+	unsigned count = 1;
+	for (unsigned i = box->plan.base + 1; i < box->plan.count; i++)
+		if (box->plan.ops[i].type == OP_OVERLAY && count == 1)
+			roots[count++] = open(box->plan.ops[i].s[0], O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (roots[0] < 0 || (count == 2 && roots[1] < 0))
+		count = 0;
+	send_reply(box->socket, &reply, roots, count);
+	for (unsigned i = 0; i < 2; i++)
+		if (roots[i] >= 0)
+			close(roots[i]);
+}
+
 /* Whoever ends or stops a keeper takes the means away to end its run: then everything goes. */
 static void reap(struct box *box)
 {
@@ -226,6 +243,8 @@ static void serve(struct box *box, int children)
 			start(box, &request, descriptors, count, children);
 		else if (request.kind == REQUEST_SIGNAL && count == 0)
 			signal_descendants(getpid(), (int)request.value, keepers, box->kept);
+		else if (request.kind == REQUEST_ROOTS && count == 0)
+			show_roots(box);
 		else if (request.kind == REQUEST_WATCH && guard_watch(&request, descriptors, count) == 0)
 			continue;
 		else
