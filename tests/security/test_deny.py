@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +13,11 @@ from typing import Any
 import pytest
 
 import stockade
-from security.arena import inside, outside
-from stockade import Policy, PolicyError, Sandbox
+from security.arena import IS_ROOT, inside, outside
+from stockade import Policy, PolicyError, Sandbox, SetupError
+from stockade.sandbox import sandbox
+from stockade.sandbox.launch import Box, Prepared, launch
+from support.means import applies
 
 SECRET = "the secret\n"
 NAMES = [".env", "config/deep/key"]
@@ -83,6 +87,42 @@ def test_what_is_beside_a_denied_file_is_as_it_was(project: Path, how: str) -> N
     assert listed.text == f"beside\nbeside\n750 {before.st_uid} {int(before.st_mtime)}\n", listed.stderr
 
 
+def test_a_directory_that_only_a_list_keeps_shut_stays_shut(project: Path) -> None:
+    """Its mode alone would let the group in: with an access list the group bits are the list's mask."""
+    applies(IS_ROOT, "only root can give a directory away")
+    shut = project / "shut"
+    shut.mkdir()
+    # The group may enter but not list; the owner and one other may do all.
+    entries = [(1, 7, -1), (2, 7, 4321), (4, 1, -1), (16, 7, -1), (32, 0, -1)]
+    rules = struct.pack("=I", 2) + b"".join(struct.pack("=HHi", *entry) for entry in entries)
+    os.chown(shut, 4321, 0)
+    os.setxattr(shut, "system.posix_acl_access", rules)
+    assert shut.stat().st_mode & 0o777 == 0o770
+    for how in WAYS:
+        policy = shown(project, how, "shut/key")
+        assert inside("files", "stat,open", shut, **policy) == {"stat": "ok", "open": "EACCES"}
+        del policy["deny"]
+        assert inside("files", "stat,open", shut, **policy) == {"stat": "ok", "open": "EACCES"}
+
+
+def test_what_cannot_be_looked_up_is_not_taken_for_hidden(project: Path) -> None:
+    """The gate has to see that the name is absent; where it may not even look, nothing starts."""
+    shut = project / "shut"
+    shut.mkdir(mode=0)
+    with pytest.raises(SetupError, match=r"mask .*/shut/key: Permission denied"):
+        stockade.run(["true"], Policy(**shown(project, "overlay", "shut/key")))
+    shut.chmod(0o700)
+
+
+@pytest.mark.parametrize("name", ["co:lon,com ma", "new\nline", "back\\slash", "x" * 255, "d/" * 100 + "end"])
+def test_any_name_can_be_hidden(project: Path, name: str) -> None:
+    (project / name).parent.mkdir(parents=True, exist_ok=True)
+    (project / name).write_text(SECRET)
+    for how in WAYS:
+        assert inside("files", "read", project / name, **shown(project, how, name)) == {"read": "ENOENT"}
+    assert outside("files", "read", project / name) == {"read": SECRET}
+
+
 def replaced(path: Path) -> None:
     """As an editor saves: a new file, renamed over the old one."""
     new = path.with_name(".saving")
@@ -141,6 +181,24 @@ def test_a_program_that_waits_for_the_host_to_save_the_file_never_sees_it(projec
         editor.join()
     assert verdict == [True, 0]
     assert control[1] > 0
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_directory_on_the_way_that_becomes_a_link_before_the_walls_are_up_uncovers_nothing(
+    project: Path, how: str
+) -> None:
+    """The name was looked up in a directory; now it would be found elsewhere in the same tree."""
+
+    def late(prepared: Prepared, *rest: Any) -> Box:
+        (project / "config").rename(project / "moved")
+        (project / "config").symlink_to("moved")
+        return launch(prepared, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sandbox, "launch", late)
+        policy = Policy(**shown(project, how, NAMES[1]))
+        looked = stockade.run(["cat", str(project / NAMES[1])], policy, cwd="/", on_exit="discard")
+    assert (looked.exit_code, looked.stdout) == (1, b"")
 
 
 @pytest.mark.parametrize("how", WAYS)

@@ -97,7 +97,7 @@ def _read(path: str) -> bytes:
             return content
         finally:
             os.close(file)
-    except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
+    except OSError as error:  # the mount table of a gate that is just gone gives EINVAL
         raise _missing(f"{path} cannot be read: {error.strerror}") from None
 
 
