@@ -298,6 +298,13 @@ def test_a_path_that_nothing_shows_is_hidden_already(project: Path, hidden: Path
     assert outside("files", "read", hidden / "secret") == {"read": SECRET}
 
 
+def test_more_than_a_plan_can_hold_is_refused(project: Path) -> None:
+    with pytest.raises(PolicyError, match="1001 paths"):
+        stockade.run(["true"], Policy(workspace=str(project), deny=[f"{project}/{n}" for n in range(1001)]))
+    many = Policy(workspace=str(project), deny=[f"{project}/{n}/x" for n in range(1000)])
+    assert stockade.run(["cat", "7/x"], many).exit_code == 1
+
+
 REFUSED = [
     ({"workspace": {"path": "{project}", "mode": "rw"}, "protect": []}, "{project}/.env", "overlay"),
     ({"write": ["{project}"]}, "{project}/.env", "beside"),

@@ -35,6 +35,8 @@ SYSTEM = ("/etc", "/usr", "/boot", "/bin", "/sbin", "/lib", "/lib32", "/lib64", 
 _OPEN = getattr(os, "O_PATH", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 
+#: Each is an operation of the plan, in each tree that shows it.
+MOST_DENIED = 1000
 NO_LIMITS = Limits()
 PACKAGE = os.path.realpath(os.path.dirname(os.path.dirname(__file__)))
 
@@ -300,6 +302,8 @@ def _deny(
                     if grant is workspace
                     else "grant the paths beside it instead",
                 )
+    if len(found) > MOST_DENIED:
+        raise PolicyError(f"deny: {len(found)} paths, more than {MOST_DENIED}", hint="deny what they are in")
     return tuple(
         sorted(name for name in found if not any(name != tree and covers(tree, name) for tree in found))
     )
