@@ -42,6 +42,7 @@ def shown(project: Path, how: str, name: str) -> dict[str, Any]:
     return {"workspace": {"path": str(project), "mode": how}, **denied}
 
 
+NOT_UTF8 = os.fsdecode(b"not-utf8-\xff\xfe")
 WAYS = ["overlay", "ro", "granted", "granted with sockets"]
 
 
@@ -114,7 +115,9 @@ def test_what_cannot_be_looked_up_is_not_taken_for_hidden(project: Path) -> None
     shut.chmod(0o700)
 
 
-@pytest.mark.parametrize("name", ["co:lon,com ma", "new\nline", "back\\slash", "x" * 255, "d/" * 100 + "end"])
+@pytest.mark.parametrize(
+    "name", ["co:lon,com ma", "new\nline", "back\\slash", "x" * 255, "d/" * 100 + "end", NOT_UTF8]
+)
 def test_any_name_can_be_hidden(project: Path, name: str) -> None:
     (project / name).parent.mkdir(parents=True, exist_ok=True)
     (project / name).write_text(SECRET)
@@ -222,6 +225,12 @@ def test_removing_the_directory_above_does_not_uncover_a_denied_file(project: Pa
     verdict = inside("denied", "again", project, NAMES[1], **shown(project, "overlay", NAMES[1]))
     assert verdict == ["ENOENT", "mine", "ENOENT", "ENOENT"]
     assert (project / NAMES[1]).read_text() == SECRET
+
+
+@pytest.mark.parametrize("way", ["marks", "exchange"])
+def test_the_overlay_cannot_be_talked_into_showing_a_denied_file(project: Path, way: str) -> None:
+    assert inside("denied", way, project, NAMES[1], **shown(project, "overlay", NAMES[1])) == ["ENOENT"]
+    assert "ok" in outside("denied", way, project, NAMES[1])
 
 
 def test_a_program_may_have_a_file_of_its_own_by_a_denied_name(project: Path) -> None:
