@@ -142,7 +142,7 @@ def test_programs_are_found_by_pattern(resolved: Resolve, tmp_path: Path) -> Non
     def found(pattern: str) -> tuple[list[str], list[str]]:
         programs = resolved(exec=[pattern]).programs
         assert programs is not None
-        names = programs[0][1]
+        (names,) = programs.values()
         return [f.removeprefix(f"{tools}/") for f in names.files], [
             t.removeprefix(f"{tools}") for t in names.trees
         ]

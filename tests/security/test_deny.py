@@ -257,6 +257,15 @@ def test_a_grant_in_a_denied_tree_is_not_shown(project: Path) -> None:
         assert verdict == {"stat": "ENOENT", "open": "ENOENT"}
 
 
+def test_a_name_below_a_file_can_be_denied(project: Path) -> None:
+    """In a file alone there is nothing to hide; in a tree the host could make it a directory."""
+    below = str(project / ".env" / "x")
+    assert inside("files", "read", project / ".env", read=[str(project / ".env")], deny=[below]) == {
+        "read": SECRET
+    }
+    assert inside("files", "read", project / ".env", read=[str(project)], deny=[below]) == {"read": "ENOENT"}
+
+
 def test_a_denied_file_is_hidden_in_a_grant_within_the_workspace_too(project: Path) -> None:
     deep = project / "config" / "deep"
     policy = {"workspace": str(project), "read": [str(deep)], "deny": [str(deep / "key")]}

@@ -92,6 +92,10 @@ def test_a_denied_program_cannot_be_listed() -> None:
     assert stockade.run(["true"], Policy(exec=["/usr/bin/*"], deny=[true])).exit_code == 127
     with pytest.raises(PolicyError, match="nothing of it is shown inside"):
         stockade.run(["true"], Policy(exec=[true], deny=[true]))
+    assert stockade.run(["true"], Policy(exec=["/usr/bin/*", f"{true}?"], deny=[true])).exit_code == 127
+    for pattern in ("/none?", f"{true}?"):
+        with pytest.raises(PolicyError, match="nothing could run"):
+            stockade.run(["true"], Policy(exec=[pattern], deny=[true]))
 
 
 def test_a_directory_of_programs_serves_a_shell(workspace: Path) -> None:
