@@ -268,6 +268,19 @@ class TestOptions:
         assert done.returncode == 1
         assert os.listdir(tmp_path / "out") == ["x"] and os.listdir(tmp_path / "in") == []
 
+    def test_what_is_denied_is_hidden(self, call: Call, workspace: Path) -> None:
+        for name in (".env", "key", "kept"):
+            (workspace / name).write_text(name)
+        done = call("--deny", ".env", "--deny", f"{workspace}/key", "--", "ls", "-A")
+        assert (done.returncode, done.stdout) == (0, b"kept\n")
+
+    def test_the_private_memory_is_limited(self, call: Call) -> None:
+        script = "head -c 2000000 /dev/zero > /tmp/x"
+        assert call("--mode", "ro", "--limit", "disk=1M", "--", "sh", "-c", script).returncode == 1
+        assert call("--mode", "ro", "--limit", "disk=2M", "--", "sh", "-c", script).returncode == 0
+        refused = call("--limit", "disk=1M", "--", "true")
+        assert refused.returncode == 125 and b"overlay workspace cannot be limited yet" in refused.stderr
+
     def test_the_double_dash_may_be_left_out(self, call: Call) -> None:
         assert call("echo", "-n", "x").stdout == b"x"
 

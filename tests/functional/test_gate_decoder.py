@@ -325,6 +325,13 @@ def test_a_writable_directory_takes_no_attribute_but_noexec(attributes: int) -> 
     assert decode(with_mount(record(SCRATCH, 0o700, ops.NOEXEC, b"/a\0"))) == ACCEPTED
 
 
+@pytest.mark.parametrize(("size", "inodes"), [(1, 0), (0, 1)])
+def test_a_size_without_a_number_of_files_is_refused(size: int, inodes: int) -> None:
+    found = decode(plan(*FIRST, record(ROOT, size, inodes), *WALLS))
+    assert found == (1, "a size and a number of inodes go together")
+    assert decode(plan(*FIRST, record(ROOT, 1, 1), *WALLS)) == ACCEPTED
+
+
 def test_a_host_name_longer_than_the_kernels_is_refused() -> None:
     named = [*FIRST, record(HOSTNAME, 0, 0, b"h" * 65 + b"\0"), record(ROOT), *WALLS]
     assert decode(plan(*named)) == (1, "too long")

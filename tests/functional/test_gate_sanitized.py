@@ -37,13 +37,16 @@ def test_a_run() -> None:
 def test_a_workspace_of_each_mode_with_grants(workspace: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "file").touch()
-    (workspace / ".vscode").mkdir()
+    for name in (".vscode", "b"):
+        (workspace / name).mkdir()
     for mode in ("overlay", "ro", "rw"):
         policy = Policy(
             workspace={"path": str(workspace), "mode": mode},
             read=[str(tmp_path / "data")],
             write=[str(tmp_path / "file")],
             protect=[".vscode"],
+            deny=() if mode == "rw" else [f"{workspace}/{name}" for name in ("a", "b/c", "none/d", "none/e")],
+            exec=["/usr/bin/*"],
         )
         assert stockade.run(["sh", "-c", "touch x; ls -A"], policy, timeout=60).exit_code == 0
 

@@ -71,6 +71,31 @@ def test_a_file_that_was_named_is_the_whole_policy_but_for_flags(place: Place) -
     assert found.sources == (str(file),)
 
 
+def test_a_project_may_hide_more_and_never_less(place: Place) -> None:
+    (place.project / "data").mkdir()
+    place.own(f'read = ["{place.project}"]\ndeny = ["{place.project}/.env"]')
+    place.write('deny = ["data/key"]')
+    found = place.discover(flags={"deny": ["/srv"]}).policy
+    assert found.deny == (f"{place.project}/.env", f"{place.project}/data/key", "/srv")
+    place.write("deny = []")
+    assert place.discover().policy.deny == (f"{place.project}/.env",)
+
+
+def test_a_denied_link_is_hidden_by_its_own_name_and_by_what_it_leads_to(place: Place) -> None:
+    (place.project / "link").symlink_to("../target$")
+    place.write('deny = ["link"]')
+    assert place.discover().policy.deny == (f"{place.project}/link", f"{place.home}/target$$")
+
+
+def test_a_project_may_list_fewer_programs_and_no_other(place: Place) -> None:
+    place.own('exec = ["/usr/bin/*"]')
+    place.write('exec = ["/usr/bin/env"]')
+    assert place.discover().policy.exec == (os.path.realpath("/usr/bin/env"),)
+    place.write('exec = ["/usr/bin/env", "tool"]')
+    with pytest.raises(PolicyError, match=r"execute /.*/tool"):
+        place.discover()
+
+
 def test_merging_flags_grows_lists_merges_tables_and_replaces_the_rest() -> None:
     policy = Policy(read=["/a"], env={"A": "1"}, workspace={"path": "/w", "mode": "ro"}, backend="native")
     merged = merge(policy, {"read": ["/b"], "env": {"B": "2"}, "workspace": "/v", "backend": "auto"})

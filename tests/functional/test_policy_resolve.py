@@ -107,8 +107,67 @@ def test_a_missing_path_is_refused_with_what_exists_of_it(resolved: Resolve, tmp
     assert f'"{tmp_path}/no/where?"' in caught.value.hint
 
 
+def test_what_is_denied_is_known_by_its_real_names(resolved: Resolve, tmp_path: Path) -> None:
+    (tmp_path / "data" / "in").mkdir(parents=True)
+    (tmp_path / "way").symlink_to("data")
+    (tmp_path / "data" / "loop").symlink_to("loop")
+    (tmp_path / "data" / "here").symlink_to("in/.")
+    found = resolved(
+        deny=["$DATA/in/x", "$DATA/in", f"{tmp_path}/way/y", "$DATA/loop", "$DATA/here", "~/none"]
+    )
+    names = ["data/here", "data/in", "data/loop", "data/y", "home/none"]
+    assert list(found.denied) == [f"{tmp_path}/{name}" for name in names]
+
+
+def test_a_grant_in_what_is_denied_is_left_out_and_closed(resolved: Resolve, tmp_path: Path) -> None:
+    for name in ("data/in", "database"):
+        (tmp_path / name).mkdir(parents=True)
+    before = descriptors()
+    found = resolved(read=["$DATA/in", f"{tmp_path}/database"], write=["$DATA"], deny=["$DATA"])
+    assert [grant.path for grant in found.grants] == [f"{tmp_path}/database"]
+    found.close()
+    assert descriptors() == before
+
+
+def test_programs_are_found_by_pattern(resolved: Resolve, tmp_path: Path) -> None:
+    tools = tmp_path / "data"
+    for name in ("one", "two.sh", "sub/three", "sub/deep/four"):
+        (tools / name).parent.mkdir(parents=True, exist_ok=True)
+        (tools / name).write_text("")
+        (tools / name).chmod(0o755)
+    (tools / "plain").write_text("")
+    (tools / "out").symlink_to("/bin/sh")
+    sh = os.path.realpath("/bin/sh")
+
+    def found(pattern: str) -> tuple[list[str], list[str]]:
+        programs = resolved(exec=[pattern]).programs
+        assert programs is not None
+        (names,) = programs.values()
+        return [f.removeprefix(f"{tools}/") for f in names.files], [
+            t.removeprefix(f"{tools}") for t in names.trees
+        ]
+
+    assert found("$DATA/one") == (["one"], [])
+    assert found("$DATA/*") == (["one", "two.sh", sh], [])
+    assert found("$DATA/?w*.s?*") == (["two.sh"], [])
+    assert found("$DATA/sub/deep/*") == ([], ["/sub/deep"])
+    assert found("$DATA/**") == ([sh], [""])
+    assert found("$DATA/**/f*") == (["sub/deep/four"], [])
+    assert found("$DATA/out") == ([sh], [])
+    assert resolved(exec=["/bin/sh", "$DATA/none?"]).programs == resolved(exec=["/bin/sh"]).programs
+    for pattern in ("$DATA/none", "$DATA/plain", "$DATA/p*", "$DATA/sub"):
+        with pytest.raises(PolicyError, match="there is no such program") as caught:
+            resolved(exec=[pattern])
+        assert f'"{pattern}?" would be optional' in caught.value.hint
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"read": ["/"]}, "the whole file system"),
+    ({"exec": ["/"]}, "the whole file system"),
+    ({"exec": ["/**"]}, "the whole file system"),
+    ({"exec": ["/**/x"]}, "the whole file system"),
+    ({"deny": ["/"]}, "no program could run"),
+    ({"deny": ["/proc/self"]}, "/proc of its own"),
     ({"write": ["/"]}, "the whole file system"),
     ({"read": ["/proc"]}, "the sandbox has a /proc of its own"),
     ({"read": ["/proc/self/fd"]}, "/proc of its own"),

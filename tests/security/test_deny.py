@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +13,11 @@ from typing import Any
 import pytest
 
 import stockade
-from security.arena import inside, outside
-from stockade import Policy, PolicyError, Sandbox
+from security.arena import IS_ROOT, inside, outside
+from stockade import Policy, PolicyError, Sandbox, SetupError
+from stockade.sandbox import sandbox
+from stockade.sandbox.launch import Box, Prepared, launch
+from support.means import applies
 
 SECRET = "the secret\n"
 NAMES = [".env", "config/deep/key"]
@@ -38,6 +42,7 @@ def shown(project: Path, how: str, name: str) -> dict[str, Any]:
     return {"workspace": {"path": str(project), "mode": how}, **denied}
 
 
+NOT_UTF8 = os.fsdecode(b"not-utf8-\xff\xfe")
 WAYS = ["overlay", "ro", "granted", "granted with sockets"]
 
 
@@ -81,6 +86,44 @@ def test_what_is_beside_a_denied_file_is_as_it_was(project: Path, how: str) -> N
     listed = stockade.run(["sh", "-c", f"cd {above} && cat beside && ls -A && stat -c '%a %u %Y' ."], policy)
     before = os.stat(above)
     assert listed.text == f"beside\nbeside\n750 {before.st_uid} {int(before.st_mtime)}\n", listed.stderr
+
+
+def test_a_directory_that_only_a_list_keeps_shut_stays_shut(project: Path) -> None:
+    """Its mode alone would let the group in: with an access list the group bits are the list's mask."""
+    applies(IS_ROOT, "only root can give a directory away")
+    shut = project / "shut"
+    shut.mkdir()
+    # The group may enter but not list; the owner and one other may do all.
+    entries = [(1, 7, -1), (2, 7, 4321), (4, 1, -1), (16, 7, -1), (32, 0, -1)]
+    rules = struct.pack("=I", 2) + b"".join(struct.pack("=HHi", *entry) for entry in entries)
+    os.chown(shut, 4321, 0)
+    os.setxattr(shut, "system.posix_acl_access", rules)
+    assert shut.stat().st_mode & 0o777 == 0o770
+    for how in WAYS:
+        policy = shown(project, how, "shut/key")
+        assert inside("files", "stat,open", shut, **policy) == {"stat": "ok", "open": "EACCES"}
+        del policy["deny"]
+        assert inside("files", "stat,open", shut, **policy) == {"stat": "ok", "open": "EACCES"}
+
+
+def test_what_cannot_be_looked_up_is_not_taken_for_hidden(project: Path) -> None:
+    """The gate has to see that the name is absent; where it may not even look, nothing starts."""
+    shut = project / "shut"
+    shut.mkdir(mode=0)
+    with pytest.raises(SetupError, match=r"mask .*/shut/key: Permission denied"):
+        stockade.run(["true"], Policy(**shown(project, "overlay", "shut/key")))
+    shut.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    "name", ["co:lon,com ma", "new\nline", "back\\slash", "x" * 255, "d/" * 100 + "end", NOT_UTF8]
+)
+def test_any_name_can_be_hidden(project: Path, name: str) -> None:
+    (project / name).parent.mkdir(parents=True, exist_ok=True)
+    (project / name).write_text(SECRET)
+    for how in WAYS:
+        assert inside("files", "read", project / name, **shown(project, how, name)) == {"read": "ENOENT"}
+    assert outside("files", "read", project / name) == {"read": SECRET}
 
 
 def replaced(path: Path) -> None:
@@ -144,6 +187,24 @@ def test_a_program_that_waits_for_the_host_to_save_the_file_never_sees_it(projec
 
 
 @pytest.mark.parametrize("how", WAYS)
+def test_a_directory_on_the_way_that_becomes_a_link_before_the_walls_are_up_uncovers_nothing(
+    project: Path, how: str
+) -> None:
+    """The name was looked up in a directory; now it would be found elsewhere in the same tree."""
+
+    def late(prepared: Prepared, *rest: Any) -> Box:
+        (project / "config").rename(project / "moved")
+        (project / "config").symlink_to("moved")
+        return launch(prepared, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sandbox, "launch", late)
+        policy = Policy(**shown(project, how, NAMES[1]))
+        looked = stockade.run(["cat", str(project / NAMES[1])], policy, cwd="/", on_exit="discard")
+    assert (looked.exit_code, looked.stdout) == (1, b"")
+
+
+@pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("name", ["later", "none/of/this"])
 def test_a_file_that_the_host_makes_later_is_hidden_too(project: Path, how: str, name: str) -> None:
     with Sandbox(Policy(**shown(project, how, name)), on_exit="discard") as box:
@@ -164,6 +225,12 @@ def test_removing_the_directory_above_does_not_uncover_a_denied_file(project: Pa
     verdict = inside("denied", "again", project, NAMES[1], **shown(project, "overlay", NAMES[1]))
     assert verdict == ["ENOENT", "mine", "ENOENT", "ENOENT"]
     assert (project / NAMES[1]).read_text() == SECRET
+
+
+@pytest.mark.parametrize("way", ["marks", "exchange"])
+def test_the_overlay_cannot_be_talked_into_showing_a_denied_file(project: Path, way: str) -> None:
+    assert inside("denied", way, project, NAMES[1], **shown(project, "overlay", NAMES[1])) == ["ENOENT"]
+    assert "ok" in outside("denied", way, project, NAMES[1])
 
 
 def test_a_program_may_have_a_file_of_its_own_by_a_denied_name(project: Path) -> None:
@@ -188,6 +255,15 @@ def test_a_grant_in_a_denied_tree_is_not_shown(project: Path) -> None:
     for grant in ({"read": [str(deep)]}, {"write": [str(deep)]}, {"read": [str(deep / "key")]}):
         verdict = inside("files", "stat,open", deep / "key", **policy, **grant)
         assert verdict == {"stat": "ENOENT", "open": "ENOENT"}
+
+
+def test_a_name_below_a_file_can_be_denied(project: Path) -> None:
+    """In a file alone there is nothing to hide; in a tree the host could make it a directory."""
+    below = str(project / ".env" / "x")
+    assert inside("files", "read", project / ".env", read=[str(project / ".env")], deny=[below]) == {
+        "read": SECRET
+    }
+    assert inside("files", "read", project / ".env", read=[str(project)], deny=[below]) == {"read": "ENOENT"}
 
 
 def test_a_denied_file_is_hidden_in_a_grant_within_the_workspace_too(project: Path) -> None:
@@ -238,6 +314,13 @@ def test_a_path_that_nothing_shows_is_hidden_already(project: Path, hidden: Path
     policy = {"workspace": str(project), "deny": [str(hidden), "~/.ssh", "/var/lib/none"]}
     assert inside("files", "read", hidden / "secret", **policy) == {"read": "ENOENT"}
     assert outside("files", "read", hidden / "secret") == {"read": SECRET}
+
+
+def test_more_than_a_plan_can_hold_is_refused(project: Path) -> None:
+    with pytest.raises(PolicyError, match="1001 paths"):
+        stockade.run(["true"], Policy(workspace=str(project), deny=[f"{project}/{n}" for n in range(1001)]))
+    many = Policy(workspace=str(project), deny=[f"{project}/{n}/x" for n in range(1000)])
+    assert stockade.run(["cat", "7/x"], many).exit_code == 1
 
 
 REFUSED = [

@@ -30,10 +30,11 @@ def test_nothing_that_the_program_makes_can_be_executed(workspace: Path, granted
     # Between the shared object and its loader there is an exit code, not an error.
     for name in [name for name in verdict if name.startswith("loaded")]:
         assert verdict.pop(name) == "ended with 127"
+    assert verdict.pop("secret memory file") in {*REFUSED, "ENOSYS", "ENOEXEC"}
     assert set(verdict.values()) <= REFUSED, verdict
     control = outside("executing", *places[:2])
-    for name in [name for name in control if name.startswith("sealed")]:
-        assert control.pop(name) in REFUSED  # there is no way to execute these, with or without walls
+    for name in [name for name in control if name.startswith(("sealed", "secret"))]:
+        assert control.pop(name) != "ran"  # there is no way to execute these, with or without walls
     assert set(control.values()) == {"ran"}, control
 
 
@@ -54,6 +55,11 @@ def test_a_command_that_is_not_listed_is_denied(workspace: Path) -> None:
     result = stockade.run(["/bin/ls"], Policy(**policy(workspace, "overlay")))
     assert (result.outcome, result.exit_code) == ("denied", 126)
     assert result.controls["exec"].observed.startswith("noexec mounts read from the kernel")
+
+
+def test_memory_files_that_can_be_executed_cannot_be_allowed() -> None:
+    with pytest.raises(PolicyError, match="within bounds that no policy can lift"):
+        stockade.run(["true"], Policy(exec=["/usr/bin/*"], syscalls={"allow": ["memfd_create"]}))
 
 
 def test_a_binary_in_a_readable_grant_runs_only_if_it_is_listed(workspace: Path, granted: Path) -> None:
@@ -86,6 +92,10 @@ def test_a_denied_program_cannot_be_listed() -> None:
     assert stockade.run(["true"], Policy(exec=["/usr/bin/*"], deny=[true])).exit_code == 127
     with pytest.raises(PolicyError, match="nothing of it is shown inside"):
         stockade.run(["true"], Policy(exec=[true], deny=[true]))
+    assert stockade.run(["true"], Policy(exec=["/usr/bin/*", f"{true}?"], deny=[true])).exit_code == 127
+    for pattern in ("/none?", f"{true}?"):
+        with pytest.raises(PolicyError, match="nothing could run"):
+            stockade.run(["true"], Policy(exec=[pattern], deny=[true]))
 
 
 def test_a_directory_of_programs_serves_a_shell(workspace: Path) -> None:

@@ -56,6 +56,11 @@ def test_files_without_content_stop_at_the_disk_limit_too() -> None:
     assert outside("limits", "inodes", 4000) == [4000, "ok"]
 
 
+def test_even_the_largest_disk_limit_starts_a_program() -> None:
+    assert inside("limits", "inodes", 10, limits={"disk": (1 << 63) - 1}) == [10, "ok"]
+    assert outside("limits", "inodes", 10) == [10, "ok"]
+
+
 def test_even_the_smallest_disk_limit_starts_a_program() -> None:
     made, answer = inside("limits", "inodes", 4000, limits={"disk": 1})
     assert answer == "ENOSPC" and 500 < made < 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from security.arena import inside, outside
 from stockade import PolicyError
+from stockade.policy.model import PROTECT as PROTECTED
 
 PROTECT = [".git/hooks", ".git/config", ".envrc"]
 
@@ -52,3 +54,71 @@ def test_a_protected_path_that_is_absent_is_refused_before_the_start(workspace: 
         inside("files", "create", workspace / ".envrc", **rw(workspace))
     assert list(workspace.iterdir()) == []
     assert outside("files", "create", workspace / ".envrc") == {"create": "ok"}
+
+
+SETTINGS = [".git/hooks/pre-commit", ".git/config", ".envrc", ".vscode/tasks.json", ".claude/settings.json"]
+ABSENT = [
+    ".git/hooks/post-checkout",
+    ".vscode/settings.json",
+    ".claude/settings.local.json",
+    ".claude/agents",
+]
+
+
+@pytest.fixture
+def configured(workspace: Path) -> Path:
+    """Everything that the default protects is there."""
+    for name in SETTINGS:
+        (workspace / name).parent.mkdir(parents=True, exist_ok=True)
+        (workspace / name).write_text("original\n")
+    return workspace
+
+
+def contents(directory: Path) -> dict[str, str]:
+    return {str(p.relative_to(directory)): p.read_text() for p in directory.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_the_host_would_execute_cannot_be_written_by_default(configured: Path, name: str) -> None:
+    before = contents(configured)
+    rule = {"path": str(configured), "mode": "rw"}
+    ways = "write,truncate,unlink,rename,chmod"
+    verdict = inside("files", ways, configured / name, workspace=rule)
+    assert set(verdict.values()) <= {"EROFS", "EBUSY"}, verdict
+    (configured / "mine").write_text("mine\n")
+    moved = inside("files", "move", configured / "mine", configured / name, workspace=rule)
+    assert moved["move"] in ("EXDEV", "EBUSY", "EROFS")
+    (configured / "mine").unlink()
+    assert contents(configured) == before
+    assert outside("files", "write,chmod", configured / name) == {"write": "ok", "chmod": "ok"}
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_what_the_host_would_execute_cannot_be_created_by_default(configured: Path, name: str) -> None:
+    before = contents(configured)
+    verdict = inside(
+        "files", "create,mkdir", configured / name, workspace={"path": str(configured), "mode": "rw"}
+    )
+    assert verdict == {"create": "EROFS", "mkdir": "EROFS"}
+    assert contents(configured) == before
+    assert outside("files", "create", configured / name) == {"create": "ok"}
+
+
+@pytest.mark.parametrize("name", PROTECTED)
+def test_an_absent_path_is_refused_by_its_name_and_leaves_no_placeholder(configured: Path, name: str) -> None:
+    path = configured / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before = sorted(configured.rglob("*"))
+    with pytest.raises(PolicyError) as caught:
+        inside("files", "create", path, workspace={"path": str(configured), "mode": "rw"})
+    assert str(path) in caught.value.message and "overlay" in caught.value.hint
+    assert sorted(configured.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, *ABSENT])
+def test_in_an_overlay_nothing_of_it_reaches_the_host(configured: Path, name: str) -> None:
+    before = sorted(configured.rglob("*"))
+    verdict = inside("files", "write", configured / name, workspace=str(configured))
+    assert verdict == {"write": "ok"}
+    assert sorted(configured.rglob("*")) == before
+    assert set(contents(configured).values()) == {"original\n"}

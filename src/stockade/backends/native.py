@@ -200,18 +200,24 @@ def _programs(resolved: Resolved, system: tuple[Shown, ...]) -> tuple[tuple[str,
     """What may be executed, by its path inside."""
     if resolved.programs is None:
         return None
-    trees = {shown.source: (shown.path, "read") for shown in system if shown.source}
+    trees = {
+        shown.source: (shown.path, "read")
+        for shown in system
+        if shown.source and (shown.path == shown.source or not shown.path.startswith("/etc/"))
+    }
     for grant in (*resolved.grants, resolved.workspace):
         if grant is not None:
             trees[grant.path] = (grant.path, grant.access)
     found: dict[str, tuple[str, bool, str]] = {}
-    for clause, named in resolved.programs:
+    for pattern, named in resolved.programs.items():
+        clause = f"exec = {show(pattern)}"
         placed = _placed(clause, named, trees, resolved.denied)
-        if not placed:
-            raise PolicyError(
-                f"{clause}: nothing of it is shown inside", hint="grant its directory with read"
-            )
+        if not placed and not pattern.endswith("?"):
+            hint = "grant its directory with read"
+            raise PolicyError(f"{clause}: nothing of it is shown inside", hint=hint)
         found |= placed
+    if not found:
+        raise PolicyError(f"exec = {show(resolved.policy.exec)}: nothing could run", hint="leave it out")
     found = _placed("exec", Programs(loaders()), trees, resolved.denied) | found
     if len(found) > MOST_PROGRAMS:
         raise PolicyError(
@@ -416,7 +422,7 @@ def _granted(given: Inputs) -> list[ops.AnyOp]:
     hidden: list[ops.AnyOp] = []
     noexec = given.programs is not None
     for number, (path, access, is_dir, clause) in enumerate(given.grants, 1):
-        inner = _inner(path, path, given.denied)
+        inner = _inner(path, path, given.denied) if is_dir else []
         masks = len(given.system) + number if inner else 0
         hidden += _masks(inner, path, path, masks, number)
         if access == "overlay":

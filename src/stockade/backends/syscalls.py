@@ -75,7 +75,7 @@ set_mempolicy_home_node migrate_pages move_pages uselib _sysctl
 REFUSED = frozenset(_REFUSED.split())
 
 
-def check_names(allow: tuple[str, ...]) -> None:
+def check_names(allow: tuple[str, ...], listed: bool = False) -> None:
     """Refuse names that no policy can allow, before anything is compiled."""
     for name in allow:
         if name in REFUSED or name == "clone3":
@@ -83,7 +83,7 @@ def check_names(allow: tuple[str, ...]) -> None:
                 f"syscalls.allow: {name!r} is refused to every sandbox",
                 hint="remove it: no policy can allow it",
             )
-        if name in filters.BOUNDED:
+        if name in filters.BOUNDED or (listed and name in filters.BOUNDED_BY_EXEC):
             raise PolicyError(
                 f"syscalls.allow: {name!r} is allowed already, within bounds that no policy can lift",
                 hint="remove it",
@@ -98,7 +98,7 @@ def program(
 
     `listed` is for a policy that lists what may be executed.
     """
-    check_names(allow)
+    check_names(allow, listed)
     if not home:
         return compile_filter(allow, deny, listed)
     path = os.path.join(state.ensure(home), f"filter-{fingerprint(allow, deny, listed)}.bpf")

@@ -26,6 +26,10 @@ LOADERS = tuple(
 )
 
 
+#: Trees that belong to root.
+SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+
+
 class Programs(msgspec.Struct, frozen=True):
     """Real names of files, and of directories whose every file is meant."""
 
@@ -42,12 +46,10 @@ def taken_in(pattern: str, patterns: Iterable[str]) -> bool:
 
 def find(pattern: str, clause: str) -> Programs:
     """What an absolute pattern names now."""
-    head, *rest = [part for part in pattern.split("/") if part]
-    if "**" in head:
-        raise PolicyError(f"{clause}: the whole file system", hint="name a directory before the **")
-    if pattern.startswith(("/usr/", "/bin/", "/sbin/", "/lib")):
-        return _kept(pattern)
-    return _find([head, *rest])
+    parts = [part for part in pattern.split("/") if part]
+    if not parts or "**" in parts[0]:
+        raise PolicyError(f"{clause}: the whole file system", hint="name the directories of the programs")
+    return _kept(pattern) if parts[0] in SYSTEM else _find(parts)
 
 
 @functools.lru_cache(maxsize=64)

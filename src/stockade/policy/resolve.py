@@ -14,7 +14,7 @@ import functools
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NoReturn
 
 import msgspec
@@ -35,6 +35,8 @@ SYSTEM = ("/etc", "/usr", "/boot", "/bin", "/sbin", "/lib", "/lib32", "/lib64", 
 _OPEN = getattr(os, "O_PATH", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 
+#: Each is an operation of the plan, in each tree that shows it.
+MOST_DENIED = 1000
 NO_LIMITS = Limits()
 PACKAGE = os.path.realpath(os.path.dirname(os.path.dirname(__file__)))
 
@@ -111,8 +113,8 @@ class Resolved(msgspec.Struct, frozen=True):
     """Paths below the workspace that stay as they are, and whether each exists."""
     denied: tuple[str, ...]
     """Real names that must not be seen, none of them in another."""
-    programs: tuple[tuple[str, Programs], ...] | None
-    """Clause and what it names, where only some files may be executed."""
+    programs: dict[str, Programs] | None
+    """By pattern, the files that may be executed; None for whatever can be."""
     environ: dict[str, str]
     limits: Limits
     _open: list[int]
@@ -261,13 +263,15 @@ def names_of(path: str, *, home: str, cwd: str, environ: Mapping[str, str]) -> l
     while True:
         above, last = os.path.split(name.rstrip("/"))
         # A link may lead to a name that ends in a dot or two.
-        name = os.path.join(os.path.realpath(above), last) if last.strip(".") else os.path.realpath(name)
+        plain = last not in ("", ".", "..")
+        name = os.path.join(os.path.realpath(above), last) if plain else os.path.realpath(name)
         if name in found:  # a link that leads to itself
             return found
         found.append(name)
-        if not os.path.islink(name):
+        try:
+            name = os.path.join(os.path.dirname(name), os.readlink(name))
+        except OSError:
             return found
-        name = os.path.join(os.path.dirname(name), os.readlink(name))
 
 
 def _deny(
@@ -300,15 +304,22 @@ def _deny(
                     if grant is workspace
                     else "grant the paths beside it instead",
                 )
-    return tuple(
-        sorted(name for name in found if not any(name != tree and covers(tree, name) for tree in found))
-    )
+    if len(found) > MOST_DENIED:
+        raise PolicyError(f"deny: {len(found)} paths, more than {MOST_DENIED}", hint="deny what they are in")
+    return tuple(sorted(name for name in found if found.keys().isdisjoint(_above(name))))
 
 
-def _programs(patterns: tuple[str, ...] | None, caller: Caller) -> tuple[tuple[str, Programs], ...] | None:
+def _above(name: str) -> Iterator[str]:
+    """The directories that a path is in."""
+    while (name := os.path.dirname(name)) != "/":
+        yield name
+
+
+def _programs(patterns: tuple[str, ...] | None, caller: Caller) -> dict[str, Programs] | None:
+    """What may be executed, by the pattern that names it."""
     if patterns is None:
         return None
-    found: list[tuple[str, Programs]] = []
+    found: dict[str, Programs] = {}
     for pattern in patterns:
         clause = f"exec = {show(pattern)}"
         wanted = expand(
@@ -316,13 +327,13 @@ def _programs(patterns: tuple[str, ...] | None, caller: Caller) -> tuple[tuple[s
         )
         programs = find(os.path.normpath(wanted), clause)
         if programs.files or programs.trees:
-            found.append((clause, programs))
+            found[pattern] = programs
         elif not pattern.endswith("?"):
             raise PolicyError(
                 f"{clause}: there is no such program",
                 hint=f'name files that can be executed; "{pattern}?" would be optional',
             )
-    return tuple(found)
+    return found
 
 
 def _refuse_disk(policy: Policy) -> None:

@@ -9,6 +9,7 @@ have said it. If anything that was asked for is not there, nothing starts.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 
@@ -48,7 +49,7 @@ def observe_privileges(pid: int, filters_before: int) -> None:
 #: How each control is seen, once everything above and the gate's own trials have passed.
 OBSERVED = {
     Control.FILES: "mounts read from the kernel, Landlock tried by the gate",
-    Control.DENY: "each name looked up by the gate",
+    Control.DENY: "each name in what is shown looked up by the gate",
     Control.EXEC: "noexec mounts read from the kernel, Landlock tried by the gate, filter as for syscalls",
     Control.PROTECT: "mounts read from the kernel",
     Control.WORKSPACE_OVERLAY: "overlay mount read from the kernel",
@@ -102,7 +103,10 @@ def _read(path: str) -> bytes:
             return content
         finally:
             os.close(file)
-    except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
+    except OSError as error:
+        # The mount table of a gate that is just gone gives EINVAL.
+        if error.errno not in (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM, errno.EINVAL):
+            raise
         raise _missing(f"{path} cannot be read: {error.strerror}") from None
 
 

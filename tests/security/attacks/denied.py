@@ -118,6 +118,41 @@ def again(root, name):
     return [first, own, second, tried(read, os.path.join(above, last))]
 
 
+def marks(root, name):
+    """Writes the overlay's own marks on directories that it may change, to lead it elsewhere."""
+    above, last = os.path.split(os.path.join(root, name))
+    fresh = os.path.join(root, "fresh")
+    os.mkdir(fresh)
+    with open(os.path.join(above, "to copy the directory up"), "w"):
+        pass
+    seen = set()
+    relative = os.path.relpath(above, root)
+    for word, value in (
+        ("redirect", f"/{relative}"), ("redirect", relative), ("opaque", "n"), ("opaque", "x"),
+        ("origin", ""), ("metacopy", ""), ("whiteout", ""), ("impure", "y"), ("upper", ""),
+    ):  # fmt: skip
+        for place in (fresh, above, root):
+            for prefix in ("user.overlay", "trusted.overlay", "user.overlay.overlay"):
+                tried(os.setxattr, place, f"{prefix}.{word}", value.encode())
+                tried(os.removexattr, place, f"{prefix}.opaque")
+            for path in (os.path.join(place, last), os.path.join(root, name)):
+                seen.add(tried(read, path))
+    return sorted(seen)
+
+
+def exchange(root, name):
+    """Swaps the directory above with one of its own, and leaves whiteouts of its own."""
+    above, last = os.path.split(os.path.join(root, name))
+    mine = os.path.join(root, "mine")
+    os.mkdir(mine)
+    seen = set()
+    for flags in (1, 2, 4):
+        syscall(316, -100, ctypes.c_char_p(above.encode()), -100, ctypes.c_char_p(mine.encode()), flags)
+        for place in (mine, above):
+            seen.add(tried(read, os.path.join(place, last)))
+    return sorted(seen)
+
+
 def watch(root, name, seconds):
     """Looks again and again while the host works on the file."""
     path = os.path.join(root, name)
@@ -133,5 +168,8 @@ def watch(root, name, seconds):
     return [tries > 100, seen]
 
 
-ways = {"search": search, "calls": calls, "move": move, "again": again, "watch": watch}
+ways = {
+    "search": search, "calls": calls, "move": move, "again": again, "marks": marks, "exchange": exchange,
+    "watch": watch,
+}  # fmt: skip
 say(ways[sys.argv[1]](*sys.argv[2:]))

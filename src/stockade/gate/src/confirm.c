@@ -66,10 +66,10 @@ int confirm_op(const struct box *box, const struct op *op, const char **culprit)
 	case OP_ROOT:
 		return confirm_size(box->root, op);
 	case OP_MASK:
-		/* Not only by the mask: no mount made since may show it again. */
-		return fstatat(box->root, op->s[0] + 1, &info, AT_SYMLINK_NOFOLLOW) && errno == ENOENT
-			       ? 0
-			       : missing();
+		/* By its name from the root: no mount made since may show it again. */
+		if (fstatat(box->root, op->s[0] + 1, &info, AT_SYMLINK_NOFOLLOW) == 0)
+			return missing();
+		return errno == ENOENT ? 0 : -1;
 	case OP_RLIMIT:
 		if (getrlimit((int)op->a, &limit))
 			return -1;

@@ -76,6 +76,11 @@ static const char *check(const struct op *op, unsigned descriptors)
 			if (!is_plain_path(op->s[i]))
 				return "not an absolute, normal path";
 	switch (op->type) {
+	case OP_ROOT:
+		/* To the kernel no inodes mean any number of them. */
+		if ((op->a == 0) != (op->b == 0))
+			return "a size and a number of inodes go together";
+		break;
 	case OP_MASK:
 		if (op->a == 0 || op->a > MAX_MASKS)
 			return "not a number of masks";
