@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -148,7 +149,7 @@ def snapshot(state: Path | None = None, *, final: bool = False) -> Snapshot:
         [
             *map(str, strays),
             *_mounts(),
-            *_cgroups({member.pid for member in members}, final=final),
+            *_cgroups({os.getpid(), *(member.pid for member in members)}, final=final),
             *_namespaces([process.pid for process in strays if not process.zombie]),
             *_files(state, final=final),
             *_descriptors(),
@@ -250,8 +251,10 @@ def _cgroups(members: set[int], *, final: bool) -> Iterator[str]:
             inside = {int(pid) for pid in (path / "cgroup.procs").read_text().split()}
         except OSError:
             inside = set()
-        # One with processes that are not ours is another session's.
-        if inside <= members:
+        # One with processes that are not ours, or that names a living supervisor that is not, is another's.
+        owner = re.search(r"stockade-run-(\d+)-", str(path))
+        others = owner is not None and int(owner[1]) not in members and os.path.exists(f"/proc/{owner[1]}")
+        if inside <= members and not others:
             yield f"cgroup {path}"
 
 

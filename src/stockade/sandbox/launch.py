@@ -105,13 +105,14 @@ class Made:
         self, home: str, workspace: Grant | None, kept: Kept | None, *, living: bool, command: tuple[str, ...]
     ) -> None:
         id = register.new_id()
+        group = f"{os.getpid()}-{id}"  # says whose it is to whoever finds it
         overlay = workspace is not None and workspace.access == "overlay"
         record = Record(
             id=id,
             command=command,
             workspace="" if workspace is None else workspace.path,
             layer=id if overlay else "",
-            groups=() if kept is None else kept.paths(id),
+            groups=() if kept is None else kept.paths(group),
         )
         try:
             self.entry = register.enter(home, record)
@@ -122,7 +123,7 @@ class Made:
         if workspace is not None and overlay:
             self.layer = Layer(home, workspace.fd, workspace.path, id)
         if kept is not None:
-            self.group = Group(id, kept.limits, kept.places, living=living)
+            self.group = Group(group, kept.limits, kept.places, living=living)
             self.entrances = tuple(entrance for _, entrance in self.group.entrances())
 
     def entered(self) -> None:
