@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from stockade.policy import Policy
+from stockade.sandbox import steps
 from stockade.sandbox.launch import Box, Prepared
 from stockade.sandbox.process import PIPE, Parts, Started, starting
 from stockade.sandbox.result import Result
@@ -22,7 +23,7 @@ T = TypeVar("T")
 LONGEST_LINE = 1 << 20
 
 
-async def drive(steps: Steps[T], events: Events) -> T:
+async def drive(work: Steps[T], events: Events) -> T:
     """Take every step, waiting in the running event loop."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] | None = None
@@ -33,7 +34,7 @@ async def drive(steps: Steps[T], events: Events) -> T:
 
     loop.add_reader(events.fileno(), wake)
     try:
-        patience = next(steps)
+        patience = next(work)
         while True:
             waiter = loop.create_future()
             timer = None
@@ -43,10 +44,10 @@ async def drive(steps: Steps[T], events: Events) -> T:
                 await waiter
             except BaseException as error:
                 events.ready = []
-                patience = steps.throw(error)
+                patience = work.throw(error)
             else:
                 events.wait(0)
-                patience = next(steps)
+                patience = next(work)
             finally:
                 if timer is not None:
                     timer.cancel()
@@ -89,7 +90,12 @@ class AsyncSandbox(Living):
             import warnings
 
             warnings.warn("an AsyncSandbox was not closed: use `async with`", ResourceWarning, stacklevel=2)
-            self._box.connection.stop()
+            box, prepared = self._taken()
+            if box is not None:
+                with Events() as events:
+                    steps.drive(box.closed(events), events)
+            if prepared is not None:
+                self._put_away(prepared)
 
     async def open(self) -> None:
         """Raise the walls. `async with` does it."""

@@ -95,6 +95,7 @@ class Made:
     """What a sandbox has on the host besides its processes: noted in the register, then made."""
 
     def __init__(self) -> None:
+        self._owner = os.getpid()
         self.entry: Entry | None = None
         self.layer: Layer | None = None
         self.group: Group | None = None
@@ -136,25 +137,34 @@ class Made:
         self.entered()
         if self.layer is not None:
             self.layer.discard() if discard else self.layer.close()
-        if self.group is not None:
+        if self.group is not None and self._owner == os.getpid():
             self.group.close()
         if self.entry is not None:
             self.entry.close()
 
 
-class Box(msgspec.Struct, frozen=True):
+class Box:
     """A sandbox whose gate waits for requests."""
 
-    connection: client.Connection
-    pidfd: int
-    #: The network namespace and a descriptor of it: while it is open, its number is nobody else's.
-    network: tuple[int, int]
-    network_fd: int
-    owner: int
-    group: Group | None
+    def __init__(
+        self, connection: client.Connection, held: list[int], network: tuple[int, int], prepared: Prepared
+    ) -> None:
+        self.connection = connection
+        self.pidfd, *namespaces = held
+        #: The network namespace and a descriptor of it: while it is open, its number is nobody else's.
+        self._network = network
+        self.network_fd = namespaces.pop(NAMESPACES.index("net"))
+        for descriptor in namespaces:
+            os.close(descriptor)
+        self.owner = os.getpid()
+        self.group = prepared.group
+        #: Whether it was closed: its descriptors are somebody else's then.
+        self.is_closed = False
 
     def died(self, events: Events) -> Steps[bool]:
         """Whether the gate itself has ended, where a keeper has. The kernel ends keepers first."""
+        if self.is_closed:
+            return True
         until = time.monotonic() + LAST_MOMENT
         events.watch(self.pidfd)
         try:
@@ -166,8 +176,13 @@ class Box(msgspec.Struct, frozen=True):
         finally:
             events.forget(self.pidfd)
 
+    def last_words(self) -> client.Reply | None:
+        """Why a gate that has died gave up, if it said so."""
+        return None if self.is_closed else self.connection.refusal()
+
     def closed(self, events: Events) -> Steps[None]:
         """End everything inside and wait until it is gone. A forked child only lets go of its copy."""
+        self.is_closed = True
         if self.owner != os.getpid():
             self.connection.forget()
             os.close(self.pidfd)
@@ -177,7 +192,7 @@ class Box(msgspec.Struct, frozen=True):
         try:
             yield from _gone(self.pidfd, events)
         finally:
-            _networks.discard(self.network)
+            _networks.discard(self._network)
             os.close(self.network_fd)
 
 
@@ -336,7 +351,7 @@ def _launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object])
             if reply.kind == client.READY:
                 prepared.made.entered()
                 _guard(connection, prepared)
-                return _box(connection, held, prepared.plan, prepared.group)
+                return _box(connection, held, prepared)
         except BaseException:
             yield from _abandon(connection, held, events)
             raise
@@ -398,18 +413,13 @@ def _guard(connection: client.Connection, prepared: Prepared) -> None:
             os.close(usage)
 
 
-def _box(connection: client.Connection, held: list[int], plan: Plan, group: Group | None) -> Box:
-    pidfd, *namespaces = held
-    network_fd = namespaces[NAMESPACES.index("net")]
-    network = identity(network_fd)
-    if "net" in plan.namespaces.names:
+def _box(connection: client.Connection, held: list[int], prepared: Prepared) -> Box:
+    network = identity(held[1 + NAMESPACES.index("net")])
+    if "net" in prepared.plan.namespaces.names:
         if network in _networks:
             raise shared_network()
         _networks.add(network)
-    for descriptor in namespaces:
-        if descriptor != network_fd:
-            os.close(descriptor)
-    return Box(connection, pidfd, network, network_fd, os.getpid(), group)
+    return Box(connection, held, network, prepared)
 
 
 def _abandon(connection: client.Connection, held: list[int], events: Events) -> Steps[None]:

@@ -180,7 +180,7 @@ class Started:
                     wall = time.monotonic() - self._watch.began
                     gate_died = reply is None and (yield from self._watch.box.died(events))
                     if gate_died:
-                        reply = self._watch.box.connection.refusal()
+                        reply = self._watch.box.last_words()
                     ooms = self._watch.ooms
                     return self._finish(Ended(reply=reply, wall=wall, gate_died=gate_died, ooms=ooms))
             elif until is not None and time.monotonic() >= until:

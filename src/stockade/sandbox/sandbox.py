@@ -15,9 +15,9 @@ from stockade.gate import client
 from stockade.policy import Limits, Policy
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
 from stockade.sandbox.limits import measured
-from stockade.sandbox.outcome import judge
+from stockade.sandbox.outcome import Verdict, judge
 from stockade.sandbox.process import PIPE, Process, starting
-from stockade.sandbox.result import Result, Usage
+from stockade.sandbox.result import Outcome, Result, Usage
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.streams import Sink, Streams
 from stockade.sandbox.supervise import GRACE, Ended, Run, supervise
@@ -347,9 +347,12 @@ def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
 def _result(
     ended: Ended, program: client.Program, prepared: Prepared, box: Box, *, closed: bool = False
 ) -> Result:
-    limits = prepared.resolved.limits
-    verdict = judge(ended, program, prepared.resolved.caller, limits, box.group, closed=closed)
-    reply = ended.reply
+    limits, reply = prepared.resolved.limits, ended.reply
+    # What a closed sandbox had is gone.
+    group, layer = (None, None) if closed else (box.group, prepared.layer)
+    verdict = judge(ended, program, prepared.resolved.caller, limits, group, closed=closed)
+    if prepared.made.entry is not None and prepared.made.entry.was_killed():
+        verdict = Verdict(Outcome.CANCELLED, 130, "ended by `stockade kill`")
     usage = Usage(wall=ended.wall)
     if reply is not None and reply.kind == client.EXITED:
         usage = Usage(
@@ -359,7 +362,6 @@ def _result(
             peak_memory=reply.peak,
             context_switches=reply.switches,
         )
-    layer = prepared.layer
     changes = tuple(layer.changes()) if layer is not None else ()
     return Result(
         outcome=verdict.outcome,
@@ -371,7 +373,7 @@ def _result(
         stderr=ended.stderr,
         truncated=ended.truncated,
         spilled=ended.spilled,
-        usage=measured(usage, box.group, alone=ended.alone),
+        usage=measured(usage, group, alone=ended.alone),
         controls=prepared.controls,
         changes=changes,
         workspace=layer.id if layer is not None and changes else "",

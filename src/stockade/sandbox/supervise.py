@@ -97,7 +97,7 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
         gate_died = reply is None and (not run.kept or (yield from box.died(events)))
         return Ended(
             # The gate may have said why it gave up.
-            reply=box.connection.refusal() if gate_died and run.kept else reply,
+            reply=box.last_words() if gate_died and run.kept else reply,
             wall=wall,
             gate_died=gate_died,
             alone=not run.kept,

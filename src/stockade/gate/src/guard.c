@@ -99,13 +99,30 @@ int guard_patience(int otherwise)
 	return otherwise >= 0 && otherwise < patience ? otherwise : patience;
 }
 
-/* Where one of the plan's mounts was and is no more. */
+static int is_mount(const struct op *op)
+{
+	return op->type == OP_BIND || op->type == OP_VIEW || op->type == OP_OVERLAY || op->type == OP_SCRATCH;
+}
+
+/* Whether a path is in a tree that is writable for real. */
+static int in_writable(const struct box *box, const char *path)
+{
+	for (unsigned i = box->plan.base + 1; i < box->plan.count; i++) {
+		const struct op *op = &box->plan.ops[i];
+		size_t length = op->type == OP_BIND && !(op->a & MOUNT_ATTR_RDONLY) ? strlen(op->s[0]) : 0;
+		if (length && strncmp(path, op->s[0], length) == 0 && path[length] == '/')
+			return 1;
+	}
+	return 0;
+}
+
+/* Where something of the plan is no longer mounted, and what it covered can be written. */
 static const char *uncovered(const struct box *box)
 {
 	for (unsigned i = box->plan.base + 1; i < box->plan.count; i++) {
 		const struct op *op = &box->plan.ops[i];
 		struct statx info;
-		if (op->type != OP_BIND)
+		if (!is_mount(op) || !in_writable(box, op->s[0]))
 			continue;
 		if (statx(AT_FDCWD, op->s[0], AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT, STATX_BASIC_STATS, &info) ||
 		    !(info.stx_attributes & STATX_ATTR_MOUNT_ROOT))
