@@ -67,7 +67,7 @@ OBSERVED = {
     Control.LIMITS_CPU_TIME: "membership read from the kernel, kept by the supervisor",
     Control.LIMITS_FILES: "confirmed by the gate",
     Control.LIMITS_DISK: "confirmed by the gate",
-    Control.LIMITS_WALL: "kept by the supervisor",
+    Control.LIMITS_WALL: "kept by the gate",
     Control.LIMITS_OUTPUT: "kept by the supervisor",
     Control.CLEANUP: "namespace descriptor compared, process held by pidfd",
 }
