@@ -25,7 +25,8 @@ PERSONALITY_LINUX, PERSONALITY_QUERY = 0, 0xFFFFFFFF
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 X32 = 0x40000000
 MFD_NOEXEC_SEAL = 8
-GATE, PRIO_PROCESS, IOPRIO_WHO_PROCESS = 1, 0, 1
+SELF, GATE, PRIO_PROCESS, IOPRIO_WHO_PROCESS = 0, 1, 0, 1
+IDLE = 4  # a bit of SCHED_IDLE and not of SCHED_OTHER, SCHED_FIFO, SCHED_RR and SCHED_BATCH
 
 # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_JMP|JSET|K, BPF_RET|K
 LOAD, EQUAL, AT_LEAST, ANY_BIT, GIVE = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -86,11 +87,24 @@ BOUNDS: dict[str, list[Line]] = {
         (LOAD, SECOND, "", ""),
         (ANY_BIT, MFD_NOEXEC_SEAL, "allow", "refuse"),
     ],
+    # Whoever attends to a command has the same user too, and a number that is not known here. At the lowest
+    # priority, beside many busy programs, it would notice much too late that the command's time is over.
+    "itself": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, SELF, "allow", "refuse"),
+    ],
+    "not idle": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, SELF, "allow", ""),
+        (EQUAL, GATE, "refuse", ""),
+        (LOAD, SECOND, "", ""),
+        (ANY_BIT, IDLE, "refuse", "allow"),
+    ],
     "priorities": [
         (LOAD, FIRST, "", ""),
         (EQUAL, PRIO_PROCESS, "", "refuse"),
         (LOAD, SECOND, "", ""),
-        (EQUAL, GATE, "refuse", "allow"),
+        (EQUAL, SELF, "allow", "refuse"),
     ],
     "io priorities": [
         (LOAD, FIRST, "", ""),
@@ -109,9 +123,9 @@ BOUNDED = {
     "personality": "personas",
     "prlimit64": "not the gate",
     "sched_setaffinity": "not the gate",
-    "sched_setattr": "not the gate",
+    "sched_setattr": "itself",
     "sched_setparam": "not the gate",
-    "sched_setscheduler": "not the gate",
+    "sched_setscheduler": "not idle",
     "setpriority": "priorities",
     "ioprio_set": "io priorities",
 }

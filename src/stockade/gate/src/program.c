@@ -12,13 +12,25 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-enum { MAX_BODY = 8 << 20 };
+enum { MAX_BODY = 8 << 20, SIGNAL_SHARES = 16 };
 
 int set_limit(const struct op *op, uint64_t reserve)
 {
 	rlim_t value = op->b + (op->a == RLIMIT_NPROC ? reserve : 0);
 	struct rlimit limit = {value, value};
 	return setrlimit((int)op->a, &limit);
+}
+
+/* What is sent when the user has no room for more pending signals arrives without its sender, and so looks as
+ * if it came from outside the sandbox: `told_to_end`. Programs run out of room long before the gate does. */
+static int leave_room_for_signals(void)
+{
+	struct rlimit limit;
+	if (getrlimit(RLIMIT_SIGPENDING, &limit))
+		return -1;
+	rlim_t share = limit.rlim_cur / SIGNAL_SHARES;
+	limit = (struct rlimit){share, share};
+	return setrlimit(RLIMIT_SIGPENDING, &limit);
 }
 
 int program_read(int body, struct program *program)
@@ -133,6 +145,8 @@ static _Noreturn void become(const struct box *box, const struct program *progra
 		goto failed;
 	umask(box->mask);
 	what = "limits";
+	if (leave_room_for_signals())
+		goto failed;
 	for (unsigned i = 0; i < box->plan.count; i++)
 		if (box->plan.ops[i].type == OP_RLIMIT && set_limit(&box->plan.ops[i], box->kept))
 			goto failed;
