@@ -143,5 +143,6 @@ def test_an_editable_install_builds_the_gate_beside_the_sources(tmp_path: Path) 
     assert os.access(source / "src" / GATE, os.X_OK)
     assert (source / "src" / LIBRARY).exists()
     assert (venv / "bin" / "stockade").exists()
-    where = call([str(python), "-c", "import importlib.util as u; print(u.find_spec('stockade').origin)"])
+    look = "import importlib.util as u; print(u.find_spec('stockade').origin)"
+    where = call([str(python), "-c", look], PYTHONPATH="")
     assert where.stdout.strip() == str(source / "src" / "stockade" / "__init__.py")

@@ -26,7 +26,6 @@ from stockade.host.cgroupfs import Cgroup
 from stockade.host.cgroups import Place, Places
 from stockade.policy import Policy
 from stockade.sandbox.cgroup import Group, GroupLimits, planned, remove
-from support import leaks
 from support.means import applies, need
 from support.pretend_cgroups import Tree
 
@@ -41,6 +40,16 @@ BOMBS = {
     "shared": "import mmap; m = mmap.mmap(-1, 200 << 20)\nfor i in range(0, 200 << 20, 4096): m[i] = 1",
 }
 BUSY = "while True: pass"
+#: As the gate does: in version 1 through a file, in version 2 it would be born in the directory.
+ENTER = """
+import os, sys
+for door in map(int, sys.argv[1:]):
+    if os.path.isdir(f"/proc/self/fd/{door}"):
+        door = os.open("cgroup.procs", os.O_WRONLY, dir_fd=door)
+    os.write(door, b"0")
+    os.close(door)
+print("inside", flush=True)
+"""
 
 
 @pytest.fixture
@@ -63,11 +72,18 @@ def grouped(limits: GroupLimits, places: Places, *, living: bool = False) -> Ite
 
 
 @contextlib.contextmanager
-def waiting(script: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that does nothing until its input has a line."""
-    begin = f"import sys; sys.stdin.readline()\n{script}"
-    with subprocess.Popen([PYTHON, "-c", begin], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+def waiting(script: str, *groups: Group, program: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that enters the groups by itself, and does nothing more until its input has a line."""
+    doors = [door for group in groups for _, door in group.entrances()]
+    if program:
+        doors += [door for group in groups if (door := group.program_entrance()) is not None]
+    begin = [PYTHON, "-c", f"{ENTER}sys.stdin.readline()\n{script}", *map(str, doors)]
+    process = subprocess.Popen(begin, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=doors)
+    for door in doors:
+        os.close(door)
+    with process:
         try:
+            assert process.stdout is not None and process.stdout.readline() == b"inside\n"
             yield process
         finally:
             process.kill()
@@ -105,10 +121,9 @@ def test_a_group_is_made_only_where_a_limit_needs_it(here: Places) -> None:
 def test_a_memory_bomb_is_ended_and_counted(here: Places, kind: str) -> None:
     with (
         grouped(GroupLimits(memory=32 << 20), here) as group,
-        waiting(BOMBS[kind]) as bomb,
+        waiting(BOMBS[kind], group) as bomb,
         waiting(BOMBS[kind]) as control,
     ):
-        group.join(bomb.pid)
         descriptor = group.oom_descriptor()
         assert descriptor is not None and descriptor == group.oom_descriptor()
         poll = select.poll()
@@ -132,9 +147,11 @@ def test_swap_does_not_extend_memory(here: Places) -> None:
 
 
 def test_a_fork_bomb_gets_as_many_tasks_as_it_was_given_and_is_killed_as_a_whole(here: Places) -> None:
-    with grouped(GroupLimits(tasks=20), here) as group, waiting("") as gate, waiting(FORKING) as bomb:
-        group.join(gate.pid)
-        group.join(bomb.pid)
+    with (
+        grouped(GroupLimits(tasks=20), here) as group,
+        waiting("", group) as gate,
+        waiting(FORKING, group) as bomb,
+    ):
         go(bomb)
         end = time.monotonic() + 10
         while not group.task_refusals() and time.monotonic() < end:
@@ -149,8 +166,7 @@ def test_a_fork_bomb_gets_as_many_tasks_as_it_was_given_and_is_killed_as_a_whole
 
 def test_a_fork_bomb_is_killed_also_where_tasks_are_not_counted(here: Places) -> None:
     bounded = f"import resource as r\nr.setrlimit(r.RLIMIT_AS, (1 << 26, 1 << 26))\n{FORKING}"
-    with grouped(GroupLimits(memory=64 << 20), here) as group, waiting(bounded) as bomb:
-        group.join(bomb.pid)
+    with grouped(GroupLimits(memory=64 << 20), here) as group, waiting(bounded, group) as bomb:
         go(bomb)
         end = time.monotonic() + 10
         while len(within(group)) < 20 and time.monotonic() < end:
@@ -165,14 +181,10 @@ def test_in_a_living_sandbox_the_gate_can_start_more_while_a_bomb_holds_every_ta
     limits = GroupLimits(tasks=5)
     with (
         grouped(limits, here, living=True) as group,
-        waiting(forks) as gate,
-        waiting(FORKING) as bomb,
-        waiting("") as another,
+        waiting(forks, group) as gate,
+        waiting(FORKING, group, program=True) as bomb,
+        waiting("", group, program=True) as another,
     ):
-        group.join(gate.pid)
-        for program in (bomb, another):
-            group.join(program.pid)
-            group.join_program(program.pid)
         go(bomb)
         end = time.monotonic() + 10
         while not group.task_refusals() and time.monotonic() < end:
@@ -180,19 +192,13 @@ def test_in_a_living_sandbox_the_gate_can_start_more_while_a_bomb_holds_every_ta
         assert group.peak_tasks() in (5, None)
         go(gate)
         assert gate.stdout is not None and gate.stdout.readline() == b"could\n"
-        group.kill_programs()
-        assert within(group) == [gate.pid]
-        assert bomb.wait(10) == another.wait(10) == -signal.SIGKILL
-        leaks.family()  # waits for orphans, as the gate would: the dead are counted until then
-        with waiting("import os; print(os.fork() >= 0, flush=True)") as next_one:
-            group.join_program(next_one.pid)
-            go(next_one)
-            assert next_one.wait(10) == 0
+        group.kill()
+        assert within(group) == []
+        assert bomb.wait(10) == another.wait(10) == gate.wait(10) == -signal.SIGKILL
 
 
 def test_a_busy_program_gets_no_more_than_its_share_of_the_cores(here: Places) -> None:
-    with grouped(GroupLimits(cpu=0.2, cpu_time=True), here) as group, waiting(BUSY) as busy:
-        group.join(busy.pid)
+    with grouped(GroupLimits(cpu=0.2, cpu_time=True), here) as group, waiting(BUSY, group) as busy:
         go(busy)
         began, used = time.monotonic(), group.cpu_used()
         time.sleep(1.5)
@@ -203,8 +209,7 @@ def test_a_busy_program_gets_no_more_than_its_share_of_the_cores(here: Places) -
 def test_processor_time_is_counted_also_of_those_that_nobody_waits_for(here: Places) -> None:
     spend = "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n"
     spend += "while time.process_time() < 0.4: pass\n"
-    with grouped(GroupLimits(cpu_time=True), here) as group, waiting(spend) as process:
-        group.join(process.pid)
+    with grouped(GroupLimits(cpu_time=True), here) as group, waiting(spend, group) as process:
         go(process)
         assert process.wait(10) == 0
         end = time.monotonic() + 10
@@ -222,42 +227,31 @@ def test_a_group_that_does_not_count_says_so(here: Places) -> None:
 
 def test_a_process_enters_by_itself_and_is_seen_there(here: Places) -> None:
     with grouped(GroupLimits(memory=64 << 20, tasks=8, cpu=1, cpu_time=True), here) as group:
-        doors = group.entrances()
-        assert {version for version, _ in doors} == {1} and group.program_entrance() is None
-        enter = "import os\nfor fd in map(int, sys.argv[1:]): os.write(fd, b'0')\nprint(flush=True)\n"
-        files = [file for _, file in doors]
-        begin = [PYTHON, "-c", f"import sys\n{enter}sys.stdin.read()", *map(str, files)]
-        with subprocess.Popen(
-            begin, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=files
-        ) as process:
-            assert process.stdout is not None and process.stdout.readline() == b"\n"
+        assert group.program_entrance() is None
+        with waiting("", group) as process:
             group.confirm(process.pid)
-        for file in files:
-            os.close(file)
 
 
 def test_a_process_that_is_elsewhere_is_not_taken_for_one_inside(here: Places) -> None:
     with (
         grouped(GroupLimits(memory=64 << 20, tasks=8), here) as group,
         grouped(GroupLimits(tasks=8), here) as other,
-        waiting("") as process,
+        waiting("") as outside,
+        waiting("", group, other) as elsewhere,
     ):
-        with pytest.raises(SetupError, match=f"process {process.pid} is not in") as caught:
-            group.confirm(process.pid)
-        assert caught.value.stage == "cgroup"
-        group.join(process.pid)
-        other.join(process.pid)
-        with pytest.raises(SetupError, match="is not in"):
-            group.confirm(process.pid)
+        for process in (outside, elsewhere):
+            with pytest.raises(SetupError, match=f"process {process.pid} is not in") as caught:
+                group.confirm(process.pid)
+            assert caught.value.stage == "cgroup"
 
 
-def test_a_process_that_is_gone_cannot_join(here: Places) -> None:
+def test_a_process_that_is_gone_is_not_taken_for_one_inside(here: Places) -> None:
     with grouped(GroupLimits(tasks=8), here) as group:
-        with waiting("") as process:
-            process.kill()
+        with waiting("", group) as process:
+            group.confirm(process.pid)
         with pytest.raises(SetupError) as caught:
-            group.join(process.pid)
-        assert (caught.value.stage, caught.value.errno) == ("cgroup", errno.ESRCH)
+            group.confirm(process.pid)
+        assert (caught.value.stage, caught.value.errno) == ("cgroup", errno.ENOENT)
 
 
 def test_a_limit_that_the_kernel_refuses_leaves_no_group(here: Places) -> None:
@@ -299,8 +293,7 @@ def test_a_group_of_that_name_is_not_taken_over(here: Places) -> None:
 def test_what_does_not_end_stays_among_the_paths(here: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stockade.host.cgroupfs.PATIENCE", 0.05)
     group = Group(uuid4().hex, GroupLimits(tasks=4), here)
-    with waiting("") as process:
-        group.join(process.pid)
+    with waiting("", group) as process:
         group.close()
         assert len(group.paths) == 1
         remove(group.paths)
@@ -314,10 +307,7 @@ def test_what_a_killed_supervisor_left_is_removed_with_whatever_runs_in_it(
     here: Places, living: bool
 ) -> None:
     group = Group(uuid4().hex, GroupLimits(memory=1 << 26, tasks=8), here, living=living)
-    with waiting("") as gate, waiting(FORKING) as bomb:
-        group.join(gate.pid)
-        group.join(bomb.pid)
-        group.join_program(bomb.pid)
+    with waiting("", group) as gate, waiting(FORKING, group, program=True) as bomb:
         go(bomb)
         time.sleep(0.1)
         remove(group.paths)
@@ -373,8 +363,7 @@ def test_version_2_is_entered_counted_and_killed_as_one(
     has = Cgroup.has
     monkeypatch.setattr(Cgroup, "has", lambda self, name: (kill or name != "cgroup.kill") and has(self, name))
     forking = "import os\nfor _ in range(6): os.fork()\nwhile True: pass"
-    with grouped(GroupLimits(cpu_time=True), unified) as group, waiting(forking) as many:
-        group.join(many.pid)
+    with grouped(GroupLimits(cpu_time=True), unified) as group, waiting(forking, group) as many:
         ((version, door),) = group.entrances()
         assert version == 2 and os.path.samestat(os.fstat(door), os.stat(group.paths[0]))
         os.close(door)
@@ -406,9 +395,11 @@ def test_pretend_version_2_has_one_group_for_every_limit(pretend: Tree) -> None:
         assert found == {"memory.max": str(64 << 20), "memory.swap.max": "0"}
         assert (path / "cpu.max").read_text().strip() == "150000 100000"
         assert (path / "pids.max").read_text().strip() == "10"
-        pretend.enter(4711, pretend.root)
-        group.join(4711)
-        assert (path / "cgroup.procs").read_text() == "4711\n"
+        ((version, door),) = group.entrances()
+        assert version == 2 and os.readlink(f"/proc/self/fd/{door}") == str(path)
+        os.close(door)
+        pretend.enter(4711, path)
+        group.confirm(4711)
         assert (group.oom_kills(), group.task_refusals(), group.peak_tasks()) == (3, 7, 4)
         assert (group.cpu_used(), group.cpu_times(), group.peak_memory()) == (1.5, (1.0, 0.5), 4096)
         descriptor = group.oom_descriptor()
@@ -420,19 +411,16 @@ def test_pretend_version_2_has_one_group_for_every_limit(pretend: Tree) -> None:
 def test_pretend_version_2_keeps_gate_and_programs_in_leaves(pretend: Tree) -> None:
     with grouped(ALL, cgroups.places(proc=str(pretend.proc)), living=True) as group:
         (path,) = map(Path, group.paths)
-        for pid in (4711, 4712):
-            pretend.enter(pid, pretend.root)
-            group.join(pid)
-        group.join_program(4712)
-        assert (path / "cgroup.procs").read_text() == ""
-        assert (path / "gate/cgroup.procs").read_text() == "4711\n"
-        assert (path / "programs/cgroup.procs").read_text() == "4712\n"
+        ((version, door),) = group.entrances()
+        entrance = group.program_entrance()
+        assert version == 2 and os.readlink(f"/proc/self/fd/{door}") == str(path / "gate")
+        assert entrance is not None
+        assert os.readlink(f"/proc/self/fd/{entrance}") == str(path / "programs/cgroup.procs")
+        os.close(door)
+        os.close(entrance)
+        pretend.enter(4711, path / "gate")
+        group.confirm(4711)
         assert (path / "programs/pids.max").read_text().strip() == "9"
         assert (path / "pids.max").read_text() == "" and (path / "gate/pids.max").read_text() == ""
         assert (path / "memory.max").read_text().strip() == str(64 << 20)
-        entrance = group.program_entrance()
-        assert entrance is not None and entrance[0] == 2
-        assert os.readlink(f"/proc/self/fd/{entrance[1]}") == str(path / "programs")
-        os.close(entrance[1])
-        for pid in (4711, 4712):
-            pretend.enter(pid, pretend.root)
+        pretend.enter(4711, pretend.root)

@@ -13,11 +13,10 @@ from uuid import uuid4
 
 import pytest
 
-from stockade.errors import SetupError
 from stockade.host import CGROUP_PROBES, Host, cgroups, probe
 from stockade.host.advice import explain
 from stockade.host.cgroups import Place, Places, own_cgroups, places
-from stockade.sandbox.cgroup import Group, GroupLimits
+from stockade.sandbox.cgroup import Group, GroupLimits, remove
 from support.means import applies, need
 from support.pretend_cgroups import Tree
 
@@ -104,6 +103,7 @@ def delegated() -> Iterator[list[str]]:
     made = commands.partition(";")[0].split()[1:]
     yield made
     for path in made:
+        remove(entry.path for entry in os.scandir(path) if entry.is_dir())
         os.rmdir(path)
 
 
@@ -124,7 +124,9 @@ def test_what_an_administrator_delegates_is_found_and_used(delegated: list[str])
         assert {place.directory for place in found.found.values()} <= set(delegated)
         group = Group(uuid4().hex, GroupLimits(memory=1 << 26, tasks=3, cpu=1, cpu_time=True), found)
         with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
-            group.join(process.pid)
+            for path in group.paths:
+                Path(path, "cgroup.procs").write_text(str(process.pid))
+            group.confirm(process.pid)
             assert group.oom_descriptor() is not None and group.cpu_used() >= 0
             group.kill()
             assert process.wait(10) == -9
@@ -144,9 +146,10 @@ def test_a_delegation_gives_neither_what_holds_for_all_of_it_nor_others_processe
                 assert not os.access(f"{path}/{name}", os.W_OK), path
         group = Group(uuid4().hex, GroupLimits(tasks=3), places())
         try:
-            group.join(os.getppid())
-        except SetupError as error:
-            return errno.errorcode[error.errno]
+            with open(f"{group.paths[0]}/cgroup.procs", "w", buffering=1) as file:
+                print(os.getppid(), file=file)
+        except OSError as error:
+            return errno.errorcode[error.errno or 0]
         finally:
             group.close()
         return "could"

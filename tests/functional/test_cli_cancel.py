@@ -67,6 +67,7 @@ def test_a_signal_cancels_the_run_and_nothing_is_left(workspace: Path, number: s
         assert left(mark) == []
 
 
+@pytest.mark.usefixtures("swept")
 def test_when_it_is_killed_nothing_is_left(workspace: Path) -> None:
     with running(workspace) as (process, mark):
         process.kill()

@@ -95,6 +95,7 @@ def children(pid: int) -> list[int]:
     return found
 
 
+@pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_it_and_its_sandboxes_die_with_the_supervisor(number: signal.Signals) -> None:
     with subprocess.Popen(
@@ -112,6 +113,7 @@ def test_it_and_its_sandboxes_die_with_the_supervisor(number: signal.Signals) ->
         assert [pid for pid in everything if not ends(pid)] == []
 
 
+@pytest.mark.usefixtures("swept")
 def test_a_fork_of_the_supervisor_does_not_keep_it_alive() -> None:
     script = (
         "import os, time, stockade\n"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 import stockade
 from stockade import Policy, Sandbox
-from stockade.backends import native
-from stockade.controls import Control
+from stockade.host import CGROUP_PROBES, Probe, host
+from stockade.sandbox import launch
 
 PYTHON = "/usr/bin/python3"
 
@@ -15,13 +16,11 @@ PYTHON = "/usr/bin/python3"
 @pytest.fixture(autouse=True)
 def by_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a host without cgroups."""
-    plain = native.inputs
-
-    def inputs(*args: object, **options: object) -> native.Inputs:
-        options["by_process"] = (Control.LIMITS_MEMORY, Control.LIMITS_CPU_TIME)
-        return plain(*args, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(native, "inputs", inputs)
+    known = host()
+    without = {name: Probe(ok=False, errno=1, reason="pretend", fix="pretend") for name in CGROUP_PROBES}
+    weak = msgspec.structs.replace(known, probes=known.probes | without)
+    monkeypatch.setattr(launch, "host", lambda: weak)
+    monkeypatch.setattr(launch, "_selected", launch._selected.__wrapped__)
 
 
 def policy(**limits: object) -> Policy:
@@ -37,7 +36,8 @@ def test_a_process_gets_no_more_address_space() -> None:
 
 def test_a_process_gets_no_more_processor_time() -> None:
     result = stockade.run([PYTHON, "-c", "while True: pass"], policy(cpu_time=0.3), timeout=30)
-    assert (result.outcome, result.signal) == ("signalled", 9)
+    assert (result.outcome, result.exit_code) == ("limit-exceeded", 137)
+    assert 'limits.cpu_time = "300ms"' in result.reason
 
 
 def test_a_program_cannot_lift_them() -> None:

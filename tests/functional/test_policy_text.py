@@ -103,7 +103,6 @@ WRONG = [
     ('read = [\n  "/a",\n  "/b/../c",\n]\n', 3, "/b/../c", ""),
     ('[limits]\ntasks = 3\n\n[workspace]\n"mode" = "no"\n', 5, "workspace.mode", "ro"),
     ("[limits]\nmemory = '64K'\n", 2, "must be at least 2M", ""),
-    ("[limits]\ndisk = '1G'\n", 2, "this version does not enforce it", ""),
     ('[secrets.TOKEN]\nfrom_env = "TOKEN"\n', 1, "this version does not enforce it", ""),
     ("env = { A = 1 }\n", 1, "env.A = 1", ""),
     ("limits = 1979-05-27\n", 1, "must be a table", ""),

@@ -121,7 +121,7 @@ WIDER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"exec": ["/usr/bin/sh"]}, {"exec": ["/usr/bin/ls"]}, "execute /usr/bin/sh"),
     ({"exec": ["/usr/bin/*"]}, {"exec": ["/usr/bin/s*"]}, "execute /usr/bin/*"),
     ({"exec": ["/usr/bin/x/y"]}, {"exec": ["/usr/bin/*"]}, "execute /usr/bin/x/y"),
-    ({}, {"limits": {"disk": "1M"}}, "limits.disk: none where 1048576 is allowed"),
+    ({}, {"limits": {"disk": "1M"}}, 'limits.disk: none where "1M" is allowed'),
     ({"net": "open"}, {}, "net = "),
     ({"pass_env": ["TOKEN"]}, {}, 'pass_env = "TOKEN"'),
     ({"syscalls": {"allow": ["ptrace"]}}, {}, 'syscalls.allow = "ptrace"'),

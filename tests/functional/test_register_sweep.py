@@ -200,7 +200,7 @@ class TestLayers:
     def layer(self, home: str, workspace: Path) -> Layer:
         lower = os.open(workspace, os.O_RDONLY)
         try:
-            layer = Layer(home, lower, str(workspace))
+            layer = Layer(home, lower, str(workspace), ID)
         finally:
             os.close(lower)
         layer.close()

@@ -11,6 +11,7 @@ import pytest
 
 import stockade
 from stockade import Policy, PolicyError, Sandbox
+from support import leaks
 
 PYTHON = "/usr/bin/python3"
 
@@ -81,6 +82,7 @@ def test_a_fork_in_the_middle_of_a_launch_does_not_hold_the_child() -> None:
             try:
                 code = stockade.run(["true"]).exit_code
                 client.shutdown()
+                leaks.let_go_of_register()
             finally:
                 os._exit(code)
     assert os.waitpid(child, 0)[1] == 0

@@ -74,6 +74,7 @@ def supervisor(code: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
             process.kill()
 
 
+@pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize("code", [PLAIN, BY_THREAD], ids=["run", "thread"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_everything_inside_dies_with_the_supervisor(code: str, number: int) -> None:
@@ -85,6 +86,7 @@ def test_everything_inside_dies_with_the_supervisor(code: str, number: int) -> N
         assert leaks.settled(lambda: sorted(set(map(str, leaks.family())) - before), 2.0) == []
 
 
+@pytest.mark.usefixtures("swept")
 def test_everything_inside_dies_although_a_worker_still_holds_the_sockets() -> None:
     with supervisor(WITH_WORKER) as (process, said):
         worker = int(said[0].split()[1])

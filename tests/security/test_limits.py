@@ -15,18 +15,18 @@ from security.arena import inside, outside, run
 from stockade import PolicyError
 from stockade.host import host
 from support import leaks
-from support.means import applies
+from support.means import need
 
 
 def test_a_fork_bomb_is_stopped_by_the_task_limit() -> None:
-    applies(host().has("nproc"), "this user has no task limit on this host (root without cgroups)")
+    need(host().has("nproc") or host().has("cgroup.pids"), "this user has no task limit on this host")
     made, answer = inside("limits", "tasks", 60, limits={"tasks": 20})
     assert answer == "EAGAIN" and made <= 20
     assert outside("limits", "tasks", 60) == [60, "ok"]
 
 
 def test_the_task_limits_of_two_sandboxes_do_not_add_up_or_get_in_each_others_way() -> None:
-    applies(host().has("nproc"), "this user has no task limit on this host (root without cgroups)")
+    need(host().has("nproc") or host().has("cgroup.pids"), "this user has no task limit on this host")
     first = inside("limits", "tasks", 60, limits={"tasks": 20})
     assert inside("limits", "tasks", 60, limits={"tasks": 20}) == first
     assert outside("limits", "tasks", 60) == [60, "ok"]

@@ -180,11 +180,15 @@ class Cgroup:
                 os.close(file)
         return there
 
-    def close(self) -> bool:
-        """Remove it, patient with what is still ending; whether it is gone. Harmless when repeated."""
+    def forget(self) -> None:
+        """Close the descriptor only."""
         if self._directory >= 0:
             os.close(self._directory)
             self._directory = -1
+
+    def close(self) -> bool:
+        """Remove it, patient with what is still ending; whether it is gone. Harmless when repeated."""
+        self.forget()
         deadline = time.monotonic() + PATIENCE
         while True:
             try:

@@ -1,8 +1,8 @@
 """The cgroups of one sandbox: what all of it together may use, and what it has used.
 
 A group is a directory `stockade-run-ID` in each hierarchy that a limit, or
-ending it all, needs and in no other. The supervisor makes it, moves the gate's first process into
-it before that has started anything, and removes it when the sandbox has ended.
+ending it all, needs and in no other. The supervisor makes it, the gate's first process
+enters it before it has started anything, and the supervisor removes it when the sandbox has ended.
 Whatever the program starts is born inside and cannot leave: it sees the
 cgroup file system nowhere.
 
@@ -67,6 +67,7 @@ class Group:
             raise ValueError(f"not a name: {id!r}")
         self.limits = limits
         self._name = f"{GROUP}{id}"
+        self._owner = os.getpid()
         self._proc = places.proc
         #: By controller; several may be one. Those with tasks of their own come after what they are in.
         self._by: dict[str, Cgroup] = {}
@@ -154,13 +155,6 @@ class Group:
     def _for_gate(self) -> list[Cgroup]:
         groups = list(dict.fromkeys(self._by.values()))
         return [self._gate if group.version == 2 and self._gate else group for group in groups]
-
-    def _move(self, pid: int, groups: list[Cgroup]) -> None:
-        try:
-            for group in groups:
-                group.add(pid)
-        except OSError as error:
-            raise _failed(f"process {pid}", error) from error
 
     def _confirm(self, pid: int, groups: list[Cgroup]) -> None:
         try:
@@ -276,10 +270,17 @@ class Group:
             group.end()
 
     def close(self) -> None:
-        """Remove it. What could not be removed, because something in it does not end, stays in `paths`."""
+        """Remove it. What could not be removed, because something in it does not end, stays in `paths`.
+
+        It is not a forked child's to remove.
+        """
         if self._oom >= 0:
             os.close(self._oom)
             self._oom = -1
+        if self._owner != os.getpid():
+            while self._made:
+                self._made.pop().forget()
+            return
         self._made = [group for group in reversed(self._made) if not group.close()][::-1]
 
 
