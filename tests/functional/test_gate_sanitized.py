@@ -82,6 +82,26 @@ def test_bad_plans() -> None:
     assert stockade.run(["true"], timeout=60).ok
 
 
+def test_processes_terminals_and_limits(workspace: Path) -> None:
+    limits = {"memory": "256M", "cpu_time": "30s", "cpu": 1} if os.geteuid() == 0 else {}
+    with Sandbox(Policy(workspace=str(workspace), limits=limits), on_exit="discard") as box:
+        started = [box.start(["sh", "-c", "(setsid sleep 60 &); sleep 60"]) for _ in range(8)]
+        for process in started:
+            process.pause()
+            process.resume()
+            process.kill(0)
+        assert [process.wait(30).outcome for process in started] == ["cancelled"] * 8
+        with box.start(["sh", "-c", "read x; echo $x"], pty=(30, 90)) as process:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(b"hello\n")
+            assert b"hello" in process.stdout.read()
+        box.pause()
+        box.resume()
+        for process in started:
+            process.close()
+        assert box.run(["echo", "after"], timeout=60).text == "after\n"
+
+
 def test_a_launch_that_fails_on_the_way(tmp_path: Path, workspace: Path) -> None:
     prepared = launch.prepare(Policy(read=[str(workspace)]))
     try:

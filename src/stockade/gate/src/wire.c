@@ -43,20 +43,27 @@ int receive(int socket, void *data, size_t size, int *descriptors, unsigned *cou
 				 .msg_iovlen = 1,
 				 .msg_control = control.bytes,
 				 .msg_controllen = CMSG_SPACE(sizeof(int) * *count)};
+	unsigned room = *count;
 	*count = 0;
 	ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
 	if (got <= 0)
 		return got == 0 ? 0 : -1;
 	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+	const int *passed = NULL;
+	unsigned found = 0;
 	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-		*count = (unsigned)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-		memcpy(descriptors, CMSG_DATA(header), *count * sizeof(int));
+		passed = (const int *)CMSG_DATA(header);
+		found = (unsigned)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
 	}
-	if ((size_t)got == size && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
+	/* The space for them is rounded up, so that there may be one more than there is room for. */
+	if ((size_t)got == size && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && found <= room) {
+		if (found)
+			memcpy(descriptors, passed, found * sizeof(int));
+		*count = found;
 		return 1;
-	for (unsigned i = 0; i < *count; i++)
-		close(descriptors[i]);
-	*count = 0;
+	}
+	for (unsigned i = 0; i < found; i++)
+		close(passed[i]);
 	errno = EBADMSG;
 	return -1;
 }
