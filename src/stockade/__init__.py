@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stockade._version import __version__
 from stockade.errors import (
     CommandError,
+    ConflictError,
     DeniedError,
     NotFoundError,
     PolicyError,
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from stockade.policy import Limits, Policy, Syscalls, WorkspaceRule
     from stockade.sandbox.result import Outcome, Result
     from stockade.sandbox.sandbox import Sandbox, run
+    from stockade.workspace.workspace import Workspace
 
 __all__ = [
     "CommandError",
+    "ConflictError",
     "Control",
     "DeniedError",
     "Limits",
@@ -45,6 +48,7 @@ __all__ = [
     "Syscalls",
     "TimeoutError",
     "UnsupportedError",
+    "Workspace",
     "WorkspaceRule",
     "__version__",
     "host",
@@ -61,6 +65,7 @@ _LAZY = {
     "Outcome": "stockade.sandbox.result",
     "Result": "stockade.sandbox.result",
     "Sandbox": "stockade.sandbox.sandbox",
+    "Workspace": "stockade.workspace.workspace",
     "run": "stockade.sandbox.sandbox",
 }
 

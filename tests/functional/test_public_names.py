@@ -13,6 +13,7 @@ import stockade
 
 NAMES = [
     "CommandError",
+    "ConflictError",
     "Control",
     "DeniedError",
     "Limits",
@@ -27,6 +28,7 @@ NAMES = [
     "Syscalls",
     "TimeoutError",
     "UnsupportedError",
+    "Workspace",
     "WorkspaceRule",
     "__version__",
     "host",
@@ -88,6 +90,7 @@ def test_every_error_is_a_stockade_error_with_a_hint() -> None:
         "stockade.sandbox.result",
         "stockade.policy.model",
         "stockade.policy.load",
+        "stockade.workspace.workspace",
     ],
 )
 def test_the_examples_in_the_documentation_are_true(module: str) -> None:

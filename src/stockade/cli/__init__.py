@@ -18,6 +18,10 @@ from stockade.errors import StockadeError
 COMMANDS = {
     "run": ("stockade.cli.run", "run a command behind every wall of the policy"),
     "plan": ("stockade.cli.plan", "show what `run` would do, without doing it"),
+    "diff": ("stockade.cli.diff", "show what a run changed in its workspace"),
+    "commit": ("stockade.cli.commit", "take a run's changes over into your files"),
+    "discard": ("stockade.cli.discard", "forget a run's changes"),
+    "workspaces": ("stockade.cli.workspaces", "list the changes that are kept aside, remove old ones"),
     "doctor": ("stockade.cli.doctor", "show what this machine can enforce, and how to fix what it cannot"),
     "profiles": ("stockade.cli.profiles", "list the named starting points for a policy"),
     "policy": ("stockade.cli.policy", "check a policy file, or print the schema"),
