@@ -21,10 +21,11 @@ from stockade.errors import ConflictError, NotFoundError, SetupError
 from stockade.policy.resolve import mounted_below
 from stockade.workspace import descend, journal
 from stockade.workspace.caution import Held, covers, held, leads_out
-from stockade.workspace.conflicts import Judge, parents
+from stockade.workspace.conflicts import Judge
+from stockade.workspace.descend import parents
 from stockade.workspace.journal import Aside, Journal, Make, Put, Settle, Unlock, identity
 from stockade.workspace.layers import Change, change
-from stockade.workspace.record import ABSENT, Record, Seen
+from stockade.workspace.record import Record, Seen
 from stockade.workspace.walk import FOREIGN, PIECE, Found, Walk
 
 #: Told how many files of how many are staged.
@@ -68,7 +69,7 @@ class Job(msgspec.Struct):
 
     def choose(self, paths: Sequence[str] | None, *, protect: Sequence[str], allow: bool) -> list[Found]:
         """The changes at and below the paths and the new directories they need, without what is held."""
-        wanted = self.walk.found
+        wanted = [one for one in self.walk.found if not _moot(one)]
         if paths is not None:
             for path in paths:
                 if not any(covers(path, one.path) for one in wanted):
@@ -278,6 +279,13 @@ class Job(msgspec.Struct):
                 self.notes.append(Note(path, f"attribute {name} dropped"))
 
 
+def _moot(one: Found) -> bool:
+    """Whether a file differs only in bits that no commit takes over."""
+    if one.what != ("mode",) or one.before is None or one.after is None or stat.S_ISDIR(one.after.st_mode):
+        return False
+    return stat.S_IMODE(one.before.st_mode) == one.after.st_mode & 0o1777
+
+
 def _new_directory(one: Found) -> bool:
     return one.kind == "added" and one.after is not None and stat.S_ISDIR(one.after.st_mode)
 
@@ -344,15 +352,5 @@ def commit(
         changes=tuple(map(change, chosen)),
         held=tuple(job.held),
         notes=tuple(job.notes),
+        closed=len(chosen) == sum(not _moot(one) for one in job.walk.found),
     )
-
-
-def left(job: Job, chosen: Sequence[Change]) -> Seen:
-    """What a commit left in the host's tree: the next one must not take it for the host's own change."""
-    known: Seen = {}
-    for path in {path for one in chosen for path in (*parents(one.path), one.path)} - {"", "."}:
-        parent, name = descend.split(path)
-        with contextlib.suppress(OSError), descend.reached(job.root, parent) as directory:
-            info = descend.look(directory, name)
-            known[os.fsencode(path)] = ABSENT if info is None else (info.st_ino, info.st_ctime_ns)
-    return known

@@ -16,6 +16,7 @@ import msgspec
 
 from stockade.workspace import descend
 from stockade.workspace.caution import covers
+from stockade.workspace.descend import parents
 from stockade.workspace.record import ABSENT, Record, Seen, threshold
 from stockade.workspace.walk import Found, Walk
 
@@ -105,12 +106,6 @@ class Judge:
             return "the clock is behind the time at which the workspace was opened, so no time can be trusted"
         opened = clock(self._record.opened)
         return f"it changed at {clock(info.st_ctime_ns)}, the workspace was opened at {opened}"
-
-
-def parents(path: str) -> list[str]:
-    """Every directory above a path, the workspace first."""
-    parts = path.split("/")
-    return ["/".join(parts[:index]) for index in range(len(parts))] if path else []
 
 
 def clock(nanoseconds: int) -> str:

@@ -24,6 +24,12 @@ def split(path: str) -> tuple[str, str]:
     return parent, name
 
 
+def parents(path: str) -> list[str]:
+    """Every directory above a path, the workspace first."""
+    parts = path.split("/")
+    return ["/".join(parts[:index]) for index in range(len(parts))] if path else []
+
+
 def down(root: int, path: str, *, own: bool = False) -> int:
     """An O_PATH descriptor of the directory `path` below `root`, for the caller to close.
 
@@ -50,38 +56,38 @@ def _step(here: int, part: str, own: bool) -> int:
     except PermissionError:
         if not own:
             raise
-    with unlocked(here):
+    with _unlocked(here):
         return os.open(part, NODE | os.O_DIRECTORY, dir_fd=here)
 
 
 @contextlib.contextmanager
-def unlocked(node: int) -> Iterator[str]:
-    """The path of an open file or directory of ours, which its owner can use meanwhile."""
+def _unlocked(node: int) -> Iterator[None]:
+    """Let its owner read a file or directory of ours meanwhile."""
     here = f"/proc/self/fd/{node}"
     mode = stat.S_IMODE(os.fstat(node).st_mode)
-    closed = mode & 0o700 != 0o700
-    if closed:
-        os.chmod(here, mode | 0o700)
+    os.chmod(here, mode | 0o500)
     try:
-        yield here
+        yield
     finally:
-        if closed:
-            os.chmod(here, mode)
+        os.chmod(here, mode)
+
+
+@contextlib.contextmanager
+def _opened(node: int, flags: int, own: bool) -> Iterator[int]:
+    """The same file or directory, open for reading."""
+    with contextlib.ExitStack() as stack:
+        if own and not os.access(f"/proc/self/fd/{node}", os.R_OK | (os.X_OK if flags else 0)):
+            stack.enter_context(_unlocked(node))
+        opened = os.open(f"/proc/self/fd/{node}", os.O_RDONLY | os.O_CLOEXEC | flags)
+        stack.callback(os.close, opened)
+        yield opened
 
 
 @contextlib.contextmanager
 def listed(root: int, path: str, *, own: bool = False) -> Iterator[int]:
     """The directory `path` below `root`, open for reading."""
-    node = down(root, path, own=own)
-    try:
-        with unlocked(node) if own else contextlib.nullcontext(f"/proc/self/fd/{node}") as here:
-            directory = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                yield directory
-            finally:
-                os.close(directory)
-    finally:
-        os.close(node)
+    with reached(root, path, own=own) as node, _opened(node, os.O_DIRECTORY, own) as directory:
+        yield directory
 
 
 @contextlib.contextmanager
@@ -102,13 +108,8 @@ def content(directory: int, name: str, *, own: bool = False) -> Iterator[int]:
     try:
         if not stat.S_ISREG(os.fstat(node).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", name)
-        closed = own and not os.fstat(node).st_mode & 0o400
-        with unlocked(node) if closed else contextlib.nullcontext(f"/proc/self/fd/{node}") as here:
-            file = os.open(here, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with _opened(node, 0, own) as file:
             yield file
-        finally:
-            os.close(file)
     finally:
         os.close(node)
 
@@ -123,19 +124,6 @@ def look(directory: int | None, name: str) -> os.stat_result | None:
         return None
 
 
-def remove_tree(path: str) -> None:
-    """Remove a tree of ours, however deep and whatever modes a program gave its parts."""
-    parent, name = os.path.split(path)
-    try:
-        directory = os.open(parent, DIRECTORY)
-    except FileNotFoundError:
-        return
-    try:
-        remove(directory, name)
-    finally:
-        os.close(directory)
-
-
 def remove(directory: int, name: str) -> None:
     """Remove what the directory has under the name, with everything in it."""
     pending = [name]
@@ -143,6 +131,8 @@ def remove(directory: int, name: str) -> None:
         _remove(pending.pop(), directory, directory, 0, pending)
 
 
+#: How the name of what is being removed begins: it is nothing any more.
+REMOVED = ".removed-"
 #: How deep a tree is removed in place: neither descriptors nor the stack may run out.
 _DEEPEST = 100
 
@@ -158,7 +148,7 @@ def _remove(name: str, parent: int, top: int, depth: int, pending: list[str]) ->
     os.chmod(name, 0o700, dir_fd=parent)
     if depth > _DEEPEST:
         # Moved up and removed later.
-        pending.append(f".removed-{os.urandom(6).hex()}")
+        pending.append(f"{REMOVED}{os.urandom(6).hex()}")
         os.rename(name, pending[-1], src_dir_fd=parent, dst_dir_fd=top)
         return
     directory = os.open(name, DIRECTORY, dir_fd=parent)

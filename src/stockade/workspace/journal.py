@@ -21,7 +21,8 @@ from typing import Literal
 import msgspec
 
 from stockade.errors import SetupError
-from stockade.workspace import descend
+from stockade.workspace import descend, record
+from stockade.workspace.descend import parents
 
 FILE = "commit.journal"
 #: So many files or directories are made durable one by one; more of them by one call for all.
@@ -138,6 +139,7 @@ def apply(layer: str, root: int, journal: Journal) -> list[tuple[str, str]]:
                 at = os.fsdecode(step.path)
                 _take(root, staging, step, kept)
             durable(root, {descend.split(os.fsdecode(step.path))[0] for step in journal.steps})
+        record.remember(layer, _left(root, [os.fsdecode(step.path) for step in journal.steps]))
     except OSError as error:
         raise SetupError(
             f"the commit stopped at {at!r}: {error.strerror}",
@@ -149,6 +151,17 @@ def apply(layer: str, root: int, journal: Journal) -> list[tuple[str, str]]:
     write(layer, finished)
     clean(layer, root, finished)
     return kept
+
+
+def _left(root: int, paths: list[str]) -> record.Seen:
+    """What is in the tree now: the next commit must not take it for the host's own change."""
+    known: record.Seen = {}
+    for path in {one for below in paths for one in (*parents(below), below)} - {""}:
+        parent, name = descend.split(path)
+        with descend.reached(root, parent) as directory:
+            info = descend.look(directory, name)
+        known[os.fsencode(path)] = record.ABSENT if info is None else (info.st_ino, info.st_ctime_ns)
+    return known
 
 
 def clean(layer: str, root: int, journal: Journal) -> None:

@@ -7,6 +7,7 @@ format, `work` is the kernel's. Nothing here touches the host's tree.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Sequence
@@ -15,10 +16,9 @@ from typing import Literal
 import msgspec
 
 from stockade import state
-from stockade.errors import SetupError
+from stockade.errors import SetupError, StockadeError
 from stockade.policy.model import PROTECT
-from stockade.workspace import record
-from stockade.workspace.descend import remove_tree
+from stockade.workspace import descend, record
 from stockade.workspace.walk import Found, walk
 
 #: How deep changes are listed after a run: below that, a directory stands for what is in it.
@@ -98,8 +98,32 @@ class Layer:
     def discard(self) -> None:
         """Forget every change and remove the layer; it is not a forked child's to remove."""
         if self._owner == os.getpid():
-            remove_tree(self.path)
+            remove(self.path)
         self._release()
+
+
+def remove(layer: str) -> None:
+    """Remove a layer that the caller has locked, and what others left of theirs when they were killed.
+
+    It loses its name first: half of a layer would say that the other half was never changed, or deleted.
+    """
+    parent, name = os.path.split(layer)
+    try:
+        place = os.open(parent, descend.DIRECTORY)
+    except FileNotFoundError:
+        return
+    try:
+        doomed = f"{descend.REMOVED}{name}"
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(name, doomed, src_dir_fd=place, dst_dir_fd=place)
+            descend.remove(place, doomed)
+        for left in os.listdir(place):
+            if left.startswith(descend.REMOVED):
+                # One that is in use is being removed by its owner.
+                with contextlib.suppress(StockadeError), record.held(f"{parent}/{left}", left):
+                    descend.remove(place, left)
+    finally:
+        os.close(place)
 
 
 def unlisted(layer: str, error: OSError) -> SetupError:

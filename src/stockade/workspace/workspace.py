@@ -13,12 +13,14 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stockade import state
 from stockade.errors import NotFoundError, PolicyError, SetupError
 from stockade.policy.model import PROTECT
-from stockade.workspace import descend, journal, record
-from stockade.workspace.commit import Commit, Job, Progress, commit, left
-from stockade.workspace.layers import Change, change, unlisted
+from stockade.workspace import journal, record
+from stockade.workspace.commit import Commit, Job, Progress, commit
+from stockade.workspace.layers import Change, change, remove, unlisted
 from stockade.workspace.walk import walk
 
 if TYPE_CHECKING:
@@ -147,12 +149,10 @@ class Workspace:
                     allow_exec_config=allow_exec_config,
                     progress=progress,
                 )
-                whole = len(done.changes) == len(job.walk.found)
-                if whole and not keep:
-                    descend.remove_tree(self.layer)
-                    return Commit(workspace=self.id, changes=done.changes, notes=done.notes, closed=True)
-                if done.changes:
-                    record.remember(self.layer, left(job, done.changes))
+                if done.closed and keep:
+                    return msgspec.structs.replace(done, closed=False)
+                if done.closed:
+                    remove(self.layer)
                 return done
 
     def discard(self) -> None:
@@ -160,7 +160,7 @@ class Workspace:
         with record.held(self.layer, self.id), self._reading():
             if os.path.isdir(self.path):
                 self._recover()
-            descend.remove_tree(self.layer)
+            remove(self.layer)
 
     def relative(self, paths: Sequence[str] | None) -> builtins.list[str] | None:
         """Paths as the workspace counts them; absolute ones must be in it."""
