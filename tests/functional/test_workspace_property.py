@@ -1,4 +1,4 @@
-"""Whatever a program does to whatever tree: after a commit the host's tree is as if it had been done there."""
+"""Whatever a program does to whatever tree: after a commit it is as if it had been done to the host's."""
 
 from __future__ import annotations
 
