@@ -482,7 +482,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_done(proje
     project.chmod(0o555)
     try:
         with pytest.raises(SetupError, match="cannot be written by you"):
-            workspace.commit()
+            workspace.commit(force=["."])
     finally:
         project.chmod(0o755)
     assert workspace.commit().closed

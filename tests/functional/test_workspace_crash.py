@@ -30,6 +30,8 @@ symlinkat ftruncate fchmod fchmodat fchown fchownat utimensat syncfs"""
 SCRIPT = """
 echo x >> file; echo new > new; rm gone; rm -r full; echo now-a-file > full
 rm other; mkdir other; echo 1 > other/one; mkdir -p a/b; echo 2 > a/b/c; ln -s b a/link; chmod 500 a/b
+mkdir -p shut/in; echo 4 > shut/in/four; chmod 500 shut/in shut
+chmod 700 away; echo 5 >> away/five; chmod 500 away
 ln -sfn a link; chmod 700 keep; echo 3 > keep/three; rm keep/one; mv keep/two moved; chmod 4755 new
 """
 
@@ -38,10 +40,11 @@ def tree(place: Path) -> None:
     place.mkdir()
     for name in ("file", "gone", "other"):
         (place / name).write_text(f"{name}\n")
-    for name in ("full/one", "full/deep/two", "keep/one", "keep/two"):
+    for name in ("full/one", "full/deep/two", "keep/one", "keep/two", "away/five"):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(f"{name}\n")
     (place / "full/deep").chmod(0o555)
+    (place / "away").chmod(0o555)
     (place / "link").symlink_to("file")
 
 

@@ -27,7 +27,7 @@ def _look(full: str, path: str, found: Tree) -> None:
     mode = stat.S_IMODE(info.st_mode)
     if stat.S_ISDIR(info.st_mode):
         found[path] = ("directory", mode, b"")
-        with _opened(full, mode, 0o700):
+        with _opened(full, mode, 0o500):
             for name in os.listdir(full):
                 _look(f"{full}/{name}", f"{path}/{name}" if path else name, found)
     elif stat.S_ISLNK(info.st_mode):

@@ -151,6 +151,8 @@ class Job(msgspec.Struct):
                 if new:
                     steps.append(Make(path))
                     made.add(one.path)
+                else:
+                    locked.append(one.path)
                 settle[one.path] = self._settled(one, new)
             elif one.after is not None:
                 replaced = one.before if "type" not in one.what else None

@@ -158,9 +158,13 @@ def _left(root: int, paths: list[str]) -> record.Seen:
     known: record.Seen = {}
     for path in {one for below in paths for one in (*parents(below), below)} - {""}:
         parent, name = descend.split(path)
-        with descend.reached(root, parent) as directory:
-            info = descend.look(directory, name)
-        known[os.fsencode(path)] = record.ABSENT if info is None else (info.st_ino, info.st_ctime_ns)
+        # In a directory that its new mode has closed nothing can be known.
+        with contextlib.suppress(PermissionError), descend.reached(root, parent) as directory:
+            try:
+                info = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                known[os.fsencode(path)] = (info.st_ino, info.st_ctime_ns)
+            except FileNotFoundError:
+                known[os.fsencode(path)] = record.ABSENT
     return known
 
 
@@ -187,6 +191,8 @@ def _take(root: int, staging: int, step: Step, kept: list[tuple[str, str]]) -> N
                 there = None
             if there is None:
                 os.mkdir(name, 0o700, dir_fd=directory)
+            else:
+                _unlock(directory, name)  # it may have been settled already when the process was killed
         elif isinstance(step, Put):
             if descend.look(staging, step.slot) is None:
                 return
@@ -210,13 +216,13 @@ def _aside(directory: int, name: str, staging: int, step: Aside, kept: list[tupl
         _keep(directory, name, os.fsdecode(step.path), kept)
         return
     if stat.S_ISDIR(there.st_mode) and there.st_mode & 0o300 != 0o300:
-        # To move a directory is to write into it: its .. changes.
-        node = os.open(name, descend.NODE, dir_fd=directory)
-        try:
-            os.chmod(f"/proc/self/fd/{node}", stat.S_IMODE(there.st_mode) | 0o700)
-        finally:
-            os.close(node)
+        _unlock(directory, name)  # to move a directory is to write into it: its .. changes
     os.rename(name, step.slot, src_dir_fd=directory, dst_dir_fd=staging)
+
+
+def _unlock(directory: int, name: str) -> None:
+    with descend.reached(directory, name) as node:
+        os.chmod(f"/proc/self/fd/{node}", stat.S_IMODE(os.fstat(node).st_mode) | 0o700)
 
 
 def _keep(directory: int, name: str, path: str, kept: list[tuple[str, str]]) -> None:
