@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stockade._version import __version__
 from stockade.errors import (
     CommandError,
+    ConflictError,
     DeniedError,
     LimitError,
     NotFoundError,
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
     from stockade.sandbox.process import Process
     from stockade.sandbox.result import Outcome, Result
     from stockade.sandbox.sandbox import Sandbox, run
+    from stockade.workspace.workspace import Workspace
 
 __all__ = [
     "AsyncProcess",
     "AsyncSandbox",
     "CommandError",
+    "ConflictError",
     "Control",
     "DeniedError",
     "LimitError",
@@ -52,6 +55,7 @@ __all__ = [
     "Syscalls",
     "TimeoutError",
     "UnsupportedError",
+    "Workspace",
     "WorkspaceRule",
     "__version__",
     "host",
@@ -71,6 +75,7 @@ _LAZY = {
     "Process": "stockade.sandbox.process",
     "Result": "stockade.sandbox.result",
     "Sandbox": "stockade.sandbox.sandbox",
+    "Workspace": "stockade.workspace.workspace",
     "run": "stockade.sandbox.sandbox",
 }
 

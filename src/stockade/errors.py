@@ -67,5 +67,16 @@ class CommandError(StockadeError):
     """The command failed by itself: a non-zero exit, or a signal."""
 
 
+class ConflictError(StockadeError):
+    """The host's files have changed since the workspace was opened, so nothing was committed.
+
+    `paths` names them.
+    """
+
+    def __init__(self, message: str, *, paths: tuple[str, ...] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.paths = paths
+
+
 class NotFoundError(StockadeError):
     """What was named is not there."""

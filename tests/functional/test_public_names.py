@@ -15,6 +15,7 @@ NAMES = [
     "AsyncProcess",
     "AsyncSandbox",
     "CommandError",
+    "ConflictError",
     "Control",
     "DeniedError",
     "LimitError",
@@ -31,6 +32,7 @@ NAMES = [
     "Syscalls",
     "TimeoutError",
     "UnsupportedError",
+    "Workspace",
     "WorkspaceRule",
     "__version__",
     "host",
@@ -92,6 +94,7 @@ def test_every_error_is_a_stockade_error_with_a_hint() -> None:
         "stockade.sandbox.result",
         "stockade.policy.model",
         "stockade.policy.load",
+        "stockade.workspace.workspace",
     ],
 )
 def test_the_examples_in_the_documentation_are_true(module: str) -> None:

@@ -272,18 +272,15 @@ def _report(result: Result, *, verbose: bool, discarded: bool) -> None:
         if count > SHOWN_CHANGES:
             output.say(f"  and {count - SHOWN_CHANGES} more")
         if not discarded:
-            output.say(f"workspace {result.workspace}: {_layer(result.workspace)}")
+            for word, effect in (
+                ("diff", "shows them"),
+                ("commit", "takes them over"),
+                ("discard", "forgets them"),
+            ):
+                output.say(f"`stockade {word} {result.workspace}` {effect}")
     if verbose:
         for name, kept in result.controls.items():
             output.say(f"{name}: {kept.mechanism} ({kept.observed})")
-
-
-def _layer(id: str) -> str:
-    from stockade import state
-    from stockade.policy import Caller
-
-    caller = Caller.current()
-    return os.path.join(state.state_dir(caller.environ, caller.home), "workspaces", id, "upper")
 
 
 def _plain(result: Result) -> dict[str, Any]:

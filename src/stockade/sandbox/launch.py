@@ -103,8 +103,9 @@ class Made:
         self.entrances: tuple[int, ...] = ()
 
     def make(
-        self, home: str, workspace: Grant | None, kept: Kept | None, *, living: bool, command: tuple[str, ...]
+        self, home: str, resolved: Resolved, kept: Kept | None, *, living: bool, command: tuple[str, ...]
     ) -> None:
+        workspace = resolved.workspace
         id = register.new_id()
         group = f"{os.getpid()}-{id}"  # says whose it is to whoever finds it
         overlay = workspace is not None and workspace.access == "overlay"
@@ -122,7 +123,7 @@ class Made:
             if record.layer or record.groups:
                 raise
         if workspace is not None and overlay:
-            self.layer = Layer(home, workspace.fd, workspace.path, id)
+            self.layer = Layer(home, workspace.fd, workspace.path, id, _held_back(resolved, workspace))
         if kept is not None:
             self.group = Group(group, kept.limits, kept.places, living=living)
             self.entrances = tuple(entrance for _, entrance in self.group.entrances())
@@ -141,6 +142,13 @@ class Made:
             self.group.close()
         if self.entry is not None:
             self.entry.close()
+
+
+def _held_back(resolved: Resolved, workspace: Grant) -> tuple[str, ...]:
+    """What no commit takes over unasked: the protected, and what was made in place of the denied."""
+    tree = workspace.path + "/"
+    hidden = [path.removeprefix(tree) for path in resolved.denied if path.startswith(tree)]
+    return (*resolved.policy.protect, *hidden)
 
 
 class Box:
@@ -271,7 +279,7 @@ def prepare(
     try:
         kept = kept_by_cgroup(selection, resolved, known)
         if not dry:
-            made.make(home, resolved.workspace, kept, living=living, command=tuple(command))
+            made.make(home, resolved, kept, living=living, command=tuple(command))
         program = syscalls.program(
             policy.syscalls.allow, policy.syscalls.deny, "" if dry else home, policy.exec is not None
         )

@@ -425,14 +425,16 @@ def _remains(home: str, record: Record, remove_groups: RemoveGroups) -> bool:
 
 
 def _remove_groups(paths: tuple[str, ...]) -> None:
-    import importlib
 
-    importlib.import_module("stockade.sandbox.cgroup").remove(paths)
+    from stockade.sandbox.cgroup import remove
+
+    remove(paths)
 
 
 def _remove_unchanged(home: str, record: Record) -> None:
     """Remove a layer, unless there is a change in it or that cannot be found out: it is the user's then."""
-    from stockade.workspace.layers import changed, remove_tree
+    from stockade.workspace.layers import DEEPEST, remove
+    from stockade.workspace.walk import walk
 
     path = f"{home}/workspaces/{record.layer}"
     held: list[int] = []
@@ -440,7 +442,7 @@ def _remove_unchanged(home: str, record: Record) -> None:
         held.append(os.open(path, DIRECTORY))
         held.append(os.open("upper", DIRECTORY, dir_fd=held[0]))
         held.append(os.open(record.workspace, DIRECTORY))
-        unchanged = not changed(held[1], held[2])
+        unchanged = not walk(held[1], held[2], deepest=DEEPEST).found
     except OSError:
         # One that was only begun is empty.
         with contextlib.suppress(OSError):
@@ -450,7 +452,7 @@ def _remove_unchanged(home: str, record: Record) -> None:
         for descriptor in held:
             os.close(descriptor)
     if unchanged:
-        remove_tree(path)
+        remove(path)
 
 
 def _empty(directory: int) -> None:

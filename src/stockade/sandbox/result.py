@@ -36,6 +36,8 @@ class Usage(msgspec.Struct, frozen=True):
     cpu_system: float = 0.0
     peak_memory: int = 0
     peak_tasks: int | None = None
+    #: In the changed files of an overlay workspace, as they stand.
+    bytes_written: int | None = None
     context_switches: int = 0
     source: dict[str, str] = msgspec.field(default_factory=lambda: {"cpu": "rusage", "memory": "rusage"})
 

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
+import msgspec
+
 from stockade import state
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
@@ -353,16 +355,16 @@ def _result(
     verdict = judge(ended, program, prepared.resolved.caller, limits, group, closed=closed)
     if prepared.made.entry is not None and prepared.made.entry.was_killed():
         verdict = Verdict(Outcome.CANCELLED, 130, "ended by `stockade kill`")
-    usage = Usage(wall=ended.wall)
+    changes = tuple(layer.changes()) if layer is not None else ()
+    usage = Usage(wall=ended.wall, bytes_written=None if layer is None else layer.written)
     if reply is not None and reply.kind == client.EXITED:
-        usage = Usage(
-            wall=ended.wall,
+        usage = msgspec.structs.replace(
+            usage,
             cpu_user=reply.user,
             cpu_system=reply.system,
             peak_memory=reply.peak,
             context_switches=reply.switches,
         )
-    changes = tuple(layer.changes()) if layer is not None else ()
     return Result(
         outcome=verdict.outcome,
         exit_code=verdict.exit_code,

@@ -10,16 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from stockade import state
-from stockade.errors import SetupError
+from stockade.errors import SetupError, StockadeError
+from stockade.policy.model import PROTECT
+from stockade.workspace import descend, record
+from stockade.workspace.walk import Found, walk
 
-OPAQUE = "user.overlay.opaque"
-DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: How deep changes are listed after a run: below that, a directory stands for what is in it.
 DEEPEST = 100
 
 
@@ -30,27 +32,37 @@ class Change(msgspec.Struct, frozen=True):
     kind: Literal["added", "modified", "deleted"]
 
 
+def change(found: Found) -> Change:
+    """The change as users see it; the workspace itself is a dot."""
+    return Change(found.path or ".", found.kind)
+
+
 class Layer:
     """One layer, held open by descriptors while a sandbox uses it."""
 
-    def __init__(self, home: str, lower: int, lower_path: str, id: str) -> None:
+    def __init__(
+        self, home: str, lower: int, lower_path: str, id: str, protect: Sequence[str] = PROTECT
+    ) -> None:
         self.id = id
         self.path = f"{state.ensure(home)}/workspaces/{self.id}"
         self.lower = lower
         self._owner = os.getpid()
+        self._seen: record.Seen = {}
+        #: Bytes of the files in it, as `changes` last found them.
+        self.written = 0
         self._open: list[int] = []
         try:
             for name in ("", "/upper", "/work"):
                 os.makedirs(self.path + name, mode=0o700)
-            with open(f"{self.path}/workspace.json", "wb") as file:
-                file.write(msgspec.json.encode({"lower": os.fsencode(lower_path).decode("utf-8", "replace")}))
             like = os.fstat(lower)
+            record.write(self.path, lower_path, like.st_ino, protect)
             # The merged root shows the upper directory's owner and mode.
             os.chmod(f"{self.path}/upper", stat.S_IMODE(like.st_mode))
             if os.geteuid() == 0:
                 os.chown(f"{self.path}/upper", like.st_uid, like.st_gid)
             for name in ("upper", "work"):
                 self._open.append(os.open(f"{self.path}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            self._open.append(record.lock(self.path, self.id))
         except OSError as error:
             self.discard()
             raise SetupError(
@@ -63,170 +75,71 @@ class Layer:
     @property
     def descriptors(self) -> tuple[int, int]:
         """The upper and the work directory."""
-        upper, work = self._open
+        upper, work, _ = self._open
         return upper, work
 
     def changes(self) -> list[Change]:
         """What differs from the host's tree, found by walking the changes only."""
         try:
-            return changed(self._open[0], self.lower)
+            seen = walk(self._open[0], self.lower, deepest=DEEPEST)
         except OSError as error:
-            raise SetupError(
-                f"the changes in {self.path} cannot be listed: {error.strerror}",
-                stage="workspace",
-                errno=error.errno or 0,
-                hint="they are kept there",
-            ) from error
+            raise unlisted(self.path, error) from error
+        self.written = sum(_size(one.after) for one in seen.found)
+        there = {one.path: one.before for one in seen.found if one.before is not None} | seen.merged
+        self._seen = {os.fsencode(path): (info.st_ino, 0) for path, info in there.items()}
+        return sorted(map(change, seen.found), key=lambda one: one.path)
 
     def close(self) -> None:
+        """Let go of the layer, which stays."""
+        if self._open and self._seen and self._owner == os.getpid():
+            # What the host has where the changes are: a commit finds out if another took its place.
+            record.remember(self.path, self._seen)
+        self._release()
+
+    def _release(self) -> None:
         while self._open:
             os.close(self._open.pop())
 
     def discard(self) -> None:
         """Forget every change and remove the layer; it is not a forked child's to remove."""
-        self.close()
         if self._owner == os.getpid():
-            remove_tree(self.path)
+            remove(self.path)
+        self._release()
 
 
-def changed(upper: int, lower: int) -> list[Change]:
-    """What differs between an upper directory and the tree it lies over."""
-    found: list[Change] = []
-    before, after = os.fstat(lower), os.fstat(upper)
-    if stat.S_IMODE(before.st_mode) != stat.S_IMODE(after.st_mode):
-        found.append(Change(".", "modified"))
-    with _readable(upper) as readable:
-        _walk(readable, lower, "", found)
-    return sorted(found, key=lambda change: change.path)
+def _size(info: os.stat_result | None) -> int:
+    return info.st_size if info is not None and stat.S_ISREG(info.st_mode) else 0
 
 
-def _walk(upper: int, lower: int | None, prefix: str, found: list[Change]) -> None:
-    for name in sorted(os.listdir(upper)):
-        path = f"{prefix}{name}"
-        info = _stat(name, upper)
-        if info is None:
-            continue  # gone again: a living sandbox goes on working
-        before = _stat(name, lower)
-        if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
-            found.append(Change(path, "deleted"))
-            continue
-        is_dir = stat.S_ISDIR(info.st_mode)
-        was_dir = before is not None and stat.S_ISDIR(before.st_mode)
-        if before is None:
-            found.append(Change(path, "added"))
-        elif not (is_dir and was_dir) or stat.S_IMODE(info.st_mode) != stat.S_IMODE(before.st_mode):
-            found.append(Change(path, "modified"))
-        if is_dir and prefix.count("/") < DEEPEST:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                _descend(name, path, upper, lower if was_dir else None, found)
-        elif is_dir and was_dir:
-            # So deep, a directory stands for what is in it: descriptors and stack are finite.
-            found.append(Change(path, "modified"))
+def remove(layer: str) -> None:
+    """Remove a layer that the caller has locked, and what others left of theirs when they were killed.
 
-
-def _descend(name: str, path: str, upper: int, lower: int | None, found: list[Change]) -> None:
-    below = _open_lower(name, lower)
+    It loses its name first: half of a layer would say that the other half was never changed, or deleted.
+    """
+    parent, name = os.path.split(layer)
     try:
-        with _opened(name, upper) as inner:
-            if below is not None and _is_opaque(inner):
-                # The directory was removed and made again: what was in it is gone unless it is in the layer.
-                gone = set(os.listdir(below)).difference(os.listdir(inner))
-                found += [Change(f"{path}/{lost}", "deleted") for lost in gone]
-            _walk(inner, below, f"{path}/", found)
-    finally:
-        if below is not None:
-            os.close(below)
-
-
-def _open_lower(name: str, lower: int | None) -> int | None:
-    """The host's directory, or None where there is none that the caller may read."""
-    if lower is None:
-        return None
-    try:
-        return os.open(name, DIRECTORY, dir_fd=lower)
-    except PermissionError:
-        return None
-
-
-@contextlib.contextmanager
-def _opened(name: str, parent: int) -> Iterator[int]:
-    """A directory of the layer by descriptor."""
-    # Through O_PATH: what is changed and opened is what was found, whatever takes its name.
-    node = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    try:
-        with _readable(node) as directory:
-            yield directory
-    finally:
-        os.close(node)
-
-
-@contextlib.contextmanager
-def _readable(node: int) -> Iterator[int]:
-    """The same directory, open for reading, also if the program made it unreadable."""
-    here = f"/proc/self/fd/{node}"
-    mode = stat.S_IMODE(os.fstat(node).st_mode)
-    if mode & 0o700 != 0o700:
-        os.chmod(here, mode | 0o700)
-    try:
-        directory = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            yield directory
-        finally:
-            os.close(directory)
-    finally:
-        if mode & 0o700 != 0o700:
-            os.chmod(here, mode)
-
-
-def _is_opaque(directory: int) -> bool:
-    try:
-        return os.getxattr(directory, OPAQUE) == b"y"
-    except OSError:
-        return False
-
-
-def _stat(name: str, directory: int | None) -> os.stat_result | None:
-    if directory is None:
-        return None
-    try:
-        return os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except (FileNotFoundError, PermissionError):
-        return None
-
-
-def remove_tree(path: str) -> None:
-    """Remove a tree of the state, however deep and whatever modes a program gave its parts."""
-    parent, name = os.path.split(path)
-    try:
-        directory = os.open(parent, DIRECTORY)
+        place = os.open(parent, descend.DIRECTORY)
     except FileNotFoundError:
         return
     try:
-        pending = [name]
-        while pending:
-            _remove(pending.pop(), directory, directory, 0, pending)
+        doomed = f"{descend.REMOVED}{name}"
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(name, doomed, src_dir_fd=place, dst_dir_fd=place)
+            descend.remove(place, doomed)
+        for left in os.listdir(place):
+            if left.startswith(descend.REMOVED):
+                # One that is in use is being removed by its owner.
+                with contextlib.suppress(StockadeError), record.held(f"{parent}/{left}", left):
+                    descend.remove(place, left)
     finally:
-        os.close(directory)
+        os.close(place)
 
 
-def _remove(name: str, parent: int, top: int, depth: int, pending: list[str]) -> None:
-    try:
-        os.unlink(name, dir_fd=parent)
-        return
-    except FileNotFoundError:
-        return
-    except IsADirectoryError:
-        pass
-    os.chmod(name, 0o700, dir_fd=parent)
-    if depth > DEEPEST:
-        # Moved up and removed later, so that neither descriptors nor stack run out.
-        pending.append(f".removed-{os.urandom(6).hex()}")
-        os.rename(name, pending[-1], src_dir_fd=parent, dst_dir_fd=top)
-        return
-    directory = os.open(name, DIRECTORY, dir_fd=parent)
-    try:
-        for entry in os.listdir(directory):
-            _remove(entry, directory, top, depth + 1, pending)
-    finally:
-        os.close(directory)
-    os.rmdir(name, dir_fd=parent)
+def unlisted(layer: str, error: OSError) -> SetupError:
+    """What to raise where a layer cannot be read."""
+    return SetupError(
+        f"the changes in {layer} cannot be listed: {error.strerror}",
+        stage="workspace",
+        errno=error.errno or 0,
+        hint="they are kept there",
+    )

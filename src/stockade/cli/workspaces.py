@@ -1,0 +1,186 @@
+"""`stockade workspaces`: what was kept, and getting rid of what is old."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import Any
+
+from stockade.cli import output
+from stockade.errors import NotFoundError, PolicyError, SetupError, StockadeError
+from stockade.workspace.workspace import Workspace
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def main(argv: list[str]) -> int:
+    """List the workspaces, or remove those that are old."""
+    parser = argparse.ArgumentParser(
+        prog="stockade workspaces",
+        description="List the workspaces that are kept aside, the last one first, or remove old ones.",
+        epilog="examples:\n  stockade workspaces\n  stockade workspaces prune --older-than 7d",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("action", nargs="?", choices=["list", "prune"], default="list", help="default: list")
+    parser.add_argument("--older-than", metavar="T", help="prune: those last changed before: 12h, 7d, 4w")
+    parser.add_argument("--yes", action="store_true", help="prune: do not ask")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args(argv)
+    if args.action == "prune":
+        return _prune(args)
+    if args.older_than or args.yes:
+        raise PolicyError(
+            "--older-than and --yes are for prune", hint="stockade workspaces prune --older-than 7d"
+        )
+    found = [_about(workspace) for workspace in Workspace.list()]
+    if args.json:
+        print_json(found)
+    elif found:
+        rows = [
+            [one["id"], age(one["age"]), size(one["size"]), _count(one), output.name(one["path"])]
+            for one in found
+        ]
+        print(output.table(rows, ["ID", "AGE", "SIZE", "CHANGES", "OF"]))
+    else:
+        print("no changes are kept")
+    return 0
+
+
+def _about(workspace: Workspace) -> dict[str, Any]:
+    about: dict[str, Any] = {
+        "id": workspace.id,
+        "path": workspace.path,
+        "age": max(0.0, time.time() - workspace.changed),
+        "size": _size(f"{workspace.layer}/upper"),
+        "changes": None,
+        "in_use": False,
+    }
+    try:
+        about["changes"] = len(workspace.changes())
+    except StockadeError as error:
+        about["reason"] = error.message
+    about["in_use"] = workspace.in_use()
+    return about
+
+
+def _count(one: dict[str, Any]) -> str:
+    if one["changes"] is None:
+        return "tree is gone" if not os.path.isdir(one["path"]) else "unreadable"
+    return f"{one['changes']}, in use" if one["in_use"] else str(one["changes"])
+
+
+def _size(top: str) -> int:
+    """What a layer takes on the disk; a directory that its program closed counts by itself."""
+    total = 0
+    for path, directories, files in os.walk(top):
+        for name in (*directories, *files):
+            try:
+                total += os.lstat(os.path.join(path, name)).st_blocks * 512
+            except OSError:
+                continue  # gone since, or closed
+    return total
+
+
+def _prune(args: argparse.Namespace) -> int:
+    if not args.older_than:
+        raise PolicyError("prune needs --older-than", hint="stockade workspaces prune --older-than 7d")
+    limit = time.time() - seconds(args.older_than)
+    old = [workspace for workspace in Workspace.list() if workspace.changed < limit]
+    for workspace in old:
+        output.say(f"{workspace.id}  {age(time.time() - workspace.changed)}  {output.name(workspace.path)}")
+    if old and not args.yes and not _agreed(len(old)):
+        output.say("nothing was removed")
+        return 1
+    removed, kept = [], []
+    for workspace in old:
+        try:
+            workspace.discard()
+            removed.append(workspace.id)
+        except (SetupError, NotFoundError) as error:
+            kept.append(workspace.id)
+            output.error(error.message, hint=error.hint)
+    if args.json:
+        print_json({"removed": removed, "kept": kept})
+    else:
+        print(f"{many(len(removed), 'workspace')} removed")
+    return 1 if kept else 0
+
+
+def _agreed(count: int) -> bool:
+    if not sys.stdin.isatty():
+        raise PolicyError(
+            f"{many(count, 'workspace')} would be removed, and there is nobody to ask", hint="add --yes"
+        )
+    print(
+        f"Remove {many(count, 'workspace')} with all changes in them? [y/N] ",
+        end="",
+        file=sys.stderr,
+        flush=True,
+    )
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def chosen(id: str | None) -> Workspace:
+    """The workspace with that id; without one the last of the current directory, else the last of all."""
+    if id is not None:
+        return told(Workspace.open(id.removeprefix("@")))
+    known = Workspace.list()
+    if not known:
+        raise NotFoundError("no changes are kept", hint="a run that changes its workspace keeps them")
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        here = ""
+    local = [one for one in known if here == one.path or here.startswith(one.path.rstrip("/") + "/")]
+    workspace = (local or known)[0]
+    workspace.recover()
+    output.say(f"workspace {workspace.id} of {output.name(workspace.path)}")
+    return told(workspace)
+
+
+def told(workspace: Workspace) -> Workspace:
+    """The same; if a commit of it had been interrupted, that is said."""
+    if workspace.recovered:
+        output.say(f"an interrupted commit of workspace {workspace.id} was {workspace.recovered}")
+    return workspace
+
+
+def seconds(text: str) -> float:
+    """A duration with its unit."""
+    number, unit = text[:-1], text[-1:]
+    if unit not in UNITS or not number.isascii() or not number.replace(".", "", 1).isdigit():
+        raise PolicyError(f"{text!r} is not a time", hint="write 30m, 12h, 7d or 4w")
+    return float(number) * UNITS[unit]
+
+
+def age(passed: float) -> str:
+    """A duration in its largest unit."""
+    for unit in ("d", "h", "m"):
+        if passed >= UNITS[unit]:
+            return f"{int(passed // UNITS[unit])}{unit}"
+    return f"{int(passed)}s"
+
+
+def size(count: float) -> str:
+    """A number of bytes as people read it."""
+    units = iter("BKMGTPE")
+    unit = next(units)
+    while count >= 1024:
+        count, unit = count / 1024, next(units)
+    return f"{count:.0f}{unit}" if unit == "B" or count >= 10 else f"{count:.1f}{unit}"
+
+
+def many(count: int, what: str) -> str:
+    """A count and its noun."""
+    return f"{count} {what}{'s' if count != 1 else ''}"
+
+
+def print_json(value: object) -> None:
+    """One object on a line of its own, also with names that are not UTF-8."""
+    import msgspec
+
+    sys.stdout.flush()
+    sys.stdout.buffer.write(msgspec.json.encode(output.plain(msgspec.to_builtins(value))) + b"\n")
+    sys.stdout.buffer.flush()

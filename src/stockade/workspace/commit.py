@@ -1,0 +1,358 @@
+"""Taking the changes of a workspace over into the host's tree.
+
+Nothing of the layer itself ever appears in the tree: whoever still holds a
+descriptor of a file in it could write to it there. Every file is copied into
+a new inode, which lies ready in a staging directory until all of them do
+(`journal` then moves them), without set-uid bits, foreign attributes and
+anything that is neither a file nor a directory nor a link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from stockade.errors import ConflictError, NotFoundError, SetupError
+from stockade.policy.resolve import mounted_below
+from stockade.workspace import descend, journal
+from stockade.workspace.caution import Held, covers, held, leads_out
+from stockade.workspace.conflicts import Judge
+from stockade.workspace.descend import parents
+from stockade.workspace.journal import Aside, Journal, Make, Put, Settle, Unlock, identity
+from stockade.workspace.layers import Change, change
+from stockade.workspace.record import Record, Seen
+from stockade.workspace.walk import FOREIGN, PIECE, Found, Walk
+
+#: Told how many files of how many are staged.
+Progress = Callable[[int, int], None]
+#: Attributes that the kernel's overlay writes for itself.
+OWN = tuple(f"user.overlay.{name}" for name in ("origin", "impure", "opaque", "nlink", "uuid", "upper"))
+KEPT = ("system.posix_acl_access", "system.posix_acl_default")
+
+
+class Note(msgspec.Struct, frozen=True):
+    """Something about a path that was not taken over as it was."""
+
+    path: str
+    what: str
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """What a commit did: the changes that are now the host's, and what is not."""
+
+    workspace: str
+    changes: tuple[Change, ...] = ()
+    held: tuple[Held, ...] = ()
+    notes: tuple[Note, ...] = ()
+    closed: bool = False
+    """Whether nothing was left, and the workspace is gone."""
+
+
+class Job(msgspec.Struct):
+    """One commit, from the choice of the changes to the journal."""
+
+    id: str
+    layer: str
+    tree: str
+    root: int
+    upper: int
+    record: Record
+    seen: Seen
+    walk: Walk
+    notes: list[Note] = []
+    held: list[Held] = []
+
+    def choose(self, paths: Sequence[str] | None, *, protect: Sequence[str], allow: bool) -> list[Found]:
+        """The changes at and below the paths and the new directories they need, without what is held."""
+        wanted = [one for one in self.walk.found if not _moot(one)]
+        if paths is not None:
+            for path in paths:
+                if not any(covers(path, one.path) for one in wanted):
+                    raise NotFoundError(
+                        f"{path!r} has not changed in workspace {self.id}",
+                        hint=f"`stockade diff --name-only {self.id}` lists what has",
+                    )
+            named = {one.path for one in wanted if any(covers(path, one.path) for path in paths)}
+            needed = {above for path in named for above in parents(path)}
+            wanted = [
+                one
+                for one in wanted
+                if one.path in named or (one.path in needed and (one.kind == "added" or "type" in one.what))
+            ]
+        return self._without_held(wanted, protect, allow)
+
+    def _without_held(self, wanted: list[Found], protect: Sequence[str], allow: bool) -> list[Found]:
+        refused: dict[str, Held] = {}
+        for one in wanted:
+            above = next((refused[path] for path in parents(one.path) if path in refused), None)
+            if above is not None:
+                refused[one.path] = msgspec.structs.replace(above, path=one.path)
+                continue
+            reason = held(one, protect, allow_exec_config=allow, repository=self._repository)
+            if reason is not None:
+                refused[one.path] = reason
+        self.held += refused.values()
+        left = [one for one in wanted if one.path not in refused]
+        # A new directory that would be empty only because of what is held back is left out as well.
+        hollow = {above for path in refused for above in parents(path)}
+        full = {above for one in left if not _new_directory(one) for above in parents(one.path)}
+        empty = {one.path for one in left if _new_directory(one)} & hollow - full
+        return [one for one in left if one.path not in empty]
+
+    def _repository(self, path: str) -> bool:
+        for tree, own in ((self.upper, True), (self.root, False)):
+            with contextlib.suppress(OSError), descend.listed(tree, path, own=own) as directory:
+                if descend.look(directory, "HEAD") is not None:
+                    return True
+        return False
+
+    def check(self, chosen: list[Found], force: tuple[str, ...]) -> None:
+        """Refuse what cannot be done before anything is."""
+        if inner := mounted_below(self.tree):
+            raise SetupError(
+                f"other file systems are mounted in {self.tree}: {', '.join(inner)}",
+                stage="commit",
+                hint="unmount them first: the program did not see them",
+            )
+        for one in chosen:
+            if one.deep:
+                raise SetupError(
+                    f"{one.path[:80]}... has directories too deep in one another to be committed",
+                    stage="commit",
+                    hint="commit what is beside it by naming paths",
+                )
+        judge = Judge(self.root, self.record, self.seen)
+        if found := judge.conflicts(chosen, self.walk, force):
+            raise ConflictError(
+                "the host's files are not what the program saw:\n"
+                + "\n".join(f"{one.path}: {one.reason}" for one in found),
+                paths=tuple(one.path for one in found),
+                hint="compare them; --force PATH overwrites what the host has there",
+            )
+
+    def plan(self, chosen: list[Found]) -> list[journal.Step]:
+        """The steps, in an order in which each can be taken when those before it are."""
+        steps: list[journal.Step] = []
+        settle: dict[str, Settle] = {}
+        locked: list[str] = []
+        made: set[str] = set()
+        for slot, one in enumerate(chosen):
+            path, name = os.fsencode(one.path), f"{slot}"
+            if one.before is not None and (one.after is None or "type" in one.what):
+                then = "" if one.after is None else "/" if stat.S_ISDIR(one.after.st_mode) else name
+                steps.append(Aside(path, f"old-{name}", identity(one.before), then))
+            if one.after is not None and stat.S_ISDIR(one.after.st_mode):
+                new = one.kind == "added" or "type" in one.what
+                if new:
+                    steps.append(Make(path))
+                    made.add(one.path)
+                else:
+                    locked.append(one.path)
+                settle[one.path] = self._settled(one, new)
+            elif one.after is not None:
+                replaced = one.before if "type" not in one.what else None
+                steps.append(Put(path, name, identity(replaced) if replaced is not None else None))
+            if one.path and (parent := descend.split(one.path)[0]) not in made:
+                self._permitted(parent, settle, locked)
+        unlock = [Unlock(os.fsencode(path)) for path in sorted(set(locked))]
+        return [*unlock, *steps, *(settle[path] for path in sorted(settle, reverse=True))]
+
+    def _permitted(self, path: str, settle: dict[str, Settle], locked: list[str]) -> None:
+        """See to it that the caller can change a directory of the host, or refuse by its name."""
+        with descend.reached(self.root, path) as node:
+            info = os.fstat(node)
+            if info.st_dev != os.fstat(self.root).st_dev:
+                raise SetupError(f"{path or self.tree} is on another file system", stage="commit")
+            if os.geteuid() == 0 or os.access(f"/proc/self/fd/{node}", os.W_OK | os.X_OK):
+                return
+            if info.st_uid != os.geteuid() or not path:
+                raise SetupError(
+                    f"{path or self.tree} cannot be written by you", stage="commit", errno=errno.EACCES
+                )
+        locked.append(path)
+        settle.setdefault(path, Settle(os.fsencode(path), stat.S_IMODE(info.st_mode)))
+
+    def _settled(self, one: Found, new: bool) -> Settle:
+        assert one.after is not None
+        mode = stat.S_IMODE(one.after.st_mode)
+        # A directory keeps the group bit that the host gave it, or that it would inherit there.
+        like = one.before if not new else self._nearest(one.path)
+        allowed = mode & 0o1777 | (mode & like.st_mode & stat.S_ISGID if like is not None else 0)
+        self._stripped(one.path, mode, allowed)
+        if not new:
+            return Settle(os.fsencode(one.path), allowed)
+        with descend.listed(self.upper, one.path, own=True) as directory:
+            for name in os.listxattr(directory):
+                if name in FOREIGN:
+                    raise _foreign(one.path, name)
+                if name not in OWN:
+                    self.notes.append(Note(one.path, f"attribute {name} dropped"))
+        times = one.after.st_atime_ns, one.after.st_mtime_ns
+        return Settle(os.fsencode(one.path), allowed, (one.after.st_uid, one.after.st_gid), times)
+
+    def _nearest(self, path: str) -> os.stat_result | None:
+        known = [above for above in parents(path) if above in self.walk.merged]
+        return self.walk.merged[known[-1]] if known else None
+
+    def _stripped(self, path: str, mode: int, allowed: int) -> None:
+        for bit, word in ((stat.S_ISUID, "set-uid"), (stat.S_ISGID, "set-gid")):
+            if mode & bit and not allowed & bit:
+                self.notes.append(Note(path, f"{word} bit taken away"))
+
+    def stage(self, staging: int, chosen: list[Found], progress: Progress | None) -> None:
+        """Copy everything new into the staging directory, and make it last."""
+        files = [
+            (f"{slot}", one)
+            for slot, one in enumerate(chosen)
+            if one.after is not None and not stat.S_ISDIR(one.after.st_mode)
+        ]
+        for number, (slot, one) in enumerate(files):
+            if progress is not None:
+                progress(number, len(files))
+            parent, name = descend.split(one.path)
+            with descend.listed(self.upper, parent, own=True) as source:
+                assert one.after is not None
+                if stat.S_ISLNK(one.after.st_mode):
+                    self._link(one, source, name, staging, slot)
+                else:
+                    self._file(one.path, one.after, source, name, staging, slot, len(files) <= journal.MANY)
+        if len(files) > journal.MANY:
+            journal.everything(staging)
+        directory = os.open(f"/proc/self/fd/{staging}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _link(self, one: Found, source: int, name: str, staging: int, slot: str) -> None:
+        assert one.after is not None
+        target = os.readlink(name, dir_fd=source)
+        if leads_out(one.path, target):
+            self.notes.append(Note(one.path, f"a link that leads out of the workspace, to {target}"))
+        os.symlink(target, slot, dir_fd=staging)
+        if os.geteuid() == 0:
+            os.chown(slot, one.after.st_uid, one.after.st_gid, dir_fd=staging, follow_symlinks=False)
+        times = one.after.st_atime_ns, one.after.st_mtime_ns
+        os.utime(slot, ns=times, dir_fd=staging, follow_symlinks=False)
+
+    def _file(
+        self, path: str, wanted: os.stat_result, source: int, name: str, staging: int, slot: str, sync: bool
+    ) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with descend.content(source, name, own=True) as old:
+            info = os.fstat(old)
+            new = os.open(slot, flags, 0o600, dir_fd=staging)
+            try:
+                _copy(old, new, info.st_size)
+                self._attributes(path, old, new)
+                if os.geteuid() == 0:
+                    os.fchown(new, info.st_uid, info.st_gid)
+                mode = stat.S_IMODE(wanted.st_mode)
+                self._stripped(path, mode, mode & 0o1777)
+                os.fchmod(new, mode & 0o1777)
+                os.utime(new, ns=(wanted.st_atime_ns, wanted.st_mtime_ns))
+                if sync:
+                    os.fsync(new)
+            finally:
+                os.close(new)
+            if identity(info) != identity(wanted) or identity(os.fstat(old)) != identity(wanted):
+                raise SetupError(
+                    f"{path} changed while it was copied", stage="commit", hint="end what writes to it"
+                )
+
+    def _attributes(self, path: str, old: int, new: int) -> None:
+        for name in os.listxattr(old):
+            if name in FOREIGN:
+                raise _foreign(path, name)
+            if name in OWN:
+                continue
+            taken = name in KEPT or (name.startswith("user.") and not name.startswith("user.overlay."))
+            try:
+                if taken:
+                    os.setxattr(new, name, os.getxattr(old, name))
+            except OSError:
+                taken = False
+            if not taken:
+                self.notes.append(Note(path, f"attribute {name} dropped"))
+
+
+def _moot(one: Found) -> bool:
+    """Whether a file differs only in bits that no commit takes over."""
+    if one.what != ("mode",) or one.before is None or one.after is None or stat.S_ISDIR(one.after.st_mode):
+        return False
+    return stat.S_IMODE(one.before.st_mode) == one.after.st_mode & 0o1777
+
+
+def _new_directory(one: Found) -> bool:
+    return one.kind == "added" and one.after is not None and stat.S_ISDIR(one.after.st_mode)
+
+
+def _foreign(path: str, name: str) -> SetupError:
+    return SetupError(
+        f"{path} has the attribute {name}, which no layer of Stockade's has",
+        stage="commit",
+        hint="discard it",
+    )
+
+
+def _copy(old: int, new: int, size: int) -> None:
+    """Copy the content; holes stay holes."""
+    os.ftruncate(new, size)
+    at = 0
+    while at < size:
+        try:
+            at = os.lseek(old, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return  # nothing but a hole to the end
+        end = min(os.lseek(old, at, os.SEEK_HOLE), size)
+        while at < end:
+            piece = os.pread(old, min(PIECE, end - at), at)
+            if not piece:
+                return
+            written = 0
+            while written < len(piece):
+                written += os.pwrite(new, piece[written:], at + written)
+            at += len(piece)
+
+
+def commit(
+    job: Job,
+    paths: Sequence[str] | None,
+    *,
+    force: tuple[str, ...],
+    protect: Sequence[str],
+    allow_exec_config: bool,
+    progress: Progress | None,
+) -> Commit:
+    """Take changes over; the caller holds the workspace's lock and has recovered its journal."""
+    chosen = job.choose(paths, protect=protect, allow=allow_exec_config)
+    job.check(chosen, force)
+    if chosen:
+        steps = job.plan(chosen)
+        name = f".stockade-commit-{job.id}-{os.urandom(4).hex()}"
+        plan = Journal("staging", os.fstat(job.root).st_ino, name)
+        journal.write(job.layer, plan)
+        try:
+            os.mkdir(name, 0o700, dir_fd=job.root)
+            with descend.reached(job.root, name) as staging:
+                job.stage(staging, chosen, progress)
+        except BaseException:
+            journal.clean(job.layer, job.root, plan)
+            raise
+        ready = msgspec.structs.replace(plan, state="commit", steps=tuple(steps))
+        journal.write(job.layer, ready)
+        job.notes += [Note(path, what) for path, what in journal.apply(job.layer, job.root, ready)]
+    return Commit(
+        workspace=job.id,
+        changes=tuple(map(change, chosen)),
+        held=tuple(job.held),
+        notes=tuple(job.notes),
+        closed=len(chosen) == sum(not _moot(one) for one in job.walk.found),
+    )

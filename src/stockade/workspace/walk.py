@@ -1,0 +1,180 @@
+"""What differs between a layer and the host's tree, found by walking the layer only.
+
+The layer is in the kernel's overlay format: a character device 0:0 is a
+deleted path, a directory marked opaque hides everything that the host has in
+it. What was copied up and is as it was is no change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from typing import Literal
+
+import msgspec
+
+from stockade.workspace import descend
+
+OPAQUE = "user.overlay.opaque"
+#: On everything that the kernel copied up: it was there when the program first changed it.
+ORIGIN = "user.overlay.origin"
+#: Marks that an overlay of ours never makes, and that would change what a file means.
+FOREIGN = ("user.overlay.redirect", "user.overlay.metacopy")
+
+Kind = Literal["added", "modified", "deleted"]
+Aspect = Literal["type", "content", "target", "mode"]
+PIECE = 1 << 20
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One path that differs: as the host has it, and as the layer has it."""
+
+    path: str
+    kind: Kind
+    before: os.stat_result | None
+    after: os.stat_result | None
+    what: tuple[Aspect, ...] = ()
+    copied: bool = False
+    """Whether the layer says that the host had it once."""
+    deep: bool = False
+    """Whether it stands for everything in it, which was too deep to look at."""
+
+
+class Walk(msgspec.Struct):
+    """Everything that was found, parents before what is in them."""
+
+    found: list[Found]
+    merged: dict[str, os.stat_result]
+    """The host's directories in which something may differ."""
+
+
+def walk(upper: int, lower: int, *, deepest: int) -> Walk:
+    """Compare the layer with the tree, both given as directories."""
+    seen = Walk([], {})
+    before, after = os.fstat(lower), os.fstat(upper)
+    if what := _aspects(before, after):
+        seen.found.append(Found("", "modified", before, after, what, copied=True))
+    pending = [("", True)]
+    while pending:
+        path, merged = pending.pop()
+        with contextlib.ExitStack() as stack:
+            try:
+                above = stack.enter_context(descend.listed(upper, path, own=True))
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # gone again: a living sandbox goes on working
+            below = None
+            if merged:
+                # One that the caller may not read hides what is in it from us and from the program alike.
+                with contextlib.suppress(PermissionError, FileNotFoundError, NotADirectoryError):
+                    below = stack.enter_context(descend.listed(lower, path))
+            if below is not None:
+                seen.merged[path] = os.fstat(below)
+            pending += _directory(path, above, below, seen.found, deepest)
+    seen.found.sort(key=lambda one: one.path.split("/"))
+    return seen
+
+
+def _directory(
+    path: str, above: int, below: int | None, found: list[Found], deepest: int
+) -> list[tuple[str, bool]]:
+    """Compare one directory; the result are those in it that are still to be looked at."""
+    deeper = []
+    prefix = f"{path}/" if path else ""
+    names = sorted(os.listdir(above))
+    if below is not None and path and _marked(above, OPAQUE):
+        # Removed and made again: what was in it is gone unless it is in the layer.
+        for name in sorted(set(os.listdir(below)).difference(names)):
+            if (before := descend.look(below, name)) is not None:
+                found.append(Found(prefix + name, "deleted", before, None))
+    for name in names:
+        after = descend.look(above, name)
+        before = descend.look(below, name)
+        if after is None:
+            continue
+        if is_whiteout(after):
+            if before is not None:
+                found.append(Found(prefix + name, "deleted", before, None))
+            continue
+        is_dir = stat.S_ISDIR(after.st_mode)
+        was_dir = before is not None and stat.S_ISDIR(before.st_mode)
+        deep = is_dir and path.count("/") >= deepest
+        one = _compared(prefix + name, name, above, below, before, after, deep)
+        if one is not None:
+            found.append(one)
+        if is_dir and not deep:
+            deeper.append((prefix + name, was_dir))
+    return deeper
+
+
+def _compared(
+    path: str,
+    name: str,
+    above: int,
+    below: int | None,
+    before: os.stat_result | None,
+    after: os.stat_result,
+    deep: bool,
+) -> Found | None:
+    copied = _copied(above, name)
+    if before is None:
+        return Found(path, "added", None, after, copied=copied, deep=deep)
+    what = _aspects(before, after)
+    if "type" not in what and below is not None:
+        if stat.S_ISREG(after.st_mode) and not _same_content(name, above, below, before, after):
+            what = ("content", *what)
+        elif stat.S_ISLNK(after.st_mode) and _target(name, above) != _target(name, below):
+            what = ("target", *what)
+    if not what and not deep:
+        return None
+    return Found(path, "modified", before, after, what, copied=copied, deep=deep)
+
+
+def _aspects(before: os.stat_result, after: os.stat_result) -> tuple[Aspect, ...]:
+    if stat.S_IFMT(before.st_mode) != stat.S_IFMT(after.st_mode):
+        return ("type",)
+    if stat.S_IMODE(before.st_mode) != stat.S_IMODE(after.st_mode):
+        return ("mode",)
+    return ()
+
+
+def is_whiteout(info: os.stat_result) -> bool:
+    """Whether an entry of a layer stands for a deleted path."""
+    return stat.S_ISCHR(info.st_mode) and info.st_rdev == 0
+
+
+def _marked(directory: int, attribute: str) -> bool:
+    try:
+        return os.getxattr(directory, attribute) == b"y"
+    except OSError:
+        return False
+
+
+def _copied(above: int, name: str) -> bool:
+    try:
+        os.getxattr(f"/proc/self/fd/{above}/{name}", ORIGIN, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def _target(name: str, directory: int) -> str | None:
+    try:
+        return os.readlink(name, dir_fd=directory)
+    except OSError:
+        return None
+
+
+def _same_content(name: str, above: int, below: int, before: os.stat_result, after: os.stat_result) -> bool:
+    if before.st_size != after.st_size:
+        return False
+    try:
+        with descend.content(above, name, own=True) as new, descend.content(below, name) as old:
+            while True:
+                one, other = os.read(new, PIECE), os.read(old, PIECE)
+                if one != other:
+                    return False
+                if not one:
+                    return True
+    except OSError:
+        return False  # one that cannot be read may differ

@@ -1,0 +1,228 @@
+"""`Workspace`: the changes of a run, to be looked at, committed or discarded.
+
+No sandbox lives in it meanwhile: whoever changes the layer or the host's tree
+holds the workspace's lock, and so does a sandbox. A commit that was
+interrupted is brought to an end before anything else is done.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stockade import state
+from stockade.errors import NotFoundError, PolicyError, SetupError
+from stockade.policy.model import PROTECT
+from stockade.workspace import journal, record
+from stockade.workspace.commit import Commit, Job, Progress, commit
+from stockade.workspace.layers import Change, change, remove, unlisted
+from stockade.workspace.walk import walk
+
+if TYPE_CHECKING:
+    from stockade.workspace.diff import Diff
+
+#: How deep a layer is looked at. Each directory is reached from the top, so it costs as much as it is deep.
+DEEPEST = 1000
+
+
+class Workspace:
+    """The changes of one run, kept aside from the host's tree.
+
+    >>> import stockade, tempfile
+    >>> with tempfile.TemporaryDirectory(prefix="tree-") as tree:
+    ...     result = stockade.run(["touch", "new"], stockade.Policy(workspace=tree))
+    ...     workspace = stockade.Workspace.open(result.workspace)
+    ...     [change.path for change in workspace.changes()]
+    ...     done = workspace.commit()
+    ...     os.listdir(tree), done.closed
+    ['new']
+    (['new'], True)
+    """
+
+    def __init__(self, layer: str) -> None:
+        self.id = os.path.basename(layer)
+        self.layer = layer
+        self.record = record.read(layer)
+        self.path = self.record.tree
+        self.recovered = ""
+
+    @classmethod
+    def open(cls, id: str, home: str | None = None) -> Workspace:
+        """The workspace with that id, or the only one whose id begins so."""
+        names = _names(home)
+        found = [name for name in names if name == id] or [
+            name for name in names if id and name.startswith(id)
+        ]
+        if len(found) != 1:
+            several = f"{id!r} begins the id of {len(found)} workspaces: {', '.join(found)}"
+            raise NotFoundError(
+                several if found else f"there is no workspace {id!r}",
+                hint="`stockade workspaces` lists them",
+            )
+        workspace = cls(os.path.join(_place(home), found[0]))
+        workspace.recover()
+        return workspace
+
+    @classmethod
+    def list(cls, home: str | None = None) -> builtins.list[Workspace]:
+        """Every workspace that is kept, the last changed one first."""
+        found = []
+        for name in _names(home):
+            # One that is being removed, or whose record is damaged, can only be told by its name.
+            with contextlib.suppress(SetupError, OSError):
+                workspace = cls(os.path.join(_place(home), name))
+                found.append((workspace.changed, workspace))
+        return [workspace for _, workspace in sorted(found, key=lambda pair: pair[0], reverse=True)]
+
+    @property
+    def changed(self) -> float:
+        """When something last changed at the top of it, in seconds; a sandbox opens and ends there."""
+        return max(os.stat(f"{self.layer}{name}").st_mtime for name in ("", "/upper"))
+
+    def in_use(self) -> bool:
+        """Whether a sandbox or a commit has it now."""
+        try:
+            with record.held(self.layer, self.id):
+                return False
+        except SetupError:
+            return True
+
+    def recover(self) -> str:
+        """Bring an interrupted commit to an end; the result says to which."""
+        if journal.read(self.layer) is not None:
+            with record.held(self.layer, self.id):
+                self._recover()
+        return self.recovered
+
+    def _recover(self) -> None:
+        if journal.read(self.layer) is None:
+            return
+        with self._tree() as root, self._reading():
+            self.recovered = journal.recover(self.layer, root) or self.recovered
+
+    def changes(self) -> builtins.list[Change]:
+        """What differs from the host's tree."""
+        with self._job() as job:
+            return sorted(map(change, job.walk.found), key=lambda one: one.path)
+
+    def diff(self, paths: Sequence[str] | None = None, *, patch: bool = False) -> Diff:
+        """What differs, file by file and line by line; with `patch` also as `git apply` takes it."""
+        from stockade.workspace.diff import compare
+
+        with self._job() as job, self._reading():
+            return compare(job.root, job.upper, job.walk, self.relative(paths), patch=patch)
+
+    def commit(
+        self,
+        paths: Sequence[str] | None = None,
+        *,
+        force: Sequence[str] = (),
+        allow_exec_config: bool = False,
+        protect: Sequence[str] | None = None,
+        keep: bool = False,
+        progress: Progress | None = None,
+    ) -> Commit:
+        """Take the changes, or those at and below some paths, over into the host's tree.
+
+        Held back are paths that the policy protects (or those given), files that the host's tools run
+        or obey unless `allow_exec_config`, and what is neither a file nor a directory nor a link. A
+        path of the host that has changed since is a `ConflictError` and nothing is done, unless `force`
+        names it. Killed at any moment, the tree is as before or as after. A workspace of which nothing
+        is left is removed, unless `keep`.
+        """
+        if protect is None:
+            recorded = self.record.protect
+            protect = PROTECT if recorded is None else [os.fsdecode(path) for path in recorded]
+        with record.held(self.layer, self.id):
+            self._recover()
+            with self._job() as job, self._reading():
+                done = commit(
+                    job,
+                    self.relative(paths),
+                    force=tuple(self.relative(force) or ()),
+                    protect=protect,
+                    allow_exec_config=allow_exec_config,
+                    progress=progress,
+                )
+                if done.closed and keep:
+                    return msgspec.structs.replace(done, closed=False)
+                if done.closed:
+                    remove(self.layer)
+                return done
+
+    def discard(self) -> None:
+        """Forget every change and remove the workspace."""
+        with record.held(self.layer, self.id), self._reading():
+            if os.path.isdir(self.path):
+                self._recover()
+            remove(self.layer)
+
+    def relative(self, paths: Sequence[str] | None) -> builtins.list[str] | None:
+        """Paths as the workspace counts them; absolute ones must be in it."""
+        return None if paths is None else [self._relative(os.fspath(path)) for path in paths]
+
+    def _relative(self, path: str) -> str:
+        inside = os.path.relpath(path, self.path) if path.startswith("/") else os.path.normpath(path)
+        if inside.split("/")[0] == "..":
+            raise PolicyError(f"{path!r} is not in the workspace {self.path}", hint="name paths below it")
+        return "" if inside == "." else inside
+
+    @contextlib.contextmanager
+    def _tree(self) -> Iterator[int]:
+        try:
+            root = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise NotFoundError(
+                f"the tree of workspace {self.id}, {self.path}, cannot be opened: {error.strerror}",
+                hint=f"its changes are in {self.layer}/upper; `stockade discard {self.id}` forgets them",
+            ) from None
+        try:
+            # Whoever could put a link on the way must not choose where changes go.
+            if os.readlink(f"/proc/self/fd/{root}") != self.path:
+                raise NotFoundError(f"a link on the way to {self.path} leads elsewhere since it was opened")
+            yield root
+        finally:
+            os.close(root)
+
+    @contextlib.contextmanager
+    def _job(self) -> Iterator[Job]:
+        with self._tree() as root, self._reading():
+            upper = os.open(f"{self.layer}/upper", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                seen = record.seen(self.layer)
+                found = walk(upper, root, deepest=DEEPEST)
+                yield Job(self.id, self.layer, self.path, root, upper, self.record, seen, found)
+            finally:
+                os.close(upper)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise unlisted(self.layer, error) from error
+
+
+def _place(home: str | None) -> str:
+    if home is None:
+        from stockade.policy import Caller
+
+        caller = Caller.current()
+        home = state.state_dir(caller.environ, caller.home)
+    return os.path.join(home, "workspaces")
+
+
+def _names(home: str | None) -> builtins.list[str]:
+    place = _place(home)
+    try:
+        state.check(os.path.dirname(place))
+        return sorted(name for name in os.listdir(place) if not name.startswith("."))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise state.unusable(place, error) from None

@@ -1,0 +1,238 @@
+"""A commit that is killed at any moment: the host's tree is as before or as after, never between."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stockade import Workspace
+from stockade.workspace import journal
+from support.means import need_program
+from support.trees import Tree, changed, snapshot
+
+#: Every call by which a commit changes something.
+CALLS = (
+    "chmod", "chown", "fchmod", "fchown", "fsync", "ftruncate", "link", "mkdir", "open", "pwrite", "rename",
+    "replace", "rmdir", "setxattr", "symlink", "unlink", "utime", "write",
+)  # fmt: skip
+#: The same for the kernel.
+KERNEL = """write pwrite64 rename renameat renameat2 link linkat unlink unlinkat mkdir mkdirat rmdir fsync
+symlinkat ftruncate fchmod fchmodat fchown fchownat utimensat syncfs"""
+SCRIPT = """
+echo x >> file; echo new > new; rm gone; rm -r full; echo now-a-file > full
+rm other; mkdir other; echo 1 > other/one; mkdir -p a/b; echo 2 > a/b/c; ln -s b a/link; chmod 500 a/b
+mkdir -p shut/in; echo 4 > shut/in/four; chmod 500 shut/in shut
+chmod 700 away; echo 5 >> away/five; chmod 500 away
+ln -sfn a link; chmod 700 keep; echo 3 > keep/three; rm keep/one; mv keep/two moved; chmod 4755 new
+"""
+
+
+def tree(place: Path) -> None:
+    place.mkdir()
+    for name in ("file", "gone", "other"):
+        (place / name).write_text(f"{name}\n")
+    for name in ("full/one", "full/deep/two", "keep/one", "keep/two", "away/five"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(f"{name}\n")
+    (place / "full/deep").chmod(0o555)
+    (place / "away").chmod(0o555)
+    (place / "link").symlink_to("file")
+
+
+def tripwire(number: int) -> None:
+    """Make this process kill itself before its call of that number that changes something."""
+    left = [number]
+
+    def watched(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def counting(*words: Any, **options: Any) -> Any:
+            if name != "open" or (len(words) > 1 and words[1] & os.O_CREAT):
+                if not left[0]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left[0] -= 1
+            return call(*words, **options)
+
+        return counting
+
+    for name in CALLS:
+        setattr(os, name, watched(getattr(os, name), name))
+
+
+def killed(number: int, action: Callable[[], object]) -> bool:
+    """Whether a child that does it was killed before its call of that number."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            tripwire(number)
+            action()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert os.WEXITSTATUS(status) == 0
+    return False
+
+
+class Ground:
+    """A fresh tree and a fresh workspace of it, as often as wanted."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._count = 0
+        first, project = self.made()
+        self.before = snapshot(project)
+        first.commit()
+        self.after = snapshot(project)
+
+    def made(self) -> tuple[Workspace, Path]:
+        self._count += 1
+        project = self._place / f"tree{self._count}"
+        tree(project)
+        return changed(project, SCRIPT), project
+
+    def judged(self, workspace: Workspace, project: Path) -> Tree:
+        """Start again: the tree is whole, and a further commit brings it to its end."""
+        found = Workspace.list()
+        if workspace.id in [one.id for one in found]:
+            again = Workspace.open(workspace.id)
+            middle = snapshot(project)
+            assert middle in (self.before, self.after)
+            assert again.commit().closed
+        else:
+            middle = snapshot(project)
+        assert snapshot(project) == self.after
+        assert workspace.id not in [one.id for one in Workspace.list()]
+        return middle
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Ground:
+    return Ground(tmp_path)
+
+
+@pytest.mark.timeout(300)
+def test_killed_before_each_of_its_calls(ground: Ground, stockade_home: Path) -> None:
+    ends = []
+    for number in range(10_000):
+        workspace, project = ground.made()
+        over = not killed(number, lambda workspace=workspace: Workspace.open(workspace.id).commit())
+        ends.append(ground.judged(workspace, project) == ground.after)
+        if over:
+            break
+    # What was left of a layer half removed went with the next one that was.
+    assert os.listdir(stockade_home / "workspaces") == []
+    # Before one moment everything is rolled back, after it everything is finished.
+    assert ends == sorted(ends) and len(ends) > 60
+    assert 20 < ends.index(True) < len(ends) - 20
+
+
+@pytest.mark.timeout(300)
+def test_killed_again_at_each_call_of_the_recovery(ground: Ground) -> None:
+    moments: dict[str, list[int]] = {}
+    for number in range(0, 10_000, 2):
+        workspace, project = ground.made()
+        if not killed(number, lambda workspace=workspace: Workspace.open(workspace.id).commit()):
+            break
+        if os.path.exists(f"{workspace.layer}/{journal.FILE}"):
+            found = journal.read(workspace.layer)
+            assert found is not None
+            moments.setdefault(found.state, []).append(number)
+        ground.judged(workspace, project)
+    assert sorted(moments) == ["commit", "done", "staging"]
+    for first in (moments["commit"][0], moments["commit"][-1], moments["staging"][-1], moments["done"][0]):
+        for number in range(0, 10_000, 3):
+            workspace, project = ground.made()
+            assert killed(first, lambda workspace=workspace: Workspace.open(workspace.id).commit())
+            over = not killed(number, lambda workspace=workspace: Workspace.open(workspace.id))
+            ground.judged(workspace, project)
+            if over:
+                break
+
+
+def commit_under(strace: str, options: list[str], workspace: Workspace) -> subprocess.CompletedProcess[str]:
+    code = "import sys, stockade; stockade.Workspace.open(sys.argv[1]).commit()"
+    command = [strace, "-f", "-qq", *options, sys.executable, "-B", "-c", code, workspace.id]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.timeout(300)
+def test_killed_by_the_kernel_at_its_system_calls(ground: Ground) -> None:
+    """The calls are counted by strace: none that changes something escapes the test above."""
+    strace = need_program("strace")
+    calls = ",".join(f"?{name}" for name in KERNEL.split())
+    workspace, project = ground.made()
+    seen = commit_under(strace, ["-e", f"trace={calls}"], workspace)
+    assert seen.returncode == 0, seen.stderr
+    ground.judged(workspace, project)
+    count = len(re.findall(r"^(?:\[pid +\d+\] )?\w+\(", seen.stderr, re.MULTILINE))
+    assert count > 60
+    for number in range(1, count + 1, 6):
+        workspace, project = ground.made()
+        commit_under(strace, ["-e", f"inject={calls}:signal=KILL:when={number}"], workspace)
+        ground.judged(workspace, project)
+
+
+def test_what_the_host_changed_after_the_crash_is_kept_beside(ground: Ground) -> None:
+    workspace, project = ground.made()
+    number = 0
+    while (project / "a").exists() is False:  # the first directory is made right after the decision
+        workspace, project = ground.made()
+        number += 10
+        assert killed(number, lambda workspace=workspace: Workspace.open(workspace.id).commit())
+    (project / "moved").write_text("mine\n")
+    Workspace.open(workspace.id)
+    assert (project / "moved").read_text() == "keep/two\n"
+    (kept,) = project.glob("moved.kept-*")
+    assert kept.read_text() == "mine\n"
+
+
+def test_without_its_staging_directory_it_starts_anew(ground: Ground) -> None:
+    workspace, project = ground.made()
+    number = 0
+    while not (project / "a").exists():
+        workspace, project = ground.made()
+        number += 10
+        assert killed(number, lambda workspace=workspace: Workspace.open(workspace.id).commit())
+    (staging,) = project.glob(".stockade-commit-*")
+    subprocess.run(["rm", "-rf", str(staging)], check=True)
+    assert Workspace.open(workspace.id).commit(force=["."]).closed
+    assert snapshot(project) == ground.after
+
+
+def test_a_copy_that_fails_leaves_nothing(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace, project = ground.made()
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(Exception, match="No space left"):
+            workspace.commit()
+    assert snapshot(project) == ground.before
+    assert workspace.commit().closed
+
+
+def test_interrupted_by_hand_it_is_brought_to_an_end_by_the_next_command(ground: Ground) -> None:
+    workspace, project = ground.made()
+    assert killed(30, lambda: Workspace.open(workspace.id).commit())
+    stockade = str(Path(sys.executable).with_name("stockade"))
+    done = subprocess.run(
+        [stockade, "diff", "--stat", workspace.id], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0 and f"an interrupted commit of workspace {workspace.id} was" in done.stderr
+    assert snapshot(project) in (ground.before, ground.after)

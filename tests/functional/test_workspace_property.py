@@ -1,0 +1,96 @@
+"""Whatever a program does to whatever tree: after a commit it is as if it had been done to the host's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import hypothesis
+from hypothesis import strategies
+
+import stockade
+from stockade import Policy, Workspace
+from support.trees import PYTHON, snapshot
+
+NAMES = ("a", "b", "c")
+PATHS = strategies.lists(strategies.sampled_from(NAMES), min_size=1, max_size=3).map("/".join)
+TEXTS = strategies.sampled_from(["", "1\n", "2\n", "1\n2\n", "no end"])
+MODES = strategies.sampled_from([0o644, 0o600, 0o755, 0o400])
+MADE = strategies.one_of(
+    strategies.tuples(strategies.just("write"), PATHS, TEXTS),
+    strategies.tuples(strategies.just("mkdir"), PATHS, strategies.just("")),
+    strategies.tuples(strategies.just("link"), PATHS, PATHS),
+)
+DONE = strategies.one_of(
+    MADE,
+    strategies.tuples(strategies.just("append"), PATHS, TEXTS),
+    strategies.tuples(strategies.just("remove"), PATHS, strategies.just("")),
+    strategies.tuples(strategies.just("clear"), PATHS, strategies.just("")),
+    strategies.tuples(strategies.just("mode"), PATHS, MODES),
+    strategies.tuples(strategies.just("move"), PATHS, PATHS),
+)
+#: Runs inside and outside: what cannot be done is left out by both, for the same reasons.
+PROGRAM = """
+import json, os, shutil, sys
+for what, path, given in json.loads(sys.argv[1]):
+    try:
+        if what == "write":
+            if not os.path.islink(path):
+                open(path, "w").write(given)
+        elif what == "append":
+            if not os.path.islink(path):
+                open(path, "a").write(given)
+        elif what == "mkdir":
+            os.mkdir(path)
+        elif what == "link":
+            os.symlink(given, path)
+        elif what == "remove":
+            os.rmdir(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+        elif what == "clear":
+            shutil.rmtree(path)
+        elif what == "mode" and not os.path.islink(path):
+            os.chmod(path, given | (0o700 if os.path.isdir(path) else 0))
+        elif what == "move":
+            # As mv does: a directory of the host's cannot be renamed in an overlay.
+            if os.path.isdir(path) and not os.path.islink(path):
+                if not (given + "/").startswith(path + "/") and not os.path.lexists(given):
+                    shutil.copytree(path, given, symlinks=True)
+                    shutil.rmtree(path)
+            else:
+                os.rename(path, given)
+    except OSError:
+        pass
+"""
+
+
+def perform(actions: list[tuple[str, str, object]], place: Path) -> None:
+    subprocess.run([PYTHON, "-I", "-c", PROGRAM, json.dumps(actions)], cwd=place, check=True)
+
+
+@hypothesis.settings(max_examples=120, deadline=None)
+@hypothesis.given(strategies.lists(MADE, max_size=12), strategies.lists(DONE, min_size=1, max_size=12))
+def test_the_tree_is_as_if_it_had_been_done_there(
+    made: list[tuple[str, str, object]], done: list[tuple[str, str, object]]
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        inside, outside = Path(directory, "inside"), Path(directory, "outside")
+        inside.mkdir()
+        perform(made, inside)
+        shutil.copytree(inside, outside, symlinks=True)
+        perform(done, outside)
+        result = stockade.run(
+            [PYTHON, "-I", "-c", PROGRAM, json.dumps(done)], Policy(workspace=str(inside)), timeout=60
+        )
+        assert result.ok, result.stderr
+        if result.workspace:
+            workspace = Workspace.open(result.workspace)
+            listed = {change.path for change in workspace.changes()}
+            assert listed <= {path or "." for path in {**snapshot(outside), **snapshot(inside)}}
+            committed = workspace.commit()
+            assert committed.closed and {change.path for change in committed.changes} == listed
+        assert snapshot(inside) == snapshot(outside)
+        assert not os.path.exists(f"{os.environ['STOCKADE_HOME']}/workspaces/{result.workspace or 'none'}")
