@@ -150,19 +150,6 @@ class Box(msgspec.Struct, frozen=True):
     owner: int
     group: Group | None
 
-    def died(self, events: Events) -> Steps[bool]:
-        """Whether the gate itself has ended, where a keeper has. The kernel ends keepers first."""
-        until = time.monotonic() + LAST_MOMENT
-        events.watch(self.pidfd)
-        try:
-            while (left := until - time.monotonic()) > 0:
-                yield left
-                if self.pidfd in events.ready:
-                    return True
-            return False
-        finally:
-            events.forget(self.pidfd)
-
     def closed(self, events: Events) -> Steps[None]:
         """End everything inside and wait until it is gone. A forked child only lets go of its copy."""
         if self.owner != os.getpid():
@@ -176,6 +163,20 @@ class Box(msgspec.Struct, frozen=True):
         finally:
             _networks.discard(self.network)
             os.close(self.network_fd)
+
+
+def died(pidfd: int, events: Events) -> Steps[bool]:
+    """Whether the gate itself has ended, where a keeper has. The kernel ends keepers first."""
+    until = time.monotonic() + LAST_MOMENT
+    events.watch(pidfd)
+    try:
+        while (left := until - time.monotonic()) > 0:
+            yield left
+            if pidfd in events.ready:
+                return True
+        return False
+    finally:
+        events.forget(pidfd)
 
 
 #: The network namespaces of this process's living sandboxes. They are made ahead, so it is seen to
