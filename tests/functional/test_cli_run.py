@@ -187,7 +187,7 @@ class TestWorkspace:
         (layer,) = layers(stockade_home)
         said = done.stderr.decode()
         assert "1 changed path kept aside" in said and "added" in said and "new" in said
-        assert str(layer / "upper") in said
+        assert f"stockade diff {layer.name}" in said
 
     def test_an_unchanged_one_is_not_worth_a_word(self, call: Call, stockade_home: Path) -> None:
         assert call("--", "ls").stderr == b""

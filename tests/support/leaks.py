@@ -17,8 +17,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from stockade.host import cgroupfs
 
 GRACE = 2.0
 CGROUPS = Path("/sys/fs/cgroup")
@@ -40,6 +42,8 @@ RESIDENT_DESCRIPTORS = 48
 _PR_SET_CHILD_SUBREAPER = 36
 #: The children this process started itself, and when they were born: numbers are used again.
 _started: dict[int, int] = {}
+#: The cgroups that this process has made.
+_groups: set[str] = set()
 
 Snapshot = frozenset[str]
 
@@ -73,7 +77,7 @@ class Process:
 
 
 def watch() -> None:
-    """Keep every orphan a descendant, and remember which children this process itself has to wait for."""
+    """Keep every orphan a descendant, and remember the children and the cgroups that this process makes."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def remembering(function: Callable[..., int]) -> Callable[..., int]:
@@ -95,6 +99,13 @@ def watch() -> None:
         _remember(self.pid)
 
     subprocess.Popen.__init__ = initialize  # type: ignore[method-assign]
+    make = cgroupfs.make
+
+    def make_group(path: str) -> None:
+        make(path)
+        _groups.add(path)
+
+    cgroupfs.make = make_group
 
 
 def family() -> list[Process]:
@@ -149,7 +160,7 @@ def snapshot(state: Path | None = None, *, final: bool = False) -> Snapshot:
         [
             *map(str, strays),
             *_mounts(),
-            *_cgroups({os.getpid(), *(member.pid for member in members)}, final=final),
+            *_cgroups({member.pid for member in members}, state, final=final),
             *_namespaces([process.pid for process in strays if not process.zombie]),
             *_files(state, final=final),
             *_descriptors(),
@@ -240,7 +251,8 @@ def _mounts() -> Iterator[str]:
         yield f"mount {fields[0]} on {fields[4]} ({' '.join(fields[fields.index('-') + 1 :][:2])})"
 
 
-def _cgroups(members: set[int], *, final: bool) -> Iterator[str]:
+def _cgroups(members: set[int], state: Path | None, *, final: bool) -> Iterator[str]:
+    ours = _groups | (_recorded(state) if state else set())
     for directory, _, _ in os.walk(CGROUPS):
         path = Path(directory)
         if "stockade" not in str(path.relative_to(CGROUPS)):
@@ -251,11 +263,20 @@ def _cgroups(members: set[int], *, final: bool) -> Iterator[str]:
             inside = {int(pid) for pid in (path / "cgroup.procs").read_text().split()}
         except OSError:
             inside = set()
-        # One with processes that are not ours, or that names a living supervisor that is not, is another's.
-        owner = re.search(r"stockade-run-(\d+)-", str(path))
-        others = owner is not None and int(owner[1]) not in members and os.path.exists(f"/proc/{owner[1]}")
-        if inside <= members and not others:
+        # Others on this machine make groups too, and may leave them.
+        if inside & members or (
+            inside <= members and not ours.isdisjoint([directory, *map(str, path.parents)])
+        ):
             yield f"cgroup {path}"
+
+
+def _recorded(state: Path) -> set[str]:
+    """The groups of supervisors that ended without removing them."""
+    found = set()
+    for file in state.glob("run/*/*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            found.update(json.loads(file.read_bytes().splitlines()[-1])["groups"])
+    return found
 
 
 def _namespaces(pids: list[int]) -> Iterator[str]:

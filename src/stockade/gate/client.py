@@ -124,8 +124,16 @@ class Channel:
 
     def _send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
         # The gate may have ended; the reader of its socket learns that and says why.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        try:
             socket.send_fds(self._socket, [data], list(descriptors))
+        except OSError as failure:
+            if failure.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EBADF):
+                raise
+
+    def hang_up(self) -> None:
+        """End the connection, also for a thread that waits on it."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Let go of this end."""
@@ -143,6 +151,8 @@ class Connection(Channel):
 
     def refusal(self) -> Reply | None:
         """The record of a failure, if it is among those that have arrived."""
+        if self._socket.fileno() < 0:
+            return None
         self._socket.setblocking(False)
         try:
             while (reply := self.receive()) is not None:

@@ -221,7 +221,9 @@ class AsyncProcess(Started):
 
     async def close(self) -> None:
         """End what still runs of it, and close its streams."""
-        self._let_go()
+        self._hang_up()
+        async with self._lock:
+            self._let_go()
         self._terminal = -1
         while self._transports:
             self._transports.pop().close()

@@ -169,21 +169,6 @@ class Box:
         #: Whether it was closed: its descriptors are somebody else's then.
         self.is_closed = False
 
-    def died(self, events: Events) -> Steps[bool]:
-        """Whether the gate itself has ended, where a keeper has. The kernel ends keepers first."""
-        if self.is_closed:
-            return True
-        until = time.monotonic() + LAST_MOMENT
-        events.watch(self.pidfd)
-        try:
-            while (left := until - time.monotonic()) > 0:
-                yield left
-                if self.pidfd in events.ready:
-                    return True
-            return False
-        finally:
-            events.forget(self.pidfd)
-
     def last_words(self) -> client.Reply | None:
         """Why a gate that has died gave up, if it said so."""
         return None if self.is_closed else self.connection.refusal()
@@ -202,6 +187,20 @@ class Box:
         finally:
             _networks.discard(self._network)
             os.close(self.network_fd)
+
+
+def died(pidfd: int, events: Events) -> Steps[bool]:
+    """Whether the gate itself has ended, where a keeper has. The kernel ends keepers first."""
+    until = time.monotonic() + LAST_MOMENT
+    events.watch(pidfd)
+    try:
+        while (left := until - time.monotonic()) > 0:
+            yield left
+            if pidfd in events.ready:
+                return True
+        return False
+    finally:
+        events.forget(pidfd)
 
 
 #: The network namespaces of this process's living sandboxes. They are made ahead, so it is seen to

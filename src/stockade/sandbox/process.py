@@ -19,7 +19,7 @@ import msgspec
 
 from stockade.errors import PolicyError, SetupError, TimeoutError
 from stockade.gate import client
-from stockade.sandbox.launch import Box
+from stockade.sandbox.launch import Box, died
 from stockade.sandbox.result import Result
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.streams import empty_input
@@ -37,6 +37,8 @@ class Parts(msgspec.Struct, frozen=True):
     #: Of stdin, stdout and stderr, -1 where there is none; on a terminal the first two are one.
     streams: tuple[int, int, int]
     terminal: bool
+    #: Of the gate, which its sandbox may have let go of.
+    gate: int
     #: The refusal, where nothing was started.
     refused: client.Reply | None = None
 
@@ -70,9 +72,11 @@ def starting(
                 (ours[0],) = reply.descriptors
                 ours[1] = os.dup(ours[0])
             elif reply is not None and reply.kind == client.STARTED:
-                return Parts(watch, reply.pid, (ours[0], ours[1], ours[2]), bool(pty))
+                return Parts(watch, reply.pid, (ours[0], ours[1], ours[2]), bool(pty), os.dup(box.pidfd))
             else:
-                return Parts(watch, 0, (ours[0], ours[1], ours[2]), bool(pty), reply or GONE)
+                return Parts(
+                    watch, 0, (ours[0], ours[1], ours[2]), bool(pty), os.dup(box.pidfd), reply or GONE
+                )
     except BaseException:
         watch.channel.end(0)
         watch.channel.close()
@@ -131,6 +135,8 @@ class Started:
         self._channel: client.Channel | None = parts.watch.channel
         self._judged = judged
         self._result: Result | None = None
+        self._gate = parts.gate
+        self._closed = False
         self._terminal = parts.streams[0] if parts.terminal else -1
         #: The number of the program's first process on the host.
         self.pid = parts.pid
@@ -139,23 +145,23 @@ class Started:
 
     def signal(self, number: int) -> None:
         """Send a signal to its process group."""
-        if self._channel is not None:
-            self._channel.signal(signals.Signals(number))
+        if (channel := self._channel) is not None:
+            channel.signal(signals.Signals(number))
 
     def kill(self, grace: float | None = None) -> None:
         """Ask every process of it to end, and kill what is left after the grace (that of its start, or 0)."""
-        if self._channel is not None:
-            self._channel.end(self._watch.program.grace if grace is None else grace)
+        if (channel := self._channel) is not None:
+            channel.end(self._watch.program.grace if grace is None else grace)
 
     def pause(self) -> None:
         """Stop every process of it until `resume`. Its time limit goes on."""
-        if self._channel is not None:
-            self._channel.signal(signals.SIGSTOP, everything=True)
+        if (channel := self._channel) is not None:
+            channel.signal(signals.SIGSTOP, everything=True)
 
     def resume(self) -> None:
         """Let it go on."""
-        if self._channel is not None:
-            self._channel.signal(signals.SIGCONT, everything=True)
+        if (channel := self._channel) is not None:
+            channel.signal(signals.SIGCONT, everything=True)
 
     def resize(self, lines: int, columns: int) -> None:
         """Tell the program's terminal its new size."""
@@ -169,7 +175,7 @@ class Started:
         if self._result is not None:
             return self._result
         if self._channel is None:
-            raise SetupError("the process was closed", stage="process")
+            raise closed()
         events.watch(self._channel.fileno())
         while True:
             yield None if until is None else max(0.0, until - time.monotonic())
@@ -177,8 +183,10 @@ class Started:
                 reply = self._channel.receive()
                 if reply is None or reply.kind in LAST_WORDS:
                     events.forget(self._channel.fileno())
+                    if self._closed:
+                        raise closed()
                     wall = time.monotonic() - self._watch.began
-                    gate_died = reply is None and (yield from self._watch.box.died(events))
+                    gate_died = reply is None and (yield from died(self._gate, events))
                     if gate_died:
                         reply = self._watch.box.last_words()
                     ooms = self._watch.ooms
@@ -191,11 +199,18 @@ class Started:
         self._let_go()
         return self._result
 
+    def _hang_up(self) -> None:
+        """Whoever waits for it stops."""
+        self._closed = True
+        if (channel := self._channel) is not None:
+            channel.hang_up()
+
     def _let_go(self) -> None:
         """Whoever attends to it ends what still runs when nobody listens any more."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+            os.close(self._gate)
 
 
 class Process(Started):
@@ -249,12 +264,19 @@ class Process(Started):
 
     def close(self) -> None:
         """End what still runs of it, and close its streams."""
-        self._let_go()
+        self._hang_up()
+        with self._lock:
+            self._let_go()
         self._terminal = -1
         for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
+
+
+def closed() -> SetupError:
+    """Nobody can say any more how it ended."""
+    return SetupError("the process was closed", stage="process")
 
 
 def late(timeout: float | None) -> TimeoutError:

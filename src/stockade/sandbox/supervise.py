@@ -18,7 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from stockade.gate import client
-from stockade.sandbox.launch import Box
+from stockade.sandbox.launch import Box, died
 from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.streams import Output, Sink, Spilled, Streams
 
@@ -94,7 +94,7 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
         pumps.close()
         watch.close()
         wall = time.monotonic() - watch.began
-        gate_died = reply is None and (not run.kept or (yield from box.died(events)))
+        gate_died = reply is None and (not run.kept or (yield from died(box.pidfd, events)))
         return Ended(
             # The gate may have said why it gave up.
             reply=box.last_words() if gate_died and run.kept else reply,
