@@ -135,8 +135,14 @@ class Connection(Channel):
         #: System call filters that the supervisor has itself: every sandbox has one more.
         self.filters_before = resident.filters
 
+    @property
+    def closed(self) -> bool:
+        return self._socket.fileno() < 0
+
     def refusal(self) -> Reply | None:
         """The record of a failure, if it is among those that have arrived."""
+        if self.closed:
+            return None
         self._socket.setblocking(False)
         try:
             while (reply := self.receive()) is not None:

@@ -152,16 +152,20 @@ class Box(msgspec.Struct, frozen=True):
 
     def died(self, events: Events) -> Steps[bool]:
         """Whether the gate itself has ended, where a keeper has. The kernel ends keepers first."""
+        if self.connection.closed:
+            return True
         until = time.monotonic() + LAST_MOMENT
-        events.watch(self.pidfd)
+        gate = os.dup(self.pidfd)  # another thread may close the sandbox meanwhile
+        events.watch(gate)
         try:
             while (left := until - time.monotonic()) > 0:
                 yield left
-                if self.pidfd in events.ready:
+                if gate in events.ready:
                     return True
             return False
         finally:
-            events.forget(self.pidfd)
+            events.forget(gate)
+            os.close(gate)
 
     def closed(self, events: Events) -> Steps[None]:
         """End everything inside and wait until it is gone. A forked child only lets go of its copy."""
