@@ -88,6 +88,7 @@ REFUSED, ABSENT, FAMILY = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS, ERRNO | err
         ("ioctl", (0, filters.TIOCSTI), REFUSED),
         ("ioctl", (0, filters.TIOCSTI | HIGH), REFUSED),
         ("ioctl", (0, filters.TIOCLINUX), REFUSED),
+        ("ioctl", (0, filters.TIOCSETD | HIGH), REFUSED),
         ("clone", (0x01200011,), ALLOW),
         *(("clone", (1 << bit | 17,), REFUSED) for bit in (17, 25, 26, 27, 28, 29, 30)),
         ("clone", (0x10000011 | HIGH,), REFUSED),

@@ -90,7 +90,7 @@ class TestForks:
         """The control, in namespaces that are thrown away with it: its end does not end it."""
         command, _ = arena.command_of("comet.c", 1, 2000)
         wrapped = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "sh", "-c"]
-        script = '"$0" "$@" & sleep 0.3; kill -9 $!; sleep 0.2; ls /proc/[0-9]*/exe -l 2>/dev/null; exec sleep 60'
+        script = '"$0" "$@" & sleep 0.3; kill -9 $!; exec sleep 60'
         with subprocess.Popen([*wrapped, script, *command], stdout=subprocess.DEVNULL) as process:
             try:
                 time.sleep(0.8)
@@ -160,7 +160,8 @@ SPINNING = {
     "unwaited": "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
     "while True:\n if not os.fork():\n  end = time.process_time() + 0.05\n"
     "  while time.process_time() < end: pass\n  os._exit(0)\n time.sleep(0.02)",
-    "daemon": "import os\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\nwhile True: pass",
+    "daemon": "import os\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n"
+    "while True: pass",
 }
 
 
@@ -182,5 +183,3 @@ def test_processor_time_is_counted_however_it_is_hidden(kind: str) -> None:
     subprocess.run([arena.PYTHON, "-c", code], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime > 0.5
-
-

@@ -14,6 +14,8 @@ import pytest
 
 from support import leaks
 
+pytestmark = pytest.mark.usefixtures("swept")
+
 PLAIN = """
 import stockade
 stockade.run(["sh", "-c", "echo started; setsid sleep 100 & sleep 100"],
@@ -45,7 +47,32 @@ time.sleep(0.3)
 print(box.run(["echo", "started"]).text, end="", flush=True)
 box.run(["sleep", "100"])
 """
-
+LIVING = """
+import time, stockade
+box = stockade.Sandbox()
+box.open()
+runs = [box.start(["sh", "-c", "trap '' TERM HUP; setsid sleep 100 & sleep 100"]) for _ in range(3)]
+print("started", flush=True)
+time.sleep(100)
+"""
+ASYNC = """
+import asyncio, stockade
+async def main():
+    async with stockade.AsyncSandbox() as box:
+        runs = [asyncio.create_task(box.run(["sleep", "100"])) for _ in range(3)]
+        print((await box.run(["echo", "started"])).text, end="", flush=True)
+        await asyncio.gather(*runs)
+asyncio.run(main())
+"""
+TERMINAL = """
+import time, stockade
+box = stockade.Sandbox()
+box.open()
+process = box.start(["sh", "-c", "stty -echo; echo ready; sleep 100"], pty=True)
+process.stdout.readline()
+print("started", flush=True)
+time.sleep(100)
+"""
 
 WITHOUT = """
 import subprocess
@@ -84,6 +111,20 @@ def test_everything_inside_dies_with_the_supervisor(code: str, number: int) -> N
         process.send_signal(number)
         process.wait()
         assert leaks.settled(lambda: sorted(set(map(str, leaks.family())) - before), 2.0) == []
+
+
+@pytest.mark.usefixtures("swept")
+@pytest.mark.parametrize("code", [PLAIN, LIVING, ASYNC, TERMINAL], ids=["run", "living", "async", "terminal"])
+def test_everything_inside_dies_with_a_supervisor_that_was_stopped_before(code: str) -> None:
+    """It could do nothing any more, nor be told anything."""
+    before = set(map(str, leaks.family()))
+    with supervisor(code) as (process, _):
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.1)
+        assert [p for p in leaks.family() if p.nested]
+        process.kill()
+        process.wait()
+        assert leaks.settled(lambda: sorted(set(map(str, leaks.family())) - before), 4.0) == []
 
 
 @pytest.mark.usefixtures("swept")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
 import stockade
 from security import arena
 from security.arena import inside, outside
-from stockade import Policy, Sandbox
+from stockade import AsyncSandbox, Policy, Sandbox
 
 MAGIC = [
     *(f"/proc/self/fd/{number}" for number in range(12)),
@@ -55,6 +57,62 @@ def test_a_second_command_of_a_living_sandbox_gets_no_more_than_the_first(leaked
             verdict = arena.verdict_of(box.run(command).stdout)
             assert set(verdict["kinds"]) == {"0", "1", "2"}
     assert str(leaked) in outside("descriptors", pass_fds=(leaked,))["kinds"]
+
+
+def test_a_program_on_a_terminal_has_nothing_but_the_terminal(leaked: int) -> None:
+    command, _ = arena.command_of("descriptors")
+    with Sandbox(Policy()) as box, box.start(command, pty=True) as process:
+        assert process.stdout is not None
+        verdict = arena.verdict_of(process.stdout.read())
+    assert verdict["kinds"] == {"0": "c", "1": "c", "2": "c"}
+    assert str(leaked) in outside("descriptors", pass_fds=(leaked,))["kinds"]
+
+
+def test_programs_that_run_at_once_have_nothing_of_each_other(leaked: int) -> None:
+    """Their keepers are forked while others run; a child of a program has what the program has."""
+    command, _ = arena.command_of("descriptors")
+    with_child = ["sh", "-c", '"$@" & wait', "sh", *command]
+
+    async def main() -> list[stockade.Result]:
+        async with AsyncSandbox(Policy()) as box:
+            held = [await box.start(["sleep", "60"], pty=True), await box.start(["cat"], stdin=PIPE)]
+            found = await asyncio.gather(*(box.run(one) for one in (command, with_child) for _ in range(4)))
+            for process in held:
+                process.kill(0)
+                await process.wait(10)
+                await process.close()
+            return list(found)
+
+    for result in asyncio.run(main()):
+        assert set(arena.verdict_of(result.stdout)["kinds"]) == {"0", "1", "2"}
+    assert str(leaked) in outside("descriptors", pass_fds=(leaked,))["kinds"]
+
+
+STDIO = {
+    "closed": "import os\nfor n in range(3): os.close(n)",
+    "swapped": "import os\nos.dup2(1, 0); os.dup2(2, 1); os.dup2(0, 2); os.write(1, b'x')",
+    "filled": "import os\nos.set_blocking(1, False)\ntry:\n while True: os.write(1, bytes(65536))\n"
+    "except BlockingIOError: pass",
+    "reopened": "import os\nfor n in (0, 1, 2):\n"
+    " for f in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):\n"
+    "  try: os.open(f'/proc/self/fd/{n}', f | os.O_NONBLOCK)\n  except OSError: pass",
+    "grown": "import fcntl\nfor n in (0, 1, 2): fcntl.fcntl(n, 1031, 1 << 20)",
+}
+
+
+@pytest.mark.parametrize("living", [False, True])
+@pytest.mark.parametrize("what", STDIO)
+def test_whatever_a_program_does_to_its_streams_its_run_ends_by_itself(what: str, living: bool) -> None:
+    command = [arena.PYTHON, "-c", STDIO[what]]
+    if living:
+        with Sandbox(Policy()) as box:
+            result = box.run(command, input=b"x" * 100_000, timeout=20)
+            assert box.run(["cat"], input=b"alive", timeout=10).stdout == b"alive"
+    else:
+        result = stockade.run(command, input=b"x" * 100_000, timeout=20)
+    assert result.outcome == "exited" and result.usage.wall < 10
+    done = subprocess.run(command, input=b"x" * 100_000, capture_output=True, check=False, timeout=20)
+    assert done.returncode == result.exit_code
 
 
 @pytest.mark.parametrize("cwd", MAGIC)

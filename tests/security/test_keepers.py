@@ -125,10 +125,7 @@ time.sleep(60)
 def test_no_program_can_feign_that_it_is_ended_from_outside(living: bool) -> None:
     """`stockade kill` tells the first process to end; it knows by the sender that it comes from outside."""
     command, _ = arena.command_of("feign", 1)
-    if living:
-        result = first_run("feign", 1)
-    else:
-        result = stockade.run(command, timeout=30)
+    result = first_run("feign", 1) if living else stockade.run(command, timeout=30)
     assert (result.outcome, result.exit_code) == ("exited", 0), result.reason
     verdict = arena.verdict_of(result.stdout)
     assert verdict["then"]["tgkill"] == "ok" and verdict["filled"] > 10

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import stockade
 from security import arena
 from security.arena import inside, outside, run
-from stockade import PolicyError
+from stockade import Policy, PolicyError
 from stockade.host import host
 from support import leaks
 from support.means import need
@@ -87,6 +88,22 @@ def test_endless_output_is_capped_and_said() -> None:
         assert process.stdout is not None
         assert len(process.stdout.read(1_000_000)) == 1_000_000
         process.kill()
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_what_is_beyond_the_cap_is_spilled_whole(stream: int, stockade_home: Path) -> None:
+    """A bound of the program's own, since an endless one would fill the disk that it is spilled to."""
+    size = 3_000_000
+    code = f"import os; [os.write({stream}, bytes([65 + n]) * 30_000) for n in range({size} // 30_000)]"
+    result = stockade.run([arena.PYTHON, "-c", code], Policy(limits={"output": 100_000}), timeout=30)
+    kept = (result.stdout, result.stderr)[stream - 1]
+    (spilled,) = result.spilled
+    rest = Path(spilled.path).read_bytes()
+    assert result.truncated and len(kept) == 100_000 and spilled.size == len(rest) and spilled.lost == 0
+    assert kept + rest == b"".join(bytes([65 + n]) * 30_000 for n in range(size // 30_000))
+    assert Path(spilled.path).stat().st_mode & 0o777 == 0o600
+    done = subprocess.run([arena.PYTHON, "-c", code], capture_output=True, check=True)
+    assert len((done.stdout, done.stderr)[stream - 1]) == size
 
 
 def test_hiding_from_the_time_limit_is_of_no_use() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from security import arena
 from security.arena import inside, outside
+from stockade import Policy, Sandbox
 from support.means import need
 
 LEGACY = Path("/proc/sys/dev/tty/legacy_tiocsti")
@@ -68,3 +69,38 @@ def test_a_terminal_as_stdin_is_never_handed_in() -> None:
     finally:
         os.close(master)
         os.close(slave)
+
+
+def test_one_run_cannot_take_over_the_terminal_of_another() -> None:
+    """It can be opened, by the same user; it cannot be taken, typed into or given another driver."""
+    command, _ = arena.command_of("steal", "/dev/pts/0")
+    with (
+        Sandbox(Policy()) as box,
+        box.start(["sh", "-c", "tty; read line; echo got $line"], pty=True) as process,
+    ):
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"/dev/pts/0\r\n"
+        result = box.run(command, timeout=20)
+        process.stdin.write(b"mine\n")
+        assert b"got mine" in process.stdout.read()
+        assert process.wait(10).ok
+    verdict = arena.verdict_of(result.stdout)
+    assert set(verdict.pop("TIOCSETD").values()) == {"EPERM"}
+    assert set(verdict.values()) == {"EPERM"}, verdict
+
+
+def test_a_program_on_a_terminal_can_do_no_more_to_its_own() -> None:
+    command, _ = arena.command_of("steal", "/dev/tty")
+    with Sandbox(Policy()) as box, box.start(command, pty=True) as process:
+        assert process.stdout is not None
+        verdict = arena.verdict_of(process.stdout.read())
+        assert process.wait(10).ok
+    assert verdict.pop("TIOCSCTTY") == "ok"  # it has it already
+    assert set(verdict.pop("TIOCSETD").values()) == {"EPERM"}
+    assert set(verdict.values()) == {"EPERM"}, verdict
+
+
+def test_outside_a_new_terminal_is_anybodys() -> None:
+    control = outside("steal", start_new_session=True)
+    assert control["TIOCSETD"]["27"] != "EPERM"
+    assert control["TIOCSCTTY"] == "ok"

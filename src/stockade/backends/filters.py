@@ -22,7 +22,7 @@ NEW_NAMESPACES = 0x7E020000  # every CLONE_NEW… flag that clone takes
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 NETLINK_ROUTE = 0
 PERSONALITY_LINUX, PERSONALITY_QUERY = 0, 0xFFFFFFFF
-TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+TIOCSTI, TIOCLINUX, TIOCSETD = 0x5412, 0x541C, 0x5423
 X32 = 0x40000000
 MFD_NOEXEC_SEAL = 8
 SELF, GATE, PRIO_PROCESS, IOPRIO_WHO_PROCESS = 0, 1, 0, 1
@@ -47,9 +47,10 @@ Line = tuple[int, int, str, str] | str
 
 #: What is asked of the arguments of the calls that are allowed within bounds.
 BOUNDS: dict[str, list[Line]] = {
-    # No program types into a terminal that it shares.
+    # No program types into a terminal that it shares, nor has the kernel load another line discipline.
     "terminal": [
         (LOAD, SECOND, "", ""),
+        (EQUAL, TIOCSETD, "refuse", ""),
         (EQUAL, TIOCSTI, "refuse", ""),
         (EQUAL, TIOCLINUX, "refuse", "allow"),
     ],

@@ -1,7 +1,7 @@
 """Tells a process to end in every way there is, also when no more signals can be pending: PID [alone].
 
-A signal whose sender the kernel had no room to note looks as if it came from nowhere. With "alone" the pending
-signals are left as they are, which is enough to see whether the ways work.
+A signal whose sender the kernel had no room to note looks as if it came from nowhere. With "alone" the
+pending signals are left as they are, which is enough to see whether the ways work.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ NUMBERS = {
     "aarch64": {"kill": 129, "tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240},
 }[os.uname().machine]
 PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
-SI_USER, SI_KERNEL, SI_QUEUE, SI_TIMER, SI_MESGQ, SI_ASYNCIO, SI_SIGIO, SI_TKILL = 0, 128, -1, -2, -3, -4, -5, -6
+SI_USER, SI_KERNEL, SI_QUEUE = 0, 128, -1
 FILLING = 40
 
 
@@ -32,7 +32,7 @@ def ways(victim):
     yield "kill", (NUMBERS["kill"], victim, end)
     yield "tkill", (NUMBERS["tkill"], victim, end)
     yield "tgkill", (NUMBERS["tgkill"], victim, victim, end)
-    for code in (SI_USER, SI_KERNEL, SI_QUEUE, SI_TIMER, SI_MESGQ, SI_ASYNCIO, SI_SIGIO, SI_TKILL):
+    for code in (SI_USER, SI_KERNEL, *range(-6, 0)):
         info = described(code)
         yield f"rt_sigqueueinfo {code}", (NUMBERS["rt_sigqueueinfo"], victim, end, info)
         yield f"rt_tgsigqueueinfo {code}", (NUMBERS["rt_tgsigqueueinfo"], victim, victim, end, info)
