@@ -89,7 +89,7 @@ class AsyncSandbox(Living):
             import warnings
 
             warnings.warn("an AsyncSandbox was not closed: use `async with`", ResourceWarning, stacklevel=2)
-            self._box.connection.stop()
+            self._abandoned()
 
     async def open(self) -> None:
         """Raise the walls. `async with` does it."""
