@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 import stockade
 from stockade import Policy, Sandbox, SetupError
 from stockade.gate import build, client
+from stockade.host import CGROUP_PROBES, host
 from stockade.sandbox import launch
 from stockade.sandbox.steps import Events, drive
 from support import gatebuild
-from support.means import need_program
+from support.means import applies, need_program
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +67,46 @@ def test_a_living_sandbox() -> None:
         assert box.run(["echo", *["y" * 1000] * 1000]).ok
         assert box.run([""]).exit_code == 127
         assert box.run(["a" * 5000], env={"PATH": ":".join(["/" + "p" * 200] * 50) + "::"}).exit_code != 0
+
+
+def test_started_processes() -> None:
+    with Sandbox(Policy(limits={"tasks": 32})) as box:
+        with box.start(["cat"], stdin=subprocess.PIPE) as process:
+            assert process.stdin is not None and process.stdout is not None
+            process.pause()
+            process.resume()
+            process.stdin.write(b"x\n")
+            assert process.stdout.readline() == b"x\n"
+            process.signal(signal.SIGUSR1)
+            assert process.wait(60).signal == signal.SIGUSR1
+        with box.start(["sh", "-c", "stty size; read x"], pty=(7, 9)) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"7 9\r\n"
+            process.resize(3, 4)
+            process.kill()
+            assert process.wait(60).outcome == "cancelled"
+        fork = "setsid sh -c 'trap \"\" TERM; sleep 60' & sleep 60"
+        assert box.run(["sh", "-c", fork], timeout=0.3, grace=0.1).outcome == "timed-out"
+        assert box.run(["sh", "-c", "kill -9 -1"]).outcome == "signalled"
+        assert box.run(["true"], timeout=60).ok
+
+
+def test_limits_that_a_cgroup_keeps() -> None:
+    applies(all(host().has(name) for name in CGROUP_PROBES), "no cgroups for this user")
+    limits = {"memory": "256M", "tasks": 32, "cpu": 2, "cpu_time": "1s"}
+    busy = ["sh", "-c", "while :; do :; done"]
+    assert stockade.run(busy, Policy(limits=limits), timeout=60).outcome == "limit-exceeded"
+    with Sandbox(Policy(limits=limits)) as box:
+        assert box.run(["true"], timeout=60).ok
+        assert box.run(busy, timeout=60).outcome == "limit-exceeded"
+
+
+def test_a_protected_file_that_is_replaced(workspace: Path) -> None:
+    (workspace / ".envrc").touch()
+    rw = Policy(workspace={"path": str(workspace), "mode": "rw"}, protect=[".envrc"])
+    result = stockade.run(
+        ["sh", "-c", "echo up; sleep 60"], rw, on_stdout=lambda _: (workspace / ".envrc").unlink(), timeout=60
+    )
+    assert result.outcome == "denied"
 
 
 def test_bad_plans() -> None:

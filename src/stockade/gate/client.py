@@ -148,12 +148,18 @@ class Connection(Channel):
         self.resident = resident
         #: System call filters that the supervisor has itself: every sandbox has one more.
         self.filters_before = resident.filters
+        self._lock = threading.Lock()
+        self._refused: Reply | None = None
 
     def refusal(self) -> Reply | None:
-        """The record of a failure, if it is among those that have arrived."""
-        if self._socket.fileno() < 0:
-            return None
-        self._socket.setblocking(False)
+        """The record of a failure, if it is among those that have arrived; the same for everyone who asks."""
+        with self._lock:
+            if self._refused is None and self._socket.fileno() >= 0:
+                self._socket.setblocking(False)
+                self._refused = self._failure()
+            return self._refused
+
+    def _failure(self) -> Reply | None:
         try:
             while (reply := self.receive()) is not None:
                 if reply.kind == FAILED:

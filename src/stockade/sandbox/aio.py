@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from stockade.policy import Policy
-from stockade.sandbox import steps
 from stockade.sandbox.launch import Box, Prepared
 from stockade.sandbox.process import PIPE, Parts, Started, starting
 from stockade.sandbox.result import Result
@@ -90,12 +89,7 @@ class AsyncSandbox(Living):
             import warnings
 
             warnings.warn("an AsyncSandbox was not closed: use `async with`", ResourceWarning, stacklevel=2)
-            box, prepared = self._taken()
-            if box is not None:
-                with Events() as events:
-                    steps.drive(box.closed(events), events)
-            if prepared is not None:
-                self._put_away(prepared)
+            self._abandoned()
 
     async def open(self) -> None:
         """Raise the walls. `async with` does it."""

@@ -464,6 +464,7 @@ HINTS = {
         "overlay",
         errno.EINVAL,
     ): 'the file system cannot be the lower layer of an overlay: use mode "ro" or "rw"',
+    ("keyring", errno.EDQUOT): "each sandbox takes one of this user's keys: see sysctl kernel.keys.maxkeys",
     ("namespaces", errno.EPERM): "`stockade doctor` says what keeps user namespaces from being made",
     ("namespaces", errno.ENOSPC): "the limit of namespaces is reached: see sysctl user.max_user_namespaces",
 }

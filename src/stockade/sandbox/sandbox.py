@@ -79,6 +79,15 @@ class Living:
             box.connection.stop()
         return box, prepared
 
+    def _abandoned(self) -> None:
+        """Close it in this thread; nobody uses it any more."""
+        box, prepared = self._taken()
+        if box is not None:
+            with Events() as events:
+                drive(box.closed(events), events)
+        if prepared is not None:
+            self._put_away(prepared)
+
     def _put_away(self, prepared: Prepared) -> None:
         prepared.close(discard=self._on_exit == "discard" or prepared.unchanged())
 
