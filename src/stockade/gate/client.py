@@ -351,6 +351,11 @@ def renew(old: Resident) -> None:
                 old.close()
 
 
+def resident_pids() -> set[int]:
+    """This process's resident gates."""
+    return {resident.pid for resident in _residents.values()}
+
+
 def shutdown() -> None:
     """End this process's resident gates. The next launch starts a new one."""
     for resident in tuple(_residents.values()):
