@@ -49,6 +49,7 @@ class Inventory:
 
     def __init__(self, home: Path, spared: Callable[[], set[int]] = set) -> None:
         self._home = home
+        self._mark = mark()
         self._spared = spared
         self._before = set(self._lasting())
 
@@ -73,11 +74,9 @@ class Inventory:
     def _lasting(self) -> Iterator[str]:
         for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
             yield f"mount {line.split()[4]}"
-        for group, _, _ in os.walk(CGROUPS):
-            # One with somebody in it is another process's, who still needs it.
-            with contextlib.suppress(OSError):
-                if "stockade-run-" in group and not Path(group, "cgroup.procs").read_text():
-                    yield f"cgroup {group}"
+        yield from (
+            f"cgroup {group}" for group, _, _ in os.walk(CGROUPS) if f"/stockade-run-{self._mark}" in group
+        )
         for number in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 target = os.readlink(f"/proc/self/fd/{number}")
@@ -93,6 +92,18 @@ class Inventory:
                 yield from (
                     f"{directory}/{name}" for name in os.listdir(self._home / directory) if name not in own
                 )
+
+
+def mark(of: int | None = None) -> str:
+    """How the ids of the sandboxes begin that this process makes, and those that it starts to be killed.
+
+    Others make and leave cgroups on the same machine; these are told apart by their names.
+    """
+    from stockade.sandbox import register
+
+    word = f"{of or os.getpid():08x}"
+    register.new_id = lambda: word + os.urandom(6).hex()
+    return word
 
 
 def descendants(pid: int) -> list[int]:
@@ -188,7 +199,7 @@ def _afterwards(home: Path, inventory: Inventory) -> list[str]:
 
 @contextlib.contextmanager
 def _supervisor(work: str, workspace: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "stockade.bench.faults", work, str(workspace)]
+    command = [sys.executable, "-m", "stockade.bench.faults", work, str(workspace), str(os.getpid())]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -253,9 +264,11 @@ def _say(process: subprocess.Popen[str]) -> None:
         process.stdin.flush()
 
 
-def main(work: str, workspace: str) -> None:
+def main(work: str, workspace: str, starter: str) -> None:
     """The supervising process: works when it is told to, and says how that went."""
     import stockade
+
+    mark(int(starter))
 
     def say(word: str) -> None:
         print(word, flush=True)
@@ -287,4 +300,4 @@ def _work(work: str, workspace: str) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])

@@ -135,7 +135,7 @@ def _residents() -> set[int]:
 
 
 def _in_a_row(size: Size) -> list[Finding]:
-    """Latency and memory. What really slows down does so again: only a busy machine is given another chance."""
+    """Latency and memory. What really slows down does so again; a busy machine has another chance."""
     missed: list[str] = []
     while True:
         found = _row(size, missed)

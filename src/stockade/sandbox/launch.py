@@ -335,9 +335,13 @@ def _launch(
                 prepared.made.entered()
                 _guard(connection, prepared)
                 return _box(connection, held, prepared.plan, prepared.group)
-        except BaseException:
+        except BaseException as error:
             yield from _abandon(connection, held, events)
-            raise
+            # The resident gate died with the request: whoever it was just cloning kept its socket open.
+            if attempt or held or not isinstance(error, GateDiedError):
+                raise
+            client.renew(connection.resident)
+            continue
         yield from _abandon(connection, held, events)
         # The resident gate may have looked at the host's mounts before this one was made.
         if attempt or reply.error != errno.ESTALE:
@@ -420,6 +424,10 @@ def _abandon(connection: client.Connection, held: list[int], events: Events) -> 
         yield from _gone(held[0], events)
 
 
+class GateDiedError(SetupError):
+    """The gate ended before the walls were up, and said nothing."""
+
+
 def _next(connection: client.Connection, events: Events) -> Steps[client.Reply]:
     late = time.monotonic() + SETUP_SECONDS
     while True:
@@ -430,7 +438,7 @@ def _next(connection: client.Connection, events: Events) -> Steps[client.Reply]:
             raise SetupError(f"the walls were not up after {SETUP_SECONDS} s", stage="gate")
     reply = connection.receive()
     if reply is None:
-        raise SetupError("the gate died while it raised the walls", stage="gate")
+        raise GateDiedError("the gate died while it raised the walls", stage="gate")
     return reply
 
 
