@@ -252,8 +252,13 @@ class Resident:
     def __init__(self, *, host_network: bool) -> None:
         self.owner = os.getpid()
         self.filters = _own_filters()
-        self._supervisor = os.pidfd_open(self.owner)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._supervisor = os.pidfd_open(self.owner)
+        except BaseException:
+            self._socket.close()
+            theirs.close()
+            raise
         network = "host-network" if host_network else "own-network"
         # By way of numbers that neither has: dup2 onto 3 and 4 could otherwise meet one of them.
         ends = (theirs.fileno(), self._supervisor)
@@ -270,9 +275,12 @@ class Resident:
                     *((os.POSIX_SPAWN_CLOSE, spare + i) for i in range(2)),
                 ],
             )
-        except BaseException:
+        except BaseException as error:
             self._socket.close()
             os.close(self._supervisor)
+            # The spare numbers are beyond what this process may have open.
+            if isinstance(error, OSError) and error.errno == errno.EBADF:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
             raise
         finally:
             theirs.close()
@@ -280,7 +288,12 @@ class Resident:
     def launch(self, plan: bytes, descriptors: tuple[int, ...]) -> Connection:
         """Begin a sandbox. Its gate answers on the connection that is returned."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        memory = _memory("plan", plan)
+        try:
+            memory = _memory("plan", plan)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
         try:
             connection = Connection(ours, self)
             passed = [theirs.fileno(), memory, self._supervisor, *descriptors]

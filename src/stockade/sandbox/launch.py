@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -23,7 +24,7 @@ from stockade.host import host
 from stockade.host.model import Host
 from stockade.policy import Caller, Policy, Resolved, resolve
 from stockade.policy.resolve import Grant
-from stockade.sandbox import register
+from stockade.sandbox import register, scarce
 from stockade.sandbox.cgroup import Group
 from stockade.sandbox.evidence import (
     NAMESPACES,
@@ -98,6 +99,7 @@ class Made:
         self.group: Group | None = None
         #: The descriptors through which the gate enters its cgroups.
         self.entrances: tuple[int, ...] = ()
+        self._layer_path = ""
 
     def make(
         self, home: str, workspace: Grant | None, kept: Kept | None, *, living: bool, command: tuple[str, ...]
@@ -118,6 +120,7 @@ class Made:
             if record.layer or record.groups:
                 raise
         if workspace is not None and overlay:
+            self._layer_path = f"{home}/workspaces/{id}"
             self.layer = Layer(home, workspace.fd, workspace.path, id)
         if kept is not None:
             self.group = Group(id, kept.limits, kept.places, living=living)
@@ -132,11 +135,18 @@ class Made:
     def close(self, *, discard: bool) -> None:
         self.entered()
         if self.layer is not None:
-            self.layer.discard() if discard else self.layer.close()
+            with contextlib.suppress(OSError):  # then it is left
+                self.layer.discard() if discard else self.layer.close()
         if self.group is not None:
             self.group.close()
-        if self.entry is not None:
+        # What is left stays in the register, and goes when somebody sweeps.
+        if self.entry is not None and not (discard and self._left):
             self.entry.close()
+
+    @property
+    def _left(self) -> bool:
+        layer = self._layer_path and os.path.lexists(self._layer_path)
+        return bool(layer or (self.group is not None and self.group.paths))
 
 
 class Box(msgspec.Struct, frozen=True):
@@ -248,6 +258,11 @@ def prepare(
 
     `living` says that several commands will run, `command` which is known to.
     """
+    with scarce.refused():
+        return _prepare(policy, pinned, dry, living, tuple(command))
+
+
+def _prepare(policy: Policy, pinned: bool, dry: bool, living: bool, command: tuple[str, ...]) -> Prepared:
     caller = Caller.current()
     home = state.state_dir(caller.environ, caller.home)
     known: Host = host()
@@ -257,7 +272,7 @@ def prepare(
     try:
         kept = kept_by_cgroup(selection, resolved.limits)
         if not dry:
-            made.make(home, resolved.workspace, kept, living=living, command=tuple(command))
+            made.make(home, resolved.workspace, kept, living=living, command=command)
         program = syscalls.program(
             policy.syscalls.allow, policy.syscalls.deny, "" if dry else home, policy.exec is not None
         )
@@ -308,16 +323,8 @@ def launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object] =
             f"the policy grants {len(prepared.descriptors)} paths, more than {client.MOST_DESCRIPTORS}",
             hint="grant the directories they are in",
         )
-    try:
+    with scarce.refused():
         return (yield from _launch(prepared, host_network, events, meanwhile))
-    except OSError as error:
-        used_up = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN)
-        raise SetupError(
-            f"nothing was run: {error.strerror}",
-            stage="supervisor",
-            errno=error.errno or 0,
-            hint="this process has used up what it may: see `ulimit -a`" if used_up else "",
-        ) from error
 
 
 def _launch(

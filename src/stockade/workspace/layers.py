@@ -52,7 +52,8 @@ class Layer:
             for name in ("upper", "work"):
                 self._open.append(os.open(f"{self.path}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError as error:
-            self.discard()
+            with contextlib.suppress(OSError):
+                self.discard()
             raise SetupError(
                 f"cannot keep the workspace's changes in {self.path}: {error.strerror}",
                 stage="workspace",
