@@ -16,6 +16,11 @@ ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 def main(argv: list[str]) -> int:
     """Measure, tell and compare; 0 if every bar holds and nothing is much worse than the baseline."""
+    if argv[:1] == ["soak"]:
+        from stockade.cli import soak
+
+        with _ended_in_order():
+            return soak.main(argv[1:])
     options = _parser().parse_args(argv)
     from stockade.bench import report, rivals, sections
     from stockade.bench.measure import Section
@@ -73,7 +78,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Measures the cost of a sandbox beside posix_spawn, bwrap and sandlock, interleaved, and "
         "the cost of working in one. Only ratios are judged. Exit code 0: every bar holds and no ratio is "
         "much worse than the baseline.",
-        epilog="example: stockade bench --quick --only cold --only walls --json bench.json",
+        epilog="example: stockade bench --quick --only cold --only walls --json bench.json; "
+        "`stockade bench soak` runs very many sandboxes instead: see its own --help",
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and only what is judged")
     parser.add_argument("--only", action="append", choices=list(SECTIONS), help="one part; may be repeated")

@@ -272,8 +272,13 @@ class Resident:
     def __init__(self, *, host_network: bool, scoped: bool) -> None:
         self.owner = os.getpid()
         self.filters = _own_filters()
-        self._supervisor = os.pidfd_open(self.owner)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._supervisor = os.pidfd_open(self.owner)
+        except BaseException:
+            self._socket.close()
+            theirs.close()
+            raise
         command = [gate.executable(), "resident", "host-network" if host_network else "own-network"]
         command += EXTRA_ARGUMENTS
         environ: dict[str, str] = {}
@@ -296,9 +301,12 @@ class Resident:
                     *((os.POSIX_SPAWN_CLOSE, spare + i) for i in range(2)),
                 ],
             )
-        except BaseException:
+        except BaseException as error:
             self._socket.close()
             os.close(self._supervisor)
+            # The spare numbers are beyond what this process may have open.
+            if isinstance(error, OSError) and error.errno == errno.EBADF:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
             raise
         finally:
             theirs.close()
@@ -319,7 +327,12 @@ class Resident:
     def launch(self, plan: bytes, descriptors: tuple[int, ...]) -> Connection:
         """Begin a sandbox. Its gate answers on the connection that is returned."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        memory = _memory("plan", plan)
+        try:
+            memory = _memory("plan", plan)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
         try:
             connection = Connection(ours, self)
             passed = [theirs.fileno(), memory, self._supervisor, *descriptors]
@@ -397,6 +410,11 @@ def renew(old: Resident) -> None:
             if known is old:
                 del _residents[kind]
                 old.close()
+
+
+def resident_pids() -> set[int]:
+    """This process's resident gates."""
+    return {resident.pid for resident in _residents.values()}
 
 
 def shutdown() -> None:

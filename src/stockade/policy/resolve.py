@@ -34,6 +34,7 @@ SYSTEM = ("/etc", "/usr", "/boot", "/bin", "/sbin", "/lib", "/lib32", "/lib64", 
 # Not every system has them; there policies can be checked, and nothing runs.
 _OPEN = getattr(os, "O_PATH", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
+_USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 #: Each is an operation of the plan, in each tree that shows it.
 MOST_DENIED = 1000
@@ -410,6 +411,8 @@ class _Opener:
                 if optional:
                     return None
                 _missing(clause, wanted, hint=not clause.startswith("workspace"))
+            if error.errno in _USED_UP:
+                raise  # no policy is to blame
             raise PolicyError(f"{clause}: cannot open {wanted}: {error.strerror}") from None
         self.open.append(fd)
         moved = sys.platform == "linux" and os.readlink(f"/proc/self/fd/{fd}") != name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -23,7 +24,7 @@ from stockade.host import host
 from stockade.host.model import Host
 from stockade.policy import Caller, Policy, Resolved, resolve
 from stockade.policy.resolve import Grant
-from stockade.sandbox import register
+from stockade.sandbox import register, scarce
 from stockade.sandbox.cgroup import Group
 from stockade.sandbox.evidence import (
     NAMESPACES,
@@ -101,6 +102,7 @@ class Made:
         self.group: Group | None = None
         #: The descriptors through which the gate enters its cgroups.
         self.entrances: tuple[int, ...] = ()
+        self._layer_path = ""
 
     def make(
         self, home: str, resolved: Resolved, kept: Kept | None, *, living: bool, command: tuple[str, ...]
@@ -123,6 +125,7 @@ class Made:
             if record.layer or record.groups:
                 raise
         if workspace is not None and overlay:
+            self._layer_path = f"{home}/workspaces/{id}"
             self.layer = Layer(home, workspace.fd, workspace.path, id, _held_back(resolved, workspace))
         if kept is not None:
             self.group = Group(group, kept.limits, kept.places, living=living)
@@ -137,11 +140,18 @@ class Made:
     def close(self, *, discard: bool) -> None:
         self.entered()
         if self.layer is not None:
-            self.layer.discard() if discard else self.layer.close()
+            with contextlib.suppress(OSError):  # then it is left
+                self.layer.discard() if discard else self.layer.close()
         if self.group is not None and self._owner == os.getpid():
             self.group.close()
-        if self.entry is not None:
+        # What is left stays in the register, and goes when somebody sweeps.
+        if self.entry is not None and not (discard and self._left):
             self.entry.close()
+
+    @property
+    def _left(self) -> bool:
+        layer = self._layer_path and os.path.lexists(self._layer_path)
+        return bool(layer or (self.group is not None and self.group.paths))
 
 
 def _held_back(resolved: Resolved, workspace: Grant) -> tuple[str, ...]:
@@ -269,6 +279,11 @@ def prepare(
 
     `living` says that several commands will run, `command` which is known to.
     """
+    with scarce.refused():
+        return _prepare(policy, pinned, dry, living, tuple(command))
+
+
+def _prepare(policy: Policy, pinned: bool, dry: bool, living: bool, command: tuple[str, ...]) -> Prepared:
     caller = Caller.current()
     home = state.state_dir(caller.environ, caller.home)
     known: Host = host()
@@ -278,7 +293,7 @@ def prepare(
     try:
         kept = kept_by_cgroup(selection, resolved, known)
         if not dry:
-            made.make(home, resolved, kept, living=living, command=tuple(command))
+            made.make(home, resolved, kept, living=living, command=command)
         program = syscalls.program(
             policy.syscalls.allow, policy.syscalls.deny, "" if dry else home, policy.exec is not None
         )
@@ -329,16 +344,8 @@ def launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object] =
             f"the policy grants {len(prepared.descriptors)} paths, more than {client.MOST_DESCRIPTORS}",
             hint="grant the directories they are in",
         )
-    try:
+    with scarce.refused():
         return (yield from _launch(prepared, events, meanwhile))
-    except OSError as error:
-        used_up = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN)
-        raise SetupError(
-            f"nothing was run: {error.strerror}",
-            stage="supervisor",
-            errno=error.errno or 0,
-            hint="this process has used up what it may: see `ulimit -a`" if used_up else "",
-        ) from error
 
 
 def _launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object]) -> Steps[Box]:
@@ -359,9 +366,13 @@ def _launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object])
                 prepared.made.entered()
                 _guard(connection, prepared)
                 return _box(connection, held, prepared)
-        except BaseException:
+        except BaseException as error:
             yield from _abandon(connection, held, events)
-            raise
+            # The resident gate died with the request: whoever it was just cloning kept its socket open.
+            if attempt or held or not isinstance(error, GateDiedError):
+                raise
+            client.renew(connection.resident)
+            continue
         yield from _abandon(connection, held, events)
         # The resident gate may have looked at the host's mounts before this one was made.
         if attempt or reply.error != errno.ESTALE:
@@ -439,6 +450,10 @@ def _abandon(connection: client.Connection, held: list[int], events: Events) -> 
         yield from _gone(held[0], events)
 
 
+class GateDiedError(SetupError):
+    """The gate ended before the walls were up, and said nothing."""
+
+
 def _next(connection: client.Connection, events: Events) -> Steps[client.Reply]:
     late = time.monotonic() + SETUP_SECONDS
     while True:
@@ -449,7 +464,7 @@ def _next(connection: client.Connection, events: Events) -> Steps[client.Reply]:
             raise SetupError(f"the walls were not up after {SETUP_SECONDS} s", stage="gate")
     reply = connection.receive()
     if reply is None:
-        raise SetupError("the gate died while it raised the walls", stage="gate")
+        raise GateDiedError("the gate died while it raised the walls", stage="gate")
     return reply
 
 

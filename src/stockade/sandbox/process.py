@@ -19,6 +19,7 @@ import msgspec
 
 from stockade.errors import PolicyError, SetupError, TimeoutError
 from stockade.gate import client
+from stockade.sandbox import scarce
 from stockade.sandbox.launch import Box, died
 from stockade.sandbox.result import Result
 from stockade.sandbox.steps import Events, Steps, drive
@@ -51,6 +52,17 @@ def starting(
     events: Events,
 ) -> Steps[Parts]:
     """Start a program and wait until it is there."""
+    with scarce.refused():
+        return (yield from _starting(box, program, stdio, pty, events))
+
+
+def _starting(
+    box: Box,
+    program: client.Program,
+    stdio: tuple[int | None, int | None, int | None],
+    pty: bool | tuple[int, int],
+    events: Events,
+) -> Steps[Parts]:
     size = pty if isinstance(pty, tuple) else program.size
     program = msgspec.structs.replace(program, tell=True, size=size)
     watch = Watch(box, program, events)

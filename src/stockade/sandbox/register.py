@@ -199,6 +199,11 @@ def enter(home: str, record: Record) -> Entry:
         raise _unwritable(f"{home}/{RUN}", error) from None
 
 
+def own_names() -> frozenset[str]:
+    """The names of this process's directories."""
+    return frozenset(_names)
+
+
 def shutdown() -> None:
     """Remove this process's directories, unless a sandbox is in them. The next sandbox makes another."""
     with _Shared.lock:

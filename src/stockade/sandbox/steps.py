@@ -13,6 +13,8 @@ import select
 from collections.abc import Generator
 from typing import TypeVar
 
+from stockade.sandbox import scarce
+
 T = TypeVar("T")
 Steps = Generator[float | None, None, T]
 
@@ -23,7 +25,8 @@ class Events:
     """Descriptors that are watched, and which of them were ready when somebody last waited."""
 
     def __init__(self) -> None:
-        self._poll = select.epoll()
+        with scarce.refused():
+            self._poll = select.epoll()
         #: Regular files are always ready, so the kernel refuses to watch them.
         self._always: set[int] = set()
         self.ready: list[int] = []

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from stockade.gate import client
+from stockade.sandbox import scarce
 from stockade.sandbox.launch import Box, died
 from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.streams import Output, Sink, Spilled, Streams
@@ -48,13 +49,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     def streams(self) -> Streams:
         """Its pipes."""
-        return Streams(
-            given=self.given,
-            source=self.source,
-            limit=self.limit,
-            sinks=(self.on_stdout, self.on_stderr),
-            spill=self.spill,
-        )
+        with scarce.refused():
+            return Streams(
+                given=self.given,
+                source=self.source,
+                limit=self.limit,
+                sinks=(self.on_stdout, self.on_stderr),
+                spill=self.spill,
+            )
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -195,12 +197,13 @@ class Watch:
 
     def start(self, stdio: tuple[int, ...], *, kept: bool) -> client.Channel:
         """Ask the gate to start the program."""
-        entrance = group.program_entrance() if kept and (group := self.box.group) is not None else None
-        try:
-            self.channel = self.box.connection.execute(self.program, stdio, kept=kept, entrance=entrance)
-        finally:
-            if entrance is not None:
-                os.close(entrance)
+        with scarce.refused():
+            entrance = group.program_entrance() if kept and (group := self.box.group) is not None else None
+            try:
+                self.channel = self.box.connection.execute(self.program, stdio, kept=kept, entrance=entrance)
+            finally:
+                if entrance is not None:
+                    os.close(entrance)
         if kept:
             self._watch(self.channel.fileno())
         if self.program.wall is not None:

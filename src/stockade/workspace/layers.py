@@ -64,7 +64,8 @@ class Layer:
                 self._open.append(os.open(f"{self.path}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             self._open.append(record.lock(self.path, self.id))
         except OSError as error:
-            self.discard()
+            with contextlib.suppress(OSError):
+                self.discard()
             raise SetupError(
                 f"cannot keep the workspace's changes in {self.path}: {error.strerror}",
                 stage="workspace",

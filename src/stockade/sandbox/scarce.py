@@ -1,0 +1,41 @@
+"""What this process has used up, told as a refusal: descriptors, memory, room on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+
+from stockade.errors import SetupError, StockadeError
+
+HINTS = dict.fromkeys(
+    (errno.EMFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN),
+    "this process has used up what it may: see `ulimit -a`",
+) | {
+    errno.ENFILE: "this machine has used up its open files: see sysctl fs.file-max",
+    errno.ENOSPC: "free some space, or set STOCKADE_HOME to a directory elsewhere",
+    errno.EDQUOT: "free some space, or set STOCKADE_HOME to a directory elsewhere",
+}
+
+
+@contextlib.contextmanager
+def refused() -> Iterator[None]:
+    """What fails in here for want of something is a `SetupError`: the program has not been started."""
+    try:
+        yield
+    except StockadeError:
+        raise
+    except OSError as error:
+        number = error.errno or 0
+        raise SetupError(
+            f"nothing was run: {error.strerror}",
+            stage="supervisor",
+            errno=number,
+            hint=HINTS.get(number, "`stockade doctor` shows what this machine can do"),
+        ) from error
+    except MemoryError as error:
+        why = os.strerror(errno.ENOMEM)
+        raise SetupError(
+            f"nothing was run: {why}", stage="supervisor", errno=errno.ENOMEM, hint=HINTS[errno.ENOMEM]
+        ) from error
