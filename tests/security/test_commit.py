@@ -149,7 +149,8 @@ class TestLinks:
             workspace.commit()
         assert os.listdir(hidden / "project") == []
 
-    def test_in_place_of_the_staging_directory(self, project: Path, hidden: Path) -> None:
+    @pytest.mark.parametrize("kind", ["link", "directory"])
+    def test_in_place_of_the_staging_directory(self, project: Path, hidden: Path, kind: str) -> None:
         workspace = changed(project, "echo evil > secret; echo evil > two")
         before = snapshot(hidden)
 
@@ -157,11 +158,12 @@ class TestLinks:
             if done == 1:
                 (staging,) = project.glob(".stockade-commit-*")
                 staging.rename(project.parent / "away")
-                staging.symlink_to(hidden)
+                staging.symlink_to(hidden) if kind == "link" else shutil.copytree(hidden, staging)
 
         with pytest.raises(SetupError):
             workspace.commit(progress=swapped)
         assert snapshot(hidden) == before
+        assert not (project / "secret").exists() and not (project / "two").exists()
 
 
 class TestNewInodes:

@@ -347,10 +347,11 @@ def commit(
             os.mkdir(name, 0o700, dir_fd=job.root)
             with descend.reached(job.root, name) as staging:
                 job.stage(staging, chosen, progress)
+                inode = os.fstat(staging).st_ino
         except BaseException:
             journal.clean(job.layer, job.root, plan)
             raise
-        ready = msgspec.structs.replace(plan, state="commit", steps=tuple(steps))
+        ready = msgspec.structs.replace(plan, state="commit", inode=inode, steps=tuple(steps))
         journal.write(job.layer, ready)
         job.notes += [Note(path, what) for path, what in journal.apply(job.layer, job.root, ready)]
     return Commit(

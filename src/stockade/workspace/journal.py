@@ -15,9 +15,10 @@ that cannot be taken, on a full disk say, makes all of them be taken back.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -83,6 +84,7 @@ class Journal(msgspec.Struct, frozen=True):
     state: Literal["staging", "commit", "undo", "done"]
     root: int
     staging: str
+    inode: int = 0
     steps: tuple[Unlock | Aside | Make | Put | Settle, ...] = ()
 
 
@@ -143,7 +145,7 @@ def apply(layer: str, root: int, journal: Journal) -> list[tuple[str, str]]:
     kept: list[tuple[str, str]] = []
     at = journal.staging
     try:
-        with descend.reached(root, journal.staging) as staging:
+        with _staging(root, journal) as staging:
             for step in journal.steps:
                 at = os.fsdecode(step.path)
                 _take(root, staging, step, kept)
@@ -168,7 +170,7 @@ def undo(layer: str, root: int, journal: Journal) -> None:
     write(layer, msgspec.structs.replace(journal, state="undo"))
     at = journal.staging
     try:
-        with descend.reached(root, journal.staging) as staging:
+        with _staging(root, journal) as staging:
             for step in reversed(journal.steps):
                 at = os.fsdecode(step.path)
                 _revert(root, staging, step)
@@ -186,6 +188,15 @@ def undo(layer: str, root: int, journal: Journal) -> None:
     gone = msgspec.structs.replace(journal, state="staging", steps=())
     write(layer, gone)
     clean(layer, root, gone)
+
+
+@contextlib.contextmanager
+def _staging(root: int, journal: Journal) -> Iterator[int]:
+    """The staging directory, and no other that was given its name."""
+    with descend.reached(root, journal.staging) as staging:
+        if os.fstat(staging).st_ino != journal.inode:
+            raise OSError(errno.ESTALE, "another directory has taken its place", journal.staging)
+        yield staging
 
 
 def _revert(root: int, staging: int, step: Step) -> None:

@@ -79,12 +79,7 @@ class Layer:
         try:
             seen = walk(self._open[0], self.lower, deepest=DEEPEST)
         except OSError as error:
-            raise SetupError(
-                f"the changes in {self.path} cannot be listed: {error.strerror}",
-                stage="workspace",
-                errno=error.errno or 0,
-                hint="they are kept there",
-            ) from error
+            raise unlisted(self.path, error) from error
         there = {one.path: one.before for one in seen.found if one.before is not None} | seen.merged
         self._seen = {os.fsencode(path): (info.st_ino, 0) for path, info in there.items()}
         return sorted(map(change, seen.found), key=lambda one: one.path)
@@ -129,3 +124,13 @@ def remove(layer: str) -> None:
                     descend.remove(place, left)
     finally:
         os.close(place)
+
+
+def unlisted(layer: str, error: OSError) -> SetupError:
+    """What to raise where a layer cannot be read."""
+    return SetupError(
+        f"the changes in {layer} cannot be listed: {error.strerror}",
+        stage="workspace",
+        errno=error.errno or 0,
+        hint="they are kept there",
+    )
