@@ -144,7 +144,7 @@ def test_killed_before_each_of_its_calls(ground: Ground, stockade_home: Path) ->
 @pytest.mark.timeout(300)
 def test_killed_again_at_each_call_of_the_recovery(ground: Ground) -> None:
     moments: dict[str, list[int]] = {}
-    for number in range(0, 10_000, 2):
+    for number in range(0, 10_000, 3):
         workspace, project = ground.made()
         if not killed(number, lambda workspace=workspace: Workspace.open(workspace.id).commit()):
             break
@@ -155,7 +155,7 @@ def test_killed_again_at_each_call_of_the_recovery(ground: Ground) -> None:
         ground.judged(workspace, project)
     assert sorted(moments) == ["commit", "done", "staging"]
     for first in (moments["commit"][0], moments["commit"][-1], moments["staging"][-1], moments["done"][0]):
-        for number in range(0, 10_000, 3):
+        for number in range(0, 10_000, 5):
             workspace, project = ground.made()
             assert killed(first, lambda workspace=workspace: Workspace.open(workspace.id).commit())
             over = not killed(number, lambda workspace=workspace: Workspace.open(workspace.id))
