@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import stockade
-from stockade import ConflictError, NotFoundError, Policy, PolicyError, Sandbox, SetupError, Workspace
+from stockade import ConflictError, NotFoundError, Policy, PolicyError, Sandbox, SetupError, Workspace, state
 from stockade.workspace import record
 from stockade.workspace import workspace as workspaces
 from support.means import need
@@ -300,21 +300,15 @@ class TestConflicts:
             changed(project, "echo x >> file").commit()
 
     def test_the_same_file_in_the_same_moment_after_is_one(self, project: Path, stockade_home: Path) -> None:
-        from stockade.workspace.layers import Layer
-
-        descriptor = os.open(project, os.O_RDONLY)
-        try:
-            for turn in range(50):
-                layer = Layer(str(stockade_home), descriptor, str(project))
-                (project / "file").write_text(f"{turn}\n")
-                Path(layer.path, "upper", "file").write_text("inside\n")
-                layer.close()
-                workspace = Workspace.open(layer.id)
-                with pytest.raises(ConflictError):
-                    workspace.commit()
-                workspace.discard()
-        finally:
-            os.close(descriptor)
+        state.ensure(str(stockade_home))
+        for turn in range(50):
+            layer = stockade_home / "workspaces" / f"turn{turn}"
+            (layer / "upper").mkdir(parents=True)
+            (layer / "upper" / "file").write_text("inside\n")
+            record.write(str(layer), str(project), project.stat().st_ino, ())
+            (project / "file").write_text(f"{turn}\n")
+            with pytest.raises(ConflictError):
+                Workspace.open(f"turn{turn}").commit()
 
     def test_a_tree_that_was_replaced_as_a_whole_is_one(self, project: Path) -> None:
         workspace = changed(project, "echo x > new")
