@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -14,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from stockade import Workspace
-from stockade.workspace import journal
+from stockade import SetupError, Workspace
+from stockade.workspace import descend, journal
 from support.means import need_program
 from support.trees import Tree, changed, snapshot
 
@@ -143,7 +144,7 @@ def test_killed_before_each_of_its_calls(ground: Ground, stockade_home: Path) ->
 @pytest.mark.timeout(300)
 def test_killed_again_at_each_call_of_the_recovery(ground: Ground) -> None:
     moments: dict[str, list[int]] = {}
-    for number in range(0, 10_000, 2):
+    for number in range(0, 10_000, 3):
         workspace, project = ground.made()
         if not killed(number, lambda workspace=workspace: Workspace.open(workspace.id).commit()):
             break
@@ -154,7 +155,7 @@ def test_killed_again_at_each_call_of_the_recovery(ground: Ground) -> None:
         ground.judged(workspace, project)
     assert sorted(moments) == ["commit", "done", "staging"]
     for first in (moments["commit"][0], moments["commit"][-1], moments["staging"][-1], moments["done"][0]):
-        for number in range(0, 10_000, 3):
+        for number in range(0, 10_000, 5):
             workspace, project = ground.made()
             assert killed(first, lambda workspace=workspace: Workspace.open(workspace.id).commit())
             over = not killed(number, lambda workspace=workspace: Workspace.open(workspace.id))
@@ -211,6 +212,58 @@ def test_without_its_staging_directory_it_starts_anew(ground: Ground) -> None:
     subprocess.run(["rm", "-rf", str(staging)], check=True)
     assert Workspace.open(workspace.id).commit(force=["."]).closed
     assert snapshot(project) == ground.after
+
+
+def failing(number: int) -> Callable[..., None]:
+    """A rename that fails at its call of that number, and at none after it."""
+    left, real = [number], os.rename
+
+    def rename(*words: Any, **options: Any) -> None:
+        # Those of the journal and of the layer are in the state, not in the tree.
+        if not str(words[0]).startswith(journal.FILE) and not str(words[1]).startswith(descend.REMOVED):
+            left[0] -= 1
+            if left[0] == -1:
+                raise OSError(28, "No space left on device")
+        real(*words, **options)
+
+    return rename
+
+
+def test_a_step_that_cannot_be_taken_makes_all_be_taken_back(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1000):
+        workspace, project = ground.made()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", failing(number))
+            try:
+                workspace.commit()
+                break
+            except SetupError as error:
+                assert "No space left on device; everything is as it was before" in error.message
+        assert snapshot(project) == ground.before
+        assert workspace.commit().closed
+        assert snapshot(project) == ground.after
+    assert number > 10
+
+
+@pytest.mark.timeout(300)
+def test_killed_while_it_is_taken_back(ground: Ground) -> None:
+    def commit(workspace: Workspace) -> None:
+        os.rename = failing(9)
+        with contextlib.suppress(SetupError):
+            Workspace.open(workspace.id).commit()
+
+    for number in range(0, 10_000, 2):
+        workspace, project = ground.made()
+        # The tripwire is laid first, so that a rename that fails does not count.
+        over = not killed(number, lambda workspace=workspace: commit(workspace))
+        if over:
+            assert snapshot(project) == ground.before
+        ground.judged(workspace, project)
+        if over:
+            break
+    assert number > 60
 
 
 def test_a_copy_that_fails_leaves_nothing(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,6 +241,7 @@ class TestPatches:
 
 
 def test_nothing_is_left_open_by_unreadable_things(project: Path) -> None:
+    workspace = changed(project, "mkdir -p a/b; chmod 000 a/b a; mkfifo p; ln -s /dev/zero z")
     before = set(os.listdir("/proc/self/fd"))
-    diff(project, "mkdir -p a/b; chmod 000 a/b a; mkfifo p; ln -s /dev/zero z")
+    workspace.diff(patch=True)
     assert set(os.listdir("/proc/self/fd")) == before

@@ -88,13 +88,13 @@ class TestLinks:
                 (project / "sub").rename(project.parent / "away")
                 (project / "sub").symlink_to(hidden)
 
-        with pytest.raises(SetupError, match="the commit stopped at 'sub/secret'"):
+        with pytest.raises(SetupError, match=r"the commit stopped at 'sub/secret'.* as it was before"):
             workspace.commit(progress=swapped)
-        assert snapshot(hidden) == before
-        # What was begun can be ended once the way is clear again.
+        assert snapshot(hidden) == before and (project / "file").read_text() == "old\n"
+        # What was begun can be done once the way is clear again.
         (project / "sub").unlink()
         (project.parent / "away").rename(project / "sub")
-        Workspace.open(workspace.id)
+        workspace.commit(force=["sub"])
         assert (project / "sub" / "secret").read_text() == "evil\n"
 
     def test_swapped_all_the_time(self, project: Path, hidden: Path) -> None:
@@ -149,7 +149,8 @@ class TestLinks:
             workspace.commit()
         assert os.listdir(hidden / "project") == []
 
-    def test_in_place_of_the_staging_directory(self, project: Path, hidden: Path) -> None:
+    @pytest.mark.parametrize("kind", ["link", "directory"])
+    def test_in_place_of_the_staging_directory(self, project: Path, hidden: Path, kind: str) -> None:
         workspace = changed(project, "echo evil > secret; echo evil > two")
         before = snapshot(hidden)
 
@@ -157,11 +158,12 @@ class TestLinks:
             if done == 1:
                 (staging,) = project.glob(".stockade-commit-*")
                 staging.rename(project.parent / "away")
-                staging.symlink_to(hidden)
+                staging.symlink_to(hidden) if kind == "link" else shutil.copytree(hidden, staging)
 
         with pytest.raises(SetupError):
             workspace.commit(progress=swapped)
         assert snapshot(hidden) == before
+        assert not (project / "secret").exists() and not (project / "two").exists()
 
 
 class TestNewInodes:

@@ -139,7 +139,7 @@ class Job(msgspec.Struct):
         """The steps, in an order in which each can be taken when those before it are."""
         steps: list[journal.Step] = []
         settle: dict[str, Settle] = {}
-        locked: list[str] = []
+        locked: dict[str, int] = {}
         made: set[str] = set()
         for slot, one in enumerate(chosen):
             path, name = os.fsencode(one.path), f"{slot}"
@@ -152,17 +152,21 @@ class Job(msgspec.Struct):
                     steps.append(Make(path))
                     made.add(one.path)
                 else:
-                    locked.append(one.path)
+                    assert one.before is not None
+                    locked[one.path] = stat.S_IMODE(one.before.st_mode)
                 settle[one.path] = self._settled(one, new)
             elif one.after is not None:
                 replaced = one.before if "type" not in one.what else None
-                steps.append(Put(path, name, identity(replaced) if replaced is not None else None))
+                if replaced is None:
+                    steps.append(Put(path, name, None))
+                else:
+                    steps.append(Put(path, name, identity(replaced), f"old-{name}"))
             if one.path and (parent := descend.split(one.path)[0]) not in made:
                 self._permitted(parent, settle, locked)
-        unlock = [Unlock(os.fsencode(path)) for path in sorted(set(locked))]
+        unlock = [Unlock(os.fsencode(path), locked[path]) for path in sorted(locked)]
         return [*unlock, *steps, *(settle[path] for path in sorted(settle, reverse=True))]
 
-    def _permitted(self, path: str, settle: dict[str, Settle], locked: list[str]) -> None:
+    def _permitted(self, path: str, settle: dict[str, Settle], locked: dict[str, int]) -> None:
         """See to it that the caller can change a directory of the host, or refuse by its name."""
         with descend.reached(self.root, path) as node:
             info = os.fstat(node)
@@ -174,7 +178,7 @@ class Job(msgspec.Struct):
                 raise SetupError(
                     f"{path or self.tree} cannot be written by you", stage="commit", errno=errno.EACCES
                 )
-        locked.append(path)
+        locked[path] = stat.S_IMODE(info.st_mode)
         settle.setdefault(path, Settle(os.fsencode(path), stat.S_IMODE(info.st_mode)))
 
     def _settled(self, one: Found, new: bool) -> Settle:
@@ -343,10 +347,11 @@ def commit(
             os.mkdir(name, 0o700, dir_fd=job.root)
             with descend.reached(job.root, name) as staging:
                 job.stage(staging, chosen, progress)
+                inode = os.fstat(staging).st_ino
         except BaseException:
             journal.clean(job.layer, job.root, plan)
             raise
-        ready = msgspec.structs.replace(plan, state="commit", steps=tuple(steps))
+        ready = msgspec.structs.replace(plan, state="commit", inode=inode, steps=tuple(steps))
         journal.write(job.layer, ready)
         job.notes += [Note(path, what) for path, what in journal.apply(job.layer, job.root, ready)]
     return Commit(

@@ -3,19 +3,22 @@
 Everything new lies ready in a staging directory of the workspace before the
 journal says "commit"; from then on the host's tree changes by renames only.
 Killed before that mark, the staging is removed; killed after it, the steps
-are taken again. Each step sees for itself whether it was taken already.
+are taken again. Each step sees for itself whether it was taken already. One
+that cannot be taken, on a full disk say, makes all of them be taken back.
 
     staging   the staging directory may be there: remove it
     commit    take every step
+    undo      a step could not be taken: take back those that were
     done      every step was taken: remove the staging directory, which holds what was replaced
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -42,6 +45,8 @@ class Step(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Unlock(Step, frozen=True):
     """Let the owner change a directory until it is settled."""
 
+    mode: int
+
 
 class Aside(Step, frozen=True):
     """Move what is there into the staging directory, with everything in it."""
@@ -61,6 +66,8 @@ class Put(Step, frozen=True):
 
     slot: str
     expected: Identity | None
+    old: str = ""
+    """Where a second name of what it replaces is kept."""
 
 
 class Settle(Step, frozen=True):
@@ -74,9 +81,10 @@ class Settle(Step, frozen=True):
 class Journal(msgspec.Struct, frozen=True):
     """What is being done, or was when the process ended."""
 
-    state: Literal["staging", "commit", "done"]
+    state: Literal["staging", "commit", "undo", "done"]
     root: int
     staging: str
+    inode: int = 0
     steps: tuple[Unlock | Aside | Make | Put | Settle, ...] = ()
 
 
@@ -124,6 +132,9 @@ def recover(layer: str, root: int) -> str:
     if journal.state == "commit" and descend.look(root, journal.staging) is not None:
         apply(layer, root, journal)
         return "finished"
+    if journal.state == "undo" and descend.look(root, journal.staging) is not None:
+        undo(layer, root, journal)
+        return "rolled back"
     # Without its staging directory nothing can go on; what is not yet in the tree is still in the layer.
     clean(layer, root, journal)
     return "finished" if journal.state == "done" else "rolled back"
@@ -134,18 +145,19 @@ def apply(layer: str, root: int, journal: Journal) -> list[tuple[str, str]]:
     kept: list[tuple[str, str]] = []
     at = journal.staging
     try:
-        with descend.reached(root, journal.staging) as staging:
+        with _staging(root, journal) as staging:
             for step in journal.steps:
                 at = os.fsdecode(step.path)
                 _take(root, staging, step, kept)
             durable(root, {descend.split(os.fsdecode(step.path))[0] for step in journal.steps})
-        record.remember(layer, _left(root, [os.fsdecode(step.path) for step in journal.steps]))
+        record.remember(layer, _left(root, journal.steps))
     except OSError as error:
+        undo(layer, root, journal)
         raise SetupError(
-            f"the commit stopped at {at!r}: {error.strerror}",
+            f"the commit stopped at {at!r}: {error.strerror}; everything is as it was before",
             stage="commit",
             errno=error.errno or 0,
-            hint="mend that, and commit again: it goes on where it stopped",
+            hint="mend that, and commit again",
         ) from error
     finished = msgspec.structs.replace(journal, state="done")
     write(layer, finished)
@@ -153,13 +165,84 @@ def apply(layer: str, root: int, journal: Journal) -> list[tuple[str, str]]:
     return kept
 
 
-def _left(root: int, paths: list[str]) -> record.Seen:
+def undo(layer: str, root: int, journal: Journal) -> None:
+    """Take back every step that was taken, the last one first, and clean up."""
+    write(layer, msgspec.structs.replace(journal, state="undo"))
+    at = journal.staging
+    try:
+        with _staging(root, journal) as staging:
+            for step in reversed(journal.steps):
+                at = os.fsdecode(step.path)
+                _revert(root, staging, step)
+        durable(root, {descend.split(os.fsdecode(step.path))[0] for step in journal.steps})
+    except OSError as error:
+        raise SetupError(
+            f"the commit stopped and cannot be taken back, because of {at!r}: {error.strerror}",
+            stage="commit",
+            errno=error.errno or 0,
+            hint="mend that: the next command for this workspace takes the rest back",
+        ) from error
+    # Renames there and back have changed times that a commit judges by.
+    back = [step for step in journal.steps if not isinstance(step, Put | Aside) or _is_back(root, step)]
+    record.remember(layer, _left(root, back))
+    gone = msgspec.structs.replace(journal, state="staging", steps=())
+    write(layer, gone)
+    clean(layer, root, gone)
+
+
+@contextlib.contextmanager
+def _staging(root: int, journal: Journal) -> Iterator[int]:
+    """The staging directory, and no other that was given its name."""
+    with descend.reached(root, journal.staging) as staging:
+        if os.fstat(staging).st_ino != journal.inode:
+            raise OSError(errno.ESTALE, "another directory has taken its place", journal.staging)
+        yield staging
+
+
+def _revert(root: int, staging: int, step: Step) -> None:
+    path = os.fsdecode(step.path)
+    parent, name = descend.split(path)
+    if isinstance(step, Put | Aside):
+        old = step.old if isinstance(step, Put) else step.slot
+        if old and descend.look(staging, old) is not None:
+            with descend.reached(root, parent) as directory:
+                if isinstance(step, Aside) and descend.look(directory, name) is not None:
+                    _keep(directory, name, path, [])
+                os.rename(old, name, src_dir_fd=staging, dst_dir_fd=directory)
+                # Between two names of one file a rename does nothing.
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(old, dir_fd=staging)
+        elif isinstance(step, Put) and step.expected is None and descend.look(staging, step.slot) is None:
+            with descend.reached(root, parent) as directory:
+                os.rename(name, step.slot, src_dir_fd=directory, dst_dir_fd=staging)
+        return
+    if isinstance(step, Make):
+        # One into which somebody has put something stays.
+        with contextlib.suppress(OSError), descend.reached(root, parent) as directory:
+            os.rmdir(name, dir_fd=directory)
+        return
+    # One that is not where it was any more has taken its mode along.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), descend.reached(root, path) as node:
+        mode = step.mode if isinstance(step, Unlock) else os.fstat(node).st_mode | 0o700
+        os.chmod(f"/proc/self/fd/{node}", stat.S_IMODE(mode))
+
+
+def _is_back(root: int, step: Put | Aside) -> bool:
+    parent, name = descend.split(os.fsdecode(step.path))
+    with contextlib.suppress(OSError), descend.reached(root, parent) as directory:
+        there = descend.look(directory, name)
+        return there is not None and identity(there) == step.expected
+    return False
+
+
+def _left(root: int, steps: Iterable[Step]) -> record.Seen:
     """What is in the tree now: the next commit must not take it for the host's own change."""
     known: record.Seen = {}
+    paths = [os.fsdecode(step.path) for step in steps]
     for path in {one for below in paths for one in (*parents(below), below)} - {""}:
         parent, name = descend.split(path)
         # In a directory that its new mode has closed nothing can be known.
-        with contextlib.suppress(PermissionError), descend.reached(root, parent) as directory:
+        with contextlib.suppress(OSError), descend.reached(root, parent) as directory:
             try:
                 info = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 known[os.fsencode(path)] = (info.st_ino, info.st_ctime_ns)
@@ -199,6 +282,8 @@ def _take(root: int, staging: int, step: Step, kept: list[tuple[str, str]]) -> N
             there = descend.look(directory, name)
             if there is not None and identity(there) != step.expected:
                 _keep(directory, name, path, kept)
+            elif there is not None:
+                _save(directory, name, staging, step.old)
             os.rename(step.slot, name, src_dir_fd=staging, dst_dir_fd=directory)
         elif isinstance(step, Aside):
             _aside(directory, name, staging, step, kept)
@@ -218,6 +303,16 @@ def _aside(directory: int, name: str, staging: int, step: Aside, kept: list[tupl
     if stat.S_ISDIR(there.st_mode) and there.st_mode & 0o300 != 0o300:
         _unlock(directory, name)  # to move a directory is to write into it: its .. changes
     os.rename(name, step.slot, src_dir_fd=directory, dst_dir_fd=staging)
+
+
+def _save(directory: int, name: str, staging: int, old: str) -> None:
+    """Give a file that is to be replaced a second name, so that it can come back."""
+    try:
+        os.link(name, old, src_dir_fd=directory, dst_dir_fd=staging, follow_symlinks=False)
+    except FileExistsError:
+        return
+    except OSError:  # no second names on this file system, or not for files of others
+        os.rename(name, old, src_dir_fd=directory, dst_dir_fd=staging)
 
 
 def _unlock(directory: int, name: str) -> None:
@@ -263,6 +358,8 @@ def durable(root: int, directories: Iterable[str]) -> None:
         try:
             with descend.listed(root, path) as directory:
                 os.fsync(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # gone with what was in it
         except PermissionError:
             everything(root)
             return

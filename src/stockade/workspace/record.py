@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -46,10 +47,11 @@ def write(layer: str, lower: str, inode: int, protect: Sequence[str]) -> Record:
     """Record a workspace that is opened now."""
     # The time is the kernel's own, from a file: it gives a file that was looked at since its last change
     # a time later than all given before (Linux 6.13), and no change from now on gets an earlier one.
-    with open(f"{layer}/workspace.json", "xb") as file:
-        os.fstat(file.fileno())
-        os.fchmod(file.fileno(), 0o600)
-        opened = os.fstat(file.fileno()).st_ctime_ns
+    file = os.open(f"{layer}/workspace.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.fstat(file)
+        os.fchmod(file, 0o600)
+        opened = os.fstat(file).st_ctime_ns
         if opened > time.time_ns():  # the state is on a file system with a clock of its own
             opened = time.clock_gettime_ns(REALTIME_COARSE)
         record = Record(
@@ -61,7 +63,10 @@ def write(layer: str, lower: str, inode: int, protect: Sequence[str]) -> Record:
             inode=inode,
             protect=tuple(os.fsencode(path) for path in protect),
         )
-        file.write(msgspec.json.encode(record))
+        # So short that it is written whole or, on a full disk, not at all, which is an error.
+        os.write(file, msgspec.json.encode(record))
+    finally:
+        os.close(file)
     return record
 
 
@@ -98,6 +103,7 @@ def threshold(record: Record) -> int:
     return record.opened + stepped if stepped < -1_000_000_000 else record.opened
 
 
+@functools.cache
 def _boot() -> str:
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()

@@ -55,6 +55,10 @@ def walk(upper: int, lower: int, *, deepest: int) -> Walk:
     before, after = os.fstat(lower), os.fstat(upper)
     if what := _aspects(before, after):
         seen.found.append(Found("", "modified", before, after, what, copied=True))
+    # The usual end of a run: nothing was changed. Elsewhere the directory is not open for reading.
+    with contextlib.suppress(OSError):
+        if not os.listdir(upper):
+            return seen
     pending = [("", True)]
     while pending:
         path, merged = pending.pop()

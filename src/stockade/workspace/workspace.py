@@ -20,7 +20,7 @@ from stockade.errors import NotFoundError, PolicyError, SetupError
 from stockade.policy.model import PROTECT
 from stockade.workspace import journal, record
 from stockade.workspace.commit import Commit, Job, Progress, commit
-from stockade.workspace.layers import Change, change, remove, unlisted
+from stockade.workspace.layers import Change, change, remove
 from stockade.workspace.walk import walk
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Workspace:
     def _recover(self) -> None:
         if journal.read(self.layer) is None:
             return
-        with self._tree() as root, self._reading():
+        with self._tree() as root, self._trying("recovered"):
             self.recovered = journal.recover(self.layer, root) or self.recovered
 
     def changes(self) -> builtins.list[Change]:
@@ -114,7 +114,7 @@ class Workspace:
         """What differs, file by file and line by line; with `patch` also as `git apply` takes it."""
         from stockade.workspace.diff import compare
 
-        with self._job() as job, self._reading():
+        with self._job() as job, self._trying("compared"):
             return compare(job.root, job.upper, job.walk, self.relative(paths), patch=patch)
 
     def commit(
@@ -140,7 +140,7 @@ class Workspace:
             protect = PROTECT if recorded is None else [os.fsdecode(path) for path in recorded]
         with record.held(self.layer, self.id):
             self._recover()
-            with self._job() as job, self._reading():
+            with self._job() as job, self._trying("committed"):
                 done = commit(
                     job,
                     self.relative(paths),
@@ -157,7 +157,7 @@ class Workspace:
 
     def discard(self) -> None:
         """Forget every change and remove the workspace."""
-        with record.held(self.layer, self.id), self._reading():
+        with record.held(self.layer, self.id), self._trying("discarded"):
             if os.path.isdir(self.path):
                 self._recover()
             remove(self.layer)
@@ -191,7 +191,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def _job(self) -> Iterator[Job]:
-        with self._tree() as root, self._reading():
+        with self._tree() as root, self._trying("listed"):
             upper = os.open(f"{self.layer}/upper", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 seen = record.seen(self.layer)
@@ -201,11 +201,17 @@ class Workspace:
                 os.close(upper)
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _trying(self, what: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise unlisted(self.layer, error) from error
+            about = f" ({error.filename!r})" if error.filename is not None else ""
+            raise SetupError(
+                f"workspace {self.id} cannot be {what}: {error.strerror}{about}",
+                stage="workspace",
+                errno=error.errno or 0,
+                hint=f"its changes are kept in {self.layer}",
+            ) from error
 
 
 def _place(home: str | None) -> str:
