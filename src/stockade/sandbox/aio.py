@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from stockade.policy import Policy
 from stockade.sandbox.launch import Box, Prepared
@@ -89,7 +89,7 @@ class AsyncSandbox(Living):
             import warnings
 
             warnings.warn("an AsyncSandbox was not closed: use `async with`", ResourceWarning, stacklevel=2)
-            self._abandoned()
+            self._end(*self._taken())
 
     async def open(self) -> None:
         """Raise the walls. `async with` does it."""
@@ -97,18 +97,29 @@ class AsyncSandbox(Living):
             await drive(self._opening(events), events)
 
     async def close(self) -> None:
-        """End everything inside; harmless when repeated."""
+        """End everything inside; harmless when repeated. A cancellation is raised when that is done."""
         box, prepared = self._taken()
-        if box is not None:
-            while self._using and box.owner == os.getpid():
-                self._quiet.clear()
-                await self._quiet.wait()
-            with Events() as events:
-                await drive(box.closed(events), events)
-        if prepared is not None:
-            if prepared.layer is None:
+        ending = asyncio.ensure_future(self._ending(box, prepared))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            while not ending.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.shield(ending)
+            raise
+
+    async def _ending(self, box: Box | None, prepared: Prepared | None) -> None:
+        try:
+            if box is not None:
+                while self._using and box.owner == os.getpid():
+                    self._quiet.clear()
+                    await self._quiet.wait()
+                with Events() as events:
+                    await drive(box.closed(events), events)
+        finally:
+            if prepared is not None and prepared.layer is None:
                 self._put_away(prepared)
-            else:  # a tree may have to be removed
+            elif prepared is not None:  # a tree may have to be removed
                 await asyncio.get_running_loop().run_in_executor(None, self._put_away, prepared)
 
     async def run(
@@ -153,7 +164,11 @@ class AsyncSandbox(Living):
             with Events() as events:
                 parts = await drive(starting(box, program, (stdin, stdout, stderr), pty, events), events)
             process = AsyncProcess(parts, lambda ended: self._judged(ended, program, prepared, box))
-            await process._connect(parts)
+            try:
+                await process._connect()
+            except BaseException:
+                await process.close()
+                raise
             return process
 
     @contextlib.asynccontextmanager
@@ -179,24 +194,31 @@ class AsyncProcess(Started):
         super().__init__(parts, judged)
         self._lock = asyncio.Lock()
         self._transports: list[asyncio.BaseTransport] = []
+        self._files = [
+            None if stream < 0 else os.fdopen(stream, mode, 0)
+            for stream, mode in zip(parts.streams, ("wb", "rb", "rb"), strict=True)
+        ]
 
-    async def _connect(self, parts: Parts) -> None:
-        stdin, stdout, stderr = parts.streams
+    def __del__(self) -> None:
+        self._let_go()
+
+    async def _connect(self) -> None:
+        stdin, stdout, stderr = self._files
         loop = asyncio.get_running_loop()
-        if stdin >= 0:
+        if stdin is not None:
             writing = asyncio.streams.FlowControlMixin()
-            transport, _ = await loop.connect_write_pipe(lambda: writing, os.fdopen(stdin, "wb", 0))
+            transport, _ = await loop.connect_write_pipe(lambda: writing, stdin)
             self.stdin = asyncio.StreamWriter(transport, writing, None, loop)
             self._transports.append(transport)
         self.stdout = await self._reader(stdout)
         self.stderr = await self._reader(stderr)
+        self._files = []
 
-    async def _reader(self, descriptor: int) -> asyncio.StreamReader | None:
-        if descriptor < 0:
+    async def _reader(self, file: IO[bytes] | None) -> asyncio.StreamReader | None:
+        if file is None:
             return None
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(LONGEST_LINE, loop)
-        file = os.fdopen(descriptor, "rb", 0)
         transport, _ = await loop.connect_read_pipe(lambda: _Screen(reader, loop=loop), file)
         self._transports.append(transport)
         return reader
@@ -221,6 +243,9 @@ class AsyncProcess(Started):
         self._terminal = -1
         while self._transports:
             self._transports.pop().close()
+        for file in self._files:  # those that were not connected
+            if file is not None:
+                file.close()
         await asyncio.sleep(0)  # they close their files in the loop's next round
 
 

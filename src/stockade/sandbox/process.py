@@ -90,6 +90,7 @@ def _starting(
                     watch, 0, (ours[0], ours[1], ours[2]), bool(pty), os.dup(box.pidfd), reply or GONE
                 )
     except BaseException:
+        watch.close()
         watch.channel.end(0)
         watch.channel.close()
         _close(*ours)

@@ -79,14 +79,15 @@ class Living:
             box.connection.stop()
         return box, prepared
 
-    def _abandoned(self) -> None:
-        """Close it in this thread; nobody uses it any more."""
-        box, prepared = self._taken()
-        if box is not None:
-            with Events() as events:
-                drive(box.closed(events), events)
-        if prepared is not None:
-            self._put_away(prepared)
+    def _end(self, box: Box | None, prepared: Prepared | None) -> None:
+        """Close what nobody uses any more, waiting in this thread."""
+        try:
+            if box is not None:
+                with Events() as events:
+                    drive(box.closed(events), events)
+        finally:
+            if prepared is not None:
+                self._put_away(prepared)
 
     def _put_away(self, prepared: Prepared) -> None:
         prepared.close(discard=self._on_exit == "discard" or prepared.unchanged())
@@ -135,14 +136,12 @@ class Sandbox(Living):
     def close(self) -> None:
         """End everything inside; harmless when repeated."""
         box, prepared = self._taken()
-        if box is not None:
-            if box.owner == os.getpid():
+        try:
+            if box is not None and box.owner == os.getpid():
                 with self._quiet:
                     self._quiet.wait_for(lambda: not self._using)
-            with Events() as events:
-                drive(box.closed(events), events)
-        if prepared is not None:
-            self._put_away(prepared)
+        finally:
+            self._end(box, prepared)
 
     def __del__(self) -> None:
         if self._box is not None:
