@@ -437,9 +437,12 @@ def _remove_groups(paths: tuple[str, ...]) -> None:
 
 def _remove_unchanged(home: str, record: Record) -> None:
     """Remove a layer, unless there is a change in it or that cannot be found out: it is the user's then."""
-    from stockade.workspace.layers import changed, remove_tree
+    from stockade.workspace.layers import DESCRIPTION, changed, remove_tree
 
     path = f"{home}/workspaces/{record.layer}"
+    if not os.path.lexists(f"{path}/{DESCRIPTION}"):
+        remove_tree(path)  # it was only begun
+        return
     held: list[int] = []
     try:
         held.append(os.open(path, DIRECTORY))
@@ -447,9 +450,6 @@ def _remove_unchanged(home: str, record: Record) -> None:
         held.append(os.open(record.workspace, DIRECTORY))
         unchanged = not changed(held[1], held[2])
     except OSError:
-        # One that was only begun is empty.
-        with contextlib.suppress(OSError):
-            os.rmdir(path)
         return
     finally:
         for descriptor in held:

@@ -21,6 +21,7 @@ from stockade.errors import SetupError
 OPAQUE = "user.overlay.opaque"
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DEEPEST = 100
+DESCRIPTION = "workspace.json"
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -42,13 +43,14 @@ class Layer:
         try:
             for name in ("", "/upper", "/work"):
                 os.makedirs(self.path + name, mode=0o700)
-            with open(f"{self.path}/workspace.json", "wb") as file:
-                file.write(msgspec.json.encode({"lower": os.fsencode(lower_path).decode("utf-8", "replace")}))
             like = os.fstat(lower)
             # The merged root shows the upper directory's owner and mode.
             os.chmod(f"{self.path}/upper", stat.S_IMODE(like.st_mode))
             if os.geteuid() == 0:
                 os.chown(f"{self.path}/upper", like.st_uid, like.st_gid)
+            # Last: a layer without it was only begun, and nothing was ever done in it.
+            with open(f"{self.path}/{DESCRIPTION}", "wb") as file:
+                file.write(msgspec.json.encode({"lower": os.fsencode(lower_path).decode("utf-8", "replace")}))
             for name in ("upper", "work"):
                 self._open.append(os.open(f"{self.path}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError as error:
