@@ -442,6 +442,9 @@ def _remove_unchanged(home: str, record: Record) -> None:
     from stockade.workspace.walk import walk
 
     path = f"{home}/workspaces/{record.layer}"
+    if not os.path.lexists(f"{path}/workspace.json"):
+        remove(path)  # it was only begun
+        return
     held: list[int] = []
     try:
         held.append(os.open(path, DIRECTORY))
@@ -449,9 +452,6 @@ def _remove_unchanged(home: str, record: Record) -> None:
         held.append(os.open(record.workspace, DIRECTORY))
         unchanged = not walk(held[1], held[2], deepest=DEEPEST).found
     except OSError:
-        # One that was only begun is empty.
-        with contextlib.suppress(OSError):
-            os.rmdir(path)
         return
     finally:
         for descriptor in held:

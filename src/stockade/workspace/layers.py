@@ -55,11 +55,12 @@ class Layer:
             for name in ("", "/upper", "/work"):
                 os.makedirs(self.path + name, mode=0o700)
             like = os.fstat(lower)
-            record.write(self.path, lower_path, like.st_ino, protect)
             # The merged root shows the upper directory's owner and mode.
             os.chmod(f"{self.path}/upper", stat.S_IMODE(like.st_mode))
             if os.geteuid() == 0:
                 os.chown(f"{self.path}/upper", like.st_uid, like.st_gid)
+            # Last: a layer without it was only begun, and nothing was ever done in it.
+            record.write(self.path, lower_path, like.st_ino, protect)
             for name in ("upper", "work"):
                 self._open.append(os.open(f"{self.path}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             self._open.append(record.lock(self.path, self.id))
