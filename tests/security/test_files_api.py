@@ -16,14 +16,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from stockade import DeniedError, LimitError, NotFoundError, Policy, Process, Sandbox, StockadeError
+from stockade import DeniedError, LimitError, NotFoundError, Process, Sandbox, StockadeError
 from stockade.workspace import beneath, sink
 from stockade.workspace.files import Files
-from support.boxfiles import files_of
+from support.boxfiles import sandbox, sh
 from support.means import applies, need_program
 
 PYTHON = "/usr/bin/python3"
@@ -59,20 +58,6 @@ while True:
             except OSError:
                 pass
 """
-
-
-@contextlib.contextmanager
-def sandbox(workspace: Path, mode: str = "rw", **policy: Any) -> Iterator[tuple[Sandbox, Files]]:
-    policy.setdefault("protect", [])
-    policy["workspace"] = {"path": str(workspace), "mode": mode}
-    with Sandbox(Policy(**policy), on_exit="discard") as box, files_of(box) as files:
-        yield box, files
-
-
-def sh(box: Sandbox, script: str) -> str:
-    result = box.run(["sh", "-c", script])
-    assert result.ok, result.stderr
-    return result.text
 
 
 @contextlib.contextmanager
@@ -159,7 +144,7 @@ def test_no_call_goes_through_an_ancestor_that_is_a_link(
 
 
 def test_the_naive_write_through_an_ancestor_link_lands_outside(workspace: Path, hidden: Path) -> None:
-    with sandbox(workspace) as (box, files):
+    with sandbox(workspace, "rw") as (box, files):
         sh(box, f"ln -s {hidden} ancestor")
         naively(files, workspace / "ancestor/one", os.O_WRONLY | os.O_CREAT)
         (workspace / "ancestor/two").write_text("x")
@@ -250,7 +235,7 @@ NODES = {
 
 @pytest.mark.parametrize("kind", NODES)
 def test_what_is_no_file_is_refused_at_once(workspace: Path, kind: str) -> None:
-    with sandbox(workspace) as (box, files):
+    with sandbox(workspace, "rw") as (box, files):
         sh(box, NODES[kind])
         before = time.monotonic()
         for act in ("read", "write", "append", "upload", "download", "replace", "chmod"):
@@ -263,13 +248,13 @@ def test_what_is_no_file_is_refused_at_once(workspace: Path, kind: str) -> None:
 
 
 def test_the_naive_open_of_a_pipe_waits(workspace: Path) -> None:
-    with sandbox(workspace) as (box, _):
+    with sandbox(workspace, "rw") as (box, _):
         sh(box, "mkfifo node")
         assert stuck(f"open({str(workspace / 'node')!r})")
 
 
 def test_a_lease_makes_nobody_wait_for_long(workspace: Path) -> None:
-    with sandbox(workspace) as (box, files), working(box, LEASE, "60"):
+    with sandbox(workspace, "rw") as (box, files), working(box, LEASE, "60"):
         before = time.monotonic()
         with pytest.raises(DeniedError, match="lease"):
             files.read("leased")
@@ -281,12 +266,12 @@ def test_a_lease_makes_nobody_wait_for_long(workspace: Path) -> None:
 
 
 def test_the_naive_open_of_a_leased_file_waits(workspace: Path) -> None:
-    with sandbox(workspace) as (box, _), working(box, LEASE, "60"):
+    with sandbox(workspace, "rw") as (box, _), working(box, LEASE, "60"):
         assert stuck(f"open({str(workspace / 'leased')!r})")
 
 
 def test_a_lease_that_is_given_up_is_waited_for(workspace: Path) -> None:
-    with sandbox(workspace) as (box, files), working(box, LEASE, "0.5"):
+    with sandbox(workspace, "rw") as (box, files), working(box, LEASE, "0.5"):
         assert files.read("leased") == b"x"
 
 
@@ -322,7 +307,7 @@ def test_a_directory_that_is_swapped_for_a_link_never_leads_out(
 def test_the_naive_write_loses_the_race(workspace: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
-    with sandbox(workspace) as (box, _):
+    with sandbox(workspace, "rw") as (box, _):
         sh(box, f"mkdir dir; ln -s {outside} link")
         with working(box, SWAP):
             until = time.monotonic() + 20
@@ -341,7 +326,7 @@ def test_a_temporary_file_that_is_swapped_for_a_link_pretend(
     monkeypatch.setattr(sink, "_NAMELESS", os.O_RDONLY | os.O_CREAT | os.O_DIRECTORY)
     outside = tmp_path / "outside"
     outside.mkdir()
-    with sandbox(workspace) as (box, files), working(box, PLANT.replace("OUTSIDE", str(outside))):
+    with sandbox(workspace, "rw") as (box, files), working(box, PLANT.replace("OUTSIDE", str(outside))):
         until = time.monotonic() + 2
         while time.monotonic() < until:
             with contextlib.suppress(StockadeError):
@@ -356,7 +341,7 @@ def test_a_tree_that_changes_while_it_is_removed_takes_nothing_along(workspace: 
     (outside / "a").mkdir(parents=True)
     (outside / "a/precious").write_text("x")
     script = f"mkdir -p tree/dir/a tree/x; touch tree/dir/a/precious; ln -s {outside} tree/link"
-    with sandbox(workspace) as (box, files):
+    with sandbox(workspace, "rw") as (box, files):
         for _ in range(20):
             sh(box, script)
             swapping = 'import os; os.chdir("tree")\n' + SWAP
@@ -371,7 +356,7 @@ def test_other_names_of_a_file_keep_their_content(workspace: Path, tmp_path: Pat
     for name in ("ours", "naive"):
         (tmp_path / name).write_text("original")
         os.link(tmp_path / name, workspace / name)
-    with sandbox(workspace) as (_, files):
+    with sandbox(workspace, "rw") as (_, files):
         files.write("ours", "changed")
         files.replace("ours", "changed", "again")
         naively(files, workspace / "naive", os.O_WRONLY | os.O_TRUNC)
@@ -380,7 +365,7 @@ def test_other_names_of_a_file_keep_their_content(workspace: Path, tmp_path: Pat
 
 
 def test_a_readable_file_is_not_made_writable_by_a_hard_link(workspace: Path, granted: Path) -> None:
-    with sandbox(workspace, read=[str(granted)]) as (box, files):
+    with sandbox(workspace, "rw", read=[str(granted)]) as (box, files):
         assert not box.run(["ln", str(granted / "file"), "mine"]).ok
         sh(box, f"ln -s {granted}/file mine")
         for act in ("write", "append", "chmod", "replace", "upload"):
@@ -407,7 +392,7 @@ def test_a_file_that_claims_to_be_huge_costs_nothing(workspace: Path) -> None:
 def test_what_is_mounted_inside_cannot_be_replaced_from_outside(workspace: Path) -> None:
     """The kernel refuses it only to processes of the same mount namespace."""
     (workspace / ".envrc").write_text("original")
-    with sandbox(workspace, protect=[".envrc"]) as (box, files):
+    with sandbox(workspace, "rw", protect=[".envrc"]) as (box, files):
         assert not box.run(["sh", "-c", "rm -f .envrc || mv .envrc x || echo x > .envrc"]).ok
         for act in ("write", "append", "move-from", "move-to", "remove", "remove-tree", "chmod", "upload"):
             files.write("mine", "x")

@@ -361,6 +361,8 @@ class Files:
             except OSError as error:
                 if place.root == self._roots.root and not self._roots.living():
                     raise ended(place.shown) from None
+                if error.errno == errno.EXDEV and place.resolve == AS_INSIDE:
+                    error = OSError(errno.EBUSY, "something in it is mounted by the policy itself")
                 raise refusal(error, place.shown) from None
         finally:
             with self._lock:
