@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from stockade import Policy, Sandbox
-from stockade.gate import client
 from stockade.workspace.files import Files
 from stockade.workspace.info import Listing
 
@@ -16,11 +15,7 @@ from stockade.workspace.info import Listing
 @contextlib.contextmanager
 def files_of(box: Sandbox) -> Iterator[Files]:
     """Its files, which outlive it until the statement ends."""
-    opened, prepared = box._opened()
-    opened.connection.ask_for_roots()
-    reply = opened.connection.receive()
-    assert reply is not None and reply.kind == client.ROOTS and reply.descriptors
-    files = Files.from_descriptors(reply.descriptors, prepared.resolved, prepared.home)
+    files = box.files
     try:
         yield files
     finally:
@@ -34,7 +29,7 @@ def sandbox(
     if workspace is not None:
         policy["workspace"] = {"path": str(workspace), "mode": mode}
         policy.setdefault("protect", [])
-    with Sandbox(Policy(**policy), on_exit="discard") as box, files_of(box) as files:
+    with Sandbox(Policy(**policy)) as box, files_of(box) as files:
         yield box, files
 
 

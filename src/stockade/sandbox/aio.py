@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import IO, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 from stockade.policy import Policy
 from stockade.sandbox.launch import Box, Prepared
@@ -17,6 +17,9 @@ from stockade.sandbox.sandbox import Living, OnExit, command
 from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE, Ended
+
+if TYPE_CHECKING:
+    from stockade.workspace.files_async import AsyncFiles
 
 T = TypeVar("T")
 LONGEST_LINE = 1 << 20
@@ -76,6 +79,13 @@ class AsyncSandbox(Living):
         super().__init__(policy, on_exit=on_exit, pinned=pinned)
         self._using = 0
         self._quiet = asyncio.Event()
+
+    @property
+    def files(self) -> AsyncFiles:
+        """The files inside, as its programs see them; those of the workspace also when it has ended."""
+        from stockade.workspace.files_async import AsyncFiles
+
+        return AsyncFiles(self._found_files())
 
     async def __aenter__(self) -> AsyncSandbox:
         await self.open()

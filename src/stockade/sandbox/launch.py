@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -182,6 +183,16 @@ class Box:
     def last_words(self) -> client.Reply | None:
         """Why a gate that has died gave up, if it said so."""
         return None if self.is_closed else self.connection.refusal()
+
+    def roots(self) -> tuple[int, ...]:
+        """Descriptors of its root and, if it has one, of its overlay. One thread at a time asks."""
+        self.connection.ask_for_roots()
+        poll = select.poll()
+        poll.register(self.connection.fileno(), select.POLLIN)
+        reply = self.connection.receive() if poll.poll(SETUP_SECONDS * 1000) else None
+        if reply is None or reply.kind != client.ROOTS or not reply.descriptors:
+            raise SetupError("the sandbox does not show its files", stage="files")
+        return reply.descriptors
 
     def closed(self, events: Events) -> Steps[None]:
         """End everything inside and wait until it is gone. A forked child only lets go of its copy."""

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -23,6 +23,9 @@ from stockade.sandbox.result import Outcome, Result, Usage
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.streams import Sink, Streams
 from stockade.sandbox.supervise import GRACE, Ended, Run, supervise
+
+if TYPE_CHECKING:
+    from stockade.workspace.files import Files
 
 OnExit = Literal["keep", "discard"]
 DEFAULT = Policy()
@@ -43,6 +46,8 @@ class Living:
         self._on_exit = on_exit
         self._pinned = pinned
         self._prepared: Prepared | None = None
+        self._files: Files | None = None
+        self._asking = threading.Lock()
 
     def _opening(self, events: Events) -> Steps[None]:
         if self._box is not None:
@@ -90,7 +95,21 @@ class Living:
                 self._put_away(prepared)
 
     def _put_away(self, prepared: Prepared) -> None:
-        prepared.close(discard=self._on_exit == "discard" or prepared.unchanged())
+        discard = self._on_exit == "discard" or prepared.unchanged()
+        if discard and self._files is not None and prepared.layer is not None:
+            self._files.close()  # there is nothing left to look at
+        prepared.close(discard=discard)
+
+    def _found_files(self) -> Files:
+        """The sandbox's files, asked for when they are first needed."""
+        with self._asking:
+            if self._files is None:
+                from stockade.workspace.files import Files
+
+                box, prepared = self._opened()
+                roots = box.roots()
+                self._files = Files.from_descriptors(roots, prepared.resolved, prepared.home)
+            return self._files
 
     def pause(self) -> None:
         """Stop every process inside until `resume`. Time limits go on."""
@@ -120,6 +139,11 @@ class Sandbox(Living):
         super().__init__(policy, on_exit=on_exit, pinned=pinned)
         self._quiet = threading.Condition()
         self._using = 0
+
+    @property
+    def files(self) -> Files:
+        """The files inside, as its programs see them; those of the workspace also when it has ended."""
+        return self._found_files()
 
     def __enter__(self) -> Sandbox:
         self.open()

@@ -111,6 +111,10 @@ class Files:
             self._closed = True
         self._let_go()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_roots"):
+            self.close()
+
     def _let_go(self) -> None:
         with self._lock:
             if self._closed and not self._using:
