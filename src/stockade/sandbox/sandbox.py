@@ -355,8 +355,9 @@ def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
 def _result(
     ended: Ended, program: client.Program, prepared: Prepared, box: Box, *, closed: bool = False
 ) -> Result:
-    limits = prepared.resolved.limits
-    verdict = judge(ended, program, prepared.resolved.caller, limits, box.group, closed=closed)
+    limits, entry = prepared.resolved.limits, prepared.made.entry
+    killed = entry is not None and entry.was_killed()
+    verdict = judge(ended, program, prepared.resolved.caller, limits, box.group, closed=closed, killed=killed)
     reply = ended.reply
     usage = Usage(wall=ended.wall)
     if reply is not None and reply.kind == client.EXITED:
