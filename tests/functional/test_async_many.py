@@ -200,6 +200,22 @@ def test_a_process_that_nobody_refers_to_any_more_is_ended() -> None:
     """)
 
 
+def test_a_short_wait_beside_a_long_one_is_told_in_time() -> None:
+    in_a_program("""
+        async def main():
+            async with AsyncSandbox() as box:
+                async with await box.start(["sleep", "60"]) as process:
+                    long = asyncio.create_task(process.wait())
+                    await asyncio.sleep(0.1)
+                    try:
+                        await process.wait(0.1)
+                    except stockade.TimeoutError:
+                        process.kill(0)
+                    assert (await long).outcome == (await process.wait(0)).outcome == "cancelled"
+        run(main)
+    """)
+
+
 def test_a_process_that_is_closed_ends_the_wait_of_another_task() -> None:
     in_a_program("""
         async def main():

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import errno
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, TypeVar
 
 from stockade.policy import Policy
 from stockade.sandbox.launch import Box, Prepared
-from stockade.sandbox.process import PIPE, Parts, Started, starting
+from stockade.sandbox.process import PIPE, Parts, Started, late, starting
 from stockade.sandbox.result import Result
 from stockade.sandbox.sandbox import Living, OnExit, command
 from stockade.sandbox.steps import Events, Steps
@@ -241,9 +242,17 @@ class AsyncProcess(Started):
 
     async def wait(self, timeout: float | None = None) -> Result:
         """How it ended, once it has. A `TimeoutError` after the timeout leaves it running."""
-        async with self._lock:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._lock.acquire()
+        except TimeoutError:
+            raise late(timeout) from None
+        try:
             with Events() as events:
-                return await drive(self._waiting(events, timeout), events)
+                return await drive(self._waiting(events, timeout, began), events)
+        finally:
+            self._lock.release()
 
     async def close(self) -> None:
         """End what still runs of it, and close its streams."""

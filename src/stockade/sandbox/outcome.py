@@ -35,9 +35,16 @@ def judge(
     group: Group | None,
     *,
     closed: bool = False,
+    killed: bool = False,
 ) -> Verdict:
-    """The verdict on a run that is over. `closed` says that its sandbox was closed under it."""
+    """The verdict on a run that is over.
+
+    `closed` says that its sandbox was closed under it, `killed` that somebody has named that to
+    `stockade kill`.
+    """
     reply = ended.reply
+    if killed:
+        return Verdict(Outcome.CANCELLED, 130, "ended by `stockade kill`")
     if (verdict := _over_limit(ended, limits, group)) is not None:
         return verdict
     if reply is None:
@@ -56,7 +63,7 @@ def judge(
     if reply.ended == client.BY_REQUEST:
         return Verdict(Outcome.CANCELLED, 130, "ended because it was cancelled")
     if reply.ended == client.FROM_OUTSIDE:
-        return Verdict(Outcome.CANCELLED, 130, "ended by `stockade kill`")
+        return Verdict(Outcome.CANCELLED, 130, "ended from outside")
     hint = _task_hint(limits, group)
     if os.WIFEXITED(reply.status):
         code = os.WEXITSTATUS(reply.status)

@@ -183,8 +183,8 @@ class Started:
         size = struct.pack("HHHH", lines, columns, 0, 0)
         fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, size)
 
-    def _waiting(self, events: Events, timeout: float | None) -> Steps[Result]:
-        until = None if timeout is None else time.monotonic() + timeout
+    def _waiting(self, events: Events, timeout: float | None, began: float) -> Steps[Result]:
+        until = None if timeout is None else began + timeout
         if self._result is not None:
             return self._result
         if self._channel is None:
@@ -261,11 +261,12 @@ class Process(Started):
 
     def wait(self, timeout: float | None = None) -> Result:
         """How it ended, once it has. A `TimeoutError` after the timeout leaves it running."""
+        began = time.monotonic()
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
             raise late(timeout)
         try:
             with Events() as events:
-                return drive(self._waiting(events, timeout), events)
+                return drive(self._waiting(events, timeout, began), events)
         finally:
             self._lock.release()
 

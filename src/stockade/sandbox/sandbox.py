@@ -17,9 +17,9 @@ from stockade.gate import client
 from stockade.policy import Limits, Policy
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
 from stockade.sandbox.limits import measured
-from stockade.sandbox.outcome import Verdict, judge
+from stockade.sandbox.outcome import judge
 from stockade.sandbox.process import PIPE, Process, starting
-from stockade.sandbox.result import Outcome, Result, Usage
+from stockade.sandbox.result import Result, Usage
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.streams import Sink, Streams
 from stockade.sandbox.supervise import GRACE, Ended, Run, supervise
@@ -381,12 +381,11 @@ def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
 def _result(
     ended: Ended, program: client.Program, prepared: Prepared, box: Box, *, closed: bool = False
 ) -> Result:
-    limits, reply = prepared.resolved.limits, ended.reply
+    limits, reply, entry = prepared.resolved.limits, ended.reply, prepared.made.entry
     # What a closed sandbox had is gone.
     group, layer = (None, None) if closed else (box.group, prepared.layer)
-    verdict = judge(ended, program, prepared.resolved.caller, limits, group, closed=closed)
-    if prepared.made.entry is not None and prepared.made.entry.was_killed():
-        verdict = Verdict(Outcome.CANCELLED, 130, "ended by `stockade kill`")
+    killed = entry is not None and entry.was_killed()
+    verdict = judge(ended, program, prepared.resolved.caller, limits, group, closed=closed, killed=killed)
     changes = tuple(layer.changes()) if layer is not None else ()
     usage = Usage(wall=ended.wall, bytes_written=None if layer is None else layer.written)
     if reply is not None and reply.kind == client.EXITED:

@@ -143,6 +143,7 @@ int guard_open(struct box *box);
 int guard_watch(const struct request *request, int *descriptors, unsigned count);
 void guard_polls(struct pollfd *polls);
 int guard_patience(int otherwise);
+int guard_spent(void);
 /* What is over, if anything; a mount that came off ends the sandbox here. */
 enum ended guard_check(const struct box *box, const struct pollfd *polls);
 

@@ -109,6 +109,11 @@ static void raise_walls(struct box *box)
 static void start_kept(struct box *box, struct program *program, int children)
 {
 	struct reply reply = {.kind = REPLY_EXEC_FAILED, .error = EAGAIN, .text = "too many runs"};
+	struct reply over = {.kind = REPLY_EXITED, .status = SIGKILL, .ended = ENDED_BY_CPU};
+	if (guard_spent()) {
+		send_reply(program->socket, &over, NULL, 0);
+		return;
+	}
 	if (box->kept == MAX_RUNS) {
 		send_reply(program->socket, &reply, NULL, 0);
 		return;
