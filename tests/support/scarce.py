@@ -34,7 +34,8 @@ def begun(result: stockade.Result) -> stockade.Result:
 
 
 def once(workspace: str) -> str:
-    return stockade.run(["echo", "x"], Policy(workspace=workspace), input=b"given", timeout=20).text
+    policy = Policy(workspace=workspace)
+    return begun(stockade.run(["echo", "x"], policy, input=b"given", timeout=20)).text
 
 
 def living(_: str) -> str:
