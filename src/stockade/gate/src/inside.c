@@ -88,7 +88,10 @@ static void raise_walls(struct box *box)
 		if (plan->ops[i].type == OP_PIVOT) {
 			for (unsigned d = 0; d < box->descriptor_count; d++)
 				close(box->descriptors[d]);
-			tell(box, REPLY_MOUNTED);
+			struct reply mounted = {.kind = REPLY_MOUNTED};
+			if (send_reply(box->socket, &mounted, &box->upper, box->upper >= 0))
+				_exit(1);
+			close(box->upper);
 		}
 	}
 	if (box->ruleset >= 0 && wall_landlock_enforce(box))

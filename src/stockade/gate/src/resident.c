@@ -132,7 +132,7 @@ static int make_base(const struct plan *plan, unsigned *index, const char **culp
 		return 0;
 	if (base.bytes)
 		drop_base(1);
-	struct box tree = {.root = -1};
+	struct box tree = {.root = -1, .upper = -1};
 	int mounted = 0;
 	base.size = plan->base_size;
 	base.bytes = malloc(base.size + 1);
@@ -209,6 +209,7 @@ static void start(const struct plan *plan, const int *descriptors, unsigned coun
 			   .plan = *plan,
 			   .mask = mask,
 			   .root = -1,
+			   .upper = -1,
 			   .base = -1,
 			   .canary = -1,
 			   .ruleset = -1};
