@@ -150,6 +150,7 @@ class Started:
         self._result: Result | None = None
         self._gate = parts.gate
         self._closed = False
+        self._owner = os.getpid()
         self._terminal = parts.streams[0] if parts.terminal else -1
         #: The number of the program's first process on the host.
         self.pid = parts.pid
@@ -212,11 +213,14 @@ class Started:
         self._let_go()
         return self._result
 
-    def _hang_up(self) -> None:
-        """Whoever waits for it stops."""
+    def _hang_up(self) -> bool:
+        """Whoever waits for it stops. Not for a forked child to do: it only lets go of its copy."""
         self._closed = True
+        if self._owner != os.getpid():
+            return False
         if (channel := self._channel) is not None:
             channel.hang_up()
+        return True
 
     def _let_go(self) -> None:
         """Whoever attends to it ends what still runs when nobody listens any more."""
@@ -278,8 +282,7 @@ class Process(Started):
 
     def close(self) -> None:
         """End what still runs of it, and close its streams."""
-        self._hang_up()
-        with self._lock:
+        with self._lock if self._hang_up() else contextlib.nullcontext():
             self._let_go()
         self._terminal = -1
         for stream in (self.stdin, self.stdout, self.stderr):
