@@ -13,7 +13,8 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-enum { EXEC_DESCRIPTORS = 5, GRACE_MS = 2000 };
+/* The body, three streams, the socket of a keeper and the entrance of a cgroup. */
+enum { EXEC_DESCRIPTORS = 6, GRACE_MS = 2000 };
 
 /* The keepers of the runs that go on. */
 static pid_t keepers[MAX_RUNS];

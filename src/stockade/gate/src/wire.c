@@ -42,7 +42,8 @@ int receive(int socket, void *data, size_t size, int *descriptors, unsigned *cou
 	struct msghdr message = {.msg_iov = &part,
 				 .msg_iovlen = 1,
 				 .msg_control = control.bytes,
-				 .msg_controllen = CMSG_SPACE(sizeof(int) * *count)};
+				 /* Not CMSG_SPACE: in its padding there would be room for one more. */
+				 .msg_controllen = CMSG_LEN(sizeof(int) * *count)};
 	*count = 0;
 	ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
 	if (got <= 0)
