@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+/* The body, three streams, the socket of a keeper and the entrance of a cgroup. */
 enum { EXEC_DESCRIPTORS = 6, GRACE_MS = 2000 };
 
 /* The keepers of the runs that go on. */
