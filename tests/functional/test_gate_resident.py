@@ -131,6 +131,26 @@ def test_a_fork_of_the_supervisor_does_not_keep_it_alive() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def test_a_sandbox_takes_one_key_of_the_users() -> None:
+    own = os.geteuid()
+
+    def used() -> int:
+        lines = Path("/proc/key-users").read_text().splitlines()
+        counts = [line.split() for line in lines if int(line.partition(":")[0]) == own]
+        return int(counts[0][3].partition("/")[0]) if counts else 0
+
+    stockade.run(["true"]).check()
+    time.sleep(0.5)  # the kernel collects what is unused
+    before = used()
+    boxes = [Sandbox() for _ in range(5)]
+    for box in boxes:
+        box.open()
+    found = used() - before
+    for box in boxes:
+        box.close()
+    assert found <= 5
+
+
 class TestDescriptors:
     """An ordinary user may not look at its gate's descriptors: it lives in a user namespace of its own."""
 
