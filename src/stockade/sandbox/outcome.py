@@ -64,10 +64,12 @@ def judge(
         return Verdict(Outcome.CANCELLED, 130, "ended because it was cancelled")
     if reply.ended == client.FROM_OUTSIDE:
         return Verdict(Outcome.CANCELLED, 130, "ended from outside")
+    if reply.status == 0:
+        return Verdict(Outcome.EXITED, 0)
     hint = _task_hint(limits, group)
     if os.WIFEXITED(reply.status):
         code = os.WEXITSTATUS(reply.status)
-        return Verdict(Outcome.EXITED, code, f"exited with {code}" if code else "", hint if code else "")
+        return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
     number = os.WTERMSIG(reply.status)
     cause = f": {CAUSES[number]}" if number in CAUSES else ""
     reason = f"ended by {signal_name(number)}{cause}"
