@@ -104,9 +104,15 @@ class Layer:
 
     def discard(self) -> None:
         """Forget every change and remove the layer; it is not a forked child's to remove."""
-        if self._owner == os.getpid():
-            remove(self.path)
-        self._release()
+        lock = self._open[2:]
+        for descriptor in self._open[:2]:  # removing takes descriptors, and there may be few
+            os.close(descriptor)
+        self._open = lock
+        try:
+            if self._owner == os.getpid():
+                remove(self.path)
+        finally:
+            self._release()
 
 
 def _size(info: os.stat_result | None) -> int:
