@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from stockade.cli import output
 from stockade.cli.workspaces import chosen, many, print_json
 from stockade.errors import ConflictError, StockadeError
+from stockade.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     from stockade.workspace.commit import Commit
-    from stockade.workspace.workspace import Workspace
 
 SHOWN = 20
 REFUSED = 125
@@ -102,18 +102,22 @@ def _report(done: Commit, workspace: Workspace) -> None:
         print(f"  {kind:<8}  {path}")
     if len(changes) > SHOWN:
         print(f"  and {len(changes) - SHOWN} more")
+    remarks(done)
+
+
+def remarks(done: Commit) -> None:
+    """What a commit did not take over as it was, and what to do about it."""
     for note in done.notes:
         output.say(f"{output.name(note.path)}: {output.name(note.what)}")
     for held in done.held:
         output.say(f"held back: {output.name(held.path)}: {output.name(held.detail)}")
+    id = done.workspace
     if any(held.reason == "executes" for held in done.held):
-        output.say(f"read those, then: stockade commit {workspace.id} --allow-exec-config")
+        output.say(f"read those, then: stockade commit {id} --allow-exec-config")
     if any(held.reason == "protected" for held in done.held):
-        output.say(f"what is protected is only ever copied by hand, from {workspace.layer}/upper")
+        output.say(f"what is protected is only ever copied by hand, from {Workspace.open(id).layer}/upper")
     if not done.closed:
-        output.say(
-            f"workspace {workspace.id} is kept: `stockade diff {workspace.id}` shows what is left in it"
-        )
+        output.say(f"workspace {id} is kept: `stockade diff {id}` shows what is left in it")
 
 
 class _Progress:

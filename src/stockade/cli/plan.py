@@ -9,14 +9,15 @@ from stockade.cli import output
 
 def main(argv: list[str]) -> int:
     """Print the operations, each with the clause of the policy that it serves."""
-    from stockade.cli.run import command, discovered, parser
+    from stockade.cli.run import command, continued, discovered, parser
 
     args = parser("plan").parse_args(argv)
     words = command(args)
+    workspace = continued(args)
     found = discovered(args)
     from stockade.sandbox.launch import prepare
 
-    prepared = prepare(found.policy, pinned=found.pinned, dry=True)
+    prepared = prepare(found.policy, pinned=found.pinned, dry=True, workspace=workspace)
     try:
         plan = prepared.plan
         if args.json:

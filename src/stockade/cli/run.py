@@ -17,11 +17,13 @@ from stockade.errors import PolicyError, SetupError, StockadeError
 if TYPE_CHECKING:
     from stockade.policy import Discovered
     from stockade.sandbox.result import Result
+    from stockade.workspace.workspace import Workspace
 
 EXAMPLES = """examples:
   stockade run -- python3 job.py              the current directory is an overlay: changes are kept aside
   stockade run --mode ro -- make check        read-only
   stockade run --read /opt/data --timeout 30s -- ./analyse
+  stockade run -w @443c -- make check         goes on in the workspace of an earlier run
   stockade run --json -- ./job | jq .outcome
 
 exit codes: the command's own; 128+n killed by signal n; 124 timed out; 125 refused, nothing was run;
@@ -75,13 +77,22 @@ def parser(command: str) -> argparse.ArgumentParser:
     add("--pass-env", metavar="K", action="append", help="pass a variable of yours")
     limits = "a limit: memory, tasks, cpu, cpu_time, wall, files, output, disk"
     add("--limit", metavar="K=V", action="append", help=limits)
-    add("-w", "--workspace", metavar="PATH", help="the directory to work in (default: the current one)")
+    add(
+        "-w",
+        "--workspace",
+        metavar="PATH|@ID",
+        help="the directory to work in (default: the current one); @ID goes on with a workspace, @ the last",
+    )
     add("--mode", choices=("overlay", "rw", "ro"), help="how the workspace appears (default: overlay)")
     add("--backend", metavar="NAME", help="use this backend or refuse")
     if command == "run":
         add("--timeout", metavar="T", help="end the command after this long: 30, 250ms, 5m")
         ends = made.add_mutually_exclusive_group()
-        for word, effect in (("keep", "keep changes aside (default)"), ("discard", "forget changes")):
+        for word, effect in (
+            ("keep", "keep changes aside (default)"),
+            ("discard", "forget changes"),
+            ("commit", "take changes over into your files, if the command ends by itself"),
+        ):
             ends.add_argument(f"--{word}", dest="on_exit", action="store_const", const=word, help=effect)
         add("--json-fd", metavar="N", type=int, help="write the result as JSON to descriptor N")
     add("--json", action="store_true", help="print JSON and nothing else")
@@ -89,6 +100,18 @@ def parser(command: str) -> argparse.ArgumentParser:
     add("-q", "--quiet", action="store_true", help="say nothing but errors")
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
     return made
+
+
+def continued(args: argparse.Namespace) -> Workspace | None:
+    """The workspace that `-w @ID` names; its directory takes the place of the id."""
+    if args.workspace is None or not args.workspace.startswith("@"):
+        return None
+    from stockade.cli.workspaces import chosen
+    from stockade.policy.values import literal
+
+    found = chosen(args.workspace[1:] or None, quiet=args.quiet or args.json)
+    args.workspace = literal(found.path)
+    return found
 
 
 def discovered(args: argparse.Namespace) -> Discovered:
@@ -151,6 +174,7 @@ def _run(args: argparse.Namespace) -> int:
         raise PolicyError(
             f"--json-fd {args.json_fd}: is not open for writing", hint="open it: --json-fd 3 3> result.json"
         )
+    workspace = continued(args)
     found = discovered(args)
     from stockade.sandbox import sandbox
 
@@ -175,6 +199,7 @@ def _run(args: argparse.Namespace) -> int:
         on_stdout=sinks and sinks[0],
         on_stderr=sinks and sinks[1],
         on_exit=args.on_exit or "keep",
+        workspace=workspace,
         keep_output=bool(args.json),
         pinned=found.pinned,
         cancelled_by=(KeyboardInterrupt,),
@@ -187,6 +212,9 @@ def _run(args: argparse.Namespace) -> int:
             output.say("output was lost: its reader took nothing more until the time was over")
     if not quiet:
         _report(result, verbose=args.verbose, discarded=args.on_exit == "discard")
+    if result.commit_error and not args.json:
+        reason, _, hint = result.commit_error.rpartition("\n")
+        output.error(f"not committed: {reason or hint}", hint=hint if reason else "")
     return result.exit_code
 
 
@@ -266,18 +294,27 @@ def _report(result: Result, *, verbose: bool, discarded: bool) -> None:
     if result.changes:
         count = len(result.changes)
         many = f"{count} changed path{'s' if count > 1 else ''}"
-        output.say(f"{many} discarded" if discarded else f"{many} kept aside, your files are as they were")
+        if result.committed is not None:
+            output.say(f"{many}, {len(result.committed.changes)} committed to your files")
+        else:
+            output.say(
+                f"{many} discarded" if discarded else f"{many} kept aside, your files are as they were"
+            )
         for change in result.changes[:SHOWN_CHANGES]:
             output.say(f"  {change.kind:<8}  {output.name(change.path)}")
         if count > SHOWN_CHANGES:
             output.say(f"  and {count - SHOWN_CHANGES} more")
-        if not discarded:
-            for word, effect in (
-                ("diff", "shows them"),
-                ("commit", "takes them over"),
-                ("discard", "forgets them"),
-            ):
-                output.say(f"`stockade {word} {result.workspace}` {effect}")
+    if result.committed is not None and result.changes:
+        from stockade.cli.commit import remarks
+
+        remarks(result.committed)
+    elif result.changes and not discarded:
+        for word, effect in (
+            ("diff", "shows them"),
+            ("commit", "takes them over"),
+            ("discard", "forgets them"),
+        ):
+            output.say(f"`stockade {word} {result.workspace}` {effect}")
     if verbose:
         for name, kept in result.controls.items():
             output.say(f"{name}: {kept.mechanism} ({kept.observed})")

@@ -122,7 +122,7 @@ def _agreed(count: int) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def chosen(id: str | None) -> Workspace:
+def chosen(id: str | None, *, quiet: bool = False) -> Workspace:
     """The workspace with that id; without one the last of the current directory, else the last of all."""
     if id is not None:
         return told(Workspace.open(id.removeprefix("@")))
@@ -136,7 +136,8 @@ def chosen(id: str | None) -> Workspace:
     local = [one for one in known if here == one.path or here.startswith(one.path.rstrip("/") + "/")]
     workspace = (local or known)[0]
     workspace.recover()
-    output.say(f"workspace {workspace.id} of {output.name(workspace.path)}")
+    if not quiet:
+        output.say(f"workspace {workspace.id} of {output.name(workspace.path)}")
     return told(workspace)
 
 

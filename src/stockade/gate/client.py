@@ -148,6 +148,8 @@ class Connection(Channel):
         self.resident = resident
         #: System call filters that the supervisor has itself: every sandbox has one more.
         self.filters_before = resident.filters
+        #: Held by whoever must not see a program start meanwhile.
+        self.starting = threading.Lock()
         self._lock = threading.Lock()
         self._refused: Reply | None = None
 
@@ -199,12 +201,14 @@ class Connection(Channel):
         body = _memory("exec", header + content)
         try:
             if not kept:
-                self._send(request, (body, *stdio, *last))
+                with self.starting:
+                    self._send(request, (body, *stdio, *last))
                 return self
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 channel = Channel(ours)
-                self._send(request, (body, *stdio, theirs.fileno(), *last))
+                with self.starting:
+                    self._send(request, (body, *stdio, theirs.fileno(), *last))
                 return channel
             except BaseException:
                 ours.close()

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, TypeVar
 
 from stockade.policy import Policy
 from stockade.sandbox.launch import Box, Prepared
-from stockade.sandbox.process import PIPE, Parts, Started, late, starting
+from stockade.sandbox.process import PIPE, Parts, Started, late
 from stockade.sandbox.result import Result
 from stockade.sandbox.sandbox import Living, OnExit, command
 from stockade.sandbox.steps import Events, Steps
@@ -21,6 +21,7 @@ from stockade.sandbox.supervise import GRACE, Ended
 
 if TYPE_CHECKING:
     from stockade.workspace.files_async import AsyncFiles
+    from stockade.workspace.workspace import Workspace
 
 T = TypeVar("T")
 LONGEST_LINE = 1 << 20
@@ -75,9 +76,14 @@ class AsyncSandbox(Living):
     """
 
     def __init__(
-        self, policy: Policy | None = None, *, on_exit: OnExit = "keep", pinned: bool = False
+        self,
+        policy: Policy | None = None,
+        *,
+        on_exit: OnExit = "keep",
+        workspace: Workspace | str | None = None,
+        pinned: bool = False,
     ) -> None:
-        super().__init__(policy, on_exit=on_exit, pinned=pinned)
+        super().__init__(policy, on_exit=on_exit, workspace=workspace, pinned=pinned)
         self._using = 0
         self._quiet = asyncio.Event()
 
@@ -92,7 +98,8 @@ class AsyncSandbox(Living):
         await self.open()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._left_by(kind)
         await self.close()
 
     def __del__(self) -> None:
@@ -173,7 +180,9 @@ class AsyncSandbox(Living):
                 prepared, cmd, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=True
             ).program
             with Events() as events:
-                parts = await drive(starting(box, program, (stdin, stdout, stderr), pty, events), events)
+                parts = await drive(
+                    self._starting(box, program, (stdin, stdout, stderr), pty, events), events
+                )
             process = AsyncProcess(parts, lambda ended: self._judged(ended, program, prepared, box))
             try:
                 await process._connect()

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,7 +26,7 @@ from stockade.host import host
 from stockade.host.model import Host
 from stockade.policy import Caller, Policy, Resolved, resolve
 from stockade.policy.resolve import Grant
-from stockade.sandbox import register, scarce
+from stockade.sandbox import continued, register, scarce
 from stockade.sandbox.cgroup import Group
 from stockade.sandbox.evidence import (
     NAMESPACES,
@@ -44,6 +45,9 @@ from stockade.sandbox.register import Entry
 from stockade.sandbox.result import Enforced
 from stockade.sandbox.steps import Events, Steps
 from stockade.workspace.layers import Layer
+
+if TYPE_CHECKING:
+    from stockade.workspace.workspace import Workspace
 
 #: A set-up takes milliseconds; one that takes this long hangs, as on a dead network file system.
 SETUP_SECONDS = 30
@@ -84,13 +88,14 @@ class Prepared(msgspec.Struct, frozen=True):
     def group(self) -> Group | None:
         return self.made.group
 
-    def close(self, *, discard: bool) -> None:
-        self.made.close(discard=discard)
+    def close(self, *, discard: bool, earlier: bool = False) -> None:
+        """Let go of everything; `discard` forgets the changes, `earlier` also what a workspace had before."""
+        self.made.close(discard=discard, earlier=earlier)
         self.resolved.close()
 
     def unchanged(self) -> bool:
         """Whether the workspace is as it was, so that nothing need be kept."""
-        return self.layer is None or not self.layer.changes()
+        return self.layer is None or not (self.layer.changes() or self.layer.continued)
 
 
 class Made:
@@ -106,8 +111,16 @@ class Made:
         self._layer_path = ""
 
     def make(
-        self, home: str, resolved: Resolved, kept: Kept | None, *, living: bool, command: tuple[str, ...]
+        self,
+        home: str,
+        resolved: Resolved,
+        kept: Kept | None,
+        *,
+        living: bool,
+        command: tuple[str, ...],
+        again: str = "",
     ) -> None:
+        """Make it all; `again` is the id of a layer that is there already, and is continued."""
         workspace = resolved.workspace
         id = register.new_id()
         group = f"{os.getpid()}-{id}"  # says whose it is to whoever finds it
@@ -116,7 +129,8 @@ class Made:
             id=id,
             command=command,
             workspace="" if workspace is None else workspace.path,
-            layer=id if overlay else "",
+            # One that is continued is not a sweeper's to remove.
+            layer=id if overlay and not again else "",
             groups=() if kept is None else kept.paths(group),
         )
         try:
@@ -126,8 +140,14 @@ class Made:
             if record.layer or record.groups:
                 raise
         if workspace is not None and overlay:
-            self._layer_path = f"{home}/workspaces/{id}"
-            self.layer = Layer(home, workspace.fd, workspace.path, id, _held_back(resolved, workspace))
+            held = _held_back(resolved, workspace)
+            if again:
+                self.layer = Layer(home, workspace.fd, workspace.path, again, held, continued=True)
+                register.sweep(home)  # what still dies in it after its supervisor was killed
+                continued.refuse_shown(self.layer, resolved, workspace)
+            else:
+                self._layer_path = f"{home}/workspaces/{id}"
+                self.layer = Layer(home, workspace.fd, workspace.path, id, held)
         if kept is not None:
             self.group = Group(group, kept.limits, kept.places, living=living)
             self.entrances = tuple(entrance for _, entrance in self.group.entrances())
@@ -138,11 +158,12 @@ class Made:
             os.close(entrance)
         self.entrances = ()
 
-    def close(self, *, discard: bool) -> None:
+    def close(self, *, discard: bool, earlier: bool = False) -> None:
         self.entered()
         if self.layer is not None:
+            forget = discard and (earlier or not self.layer.continued)
             with contextlib.suppress(OSError):  # then it is left
-                self.layer.discard() if discard else self.layer.close()
+                self.layer.discard() if forget else self.layer.close()
         if self.group is not None and self._owner == os.getpid():
             self.group.close()
         # What is left stays in the register, and goes when somebody sweeps.
@@ -285,26 +306,39 @@ def prepare(
     dry: bool = False,
     living: bool = False,
     command: Sequence[str] = (),
+    workspace: Workspace | None = None,
 ) -> Prepared:
     """Select, resolve, make and compile. With `dry` nothing is made: the plan is for reading.
 
-    `living` says that several commands will run, `command` which is known to.
+    `living` says that several commands will run, `command` which is known to, `workspace` what is continued.
     """
     with scarce.refused():
-        return _prepare(policy, pinned, dry, living, tuple(command))
+        return _prepare(policy, pinned, dry, living, tuple(command), workspace)
 
 
-def _prepare(policy: Policy, pinned: bool, dry: bool, living: bool, command: tuple[str, ...]) -> Prepared:
+def _prepare(
+    policy: Policy,
+    pinned: bool,
+    dry: bool,
+    living: bool,
+    command: tuple[str, ...],
+    workspace: Workspace | None,
+) -> Prepared:
     caller = Caller.current()
     home = state.state_dir(caller.environ, caller.home)
+    if workspace is not None:
+        policy = continued.laid(policy, workspace, home)
     known: Host = host()
     selection, controls = _selected(policy, caller.uid, id(known))
     resolved = resolve(policy, caller, home, pinned=pinned)
     made = Made()
     try:
+        if workspace is not None:
+            continued.check_tree(resolved, workspace)
         kept = kept_by_cgroup(selection, resolved, known)
         if not dry:
-            made.make(home, resolved, kept, living=living, command=command)
+            again = "" if workspace is None else workspace.id
+            made.make(home, resolved, kept, living=living, command=command, again=again)
         program = syscalls.program(
             policy.syscalls.allow, policy.syscalls.deny, "" if dry else home, policy.exec is not None
         )

@@ -438,26 +438,30 @@ def _remove_groups(paths: tuple[str, ...]) -> None:
 
 def _remove_unchanged(home: str, record: Record) -> None:
     """Remove a layer, unless there is a change in it or that cannot be found out: it is the user's then."""
-    from stockade.workspace.layers import DEEPEST, remove
-    from stockade.workspace.walk import walk
+    from stockade.workspace import journal, layers
+    from stockade.workspace.record import InUseError
+    from stockade.workspace.record import held as alone
 
     path = f"{home}/workspaces/{record.layer}"
     if not os.path.lexists(f"{path}/workspace.json"):
-        remove(path)  # it was only begun
+        layers.remove(path)  # it was only begun
         return
     held: list[int] = []
-    try:
-        held.append(os.open(path, DIRECTORY))
-        held.append(os.open("upper", DIRECTORY, dir_fd=held[0]))
-        held.append(os.open(record.workspace, DIRECTORY))
-        unchanged = not walk(held[1], held[2], deepest=DEEPEST).found
-    except OSError:
-        return
-    finally:
-        for descriptor in held:
-            os.close(descriptor)
-    if unchanged:
-        remove(path)
+    # One that is in use is being continued, and one that is gone was discarded.
+    with contextlib.suppress(NotFoundError, InUseError), alone(path, record.layer):
+        try:
+            held.append(os.open(path, DIRECTORY))
+            held.append(os.open("upper", DIRECTORY, dir_fd=held[0]))
+            held.append(os.open(record.workspace, DIRECTORY))
+            journal.recover(path, held[2])
+            unchanged = layers.is_unchanged(path, held[1], held[2])
+        except OSError:
+            return
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
+        if unchanged:
+            layers.remove(path)
 
 
 def _empty(directory: int) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stockade.errors import CommandError, DeniedError, LimitError, SetupError, TimeoutError
 from stockade.sandbox.streams import Spilled
 from stockade.workspace.layers import Change
+
+if TYPE_CHECKING:
+    from stockade.workspace.commit import Commit
 
 
 class Outcome(enum.StrEnum):
@@ -76,6 +80,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     controls: dict[str, Enforced] = {}
     changes: tuple[Change, ...] = ()
     workspace: str = ""
+    #: With `on_exit="commit"`: what was committed, or why nothing was.
+    committed: Commit | None = None
+    commit_error: str = ""
     plan: str = ""
 
     @property

@@ -7,27 +7,33 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
 from stockade import state
-from stockade.errors import PolicyError, SetupError
+from stockade.errors import PolicyError, SetupError, StockadeError
 from stockade.gate import client
 from stockade.policy import Limits, Policy
+from stockade.sandbox.continued import commit_and_close, opened
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
 from stockade.sandbox.limits import measured
 from stockade.sandbox.outcome import judge
-from stockade.sandbox.process import PIPE, Process, starting
-from stockade.sandbox.result import Result, Usage
+from stockade.sandbox.process import PIPE, Parts, Process, starting
+from stockade.sandbox.result import Outcome, Result, Usage
 from stockade.sandbox.steps import Events, Steps, drive
+from stockade.sandbox.still import held_still
 from stockade.sandbox.streams import Sink, Streams
 from stockade.sandbox.supervise import GRACE, Ended, Run, supervise
+from stockade.workspace import record
+from stockade.workspace.layers import Layer
 
 if TYPE_CHECKING:
+    from stockade.workspace.commit import Commit
     from stockade.workspace.files import Files
+    from stockade.workspace.workspace import Workspace
 
-OnExit = Literal["keep", "discard"]
+OnExit = Literal["keep", "discard", "commit"]
 DEFAULT = Policy()
 LONGEST_GRACE = 3600
 
@@ -38,21 +44,29 @@ class Living:
     _box: Box | None = None
 
     def __init__(
-        self, policy: Policy | None = None, *, on_exit: OnExit = "keep", pinned: bool = False
+        self,
+        policy: Policy | None = None,
+        *,
+        on_exit: OnExit = "keep",
+        workspace: Workspace | str | None = None,
+        pinned: bool = False,
     ) -> None:
-        if on_exit not in ("keep", "discard"):
-            raise PolicyError(f"on_exit = {on_exit!r}: is not a way to end", hint='write "keep" or "discard"')
         self.policy = DEFAULT if policy is None else policy
-        self._on_exit = on_exit
+        #: With `on_exit="commit"`: what was committed when it was closed.
+        self.committed: Commit | None = None
+        self._on_exit = _way(on_exit)
+        self._continued = opened(workspace)
         self._pinned = pinned
         self._prepared: Prepared | None = None
         self._files: Files | None = None
         self._asking = threading.Lock()
+        #: Held by whoever looks at the workspace of the living sandbox, and by whoever puts it away.
+        self._looking = threading.RLock()
 
     def _opening(self, events: Events) -> Steps[None]:
         if self._box is not None:
             raise SetupError("the sandbox is open already", stage="sandbox")
-        prepared = prepare(self.policy, pinned=self._pinned, living=True)
+        prepared = prepare(self.policy, pinned=self._pinned, living=True, workspace=self._continued)
         try:
             self._box = yield from launch(prepared, events)
         except BaseException:
@@ -66,12 +80,24 @@ class Living:
         return self._box, self._prepared
 
     def _running(self, box: Box, prepared: Prepared, run: Run, events: Events) -> Steps[Result]:
+        yield from _calm(box)
         streams = run.streams()
         try:
             ended = yield from supervise(box, run, streams, events)
         finally:
             streams.close()
         return self._judged(ended, run.program, prepared, box)
+
+    def _starting(
+        self,
+        box: Box,
+        program: client.Program,
+        stdio: tuple[int | None, int | None, int | None],
+        pty: bool | tuple[int, int],
+        events: Events,
+    ) -> Steps[Parts]:
+        yield from _calm(box)
+        return (yield from starting(box, program, stdio, pty, events))
 
     def _judged(self, ended: Ended, program: client.Program, prepared: Prepared, box: Box) -> Result:
         return _result(ended, program, prepared, box, closed=self._box is not box)
@@ -94,11 +120,20 @@ class Living:
             if prepared is not None:
                 self._put_away(prepared)
 
+    def _left_by(self, kind: type[BaseException] | None) -> None:
+        """What was not finished is kept, and not committed."""
+        if kind is not None and self._on_exit == "commit":
+            self._on_exit = "keep"
+
     def _put_away(self, prepared: Prepared) -> None:
-        discard = self._on_exit == "discard" or prepared.unchanged()
-        if discard and self._files is not None and prepared.layer is not None:
-            self._files.close()  # there is nothing left to look at
-        prepared.close(discard=discard)
+        with self._looking:
+            if self._on_exit == "commit":
+                self.committed = commit_and_close(prepared)
+                return
+            discard = self._on_exit == "discard" or prepared.unchanged()
+            if discard and self._files is not None and prepared.layer is not None:
+                self._files.close()  # there is nothing left to look at
+            prepared.close(discard=discard, earlier=self._on_exit == "discard")
 
     def _found_files(self) -> Files:
         """The sandbox's files, asked for when they are first needed."""
@@ -111,13 +146,56 @@ class Living:
                 self._files = Files.from_descriptors(roots, prepared.resolved, prepared.home)
             return self._files
 
+    @property
+    def workspace(self) -> Workspace:
+        """The changes so far. Everything inside is held still while they are read or committed."""
+        from stockade.workspace.workspace import Workspace
+
+        _, prepared = self._opened()
+        if prepared.layer is None:
+            raise PolicyError(
+                "the sandbox has no overlay workspace", hint='Policy(workspace="."): changes are kept aside'
+            )
+        layer = prepared.layer
+        return Workspace(layer.path, lambda: self._alone(layer))
+
+    @contextlib.contextmanager
+    def _alone(self, layer: Layer) -> Iterator[bool]:
+        """Keep the sandbox off its layer while somebody uses it; once it is closed, everybody else."""
+        with self._looking:
+            box, prepared = self._box, self._prepared
+            if box is None or prepared is None or prepared.layer is not layer:
+                with record.held(layer.path, layer.id) as living:
+                    yield living
+            else:
+                with held_still(box):
+                    layer.changes()
+                    layer.note()
+                    yield True
+
     def pause(self) -> None:
         """Stop every process inside until `resume`. Time limits go on."""
-        self._opened()[0].connection.signal(signal.SIGSTOP, everything=True)
+        with self._looking:
+            self._opened()[0].connection.signal(signal.SIGSTOP, everything=True)
 
     def resume(self) -> None:
         """Let every process inside go on."""
-        self._opened()[0].connection.signal(signal.SIGCONT, everything=True)
+        with self._looking:
+            self._opened()[0].connection.signal(signal.SIGCONT, everything=True)
+
+
+def _calm(box: Box) -> Steps[None]:
+    """Wait while everything inside is held still."""
+    while box.connection.starting.locked():
+        yield 0.01
+
+
+def _way(on_exit: OnExit) -> OnExit:
+    if on_exit not in get_args(OnExit):
+        raise PolicyError(
+            f"on_exit = {on_exit!r}: is not a way to end", hint='write "keep", "discard" or "commit"'
+        )
+    return on_exit
 
 
 class Sandbox(Living):
@@ -130,13 +208,21 @@ class Sandbox(Living):
     '1\\n'
 
     `on_exit` says what becomes of the changes in an overlay workspace: "keep" them in the state
-    directory (an unchanged one leaves nothing) or "discard" them.
+    directory (an unchanged one leaves nothing), "discard" or "commit" them. A commit that is refused
+    raises and keeps them; after an exception in the `with` statement nothing is committed.
+
+    `workspace` is one to go on with, or its id; the policy need not name its directory then.
     """
 
     def __init__(
-        self, policy: Policy | None = None, *, on_exit: OnExit = "keep", pinned: bool = False
+        self,
+        policy: Policy | None = None,
+        *,
+        on_exit: OnExit = "keep",
+        workspace: Workspace | str | None = None,
+        pinned: bool = False,
     ) -> None:
-        super().__init__(policy, on_exit=on_exit, pinned=pinned)
+        super().__init__(policy, on_exit=on_exit, workspace=workspace, pinned=pinned)
         self._quiet = threading.Condition()
         self._using = 0
 
@@ -149,7 +235,8 @@ class Sandbox(Living):
         self.open()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._left_by(kind)
         self.close()
 
     def open(self) -> None:
@@ -174,6 +261,7 @@ class Sandbox(Living):
             warnings.warn(
                 "a Sandbox was not closed: use it in a `with` statement", ResourceWarning, stacklevel=2
             )
+            self._left_by(ResourceWarning)
             self.close()
 
     def run(
@@ -218,7 +306,7 @@ class Sandbox(Living):
         prepared = self._opened()[1]
         program = command(prepared, cmd, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=True).program
         with self._used() as (box, prepared), Events() as events:
-            parts = drive(starting(box, program, (stdin, stdout, stderr), pty, events), events)
+            parts = drive(self._starting(box, program, (stdin, stdout, stderr), pty, events), events)
         return Process(parts, lambda ended: self._judged(ended, program, prepared, box))
 
     @contextlib.contextmanager
@@ -247,12 +335,16 @@ def run(
     on_stdout: Sink | None = None,
     on_stderr: Sink | None = None,
     on_exit: OnExit = "keep",
+    workspace: Workspace | str | None = None,
     stdin: int | None = None,
     keep_output: bool = True,
     pinned: bool = False,
     cancelled_by: tuple[type[BaseException], ...] = (),
 ) -> Result:
     """Run one command in a sandbox of its own.
+
+    `on_exit` and `workspace` are as for `Sandbox`, but a commit that is refused is told in the result; a
+    run that did not end by itself commits nothing.
 
     `stdin` is a descriptor whose content is handed to the program; a terminal is not. Exceptions named
     in `cancelled_by` end the run and make its outcome "cancelled"; others end it and are raised.
@@ -262,8 +354,9 @@ def run(
     >>> result.ok, result.stdout
     (True, b'hello')
     """
-    argv = words(cmd)
-    prepared = prepare(DEFAULT if policy is None else policy, pinned=pinned, command=argv)
+    argv, end = words(cmd), _way(on_exit)
+    chosen = DEFAULT if policy is None else policy
+    prepared = prepare(chosen, pinned=pinned, command=argv, workspace=opened(workspace))
     discard = False
     try:
         one = command(
@@ -272,7 +365,9 @@ def run(
         )  # fmt: skip
         with Events() as events:
             result = drive(_once(prepared, one, events), events)
-        discard = not result.changes
+        if end == "commit":
+            return _committed(result, prepared)
+        discard = not result.workspace
         return result
     except BaseException:
         # Whatever ended it, what was done is kept, unless nothing was.
@@ -280,7 +375,21 @@ def run(
             discard = prepared.unchanged()
         raise
     finally:
-        prepared.close(discard=discard or on_exit == "discard")
+        prepared.close(discard=discard or end == "discard", earlier=end == "discard")
+
+
+def _committed(result: Result, prepared: Prepared) -> Result:
+    """The result with what became of its changes. One that did not end by itself may have half of them."""
+    replace = msgspec.structs.replace
+    if result.outcome != Outcome.EXITED:
+        why = f"nothing was committed, because the run was not finished: {result.outcome}"
+        return replace(result, commit_error=why if result.changes else "")
+    try:
+        done = commit_and_close(prepared)
+    except StockadeError as error:
+        return replace(result, commit_error=f"{error.message}\n{error.hint}".strip())
+    gone = done is None or done.closed
+    return replace(result, committed=done, workspace="" if gone else result.workspace)
 
 
 def _once(prepared: Prepared, run: Run, events: Events) -> Steps[Result]:
@@ -409,6 +518,6 @@ def _result(
         usage=measured(usage, group, alone=ended.alone),
         controls=prepared.controls,
         changes=changes,
-        workspace=layer.id if layer is not None and changes else "",
+        workspace=layer.id if layer is not None and (changes or layer.continued) else "",
         plan=prepared.plan.hash,
     )

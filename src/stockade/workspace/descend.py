@@ -131,8 +131,17 @@ def remove(directory: int, name: str) -> None:
         _remove(pending.pop(), directory, directory, 0, pending)
 
 
-#: How the name of what is being removed begins: it is nothing any more.
+#: How the name of what is being removed begins, or is not finished yet: it is nothing.
 REMOVED = ".removed-"
+
+
+def remove_doomed(directory: int) -> None:
+    """Remove what was being made or removed in a directory when its maker was killed."""
+    for name in os.listdir(directory):
+        if name.startswith(REMOVED):
+            remove(directory, name)
+
+
 #: How deep a tree is removed in place: neither descriptors nor the stack may run out.
 _DEEPEST = 100
 

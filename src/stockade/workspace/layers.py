@@ -19,7 +19,7 @@ from stockade import state
 from stockade.errors import SetupError, StockadeError
 from stockade.policy.model import PROTECT
 from stockade.workspace import descend, record
-from stockade.workspace.walk import Found, walk
+from stockade.workspace.walk import Found, is_whiteout, walk
 
 #: How deep changes are listed after a run: below that, a directory stands for what is in it.
 DEEPEST = 100
@@ -41,16 +41,28 @@ class Layer:
     """One layer, held open by descriptors while a sandbox uses it."""
 
     def __init__(
-        self, home: str, lower: int, lower_path: str, id: str, protect: Sequence[str] = PROTECT
+        self,
+        home: str,
+        lower: int,
+        lower_path: str,
+        id: str,
+        protect: Sequence[str] = PROTECT,
+        *,
+        continued: bool = False,
     ) -> None:
         self.id = id
         self.path = f"{state.ensure(home)}/workspaces/{self.id}"
         self.lower = lower
+        #: Whether an earlier sandbox made it: what is in it is not this one's to remove unasked.
+        self.continued = continued
         self._owner = os.getpid()
         self._seen: record.Seen = {}
         #: Bytes of the files in it, as `changes` last found them.
         self.written = 0
         self._open: list[int] = []
+        if continued:
+            self._enter(lower_path, protect)
+            return
         try:
             for name in ("", "/upper", "/work"):
                 os.makedirs(self.path + name, mode=0o700)
@@ -61,8 +73,7 @@ class Layer:
                 os.chown(f"{self.path}/upper", like.st_uid, like.st_gid)
             # Last: a layer without it was only begun, and nothing was ever done in it.
             record.write(self.path, lower_path, like.st_ino, protect)
-            for name in ("upper", "work"):
-                self._open.append(os.open(f"{self.path}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            self._hold()
             self._open.append(record.lock(self.path, self.id))
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -74,11 +85,53 @@ class Layer:
                 hint="free some space, or set STOCKADE_HOME to a directory elsewhere",
             ) from None
 
+    def _hold(self) -> None:
+        for name in ("upper", "work"):
+            self._open.append(os.open(f"{self.path}/{name}", descend.DIRECTORY))
+
+    def _enter(self, lower_path: str, protect: Sequence[str]) -> None:
+        """Go on with a layer that is there: as it was left, over the directory that it was made over."""
+        from stockade.workspace import journal
+
+        lock = record.lock(self.path, self.id)
+        try:
+            known = record.read(self.path)
+            found = os.fstat(self.lower).st_ino
+            if known.tree != lower_path or (known.inode and known.inode != found):
+                raise SetupError(
+                    f"{known.tree} is not the directory any more that workspace {self.id} was made over",
+                    stage="workspace",
+                    hint=f"move it back; `stockade diff {self.id}` shows the changes",
+                )
+            journal.recover(self.path, self.lower)
+            descend.remove_doomed(lock)
+            record.protect_too(self.path, protect)
+            self._hold()
+            self._open.append(lock)
+        except OSError as error:
+            self._release()
+            os.close(lock)
+            raise SetupError(
+                f"workspace {self.id} cannot be continued: {error.strerror} ({error.filename!r})",
+                stage="workspace",
+                errno=error.errno or 0,
+                hint=f"what was changed is in {self.path}/upper",
+            ) from None
+        except BaseException:
+            self._release()
+            os.close(lock)
+            raise
+
     @property
     def descriptors(self) -> tuple[int, int]:
         """The upper and the work directory."""
         upper, work, _ = self._open
         return upper, work
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process holds it, and is no forked copy."""
+        return bool(self._open) and self._owner == os.getpid()
 
     def changes(self) -> list[Change]:
         """What differs from the host's tree, found by walking the changes only."""
@@ -91,11 +144,28 @@ class Layer:
         self._seen = {os.fsencode(path): (info.st_ino, 0) for path, info in there.items()}
         return sorted(map(change, seen.found), key=lambda one: one.path)
 
+    def own(self, path: str) -> bool:
+        """Whether the layer itself has something at a path of the workspace: no mask below it hides that."""
+        parent, name = descend.split(path)
+        try:
+            with descend.reached(self._open[0], parent, own=True) as directory:
+                found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except PermissionError:
+            return True  # what cannot be looked at may be anything
+        return not is_whiteout(found)
+
+    def note(self) -> None:
+        """Write down what the host has where the changes are, so that a commit knows if that was replaced."""
+        if self._seen and self.is_mine:
+            known = record.seen(self.path)
+            # What was seen first is what the changes are based on, and what a commit left is its own.
+            record.remember(self.path, {path: at for path, at in self._seen.items() if path not in known})
+
     def close(self) -> None:
         """Let go of the layer, which stays."""
-        if self._open and self._seen and self._owner == os.getpid():
-            # What the host has where the changes are: a commit finds out if another took its place.
-            record.remember(self.path, self._seen)
+        self.note()
         self._release()
 
     def _release(self) -> None:
@@ -113,6 +183,11 @@ class Layer:
                 remove(self.path)
         finally:
             self._release()
+
+
+def is_unchanged(layer: str, upper: int, lower: int) -> bool:
+    """Whether there is nothing in a layer that anybody could miss."""
+    return not walk(upper, lower, deepest=DEEPEST).found
 
 
 def _size(info: os.stat_result | None) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from stockade.errors import NotFoundError, SetupError
+from stockade.policy.model import PROTECT
 
 #: By path: a number that an inode has, and its change time; the time 0 stands for any.
 Seen = dict[bytes, tuple[int, int]]
@@ -24,6 +25,10 @@ Seen = dict[bytes, tuple[int, int]]
 REALTIME_COARSE = 5
 #: For a path that a commit removed.
 ABSENT = (0, 0)
+
+
+class InUseError(SetupError):
+    """A sandbox or a commit has the workspace now."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +92,26 @@ def read(layer: str) -> Record:
     return record if record.opened else msgspec.structs.replace(record, opened=written)
 
 
+def rewrite(layer: str, record: Record) -> None:
+    """Replace the record of a layer: it is there as a whole whatever happens."""
+    part = f"{layer}/workspace.json.new"
+    with open(part, "wb", opener=_private) as file:
+        file.write(msgspec.json.encode(record))
+    os.replace(part, f"{layer}/workspace.json")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def protect_too(layer: str, paths: Sequence[str]) -> None:
+    """Let a commit hold more back than it did: what one of several runs was not to change is held back."""
+    record = read(layer)
+    had = record.protect if record.protect is not None else tuple(map(os.fsencode, PROTECT))
+    if more := [path for path in map(os.fsencode, paths) if path not in had]:
+        rewrite(layer, msgspec.structs.replace(record, protect=(*had, *more)))
+
+
 def threshold(record: Record) -> int:
     """From this change time on a file of the host may have changed since the workspace was opened.
 
@@ -140,7 +165,7 @@ def lock(layer: str, id: str) -> int:
         holder = _holder(directory)
         os.close(directory)
         if isinstance(error, BlockingIOError):
-            raise SetupError(
+            raise InUseError(
                 f"workspace {id} is in use by {holder}",
                 stage="workspace",
                 hint="wait until it has ended",
@@ -150,11 +175,11 @@ def lock(layer: str, id: str) -> int:
 
 
 @contextlib.contextmanager
-def held(layer: str, id: str) -> Iterator[None]:
-    """The workspace is this process's alone meanwhile."""
+def held(layer: str, id: str) -> Iterator[bool]:
+    """The workspace is this process's alone meanwhile; no sandbox lives in it, which is the result."""
     descriptor = lock(layer, id)
     try:
-        yield
+        yield False
     finally:
         os.close(descriptor)
 

@@ -1,8 +1,9 @@
 """`Workspace`: the changes of a run, to be looked at, committed or discarded.
 
-No sandbox lives in it meanwhile: whoever changes the layer or the host's tree
-holds the workspace's lock, and so does a sandbox. A commit that was
-interrupted is brought to an end before anything else is done.
+Whoever changes the layer or the host's tree holds the workspace's lock, and
+so does a sandbox that lives in it; through `Sandbox.workspace` the layer is
+held still instead. A commit that was interrupted is brought to an end before
+anything else is done.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import builtins
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,6 +28,8 @@ from stockade.workspace.walk import walk
 if TYPE_CHECKING:
     from stockade.workspace.diff import Diff
 
+#: Keeps everybody else off a workspace meanwhile, and says whether a sandbox lives in it.
+Alone = Callable[[], AbstractContextManager[bool]]
 #: How deep a layer is looked at. Each directory is reached from the top, so it costs as much as it is deep.
 DEEPEST = 1000
 
@@ -44,12 +48,16 @@ class Workspace:
     (['new'], True)
     """
 
-    def __init__(self, layer: str) -> None:
+    def __init__(self, layer: str, alone: Alone | None = None) -> None:
+        """The workspace of a layer; `alone` keeps others off it, instead of its lock."""
         self.id = os.path.basename(layer)
         self.layer = layer
         self.record = record.read(layer)
         self.path = self.record.tree
         self.recovered = ""
+        self._alone: Alone = alone or (lambda: record.held(layer, self.id))
+        #: For whoever only reads: another process's sandbox goes on working meanwhile.
+        self._steady: Alone = alone or (lambda: contextlib.nullcontext(True))
 
     @classmethod
     def open(cls, id: str, home: str | None = None) -> Workspace:
@@ -95,7 +103,7 @@ class Workspace:
     def recover(self) -> str:
         """Bring an interrupted commit to an end; the result says to which."""
         if journal.read(self.layer) is not None:
-            with record.held(self.layer, self.id):
+            with self._alone():
                 self._recover()
         return self.recovered
 
@@ -107,14 +115,14 @@ class Workspace:
 
     def changes(self) -> builtins.list[Change]:
         """What differs from the host's tree."""
-        with self._job() as job:
+        with self._steady(), self._job() as job:
             return sorted(map(change, job.walk.found), key=lambda one: one.path)
 
     def diff(self, paths: Sequence[str] | None = None, *, patch: bool = False) -> Diff:
         """What differs, file by file and line by line; with `patch` also as `git apply` takes it."""
         from stockade.workspace.diff import compare
 
-        with self._job() as job, self._trying("compared"):
+        with self._steady(), self._job() as job, self._trying("compared"):
             return compare(job.root, job.upper, job.walk, self.relative(paths), patch=patch)
 
     def commit(
@@ -133,12 +141,12 @@ class Workspace:
         or obey unless `allow_exec_config`, and what is neither a file nor a directory nor a link. A
         path of the host that has changed since is a `ConflictError` and nothing is done, unless `force`
         names it. Killed at any moment, the tree is as before or as after. A workspace of which nothing
-        is left is removed, unless `keep`.
+        is left is removed, unless `keep` or a sandbox lives in it.
         """
         if protect is None:
             recorded = self.record.protect
             protect = PROTECT if recorded is None else [os.fsdecode(path) for path in recorded]
-        with record.held(self.layer, self.id):
+        with self._alone() as living:
             self._recover()
             with self._job() as job, self._trying("committed"):
                 done = commit(
@@ -149,7 +157,7 @@ class Workspace:
                     allow_exec_config=allow_exec_config,
                     progress=progress,
                 )
-                if done.closed and keep:
+                if done.closed and (keep or living):
                     return msgspec.structs.replace(done, closed=False)
                 if done.closed:
                     remove(self.layer)
@@ -157,10 +165,19 @@ class Workspace:
 
     def discard(self) -> None:
         """Forget every change and remove the workspace."""
-        with record.held(self.layer, self.id), self._trying("discarded"):
+        with self._alone() as living, self._trying("discarded"):
+            self._refuse(living, "discarded")
             if os.path.isdir(self.path):
                 self._recover()
             remove(self.layer)
+
+    def _refuse(self, living: bool, what: str) -> None:
+        if living:
+            raise SetupError(
+                f"workspace {self.id} cannot be {what} while a sandbox lives in it",
+                stage="workspace",
+                hint="close the sandbox first",
+            )
 
     def relative(self, paths: Sequence[str] | None) -> builtins.list[str] | None:
         """Paths as the workspace counts them; absolute ones must be in it."""

@@ -1,0 +1,91 @@
+"""Sandboxes that go on with a workspace, and what becomes of it at the end.
+
+A policy must fit the layer that it runs over: the same directory, as an
+overlay, and nothing denied that an earlier run has made itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stockade.errors import PolicyError
+from stockade.policy import Policy, Resolved, WorkspaceRule
+from stockade.policy.resolve import Grant
+from stockade.policy.values import literal, show
+from stockade.workspace.layers import Layer
+
+if TYPE_CHECKING:
+    from stockade.sandbox.launch import Prepared
+    from stockade.workspace.commit import Commit
+    from stockade.workspace.workspace import Workspace
+
+
+def opened(workspace: Workspace | str | None) -> Workspace | None:
+    """The workspace that is to be continued; text is its id, or the beginning of it."""
+    if not isinstance(workspace, str):
+        return workspace
+    from stockade.workspace.workspace import Workspace as Known
+
+    return Known.open(workspace.removeprefix("@"))
+
+
+def laid(policy: Policy, workspace: Workspace, home: str) -> Policy:
+    """The policy for a sandbox that goes on with a workspace, which may leave out where that is."""
+    if os.path.dirname(workspace.layer) != f"{home}/workspaces":
+        raise PolicyError(
+            f"workspace {workspace.id} is kept in {workspace.layer}, and Stockade's state is in {home}",
+            hint="set STOCKADE_HOME to the state in which it was made",
+        )
+    if policy.workspace is None:
+        return msgspec.structs.replace(policy, workspace=WorkspaceRule(path=literal(workspace.path)))
+    if policy.workspace.mode != "overlay":
+        raise PolicyError(
+            f"workspace.mode = {show(policy.workspace.mode)}: workspace {workspace.id} is an overlay",
+            hint='write mode = "overlay", or leave workspace out of the policy',
+        )
+    return policy
+
+
+def check_tree(resolved: Resolved, workspace: Workspace) -> None:
+    """Refuse a policy whose workspace is another directory."""
+    found = "" if resolved.workspace is None else resolved.workspace.path
+    if found != workspace.path:
+        raise PolicyError(
+            f"workspace = {show(found)}: workspace {workspace.id} is of {workspace.path}",
+            hint="leave workspace out of the policy, or write that path",
+        )
+
+
+def refuse_shown(layer: Layer, resolved: Resolved, workspace: Grant) -> None:
+    """Refuse to deny what an earlier run made itself: a mask hides the host's files, not the layer's."""
+    tree = workspace.path + "/"
+    for path in resolved.denied:
+        if path.startswith(tree) and layer.own(path.removeprefix(tree)):
+            raise PolicyError(
+                f"deny = {show(path)}: an earlier run of workspace {layer.id} made or changed it",
+                hint="leave the clause out, or remove the file in a run without it, or start a new workspace",
+            )
+
+
+def commit_and_close(prepared: Prepared) -> Commit | None:
+    """Take the changes of a sandbox that has ended over, and let go of it. One with none left is removed."""
+    from stockade.workspace.workspace import Workspace
+
+    layer = prepared.layer
+    if layer is None or not layer.is_mine:
+        prepared.close(discard=False)
+        return None
+    gone = False
+    try:
+        layer.changes()
+        layer.note()
+        # The layer's lock is held already.
+        done = Workspace(layer.path, lambda: contextlib.nullcontext(True)).commit()
+        gone = not layer.changes()
+        return msgspec.structs.replace(done, closed=gone)
+    finally:
+        prepared.close(discard=gone, earlier=True)
