@@ -94,6 +94,9 @@ def parser(command: str) -> argparse.ArgumentParser:
             ("commit", "take changes over into your files, if the command ends by itself"),
         ):
             ends.add_argument(f"--{word}", dest="on_exit", action="store_const", const=word, help=effect)
+        add(
+            "--snapshot", action="store_true", help="take a snapshot of the workspace before the command runs"
+        )
         add("--json-fd", metavar="N", type=int, help="write the result as JSON to descriptor N")
     add("--json", action="store_true", help="print JSON and nothing else")
     add("-v", "--verbose", action="store_true", help="say what was enforced")
@@ -200,6 +203,7 @@ def _run(args: argparse.Namespace) -> int:
         on_stderr=sinks and sinks[1],
         on_exit=args.on_exit or "keep",
         workspace=workspace,
+        snapshot=args.snapshot,
         keep_output=bool(args.json),
         pinned=found.pinned,
         cancelled_by=(KeyboardInterrupt,),

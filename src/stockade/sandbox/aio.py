@@ -81,9 +81,10 @@ class AsyncSandbox(Living):
         *,
         on_exit: OnExit = "keep",
         workspace: Workspace | str | None = None,
+        snapshot: bool = False,
         pinned: bool = False,
     ) -> None:
-        super().__init__(policy, on_exit=on_exit, workspace=workspace, pinned=pinned)
+        super().__init__(policy, on_exit=on_exit, workspace=workspace, snapshot=snapshot, pinned=pinned)
         self._using = 0
         self._quiet = asyncio.Event()
 
@@ -154,6 +155,7 @@ class AsyncSandbox(Living):
     ) -> Result:
         """Run a command to its end. The sandbox and what is in it live on."""
         async with self._used() as (box, prepared):
+            await self._snapshotted()
             run = command(
                 prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
                 on_stdout=on_stdout, on_stderr=on_stderr, kept=True,
@@ -176,6 +178,7 @@ class AsyncSandbox(Living):
     ) -> AsyncProcess:
         """Start a command and go on, as `Sandbox.start` does; its streams are asyncio's."""
         async with self._used() as (box, prepared):
+            await self._snapshotted()
             program = command(
                 prepared, cmd, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=True
             ).program
@@ -190,6 +193,10 @@ class AsyncSandbox(Living):
                 await process.close()
                 raise
             return process
+
+    async def _snapshotted(self) -> None:
+        if self._snapshot:
+            await asyncio.get_running_loop().run_in_executor(None, self._before_run)
 
     @contextlib.asynccontextmanager
     async def _used(self) -> AsyncIterator[tuple[Box, Prepared]]:

@@ -16,7 +16,7 @@ from stockade.errors import PolicyError
 from stockade.policy import Policy, Resolved, WorkspaceRule
 from stockade.policy.resolve import Grant
 from stockade.policy.values import literal, show
-from stockade.workspace.layers import Layer
+from stockade.workspace.layers import Layer, has_snapshots
 
 if TYPE_CHECKING:
     from stockade.sandbox.launch import Prepared
@@ -71,6 +71,14 @@ def refuse_shown(layer: Layer, resolved: Resolved, workspace: Grant) -> None:
             )
 
 
+def snapshot_before(prepared: Prepared, prefix: str) -> None:
+    """Keep the changes as they are before a sandbox starts that already holds their lock."""
+    from stockade.workspace.workspace import Workspace
+
+    if prepared.layer is not None:
+        Workspace(prepared.layer.path, lambda: contextlib.nullcontext(True)).snapshot(prefix=prefix)
+
+
 def commit_and_close(prepared: Prepared) -> Commit | None:
     """Take the changes of a sandbox that has ended over, and let go of it. One with none left is removed."""
     from stockade.workspace.workspace import Workspace
@@ -85,7 +93,7 @@ def commit_and_close(prepared: Prepared) -> Commit | None:
         layer.note()
         # The layer's lock is held already.
         done = Workspace(layer.path, lambda: contextlib.nullcontext(True)).commit()
-        gone = not layer.changes()
+        gone = not layer.changes() and not has_snapshots(layer.path)
         return msgspec.structs.replace(done, closed=gone)
     finally:
         prepared.close(discard=gone, earlier=True)

@@ -44,7 +44,7 @@ from stockade.sandbox.records import Record
 from stockade.sandbox.register import Entry
 from stockade.sandbox.result import Enforced
 from stockade.sandbox.steps import Events, Steps
-from stockade.workspace.layers import Layer
+from stockade.workspace.layers import Layer, has_snapshots
 
 if TYPE_CHECKING:
     from stockade.workspace.workspace import Workspace
@@ -95,7 +95,8 @@ class Prepared(msgspec.Struct, frozen=True):
 
     def unchanged(self) -> bool:
         """Whether the workspace is as it was, so that nothing need be kept."""
-        return self.layer is None or not (self.layer.changes() or self.layer.continued)
+        layer = self.layer
+        return layer is None or not (layer.changes() or layer.continued or has_snapshots(layer.path))
 
 
 class Made:

@@ -15,7 +15,7 @@ from stockade import state
 from stockade.errors import PolicyError, SetupError, StockadeError
 from stockade.gate import client
 from stockade.policy import Limits, Policy
-from stockade.sandbox.continued import commit_and_close, opened
+from stockade.sandbox.continued import commit_and_close, opened, snapshot_before
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
 from stockade.sandbox.limits import measured
 from stockade.sandbox.outcome import judge
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 OnExit = Literal["keep", "discard", "commit"]
 DEFAULT = Policy()
 LONGEST_GRACE = 3600
+#: How the names of snapshots begin that are taken before each run.
+RUN = "run-"
 
 
 class Living:
@@ -49,6 +51,7 @@ class Living:
         *,
         on_exit: OnExit = "keep",
         workspace: Workspace | str | None = None,
+        snapshot: bool = False,
         pinned: bool = False,
     ) -> None:
         self.policy = DEFAULT if policy is None else policy
@@ -56,6 +59,7 @@ class Living:
         self.committed: Commit | None = None
         self._on_exit = _way(on_exit)
         self._continued = opened(workspace)
+        self._snapshot = snapshot
         self._pinned = pinned
         self._prepared: Prepared | None = None
         self._files: Files | None = None
@@ -159,6 +163,11 @@ class Living:
         layer = prepared.layer
         return Workspace(layer.path, lambda: self._alone(layer))
 
+    def _before_run(self) -> None:
+        """Take the snapshot that was asked for before each run."""
+        if self._snapshot and self._opened()[1].layer is not None:
+            self.workspace.snapshot(prefix=RUN)
+
     @contextlib.contextmanager
     def _alone(self, layer: Layer) -> Iterator[bool]:
         """Keep the sandbox off its layer while somebody uses it; once it is closed, everybody else."""
@@ -211,7 +220,8 @@ class Sandbox(Living):
     directory (an unchanged one leaves nothing), "discard" or "commit" them. A commit that is refused
     raises and keeps them; after an exception in the `with` statement nothing is committed.
 
-    `workspace` is one to go on with, or its id; the policy need not name its directory then.
+    `workspace` is one to go on with, or its id; the policy need not name its directory then. With
+    `snapshot` one is taken before each run, called run-1, run-2 and so on.
     """
 
     def __init__(
@@ -220,9 +230,10 @@ class Sandbox(Living):
         *,
         on_exit: OnExit = "keep",
         workspace: Workspace | str | None = None,
+        snapshot: bool = False,
         pinned: bool = False,
     ) -> None:
-        super().__init__(policy, on_exit=on_exit, workspace=workspace, pinned=pinned)
+        super().__init__(policy, on_exit=on_exit, workspace=workspace, snapshot=snapshot, pinned=pinned)
         self._quiet = threading.Condition()
         self._using = 0
 
@@ -282,6 +293,7 @@ class Sandbox(Living):
             prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
             on_stderr=on_stderr, kept=True,
         )  # fmt: skip
+        self._before_run()
         with self._used() as (box, prepared), Events() as events:
             return drive(self._running(box, prepared, run, events), events)
 
@@ -305,6 +317,7 @@ class Sandbox(Living):
         """
         prepared = self._opened()[1]
         program = command(prepared, cmd, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=True).program
+        self._before_run()
         with self._used() as (box, prepared), Events() as events:
             parts = drive(self._starting(box, program, (stdin, stdout, stderr), pty, events), events)
         return Process(parts, lambda ended: self._judged(ended, program, prepared, box))
@@ -336,6 +349,7 @@ def run(
     on_stderr: Sink | None = None,
     on_exit: OnExit = "keep",
     workspace: Workspace | str | None = None,
+    snapshot: bool = False,
     stdin: int | None = None,
     keep_output: bool = True,
     pinned: bool = False,
@@ -343,8 +357,8 @@ def run(
 ) -> Result:
     """Run one command in a sandbox of its own.
 
-    `on_exit` and `workspace` are as for `Sandbox`, but a commit that is refused is told in the result; a
-    run that did not end by itself commits nothing.
+    `on_exit`, `workspace` and `snapshot` are as for `Sandbox`, but a commit that is refused is told in
+    the result, and a run that did not end by itself commits nothing.
 
     `stdin` is a descriptor whose content is handed to the program; a terminal is not. Exceptions named
     in `cancelled_by` end the run and make its outcome "cancelled"; others end it and are raised.
@@ -363,6 +377,8 @@ def run(
             prepared, argv, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
             on_stderr=on_stderr, source=stdin, keep=keep_output, kept=False, cancelled_by=cancelled_by,
         )  # fmt: skip
+        if snapshot:
+            snapshot_before(prepared, RUN)
         with Events() as events:
             result = drive(_once(prepared, one, events), events)
         if end == "commit":

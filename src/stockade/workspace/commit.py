@@ -19,14 +19,14 @@ import msgspec
 
 from stockade.errors import ConflictError, NotFoundError, SetupError
 from stockade.policy.resolve import mounted_below
-from stockade.workspace import descend, journal
+from stockade.workspace import copying, descend, journal
 from stockade.workspace.caution import Held, covers, held, leads_out
 from stockade.workspace.conflicts import Judge
 from stockade.workspace.descend import parents
 from stockade.workspace.journal import Aside, Journal, Make, Put, Settle, Unlock, identity
 from stockade.workspace.layers import Change, change
 from stockade.workspace.record import Record, Seen
-from stockade.workspace.walk import FOREIGN, PIECE, Found, Walk
+from stockade.workspace.walk import FOREIGN, Found, Walk
 
 #: Told how many files of how many are staged.
 Progress = Callable[[int, int], None]
@@ -252,7 +252,7 @@ class Job(msgspec.Struct):
             info = os.fstat(old)
             new = os.open(slot, flags, 0o600, dir_fd=staging)
             try:
-                _copy(old, new, info.st_size)
+                copying.content(old, new, info.st_size)
                 self._attributes(path, old, new)
                 if os.geteuid() == 0:
                     os.fchown(new, info.st_uid, info.st_gid)
@@ -302,28 +302,6 @@ def _foreign(path: str, name: str) -> SetupError:
         stage="commit",
         hint="discard it",
     )
-
-
-def _copy(old: int, new: int, size: int) -> None:
-    """Copy the content; holes stay holes."""
-    os.ftruncate(new, size)
-    at = 0
-    while at < size:
-        try:
-            at = os.lseek(old, at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            return  # nothing but a hole to the end
-        end = min(os.lseek(old, at, os.SEEK_HOLE), size)
-        while at < end:
-            piece = os.pread(old, min(PIECE, end - at), at)
-            if not piece:
-                return
-            written = 0
-            while written < len(piece):
-                written += os.pwrite(new, piece[written:], at + written)
-            at += len(piece)
 
 
 def commit(

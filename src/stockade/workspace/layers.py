@@ -187,7 +187,18 @@ class Layer:
 
 def is_unchanged(layer: str, upper: int, lower: int) -> bool:
     """Whether there is nothing in a layer that anybody could miss."""
-    return not walk(upper, lower, deepest=DEEPEST).found
+    return not (walk(upper, lower, deepest=DEEPEST).found or has_snapshots(layer))
+
+
+def has_snapshots(layer: str) -> bool:
+    """Whether an earlier state of a layer is kept in which there was something."""
+    try:
+        kept = [name for name in os.listdir(f"{layer}/snapshots") if not name.startswith(".")]
+        return any(os.listdir(f"{layer}/snapshots/{name}/upper") for name in kept)
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        return True  # a program has closed the top of its tree
 
 
 def _size(info: os.stat_result | None) -> int:

@@ -125,7 +125,7 @@ def _compared(
         return Found(path, "added", None, after, copied=copied, deep=deep)
     what = _aspects(before, after)
     if "type" not in what and below is not None:
-        if stat.S_ISREG(after.st_mode) and not _same_content(name, above, below, before, after):
+        if stat.S_ISREG(after.st_mode) and not same_content(name, above, below, before, after):
             what = ("content", *what)
         elif stat.S_ISLNK(after.st_mode) and _target(name, above) != _target(name, below):
             what = ("target", *what)
@@ -169,11 +169,20 @@ def _target(name: str, directory: int) -> str | None:
         return None
 
 
-def _same_content(name: str, above: int, below: int, before: os.stat_result, after: os.stat_result) -> bool:
+def same_content(
+    name: str,
+    above: int,
+    below: int,
+    before: os.stat_result,
+    after: os.stat_result,
+    *,
+    own: bool = False,
+) -> bool:
+    """Whether a layer's file has the content of another by the same name; `own` if that is a layer's too."""
     if before.st_size != after.st_size:
         return False
     try:
-        with descend.content(above, name, own=True) as new, descend.content(below, name) as old:
+        with descend.content(above, name, own=True) as new, descend.content(below, name, own=own) as old:
             while True:
                 one, other = os.read(new, PIECE), os.read(old, PIECE)
                 if one != other:

@@ -22,11 +22,12 @@ from stockade.errors import NotFoundError, PolicyError, SetupError
 from stockade.policy.model import PROTECT
 from stockade.workspace import journal, record
 from stockade.workspace.commit import Commit, Job, Progress, commit
-from stockade.workspace.layers import Change, change, remove
+from stockade.workspace.layers import Change, change, has_snapshots, remove
 from stockade.workspace.walk import walk
 
 if TYPE_CHECKING:
     from stockade.workspace.diff import Diff
+    from stockade.workspace.snapshots import Snapshot
 
 #: Keeps everybody else off a workspace meanwhile, and says whether a sandbox lives in it.
 Alone = Callable[[], AbstractContextManager[bool]]
@@ -141,7 +142,7 @@ class Workspace:
         or obey unless `allow_exec_config`, and what is neither a file nor a directory nor a link. A
         path of the host that has changed since is a `ConflictError` and nothing is done, unless `force`
         names it. Killed at any moment, the tree is as before or as after. A workspace of which nothing
-        is left is removed, unless `keep` or a sandbox lives in it.
+        is left is removed, unless `keep`, or it has snapshots, or a sandbox lives in it.
         """
         if protect is None:
             recorded = self.record.protect
@@ -157,7 +158,7 @@ class Workspace:
                     allow_exec_config=allow_exec_config,
                     progress=progress,
                 )
-                if done.closed and (keep or living):
+                if done.closed and (keep or living or has_snapshots(self.layer)):
                     return msgspec.structs.replace(done, closed=False)
                 if done.closed:
                     remove(self.layer)
@@ -170,6 +171,69 @@ class Workspace:
             if os.path.isdir(self.path):
                 self._recover()
             remove(self.layer)
+
+    def snapshot(self, name: str | None = None, *, prefix: str = "") -> Snapshot:
+        """Keep the changes as they are now, to come back to; without a name it gets the next number.
+
+        It costs what changed, or less where the file system can share blocks.
+        """
+        from stockade.workspace import snapshots
+
+        with self._alone(), self._trying("copied"):
+            self._recover()
+            return snapshots.take(self.layer, name, prefix)
+
+    def snapshots(self) -> builtins.list[Snapshot]:
+        """Every snapshot, the oldest first."""
+        from stockade.workspace import snapshots
+
+        with self._trying("listed"):
+            return snapshots.known(self.layer)
+
+    def restore(self, name: str) -> None:
+        """Put the changes back as they were when the snapshot was taken. Those since then are gone."""
+        from stockade.workspace import snapshots
+
+        with self._alone() as living, self._trying("restored"):
+            self._refuse(living, "restored")
+            self._recover()
+            snapshots.restore(self.layer, name)
+
+    def drop(self, name: str) -> None:
+        """Forget a snapshot."""
+        from stockade.workspace import snapshots
+
+        with self._alone(), self._trying("changed"):
+            snapshots.drop(self.layer, name)
+
+    def fork(self, n: int = 1) -> builtins.list[Workspace]:
+        """Workspaces of their own that begin with the same changes; snapshots stay with this one."""
+        from stockade.workspace import snapshots
+
+        with self._alone(), self._trying("copied"):
+            self._recover()
+            place = os.path.dirname(self.layer)
+            return [Workspace(f"{place}/{id}") for id in snapshots.fork(self.layer, n)]
+
+    def merge(self, *others: Workspace) -> builtins.list[Change]:
+        """Take the changes of other workspaces of the same tree over; the result are those that were new.
+
+        What two of them changed to different results is a `ConflictError`, and nothing is done. The
+        others stay as they are.
+        """
+        from stockade.workspace import merge
+
+        with contextlib.ExitStack() as stack:
+            living = stack.enter_context(self._alone())
+            self._refuse(living, "merged into")
+            for other in others:
+                merge.check_other(self, other)
+                stack.enter_context(other._alone())
+            with self._trying("merged"):
+                for one in (self, *others):
+                    one._recover()
+                jobs = [stack.enter_context(one._job()) for one in (self, *others)]
+                return merge.merge(jobs[0], jobs[1:])
 
     def _refuse(self, living: bool, what: str) -> None:
         if living:
