@@ -76,9 +76,14 @@ class Prepared(msgspec.Struct, frozen=True):
         found = [grant.fd for grant in self.resolved.grants]
         if self.resolved.workspace is not None:
             found.append(self.resolved.workspace.fd)
-        if self.layer is not None:
+        if self.layer is not None and not self.keeps_privately:
             found += self.layer.descriptors
         return (*found, *self.made.entrances)
+
+    @property
+    def keeps_privately(self) -> bool:
+        """Whether the changes stay in private memory, which is limited, until the sandbox has ended."""
+        return self.layer is not None and self.resolved.limits.disk is not None
 
     @property
     def layer(self) -> Layer | None:
@@ -446,6 +451,7 @@ def _raised(
                     prepared.made.entry.update(gate=reply.status)
             elif reply.kind == client.MOUNTED:
                 seen[client.MOUNTED] = reply.pid
+                _adopt(reply, prepared)
                 observe_mounts(reply.pid, prepared.plan)
                 if prepared.group is not None:
                     prepared.group.confirm(reply.pid)
@@ -462,6 +468,17 @@ def _raised(
         if refusal is None:
             raise
         return refusal
+
+
+def _adopt(mounted: client.Reply, prepared: Prepared) -> None:
+    """Take what shows the changes of an overlay in private memory, which is there if it was asked for."""
+    if len(mounted.descriptors) != prepared.keeps_privately:
+        for descriptor in mounted.descriptors:
+            os.close(descriptor)
+        raise incomplete()
+    for descriptor in mounted.descriptors:
+        assert prepared.layer is not None
+        prepared.layer.adopt(descriptor)
 
 
 def _guard(connection: client.Connection, prepared: Prepared) -> None:

@@ -178,6 +178,7 @@ class Living:
                     yield living
             else:
                 with held_still(box):
+                    layer.bring(ended=False)
                     layer.changes()
                     layer.note()
                     yield True
