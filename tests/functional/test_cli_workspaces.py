@@ -231,9 +231,9 @@ class TestWorkspaces:
     def test_are_listed(self, project: Path, call: Call) -> None:
         workspace = changed(project, "echo x >> file; head -c 100000 /dev/urandom > big")
         head, line = call("workspaces").stdout.splitlines()
-        assert head.split() == ["ID", "AGE", "SIZE", "CHANGES", "OF"]
-        id, _, size, count, path = line.split()
-        assert (id, count, path) == (workspace.id, "2", str(project)) and size.endswith("K")
+        assert head.split() == ["ID", "AGE", "SIZE", "CHANGES", "SNAPSHOTS", "OF"]
+        id, _, size, count, points, path = line.split()
+        assert (id, count, points, path) == (workspace.id, "2", "-", str(project)) and size.endswith("K")
         (found,) = json.loads(call("workspaces", "--json").stdout)
         assert found["id"] == workspace.id and found["changes"] == 2 and not found["in_use"]
 

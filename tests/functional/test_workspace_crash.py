@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,15 +15,11 @@ import pytest
 
 from stockade import SetupError, Workspace
 from stockade.workspace import descend, journal
+from support.kills import killed
 from support.means import need_program
 from support.trees import Tree, changed, snapshot
 
-#: Every call by which a commit changes something.
-CALLS = (
-    "chmod", "chown", "fchmod", "fchown", "fsync", "ftruncate", "link", "mkdir", "open", "pwrite", "rename",
-    "replace", "rmdir", "setxattr", "symlink", "unlink", "utime", "write",
-)  # fmt: skip
-#: The same for the kernel.
+#: The calls by which a commit changes something, for the kernel.
 KERNEL = """write pwrite64 rename renameat renameat2 link linkat unlink unlinkat mkdir mkdirat rmdir fsync
 symlinkat ftruncate fchmod fchmodat fchown fchownat utimensat syncfs"""
 SCRIPT = """
@@ -47,45 +41,6 @@ def tree(place: Path) -> None:
     (place / "full/deep").chmod(0o555)
     (place / "away").chmod(0o555)
     (place / "link").symlink_to("file")
-
-
-def tripwire(number: int) -> None:
-    """Make this process kill itself before its call of that number that changes something."""
-    left = [number]
-
-    def watched(call: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def counting(*words: Any, **options: Any) -> Any:
-            if name != "open" or (len(words) > 1 and words[1] & os.O_CREAT):
-                if not left[0]:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                left[0] -= 1
-            return call(*words, **options)
-
-        return counting
-
-    for name in CALLS:
-        setattr(os, name, watched(getattr(os, name), name))
-
-
-def killed(number: int, action: Callable[[], object]) -> bool:
-    """Whether a child that does it was killed before its call of that number."""
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            tripwire(number)
-            action()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True
-    assert os.WEXITSTATUS(status) == 0
-    return False
 
 
 class Ground:
@@ -273,7 +228,7 @@ def test_a_copy_that_fails_leaves_nothing(ground: Ground, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
+        patch.setattr(os, "copy_file_range", full)
         with pytest.raises(Exception, match="No space left"):
             workspace.commit()
     assert snapshot(project) == ground.before

@@ -39,10 +39,17 @@ def main(argv: list[str]) -> int:
         print_json(found)
     elif found:
         rows = [
-            [one["id"], age(one["age"]), size(one["size"]), _count(one), output.name(one["path"])]
+            [
+                one["id"],
+                age(one["age"]),
+                size(one["size"]),
+                _count(one),
+                str(len(one["snapshots"]) or "-"),
+                output.name(one["path"]),
+            ]
             for one in found
         ]
-        print(output.table(rows, ["ID", "AGE", "SIZE", "CHANGES", "OF"]))
+        print(output.table(rows, ["ID", "AGE", "SIZE", "CHANGES", "SNAPSHOTS", "OF"]))
     else:
         print("no changes are kept")
     return 0
@@ -53,7 +60,8 @@ def _about(workspace: Workspace) -> dict[str, Any]:
         "id": workspace.id,
         "path": workspace.path,
         "age": max(0.0, time.time() - workspace.changed),
-        "size": _size(f"{workspace.layer}/upper"),
+        "size": _size(f"{workspace.layer}/upper") + _size(f"{workspace.layer}/snapshots"),
+        "snapshots": [one.name for one in workspace.snapshots()],
         "changes": None,
         "in_use": False,
     }
@@ -124,7 +132,7 @@ def _agreed(count: int) -> bool:
 
 def chosen(id: str | None, *, quiet: bool = False) -> Workspace:
     """The workspace with that id; without one the last of the current directory, else the last of all."""
-    if id is not None:
+    if id not in (None, "", "@"):
         return told(Workspace.open(id.removeprefix("@")))
     known = Workspace.list()
     if not known:
