@@ -15,7 +15,7 @@ import stockade
 from stockade import ConflictError, NotFoundError, Policy, PolicyError, Sandbox, SetupError, Workspace, state
 from stockade.workspace import record
 from stockade.workspace import workspace as workspaces
-from support.means import applies
+from support.means import applies, need
 from support.trees import changed, snapshot
 
 IS_ROOT = os.geteuid() == 0
