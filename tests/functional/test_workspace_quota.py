@@ -173,3 +173,10 @@ def test_changes_that_cannot_be_kept_are_an_error(tree: Path, stockade_home: Pat
     finally:
         for layer in (stockade_home / "workspaces").iterdir():
             layer.chmod(0o700)
+
+
+def test_changes_that_a_program_made_too_deep_are_an_error_and_nothing_leaks(tree: Path) -> None:
+    script = "import os\nfor _ in range(1100): os.mkdir('d'); os.chdir('d')"
+    with pytest.raises(SetupError, match="too deep"):
+        stockade.run(["/usr/bin/python3", "-c", script], limited(tree, 16 * MIB), timeout=60)
+    assert stockade.run(["true"], limited(tree), timeout=60).ok

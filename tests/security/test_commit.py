@@ -431,3 +431,20 @@ def test_nothing_of_the_programs_reaches_the_terminal_as_a_command(project: Path
         assert process.returncode == 0
     assert b"evil" in shown
     assert b"\x1b" not in shown and b"\x07" not in shown and b"\xc2\x9b" not in shown
+
+
+def test_a_repository_cannot_be_planted_in_two_commits(project: Path) -> None:
+    """Threat 7: what git obeys lies there first, and what makes it a repository comes later."""
+    payload = project / "payload"
+    config = f'[core]\\n\\tbare = false\\n\\tworktree = .\\n\\tfsmonitor = "touch {payload} #"\\n'
+    changed(project, f"mkdir -p x; printf '{config}' > x/config").commit()
+    later = changed(project, "mkdir -p x/objects x/refs; echo 'ref: refs/heads/main' > x/HEAD")
+    done = later.commit()
+    assert [(held.path, held.reason) for held in done.held] == [("x/HEAD", "executes")]
+    git = ["git", "-C", str(project / "x"), "status"]
+    subprocess.run(git, capture_output=True, check=False)
+    assert not payload.exists()
+    # The control: taken over all the same, it runs.
+    later.commit(allow_exec_config=True)
+    subprocess.run(git, capture_output=True, check=False)
+    assert payload.exists()

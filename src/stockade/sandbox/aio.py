@@ -108,6 +108,7 @@ class AsyncSandbox(Living):
             import warnings
 
             warnings.warn("an AsyncSandbox was not closed: use `async with`", ResourceWarning, stacklevel=2)
+            self._left_by(ResourceWarning)
             self._end(*self._taken())
 
     async def open(self) -> None:

@@ -95,8 +95,10 @@ class Prepared(msgspec.Struct, frozen=True):
 
     def close(self, *, discard: bool, earlier: bool = False) -> None:
         """Let go of everything; `discard` forgets the changes, `earlier` also what a workspace had before."""
-        self.made.close(discard=discard, earlier=earlier)
-        self.resolved.close()
+        try:
+            self.made.close(discard=discard, earlier=earlier)
+        finally:
+            self.resolved.close()
 
     def unchanged(self) -> bool:
         """Whether the workspace is as it was, so that nothing need be kept."""
@@ -166,15 +168,17 @@ class Made:
 
     def close(self, *, discard: bool, earlier: bool = False) -> None:
         self.entered()
-        if self.layer is not None:
-            forget = discard and (earlier or not self.layer.continued)
-            with contextlib.suppress(OSError):  # then it is left
-                self.layer.discard() if forget else self.layer.close()
-        if self.group is not None and self._owner == os.getpid():
-            self.group.close()
-        # What is left stays in the register, and goes when somebody sweeps.
-        if self.entry is not None and not (discard and self._left):
-            self.entry.close()
+        try:
+            if self.layer is not None:
+                forget = discard and (earlier or not self.layer.continued)
+                with contextlib.suppress(OSError):  # then it is left
+                    self.layer.discard() if forget else self.layer.close()
+        finally:
+            if self.group is not None and self._owner == os.getpid():
+                self.group.close()
+            # What is left stays in the register, and goes when somebody sweeps.
+            if self.entry is not None and not (discard and self._left):
+                self.entry.close()
 
     @property
     def _left(self) -> bool:
