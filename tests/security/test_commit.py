@@ -441,10 +441,8 @@ def test_a_repository_cannot_be_planted_in_two_commits(project: Path) -> None:
     later = changed(project, "mkdir -p x/objects x/refs; echo 'ref: refs/heads/main' > x/HEAD")
     done = later.commit()
     assert [(held.path, held.reason) for held in done.held] == [("x/HEAD", "executes")]
-    git = ["git", "-C", str(project / "x"), "status"]
-    subprocess.run(git, capture_output=True, check=False)
-    assert not payload.exists()
-    # The control: taken over all the same, it runs.
+    git = ["git", "-C", str(project / "x"), "config", "core.fsmonitor"]
+    assert subprocess.run(git, capture_output=True, check=False).stdout == b""
+    # The control: taken over all the same, git obeys it.
     later.commit(allow_exec_config=True)
-    subprocess.run(git, capture_output=True, check=False)
-    assert payload.exists()
+    assert subprocess.run(git, capture_output=True, check=False).stdout == f"touch {payload} #\n".encode()
