@@ -154,13 +154,18 @@ def _remove(name: str, parent: int, top: int, depth: int, pending: list[str]) ->
         return
     except IsADirectoryError:
         pass
-    os.chmod(name, 0o700, dir_fd=parent)
-    if depth > _DEEPEST:
-        # Moved up and removed later.
-        pending.append(f"{REMOVED}{os.urandom(6).hex()}")
-        os.rename(name, pending[-1], src_dir_fd=parent, dst_dir_fd=top)
-        return
-    directory = os.open(name, DIRECTORY, dir_fd=parent)
+    # By descriptor: whoever else can write here may put a link in its place.
+    node = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        os.chmod(f"/proc/self/fd/{node}", 0o700)
+        if depth > _DEEPEST:
+            # Moved up and removed later.
+            pending.append(f"{REMOVED}{os.urandom(6).hex()}")
+            os.rename(name, pending[-1], src_dir_fd=parent, dst_dir_fd=top)
+            return
+        directory = os.open(f"/proc/self/fd/{node}", DIRECTORY & ~os.O_NOFOLLOW)
+    finally:
+        os.close(node)
     try:
         for entry in os.listdir(directory):
             _remove(entry, directory, top, depth + 1, pending)

@@ -25,6 +25,7 @@ enum { AGAIN_MS = 10, PATIENCE_MS = 2000, STOPS = 200 };
 
 struct watch {
 	int socket, children, all;
+	int orphaned; /* the supervisor is gone */
 	uint32_t breaches; /* before it began */
 	pid_t leader; /* 0: it has ended */
 	int status;
@@ -233,6 +234,16 @@ static void keep_time(struct watch *watch)
 	}
 }
 
+/* Nobody is there any more who could want to wait longer. */
+static void be_orphaned(struct watch *watch)
+{
+	uint64_t latest = now_ms() + GRACE_MS;
+	watch->orphaned = 1;
+	end_run(watch, ENDED_BY_REQUEST, watch->grace < GRACE_MS ? watch->grace : GRACE_MS);
+	if (watch->deadline > latest)
+		watch->deadline = latest;
+}
+
 static int patience(const struct watch *watch)
 {
 	uint64_t now = now_ms();
@@ -277,7 +288,7 @@ void attend(const struct box *box, struct program *program, int children, int al
 			finish(box, &watch);
 		struct pollfd watched[3 + GUARD_POLLS] = {
 		    {watch.socket, POLLIN, 0},
-		    {watch.stage == RUNNING ? box->supervisor : -1, POLLIN, 0},
+		    {watch.orphaned ? -1 : box->supervisor, POLLIN, 0},
 		    {children, POLLIN, 0}};
 		if (all)
 			guard_polls(watched + 3);
@@ -285,7 +296,7 @@ void attend(const struct box *box, struct program *program, int children, int al
 		if (poll(watched, all ? 3 + GUARD_POLLS : 3, all ? guard_patience(wait) : wait) < 0 && errno != EINTR)
 			_exit(1);
 		if (watched[1].revents)
-			end_run(&watch, ENDED_BY_REQUEST, watch.grace);
+			be_orphaned(&watch);
 		if (watched[2].revents && told_to_end(children) && all)
 			end_run(&watch, ENDED_FROM_OUTSIDE, watch.grace);
 		if (watched[0].revents)

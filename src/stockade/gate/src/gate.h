@@ -22,6 +22,9 @@
 
 enum { MAX_DESCRIPTORS = 250, MAX_RUNS = 256 };
 
+/* What programs are given to end when the supervisor has. */
+enum { GRACE_MS = 2000 };
+
 /* Tasks that the gate may have beyond those of the programs: a keeper and a newborn for each run. */
 enum { GRACE_TASKS = 2 * MAX_RUNS + 2 };
 

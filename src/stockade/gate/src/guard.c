@@ -20,6 +20,7 @@
 enum { SHORTEST_MS = 5, OVER_MS = 50 };
 
 static int memory = -1, usage = -1, table = -1, counted;
+static uint64_t killed; /* for want of memory, when that was last looked at */
 static uint64_t allowed_us;
 static unsigned cores = 1;
 
@@ -148,8 +149,11 @@ enum ended guard_check(const struct box *box, const struct pollfd *polls)
 		send_reply(box->socket, &reply, NULL, 0);
 		_exit(1);
 	}
-	if (polls[0].revents && (counted ? number_in(memory, "oom_kill ") > 0
-					 : read(memory, &fired, sizeof fired) == sizeof fired))
+	uint64_t before = killed;
+	if (polls[0].revents && counted)
+		killed = number_in(memory, "oom_kill ");
+	if (polls[0].revents &&
+	    (counted ? killed > before : read(memory, &fired, sizeof fired) == sizeof fired))
 		box->breaches->kind = ENDED_BY_MEMORY;
 	else if (guard_spent())
 		box->breaches->kind = ENDED_BY_CPU;

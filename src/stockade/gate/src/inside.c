@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 
 /* The body, three streams, the socket of a keeper and the entrance of a cgroup. */
-enum { EXEC_DESCRIPTORS = 6, GRACE_MS = 2000 };
+enum { EXEC_DESCRIPTORS = 6 };
 
 /* The keepers of the runs that go on. */
 static pid_t keepers[MAX_RUNS];
