@@ -376,7 +376,8 @@ static int private_upper(struct box *box, int lower)
 		return -1;
 	if (fchmodat(upper, ".", like.st_mode & 07777, 0))
 		return -1;
-	box->upper = openat(upper, ".", O_PATH | O_DIRECTORY | O_CLOEXEC); /* for the supervisor */
+	/* For the supervisor, by a mount of its own: the root is sealed, and a closed directory must be opened. */
+	box->upper = sys_open_tree(upper, "", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH);
 	return box->upper < 0 ? -1 : upper;
 }
 
