@@ -121,7 +121,7 @@ def test_the_mode_of_the_tree_is_as_it_was_left(workspace: Path) -> None:
 @pytest.mark.parametrize("made", ["echo mine > secret", "mkdir secret; echo mine > secret/x"])
 def test_what_an_earlier_run_made_cannot_be_denied(workspace: Path, made: str) -> None:
     first = changed(workspace, made)
-    with pytest.raises(PolicyError, match=r"secret.*an earlier run"):
+    with pytest.raises(PolicyError, match="an earlier run"):
         stockade.run(["true"], Policy(deny=[f"{workspace}/secret"]), workspace=first)
 
 
