@@ -119,8 +119,8 @@ class TestWhatIsKept:
         assert [name for name in os.listxattr(project / "file") if "overlay" in name] == []
         assert done.notes == ()
 
-    @pytest.mark.skipif(not IS_ROOT, reason="only root's runs have files of several owners")
     def test_for_root_the_owners(self, project: Path) -> None:
+        applies(IS_ROOT, "only root's runs have files of several owners")
         os.chown(project / "file", 1234, 2345)
         os.chmod(project / "file", 0o666)
         os.chmod(project, 0o777)
