@@ -274,7 +274,7 @@ def test_nothing_starts_while_it_is_held_still(workspace: Path) -> None:
         box.run(["touch", "file"])
         order: list[str] = []
         runner = threading.Thread(target=lambda: (box.run(["true"]), order.append("run")))
-        with box._alone(box._prepared.layer):  # type: ignore[union-attr, arg-type]
+        with box.workspace._alone():
             runner.start()
             time.sleep(0.2)
             order.append("held")
