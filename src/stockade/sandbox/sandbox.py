@@ -63,6 +63,7 @@ class Living:
         self._prepared: Prepared | None = None
         #: Held by whoever looks at the workspace of the living sandbox, and by whoever puts it away.
         self._looking = threading.RLock()
+        self._paused = False
 
     def _opening(self, events: Events) -> Steps[None]:
         if self._box is not None:
@@ -161,7 +162,7 @@ class Living:
                 with record.held(layer.path, layer.id) as living:
                     yield living
             else:
-                with held_still(box):
+                with held_still(box, stays=self._paused):
                     layer.changes()
                     layer.note()
                     yield True
@@ -170,11 +171,13 @@ class Living:
         """Stop every process inside until `resume`. Time limits go on."""
         with self._looking:
             self._opened()[0].connection.signal(signal.SIGSTOP, everything=True)
+            self._paused = True
 
     def resume(self) -> None:
         """Let every process inside go on."""
         with self._looking:
             self._opened()[0].connection.signal(signal.SIGCONT, everything=True)
+            self._paused = False
 
 
 def _calm(box: Box) -> Steps[None]:
