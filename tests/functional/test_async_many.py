@@ -147,6 +147,89 @@ def test_a_launch_that_is_cancelled_leaves_nothing() -> None:
     """)
 
 
+def test_a_close_that_is_cancelled_closes_all_the_same() -> None:
+    in_a_program("""
+        async def main():
+            for delay in (0, 0.0005, 0.001, 0.002, 0.004):
+                box = AsyncSandbox()
+                await box.open()
+                running = asyncio.create_task(box.run(["sleep", "60"]))
+                await asyncio.sleep(0.1)
+                closing = asyncio.create_task(box.close())
+                await asyncio.sleep(delay)
+                closing.cancel()
+                await asyncio.gather(closing, return_exceptions=True)
+                assert (await running).outcome == "cancelled"
+        run(main)
+    """)
+
+
+def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+    in_a_program("""
+        async def main():
+            async with AsyncSandbox() as box:
+                for delay in range(20):
+                    starting = asyncio.create_task(box.start(["sleep", "60"], stdin=-1))
+                    await asyncio.sleep(delay * 0.0003)
+                    starting.cancel()
+                    try:
+                        await (await starting).close()
+                    except asyncio.CancelledError:
+                        pass
+                for _ in range(100):
+                    if "sleep" not in (await box.run(["sh", "-c", "cat /proc/[0-9]*/comm"])).text.split():
+                        return
+                raise AssertionError
+        run(main)
+    """)
+
+
+def test_a_process_that_nobody_refers_to_any_more_is_ended() -> None:
+    in_a_program(f"""
+        async def main():
+            async with AsyncSandbox() as box:
+                process = await box.start(["sh", "-c", {f"{HIDES}; echo up; sleep 60"!r}], grace=0.1)
+                assert await process.stdout.readline() == b"up\\n"
+                del process
+                gc.collect()
+                for _ in range(100):
+                    if "sleep" not in (await box.run(["sh", "-c", "cat /proc/[0-9]*/comm"])).text.split():
+                        return
+                raise AssertionError
+        run(main)
+    """)
+
+
+def test_a_short_wait_beside_a_long_one_is_told_in_time() -> None:
+    in_a_program("""
+        async def main():
+            async with AsyncSandbox() as box:
+                async with await box.start(["sleep", "60"]) as process:
+                    long = asyncio.create_task(process.wait())
+                    await asyncio.sleep(0.1)
+                    try:
+                        await process.wait(0.1)
+                    except stockade.TimeoutError:
+                        process.kill(0)
+                    assert (await long).outcome == (await process.wait(0)).outcome == "cancelled"
+        run(main)
+    """)
+
+
+def test_a_process_that_is_closed_ends_the_wait_of_another_task() -> None:
+    in_a_program("""
+        async def main():
+            async with AsyncSandbox() as box:
+                process = await box.start(["sleep", "60"])
+                waiting = [asyncio.create_task(process.wait()) for _ in range(3)]
+                await asyncio.sleep(0.1)
+                await process.close()
+                found = await asyncio.gather(*waiting, return_exceptions=True)
+                assert all(isinstance(error, stockade.SetupError) for error in found), found
+        run(main)
+    """)
+
+
 def test_a_timeout_of_asyncio_ends_the_run_first() -> None:
     in_a_program("""
         async def main():

@@ -159,24 +159,31 @@ class TestKill:
         assert "name the sandboxes, or --all" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["kill", ID], ["kill", "--now", "--all"]], ids=" ".join)
-def test_a_real_sandbox_ends_with_what_runs_in_it(home: str, words: list[str]) -> None:
-    with stockade.Sandbox() as box:
-        assert box._box is not None
-        with open(f"/proc/self/fdinfo/{box._box.pidfd}") as file:
-            pid = int(file.read().partition("\nPid:")[2].split()[0])
-        entry = register.enter(home, Record(id=ID, gate=pid))
-        started = threading.Event()
-        results = []
-        running = threading.Thread(
-            target=lambda: results.append(
-                box.run(["sh", "-c", "echo; sleep 100"], on_stdout=lambda data: started.set())
-            )
-        )
-        running.start()
-        assert started.wait(10)
-        assert main(*words) == 0
-        running.join(10)
-        assert not running.is_alive() and not results[0].ok
-        assert entry.was_killed()
-        entry.close()
+@pytest.mark.parametrize("flags", [[], ["--now"]], ids=["asked", "now"])
+class TestARealOne:
+    """It ends with what runs in it, and who supervises it is told why."""
+
+    def kill(self, home: str, flags: list[str]) -> None:
+        (record,) = register.living(home)
+        assert main("kill", *flags, record.id[:6]) == 0
+
+    def judge(self, result: stockade.Result) -> None:
+        found = (result.outcome, result.exit_code, result.reason)
+        assert found == ("cancelled", 130, "ended by `stockade kill`")
+
+    def test_of_one_run(self, home: str, flags: list[str]) -> None:
+        # In a thread, because the callback is the supervisor's own.
+        killing = threading.Thread(target=self.kill, args=(home, flags))
+        result = stockade.run(["sh", "-c", "echo; sleep 100"], on_stdout=lambda _: killing.start())
+        killing.join()
+        self.judge(result)
+
+    def test_that_lives(self, home: str, flags: list[str]) -> None:
+        killing = threading.Thread(target=self.kill, args=(home, flags))
+        with stockade.Sandbox() as box, box.start(["sleep", "100"]) as process:
+            clean = "trap 'exit 0' TERM; echo; sleep 100 & wait"
+            result = box.run(["sh", "-c", clean], on_stdout=lambda _: killing.start())
+            killing.join()
+            self.judge(result)
+            self.judge(process.wait(10))
+            self.judge(box.run(["true"]))

@@ -191,7 +191,9 @@ class TestCommit:
 
     def test_some_paths(self, project: Path, call: Call) -> None:
         workspace = changed(project, "echo x >> file; echo y >> other")
-        assert call("commit", workspace.id, "other").stdout.startswith("1 change committed")
+        (project / "other").write_text("mine\n")
+        done = call("commit", workspace.id, "--force", "other", "other")
+        assert done.stdout.startswith("1 change committed")
         assert (project / "file").read_text() == "old\n"
 
     def test_as_json(self, project: Path, call: Call) -> None:

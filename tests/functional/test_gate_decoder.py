@@ -347,10 +347,10 @@ class TestSentToARealGate:
     @pytest.fixture(autouse=True)
     def one_gate_before_and_after(self) -> Iterator[None]:
         stockade.run(["true"]).check()
-        before = client._residents[False].pid
+        before = client._residents[False, False].pid
         yield
         stockade.run(["true"]).check()
-        assert client._residents[False].pid == before, "the gate died of a bad plan"
+        assert client._residents[False, False].pid == before, "the gate died of a bad plan"
 
     def answer(self, data: bytes) -> client.Reply:
         connection = client.launch(data, (), host_network=False)
@@ -379,11 +379,11 @@ class TestSentToARealGate:
         assert (reply.kind, reply.operation, reply.text) == (client.FAILED, "namespaces", "not for this gate")
 
     def test_a_refused_plan_has_no_side_effect(self, tmp_path: Path) -> None:
-        before = Path(f"/proc/{client._residents[False].pid}/mountinfo").read_bytes()
+        before = Path(f"/proc/{client._residents[False, False].pid}/mountinfo").read_bytes()
         good = compiled(Policy()).encoded
         # The last record, the filter, is damaged: everything before it would have been executed by now.
         assert self.answer(good[:-8] + bytes(8) + good[:8]).kind == client.FAILED
-        assert Path(f"/proc/{client._residents[False].pid}/mountinfo").read_bytes() == before
+        assert Path(f"/proc/{client._residents[False, False].pid}/mountinfo").read_bytes() == before
 
 
 @pytest.mark.timeout(300)

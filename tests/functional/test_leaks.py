@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from stockade.host import cgroupfs, cgroups, host
 from support import leaks
+from support.means import applies, need
+from support.supervisors import dead, line
 
 #: The first thread ends, as a zombie that nobody can wait for while the other thread lives.
 HEADLESS = """
@@ -110,3 +115,21 @@ def test_files_and_descriptors_are_reported(stockade_home: Path) -> None:
     assert {f"file {path}" for path in paths} <= new
     assert [sentence for sentence in new if sentence.startswith(f"descriptor {writer} -> pipe:")]
     assert leaks.snapshot(stockade_home) - before == frozenset()
+
+
+def test_a_cgroup_of_ours_is_reported_and_that_of_another_program_is_not(stockade_home: Path) -> None:
+    applies(os.geteuid() == 0, "for root only")
+    need(host().has("cgroup.pids"), "cgroups do not work here")
+    place = cgroups.places().found["pids"].directory
+    ours, theirs, recorded = (f"{place}/stockade-run-{uuid4().hex[:12]}" for _ in range(3))
+    cgroupfs.make(ours)
+    os.mkdir(theirs)
+    os.mkdir(recorded)
+    try:
+        directory = dead(str(stockade_home), line(groups=[recorded]))
+        found = leaks.snapshot(stockade_home)
+        assert {f"cgroup {ours}", f"cgroup {recorded}"} <= found and f"cgroup {theirs}" not in found
+        shutil.rmtree(directory)
+    finally:
+        for path in (ours, theirs, recorded):
+            os.rmdir(path)

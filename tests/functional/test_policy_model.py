@@ -186,6 +186,8 @@ def test_a_clause_without_a_wall_is_refused_and_not_ignored(key: str) -> None:
 
 def test_what_asks_for_nothing_may_be_written_already() -> None:
     assert Policy(secrets={}, workspace={"durable": False}) == Policy(workspace=".")
+    with pytest.raises(PolicyError, match=r"workspace\.durable = 1: must be true or false"):
+        Policy(workspace={"durable": 1})
 
 
 def test_positional_clauses_are_refused_as_policy_errors() -> None:

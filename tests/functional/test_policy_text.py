@@ -148,4 +148,5 @@ def test_pyproject_holds_a_policy_in_its_own_table(tmp_path: Path) -> None:
 
 
 def test_toml_is_what_tomllib_reads() -> None:
-    assert tomllib.loads(Policy(workspace=".").to_toml()) == {"workspace": {"path": ".", "mode": "overlay"}}
+    table = {"workspace": {"path": ".", "mode": "overlay", "durable": False}}
+    assert tomllib.loads(Policy(workspace=".").to_toml()) == table

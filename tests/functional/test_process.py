@@ -213,7 +213,7 @@ class TestEnding:
     @pytest.mark.parametrize("grace", [0, 0.2])
     def test_kill_ends_what_has_hidden_from_it(self, box: Sandbox, grace: float) -> None:
         with sh(box, f"{HIDES}; echo up; sleep 60") as process:
-            assert line(process) == b"up\n" and len(marked()) == 1
+            assert line(process) == b"up\n" and marked()
             process.kill(grace)
             process.wait(10)
         assert marked() == []
@@ -348,6 +348,19 @@ class TestLettingGo:
             assert waiting.result(10).outcome == "cancelled"
         process.close()
 
+    def test_a_forked_child_that_closes_it_leaves_it_to_the_parent(self, box: Sandbox) -> None:
+        with sh(box, "read x; exit 4", stdin=PIPE) as process, ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(process.wait, 30)
+            time.sleep(0.1)
+            child = os.fork()
+            if child == 0:
+                process.close()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            assert process.stdin is not None and not waiting.done()
+            process.stdin.write(b"\n")
+            assert waiting.result().exit_code == 4
+
     def test_what_nobody_refers_to_any_more_is_ended(self, box: Sandbox) -> None:
         process = sh(box, f"{HIDES}; echo up; sleep 60", grace=0.2)
         assert line(process) == b"up\n" and marked()
@@ -372,7 +385,7 @@ class TestLettingGo:
     ) -> None:
         with sh(box, HIDES) as process:
             assert process.wait(10).ok
-        assert len(marked()) == 1
+        assert marked()
         box.run(["sh", "-c", f"pkill -9 -f {MARK[:-1]}[{MARK[-1]}] || kill -9 -1"])
         assert gone()
 

@@ -91,10 +91,13 @@ def test_every_error_is_a_stockade_error_with_a_hint() -> None:
     [
         "stockade",
         "stockade.sandbox.sandbox",
+        "stockade.sandbox.process",
+        "stockade.sandbox.aio",
         "stockade.sandbox.result",
         "stockade.policy.model",
         "stockade.policy.load",
         "stockade.workspace.workspace",
+        "stockade.workspace.files",
     ],
 )
 def test_the_examples_in_the_documentation_are_true(module: str) -> None:

@@ -133,7 +133,7 @@ class TestInALivingSandbox:
                     "until [ -e /tmp/up ]; do sleep 0.01; done",
                 ]
             ).check()
-            assert len(marked()) == 1
+            assert marked()
         assert marked() == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -62,8 +63,6 @@ def test_a_killed_gate_is_told_and_ends_the_sandbox() -> None:
         running.start()
         time.sleep(0.3)
         assert box._box is not None
-        import signal
-
         signal.pidfd_send_signal(box._box.pidfd, signal.SIGKILL)
         running.join(20)
         assert done and (done[0].outcome, done[0].exit_code) == ("setup-failed", 125)
@@ -133,6 +132,24 @@ def test_a_sandbox_outlives_the_thread_that_opened_it() -> None:
         assert box.run(["echo", "alive"]).text == "alive\n"
     finally:
         box.close()
+
+
+def test_a_close_that_is_interrupted_while_it_waits_closes_all_the_same(workspace: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    box = Sandbox(Policy(workspace=str(workspace)))
+    box.open()
+    box.run(["true"]).check()
+    assert box._box is not None
+    signal.pidfd_send_signal(box._box.pidfd, signal.SIGSTOP)  # so that there is something to wait for
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            box.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def in_child(action: Callable[[], None]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -348,3 +349,16 @@ def test_a_sweep_leaves_a_workspace_alone_that_is_in_use(workspace: Path, stocka
         register.sweep(str(stockade_home))
         assert box.run(["sh", "-c", "echo 3 > three; ls"]).text == "three\ntwo\n"
     assert [change.path for change in first.changes()] == ["three"]
+
+
+def test_an_async_sandbox_that_nobody_closed_commits_nothing(workspace: Path) -> None:
+    async def main() -> None:
+        box = AsyncSandbox(Policy(workspace=str(workspace)), on_exit="commit")
+        await box.open()
+        await box.run(["sh", "-c", "echo x > new"])
+        with pytest.warns(ResourceWarning):
+            del box
+            gc.collect()
+
+    asyncio.run(main())
+    assert not (workspace / "new").exists() and len(Workspace.list()) == 1

@@ -80,6 +80,7 @@ def test_what_misses_only_an_aim_is_measured_once_and_told(monkeypatch: pytest.M
     assert as_text({"cold": section}, {}, {}).count("missed (an aim)") == len(aims)
 
 
+@pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_ended_from_outside_it_leaves_nothing(number: signal.Signals) -> None:
     """Not even when it is told twice. Files in shared memory and processes are looked for after each test."""

@@ -88,7 +88,7 @@ class TestForks:
 
     def test_outside_a_comet_goes_on_when_what_started_it_is_killed(self) -> None:
         """The control, in namespaces that are thrown away with it: its end does not end it."""
-        command, _ = arena.command_of("comet.c", 1, 2000)
+        command, _ = arena.command_of("comet.c", 1, 200_000)
         wrapped = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "sh", "-c"]
         script = '"$0" "$@" & sleep 0.3; kill -9 $!; exec sleep 60'
         with subprocess.Popen([*wrapped, script, *command], stdout=subprocess.DEVNULL) as process:

@@ -380,7 +380,7 @@ class TestWhatIsHeldBack:
     )
     def test_neither_do_detours_to_it_pass(self, project: Path, script: str) -> None:
         done = changed(project, script).commit()
-        assert [one.reason for one in done.held] in (["executes"], ["protected"])
+        assert {one.reason for one in done.held} in ({"executes"}, {"protected"})
 
     def test_removing_such_a_file_is_no_danger(self, project: Path) -> None:
         (project / ".npmrc").write_text("x\n")
@@ -431,3 +431,18 @@ def test_nothing_of_the_programs_reaches_the_terminal_as_a_command(project: Path
         assert process.returncode == 0
     assert b"evil" in shown
     assert b"\x1b" not in shown and b"\x07" not in shown and b"\xc2\x9b" not in shown
+
+
+def test_a_repository_cannot_be_planted_in_two_commits(project: Path) -> None:
+    """Threat 7: what git obeys lies there first, and what makes it a repository comes later."""
+    payload = project / "payload"
+    config = f'[core]\\n\\tbare = false\\n\\tworktree = .\\n\\tfsmonitor = "touch {payload} #"\\n'
+    changed(project, f"mkdir -p x; printf '{config}' > x/config").commit()
+    later = changed(project, "mkdir -p x/objects x/refs; echo 'ref: refs/heads/main' > x/HEAD")
+    done = later.commit()
+    assert [(held.path, held.reason) for held in done.held] == [("x/HEAD", "executes")]
+    git = ["git", "-C", str(project / "x"), "config", "core.fsmonitor"]
+    assert subprocess.run(git, capture_output=True, check=False).stdout == b""
+    # The control: taken over all the same, git obeys it.
+    later.commit(allow_exec_config=True)
+    assert subprocess.run(git, capture_output=True, check=False).stdout == f"touch {payload} #\n".encode()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -16,7 +18,7 @@ import stockade
 from security import arena
 from security.arena import outside
 from security.test_proc import GATE, REFUSED
-from security.test_processes import NOT_THERE, victim
+from security.test_processes import NOT_THERE, UNCARING, victim
 from stockade import Policy, Sandbox
 from stockade.host import host
 from support import leaks
@@ -119,6 +121,16 @@ time.sleep(60)
         assert box.run(["echo", "alive"], timeout=10).text == "alive\n"
     with victim() as (pid, _):
         assert set(outside("limit_others", pid, "zero").values()) == {"ok"}
+
+
+@pytest.mark.timeout(110)
+def test_a_keeper_buries_the_orphans_of_its_run() -> None:
+    result = first_run("orphans", 2_000, 5, KEEPER, timeout=60)
+    assert arena.verdict_of(result.stdout) == {"made": 2_000, "unburied": 0}
+    # The control: a parent that waits for nobody.
+    command, _ = arena.command_of("orphans", 100, 0)
+    done = subprocess.run([sys.executable, "-c", UNCARING, *command], capture_output=True, check=True)
+    assert arena.verdict_of(done.stdout) == {"made": 100, "unburied": 100}
 
 
 @pytest.mark.parametrize("living", [False, True])

@@ -107,6 +107,10 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
             "test_changes_in_an_overlay_workspace_stay_in_the_overlay",
         ),
     ),
+    "workspace.durable": (
+        Control.LIMITS_DISK,
+        ("test_what_must_be_durable_is_refused", "test_a_killed_supervisor_leaves_the_tree_as_it_was"),
+    ),
 }
 #: Controls that no clause asks for, because every run has them.
 ALWAYS: dict[Control, tuple[str, ...]] = {

@@ -31,7 +31,9 @@ NOT_THERE = {"EPERM", "ESRCH", "ENOENT", "EACCES", "EBADF"}
 @contextlib.contextmanager
 def victim() -> Iterator[tuple[int, int]]:
     """A process of ours outside, and the address of something in it."""
-    with subprocess.Popen([arena.PYTHON, "-c", VICTIM], stdout=subprocess.PIPE) as process:
+    # In a group of its own: what is done to that must not be done to the tests.
+    command = [arena.PYTHON, "-c", VICTIM]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
         try:
             yield process.pid, int(process.stdout.readline())

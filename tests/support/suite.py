@@ -37,7 +37,7 @@ def as_current_user() -> tuple[str, bool]:
     _say(f"the suite as {name}")
     with tempfile.TemporaryDirectory(prefix="suite-") as directory:
         report = Path(directory, "report.xml")
-        command = [sys.executable, "-m", "pytest", f"--junitxml={report}", "tests"]
+        command = [sys.executable, "-m", "pytest", "--durations=15", f"--junitxml={report}", "tests"]
         status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode
         return _summary(name, report, status)
 
@@ -47,7 +47,7 @@ def as_ordinary_user() -> tuple[str, bool]:
     with as_user.ordinary_user() as user, as_user.ground(user) as base:
         report = base / "t" / "report.xml"
         # Style does not depend on who looks.
-        arguments = [f"--junitxml={report}", "--ignore=tests/style", "tests"]
+        arguments = ["--durations=15", f"--junitxml={report}", "--ignore=tests/style", "tests"]
         status = as_user.pytest(base, user, arguments)
         line, ok = _summary(as_user.NAME, report, status)
         left = as_user.left_over(user)

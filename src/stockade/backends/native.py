@@ -322,9 +322,10 @@ def _private(given: Inputs) -> ops.Root:
 
 
 def _groups(given: Inputs) -> list[ops.AnyOp]:
-    """Their descriptors come after those of the grants and, of an overlay, its two directories."""
+    """Their descriptors come last, after the two directories of an overlay that is not private."""
     versions, words = given.groups
-    first = len(given.grants) + 2 * any(access == "overlay" for _, access, *_ in given.grants) + 1
+    overlay = any(access == "overlay" for _, access, *_ in given.grants) and not given.disk
+    first = len(given.grants) + 2 * overlay + 1
     return [
         ops.Cgroup(version=version, descriptor=first + number, limits=words, clause="limits")
         for number, version in enumerate(versions)
@@ -427,7 +428,13 @@ def _granted(given: Inputs) -> list[ops.AnyOp]:
         hidden += _masks(inner, path, path, masks, number)
         if access == "overlay":
             found[path] = ops.Overlay(
-                path=path, layer=given.layer, grant=number, masks=masks, noexec=noexec, clause=clause
+                path=path,
+                layer=given.layer,
+                grant=number,
+                masks=masks,
+                noexec=noexec,
+                private=bool(given.disk),
+                clause=clause,
             )
         elif access == "write":
             found[path] = ops.Bind(

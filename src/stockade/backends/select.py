@@ -7,6 +7,7 @@ itself that it may be weaker, and then the selection says so.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Protocol
 
 import msgspec
@@ -45,7 +46,7 @@ class Selected(msgspec.Struct, frozen=True):
     means: tuple[str, ...] = ()
 
 
-class Selection(msgspec.Struct, frozen=True):
+class Selection(msgspec.Struct, frozen=True, dict=True):
     """The backend and what it enforces of the policy."""
 
     backend: str
@@ -56,7 +57,7 @@ class Selection(msgspec.Struct, frozen=True):
         """The controls that the policy accepts to be weaker, and that are."""
         return {control: selected for control, selected in self.controls.items() if selected.weaker}
 
-    @property
+    @cached_property
     def by_cgroup(self) -> frozenset[Control]:
         """The controls that a cgroup enforces."""
         return frozenset(
@@ -65,7 +66,7 @@ class Selection(msgspec.Struct, frozen=True):
             if any(name.startswith("cgroup.") for name in selected.means)
         )
 
-    @property
+    @cached_property
     def by_process(self) -> frozenset[Control]:
         """The controls that are accepted to be weaker and that a limit for each process stands in for."""
         return frozenset(control for control, selected in self.weaker.items() if selected.mechanism)

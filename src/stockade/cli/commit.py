@@ -22,7 +22,7 @@ CANCELLED = 130
 
 def main(argv: list[str]) -> int:
     """Commit, and say what was not taken over as it was."""
-    args = _parser().parse_args(argv)
+    args = _parser().parse_intermixed_args(argv)
     try:
         return _commit(args)
     except StockadeError as error:

@@ -23,7 +23,7 @@ STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 def main(argv: list[str]) -> int:
     """Print the differences in the form that was asked for."""
-    args = _parser().parse_args(argv)
+    args = _parser().parse_intermixed_args(argv)
     workspace = chosen(args.id)
     found = workspace.diff(args.paths or None, patch=args.patch)
     if args.json:

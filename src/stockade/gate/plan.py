@@ -25,6 +25,7 @@ NAMESPACES = {
 RESOURCES = {"cpu_time": 0, "core": 4, "tasks": 6, "files": 7, "memory": 9}
 
 READONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
+OVERLAY_PRIVATE = 1 << 31
 ATTRIBUTES = {READONLY: b"ro", NOSUID: b"nosuid", NODEV: b"nodev", NOEXEC: b"noexec"}
 
 _HEADER = struct.Struct("=8sIIII")
@@ -236,7 +237,10 @@ class Pts(Op, frozen=True, kw_only=True):
 
 
 class Overlay(Op, frozen=True, kw_only=True):
-    """`layer` is the directory of the state that receives the changes, `masks` the number of its masks."""
+    """`layer` is the directory of the state that receives the changes, `masks` the number of its masks.
+
+    Those of a `private` one are in the private file system until the sandbox has ended.
+    """
 
     kind = 11
     path: str
@@ -244,15 +248,24 @@ class Overlay(Op, frozen=True, kw_only=True):
     grant: int
     masks: int = 0
     noexec: bool = False
+    private: bool = False
 
     def numbers(self) -> tuple[int, int]:
-        return self.masks | (NOEXEC << 32 if self.noexec else 0), self.grant
+        attributes = NOEXEC << 32 if self.noexec else 0
+        return self.masks | (OVERLAY_PRIVATE if self.private else 0) | attributes, self.grant
 
     def data(self) -> bytes:
+        if self.private:
+            return text(self.path, self.path, "/", "/")
         return text(self.path, self.path, f"{self.layer}/upper", f"{self.layer}/work")
 
     def describe(self) -> str:
         how = f"copy-on-write{_without_exec(self.noexec)}"
+        if self.private:
+            return (
+                f"show {self.path} {how}: changes go to private memory, and to Stockade's state when the "
+                "sandbox ends; a killed supervisor loses them"
+            )
         return f"show {self.path} {how}: changes go to Stockade's state, not to the host"
 
     def mounts(self) -> dict[str, tuple[int, str]]:

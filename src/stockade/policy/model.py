@@ -37,7 +37,6 @@ NOTHING = object()
 #: Building one deletes its row and adds the field.
 LATER: dict[str, tuple[str, object]] = {
     "secrets": ("hold secrets back from the program", {}),
-    "workspace.durable": ("keep changes beyond a killed supervisor", False),
 }
 LATER_BACKENDS = ("landlock", "bwrap", "gvisor", "container", "microvm", "seatbelt")
 
@@ -99,9 +98,11 @@ class WorkspaceRule(_Clauses, frozen=True):
 
     path: str = "."
     mode: Literal["overlay", "rw", "ro"] = "overlay"
+    #: Whether changes must survive a killed supervisor. They do, except under a limit of disk space.
+    durable: bool = False
 
     _prefix = "workspace."
-    _checks = {"path": values.path, "mode": values.one_of("overlay", "rw", "ro")}
+    _checks = {"path": values.path, "mode": values.one_of("overlay", "rw", "ro"), "durable": values.flag}
 
 
 class Limits(_Clauses, frozen=True):

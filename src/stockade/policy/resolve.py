@@ -159,7 +159,7 @@ def resolve(policy: Policy, caller: Caller, state: str, *, pinned: bool = False)
             workspace = opener.workspace(policy.workspace.path, policy.workspace.mode)
             _settle(grants, workspace)
             protected = tuple((path, _exists(path, workspace.fd)) for path in policy.protect)
-        _refuse_disk(policy)
+        _refuse_durable(policy)
         denied = _deny(policy.deny, caller, grants, workspace)
         for grant in (*grants.values(), workspace):
             if grant and (Control.IPC not in policy.accept or any(covers(grant.path, d) for d in denied)):
@@ -337,12 +337,14 @@ def _programs(patterns: tuple[str, ...] | None, caller: Caller) -> dict[str, Pro
     return found
 
 
-def _refuse_disk(policy: Policy) -> None:
-    if policy.limits.disk is None or policy.workspace is None or policy.workspace.mode != "overlay":
+def _refuse_durable(policy: Policy) -> None:
+    rule = policy.workspace
+    if policy.limits.disk is None or rule is None or rule.mode != "overlay" or not rule.durable:
         return
     raise PolicyError(
-        f"limits.disk = {policy.limits.disk}: the changes of an overlay workspace cannot be limited yet",
-        hint='use workspace.mode = "ro" or "rw": the limit is then that of the private /tmp and home',
+        f"workspace.durable = true: under limits.disk = {policy.limits.disk} the changes are in memory until "
+        "the sandbox ends, and a killed supervisor loses them",
+        hint="leave one of the two out",
     )
 
 

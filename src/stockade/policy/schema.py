@@ -45,7 +45,7 @@ _FORMS: dict[tuple[str, str], dict[str, Any]] = {
     ("Limits", "wall"): {"description": _TIME_WORDS, **_TIME},
     ("Limits", "memory"): {"description": f"of all processes together: {_SIZE_WORDS}", **_SIZE},
     ("Limits", "output"): {"description": _SIZE_WORDS, **_SIZE},
-    ("Limits", "disk"): {"description": f"of the private /tmp, home and /dev/shm: {_SIZE_WORDS}", **_SIZE},
+    ("Limits", "disk"): {"description": f"of the changes and private memory: {_SIZE_WORDS}", **_SIZE},
 }
 
 

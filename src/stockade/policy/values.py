@@ -186,6 +186,13 @@ def count(most: int, least: int = 1) -> Check:
     return check
 
 
+def flag(key: str, value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise Invalid(key, value, "must be true or false")
+    return value
+
+
 def one_of(*names: str, later: Iterable[str] = ()) -> Check:
     """A check for one of a few words; `later` are words this version knows but does not serve."""
 

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import errno
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 from stockade.policy import Policy
 from stockade.sandbox.launch import Box, Prepared
-from stockade.sandbox.process import PIPE, Parts, Started
+from stockade.sandbox.process import PIPE, Parts, Started, late
 from stockade.sandbox.result import Result
 from stockade.sandbox.sandbox import Living, OnExit, command
 from stockade.sandbox.steps import Events, Steps
@@ -19,6 +20,7 @@ from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE, Ended
 
 if TYPE_CHECKING:
+    from stockade.workspace.files_async import AsyncFiles
     from stockade.workspace.workspace import Workspace
 
 T = TypeVar("T")
@@ -86,6 +88,13 @@ class AsyncSandbox(Living):
         self._using = 0
         self._quiet = asyncio.Event()
 
+    @property
+    def files(self) -> AsyncFiles:
+        """The files inside, as its programs see them; those of the workspace also when it has ended."""
+        from stockade.workspace.files_async import AsyncFiles
+
+        return AsyncFiles(self._found_files())
+
     async def __aenter__(self) -> AsyncSandbox:
         await self.open()
         return self
@@ -99,7 +108,8 @@ class AsyncSandbox(Living):
             import warnings
 
             warnings.warn("an AsyncSandbox was not closed: use `async with`", ResourceWarning, stacklevel=2)
-            self._abandoned()
+            self._left_by(ResourceWarning)
+            self._end(*self._taken())
 
     async def open(self) -> None:
         """Raise the walls. `async with` does it."""
@@ -107,18 +117,29 @@ class AsyncSandbox(Living):
             await drive(self._opening(events), events)
 
     async def close(self) -> None:
-        """End everything inside; harmless when repeated."""
+        """End everything inside; harmless when repeated. A cancellation is raised when that is done."""
         box, prepared = self._taken()
-        if box is not None:
-            while self._using and box.owner == os.getpid():
-                self._quiet.clear()
-                await self._quiet.wait()
-            with Events() as events:
-                await drive(box.closed(events), events)
-        if prepared is not None:
-            if prepared.layer is None:
+        ending = asyncio.ensure_future(self._ending(box, prepared))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            while not ending.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.shield(ending)
+            raise
+
+    async def _ending(self, box: Box | None, prepared: Prepared | None) -> None:
+        try:
+            if box is not None:
+                while self._using and box.owner == os.getpid():
+                    self._quiet.clear()
+                    await self._quiet.wait()
+                with Events() as events:
+                    await drive(box.closed(events), events)
+        finally:
+            if prepared is not None and prepared.layer is None:
                 self._put_away(prepared)
-            else:  # a tree may have to be removed
+            elif prepared is not None:  # a tree may have to be removed
                 await asyncio.get_running_loop().run_in_executor(None, self._put_away, prepared)
 
     async def run(
@@ -167,7 +188,11 @@ class AsyncSandbox(Living):
                     self._starting(box, program, (stdin, stdout, stderr), pty, events), events
                 )
             process = AsyncProcess(parts, lambda ended: self._judged(ended, program, prepared, box))
-            await process._connect(parts)
+            try:
+                await process._connect()
+            except BaseException:
+                await process.close()
+                raise
             return process
 
     async def _snapshotted(self) -> None:
@@ -197,24 +222,31 @@ class AsyncProcess(Started):
         super().__init__(parts, judged)
         self._lock = asyncio.Lock()
         self._transports: list[asyncio.BaseTransport] = []
+        self._files = [
+            None if stream < 0 else os.fdopen(stream, mode, 0)
+            for stream, mode in zip(parts.streams, ("wb", "rb", "rb"), strict=True)
+        ]
 
-    async def _connect(self, parts: Parts) -> None:
-        stdin, stdout, stderr = parts.streams
+    def __del__(self) -> None:
+        self._let_go()
+
+    async def _connect(self) -> None:
+        stdin, stdout, stderr = self._files
         loop = asyncio.get_running_loop()
-        if stdin >= 0:
+        if stdin is not None:
             writing = asyncio.streams.FlowControlMixin()
-            transport, _ = await loop.connect_write_pipe(lambda: writing, os.fdopen(stdin, "wb", 0))
+            transport, _ = await loop.connect_write_pipe(lambda: writing, stdin)
             self.stdin = asyncio.StreamWriter(transport, writing, None, loop)
             self._transports.append(transport)
         self.stdout = await self._reader(stdout)
         self.stderr = await self._reader(stderr)
+        self._files = []
 
-    async def _reader(self, descriptor: int) -> asyncio.StreamReader | None:
-        if descriptor < 0:
+    async def _reader(self, file: IO[bytes] | None) -> asyncio.StreamReader | None:
+        if file is None:
             return None
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(LONGEST_LINE, loop)
-        file = os.fdopen(descriptor, "rb", 0)
         transport, _ = await loop.connect_read_pipe(lambda: _Screen(reader, loop=loop), file)
         self._transports.append(transport)
         return reader
@@ -227,9 +259,17 @@ class AsyncProcess(Started):
 
     async def wait(self, timeout: float | None = None) -> Result:
         """How it ended, once it has. A `TimeoutError` after the timeout leaves it running."""
-        async with self._lock:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._lock.acquire()
+        except TimeoutError:
+            raise late(timeout) from None
+        try:
             with Events() as events:
-                return await drive(self._waiting(events, timeout), events)
+                return await drive(self._waiting(events, timeout, began), events)
+        finally:
+            self._lock.release()
 
     async def close(self) -> None:
         """End what still runs of it, and close its streams."""
@@ -239,6 +279,9 @@ class AsyncProcess(Started):
         self._terminal = -1
         while self._transports:
             self._transports.pop().close()
+        for file in self._files:  # those that were not connected
+            if file is not None:
+                file.close()
         await asyncio.sleep(0)  # they close their files in the loop's next round
 
 

@@ -40,6 +40,11 @@ def laid(policy: Policy, workspace: Workspace, home: str) -> Policy:
             f"workspace {workspace.id} is kept in {workspace.layer}, and Stockade's state is in {home}",
             hint="set STOCKADE_HOME to the state in which it was made",
         )
+    if policy.limits.disk is not None:
+        raise PolicyError(
+            f"limits.disk = {policy.limits.disk}: a workspace that is continued cannot be limited",
+            hint="leave one of the two out",
+        )
     if policy.workspace is None:
         return msgspec.structs.replace(policy, workspace=WorkspaceRule(path=literal(workspace.path)))
     if policy.workspace.mode != "overlay":
@@ -89,6 +94,7 @@ def commit_and_close(prepared: Prepared) -> Commit | None:
         return None
     gone = False
     try:
+        layer.bring(ended=True)
         layer.changes()
         layer.note()
         # The layer's lock is held already.

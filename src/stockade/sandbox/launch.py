@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -75,9 +76,14 @@ class Prepared(msgspec.Struct, frozen=True):
         found = [grant.fd for grant in self.resolved.grants]
         if self.resolved.workspace is not None:
             found.append(self.resolved.workspace.fd)
-        if self.layer is not None:
+        if self.layer is not None and not self.keeps_privately:
             found += self.layer.descriptors
         return (*found, *self.made.entrances)
+
+    @property
+    def keeps_privately(self) -> bool:
+        """Whether the changes stay in private memory, which is limited, until the sandbox has ended."""
+        return self.layer is not None and self.resolved.limits.disk is not None
 
     @property
     def layer(self) -> Layer | None:
@@ -89,8 +95,10 @@ class Prepared(msgspec.Struct, frozen=True):
 
     def close(self, *, discard: bool, earlier: bool = False) -> None:
         """Let go of everything; `discard` forgets the changes, `earlier` also what a workspace had before."""
-        self.made.close(discard=discard, earlier=earlier)
-        self.resolved.close()
+        try:
+            self.made.close(discard=discard, earlier=earlier)
+        finally:
+            self.resolved.close()
 
     def unchanged(self) -> bool:
         """Whether the workspace is as it was, so that nothing need be kept."""
@@ -160,15 +168,17 @@ class Made:
 
     def close(self, *, discard: bool, earlier: bool = False) -> None:
         self.entered()
-        if self.layer is not None:
-            forget = discard and (earlier or not self.layer.continued)
-            with contextlib.suppress(OSError):  # then it is left
-                self.layer.discard() if forget else self.layer.close()
-        if self.group is not None and self._owner == os.getpid():
-            self.group.close()
-        # What is left stays in the register, and goes when somebody sweeps.
-        if self.entry is not None and not (discard and self._left):
-            self.entry.close()
+        try:
+            if self.layer is not None:
+                forget = discard and (earlier or not self.layer.continued)
+                with contextlib.suppress(OSError):  # then it is left
+                    self.layer.discard() if forget else self.layer.close()
+        finally:
+            if self.group is not None and self._owner == os.getpid():
+                self.group.close()
+            # What is left stays in the register, and goes when somebody sweeps.
+            if self.entry is not None and not (discard and self._left):
+                self.entry.close()
 
     @property
     def _left(self) -> bool:
@@ -204,6 +214,16 @@ class Box:
     def last_words(self) -> client.Reply | None:
         """Why a gate that has died gave up, if it said so."""
         return None if self.is_closed else self.connection.refusal()
+
+    def roots(self) -> tuple[int, ...]:
+        """Descriptors of its root and, if it has one, of its overlay. One thread at a time asks."""
+        self.connection.ask_for_roots()
+        poll = select.poll()
+        poll.register(self.connection.fileno(), select.POLLIN)
+        reply = self.connection.receive() if poll.poll(SETUP_SECONDS * 1000) else None
+        if reply is None or reply.kind != client.ROOTS or not reply.descriptors:
+            raise SetupError("the sandbox does not show its files", stage="files")
+        return reply.descriptors
 
     def closed(self, events: Events) -> Steps[None]:
         """End everything inside and wait until it is gone. A forked child only lets go of its copy."""
@@ -435,6 +455,7 @@ def _raised(
                     prepared.made.entry.update(gate=reply.status)
             elif reply.kind == client.MOUNTED:
                 seen[client.MOUNTED] = reply.pid
+                _adopt(reply, prepared)
                 observe_mounts(reply.pid, prepared.plan)
                 if prepared.group is not None:
                     prepared.group.confirm(reply.pid)
@@ -451,6 +472,17 @@ def _raised(
         if refusal is None:
             raise
         return refusal
+
+
+def _adopt(mounted: client.Reply, prepared: Prepared) -> None:
+    """Take what shows the changes of an overlay in private memory, which is there if it was asked for."""
+    if len(mounted.descriptors) != prepared.keeps_privately:
+        for descriptor in mounted.descriptors:
+            os.close(descriptor)
+        raise incomplete()
+    for descriptor in mounted.descriptors:
+        assert prepared.layer is not None
+        prepared.layer.adopt(descriptor)
 
 
 def _guard(connection: client.Connection, prepared: Prepared) -> None:

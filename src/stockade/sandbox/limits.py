@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import msgspec
 
 from stockade.backends.select import Selection
+from stockade.controls import Control
 from stockade.gate import client
 from stockade.host import Host, cgroups
-from stockade.policy import Resolved
+from stockade.policy import Limits, Resolved
 from stockade.policy.model import limit_text
 from stockade.sandbox.cgroup import Group, GroupLimits, hierarchies, planned
 from stockade.sandbox.result import Usage
 
 
-class Kept(msgspec.Struct, frozen=True):
+class Kept(msgspec.Struct, frozen=True, dict=True):
     """The limits that cgroups are to keep, and where those can be made."""
 
     limits: GroupLimits
@@ -26,7 +27,7 @@ class Kept(msgspec.Struct, frozen=True):
     #: Whether they can be had only where systemd starts the gate in a scope of its own.
     scoped: bool
 
-    @property
+    @cached_property
     def versions(self) -> tuple[int, ...]:
         """The version of each hierarchy that takes part."""
         return tuple(place.version for place in hierarchies(self.limits, self.places))
@@ -38,28 +39,28 @@ class Kept(msgspec.Struct, frozen=True):
 
 def kept_by_cgroup(selection: Selection, resolved: Resolved, host: Host) -> Kept | None:
     """What the selection leaves to cgroups; None if that is nothing."""
-    if not selection.by_cgroup:
+    if not (controls := selection.by_cgroup):
         return None
-    limits = resolved.limits
-    names = [control.removeprefix("limits.") for control in sorted(selection.by_cgroup)]
-    words = ", ".join(f"{name} to {limit_text(name, getattr(limits, name))}" for name in names)
-    scoped = any(_in_scope(host, mean) for c in selection.by_cgroup for mean in selection.controls[c].means)
-    if scoped:
+    if any(_in_scope(host, mean) for control in controls for mean in selection.controls[control].means):
         # Below the scope in which systemd starts the resident gate.
-        host_network = resolved.policy.net == "open"
-        places = cgroups.places(client.resident(host_network=host_network, scoped=True).pid)
-    else:
-        places = _places(cgroups.membership())
-    return Kept(GroupLimits.of(limits, selection.by_cgroup), places, words, scoped)
+        resident = client.resident(host_network=resolved.policy.net == "open", scoped=True)
+        return _kept(controls, resolved.limits, cgroups.places(resident.pid), scoped=True)
+    return _kept_here(controls, resolved.limits, cgroups.membership())
+
+
+@lru_cache(maxsize=64)
+def _kept_here(controls: frozenset[Control], limits: Limits, membership: str) -> Kept:
+    return _kept(controls, limits, cgroups.places(), scoped=False)
+
+
+def _kept(controls: frozenset[Control], limits: Limits, places: cgroups.Places, *, scoped: bool) -> Kept:
+    names = [control.removeprefix("limits.") for control in sorted(controls)]
+    words = ", ".join(f"{name} to {limit_text(name, getattr(limits, name))}" for name in names)
+    return Kept(GroupLimits.of(limits, controls), places, words, scoped)
 
 
 def _in_scope(host: Host, probe: str) -> bool:
     return host.probes[probe].detail.startswith(cgroups.IN_SCOPE)
-
-
-@lru_cache(maxsize=4)
-def _places(membership: str) -> cgroups.Places:
-    return cgroups.places()
 
 
 def cores() -> int:

@@ -35,9 +35,16 @@ def judge(
     group: Group | None,
     *,
     closed: bool = False,
+    killed: bool = False,
 ) -> Verdict:
-    """The verdict on a run that is over. `closed` says that its sandbox was closed under it."""
+    """The verdict on a run that is over.
+
+    `closed` says that its sandbox was closed under it, `killed` that somebody has named that to
+    `stockade kill`.
+    """
     reply = ended.reply
+    if killed:
+        return Verdict(Outcome.CANCELLED, 130, "ended by `stockade kill`")
     if (verdict := _over_limit(ended, limits, group)) is not None:
         return verdict
     if reply is None:
@@ -56,11 +63,13 @@ def judge(
     if reply.ended == client.BY_REQUEST:
         return Verdict(Outcome.CANCELLED, 130, "ended because it was cancelled")
     if reply.ended == client.FROM_OUTSIDE:
-        return Verdict(Outcome.CANCELLED, 130, "ended by `stockade kill`")
+        return Verdict(Outcome.CANCELLED, 130, "ended from outside")
+    if reply.status == 0:
+        return Verdict(Outcome.EXITED, 0)
     hint = _task_hint(limits, group)
     if os.WIFEXITED(reply.status):
         code = os.WEXITSTATUS(reply.status)
-        return Verdict(Outcome.EXITED, code, f"exited with {code}" if code else "", hint if code else "")
+        return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
     number = os.WTERMSIG(reply.status)
     cause = f": {CAUSES[number]}" if number in CAUSES else ""
     reason = f"ended by {signal_name(number)}{cause}"

@@ -90,6 +90,7 @@ def _starting(
                     watch, 0, (ours[0], ours[1], ours[2]), bool(pty), os.dup(box.pidfd), reply or GONE
                 )
     except BaseException:
+        watch.close()
         watch.channel.end(0)
         watch.channel.close()
         _close(*ours)
@@ -149,6 +150,7 @@ class Started:
         self._result: Result | None = None
         self._gate = parts.gate
         self._closed = False
+        self._owner = os.getpid()
         self._terminal = parts.streams[0] if parts.terminal else -1
         #: The number of the program's first process on the host.
         self.pid = parts.pid
@@ -182,8 +184,8 @@ class Started:
         size = struct.pack("HHHH", lines, columns, 0, 0)
         fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, size)
 
-    def _waiting(self, events: Events, timeout: float | None) -> Steps[Result]:
-        until = None if timeout is None else time.monotonic() + timeout
+    def _waiting(self, events: Events, timeout: float | None, began: float) -> Steps[Result]:
+        until = None if timeout is None else began + timeout
         if self._result is not None:
             return self._result
         if self._channel is None:
@@ -211,11 +213,14 @@ class Started:
         self._let_go()
         return self._result
 
-    def _hang_up(self) -> None:
-        """Whoever waits for it stops."""
+    def _hang_up(self) -> bool:
+        """Whoever waits for it stops. Not for a forked child to do: it only lets go of its copy."""
         self._closed = True
+        if self._owner != os.getpid():
+            return False
         if (channel := self._channel) is not None:
             channel.hang_up()
+        return True
 
     def _let_go(self) -> None:
         """Whoever attends to it ends what still runs when nobody listens any more."""
@@ -260,11 +265,12 @@ class Process(Started):
 
     def wait(self, timeout: float | None = None) -> Result:
         """How it ended, once it has. A `TimeoutError` after the timeout leaves it running."""
+        began = time.monotonic()
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
             raise late(timeout)
         try:
             with Events() as events:
-                return drive(self._waiting(events, timeout), events)
+                return drive(self._waiting(events, timeout, began), events)
         finally:
             self._lock.release()
 
@@ -276,8 +282,7 @@ class Process(Started):
 
     def close(self) -> None:
         """End what still runs of it, and close its streams."""
-        self._hang_up()
-        with self._lock:
+        with self._lock if self._hang_up() else contextlib.nullcontext():
             self._let_go()
         self._terminal = -1
         for stream in (self.stdin, self.stdout, self.stderr):

@@ -443,6 +443,9 @@ def _remove_unchanged(home: str, record: Record) -> None:
     from stockade.workspace.record import held as alone
 
     path = f"{home}/workspaces/{record.layer}"
+    if not os.path.lexists(f"{path}/workspace.json"):
+        layers.remove(path)  # it was only begun
+        return
     held: list[int] = []
     # One that is in use is being continued, and one that is gone was discarded.
     with contextlib.suppress(NotFoundError, InUseError), alone(path, record.layer):
@@ -453,9 +456,6 @@ def _remove_unchanged(home: str, record: Record) -> None:
             journal.recover(path, held[2])
             unchanged = layers.is_unchanged(path, held[1], held[2])
         except OSError:
-            # One that was only begun is empty.
-            with contextlib.suppress(OSError):
-                os.rmdir(path)
             return
         finally:
             for descriptor in held:

@@ -18,7 +18,7 @@ from stockade.policy import Limits, Policy
 from stockade.sandbox.continued import commit_and_close, opened, snapshot_before
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
 from stockade.sandbox.limits import measured
-from stockade.sandbox.outcome import Verdict, judge
+from stockade.sandbox.outcome import judge
 from stockade.sandbox.process import PIPE, Parts, Process, starting
 from stockade.sandbox.result import Outcome, Result, Usage
 from stockade.sandbox.steps import Events, Steps, drive
@@ -30,6 +30,7 @@ from stockade.workspace.layers import Layer
 
 if TYPE_CHECKING:
     from stockade.workspace.commit import Commit
+    from stockade.workspace.files import Files
     from stockade.workspace.workspace import Workspace
 
 OnExit = Literal["keep", "discard", "commit"]
@@ -61,6 +62,8 @@ class Living:
         self._snapshot = snapshot
         self._pinned = pinned
         self._prepared: Prepared | None = None
+        self._files: Files | None = None
+        self._asking = threading.Lock()
         #: Held by whoever looks at the workspace of the living sandbox, and by whoever puts it away.
         self._looking = threading.RLock()
         self._paused = False
@@ -112,28 +115,41 @@ class Living:
             box.connection.stop()
         return box, prepared
 
+    def _end(self, box: Box | None, prepared: Prepared | None) -> None:
+        """Close what nobody uses any more, waiting in this thread."""
+        try:
+            if box is not None:
+                with Events() as events:
+                    drive(box.closed(events), events)
+        finally:
+            if prepared is not None:
+                self._put_away(prepared)
+
     def _left_by(self, kind: type[BaseException] | None) -> None:
         """What was not finished is kept, and not committed."""
         if kind is not None and self._on_exit == "commit":
             self._on_exit = "keep"
-
-    def _abandoned(self) -> None:
-        """Close it in this thread; nobody uses it any more."""
-        self._left_by(ResourceWarning)
-        box, prepared = self._taken()
-        if box is not None:
-            with Events() as events:
-                drive(box.closed(events), events)
-        if prepared is not None:
-            self._put_away(prepared)
 
     def _put_away(self, prepared: Prepared) -> None:
         with self._looking:
             if self._on_exit == "commit":
                 self.committed = commit_and_close(prepared)
                 return
-            discard = self._on_exit == "discard"
-            prepared.close(discard=discard or prepared.unchanged(), earlier=discard)
+            discard = self._on_exit == "discard" or prepared.unchanged()
+            if discard and self._files is not None and prepared.layer is not None:
+                self._files.close()  # there is nothing left to look at
+            prepared.close(discard=discard, earlier=self._on_exit == "discard")
+
+    def _found_files(self) -> Files:
+        """The sandbox's files, asked for when they are first needed."""
+        with self._asking:
+            if self._files is None:
+                from stockade.workspace.files import Files
+
+                box, prepared = self._opened()
+                roots = box.roots()
+                self._files = Files.from_descriptors(roots, prepared.resolved, prepared.home)
+            return self._files
 
     @property
     def workspace(self) -> Workspace:
@@ -163,6 +179,7 @@ class Living:
                     yield living
             else:
                 with held_still(box, stays=self._paused):
+                    layer.bring(ended=False)
                     layer.changes()
                     layer.note()
                     yield True
@@ -224,6 +241,11 @@ class Sandbox(Living):
         self._quiet = threading.Condition()
         self._using = 0
 
+    @property
+    def files(self) -> Files:
+        """The files inside, as its programs see them; those of the workspace also when it has ended."""
+        return self._found_files()
+
     def __enter__(self) -> Sandbox:
         self.open()
         return self
@@ -240,14 +262,12 @@ class Sandbox(Living):
     def close(self) -> None:
         """End everything inside; harmless when repeated."""
         box, prepared = self._taken()
-        if box is not None:
-            if box.owner == os.getpid():
+        try:
+            if box is not None and box.owner == os.getpid():
                 with self._quiet:
                     self._quiet.wait_for(lambda: not self._using)
-            with Events() as events:
-                drive(box.closed(events), events)
-        if prepared is not None:
-            self._put_away(prepared)
+        finally:
+            self._end(box, prepared)
 
     def __del__(self) -> None:
         if self._box is not None:
@@ -490,12 +510,11 @@ def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
 def _result(
     ended: Ended, program: client.Program, prepared: Prepared, box: Box, *, closed: bool = False
 ) -> Result:
-    limits, reply = prepared.resolved.limits, ended.reply
+    limits, reply, entry = prepared.resolved.limits, ended.reply, prepared.made.entry
     # What a closed sandbox had is gone.
     group, layer = (None, None) if closed else (box.group, prepared.layer)
-    verdict = judge(ended, program, prepared.resolved.caller, limits, group, closed=closed)
-    if prepared.made.entry is not None and prepared.made.entry.was_killed():
-        verdict = Verdict(Outcome.CANCELLED, 130, "ended by `stockade kill`")
+    killed = entry is not None and entry.was_killed()
+    verdict = judge(ended, program, prepared.resolved.caller, limits, group, closed=closed, killed=killed)
     changes = tuple(layer.changes()) if layer is not None else ()
     usage = Usage(wall=ended.wall, bytes_written=None if layer is None else layer.written)
     if reply is not None and reply.kind == client.EXITED:

@@ -6,6 +6,7 @@ the limit goes to a file in the state directory, and is counted.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 
@@ -59,6 +60,9 @@ class Spill:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+            if not self._size:  # the disk was full
+                with contextlib.suppress(OSError):
+                    os.unlink(self.path)
         if self._size or self._lost:
             return Spilled(self.stream, self.path if self._size else "", self._size, self._lost)
         return None

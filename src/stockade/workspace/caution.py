@@ -104,6 +104,9 @@ def executes(path: str, mode: int, repository: Callable[[str], bool]) -> str:
             return "it is in what git takes for a repository"
     if names[-1] == ".git":
         return "it tells git where its configuration is"
+    if names[-1] == "head" and ".git" not in names:
+        # The configuration may have come before, when it was nothing yet.
+        return "with it git takes a directory for a repository, and obeys what is in it"
     if stat.S_ISLNK(mode) and names[-1] in FIRST:
         return "it is a link where tools of the host look for what to run"
     if names[-1].endswith(".pth") and "site-packages" in names:

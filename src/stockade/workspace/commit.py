@@ -100,7 +100,8 @@ class Job(msgspec.Struct):
         left = [one for one in wanted if one.path not in refused]
         # A new directory that would be empty only because of what is held back is left out as well.
         hollow = {above for path in refused for above in parents(path)}
-        full = {above for one in left if not _new_directory(one) for above in parents(one.path)}
+        kept = (one for one in left if not _new_directory(one) or one.path not in hollow)
+        full = {above for one in kept for above in parents(one.path)}
         empty = {one.path for one in left if _new_directory(one)} & hollow - full
         return [one for one in left if one.path not in empty]
 

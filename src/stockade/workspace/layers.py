@@ -59,6 +59,8 @@ class Layer:
         self._seen: record.Seen = {}
         #: Bytes of the files in it, as `changes` last found them.
         self.written = 0
+        #: The changes of a sandbox that keeps them in its private memory.
+        self._live = -1
         self._open: list[int] = []
         if continued:
             self._enter(lower_path, protect)
@@ -67,11 +69,12 @@ class Layer:
             for name in ("", "/upper", "/work"):
                 os.makedirs(self.path + name, mode=0o700)
             like = os.fstat(lower)
-            record.write(self.path, lower_path, like.st_ino, protect)
             # The merged root shows the upper directory's owner and mode.
             os.chmod(f"{self.path}/upper", stat.S_IMODE(like.st_mode))
             if os.geteuid() == 0:
                 os.chown(f"{self.path}/upper", like.st_uid, like.st_gid)
+            # Last: a layer without it was only begun, and nothing was ever done in it.
+            record.write(self.path, lower_path, like.st_ino, protect)
             self._hold()
             self._open.append(record.lock(self.path, self.id))
         except OSError as error:
@@ -132,10 +135,48 @@ class Layer:
         """Whether this process holds it, and is no forked copy."""
         return bool(self._open) and self._owner == os.getpid()
 
+    def adopt(self, live: int) -> None:
+        """The changes are in this directory, in a sandbox's private memory, until they are brought here."""
+        try:
+            self._live = os.open(f"/proc/self/fd/{live}", descend.DIRECTORY & ~os.O_NOFOLLOW)
+        finally:
+            os.close(live)
+
+    def bring(self, *, ended: bool) -> None:
+        """Copy the changes that are in private memory to the layer: all as they are now, or nothing.
+
+        When the sandbox has `ended`, they are in the layer alone from then on.
+        """
+        if self._live < 0:
+            return
+        from stockade.workspace import copying
+        from stockade.workspace.snapshots import begun
+
+        try:
+            with (
+                descend.reached(self._open[2], "") as top,
+                begun(top) as doomed,
+                descend.reached(top, doomed) as made,
+            ):
+                copying.tree(self._live, made, "upper")
+                copying.exchange(top, "upper", made, "upper")
+            os.close(self._open[0])
+            self._open[0] = os.open(f"{self.path}/upper", descend.DIRECTORY)
+            if ended:
+                live, self._live = self._live, -1
+                os.close(live)
+        except OSError as error:
+            raise SetupError(
+                f"the changes cannot be kept in {self.path}: {error.strerror}",
+                stage="workspace",
+                errno=error.errno or 0,
+                hint="free some space there: what was changed in this sandbox is lost when it ends",
+            ) from error
+
     def changes(self) -> list[Change]:
         """What differs from the host's tree, found by walking the changes only."""
         try:
-            seen = walk(self._open[0], self.lower, deepest=DEEPEST)
+            seen = walk(self._upper, self.lower, deepest=DEEPEST)
         except OSError as error:
             raise unlisted(self.path, error) from error
         self.written = sum(_size(one.after) for one in seen.found)
@@ -147,13 +188,17 @@ class Layer:
         """Whether the layer itself has something at a path of the workspace: no mask below it hides that."""
         parent, name = descend.split(path)
         try:
-            with descend.reached(self._open[0], parent, own=True) as directory:
+            with descend.reached(self._upper, parent, own=True) as directory:
                 found = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except PermissionError:
             return True  # what cannot be looked at may be anything
         return not is_whiteout(found)
+
+    @property
+    def _upper(self) -> int:
+        return self._open[0] if self._live < 0 else self._live
 
     def note(self) -> None:
         """Write down what the host has where the changes are, so that a commit knows if that was replaced."""
@@ -164,18 +209,31 @@ class Layer:
 
     def close(self) -> None:
         """Let go of the layer, which stays."""
-        self.note()
-        self._release()
+        try:
+            if self.is_mine:
+                self.bring(ended=True)
+            self.note()
+        finally:
+            self._release()
 
     def _release(self) -> None:
+        if self._live >= 0:
+            os.close(self._live)
+            self._live = -1
         while self._open:
             os.close(self._open.pop())
 
     def discard(self) -> None:
         """Forget every change and remove the layer; it is not a forked child's to remove."""
-        if self._owner == os.getpid():
-            remove(self.path)
-        self._release()
+        lock = self._open[2:]
+        for descriptor in self._open[:2]:  # removing takes descriptors, and there may be few
+            os.close(descriptor)
+        self._open = lock
+        try:
+            if self._owner == os.getpid():
+                remove(self.path)
+        finally:
+            self._release()
 
 
 def is_unchanged(layer: str, upper: int, lower: int) -> bool:

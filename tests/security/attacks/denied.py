@@ -85,6 +85,8 @@ def calls(root, name):
         "watch": syscall(254, syscall(294, 0)[0], ctypes.c_char_p(raw), 2)[1],
         "listed": "ok" if os.path.basename(path) in os.listdir(os.path.dirname(path)) else "ENOENT",
     }
+    if os.path.lexists(spare):
+        os.unlink(spare)
     return found
 
 

@@ -32,7 +32,7 @@ enum { LAUNCH_SOCKET, LAUNCH_PLAN, LAUNCH_SUPERVISOR, LAUNCH_FIRST };
 enum reply_kind {
 	REPLY_FAILED = 1,  /* nothing was run: op, error, text */
 	REPLY_BORN,        /* from the resident; status: pid; descriptors: a pidfd, then the namespaces */
-	REPLY_MOUNTED,     /* the mounts are as they will stay */
+	REPLY_MOUNTED,     /* the mounts are as they will stay; descriptor: the changes of a private overlay */
 	REPLY_READY,       /* the walls are up */
 	REPLY_TERMINAL,    /* descriptor: the outer end of the program's terminal */
 	REPLY_STARTED,     /* from the program's own process, right before it executes */
@@ -99,6 +99,7 @@ struct box {
 	unsigned descriptor_count;
 	struct plan plan;
 	int root;    /* the new root, by descriptor */
+	int upper;   /* what a private overlay changed, until it has been handed out, or -1 */
 	int base;    /* the shared part of it that the resident made */
 	int canary;  /* an unnamed file that Landlock must refuse */
 	int ruleset; /* Landlock, until it is enforced */
@@ -143,6 +144,7 @@ int guard_open(struct box *box);
 int guard_watch(const struct request *request, int *descriptors, unsigned count);
 void guard_polls(struct pollfd *polls);
 int guard_patience(int otherwise);
+int guard_spent(void);
 /* What is over, if anything; a mount that came off ends the sandbox here. */
 enum ended guard_check(const struct box *box, const struct pollfd *polls);
 

@@ -90,6 +90,12 @@ static uint64_t used_us(void)
 	return first >= '0' && first <= '9' ? number / 1000 : number;
 }
 
+/* Whether the processor time of the whole sandbox is used up. */
+int guard_spent(void)
+{
+	return usage >= 0 && used_us() >= allowed_us;
+}
+
 int guard_patience(int otherwise)
 {
 	if (usage < 0)
@@ -145,7 +151,7 @@ enum ended guard_check(const struct box *box, const struct pollfd *polls)
 	if (polls[0].revents && (counted ? number_in(memory, "oom_kill ") > 0
 					 : read(memory, &fired, sizeof fired) == sizeof fired))
 		box->breaches->kind = ENDED_BY_MEMORY;
-	else if (usage >= 0 && used_us() >= allowed_us)
+	else if (guard_spent())
 		box->breaches->kind = ENDED_BY_CPU;
 	else
 		return ENDED_ITSELF;

@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+/* The body, three streams, the socket of a keeper and the entrance of a cgroup. */
 enum { EXEC_DESCRIPTORS = 6, GRACE_MS = 2000 };
 
 /* The keepers of the runs that go on. */
@@ -88,7 +89,10 @@ static void raise_walls(struct box *box)
 		if (plan->ops[i].type == OP_PIVOT) {
 			for (unsigned d = 0; d < box->descriptor_count; d++)
 				close(box->descriptors[d]);
-			tell(box, REPLY_MOUNTED);
+			struct reply mounted = {.kind = REPLY_MOUNTED};
+			if (send_reply(box->socket, &mounted, &box->upper, box->upper >= 0))
+				_exit(1);
+			close(box->upper);
 		}
 	}
 	if (box->ruleset >= 0 && wall_landlock_enforce(box))
@@ -109,6 +113,11 @@ static void raise_walls(struct box *box)
 static void start_kept(struct box *box, struct program *program, int children)
 {
 	struct reply reply = {.kind = REPLY_EXEC_FAILED, .error = EAGAIN, .text = "too many runs"};
+	struct reply over = {.kind = REPLY_EXITED, .status = SIGKILL, .ended = ENDED_BY_CPU};
+	if (guard_spent()) {
+		send_reply(program->socket, &over, NULL, 0);
+		return;
+	}
 	if (box->kept == MAX_RUNS) {
 		send_reply(program->socket, &reply, NULL, 0);
 		return;

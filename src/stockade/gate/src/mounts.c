@@ -364,22 +364,42 @@ static int mask(const struct box *box, const struct op *op)
 	return result;
 }
 
-static int overlay(const struct box *box, const struct op *op, const char **culprit)
+/* Where an overlay on the private tmpfs keeps its changes. The merged root shows its owner and mode. */
+static int private_upper(struct box *box, int lower)
+{
+	struct stat like;
+	int upper = hidden(box, "upper");
+	if (upper < 0 || fstat(lower, &like))
+		return -1;
+	/* An owner without a place in the id map cannot be given; the caller is shown then. */
+	if (fchownat(upper, "", like.st_uid, like.st_gid, AT_EMPTY_PATH) && errno != EINVAL && errno != EPERM)
+		return -1;
+	if (fchmodat(upper, ".", like.st_mode & 07777, 0))
+		return -1;
+	box->upper = openat(upper, ".", O_PATH | O_DIRECTORY | O_CLOEXEC); /* for the supervisor */
+	return box->upper < 0 ? -1 : upper;
+}
+
+static int overlay(struct box *box, const struct op *op, const char **culprit)
 {
 	/* By descriptor: overlayfs would split a path at ':' and ','. */
 	char where[3][32], lower[72];
+	unsigned masked = (unsigned)op->a & ~OVERLAY_PRIVATE;
 	int layer[3] = {-1, -1, -1}, over = -1, mount = -1, error;
 	for (int i = 0; i < 3; i++) {
 		*culprit = op->s[i + 1];
-		layer[i] = open_source(box, op->s[i + 1], op->b + (unsigned)i);
+		if (i == 0 || !(op->a & OVERLAY_PRIVATE))
+			layer[i] = open_source(box, op->s[i + 1], op->b + (unsigned)i);
+		else
+			layer[i] = i == 1 ? private_upper(box, layer[0]) : hidden(box, "work");
 		if (layer[i] < 0)
 			goto out;
 		snprintf(where[i], sizeof where[i], "/proc/self/fd/%d", layer[i]);
 	}
 	*culprit = op->s[0];
 	snprintf(lower, sizeof lower, "%s", where[0]);
-	if (op->a & 0xffffffff) {
-		over = masks(box, op->a & 0xffffffff);
+	if (masked) {
+		over = masks(box, masked);
 		if (over < 0)
 			goto out;
 		snprintf(lower, sizeof lower, "/proc/self/fd/%d:%s", over, where[0]);

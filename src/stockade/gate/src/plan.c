@@ -104,11 +104,12 @@ static const char *check(const struct op *op, unsigned descriptors)
 			return "unknown mount attributes";
 		break;
 	case OP_OVERLAY:
-		if ((op->a & 0xffffffff) > MAX_MASKS)
+		if ((op->a & 0xffffffff & ~(uint64_t)OVERLAY_PRIVATE) > MAX_MASKS)
 			return "not a number of masks";
 		if (op->a >> 32 & ~(uint64_t)NOEXEC)
 			return "unknown mount attributes";
-		if (op->b == 0 || op->b > descriptors || descriptors - op->b < 2)
+		if (op->b == 0 || op->b > descriptors ||
+		    (!(op->a & OVERLAY_PRIVATE) && descriptors - op->b < 2))
 			return "names descriptors that were not passed";
 		break;
 	case OP_CGROUP:

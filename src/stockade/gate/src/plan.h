@@ -29,8 +29,8 @@ enum op_type {
 	OP_SCRATCH,        /* path; a: mode, b: mount attributes */
 	OP_PROC,           /* path */
 	OP_PTS,            /* path */
-	OP_OVERLAY,        /* path, lower, upper, work; a: masks | mount attributes << 32,
-			      b: first of three descriptors + 1 */
+	OP_OVERLAY,        /* path, lower, upper, work; a: masks | OVERLAY_PRIVATE | mount attributes << 32,
+			      b: first of three descriptors + 1, or of one: then upper and work are private */
 	OP_SHOW,           /* path: the same path of the base */
 	OP_VIEW,           /* path, source; a: masks, b: descriptor + 1 that must be the same directory */
 	OP_PIVOT,
@@ -45,6 +45,9 @@ enum op_type {
 	OP_CGROUP,     /* a: version, b: descriptor + 1: its tasks file, or in version 2 its directory */
 	OP_END
 };
+
+/* The changes go to the private file system, and are bounded with it. */
+#define OVERLAY_PRIVATE 0x80000000u
 
 struct op {
 	uint32_t type;

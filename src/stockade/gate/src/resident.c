@@ -132,7 +132,7 @@ static int make_base(const struct plan *plan, unsigned *index, const char **culp
 		return 0;
 	if (base.bytes)
 		drop_base(1);
-	struct box tree = {.root = -1};
+	struct box tree = {.root = -1, .upper = -1};
 	int mounted = 0;
 	base.size = plan->base_size;
 	base.bytes = malloc(base.size + 1);
@@ -209,6 +209,7 @@ static void start(const struct plan *plan, const int *descriptors, unsigned coun
 			   .plan = *plan,
 			   .mask = mask,
 			   .root = -1,
+			   .upper = -1,
 			   .base = -1,
 			   .canary = -1,
 			   .ruleset = -1};
@@ -300,6 +301,9 @@ int resident_main(int argc, char **argv)
 	struct sigaction ignore = {.sa_handler = SIG_DFL, .sa_flags = SA_NOCLDWAIT};
 	sigaction(SIGCHLD, &ignore, NULL);
 	setsid();
+	/* Where there is none, a look at the session keyring makes three more in each user namespace, and
+	 * an ordinary user may have 200 keys in all. Each sandbox joins one of its own all the same. */
+	wall_keyring();
 	mask = umask(0); /* modes are as the plan says; programs get the caller's mask back */
 	int owner_error = become_owner() ? errno : 0, gave_up = 0;
 	for (;;) {
