@@ -270,12 +270,28 @@ def test_what_was_paused_before_stays_paused(workspace: Path) -> None:
         process.kill()
 
 
+def test_a_paused_sandbox_stays_paused_and_a_resumed_one_goes_on(workspace: Path) -> None:
+    with Sandbox(Policy(workspace=str(workspace))) as box, box.start(["sh", "-c", WRITER]) as process:
+        time.sleep(0.1)
+        for _ in range(10):
+            box.pause()
+            box.workspace.commit(["live"])
+            before = (workspace / "live").read_text()
+            time.sleep(0.02)
+            assert Path(box.workspace.layer, "upper", "live").read_text() == before
+            box.resume()
+            box.workspace.changes()
+            time.sleep(0.1)
+            assert Path(box.workspace.layer, "upper", "live").read_text() != before
+        process.kill()
+
+
 def test_nothing_starts_while_it_is_held_still(workspace: Path) -> None:
     with Sandbox(Policy(workspace=str(workspace))) as box:
         box.run(["touch", "file"])
         order: list[str] = []
         runner = threading.Thread(target=lambda: (box.run(["true"]), order.append("run")))
-        with box._alone(box._prepared.layer):  # type: ignore[union-attr, arg-type]
+        with box.workspace._alone():
             runner.start()
             time.sleep(0.2)
             order.append("held")

@@ -94,3 +94,89 @@ def test_the_tree_is_as_if_it_had_been_done_there(
             assert committed.closed and {change.path for change in committed.changes} == listed
         assert snapshot(inside) == snapshot(outside)
         assert not os.path.exists(f"{os.environ['STOCKADE_HOME']}/workspaces/{result.workspace or 'none'}")
+
+
+Actions = list[tuple[str, str, object]]
+
+
+def performed(actions: Actions, workspace: Workspace) -> Workspace:
+    """The workspace, after a sandbox that went on in it."""
+    result = stockade.run([PYTHON, "-I", "-c", PROGRAM, json.dumps(actions)], workspace=workspace, timeout=60)
+    assert result.ok, result.stderr
+    return workspace
+
+
+def begun(place: Path, made: Actions, done: Actions) -> Workspace:
+    """A workspace in which something was done to a tree in which something was made."""
+    place.mkdir()
+    perform(made, place)
+    with stockade.Sandbox(Policy(workspace=str(place))) as box:
+        (first,) = box.workspace.fork()
+    return performed(done, first)
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(
+    strategies.lists(MADE, max_size=10),
+    strategies.lists(DONE, max_size=10),
+    strategies.lists(DONE, max_size=10),
+)
+def test_a_restored_workspace_is_as_at_its_snapshot(made: Actions, first: Actions, second: Actions) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        inside, outside = Path(directory, "inside"), Path(directory, "outside")
+        workspace = begun(inside, made, first)
+        shutil.copytree(inside, outside, symlinks=True)
+        perform(first, outside)
+        changes, upper = workspace.changes(), snapshot(Path(workspace.layer, "upper"))
+        workspace.snapshot("point")
+        performed(second, workspace)
+        workspace.restore("point")
+        assert workspace.changes() == changes and snapshot(Path(workspace.layer, "upper")) == upper
+        workspace.drop("point")
+        workspace.commit()
+        assert snapshot(inside) == snapshot(outside)
+        assert not Workspace.list()
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    strategies.lists(MADE, max_size=10),
+    strategies.lists(DONE, max_size=6),
+    strategies.lists(DONE, max_size=6),
+)
+def test_a_merged_workspace_has_what_each_of_them_has(made: Actions, one: Actions, other: Actions) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        base = Path(directory, "base")
+        mine = begun(base, made, [])
+        (theirs,) = mine.fork()
+        performed(one, mine)
+        performed(other, theirs)
+        trees = []
+        for number, actions in enumerate((one, other)):
+            trees.append(Path(directory, str(number)))
+            shutil.copytree(base, trees[-1], symlinks=True)
+            perform(actions, trees[-1])
+        before, (left, right) = snapshot(base), map(snapshot, trees)
+        changed = [
+            {path for path in before | tree if before.get(path) != tree.get(path)} for tree in (left, right)
+        ]
+        try:
+            mine.merge(theirs)
+        except stockade.ConflictError as conflict:
+            assert set(conflict.paths) <= changed[0] | changed[1]
+            disagree = {path for path in changed[0] & changed[1] if left.get(path) != right.get(path)}
+            assert (
+                disagree
+                or any(f"{a}/".startswith(f"{b}/") for a in changed[0] for b in changed[1])
+                or any(f"{b}/".startswith(f"{a}/") for a in changed[0] for b in changed[1])
+            )
+        else:
+            mine.commit()
+            after = snapshot(base)
+            for tree, paths in zip((left, right), changed, strict=True):
+                assert {path: after.get(path) for path in paths} == {path: tree.get(path) for path in paths}
+            assert {path for path in before | after if before.get(path) != after.get(path)} == changed[
+                0
+            ] | changed[1]
+        for workspace in Workspace.list():
+            workspace.discard()

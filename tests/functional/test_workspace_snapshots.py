@@ -123,7 +123,12 @@ for number in itertools.count():
     with Sandbox(Policy(workspace=str(workspace)), on_exit="discard") as box:
         with box.start([PYTHON, "-c", script]) as process:
             time.sleep(0.3)
-            names = [box.workspace.snapshot().name for _ in range(5)]
+            for _ in range(20):
+                box.workspace.snapshot()
+            names = []
+            for _ in range(5):
+                time.sleep(0.05)
+                names.append(box.workspace.snapshot().name)
             process.kill()
         with pytest.raises(SetupError, match="lives in it"):
             box.workspace.restore(names[0])

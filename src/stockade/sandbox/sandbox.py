@@ -66,6 +66,7 @@ class Living:
         self._asking = threading.Lock()
         #: Held by whoever looks at the workspace of the living sandbox, and by whoever puts it away.
         self._looking = threading.RLock()
+        self._paused = False
 
     def _opening(self, events: Events) -> Steps[None]:
         if self._box is not None:
@@ -177,7 +178,7 @@ class Living:
                 with record.held(layer.path, layer.id) as living:
                     yield living
             else:
-                with held_still(box):
+                with held_still(box, stays=self._paused):
                     layer.bring(ended=False)
                     layer.changes()
                     layer.note()
@@ -187,11 +188,13 @@ class Living:
         """Stop every process inside until `resume`. Time limits go on."""
         with self._looking:
             self._opened()[0].connection.signal(signal.SIGSTOP, everything=True)
+            self._paused = True
 
     def resume(self) -> None:
         """Let every process inside go on."""
         with self._looking:
             self._opened()[0].connection.signal(signal.SIGCONT, everything=True)
+            self._paused = False
 
 
 def _calm(box: Box) -> Steps[None]:

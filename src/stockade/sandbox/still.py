@@ -21,15 +21,23 @@ STOPPED = frozenset("TtZXx")
 #: How often everything is stopped anew, and how long one attempt may take.
 ATTEMPTS = 20
 PATIENCE = 0.25
+#: What a signal that is on its way is given to arrive.
+SETTLED = 0.02
 
 
 @contextlib.contextmanager
-def held_still(box: Box) -> Iterator[None]:
-    """Nothing inside runs meanwhile, and nothing is started; what was stopped before stays so."""
+def held_still(box: Box, *, stays: bool = False) -> Iterator[None]:
+    """Nothing inside runs meanwhile, and nothing is started.
+
+    What was stopped before stays so, and with `stays` everything does.
+    """
     with box.connection.starting:
         gate = _number(box.pidfd)
-        before = {pid for pid, state in _inside(gate).items() if state == "T"}
-        _stop(box, gate)
+        before = _stopped(gate)
+        if before:
+            time.sleep(SETTLED)  # one that was just told to go on has gone on by then
+            before &= _stopped(gate)
+        _stop(box, gate, before)
         try:
             yield
             if moving := _moving(gate):
@@ -39,7 +47,11 @@ def held_still(box: Box) -> Iterator[None]:
                     hint="its time was over, or somebody let it go on: try again",
                 )
         finally:
-            _let_go(box, gate, before)
+            if not stays:
+                # Not through the gate: whoever asks next must find them as they are to be.
+                for pid in _inside(gate).keys() - before:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGCONT)
 
 
 def _number(pidfd: int) -> int:
@@ -48,7 +60,7 @@ def _number(pidfd: int) -> int:
         return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
 
 
-def _stop(box: Box, gate: int) -> None:
+def _stop(box: Box, gate: int, before: set[int]) -> None:
     moving: list[int] = []
     for _ in range(ATTEMPTS):
         box.connection.signal(signal.SIGSTOP, everything=True)
@@ -58,7 +70,8 @@ def _stop(box: Box, gate: int) -> None:
                 return
             time.sleep(0.002)
         box.connection.signal(signal.SIGCONT, everything=True)
-        time.sleep(0.005)
+        while time.monotonic() < until + PATIENCE and _stopped(gate) - before:
+            time.sleep(0.002)
     raise SetupError(
         f"process {moving[0]} in the sandbox does not stop",
         stage="workspace",
@@ -66,15 +79,8 @@ def _stop(box: Box, gate: int) -> None:
     )
 
 
-def _let_go(box: Box, gate: int, before: set[int]) -> None:
-    if box.is_closed:
-        return
-    if not before:
-        box.connection.signal(signal.SIGCONT, everything=True)
-        return
-    for pid in _inside(gate).keys() - before:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+def _stopped(gate: int) -> set[int]:
+    return {pid for pid, state in _inside(gate).items() if state == "T"}
 
 
 def _moving(gate: int) -> list[int]:

@@ -8,6 +8,7 @@ it. What was copied up and is as it was is no change.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from typing import Literal
@@ -183,11 +184,23 @@ def same_content(
         return False
     try:
         with descend.content(above, name, own=True) as new, descend.content(below, name, own=own) as old:
-            while True:
-                one, other = os.read(new, PIECE), os.read(old, PIECE)
-                if one != other:
+            at = 0
+            # Where both have a hole they are the same, however large it is.
+            while (at := min(_data(new, at, after.st_size), _data(old, at, after.st_size))) < after.st_size:
+                one, other = os.pread(new, PIECE, at), os.pread(old, PIECE, at)
+                if one != other or not one:
                     return False
-                if not one:
-                    return True
+                at += len(one)
+            return True
     except OSError:
         return False  # one that cannot be read may differ
+
+
+def _data(file: int, at: int, size: int) -> int:
+    """Where the next data of a file is; its size if there is none."""
+    try:
+        return os.lseek(file, at, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return size
