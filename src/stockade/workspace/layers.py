@@ -57,6 +57,7 @@ class Layer:
         self.continued = continued
         self._owner = os.getpid()
         self._seen: record.Seen = {}
+        self._found: Walk | None = None
         #: Bytes of the files in it, as `changes` last found them.
         self.written = 0
         #: The changes of a sandbox that keeps them in its private memory.
@@ -180,7 +181,7 @@ class Layer:
         except OSError as error:
             raise unlisted(self.path, error) from error
         self.written = sum(_size(one.after) for one in seen.found)
-        self._seen = _there(seen)
+        self._seen, self._found = _there(seen), seen
         return sorted(map(change, seen.found), key=lambda one: one.path)
 
     def own(self, path: str) -> bool:
@@ -214,6 +215,8 @@ class Layer:
             if self.is_mine:
                 self.bring(ended=True)
             self.note()
+            if self._found is not None and self.is_mine:
+                keep_bases(self.path, self._found, self.lower)
         finally:
             self._release()
 
@@ -241,6 +244,14 @@ def note(layer: str, found: Walk) -> None:
     """Write down what the host has where a locked layer has changes, as `Layer.note` does."""
     if there := _there(found):
         _remember(layer, there)
+
+
+def keep_bases(layer: str, found: Walk, lower: int) -> None:
+    """Keep what the program started from where it changed files, so that a commit can merge."""
+    if any(one.kind == "modified" for one in found.found):
+        from stockade.workspace import bases
+
+        bases.keep(layer, found, lower)
 
 
 def _there(found: Walk) -> record.Seen:

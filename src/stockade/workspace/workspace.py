@@ -23,7 +23,7 @@ from stockade.errors import NotFoundError, PolicyError, SetupError, StockadeErro
 from stockade.policy.model import PROTECT
 from stockade.workspace import journal, record
 from stockade.workspace.commit import Commit, Job, Progress, commit
-from stockade.workspace.layers import Change, change, has_snapshots, note, remove
+from stockade.workspace.layers import Change, change, has_snapshots, keep_bases, note, remove
 from stockade.workspace.walk import walk
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ class Workspace:
         """Write down what the host has where something was changed without a sandbox."""
         with contextlib.suppress(StockadeError), self._job() as job:
             note(self.layer, job.walk)
+            keep_bases(self.layer, job.walk, job.root)
 
     def changes(self) -> builtins.list[Change]:
         """What differs from the host's tree."""
@@ -158,6 +159,7 @@ class Workspace:
         allow_exec_config: bool = False,
         protect: Sequence[str] | None = None,
         keep: bool = False,
+        merge: bool = False,
         progress: Progress | None = None,
     ) -> Commit:
         """Take the changes, or those at and below some paths, over into the host's tree.
@@ -165,13 +167,16 @@ class Workspace:
         Held back are paths that the policy protects (or those given), files that the host's tools run
         or obey unless `allow_exec_config`, and what is neither a file nor a directory nor a link. A
         path of the host that has changed since is a `ConflictError` and nothing is done, unless `force`
-        names it. Killed at any moment, the tree is as before or as after. A workspace of which nothing
-        is left is removed, unless `keep`, or it has snapshots, or a sandbox lives in it.
+        names it; with `merge`, changes to different lines of a text are taken over together. Killed at
+        any moment, the tree is as before or as after. A workspace of which nothing is left is removed,
+        unless `keep`, or it has snapshots, or a sandbox lives in it.
         """
         if protect is None:
             recorded = self.record.protect
             protect = PROTECT if recorded is None else [os.fsdecode(path) for path in recorded]
         with self._alone() as living:
+            # What is merged is written to the layer first, which a living overlay does not expect.
+            self._refuse(living and merge, "merged")
             self._recover()
             with self._job() as job, self._trying("committed"):
                 done = commit(
@@ -180,6 +185,7 @@ class Workspace:
                     force=tuple(self.relative(force) or ()),
                     protect=protect,
                     allow_exec_config=allow_exec_config,
+                    merge=merge,
                     progress=progress,
                 )
                 if done.closed and (keep or living or has_snapshots(self.layer)):
