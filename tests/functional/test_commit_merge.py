@@ -11,7 +11,7 @@ import pytest
 import stockade
 from stockade import ConflictError, Sandbox, SetupError, Workspace
 from stockade.cli import main
-from stockade.workspace import bases
+from stockade.workspace import bases, journal
 from support.trees import changed, snapshot
 
 LINES = [f"line {number}\n" for number in range(1, 10)]
@@ -179,3 +179,24 @@ def test_the_command_merges(workspace: Path, text: Path, capfd: pytest.CaptureFi
         {"path": "text", "what": "merged with what the host has changed in it"}
     ]
     assert (lines(text)[0], lines(text)[8]) == ("by the program", "by the host")
+
+
+def test_a_merge_that_was_cut_short_is_found_again(
+    workspace: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = changed(workspace, TOP)
+    edit(text, 9)
+    before = snapshot(workspace)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "write", full)
+        with pytest.raises(SetupError, match="No space left"):
+            kept.commit(merge=True)
+    assert snapshot(workspace) == before
+    edit(text, 5)
+    Workspace.open(kept.id).commit(merge=True)
+    found = lines(text)
+    assert (found[0], found[4], found[8]) == ("by the program", "by the host", "by the host")
