@@ -41,7 +41,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="examples:\n"
         "  stockade commit                        the last workspace of this directory\n"
         "  stockade commit 443c22c193c6 src       only what changed in src\n"
-        "  stockade commit 443c22c193c6 --force notes.txt\n\n"
+        "  stockade commit 443c22c193c6 --force notes.txt\n"
+        "  stockade commit 443c22c193c6 --merge   together with your own changes to the same files\n\n"
         "exit codes: 0 committed; 1 committed, and something was held back; 125 refused, nothing was done",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="overwrite what the host has changed there",
     )
+    add("--merge", action="store_true", help="where you changed other lines of a text, take both changes")
     add("--allow-exec-config", action="store_true", help="also files that your tools run or obey")
     add("--keep", action="store_true", help="keep the workspace when nothing is left in it")
     add("--json", action="store_true", help="print JSON and nothing else")
@@ -70,6 +72,7 @@ def _commit(args: argparse.Namespace) -> int:
             force=args.force,
             allow_exec_config=args.allow_exec_config,
             keep=args.keep,
+            merge=args.merge,
             progress=None if args.json else progress,
         )
     except KeyboardInterrupt:

@@ -12,6 +12,8 @@ from stockade.cli import output
 from stockade.errors import NotFoundError, PolicyError, SetupError, StockadeError
 from stockade.workspace.workspace import Workspace
 
+#: How many paths `check` prints; it counts all.
+SHOWN = 1000
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -19,21 +21,30 @@ def main(argv: list[str]) -> int:
     """List the workspaces, or remove those that are old."""
     parser = argparse.ArgumentParser(
         prog="stockade workspaces",
-        description="List the workspaces that are kept aside, the last one first, or remove old ones.",
-        epilog="examples:\n  stockade workspaces\n  stockade workspaces prune --older-than 7d",
+        description="List the workspaces that are kept aside, the last one first, or remove old ones.\n"
+        "Or check a directory for files that no overlay of yours can take: those of other owners\n"
+        "that you may write.",
+        epilog="examples:\n  stockade workspaces\n  stockade workspaces prune --older-than 7d\n"
+        "  stockade workspaces check ~/project        exit code 1 if there are such files",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("action", nargs="?", choices=["list", "prune"], default="list", help="default: list")
+    actions = ["list", "prune", "check"]
+    parser.add_argument("action", nargs="?", choices=actions, default="list", help="default: list")
+    parser.add_argument("path", nargs="?", metavar="PATH", help="check: the directory; default: this one")
     parser.add_argument("--older-than", metavar="T", help="prune: those last changed before: 12h, 7d, 4w")
     parser.add_argument("--yes", action="store_true", help="prune: do not ask")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
+    if args.path is not None and args.action != "check":
+        raise PolicyError(f"{args.path!r}: a path is for check", hint="stockade workspaces check PATH")
     if args.action == "prune":
         return _prune(args)
     if args.older_than or args.yes:
         raise PolicyError(
             "--older-than and --yes are for prune", hint="stockade workspaces prune --older-than 7d"
         )
+    if args.action == "check":
+        return _check(args)
     found = [_about(workspace) for workspace in Workspace.list()]
     if args.json:
         print_json(found)
@@ -89,6 +100,40 @@ def _size(top: str) -> int:
             except OSError:
                 continue  # gone since, or closed
     return total
+
+
+def _check(args: argparse.Namespace) -> int:
+    """Tell every path that a program may write in the directory and not in an overlay of it."""
+    from stockade.workspace import descend
+    from stockade.workspace.owners import foreign
+
+    top = os.path.realpath(args.path or ".")
+    try:
+        root = os.open(top, descend.NODE | os.O_DIRECTORY)
+    except OSError as error:
+        raise NotFoundError(f"{top} cannot be opened: {error.strerror}") from None
+    shown, count = [], 0
+    try:
+        # Root's overlays can take every owner.
+        for one in foreign(root, os.getuid(), os.getgid()) if os.getuid() else ():
+            count += 1
+            if count <= SHOWN:
+                shown.append({"path": one.path, "owner": one.owner, "uid": one.uid, "gid": one.gid})
+    finally:
+        os.close(root)
+    if args.json:
+        print_json({"path": top, "count": count, "found": shown})
+    elif not count:
+        print(f"an overlay of {output.name(top)} can take everything")
+    else:
+        rows = [[str(one["owner"]), output.name(str(one["path"]))] for one in shown]
+        print(output.table(rows, ["OWNER", "PATH"]))
+        if count > SHOWN:
+            print(f"and {count - SHOWN} more")
+        whose = f"{os.getuid()}:{os.getgid()}"
+        output.say(f"{many(count, 'path')} of other owners that you may write, and an overlay cannot")
+        output.say(f"`sudo chown {whose} PATH`, or use mode ro or rw, or run as root")
+    return 1 if count else 0
 
 
 def _prune(args: argparse.Namespace) -> int:

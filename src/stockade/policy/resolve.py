@@ -164,6 +164,8 @@ def resolve(policy: Policy, caller: Caller, state: str, *, pinned: bool = False)
         for grant in (*grants.values(), workspace):
             if grant and (Control.IPC not in policy.accept or any(covers(grant.path, d) for d in denied)):
                 _refuse_mounted(grant)
+        if workspace is not None and workspace.access == "overlay":
+            _refuse_foreign(workspace, caller)
         return Resolved(
             policy=policy,
             profile=base,
@@ -469,6 +471,22 @@ def _refuse_mounted(grant: Grant | None) -> None:
         )
         what = f"other file systems are mounted in it: {', '.join(inner)}"
         raise PolicyError(f"{grant.clause}: {what}", hint=fix)
+
+
+def _refuse_foreign(workspace: Grant, caller: Caller) -> None:
+    """Refuse what an ordinary user's overlay cannot copy up, as far as it is soon found."""
+    if caller.uid == 0 or sys.platform != "linux":
+        return
+    from stockade.workspace import owners
+
+    if found := owners.first(workspace.fd, caller.uid, caller.gid):
+        path = f"{workspace.path}/{found.path}"
+        raise PolicyError(
+            f"{workspace.clause}: {path} belongs to {found.owner}, not to {caller.user}:{caller.group}: "
+            "you may write there, and an overlay cannot",
+            hint=f"`sudo chown {caller.user}:{caller.group} {path}`, or use mode ro or rw, or run as root; "
+            "`stockade workspaces check` lists every such path",
+        )
 
 
 def mounted_below(tree: str) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +22,7 @@ from stockade.workspace.layers import Layer, has_snapshots
 if TYPE_CHECKING:
     from stockade.sandbox.launch import Prepared
     from stockade.workspace.commit import Commit
+    from stockade.workspace.files import Files
     from stockade.workspace.workspace import Workspace
 
 
@@ -103,3 +105,44 @@ def commit_and_close(prepared: Prepared) -> Commit | None:
         return msgspec.structs.replace(done, closed=gone)
     finally:
         prepared.close(discard=gone, earlier=True)
+
+
+def files_of(workspace: Workspace, let_go: Callable[[], None]) -> Files:
+    """The files that a sandbox would see in a kept workspace.
+
+    One is started, so that the kernel lays the changes over the tree as it does for every program, and
+    ended again: its overlay stays by its descriptor, and with it the lock. `let_go` is called before the
+    lock is given back.
+    """
+    from stockade.sandbox.launch import launch, prepare
+    from stockade.sandbox.steps import Events, drive
+    from stockade.workspace.files import Files
+    from stockade.workspace.place import Roots
+
+    prepared = prepare(Policy(), living=True, workspace=workspace)
+    with contextlib.ExitStack() as undo:
+        try:
+            with Events() as events:
+                box = drive(launch(prepared, events), events)
+                try:
+                    root, overlay = box.roots()
+                    os.close(root)
+                    undo.callback(os.close, overlay)
+                finally:
+                    drive(box.closed(events), events)
+            assert prepared.layer is not None
+            lock = prepared.layer.stay_locked()
+            undo.callback(os.close, lock)
+        finally:
+            prepared.close(discard=False)
+        uid, gid = os.geteuid(), os.getegid()
+        roots = Roots(root=None, workspace=overlay, path=workspace.path, home="", uid=uid, gid=gid)
+        undo.pop_all()
+
+    def closed() -> None:
+        try:
+            let_go()
+        finally:
+            os.close(lock)
+
+    return Files(roots, closed)

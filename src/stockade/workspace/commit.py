@@ -19,12 +19,13 @@ import msgspec
 
 from stockade.errors import ConflictError, NotFoundError, SetupError
 from stockade.policy.resolve import mounted_below
-from stockade.workspace import copying, descend, journal
+from stockade.workspace import bases, copying, descend, journal
 from stockade.workspace.caution import Held, covers, held, leads_out
 from stockade.workspace.conflicts import Judge
 from stockade.workspace.descend import parents
 from stockade.workspace.journal import Aside, Journal, Make, Put, Settle, Unlock, identity
 from stockade.workspace.layers import Change, change
+from stockade.workspace.rebase import Merge, lay, merges
 from stockade.workspace.record import Record, Seen
 from stockade.workspace.walk import FOREIGN, Found, Walk
 
@@ -112,8 +113,8 @@ class Job(msgspec.Struct):
                     return True
         return False
 
-    def check(self, chosen: list[Found], force: tuple[str, ...]) -> None:
-        """Refuse what cannot be done before anything is."""
+    def check(self, chosen: list[Found], force: tuple[str, ...], *, merge: bool) -> list[Found]:
+        """Refuse what cannot be done before anything is; with `merge`, the changes are put on the host's."""
         if inner := mounted_below(self.tree):
             raise SetupError(
                 f"other file systems are mounted in {self.tree}: {', '.join(inner)}",
@@ -128,13 +129,21 @@ class Job(msgspec.Struct):
                     hint="commit what is beside it by naming paths",
                 )
         judge = Judge(self.root, self.record, self.seen)
-        if found := judge.conflicts(chosen, self.walk, force):
+        found = judge.conflicts(chosen, self.walk, force)
+        merged: list[Merge] = []
+        if found and merge:
+            merged, found = merges(self.layer, self.root, self.upper, chosen, found)
+        if found:
             raise ConflictError(
                 "the host's files are not what the program saw:\n"
                 + "\n".join(f"{one.path}: {one.reason}" for one in found),
                 paths=tuple(one.path for one in found),
-                hint="compare them; --force PATH overwrites what the host has there",
+                hint="compare them; --force PATH overwrites what the host has there"
+                + ("" if merge else ", --merge puts changes to different lines together"),
             )
+        self.notes += [Note(one.found.path, "merged with what the host has changed in it") for one in merged]
+        laid = {one.found.path: lay(self.layer, self.upper, one) for one in merged}
+        return [laid.get(one.path, one) for one in chosen]
 
     def plan(self, chosen: list[Found]) -> list[journal.Step]:
         """The steps, in an order in which each can be taken when those before it are."""
@@ -312,11 +321,12 @@ def commit(
     force: tuple[str, ...],
     protect: Sequence[str],
     allow_exec_config: bool,
+    merge: bool,
     progress: Progress | None,
 ) -> Commit:
     """Take changes over; the caller holds the workspace's lock and has recovered its journal."""
     chosen = job.choose(paths, protect=protect, allow=allow_exec_config)
-    job.check(chosen, force)
+    chosen = job.check(chosen, force, merge=merge)
     if chosen:
         steps = job.plan(chosen)
         name = f".stockade-commit-{job.id}-{os.urandom(4).hex()}"
@@ -333,6 +343,7 @@ def commit(
         ready = msgspec.structs.replace(plan, state="commit", inode=inode, steps=tuple(steps))
         journal.write(job.layer, ready)
         job.notes += [Note(path, what) for path, what in journal.apply(job.layer, job.root, ready)]
+        bases.drop(job.layer, [one.path for one in chosen])
     return Commit(
         workspace=job.id,
         changes=tuple(map(change, chosen)),

@@ -1,6 +1,6 @@
 """Whether the host's files are still those that the program inside saw.
 
-The layer keeps no copy of what lay below it. What decides is the time of the
+What decides is the time of the
 last change to the inode, which no program can set: a file whose change time
 is not earlier than the opening of the workspace has changed, and what a
 commit itself left is known by its number and that time.
@@ -49,6 +49,10 @@ class Judge:
             if reason := self._changed(one, walk):
                 found[one.path] = Conflict(one.path or ".", reason)
         return [one for path, one in found.items() if not any(covers(tree, path) for tree in force)]
+
+    def is_as_it_was(self, path: str, info: os.stat_result) -> bool:
+        """Whether a file of the host is what it was when the workspace was opened, or what a commit left."""
+        return not self._later(path, info)
 
     def _changed(self, one: Found, walk: Walk) -> str:
         if one.before is None:

@@ -9,7 +9,8 @@ while it is used, the kernel resolves it below that root (`beneath`). Root lays
 its capabilities down meanwhile: it may do what the program may.
 
 When the sandbox has ended, its workspace is still there: by the descriptor of
-the overlay, which keeps the mount, or of the host's own directory.
+the overlay, which keeps the mount, or of the host's own directory. Of a kept
+workspace there is nothing else from the start (`Workspace.files`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
 from stockade.errors import LimitError, PolicyError, SetupError
@@ -42,7 +43,7 @@ from stockade.workspace.beneath import (
     unprivileged,
 )
 from stockade.workspace.info import FileInfo, Listing, describe
-from stockade.workspace.place import NOWHERE, Place, Roots, ended, make_parents
+from stockade.workspace.place import NOWHERE, Place, Roots, ended, make_parents, nowhere
 from stockade.workspace.refusal import refusal
 from stockade.workspace.sink import Sink, unfinished
 
@@ -74,8 +75,10 @@ class Files:
     It is safe to use from threads. Whoever makes it closes it.
     """
 
-    def __init__(self, roots: Roots) -> None:
+    def __init__(self, roots: Roots, let_go: Callable[[], None] = lambda: None) -> None:
+        """The files behind descriptors, which are taken over; `let_go` is called when they are closed."""
         self._roots = roots
+        self._then = let_go
         self._lock = threading.Lock()
         self._using = 0
         self._closed = False
@@ -111,17 +114,29 @@ class Files:
             self._closed = True
         self._let_go()
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def __del__(self) -> None:
         if hasattr(self, "_roots"):
             self.close()
 
     def _let_go(self) -> None:
         with self._lock:
-            if self._closed and not self._using:
-                roots, self._roots = self._roots, NOWHERE
-                for descriptor in (roots.root, roots.workspace):
-                    if descriptor is not None:
-                        os.close(descriptor)
+            if not self._closed or self._using or self._roots is NOWHERE:
+                return
+            roots, self._roots = self._roots, NOWHERE
+            for descriptor in (roots.root, roots.workspace):
+                if descriptor is not None:
+                    os.close(descriptor)
+        self._then()
 
     def read(
         self, path: Path, *, offset: int = 0, length: int | None = None, limit: int = READ_LIMIT
@@ -385,7 +400,7 @@ class Files:
             return Place(shown, roots.root, shown, AS_INSIDE)
         below = f"{shown}/".startswith(f"{roots.path}/") if roots.path else False
         if roots.workspace is None or not below:
-            raise ended(shown)
+            raise nowhere(shown, roots.path) if roots.root is None else ended(shown)
         if writes and not roots.writable:
             raise refusal(OSError(errno.EROFS, os.strerror(errno.EROFS)), shown)
         rest = shown[len(roots.path) :].lstrip("/") or "."

@@ -19,7 +19,7 @@ from stockade import state
 from stockade.errors import SetupError, StockadeError
 from stockade.policy.model import PROTECT
 from stockade.workspace import descend, record
-from stockade.workspace.walk import Found, is_whiteout, walk
+from stockade.workspace.walk import Found, Walk, is_whiteout, walk
 
 #: How deep changes are listed after a run: below that, a directory stands for what is in it.
 DEEPEST = 100
@@ -57,6 +57,7 @@ class Layer:
         self.continued = continued
         self._owner = os.getpid()
         self._seen: record.Seen = {}
+        self._found: Walk | None = None
         #: Bytes of the files in it, as `changes` last found them.
         self.written = 0
         #: The changes of a sandbox that keeps them in its private memory.
@@ -180,8 +181,7 @@ class Layer:
         except OSError as error:
             raise unlisted(self.path, error) from error
         self.written = sum(_size(one.after) for one in seen.found)
-        there = {one.path: one.before for one in seen.found if one.before is not None} | seen.merged
-        self._seen = {os.fsencode(path): (info.st_ino, 0) for path, info in there.items()}
+        self._seen, self._found = _there(seen), seen
         return sorted(map(change, seen.found), key=lambda one: one.path)
 
     def own(self, path: str) -> bool:
@@ -203,9 +203,11 @@ class Layer:
     def note(self) -> None:
         """Write down what the host has where the changes are, so that a commit knows if that was replaced."""
         if self._seen and self.is_mine:
-            known = record.seen(self.path)
-            # What was seen first is what the changes are based on, and what a commit left is its own.
-            record.remember(self.path, {path: at for path, at in self._seen.items() if path not in known})
+            _remember(self.path, self._seen)
+
+    def stay_locked(self) -> int:
+        """A descriptor that keeps the layer from everybody else also when it is closed here."""
+        return os.dup(self._open[2])
 
     def close(self) -> None:
         """Let go of the layer, which stays."""
@@ -213,6 +215,8 @@ class Layer:
             if self.is_mine:
                 self.bring(ended=True)
             self.note()
+            if self._found is not None and self.is_mine:
+                keep_bases(self.path, self._found, self.lower)
         finally:
             self._release()
 
@@ -234,6 +238,31 @@ class Layer:
                 remove(self.path)
         finally:
             self._release()
+
+
+def note(layer: str, found: Walk) -> None:
+    """Write down what the host has where a locked layer has changes, as `Layer.note` does."""
+    if there := _there(found):
+        _remember(layer, there)
+
+
+def keep_bases(layer: str, found: Walk, lower: int) -> None:
+    """Keep what the program started from where it changed files, so that a commit can merge."""
+    if any(one.kind == "modified" for one in found.found):
+        from stockade.workspace import bases
+
+        bases.keep(layer, found, lower)
+
+
+def _there(found: Walk) -> record.Seen:
+    there = {one.path: one.before for one in found.found if one.before is not None} | found.merged
+    return {os.fsencode(path): (info.st_ino, 0) for path, info in there.items()}
+
+
+def _remember(layer: str, there: record.Seen) -> None:
+    known = record.seen(layer)
+    # What was seen first is what the changes are based on, and what a commit left is its own.
+    record.remember(layer, {path: at for path, at in there.items() if path not in known})
 
 
 def is_unchanged(layer: str, upper: int, lower: int) -> bool:

@@ -20,10 +20,10 @@ Edit = tuple[int, int, int, int]
 
 def unified(old: bytes, new: bytes) -> tuple[bytes, int, int]:
     """The hunks, and how many lines were added and removed."""
-    before, after = _lines(old), _lines(new)
-    edits = _edits(before, after)
+    before, after = split_lines(old), split_lines(new)
+    changes = edits(before, after)
     text = bytearray()
-    for hunk in _hunks(edits):
+    for hunk in _hunks(changes):
         lead, trail = min(CONTEXT, hunk[0][0]), min(CONTEXT, len(before) - hunk[-1][1])
         old_range = _range(hunk[0][0] - lead, hunk[-1][1] + trail)
         text += b"@@ -%s +%s @@\n" % (old_range, _range(hunk[0][2] - lead, hunk[-1][3] + trail))
@@ -32,14 +32,15 @@ def unified(old: bytes, new: bytes) -> tuple[bytes, int, int]:
             text += _signed(b" ", before[at:a]) + _signed(b"-", before[a:b]) + _signed(b"+", after[c:d])
             at = b
         text += _signed(b" ", before[at : at + trail])
-    return bytes(text), sum(d - c for _, _, c, d in edits), sum(b - a for a, b, _, _ in edits)
+    return bytes(text), sum(d - c for _, _, c, d in changes), sum(b - a for a, b, _, _ in changes)
 
 
 def _signed(sign: bytes, lines: list[bytes]) -> bytes:
     return b"".join(sign + (line if line.endswith(b"\n") else line + NO_NEWLINE) for line in lines)
 
 
-def _lines(text: bytes) -> list[bytes]:
+def split_lines(text: bytes) -> list[bytes]:
+    """The lines with their ends, of which the last may have none."""
     found = text.split(b"\n")
     return [line + b"\n" for line in found[:-1]] + ([found[-1]] if found[-1] else [])
 
@@ -99,7 +100,7 @@ def _back(trace: list[dict[int, int]], x: int, y: int) -> list[Run]:
     return equal[::-1]
 
 
-def _edits(before: list[bytes], after: list[bytes]) -> list[Edit]:
+def edits(before: list[bytes], after: list[bytes]) -> list[Edit]:
     """What to replace by what, in order."""
     found = []
     x = y = 0

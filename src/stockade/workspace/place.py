@@ -14,7 +14,7 @@ from stockade.workspace.beneath import held, node
 class Roots(msgspec.Struct, frozen=True, kw_only=True):
     """Where a sandbox's files are: descriptors, and the paths that go with them."""
 
-    #: The sandbox's root. What is mounted in it goes with the sandbox.
+    #: The sandbox's root. What is mounted in it goes with the sandbox; a kept workspace has none.
     root: int | None
     #: The workspace for itself, for afterwards: the overlay, or the host's directory.
     workspace: int | None = None
@@ -65,6 +65,14 @@ def ended(path: str) -> StockadeError:
         f"{path}: the sandbox has ended",
         stage="files",
         hint="its workspace can still be looked at; use the rest while the sandbox is open",
+    )
+
+
+def nowhere(path: str, workspace: str) -> StockadeError:
+    """What to tell about a path beside a workspace that no sandbox has."""
+    return PolicyError(
+        f"{path}: is not in the workspace {workspace}, and there is no sandbox with other files",
+        hint="name paths below it, or open a sandbox: `Sandbox(workspace=...)`",
     )
 
 

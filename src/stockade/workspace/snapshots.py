@@ -19,6 +19,8 @@ from stockade.errors import NotFoundError, PolicyError
 from stockade.workspace import copying, descend, record
 
 PLACE = "snapshots"
+#: What the program started from where it changed files (`bases`).
+BASES = "base"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 MOST_FORKS = 1000
 
@@ -107,6 +109,8 @@ def fork(layer: str, count: int) -> list[str]:
             os.mkdir("work", 0o700, dir_fd=made)
             for name in ("workspace.json", "seen"):
                 _copied(f"{layer}/{name}", name, made)
+            with contextlib.suppress(FileNotFoundError), opened(f"{layer}/{BASES}") as bases:
+                copying.tree(bases, made, BASES)
         for id in ids:
             os.rename(f"{descend.REMOVED}{id}", id, src_dir_fd=place, dst_dir_fd=place)
         return ids

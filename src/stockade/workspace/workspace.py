@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -18,15 +19,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stockade import state
-from stockade.errors import NotFoundError, PolicyError, SetupError
+from stockade.errors import NotFoundError, PolicyError, SetupError, StockadeError
 from stockade.policy.model import PROTECT
 from stockade.workspace import journal, record
 from stockade.workspace.commit import Commit, Job, Progress, commit
-from stockade.workspace.layers import Change, change, has_snapshots, remove
+from stockade.workspace.layers import Change, change, has_snapshots, keep_bases, note, remove
 from stockade.workspace.walk import walk
 
 if TYPE_CHECKING:
     from stockade.workspace.diff import Diff
+    from stockade.workspace.files import Files
     from stockade.workspace.snapshots import Snapshot
 
 #: Keeps everybody else off a workspace meanwhile, and says whether a sandbox lives in it.
@@ -56,6 +58,8 @@ class Workspace:
         self.record = record.read(layer)
         self.path = self.record.tree
         self.recovered = ""
+        #: Not kept alive here: whoever lets go of it gives the workspace back.
+        self._files: weakref.ref[Files] | None = None
         self._alone: Alone = alone or (lambda: record.held(layer, self.id))
         #: For whoever only reads: another process's sandbox goes on working meanwhile.
         self._steady: Alone = alone or (lambda: contextlib.nullcontext(True))
@@ -114,6 +118,27 @@ class Workspace:
         with self._tree() as root, self._trying("recovered"):
             self.recovered = journal.recover(self.layer, root) or self.recovered
 
+    @property
+    def files(self) -> Files:
+        """The files in it as a sandbox would see them, to be read and written without one.
+
+        Nobody else has the workspace until they are closed: `with workspace.files as files: ...`
+        """
+        from stockade.sandbox.continued import files_of
+
+        known = None if self._files is None else self._files()
+        if known is None or known.is_closed:
+            owner = os.getpid()
+            known = files_of(self, lambda: self._note() if os.getpid() == owner else None)
+            self._files = weakref.ref(known)
+        return known
+
+    def _note(self) -> None:
+        """Write down what the host has where something was changed without a sandbox."""
+        with contextlib.suppress(StockadeError), self._job() as job:
+            note(self.layer, job.walk)
+            keep_bases(self.layer, job.walk, job.root)
+
     def changes(self) -> builtins.list[Change]:
         """What differs from the host's tree."""
         with self._steady(), self._job() as job:
@@ -134,6 +159,7 @@ class Workspace:
         allow_exec_config: bool = False,
         protect: Sequence[str] | None = None,
         keep: bool = False,
+        merge: bool = False,
         progress: Progress | None = None,
     ) -> Commit:
         """Take the changes, or those at and below some paths, over into the host's tree.
@@ -141,13 +167,16 @@ class Workspace:
         Held back are paths that the policy protects (or those given), files that the host's tools run
         or obey unless `allow_exec_config`, and what is neither a file nor a directory nor a link. A
         path of the host that has changed since is a `ConflictError` and nothing is done, unless `force`
-        names it. Killed at any moment, the tree is as before or as after. A workspace of which nothing
-        is left is removed, unless `keep`, or it has snapshots, or a sandbox lives in it.
+        names it; with `merge`, changes to different lines of a text are taken over together. Killed at
+        any moment, the tree is as before or as after. A workspace of which nothing is left is removed,
+        unless `keep`, or it has snapshots, or a sandbox lives in it.
         """
         if protect is None:
             recorded = self.record.protect
             protect = PROTECT if recorded is None else [os.fsdecode(path) for path in recorded]
         with self._alone() as living:
+            # What is merged is written to the layer first, which a living overlay does not expect.
+            self._refuse(living and merge, "merged")
             self._recover()
             with self._job() as job, self._trying("committed"):
                 done = commit(
@@ -156,6 +185,7 @@ class Workspace:
                     force=tuple(self.relative(force) or ()),
                     protect=protect,
                     allow_exec_config=allow_exec_config,
+                    merge=merge,
                     progress=progress,
                 )
                 if done.closed and (keep or living or has_snapshots(self.layer)):
