@@ -68,10 +68,27 @@ def test_even_the_smallest_disk_limit_starts_a_program() -> None:
     assert outside("limits", "inodes", 4000) == [4000, "ok"]
 
 
-def test_a_disk_limit_is_refused_where_the_workspace_could_outgrow_it(workspace: Path) -> None:
-    with pytest.raises(PolicyError, match="overlay workspace cannot be limited") as caught:
-        inside("limits", "disk", SMALL, limits={"disk": "8M"}, workspace=str(workspace))
-    assert '"ro"' in caught.value.hint and '"rw"' in caught.value.hint
+def test_filling_an_overlay_workspace_stops_at_the_disk_limit_and_harms_no_other(
+    workspace: Path, tmp_path: Path
+) -> None:
+    """Threat 27. Without the limit the same is written; another sandbox and the host's tree notice nothing."""
+    other = tmp_path / "other"
+    other.mkdir()
+    fill = ["sh", "-c", f"head -c {4 * SMALL} /dev/zero > big"]
+    bounds = {"limits": {"disk": SMALL}, "protect": []}
+    with (
+        Sandbox(Policy(workspace=str(workspace), **bounds), on_exit="discard") as full,
+        Sandbox(Policy(workspace=str(other), **bounds), on_exit="discard") as box,
+    ):
+        result = full.run(fill, timeout=60)
+        assert result.exit_code == 1 and b"No space left on device" in result.stderr
+        with pytest.raises(LimitError):
+            full.files.write("more", b"x" * SMALL)
+        assert box.run(["sh", "-c", "head -c 4M /dev/zero > big"], timeout=60).ok
+        box.files.write("more", b"x" * 4096)
+    assert os.listdir(workspace) == os.listdir(other) == []
+    with Sandbox(Policy(workspace=str(workspace), protect=[]), on_exit="discard") as free:
+        assert free.run(fill, timeout=60).ok
 
 
 def test_a_program_cannot_raise_its_own_limits() -> None:
