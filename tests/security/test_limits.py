@@ -13,7 +13,7 @@ import pytest
 import stockade
 from security import arena
 from security.arena import inside, outside, run
-from stockade import Policy, PolicyError
+from stockade import LimitError, Policy, Sandbox
 from stockade.host import host
 from support import leaks
 from support.means import need
@@ -71,7 +71,7 @@ def test_even_the_smallest_disk_limit_starts_a_program() -> None:
 def test_filling_an_overlay_workspace_stops_at_the_disk_limit_and_harms_no_other(
     workspace: Path, tmp_path: Path
 ) -> None:
-    """Threat 27. Without the limit the same is written; another sandbox and the host's tree notice nothing."""
+    """Threat 27. Without the limit the same is written; another sandbox and the host notice nothing."""
     other = tmp_path / "other"
     other.mkdir()
     fill = ["sh", "-c", f"head -c {4 * SMALL} /dev/zero > big"]
