@@ -26,7 +26,7 @@ SCRIPTS = {
     "mv of a directory": "mv src moved; mv moved/deep up; test ! -e src",
     "tar": "tar cf all.tar src; rm -r src; tar xf all.tar; rm all.tar; echo x >> src/one",
     "rsync": "rsync -a src/ copy/; echo more >> src/one; rm src/two; rsync -a --delete src/ copy/",
-    "links": "ln -s src/one link; ln -sfn src dir; cp src/one new; ln new hard; echo x >> hard; cp -a src again",
+    "links": "ln -s src/one link; ln -s src dir; cp src/one n; ln n hard; echo x >> hard; cp -a src again",
     "sparse": "truncate -s 64M hole; printf end >> hole; cp --sparse=always hole second",
     "long name": f"echo x > {'n' * 255}; mkdir {'d' * 255}; mv {'n' * 255} {'d' * 255}/",
     "not utf-8": r"""n=$(printf 'caf\351'); echo x > "$n"; mkdir "$n.d"; mv "$n" "$n.d/" """,

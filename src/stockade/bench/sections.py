@@ -210,9 +210,9 @@ def _copies(tree: Path, copy: Path) -> dict[str, float]:
         "git worktree add": (*git, "worktree", "add", "-q", "-f", str(copy)),
     }
     found = {}
-    for name, command in ways.items():
+    for name, way in ways.items():
         began = time.perf_counter()
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        subprocess.run(way, check=True, stderr=subprocess.DEVNULL)
         found[name] = (time.perf_counter() - began) * 1000
         shutil.rmtree(copy)
     return found
@@ -230,7 +230,8 @@ def _made(ground: Ground) -> Section:
         "plain": [*command, str(plain)],
         OURS: Job(ours, "pass", command=(*command, str(overlay))).argv(),
     }
-    figures, timings = [], {}
+    figures: list[Figure] = []
+    timings: dict[str, Timing] = {}
     with peers(commands) as found:
         for job in jobs.MAKES:
             turns = {name: _once(peer, job) for name, peer in found.items()}
