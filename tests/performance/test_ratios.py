@@ -30,10 +30,11 @@ def test_the_bars_hold(section: str) -> None:
     if section in COMPARED:
         missing = rivals.missing()
         need(not missing, f"{', '.join(missing)} not installed: {rivals.INSTALL}")
-    if section in ("inside", "walls"):
+    if section in ("inside", "walls", "workspace"):
         need(os.access("/usr/bin/python3", os.X_OK), "/usr/bin/python3 is not installed")
-    if section == "inside":
+    if section in ("inside", "workspace"):
         need_program("git")
+    if section == "inside":
         need_program("gcc")
     with ground(quick=True) as place:
         found = measure(section, place, slack=SLACK)

@@ -40,5 +40,11 @@ BARS = {
     "memory/sandbox": Bar(MIB, "memory of one idle sandbox: its gate, its supervisor's growth", unit="bytes"),
     "memory/gate": Bar(MIB, "size of the gate's executable", unit="bytes", exact=True),
     "heap/1GB": Bar(1.3, "time to run /bin/true from a process of 1 GB, by that from a small one"),
+    "workspace/open": Bar(1.2, "time to run /bin/true in an overlay of very many files, by an empty one's"),
+    "workspace/untar": Bar(1.15, "untar of 3,000 files in an overlay, by a plain directory's", aim=True),
+    "workspace/install": Bar(1.15, "nested small files made in an overlay, by a plain directory's", aim=True),
+    "workspace/checkout": Bar(
+        1.15, "git commits and checkouts in an overlay, by a plain directory's", aim=True
+    ),
     "walls/open": Bar(0, "attacks of the probe that get through", unit="walls", exact=True),
 }

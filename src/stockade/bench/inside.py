@@ -6,10 +6,12 @@ directory it was given and prints the seconds that took.
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable
 
@@ -17,6 +19,9 @@ from collections.abc import Callable
 HEADERS, MOST = "/usr/include", 2000
 #: Three thousand files of some 4 KB besides: hardly anything but opening and closing.
 FOLDERS, FILES, LINES = 60, 50, 220
+#: What a package manager unpacks: many small files in nested directories.
+PACKAGES, NESTED = 150, ("package.json", "index.js", "lib/a.js", "lib/b.js", "lib/util/c.js", "dist/cjs/d.js")
+BRANCHES, ARCHIVE = 3, "small.tar"
 IMPORTS = "asyncio, argparse, decimal, email.mime.text, http.client, json, logging, unittest, xml.dom.minidom"
 SOURCE = """
 #include <stdio.h>
@@ -50,6 +55,16 @@ def prepare(base: str) -> None:
         for number in range(FILES):
             with open(os.path.join(path, f"file{number}.c"), "w", encoding="ascii") as file:
                 file.write(f"int value{number} = {folder};\n" * LINES)
+
+
+def archive(base: str) -> None:
+    """Make the archive that is unpacked."""
+    with tarfile.open(os.path.join(base, ARCHIVE), "w") as tar:
+        for number in range(FOLDERS * FILES):
+            entry = tarfile.TarInfo(f"folder{number % FOLDERS}/file{number}.c")
+            text = f"int value{number};\n".encode() * LINES
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text))
 
 
 def headers() -> list[str]:
@@ -107,6 +122,38 @@ def imports(base: str) -> None:
         _do("/usr/bin/python3", "-I", "-S", "-c", f"import {IMPORTS}")
 
 
+def untar(base: str) -> None:
+    _do("tar", "-C", base, "-xf", os.path.join(base, "..", ARCHIVE))
+
+
+def install(base: str) -> None:
+    for number in range(PACKAGES):
+        for inner in ("", "node_modules/inner/"):
+            for name in NESTED:
+                path = os.path.join(base, "node_modules", f"package{number}", inner + name)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "w", encoding="ascii") as file:
+                    file.write(f"module.exports = {number};\n" * 40)
+
+
+def checkout(base: str) -> None:
+    """A repository of a thousand files, and branches that each change a third of them."""
+    _do("git", "-C", base, "init", "-q", "-b", "branch0")
+    for branch in range(BRANCHES):
+        if branch:
+            _do("git", "-C", base, "checkout", "-q", "-b", f"branch{branch}")
+        for number in range(1000):
+            if not branch or number % BRANCHES == branch:
+                path = os.path.join(base, f"folder{number % 20}", f"file{number}")
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "w", encoding="ascii") as file:
+                    file.write(f"{branch} {number}\n" * 50)
+        _do("git", "-C", base, "add", ".")
+        _do("git", "-C", base, "commit", "-q", "-m", f"branch {branch}")
+    for branch in (*range(BRANCHES), *range(BRANCHES)):
+        _do("git", "-C", base, "checkout", "-q", f"branch{branch}")
+
+
 JOBS: dict[str, Callable[[str], None]] = {
     "git": git,
     "compile": compile,
@@ -114,6 +161,8 @@ JOBS: dict[str, Callable[[str], None]] = {
     "imports": imports,
     "search of small files": search_small,
 }
+#: Hardly anything but making files: what an overlay could make dear.
+MAKES: dict[str, Callable[[str], None]] = {"untar": untar, "install": install, "checkout": checkout}
 
 
 def _do(*command: str) -> None:
@@ -124,10 +173,10 @@ def main() -> None:
     base = sys.argv[1]
     os.environ.clear()
     os.environ.update(ENVIRONMENT, HOME=base, TMPDIR=base)
-    if not os.path.isdir(os.path.join(base, "tree")):
+    if not {"tree", ARCHIVE} & set(os.listdir(base)):
         prepare(base)
     for line in sys.stdin:
-        job = JOBS[line.strip()]
+        job = (JOBS | MAKES)[line.strip()]
         scratch = os.path.join(base, "scratch")
         os.makedirs(scratch)
         began = time.monotonic()

@@ -16,12 +16,15 @@ import subprocess
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stockade.backends.native import DEVICES, system_layout
 from stockade.policy.profile import profile
+
+if TYPE_CHECKING:
+    from stockade import Policy
 
 OURS, BWRAP, SANDLOCK = "stockade", "bwrap", "sandlock"
 STAGED = "bwrap with a copied /etc"
@@ -41,6 +44,8 @@ class Contender(msgspec.Struct, frozen=True):
     writable: tuple[str, ...] = ()
     #: Stockade's own overlay workspace.
     workspace: str = ""
+    #: Its changes are kept in memory, at most so much.
+    disk: str = ""
 
     def describe(self) -> str:
         if self.name == SANDLOCK:
@@ -73,7 +78,15 @@ class Contender(msgspec.Struct, frozen=True):
     def _stockade(self) -> Run:
         import stockade
 
-        return lambda command: stockade.run(command).check().stdout
+        policy = self._policy()
+        return lambda command: stockade.run(command, policy).check().stdout
+
+    def _policy(self) -> Policy:
+        from stockade import Policy
+
+        if not self.workspace:
+            return Policy()
+        return Policy(workspace=self.workspace, limits={"disk": self.disk} if self.disk else {})
 
     def _sandlock(self) -> Run:
         import sandlock
@@ -97,10 +110,9 @@ class Contender(msgspec.Struct, frozen=True):
         if self.name == OURS:
             import stockade
 
-            policy = stockade.Policy(workspace=self.workspace) if self.workspace else stockade.Policy()
             result = stockade.run(
                 command,
-                policy,
+                self._policy(),
                 stdin=0,
                 on_stdout=functools.partial(os.write, 1),
                 on_stderr=functools.partial(os.write, 2),

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ SHARED_MEMORY = "/dev/shm"
 RUNS_PER_TURN = 5
 HEAP = 10**9
 IDLE = 20
+MANY, QUITE_MANY = 100_000, 20_000
 
 
 class Ground(msgspec.Struct, frozen=True):
@@ -159,6 +161,89 @@ def _once(peer: Peer, job: str) -> Callable[[], float]:
     return lambda: float(peer.ask(job)) * 1000
 
 
+def workspace(ground: Ground) -> Section:
+    """An overlay of very many files against an empty one, and work in one against a plain directory."""
+    with tempfile.TemporaryDirectory(prefix="tree-", dir=ground.disk) as place:
+        opened = _opened(ground, Path(place))
+    made = _made(ground)
+    return Section(opened.figures + made.figures, {**opened.timings, **made.timings})
+
+
+def _opened(ground: Ground, place: Path) -> Section:
+    """A start on a tree; and told beside it, a copy of it, in memory: that is in the copy's favour."""
+    count = QUITE_MANY if ground.quick else MANY
+    empty, many = place / "empty", place / "many"
+    empty.mkdir()
+    _plant(many, count)
+    names = {f"{count:,} files": many, "no file": empty}
+    jobs = {name: Job(Contender(OURS, workspace=str(path)), "times") for name, path in names.items()}
+    with peers({name: job.argv() for name, job in jobs.items()}) as found:
+        turns = {name: _times(peer) for name, peer in found.items()}
+        times = interleaved(turns, ground.rounds(12, 40))
+    ours = list(map(_middle, times[f"{count:,} files"]))
+    figures = [Figure("workspace/open", ratio(ours, list(map(_middle, times["no file"]))))]
+    timings = {f"open, {name}": timing(list(chain(*turns))) for name, turns in times.items()}
+    if ground.tells:
+        for name, taken in _copies(many, ground.memory / "copy").items():
+            timings[f"{name}, {count:,} files"] = timing([taken])
+            figures.append(Figure(f"workspace/{name}, by opening", taken / _middle(ours)))
+    return Section(tuple(figures), timings)
+
+
+def _plant(top: Path, count: int) -> None:
+    """A tree of so many small files, a hundred in a directory; names of one file there, which is quick."""
+    for folder in range(count // 100):
+        path = top / f"part{folder % 20}" / f"folder{folder}"
+        path.mkdir(parents=True)
+        (path / "file0").write_text(f"{folder}\n" * 100)
+        for number in range(1, 100):
+            os.link(path / "file0", path / f"file{number}")
+
+
+def _copies(tree: Path, copy: Path) -> dict[str, float]:
+    """What the usual ways to have a tree of one's own take, in milliseconds."""
+    git = ("git", "-C", str(tree), "-c", "user.name=a", "-c", "user.email=a@example.com")
+    for command in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "all")):
+        subprocess.run([*git, *command], check=True)
+    ways = {
+        "cp -r": ("cp", "-r", str(tree), str(copy)),
+        "git worktree add": (*git, "worktree", "add", "-q", "-f", str(copy)),
+    }
+    found = {}
+    for name, way in ways.items():
+        began = time.perf_counter()
+        subprocess.run(way, check=True, stderr=subprocess.DEVNULL)
+        found[name] = (time.perf_counter() - began) * 1000
+        shutil.rmtree(copy)
+    return found
+
+
+def _made(ground: Ground) -> Section:
+    """Files made in memory on both sides: no disk hides what the overlay and the walls cost."""
+    overlay, plain = ground.disk / "made", ground.memory / "made"
+    for directory in (overlay, plain):
+        directory.mkdir(exist_ok=True)
+        jobs.archive(str(directory))
+    command = (*PYTHON, inspect.getsource(jobs))
+    ours = Contender(OURS, workspace=str(overlay), disk="1G")
+    commands = {
+        "plain": [*command, str(plain)],
+        OURS: Job(ours, "pass", command=(*command, str(overlay))).argv(),
+    }
+    figures: list[Figure] = []
+    timings: dict[str, Timing] = {}
+    with peers(commands) as found:
+        for job in jobs.MAKES:
+            turns = {name: _once(peer, job) for name, peer in found.items()}
+            interleaved(turns, 1)
+            times = interleaved(turns, ground.rounds(8, 25))
+            figures.append(Figure(f"workspace/{job}", ratio(times[OURS], times["plain"])))
+            timings |= {f"{job}: {name}": timing(taken) for name, taken in times.items()}
+    for directory in (overlay, plain):
+        shutil.rmtree(directory)
+    return Section(tuple(figures), timings)
+
+
 def memory(ground: Ground) -> Section:
     """What idle sandboxes weigh in user space, and the gate's executable on disk."""
     with peers({OURS: Job(ground.contenders[OURS], "hold").argv()}) as found:
@@ -255,6 +340,7 @@ SECTIONS: dict[str, Callable[[Ground], Section]] = {
     "inside": inside,
     "memory": memory,
     "heap": heap,
+    "workspace": workspace,
     "walls": walls,
 }
 ATTEMPTS = 3
