@@ -34,3 +34,20 @@ class Control(enum.StrEnum):
     LIMITS_FILES = "limits.files"
     LIMITS_DISK = "limits.disk"
     CLEANUP = "cleanup"
+
+
+class Grade(enum.StrEnum):
+    """How well it is known that a control is enforced, the best first. Compares equal to its words."""
+
+    KERNEL = "read from the kernel by the parent"
+    NAMESPACES = "namespace descriptors compared"
+    GATE = "confirmed by the gate before untrusted code"
+    #: By the parent or the gate, while the run goes on: before it there is nothing to see.
+    KEPT = "kept by Stockade itself"
+    WEAKER = "accepted weaker"
+    ABSENT = "absent"
+
+    @property
+    def enforced(self) -> bool:
+        """Whether the control is there as it was asked for."""
+        return self not in (Grade.WEAKER, Grade.ABSENT)

@@ -13,6 +13,7 @@ import pytest
 
 import stockade
 from stockade import Policy, SetupError
+from stockade.backends.native_offers import LANDLOCK_SCOPES
 from stockade.gate import client
 from stockade.gate import plan as ops
 from stockade.host import CGROUP_PROBES, host
@@ -120,6 +121,17 @@ def test_no_namespace_can_be_left_out(policy: Policy, out: Path, order: Order) -
 
 def test_the_id_maps_cannot_be_left_out(policy: Policy, out: Path, order: Order) -> None:
     order("maps")
+    assert not starts(policy, out)
+
+
+def test_another_filter_cannot_be_installed(policy: Policy, out: Path, order: Order) -> None:
+    order("filter")
+    assert not starts(policy, out)
+
+
+@pytest.mark.skipif(host().landlock < LANDLOCK_SCOPES, reason="this Landlock has no scopes")
+def test_the_scopes_of_landlock_cannot_be_left_out(policy: Policy, out: Path, order: Order) -> None:
+    order("scopes")
     assert not starts(policy, out)
 
 

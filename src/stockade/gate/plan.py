@@ -466,9 +466,33 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return table
 
     @cached_property
-    def verified(self) -> set[bytes]:
-        """Mount tables that were compared with this plan and found right."""
-        return set()
+    def verified(self) -> dict[bytes, str]:
+        """Mount tables that were compared with this plan and found right, with their SHA-256."""
+        return {}
+
+    @cached_property
+    def filter(self) -> str:
+        """The SHA-256 of the system call filter, which every plan ends with."""
+        import hashlib
+
+        last = self.ops[-1]
+        assert isinstance(last, Seccomp)
+        return hashlib.sha256(last.program).hexdigest()
+
+    @cached_property
+    def limits(self) -> dict[str, int]:
+        """The limits of each process, by resource."""
+        return {op.resource: op.value for op in self.ops if isinstance(op, Limit)}
+
+    @cached_property
+    def scoped(self) -> bool:
+        """Whether Landlock keeps abstract sockets and signals inside."""
+        return any(isinstance(op, Landlock) and op.scopes for op in self.ops)
+
+    @cached_property
+    def rules(self) -> int:
+        """How many rules Landlock is given."""
+        return sum(isinstance(op, Grant) for op in self.ops)
 
     @cached_property
     def namespaces(self) -> Namespaces:

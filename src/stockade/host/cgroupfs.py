@@ -58,6 +58,8 @@ class Cgroup:
     def __init__(self, path: str, version: int, *, existing: bool = False) -> None:
         self.path = path
         self.version = version
+        #: The limits that were set, as they were read back.
+        self.kept: dict[str, str] = {}
         if not existing:
             make(path)
         try:
@@ -108,6 +110,7 @@ class Cgroup:
             os.close(file)
         if found != (kept or text):
             raise OSError(errno.ERANGE, f"it is {found} instead of {kept or text}", name)
+        self.kept[name] = found
 
     def limit_memory(self, size: int) -> None:
         """Memory in bytes, with nothing more in swap."""

@@ -97,6 +97,11 @@ class Group:
         """The directories that there are, one in each hierarchy; `remove` finds what is in them."""
         return tuple(group.path for group in self._made if group.path.endswith(self._name))
 
+    @property
+    def kept(self) -> dict[str, str]:
+        """The files that hold its limits, as they were read back."""
+        return {name: text for group in self._made for name, text in group.kept.items()}
+
     def _in(self, place: Place) -> Cgroup:
         path = f"{place.directory}/{self._name}"
         for group in self._made:

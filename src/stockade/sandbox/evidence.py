@@ -5,6 +5,9 @@ outside: namespaces by the descriptors it passed, the rest in /proc. What only
 a process inside can try (Landlock's canary, the filter's answer, files of the
 root, rlimits) the gate has tried before it said "ready", or it would not
 have said it. If anything that was asked for is not there, nothing starts.
+
+What was seen is kept as values (`Evidence`), which the receipts of the
+sandbox's runs carry.
 """
 
 from __future__ import annotations
@@ -13,10 +16,15 @@ import errno
 import os
 import re
 
-from stockade.controls import Control
+import msgspec
+
+from stockade.backends.select import Selection
+from stockade.controls import Control, Grade
 from stockade.errors import SetupError
 from stockade.gate import plan as ops
 from stockade.gate.client import Reply
+from stockade.policy import Policy
+from stockade.sandbox.result import Enforced
 
 #: The order in which the resident passes the namespaces, after a pidfd.
 NAMESPACES = ("user", "mnt", "pid", "ipc", "uts", "net", "cgroup")
@@ -28,22 +36,75 @@ WANTED_STATUS = (
 )
 #: Mount ids and device numbers differ from sandbox to sandbox.
 NUMBERS = re.compile(rb"^\d+ \d+ \d+:\d+ ", re.MULTILINE)
+#: What the kernel calls the resources of the plan's limits.
+LIMITS = {
+    "cpu_time": "Max cpu time",
+    "core": "Max core file size",
+    "tasks": "Max processes",
+    "files": "Max open files",
+    "memory": "Max address space",
+}
+#: Tasks that the gate has beyond those of its programs: GRACE_TASKS in gate.h.
+RESERVED_TASKS = 2 * 256 + 2
 
 
-def observe_birth(born: Reply, plan: ops.Plan) -> None:
+class Evidence(msgspec.Struct, kw_only=True):
+    """What was seen of one sandbox before its first program."""
+
+    #: The inode number of each, which no other has while it lives.
+    namespaces: dict[str, int] = {}
+    uid_map: str = ""
+    gid_map: str = ""
+    #: SHA-256 of the mount table without its numbers, which differ from sandbox to sandbox.
+    mounts: str = ""
+    capabilities: dict[str, str] = {}
+    no_new_privs: bool = False
+    #: Mode and number of the system call filters, and the SHA-256 of the bytes the gate has installed.
+    seccomp: int = 0
+    filters: int = 0
+    filter: str = ""
+    #: Rules of Landlock that the gate has given to the kernel, and what it tried once they were in force.
+    rules: int = 0
+    canaries: tuple[str, ...] = ()
+    rlimits: dict[str, int] = {}
+    #: The files of its cgroups that hold a limit, as they were read back.
+    cgroups: dict[str, str] = {}
+
+
+def observe_birth(born: Reply, plan: ops.Plan, evidence: Evidence) -> None:
     """Look at the namespaces and id maps. The gate is still raising its walls meanwhile."""
-    _namespaces(born.descriptors[1:], plan)
-    _id_maps(f"/proc/{born.status}", plan)
+    evidence.namespaces = _namespaces(born.descriptors[1:], plan)
+    evidence.uid_map, evidence.gid_map = _id_maps(f"/proc/{born.status}", plan)
 
 
-def observe_mounts(pid: int, plan: ops.Plan) -> None:
+def observe_mounts(pid: int, plan: ops.Plan, evidence: Evidence) -> None:
     """Compare the mount table of a gate that has let go of the host with the plan."""
-    _mounts(_read(f"/proc/{pid}/mountinfo"), plan)
+    evidence.mounts = _mounts(_read(f"/proc/{pid}/mountinfo"), plan)
 
 
-def observe_privileges(pid: int, filters_before: int) -> None:
-    """Look at what a gate that is ready may still do."""
-    _privileges(_read(f"/proc/{pid}/status"), filters_before)
+def observe_walls(ready: Reply, plan: ops.Plan, filters_before: int, evidence: Evidence) -> None:
+    """Look at what a gate that is ready may still do, and at what it has installed."""
+    process = f"/proc/{ready.pid}"
+    _privileges(_read(f"{process}/status"), filters_before)
+    evidence.capabilities = {name.decode(): NOTHING.decode() for name in CAPABILITIES}
+    evidence.no_new_privs = True
+    evidence.seccomp, evidence.filters = 2, filters_before + 1
+    evidence.rlimits = _limits(_read(f"{process}/limits"), plan)
+    if ready.text != plan.filter:
+        raise _missing("the gate installed another system call filter")
+    if ready.index != plan.rules:
+        raise _missing("Landlock has other rules")
+    evidence.filter, evidence.rules = ready.text, ready.index
+    evidence.canaries = CANARIES + (SCOPED if plan.scoped else ())
+
+
+#: What the gate tries, or it would not be ready.
+CANARIES = (
+    "an ungranted file was refused",
+    "a granted directory was opened",
+    "a refused system call was refused",
+)
+SCOPED = ("an abstract socket of outside was refused",)
 
 
 #: How each control is seen, once everything above and the gate's own trials have passed.
@@ -56,16 +117,16 @@ OBSERVED = {
     Control.NETWORK_NONE: "namespace descriptor compared",
     Control.PROCESSES: "namespace descriptor compared",
     Control.IPC: "namespace descriptor compared",
-    Control.SYSCALLS: "filter count read from the kernel, a refused call tried by the gate",
+    Control.SYSCALLS: "filter count read from the kernel, its bytes and a refused call by the gate",
     Control.PRIVILEGES: "capability sets, no_new_privs and id maps read from the kernel",
     Control.ENVIRONMENT: "handed over by the supervisor",
     Control.DEVICES: "mounts read from the kernel",
     Control.TERMINAL: "none is handed in; filter as for syscalls",
     Control.LIMITS_MEMORY: "limit and membership read from the kernel",
-    Control.LIMITS_TASKS: "confirmed by the gate",
+    Control.LIMITS_TASKS: "limit of the process read from the kernel",
     Control.LIMITS_CPU: "limit and membership read from the kernel",
     Control.LIMITS_CPU_TIME: "membership read from the kernel, kept by the supervisor",
-    Control.LIMITS_FILES: "confirmed by the gate",
+    Control.LIMITS_FILES: "limit of the process read from the kernel",
     Control.LIMITS_DISK: "confirmed by the gate",
     Control.LIMITS_WALL: "kept by the gate",
     Control.LIMITS_OUTPUT: "kept by the supervisor",
@@ -73,6 +134,58 @@ OBSERVED = {
 }
 #: And those that a cgroup enforces here and another means elsewhere.
 OBSERVED_IN_CGROUP = {Control.LIMITS_TASKS: "limit and membership read from the kernel"}
+#: And how well that is known: by the wall that each control rests on first.
+GRADES = {
+    Control.FILES: Grade.KERNEL,
+    Control.DENY: Grade.GATE,
+    Control.EXEC: Grade.GATE,
+    Control.PROTECT: Grade.KERNEL,
+    Control.WORKSPACE_OVERLAY: Grade.KERNEL,
+    Control.NETWORK_NONE: Grade.NAMESPACES,
+    Control.PROCESSES: Grade.NAMESPACES,
+    Control.IPC: Grade.NAMESPACES,
+    Control.SYSCALLS: Grade.GATE,
+    Control.PRIVILEGES: Grade.KERNEL,
+    Control.ENVIRONMENT: Grade.KEPT,
+    Control.DEVICES: Grade.KERNEL,
+    Control.TERMINAL: Grade.GATE,
+    Control.LIMITS_MEMORY: Grade.KERNEL,
+    Control.LIMITS_TASKS: Grade.KERNEL,
+    Control.LIMITS_CPU: Grade.KERNEL,
+    Control.LIMITS_CPU_TIME: Grade.KERNEL,
+    Control.LIMITS_FILES: Grade.KERNEL,
+    Control.LIMITS_DISK: Grade.GATE,
+    Control.LIMITS_WALL: Grade.KEPT,
+    Control.LIMITS_OUTPUT: Grade.KEPT,
+    Control.CLEANUP: Grade.NAMESPACES,
+}
+
+
+def reported(selection: Selection, policy: Policy) -> dict[str, Enforced]:
+    """What a run under the policy reports of its controls once everything has been observed."""
+    controls = {}
+    for control, chosen in selection.controls.items():
+        words = OBSERVED_IN_CGROUP if control in selection.by_cgroup else {}
+        weaker = Grade.WEAKER if chosen.mechanism else Grade.ABSENT
+        controls[control.value] = Enforced(
+            requested=chosen.requested,
+            mechanism=chosen.mechanism or f"none: {chosen.reason}",
+            observed=Grade.WEAKER.value if chosen.weaker else words.get(control, OBSERVED[control]),
+            grade=weaker if chosen.weaker else GRADES[control],
+        )
+    controls[Control.IPC] = _ipc(controls[Control.IPC], policy)
+    return controls
+
+
+def _ipc(kept: Enforced, policy: Policy) -> Enforced:
+    if policy.write or (policy.workspace is not None and policy.workspace.mode == "rw"):
+        shared = f"{kept.mechanism}; sockets in writable grants are shared with the host"
+        kept = msgspec.structs.replace(kept, mechanism=shared)
+    if Control.IPC in policy.accept:
+        shared = f"{kept.mechanism}; sockets in what is shown read-only can be reached"
+        weaker = Grade.WEAKER
+        kept = msgspec.structs.replace(kept, mechanism=shared, observed=weaker.value, grade=weaker)
+    return kept
 
 
 def incomplete() -> SetupError:
@@ -110,13 +223,17 @@ def _read(path: str) -> bytes:
         raise _missing(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _namespaces(descriptors: tuple[int, ...], plan: ops.Plan) -> None:
+def _namespaces(descriptors: tuple[int, ...], plan: ops.Plan) -> dict[str, int]:
+    found = {}
     if len(descriptors) != len(NAMESPACES):
         raise _missing("the gate did not pass its namespaces")
     for name, descriptor in zip(NAMESPACES, descriptors, strict=True):
-        is_new = identity(f"/proc/self/ns/{name}") != identity(descriptor)
+        its = identity(descriptor)
+        is_new = identity(f"/proc/self/ns/{name}") != its
         if is_new != (name in plan.namespaces.names):
             raise _missing(f"the {name} namespace is {'not ' if is_new else ''}the host's")
+        found[name] = its[1]
+    return found
 
 
 def identity(file: str | int) -> tuple[int, int]:
@@ -141,19 +258,32 @@ def _privileges(text: bytes, filters_before: int) -> None:
         raise _missing("the gate is not the first process of its namespace")
 
 
-def _id_maps(process: str, plan: ops.Plan) -> None:
+def _id_maps(process: str, plan: ops.Plan) -> tuple[str, str]:
+    found = []
     for kind, own in (("uid_map", os.geteuid()), ("gid_map", os.getegid())):
         wanted = ["0", "0", "4294967295"] if plan.namespaces.every_id else [str(own), str(own), "1"]
         if _read(f"{process}/{kind}").decode().split() != wanted:
             raise _missing(f"{kind} is not what was asked for")
+        found.append(" ".join(wanted))
+    return found[0], found[1]
 
 
-def _mounts(table: bytes, plan: ops.Plan) -> None:
+def _limits(table: bytes, plan: ops.Plan) -> dict[str, int]:
+    """Compare the limits of a gate with the plan's, soft and hard."""
+    found = {}
+    for name, value in plan.limits.items():
+        found[name] = value + (RESERVED_TASKS if name == "tasks" else 0)
+        if b"%-25s %-20d %-20d " % (LIMITS[name].encode(), found[name], found[name]) not in table:
+            raise _missing(f"its limit of {name} is not {found[name]}")
+    return found
+
+
+def _mounts(table: bytes, plan: ops.Plan) -> str:
     """Compare the mount table with the plan: all of it, and nothing besides."""
     table = NUMBERS.sub(b"", table)
     # A plan is a value, so a table that was found right for it once is right again.
     if table in plan.verified:
-        return
+        return plan.verified[table]
     seen = set()
     lines = table.split(b"\n")[:-1]
     for line in lines:
@@ -163,7 +293,10 @@ def _mounts(table: bytes, plan: ops.Plan) -> None:
         raise _missing(f"{', '.join(sorted(missing))}: not mounted")
     if len(lines) != len(seen):
         raise _missing("something is mounted over something else")
-    plan.verified.add(table)
+    import hashlib
+
+    plan.verified[table] = hashlib.sha256(table).hexdigest()
+    return plan.verified[table]
 
 
 def _judged(plan: ops.Plan, escaped: bytes, options: bytes, kind: bytes) -> str:

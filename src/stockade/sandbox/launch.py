@@ -30,13 +30,13 @@ from stockade.sandbox import continued, register, scarce
 from stockade.sandbox.cgroup import Group
 from stockade.sandbox.evidence import (
     NAMESPACES,
-    OBSERVED,
-    OBSERVED_IN_CGROUP,
+    Evidence,
     identity,
     incomplete,
     observe_birth,
     observe_mounts,
-    observe_privileges,
+    observe_walls,
+    reported,
     shared_network,
 )
 from stockade.sandbox.limits import Kept, cores, kept_by_cgroup
@@ -197,9 +197,15 @@ class Box:
     """A sandbox whose gate waits for requests."""
 
     def __init__(
-        self, connection: client.Connection, held: list[int], network: tuple[int, int], prepared: Prepared
+        self,
+        connection: client.Connection,
+        held: list[int],
+        network: tuple[int, int],
+        prepared: Prepared,
+        evidence: Evidence,
     ) -> None:
         self.connection = connection
+        self.evidence = evidence
         self.pidfd, *namespaces = held
         #: The network namespace and a descriptor of it: while it is open, its number is nobody else's.
         self._network = network
@@ -286,27 +292,7 @@ def _gone(pidfd: int, events: Events) -> Steps[None]:
 def _selected(policy: Policy, uid: int, probed: int) -> tuple[Selection, dict[str, Enforced]]:
     """The backend for a policy, and what a run under it reports once everything has been observed."""
     selection = select_backend(policy, host())
-    in_cgroup = {
-        control: words for control, words in OBSERVED_IN_CGROUP.items() if control in selection.by_cgroup
-    }
-    observed = OBSERVED | in_cgroup
-    controls = {
-        control.value: Enforced(
-            requested=chosen.requested,
-            mechanism=chosen.mechanism or f"none: {chosen.reason}",
-            observed="accepted weaker" if chosen.weaker else observed[control],
-        )
-        for control, chosen in selection.controls.items()
-    }
-    kept = controls[Control.IPC]
-    if policy.write or (policy.workspace is not None and policy.workspace.mode == "rw"):
-        shared = f"{kept.mechanism}; sockets in writable grants are shared with the host"
-        kept = msgspec.structs.replace(kept, mechanism=shared)
-    if Control.IPC in policy.accept:
-        shared = f"{kept.mechanism}; sockets in what is shown read-only can be reached"
-        kept = msgspec.structs.replace(kept, mechanism=shared, observed="accepted weaker")
-    controls[Control.IPC] = kept
-    return selection, controls
+    return selection, reported(selection, policy)
 
 
 def prepare(
@@ -412,15 +398,16 @@ def _launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object])
             scoped=prepared.scoped,
         )
         held: list[int] = []
+        evidence = Evidence()
         try:
             events.watch(connection.fileno())
             if not attempt:
                 meanwhile()
-            reply = yield from _raised(connection, prepared, held, events)
+            reply = yield from _raised(connection, prepared, held, evidence, events)
             if reply.kind == client.READY:
                 prepared.made.entered()
                 _guard(connection, prepared)
-                return _box(connection, held, prepared)
+                return _box(connection, held, prepared, evidence)
         except BaseException as error:
             yield from _abandon(connection, held, events)
             # The resident gate died with the request: whoever it was just cloning kept its socket open.
@@ -437,11 +424,11 @@ def _launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object])
 
 
 def _raised(
-    connection: client.Connection, prepared: Prepared, held: list[int], events: Events
+    connection: client.Connection, prepared: Prepared, held: list[int], evidence: Evidence, events: Events
 ) -> Steps[client.Reply]:
     """Look at each thing as soon as it can be seen, until the gate is ready or has refused.
 
-    `held` receives the descriptors that are passed: a pidfd and the namespaces.
+    `held` receives the descriptors that are passed: a pidfd and the namespaces; `evidence` what was seen.
     """
     seen: dict[int, int] = {}
     try:
@@ -450,19 +437,20 @@ def _raised(
             if reply.kind == client.BORN:
                 held += reply.descriptors
                 seen[client.BORN] = reply.status
-                observe_birth(reply, prepared.plan)
+                observe_birth(reply, prepared.plan, evidence)
                 if prepared.made.entry is not None:
                     prepared.made.entry.update(gate=reply.status)
             elif reply.kind == client.MOUNTED:
                 seen[client.MOUNTED] = reply.pid
                 _adopt(reply, prepared)
-                observe_mounts(reply.pid, prepared.plan)
+                observe_mounts(reply.pid, prepared.plan, evidence)
                 if prepared.group is not None:
                     prepared.group.confirm(reply.pid)
+                    evidence.cgroups = prepared.group.kept
             elif reply.kind == client.READY:
                 if seen != {client.BORN: reply.pid, client.MOUNTED: reply.pid}:
                     raise incomplete()
-                observe_privileges(reply.pid, connection.filters_before)
+                observe_walls(reply, prepared.plan, connection.filters_before, evidence)
                 return reply
             else:
                 return reply
@@ -498,13 +486,13 @@ def _guard(connection: client.Connection, prepared: Prepared) -> None:
             os.close(usage)
 
 
-def _box(connection: client.Connection, held: list[int], prepared: Prepared) -> Box:
+def _box(connection: client.Connection, held: list[int], prepared: Prepared, evidence: Evidence) -> Box:
     network = identity(held[1 + NAMESPACES.index("net")])
     if "net" in prepared.plan.namespaces.names:
         if network in _networks:
             raise shared_network()
         _networks.add(network)
-    return Box(connection, held, network, prepared)
+    return Box(connection, held, network, prepared, evidence)
 
 
 def _abandon(connection: client.Connection, held: list[int], events: Events) -> Steps[None]:

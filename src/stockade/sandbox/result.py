@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stockade.controls import Grade
 from stockade.errors import CommandError, DeniedError, LimitError, SetupError, TimeoutError
 from stockade.sandbox.streams import Spilled
 from stockade.workspace.layers import Change
@@ -52,11 +53,12 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Enforced(msgspec.Struct, frozen=True):
-    """One control: the clause that asked for it, how it is enforced, and how that was seen."""
+    """One control: the clause that asked for it, how it is enforced, how that was seen, and how well."""
 
     requested: str
     mechanism: str
     observed: str
+    grade: Grade
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

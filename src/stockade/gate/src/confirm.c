@@ -12,7 +12,9 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/utsname.h>
 #include <sys/vfs.h>
 
@@ -83,6 +85,23 @@ int confirm_op(const struct box *box, const struct op *op, const char **culprit)
 	return 0;
 }
 
+/* A socket by an abstract name that is older than the wall must be out of reach. */
+static int confirm_scopes(const struct box *box)
+{
+	struct sockaddr_un name;
+	socklen_t length = sizeof name;
+	if (getsockname(box->outsider, (struct sockaddr *)&name, &length))
+		return -1;
+	int caller = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (caller < 0)
+		return -1;
+	int reached = connect(caller, (struct sockaddr *)&name, length) == 0;
+	int error = errno;
+	close(caller);
+	errno = error;
+	return reached ? missing() : errno == EPERM ? 0 : -1;
+}
+
 /* Landlock cannot be read from outside, so it is tried: a file that exists but was not granted
  * must be refused, a directory that was granted must open. */
 int confirm_walls(const struct box *box, const char **culprit)
@@ -108,7 +127,8 @@ int confirm_walls(const struct box *box, const char **culprit)
 	if (allowed < 0)
 		return -1;
 	close(allowed);
-	return 0;
+	*culprit = "a socket that Landlock must refuse";
+	return box->outsider < 0 ? 0 : confirm_scopes(box);
 }
 
 int confirm_seccomp(void)

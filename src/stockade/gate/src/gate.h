@@ -36,7 +36,7 @@ enum reply_kind {
 	REPLY_FAILED = 1,  /* nothing was run: op, error, text */
 	REPLY_BORN,        /* from the resident; status: pid; descriptors: a pidfd, then the namespaces */
 	REPLY_MOUNTED,     /* the mounts are as they will stay; descriptor: the changes of a private overlay */
-	REPLY_READY,       /* the walls are up */
+	REPLY_READY,       /* the walls are up; index: rules of Landlock; text: SHA-256 of the installed filter */
 	REPLY_TERMINAL,    /* descriptor: the outer end of the program's terminal */
 	REPLY_STARTED,     /* from the program's own process, right before it executes */
 	REPLY_EXEC_FAILED, /* error, text: what could not be entered or executed */
@@ -105,8 +105,10 @@ struct box {
 	int upper;   /* what a private overlay changed, until it has been handed out, or -1 */
 	int base;    /* the shared part of it that the resident made */
 	int canary;  /* an unnamed file that Landlock must refuse */
+	int outsider; /* a socket by an abstract name that Landlock must refuse, or -1 */
 	int ruleset; /* Landlock, until it is enforced */
 	unsigned rules, scratches;
+	char filter[65]; /* the SHA-256 of what was installed */
 	unsigned kept; /* keepers that live */
 	/* Shared with the keepers: how often a limit of the whole sandbox was met, and which. */
 	struct {
@@ -170,13 +172,16 @@ int wall_keyring(void);
 int wall_landlock_begin(struct box *box, const struct op *op);
 int wall_landlock_grant(struct box *box, const struct op *op);
 int wall_landlock_enforce(struct box *box);
-int wall_seccomp(const struct op *op);
+int wall_seccomp(struct box *box, const struct op *op);
 long session_keyring(void);
 
 /* Looks again at what was done, through other calls than those that did it. */
 int confirm_op(const struct box *box, const struct op *op, const char **culprit);
 int confirm_walls(const struct box *box, const char **culprit);
 int confirm_seccomp(void);
+
+enum { SHA256_TEXT = 65 };
+void sha256_text(const void *data, size_t size, char text[SHA256_TEXT]);
 
 int read_whole(int fd, size_t limit, unsigned char **bytes, size_t *size);
 int send_reply(int socket, const struct reply *reply, const int *descriptors, unsigned count);
@@ -186,5 +191,7 @@ int receive(int socket, void *data, size_t size, int *descriptors, unsigned *cou
 int sabotaged_op(unsigned index);
 uint64_t sabotaged_flags(uint64_t clone_flags);
 int sabotaged_maps(void);
+uint64_t sabotaged_scopes(uint64_t scopes);
+void *sabotaged_filter(void *program, size_t size);
 
 #endif

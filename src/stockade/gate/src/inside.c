@@ -28,9 +28,10 @@ static _Noreturn void refuse(const struct box *box, unsigned index, uint32_t op,
 	_exit(1);
 }
 
-static void tell(const struct box *box, uint32_t kind)
+static void tell_ready(const struct box *box)
 {
-	struct reply reply = {.kind = kind};
+	struct reply reply = {.kind = REPLY_READY, .index = box->rules};
+	memcpy(reply.text, box->filter, sizeof box->filter);
 	if (send_reply(box->socket, &reply, NULL, 0))
 		_exit(1);
 }
@@ -70,7 +71,7 @@ static int execute(struct box *box, const struct op *op, const char **culprit)
 	case OP_GRANT:
 		return wall_landlock_grant(box, op);
 	case OP_SECCOMP:
-		return wall_seccomp(op);
+		return wall_seccomp(box, op);
 	}
 	return mount_op(box, op, culprit);
 }
@@ -288,10 +289,11 @@ void inside_main(struct box *box)
 	close(box->root);
 	close(box->base);
 	close(box->canary);
+	close(box->outsider);
 	close(box->ruleset);
 	if (guard_open(box))
 		refuse(box, 0, 0, errno, "guard");
-	tell(box, REPLY_READY);
+	tell_ready(box);
 	serve(box, signals);
 	_exit(0);
 }

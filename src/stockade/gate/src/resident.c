@@ -212,6 +212,7 @@ static void start(const struct plan *plan, const int *descriptors, unsigned coun
 			   .upper = -1,
 			   .base = -1,
 			   .canary = -1,
+			   .outsider = -1,
 			   .ruleset = -1};
 	struct clone_args args = {.flags = (flags & ~(uint64_t)CLONE_NEWNET) | CLONE_PIDFD,
 				  .pidfd = (uintptr_t)&pidfd,

@@ -3,10 +3,11 @@
 #include "gate.h"
 
 #ifdef GATE_SABOTAGE
+#include <linux/filter.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* "op:INDEX", "flags:NUMBER" or "maps", as the third argument of the resident gate. */
+/* "op:INDEX", "flags:NUMBER", "maps", "scopes" or "filter", as the third argument of the resident gate. */
 const char *sabotage_order = "";
 
 static int ordered(const char *kind, uint64_t *number)
@@ -34,6 +35,22 @@ int sabotaged_maps(void)
 {
 	return strcmp(sabotage_order, "maps") == 0;
 }
+
+uint64_t sabotaged_scopes(uint64_t scopes)
+{
+	return strcmp(sabotage_order, "scopes") ? scopes : 0;
+}
+
+/* Another filter of the same length: its last instruction gives another answer. */
+void *sabotaged_filter(void *program, size_t size)
+{
+	if (strcmp(sabotage_order, "filter"))
+		return program;
+	struct sock_filter *other = malloc(size);
+	memcpy(other, program, size);
+	other[size / sizeof *other - 1].k ^= 1;
+	return other;
+}
 #else
 int sabotaged_op(unsigned index)
 {
@@ -49,5 +66,16 @@ uint64_t sabotaged_flags(uint64_t flags)
 int sabotaged_maps(void)
 {
 	return 0;
+}
+
+uint64_t sabotaged_scopes(uint64_t scopes)
+{
+	return scopes;
+}
+
+void *sabotaged_filter(void *program, size_t size)
+{
+	(void)size;
+	return program;
 }
 #endif

@@ -10,6 +10,7 @@
 #include <linux/seccomp.h>
 #include <linux/securebits.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 
 int wall_privileges(void)
 {
@@ -51,12 +52,19 @@ int wall_landlock_begin(struct box *box, const struct op *op)
 	struct landlock_attr attr = {
 		.handled_access_fs = op->a,
 		.handled_access_net = op->b & 0xffffffff,
-		.scoped = op->b >> 32,
+		.scoped = sabotaged_scopes(op->b >> 32),
 	};
 	/* An older kernel refuses a larger structure even where the new fields are zero. */
 	size_t size = attr.scoped ? sizeof attr : attr.handled_access_net ? 16 : 8;
 	box->ruleset = (int)syscall(SYS_landlock_create_ruleset, &attr, size, 0);
-	return box->ruleset < 0 ? -1 : 0;
+	if (box->ruleset < 0 || !(op->b >> 32))
+		return box->ruleset < 0 ? -1 : 0;
+	/* Born before the wall, so outside of it; the kernel gives it an abstract name. */
+	sa_family_t unnamed = AF_UNIX;
+	box->outsider = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (box->outsider < 0 || bind(box->outsider, (struct sockaddr *)&unnamed, sizeof unnamed))
+		return -1;
+	return listen(box->outsider, 1);
 }
 
 int wall_landlock_grant(struct box *box, const struct op *op)
@@ -79,11 +87,13 @@ int wall_landlock_enforce(struct box *box)
 	return (int)syscall(SYS_landlock_restrict_self, box->ruleset, 0);
 }
 
-int wall_seccomp(const struct op *op)
+int wall_seccomp(struct box *box, const struct op *op)
 {
 	struct sock_fprog program = {
 		.len = (unsigned short)(op->b / sizeof(struct sock_filter)),
-		.filter = (struct sock_filter *)(uintptr_t)op->blob,
+		.filter = sabotaged_filter((void *)(uintptr_t)op->blob, op->b),
 	};
+	/* Of what the kernel is given, not of what the plan says. */
+	sha256_text(program.filter, program.len * sizeof(struct sock_filter), box->filter);
 	return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program);
 }
