@@ -18,6 +18,7 @@ from stockade.errors import (
     LimitError,
     NotFoundError,
     PolicyError,
+    ReceiptError,
     SetupError,
     StockadeError,
     TimeoutError,
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from stockade.controls import Control
     from stockade.host import host
     from stockade.policy import Limits, Policy, Syscalls, WorkspaceRule
+    from stockade.receipt.statement import Receipt
+    from stockade.receipt.verify import verify
     from stockade.sandbox.aio import AsyncProcess, AsyncSandbox
     from stockade.sandbox.process import Process
     from stockade.sandbox.result import Outcome, Result
@@ -48,6 +51,8 @@ __all__ = [
     "Policy",
     "PolicyError",
     "Process",
+    "Receipt",
+    "ReceiptError",
     "Result",
     "Sandbox",
     "SetupError",
@@ -60,6 +65,7 @@ __all__ = [
     "__version__",
     "host",
     "run",
+    "verify",
 ]
 
 #: Public names whose modules are loaded when they are first used: `import stockade` stays cheap.
@@ -73,10 +79,12 @@ _LAZY = {
     "AsyncSandbox": "stockade.sandbox.aio",
     "Outcome": "stockade.sandbox.result",
     "Process": "stockade.sandbox.process",
+    "Receipt": "stockade.receipt.statement",
     "Result": "stockade.sandbox.result",
     "Sandbox": "stockade.sandbox.sandbox",
     "Workspace": "stockade.workspace.workspace",
     "run": "stockade.sandbox.sandbox",
+    "verify": "stockade.receipt.verify",
 }
 
 

@@ -8,9 +8,19 @@ from __future__ import annotations
 
 import builtins
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.receipt.statement import Receipt
+    from stockade.sandbox.result import Result
+
 
 class StockadeError(Exception):
-    """The base of every error that Stockade raises itself."""
+    """The base of every error that Stockade raises itself.
+
+    `receipt` is that of the run that was refused, where there is one.
+    """
+
+    receipt: Receipt | None = None
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -76,6 +86,20 @@ class ConflictError(StockadeError):
     def __init__(self, message: str, *, paths: tuple[str, ...] = (), hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.paths = paths
+
+
+class ReceiptError(StockadeError):
+    """A receipt is not what it should be, or could not be made.
+
+    `failure` names the way in which it fails, for programs: "malformed", "signature", "unknown-key",
+    "swapped", "missing-link", "broken-link", "policy", "weaker", "result", "damaged" or "not-made".
+    `result` is the result of a run whose receipt could not be made.
+    """
+
+    def __init__(self, message: str, *, failure: str, hint: str = "", result: Result | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.failure = failure
+        self.result = result
 
 
 class NotFoundError(StockadeError):

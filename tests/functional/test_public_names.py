@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import functools
 import importlib
 import subprocess
 import sys
@@ -25,6 +26,8 @@ NAMES = [
     "Policy",
     "PolicyError",
     "Process",
+    "Receipt",
+    "ReceiptError",
     "Result",
     "Sandbox",
     "SetupError",
@@ -37,6 +40,7 @@ NAMES = [
     "__version__",
     "host",
     "run",
+    "verify",
 ]
 HEAVY = (
     "argparse",
@@ -77,8 +81,9 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 def test_every_error_is_a_stockade_error_with_a_hint() -> None:
     errors = [getattr(stockade, name) for name in NAMES if name.endswith("Error")]
-    for error in errors:
-        assert issubclass(error, stockade.StockadeError)
+    for kind in errors:
+        assert issubclass(kind, stockade.StockadeError)
+        error = functools.partial(kind, failure="malformed") if kind is stockade.ReceiptError else kind
         assert (error("what", hint="do this").hint, error("what").hint, str(error("what"))) == (
             "do this",
             "",
@@ -98,6 +103,8 @@ def test_every_error_is_a_stockade_error_with_a_hint() -> None:
         "stockade.policy.load",
         "stockade.workspace.workspace",
         "stockade.workspace.files",
+        "stockade.receipt.statement",
+        "stockade.receipt.verify",
     ],
 )
 def test_the_examples_in_the_documentation_are_true(module: str) -> None:

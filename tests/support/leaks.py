@@ -138,11 +138,11 @@ def quiesce() -> None:
 
 
 def let_go_of_register() -> None:
-    """Let the library remove its directory in the register, which it keeps while the process lives."""
-    register = sys.modules.get("stockade.sandbox.register")
-    shutdown = getattr(register, "shutdown", None)
-    if shutdown is not None:
-        shutdown()
+    """Let the library remove its directory in the register and close its log, which it keeps open."""
+    for name in ("stockade.sandbox.register", "stockade.receipt.chain"):
+        shutdown = getattr(sys.modules.get(name), "shutdown", None)
+        if shutdown is not None:
+            shutdown()
 
 
 def end_strays() -> None:

@@ -1,7 +1,7 @@
 """A supervising process that is short of something: WHAT it does, HOW it is short, cold or warm, a WORKSPACE.
 
-Each attempt is given a little more until a run works. An attempt that fails must be a `SetupError` with a
-hint, and afterwards, with everything given back, the same process must work as before and have no more
+Each attempt is given a little more until a run works. An attempt that fails must be a `SetupError`
+or, where only its receipt could not be made, a `ReceiptError`, each with a hint; and afterwards, with everything given back, the same process must work as before and have no more
 descriptors than before. What it finds is printed as JSON.
 """
 
@@ -145,7 +145,7 @@ def attempt(
     try:
         with around:
             text = act(workspace)
-    except stockade.SetupError as error:
+    except (stockade.SetupError, stockade.ReceiptError) as error:
         return ("refused", str(error)) if error.hint else ("wrong", f"without a hint: {error}")
     except BaseException:
         return "wrong", traceback.format_exc()[-1500:]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
 import select
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stockade.cli import output
@@ -16,6 +18,7 @@ from stockade.errors import PolicyError, SetupError, StockadeError
 
 if TYPE_CHECKING:
     from stockade.policy import Discovered
+    from stockade.receipt.statement import Receipt
     from stockade.sandbox.result import Result
     from stockade.workspace.workspace import Workspace
 
@@ -97,6 +100,13 @@ def parser(command: str) -> argparse.ArgumentParser:
         add(
             "--snapshot", action="store_true", help="take a snapshot of the workspace before the command runs"
         )
+        add("--receipt", metavar="FILE", help="write the signed receipt of the run to a file")
+        add(
+            "--who",
+            metavar="K=V",
+            action="append",
+            help="what the receipt says about who asked: agent, category, action, words",
+        )
         add("--json-fd", metavar="N", type=int, help="write the result as JSON to descriptor N")
     add("--json", action="store_true", help="print JSON and nothing else")
     add("-v", "--verbose", action="store_true", help="say what was enforced")
@@ -177,6 +187,11 @@ def _run(args: argparse.Namespace) -> int:
         raise PolicyError(
             f"--json-fd {args.json_fd}: is not open for writing", hint="open it: --json-fd 3 3> result.json"
         )
+    with _receipt(args.receipt) as keep:
+        return _supervised(args, words, keep)
+
+
+def _supervised(args: argparse.Namespace, words: list[str], keep: Callable[[Receipt | None], None]) -> int:
     workspace = continued(args)
     found = discovered(args)
     from stockade.sandbox import sandbox
@@ -204,10 +219,12 @@ def _run(args: argparse.Namespace) -> int:
         on_exit=args.on_exit or "keep",
         workspace=workspace,
         snapshot=args.snapshot,
+        who=_pairs("--who", args.who) or None,
         keep_output=bool(args.json),
         pinned=found.pinned,
         cancelled_by=(KeyboardInterrupt,),
     )
+    keep(result.receipt)
     if args.json or args.json_fd is not None:
         _write_json(args, _plain(result))
     if sinks:
@@ -220,6 +237,28 @@ def _run(args: argparse.Namespace) -> int:
         reason, _, hint = result.commit_error.rpartition("\n")
         output.error(f"not committed: {reason or hint}", hint=hint if reason else "")
     return result.exit_code
+
+
+@contextlib.contextmanager
+def _receipt(path: str | None) -> Iterator[Callable[[Receipt | None], None]]:
+    """Takes the receipt to a file, also that of a run that is refused. The file is opened before the run."""
+    if path is None:
+        yield lambda receipt: None
+        return
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
+
+    def keep(receipt: Receipt | None) -> None:
+        if receipt is not None:
+            os.ftruncate(file, 0)
+            _Passing(file)(receipt.encode() + b"\n")
+
+    try:
+        yield keep
+    except StockadeError as error:
+        keep(error.receipt)
+        raise
+    finally:
+        os.close(file)
 
 
 def _seconds(text: str | None) -> float | None:
@@ -335,6 +374,8 @@ def _plain(result: Result) -> dict[str, Any]:
         except UnicodeDecodeError:
             plain[f"{name}_base64"] = plain.pop(name)
     plain["ok"] = result.ok
+    if (receipt := result.receipt) is not None:
+        plain["receipt"] = {"id": receipt.id, "hash": receipt.hash, "key": receipt.predicate.key}
     return plain
 
 

@@ -20,7 +20,7 @@ import msgspec
 from stockade.errors import PolicyError
 from stockade.policy.model import Policy
 from stockade.policy.resolve import covers, names_of, real
-from stockade.policy.text import SECTION, anchored, clauses, parse
+from stockade.policy.text import RECEIPTS, SECTION, anchored, clauses, parse
 from stockade.policy.values import literal, show
 from stockade.state import state_dir
 
@@ -56,6 +56,11 @@ def config_dir(environ: Mapping[str, str], home: str) -> str:
     return os.path.join(shared if shared.startswith("/") else f"{home}/.config", "stockade")
 
 
+def config_file(environ: Mapping[str, str], home: str) -> str:
+    """The user's own file: a policy, and how receipts are made."""
+    return os.path.join(config_dir(environ, home), "config.toml")
+
+
 def read_file(path: str) -> bytes:
     """The bytes of a policy file: a regular one, of a size a policy can have. Never blocks."""
     try:
@@ -76,11 +81,11 @@ def read_file(path: str) -> bytes:
     return data
 
 
-def load(path: str) -> Policy:
+def load(path: str, *, besides: tuple[str, ...] = ()) -> Policy:
     """The policy in a file; its relative paths count from the file's directory."""
     base = os.path.realpath(os.path.dirname(os.path.abspath(path)))
     section = SECTION if os.path.basename(path) == NAMES[1] else ()
-    return parse(_text(read_file(path), path), base=base, name=path, section=section)
+    return parse(_text(read_file(path), path), base=base, name=path, section=section, besides=besides)
 
 
 def merge(policy: Policy, flags: Mapping[str, Any]) -> Policy:
@@ -109,11 +114,11 @@ def discover(
     flags = flags or {}
     if file is not None:
         return Discovered(merge(_with_workspace(load(file), workspace), flags), (file,))
-    config = os.path.join(config_dir(environ, home), "config.toml")
+    config = config_file(environ, home)
     sources: tuple[str, ...] = ()
     own = Policy()
     if os.path.lexists(config):
-        own, sources = load(config), (config,)
+        own, sources = load(config, besides=(RECEIPTS,)), (config,)
     own = _with_workspace(own, workspace)
     project = find_project(cwd, home)
     if project is None:

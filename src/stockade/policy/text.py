@@ -12,29 +12,46 @@ from stockade.policy.values import Invalid, literal, render
 
 #: The table of a pyproject.toml that is ours.
 SECTION = ("tool", "stockade")
+#: A table of the user's own file that is no part of a policy.
+RECEIPTS = "receipts"
 
 
-def parse(text: str, *, base: str | None = None, name: str = "", section: tuple[str, ...] = ()) -> Policy:
-    """The policy that `text` writes.
+def parse(
+    text: str,
+    *,
+    base: str | None = None,
+    name: str = "",
+    section: tuple[str, ...] = (),
+    besides: tuple[str, ...] = (),
+) -> Policy:
+    """The policy that `text` writes; `besides` are tables that are for others.
 
     >>> parse('workspace = "src"', base="/project").workspace.path
     '/project/src'
     """
-    return Policy(**anchored(clauses(text, base=base, name=name, section=section), base))
+    written = clauses(text, base=base, name=name, section=section, besides=besides)
+    return Policy(**anchored(written, base))
 
 
 def clauses(
-    text: str, *, base: str | None = None, name: str = "", section: tuple[str, ...] = ()
+    text: str,
+    *,
+    base: str | None = None,
+    name: str = "",
+    section: tuple[str, ...] = (),
+    besides: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """The clauses that `text` writes and no others, checked, their relative paths counted from `base`.
 
-    `section` is where in the text they are. The result is for laying over another policy.
+    `section` is where in the text they are, `besides` what there is no clause. The result is for laying
+    over another policy.
     """
     table: Any = decode(text, name)
     for part in section:
         table = table.get(part, {}) if isinstance(table, dict) else {}
     if not isinstance(table, dict):
         raise PolicyError(f"{name}: {'.'.join(section)} must be a table")
+    table = {key: value for key, value in table.items() if key not in besides}
     if isinstance(table.get("workspace"), str):
         table = {**table, "workspace": {"path": table["workspace"]}}
     try:

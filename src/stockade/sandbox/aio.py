@@ -20,6 +20,7 @@ from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE, Ended
 
 if TYPE_CHECKING:
+    from stockade.receipt.statement import Who
     from stockade.workspace.files_async import AsyncFiles
     from stockade.workspace.workspace import Workspace
 
@@ -82,9 +83,12 @@ class AsyncSandbox(Living):
         on_exit: OnExit = "keep",
         workspace: Workspace | str | None = None,
         snapshot: bool = False,
+        who: Who | Mapping[str, str] | None = None,
         pinned: bool = False,
     ) -> None:
-        super().__init__(policy, on_exit=on_exit, workspace=workspace, snapshot=snapshot, pinned=pinned)
+        super().__init__(
+            policy, on_exit=on_exit, workspace=workspace, snapshot=snapshot, who=who, pinned=pinned
+        )
         self._using = 0
         self._quiet = asyncio.Event()
 
@@ -153,16 +157,19 @@ class AsyncSandbox(Living):
         grace: float = GRACE,
         on_stdout: Sink | None = None,
         on_stderr: Sink | None = None,
+        who: Who | Mapping[str, str] | None = None,
     ) -> Result:
         """Run a command to its end. The sandbox and what is in it live on."""
-        async with self._used() as (box, prepared):
-            await self._snapshotted()
-            run = command(
-                prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
-                on_stdout=on_stdout, on_stderr=on_stderr, kept=True,
-            )  # fmt: skip
-            with Events() as events:
-                return await drive(self._running(box, prepared, run, events), events)
+        account = self._account(cmd, who)
+        with account.telling():
+            async with self._used() as (box, prepared):
+                await self._snapshotted()
+                run = command(
+                    prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
+                    on_stdout=on_stdout, on_stderr=on_stderr, kept=True, meanwhile=account.ready,
+                )  # fmt: skip
+                with Events() as events:
+                    return await drive(self._running(box, prepared, run, account, events), events)
 
     async def start(
         self,
@@ -176,24 +183,28 @@ class AsyncSandbox(Living):
         cwd: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
         grace: float = GRACE,
+        who: Who | Mapping[str, str] | None = None,
     ) -> AsyncProcess:
         """Start a command and go on, as `Sandbox.start` does; its streams are asyncio's."""
-        async with self._used() as (box, prepared):
-            await self._snapshotted()
-            program = command(
-                prepared, cmd, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=True
-            ).program
-            with Events() as events:
-                parts = await drive(
-                    self._starting(box, program, (stdin, stdout, stderr), pty, events), events
+        account = self._account(cmd, who)
+        with account.telling():
+            async with self._used() as (box, prepared):
+                await self._snapshotted()
+                run = command(prepared, cmd, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=True)
+                with Events() as events:
+                    stdio = (stdin, stdout, stderr)
+                    parts = await drive(self._starting(box, run.program, stdio, pty, events), events)
+                process = AsyncProcess(
+                    parts,
+                    lambda ended: self._judged(ended, run.program, prepared, box, account),
+                    account.abandoned,
                 )
-            process = AsyncProcess(parts, lambda ended: self._judged(ended, program, prepared, box))
-            try:
-                await process._connect()
-            except BaseException:
-                await process.close()
-                raise
-            return process
+                try:
+                    await process._connect()
+                except BaseException:
+                    await process.close()
+                    raise
+                return process
 
     async def _snapshotted(self) -> None:
         if self._snapshot:
@@ -218,8 +229,10 @@ class AsyncProcess(Started):
     stdout: asyncio.StreamReader | None = None
     stderr: asyncio.StreamReader | None = None
 
-    def __init__(self, parts: Parts, judged: Callable[[Ended], Result]) -> None:
-        super().__init__(parts, judged)
+    def __init__(
+        self, parts: Parts, judged: Callable[[Ended], Result], abandoned: Callable[[], None]
+    ) -> None:
+        super().__init__(parts, judged, abandoned)
         self._lock = asyncio.Lock()
         self._transports: list[asyncio.BaseTransport] = []
         self._files = [

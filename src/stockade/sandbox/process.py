@@ -9,6 +9,7 @@ import io
 import os
 import signal as signals
 import struct
+import sys
 import termios
 import threading
 import time
@@ -141,12 +142,18 @@ def _close(*descriptors: int) -> None:
 
 
 class Started:
-    """What `Process` and `AsyncProcess` share: everything but the waiting and the streams."""
+    """What `Process` and `AsyncProcess` share: everything but the waiting and the streams.
 
-    def __init__(self, parts: Parts, judged: Callable[[Ended], Result]) -> None:
+    `judged` makes the result; `abandoned` is called instead where nobody has waited for it.
+    """
+
+    def __init__(
+        self, parts: Parts, judged: Callable[[Ended], Result], abandoned: Callable[[], None]
+    ) -> None:
         self._watch = parts.watch
         self._channel: client.Channel | None = parts.watch.channel
         self._judged = judged
+        self._abandoned = abandoned
         self._result: Result | None = None
         self._gate = parts.gate
         self._closed = False
@@ -228,6 +235,8 @@ class Started:
             self._channel.close()
             self._channel = None
             os.close(self._gate)
+            if self._result is None and self._owner == os.getpid() and not sys.is_finalizing():
+                self._abandoned()
 
 
 class Process(Started):
@@ -245,8 +254,10 @@ class Process(Started):
     what still runs of it is ended.
     """
 
-    def __init__(self, parts: Parts, judged: Callable[[Ended], Result]) -> None:
-        super().__init__(parts, judged)
+    def __init__(
+        self, parts: Parts, judged: Callable[[Ended], Result], abandoned: Callable[[], None]
+    ) -> None:
+        super().__init__(parts, judged, abandoned)
         self._lock = threading.Lock()
         stdin, stdout, stderr = parts.streams
         self.stdin = io.FileIO(stdin, "wb") if stdin >= 0 else None

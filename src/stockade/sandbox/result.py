@@ -13,6 +13,7 @@ from stockade.sandbox.streams import Spilled
 from stockade.workspace.layers import Change
 
 if TYPE_CHECKING:
+    from stockade.receipt.statement import Receipt
     from stockade.workspace.commit import Commit
 
 
@@ -86,6 +87,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     committed: Commit | None = None
     commit_error: str = ""
     plan: str = ""
+    #: What was enforced and how it ended, signed.
+    receipt: Receipt | None = None
 
     @property
     def ok(self) -> bool:

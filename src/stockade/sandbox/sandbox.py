@@ -15,12 +15,12 @@ from stockade import state
 from stockade.errors import PolicyError, SetupError, StockadeError
 from stockade.gate import client
 from stockade.policy import Limits, Policy
+from stockade.receipt.account import Account, named
 from stockade.sandbox.continued import commit_and_close, opened, snapshot_before
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
-from stockade.sandbox.limits import measured
-from stockade.sandbox.outcome import judge
 from stockade.sandbox.process import PIPE, Parts, Process, starting
-from stockade.sandbox.result import Outcome, Result, Usage
+from stockade.sandbox.report import result_of
+from stockade.sandbox.result import Outcome, Result
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.still import held_still
 from stockade.sandbox.streams import Sink, Streams
@@ -29,6 +29,7 @@ from stockade.workspace import record
 from stockade.workspace.layers import Layer
 
 if TYPE_CHECKING:
+    from stockade.receipt.statement import Receipt, Who
     from stockade.workspace.commit import Commit
     from stockade.workspace.files import Files
     from stockade.workspace.workspace import Workspace
@@ -52,6 +53,7 @@ class Living:
         on_exit: OnExit = "keep",
         workspace: Workspace | str | None = None,
         snapshot: bool = False,
+        who: Who | Mapping[str, str] | None = None,
         pinned: bool = False,
     ) -> None:
         self.policy = DEFAULT if policy is None else policy
@@ -61,6 +63,9 @@ class Living:
         self._continued = opened(workspace)
         self._snapshot = snapshot
         self._pinned = pinned
+        self._who = named(who)
+        #: Where the receipts of its runs are, and in which places.
+        self._log, self._receipts = "", list[int]()
         self._prepared: Prepared | None = None
         self._files: Files | None = None
         self._asking = threading.Lock()
@@ -71,12 +76,15 @@ class Living:
     def _opening(self, events: Events) -> Steps[None]:
         if self._box is not None:
             raise SetupError("the sandbox is open already", stage="sandbox")
-        prepared = prepare(self.policy, pinned=self._pinned, living=True, workspace=self._continued)
-        try:
-            self._box = yield from launch(prepared, events)
-        except BaseException:
-            prepared.close(discard=True)
-            raise
+        account = Account(self.policy, (), self._who, self._receipts)
+        with account.telling():
+            prepared = prepare(self.policy, pinned=self._pinned, living=True, workspace=self._continued)
+            account.prepared, self._log = prepared, prepared.state
+            try:
+                self._box = yield from launch(prepared, events)
+            except BaseException:
+                prepared.close(discard=True)
+                raise
         self._prepared = prepared
 
     def _opened(self) -> tuple[Box, Prepared]:
@@ -84,14 +92,22 @@ class Living:
             raise SetupError("the sandbox is not open", stage="sandbox", hint="use it in a `with` statement")
         return self._box, self._prepared
 
-    def _running(self, box: Box, prepared: Prepared, run: Run, events: Events) -> Steps[Result]:
+    def _account(self, cmd: Sequence[str], who: Who | Mapping[str, str] | None) -> Account:
+        box, prepared = self._opened()
+        account = Account(self.policy, words(cmd), named(who, self._who), self._receipts)
+        account.prepared, account.box = prepared, box
+        return account
+
+    def _running(
+        self, box: Box, prepared: Prepared, run: Run, account: Account, events: Events
+    ) -> Steps[Result]:
         yield from _calm(box)
         streams = run.streams()
         try:
             ended = yield from supervise(box, run, streams, events)
         finally:
             streams.close()
-        return self._judged(ended, run.program, prepared, box)
+        return self._judged(ended, run.program, prepared, box, account)
 
     def _starting(
         self,
@@ -104,8 +120,17 @@ class Living:
         yield from _calm(box)
         return (yield from starting(box, program, stdio, pty, events))
 
-    def _judged(self, ended: Ended, program: client.Program, prepared: Prepared, box: Box) -> Result:
-        return _result(ended, program, prepared, box, closed=self._box is not box)
+    def _judged(
+        self, ended: Ended, program: client.Program, prepared: Prepared, box: Box, account: Account
+    ) -> Result:
+        return result_of(ended, program, prepared, box, account, closed=self._box is not box)
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        """Those of its runs that have ended, in that order."""
+        from stockade.receipt import chain
+
+        return [chain.of(self._log).get(sequence) for sequence in self._receipts]
 
     def _taken(self) -> tuple[Box | None, Prepared | None]:
         """The sandbox, to be closed: nobody else has it from now on, and runs in it end."""
@@ -225,7 +250,8 @@ class Sandbox(Living):
     raises and keeps them; after an exception in the `with` statement nothing is committed.
 
     `workspace` is one to go on with, or its id; the policy need not name its directory then. With
-    `snapshot` one is taken before each run, called run-1, run-2 and so on.
+    `snapshot` one is taken before each run, called run-1, run-2 and so on. `who` is what the receipts
+    say about who asked: agent, category, action and words; a run may say more.
     """
 
     def __init__(
@@ -235,9 +261,12 @@ class Sandbox(Living):
         on_exit: OnExit = "keep",
         workspace: Workspace | str | None = None,
         snapshot: bool = False,
+        who: Who | Mapping[str, str] | None = None,
         pinned: bool = False,
     ) -> None:
-        super().__init__(policy, on_exit=on_exit, workspace=workspace, snapshot=snapshot, pinned=pinned)
+        super().__init__(
+            policy, on_exit=on_exit, workspace=workspace, snapshot=snapshot, who=who, pinned=pinned
+        )
         self._quiet = threading.Condition()
         self._using = 0
 
@@ -290,16 +319,19 @@ class Sandbox(Living):
         grace: float = GRACE,
         on_stdout: Sink | None = None,
         on_stderr: Sink | None = None,
+        who: Who | Mapping[str, str] | None = None,
     ) -> Result:
         """Run a command to its end. The sandbox and what is in it live on."""
-        prepared = self._opened()[1]
-        run = command(
-            prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
-            on_stderr=on_stderr, kept=True,
-        )  # fmt: skip
-        self._before_run()
-        with self._used() as (box, prepared), Events() as events:
-            return drive(self._running(box, prepared, run, events), events)
+        account = self._account(cmd, who)
+        with account.telling():
+            prepared = self._opened()[1]
+            run = command(
+                prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
+                on_stdout=on_stdout, on_stderr=on_stderr, kept=True, meanwhile=account.ready,
+            )  # fmt: skip
+            self._before_run()
+            with self._used() as (box, prepared), Events() as events:
+                return drive(self._running(box, prepared, run, account, events), events)
 
     def start(
         self,
@@ -313,18 +345,26 @@ class Sandbox(Living):
         cwd: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
         grace: float = GRACE,
+        who: Who | Mapping[str, str] | None = None,
     ) -> Process:
         """Start a command and go on.
 
         Streams are `subprocess.PIPE` or `DEVNULL` (stdin: None for an empty one); stderr can be `STDOUT`.
         With `pty` the program has a terminal of its own instead, of 24 lines and 80 columns or as given.
         """
-        prepared = self._opened()[1]
-        program = command(prepared, cmd, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=True).program
-        self._before_run()
-        with self._used() as (box, prepared), Events() as events:
-            parts = drive(self._starting(box, program, (stdin, stdout, stderr), pty, events), events)
-        return Process(parts, lambda ended: self._judged(ended, program, prepared, box))
+        account = self._account(cmd, who)
+        with account.telling():
+            prepared = self._opened()[1]
+            run = command(prepared, cmd, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=True)
+            self._before_run()
+            with self._used() as (box, prepared), Events() as events:
+                stdio = (stdin, stdout, stderr)
+                parts = drive(self._starting(box, run.program, stdio, pty, events), events)
+            return Process(
+                parts,
+                lambda ended: self._judged(ended, run.program, prepared, box, account),
+                account.abandoned,
+            )
 
     @contextlib.contextmanager
     def _used(self) -> Iterator[tuple[Box, Prepared]]:
@@ -354,6 +394,7 @@ def run(
     on_exit: OnExit = "keep",
     workspace: Workspace | str | None = None,
     snapshot: bool = False,
+    who: Who | Mapping[str, str] | None = None,
     stdin: int | None = None,
     keep_output: bool = True,
     pinned: bool = False,
@@ -361,7 +402,7 @@ def run(
 ) -> Result:
     """Run one command in a sandbox of its own.
 
-    `on_exit`, `workspace` and `snapshot` are as for `Sandbox`, but a commit that is refused is told in
+    `on_exit`, `workspace`, `snapshot` and `who` are as for `Sandbox`, but a commit that is refused is told in
     the result, and a run that did not end by itself commits nothing.
 
     `stdin` is a descriptor whose content is handed to the program; a terminal is not. Exceptions named
@@ -374,28 +415,32 @@ def run(
     """
     argv, end = words(cmd), _way(on_exit)
     chosen = DEFAULT if policy is None else policy
-    prepared = prepare(chosen, pinned=pinned, command=argv, workspace=opened(workspace))
-    discard = False
-    try:
-        one = command(
-            prepared, argv, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
-            on_stderr=on_stderr, source=stdin, keep=keep_output, kept=False, cancelled_by=cancelled_by,
-        )  # fmt: skip
-        if snapshot:
-            snapshot_before(prepared, RUN)
-        with Events() as events:
-            result = drive(_once(prepared, one, events), events)
-        if end == "commit":
-            return _committed(result, prepared)
-        discard = not result.workspace
-        return result
-    except BaseException:
-        # Whatever ended it, what was done is kept, unless nothing was.
-        with contextlib.suppress(SetupError):
-            discard = prepared.unchanged()
-        raise
-    finally:
-        prepared.close(discard=discard or end == "discard", earlier=end == "discard")
+    account = Account(chosen, argv, named(who))
+    with account.telling():
+        prepared = prepare(chosen, pinned=pinned, command=argv, workspace=opened(workspace))
+        account.prepared = prepared
+        discard = False
+        try:
+            one = command(
+                prepared, argv, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
+                on_stdout=on_stdout, on_stderr=on_stderr, source=stdin, keep=keep_output, kept=False,
+                cancelled_by=cancelled_by, meanwhile=account.ready,
+            )  # fmt: skip
+            if snapshot:
+                snapshot_before(prepared, RUN)
+            with Events() as events:
+                result = drive(_once(prepared, one, account, events), events)
+            if end == "commit":
+                return _committed(result, prepared)
+            discard = not result.workspace
+            return result
+        except BaseException:
+            # Whatever ended it, what was done is kept, unless nothing was.
+            with contextlib.suppress(SetupError):
+                discard = prepared.unchanged()
+            raise
+        finally:
+            prepared.close(discard=discard or end == "discard", earlier=end == "discard")
 
 
 def _committed(result: Result, prepared: Prepared) -> Result:
@@ -412,16 +457,17 @@ def _committed(result: Result, prepared: Prepared) -> Result:
     return replace(result, committed=done, workspace="" if gone else result.workspace)
 
 
-def _once(prepared: Prepared, run: Run, events: Events) -> Steps[Result]:
+def _once(prepared: Prepared, run: Run, account: Account, events: Events) -> Steps[Result]:
     """A sandbox for one run."""
     pipes: list[Streams] = []
     try:
         box = yield from launch(prepared, events, lambda: pipes.append(run.streams()))
+        account.box = box
         try:
             ended = yield from supervise(box, run, pipes[0], events)
         finally:
             yield from box.closed(events)
-        return _result(ended, run.program, prepared, box)
+        return result_of(ended, run.program, prepared, box, account)
     finally:
         for streams in pipes:
             streams.close()
@@ -442,6 +488,7 @@ def command(
     keep: bool = True,
     kept: bool,
     cancelled_by: tuple[type[BaseException], ...] = (),
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Run:
     """What the caller asks for, checked."""
     argv = words(cmd)
@@ -474,6 +521,7 @@ def command(
         spill=_spill_place(prepared) if keep else None,
         kept=kept,
         cancelled_by=cancelled_by,
+        meanwhile=meanwhile,
     )
 
 
@@ -505,39 +553,3 @@ def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
                 f"env: {name!r} cannot be set", hint="names are not empty and have no = in them"
             )
     return env or {}
-
-
-def _result(
-    ended: Ended, program: client.Program, prepared: Prepared, box: Box, *, closed: bool = False
-) -> Result:
-    limits, reply, entry = prepared.resolved.limits, ended.reply, prepared.made.entry
-    # What a closed sandbox had is gone.
-    group, layer = (None, None) if closed else (box.group, prepared.layer)
-    killed = entry is not None and entry.was_killed()
-    verdict = judge(ended, program, prepared.resolved.caller, limits, group, closed=closed, killed=killed)
-    changes = tuple(layer.changes()) if layer is not None else ()
-    usage = Usage(wall=ended.wall, bytes_written=None if layer is None else layer.written)
-    if reply is not None and reply.kind == client.EXITED:
-        usage = msgspec.structs.replace(
-            usage,
-            cpu_user=reply.user,
-            cpu_system=reply.system,
-            peak_memory=reply.peak,
-            context_switches=reply.switches,
-        )
-    return Result(
-        outcome=verdict.outcome,
-        exit_code=verdict.exit_code,
-        signal=verdict.signal,
-        reason=verdict.reason,
-        hint=verdict.hint,
-        stdout=ended.stdout,
-        stderr=ended.stderr,
-        truncated=ended.truncated,
-        spilled=ended.spilled,
-        usage=measured(usage, group, alone=ended.alone),
-        controls=prepared.controls,
-        changes=changes,
-        workspace=layer.id if layer is not None and (changes or layer.continued) else "",
-        plan=prepared.plan.hash,
-    )

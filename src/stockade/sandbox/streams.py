@@ -7,6 +7,7 @@ the limit goes to a file in the state directory, and is counted.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Callable
 
@@ -79,6 +80,7 @@ class Output:
         self._sink = sink
         self._spill = spill
         self._kept = bytearray()
+        self._digest = hashlib.sha256()
         self.truncated = False
 
     def read(self) -> int:
@@ -87,6 +89,7 @@ class Output:
             data = os.read(self.reader, CHUNK)
         except BlockingIOError:
             return -1
+        self._digest.update(data)
         if self._sink is not None and data:
             self._sink(data)
         if self._spill is not None and data:
@@ -101,6 +104,10 @@ class Output:
     def drop(self) -> None:
         """Hand on and keep nothing more; what comes is only drained."""
         self._sink = self._spill = None
+
+    def digest(self) -> str:
+        """The SHA-256 of all that came, kept or not."""
+        return self._digest.hexdigest()
 
     def content(self) -> bytes:
         kept, self._kept = self._kept, bytearray()

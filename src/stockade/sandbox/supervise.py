@@ -44,6 +44,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     spill: Callable[[str], str] | None
     #: The sandbox goes on when this run has ended.
     kept: bool
+    #: What to do once the program has been started.
+    meanwhile: Callable[[], object] = lambda: None
     #: What ends the run when it is raised and is part of the result, instead of being raised further.
     cancelled_by: tuple[type[BaseException], ...] = ()
 
@@ -74,6 +76,8 @@ class Ended(msgspec.Struct, frozen=True):
     stderr: bytes = b""
     truncated: bool = False
     spilled: tuple[Spilled, ...] = ()
+    #: The SHA-256 of each stream that went through our hands.
+    digests: dict[str, str] = {}
 
 
 def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[Ended]:
@@ -84,6 +88,7 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
     pumps = Pumps(streams, events)
     try:
         try:
+            run.meanwhile()
             reply = yield from watch.until_end(pumps)
         except run.cancelled_by:
             reply = yield from watch.ended_by_us(pumps)
@@ -108,6 +113,7 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
             stderr=streams.outputs[1].content(),
             truncated=streams.truncated,
             spilled=streams.spilled(),
+            digests={"stdout": streams.outputs[0].digest(), "stderr": streams.outputs[1].digest()},
         )
     finally:
         pumps.close()

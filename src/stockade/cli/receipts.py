@@ -1,0 +1,123 @@
+"""`stockade receipts`: the signed record of every run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+
+from stockade.cli import output
+from stockade.cli.workspaces import print_json, seconds
+from stockade.errors import PolicyError
+from stockade.policy import Caller
+from stockade.receipt import chain, keys
+from stockade.receipt.making import stamp
+from stockade.sandbox.result import Outcome
+from stockade.state import state_dir
+
+NEWEST = 50
+STAMP = re.compile(r"\d{4}-\d\d(-\d\d(T\d\d:\d\d(:\d\d(\.\d+)?)?Z?)?)?")
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="stockade receipts",
+        description="List the receipts of your runs, the last one at the end; show one; export them as\n"
+        "lines of JSON; or sign one with a second key. `stockade verify` says whether they are true.",
+        epilog="examples:\n  stockade receipts list --agent coder --since 2h --outcome timed-out\n"
+        "  stockade receipts show last\n  stockade receipts export 42 > run.json\n"
+        "  stockade receipts cosign 42 --key second.pem > run.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("action", nargs="?", choices=["list", "show", "export", "cosign"], default="list")
+    add("id", nargs="?", metavar="ID", help='show, export, cosign: which; "last" is the last one')
+    add("--agent", metavar="NAME", help="only runs of this agent")
+    add("--outcome", choices=[one.value for one in Outcome], help="only runs that ended so")
+    add(
+        "--since",
+        metavar="T",
+        help="only runs that began then or later: 2h, 7d, 2026-05-01, 2026-05-01T12:00Z",
+    )
+    add("--until", metavar="T", help="only runs that began before")
+    add("-n", dest="count", type=int, metavar="N", help=f"list: at most the last N (default {NEWEST})")
+    add("--key", metavar="FILE", help="cosign: the second private key, PEM")
+    add("--json", action="store_true", help="list, show: print JSON")
+    args = parser.parse_args(argv)
+    if args.action in ("show", "cosign") and not args.id:
+        raise PolicyError(f"{args.action} needs an id", hint=f"stockade receipts {args.action} last")
+    if args.action == "list" and args.id:
+        raise PolicyError(f"{args.id!r}: list takes no id", hint=f"stockade receipts show {args.id}")
+    if (args.action == "cosign") != bool(args.key):
+        raise PolicyError("cosign and --key go together", hint="stockade receipts cosign ID --key FILE")
+    caller = Caller.current()
+    log = chain.of(state_dir(caller.environ, caller.home))
+    if args.action == "list":
+        return _list(log, args)
+    if args.action == "export" and not args.id:
+        return _export(log, args)
+    receipt = log.find(args.id)
+    if args.action == "show":
+        return _show(receipt.payload, as_json=args.json)
+    if args.action == "cosign":
+        receipt = receipt.cosigned(keys.secret(args.key), args.key)
+        log.cosign(receipt)
+    sys.stdout.buffer.write(receipt.encode() + b"\n")
+    return 0
+
+
+def _asked(args: argparse.Namespace) -> chain.Filter:
+    return chain.Filter(args.agent, args.outcome, _moment(args.since), _moment(args.until))
+
+
+def _moment(text: str | None) -> str:
+    """A time as receipts write it, or so long ago. A day is its first moment."""
+    if text is None or STAMP.fullmatch(text):
+        return (text or "").removesuffix("Z")
+    return stamp(time.time() - seconds(text))
+
+
+def _list(log: chain.Chain, args: argparse.Namespace) -> int:
+    rows = log.rows(_asked(args), newest=args.count or NEWEST) if log.exists() else []
+    if args.json:
+        print_json([{"id": row.id, **_plain(row)} for row in rows])
+    elif rows:
+        shown = [
+            [row.id, row.started[:19].replace("T", " "), row.outcome, output.name(row.agent) or "-",
+             output.name(row.action) or "-", output.name(os.path.basename(row.program)) or "-"]
+            for row in rows
+        ]  # fmt: skip
+        print(output.table(shown, ["ID", "STARTED (UTC)", "OUTCOME", "AGENT", "ACTION", "PROGRAM"]))
+    else:
+        print("no such receipts" if log.exists() else "there are no receipts yet")
+    return 0
+
+
+def _plain(row: chain.Row) -> dict[str, object]:
+    import msgspec
+
+    return msgspec.structs.asdict(row)
+
+
+def _export(log: chain.Chain, args: argparse.Namespace) -> int:
+    """Every receipt that is asked for, one on a line: together they are a chain, or pieces of one."""
+    asked = _asked(args)
+    if not log.exists():
+        return 0
+    if asked == chain.Filter():
+        for entry in log.all():
+            sys.stdout.buffer.write(entry.receipt.encode() + b"\n")
+        return 0
+    for row in log.rows(asked):
+        sys.stdout.buffer.write(log.get(row.sequence).encode() + b"\n")
+    return 0
+
+
+def _show(payload: bytes, *, as_json: bool) -> int:
+    import msgspec
+
+    shown = payload if as_json else msgspec.json.format(payload)
+    sys.stdout.buffer.write(shown + b"\n")
+    return 0

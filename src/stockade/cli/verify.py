@@ -1,0 +1,120 @@
+"""`stockade verify`: whether a receipt is true, and what it proves."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from stockade.cli import output
+from stockade.cli.workspaces import many, print_json
+from stockade.controls import Grade
+from stockade.errors import PolicyError, ReceiptError
+from stockade.policy import Caller
+from stockade.policy.load import load, read_file
+from stockade.receipt import chain, crypto, keys
+from stockade.receipt.statement import LARGEST, Receipt
+from stockade.receipt.verify import Walk, check_controls, check_log, check_policy, signed_by
+from stockade.state import state_dir
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="stockade verify",
+        description="Check a receipt, or with --chain all of them: that its maker has signed it, that not\n"
+        "a byte was changed, and that it proves what you require. Nothing is asked of the network or of\n"
+        "the machine that made it. Without --key the keys of your own state directory count.",
+        epilog="examples:\n  stockade verify run.json --key stockade.pem --require network.none\n"
+        "  stockade verify last\n  stockade verify --chain\n"
+        "  stockade verify all.jsonl --chain --key stockade.pem      an export\n\n"
+        "exit codes: 0 true; 1 not, and the reason is named; 125 it could not be looked at",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("receipt", nargs="?", metavar="FILE|ID", help="a file, or a receipt of yours")
+    add("--key", metavar="FILE", action="append", help="a public key, PEM, that must have signed; repeatable")
+    add("--chain", action="store_true", help="check the whole record, of yours or in FILE")
+    add("--policy", metavar="FILE", help="the policy that must have been in force")
+    add("--require", metavar="CONTROL", action="append", help="must have been enforced in full; repeatable")
+    add("--json", action="store_true", help="print JSON")
+    args = parser.parse_args(argv)
+    if not args.receipt and not args.chain:
+        raise PolicyError("there is nothing to verify", hint="name a file or an id, or add --chain")
+    try:
+        found, count = _verified(args)
+    except ReceiptError as error:
+        if args.json:
+            print_json({"ok": False, "failure": error.failure, "reason": error.message, "hint": error.hint})
+        else:
+            output.error(f"not verified: {error.message} ({error.failure})", hint=error.hint)
+        return 1
+    if args.json:
+        about = {} if found is None else {"id": found.id, "hash": found.hash, "key": found.predicate.key}
+        print_json({"ok": True, **about, **({"count": count} if args.chain else {})})
+        return 0
+    if found is not None:
+        _show(found)
+    if args.chain:
+        print(f"the chain is whole: {many(count, 'receipt')}")
+    return 0
+
+
+def _verified(args: argparse.Namespace) -> tuple[Receipt | None, int]:
+    """The receipt that was named and how many are in the chain, or a ReceiptError."""
+    caller = Caller.current()
+    log = chain.of(state_dir(caller.environ, caller.home))
+    given = {crypto.key_id(key): key for key in map(_public, args.key or ())}
+    known = given or {key.id: key.public for key in keys.known(log.home)}
+    file = args.receipt and os.path.lexists(args.receipt)
+    found, count = None, 0
+    if args.chain and file:
+        return None, _exported(args.receipt, known)
+    if args.receipt:
+        found = Receipt.decode(read_file(args.receipt)) if file else log.find(args.receipt)
+        signed_by(found, known, every=bool(given))
+        if args.policy:
+            check_policy(found, load(args.policy))
+        check_controls(found, args.require or ())
+    elif args.policy or args.require:
+        raise PolicyError("--policy and --require are about one receipt", hint="name it: FILE or ID")
+    if args.chain:
+        count = check_log(log, known) if log.exists() else 0
+    return found, count
+
+
+def _exported(path: str, known: dict[str, bytes]) -> int:
+    """Follow the receipts in a file, one on a line; it may begin anywhere in its chain."""
+    walk = Walk(known, whole=False)
+    with open(path, "rb") as file:
+        while line := file.readline(LARGEST + 1):
+            walk.step(Receipt.decode(line))
+    if not walk.count:
+        raise ReceiptError(f"{path} has no receipt in it", failure="malformed")
+    return walk.count
+
+
+def _public(path: str) -> bytes:
+    return crypto.read_public(read_file(path), path)
+
+
+def _show(receipt: Receipt) -> None:
+    said = receipt.predicate
+    rows = [
+        ["receipt", f"{receipt.id} of chain {said.chain[:12]}"],
+        ["signed by", ", ".join(one.keyid[:16] for one in receipt.signatures)],
+        ["run", f"{said.ending.outcome}, exit code {said.ending.exit_code}, {said.started[:19]}Z"],
+        ["program", output.name(said.command.program) or "-"],
+        *([name, output.name(text)] for name in ("agent", "category", "action", "words")
+          if (text := getattr(said.who, name))),
+        ["policy", said.policy[:16]],
+        ["host", f"{said.host.kernel}, Landlock ABI {said.host.landlock}, Stockade {said.host.stockade}"],
+    ]  # fmt: skip
+    print(output.table(rows, ["VERIFIED", ""]))
+    if not said.controls:
+        print("\nnothing was started, so nothing was enforced")
+        return
+    print()
+    shown = [
+        [name, "yes" if Grade(one.grade).enforced else "NO", one.grade, output.name(one.mechanism)]
+        for name, one in said.controls.items()
+    ]
+    print(output.table(shown, ["CONTROL", "IN FULL", "KNOWN BECAUSE", "BY"]))

@@ -1,0 +1,421 @@
+"""The log of a state directory: every receipt, each naming the one before.
+
+SQLite in WAL mode. A receipt is appended in one transaction that takes the
+write lock first: the one before is looked up, the statement completed and
+signed, and written, so that processes and threads make one chain whatever
+their order. A process that is killed leaves its receipt in the log or not,
+and never half. By default a loss of power can take the last receipts away;
+with `receipts.fsync` it cannot.
+
+Nothing is ever updated or deleted, and triggers see to it. What is searched
+for lies apart from the statements, so that a long log is quick to look
+through; no index is kept, so that appending to it costs the same.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from stockade import state
+from stockade.errors import NotFoundError, ReceiptError
+from stockade.receipt import keys
+from stockade.receipt.settings import Settings, settings
+from stockade.receipt.statement import (
+    NOTHING,
+    Predicate,
+    Receipt,
+    Signature,
+    Statement,
+    canonical,
+    digest,
+    to_sign,
+)
+
+FILE = "receipts.db"
+#: Room that is held for the receipt of a program that has filled the disk, and how much.
+RESERVE, ROOM = "receipts.reserve", 64 << 10
+VERSION = 1
+LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+#: How long to wait for the process that appends just now.
+PATIENCE = 30.0
+SCHEMA = f"""
+    CREATE TABLE chain (id TEXT NOT NULL);
+    CREATE TABLE receipts (
+        sequence INTEGER PRIMARY KEY, hash TEXT NOT NULL, started TEXT NOT NULL, agent TEXT NOT NULL,
+        category TEXT NOT NULL, action TEXT NOT NULL, outcome TEXT NOT NULL, program TEXT NOT NULL
+    );
+    CREATE TABLE statements (
+        sequence INTEGER PRIMARY KEY, key TEXT NOT NULL, signature BLOB NOT NULL, payload BLOB NOT NULL
+    );
+    CREATE TABLE cosignatures (
+        sequence INTEGER NOT NULL, key TEXT NOT NULL, signature BLOB NOT NULL, PRIMARY KEY (sequence, key)
+    ) WITHOUT ROWID;
+    PRAGMA user_version = {VERSION};
+"""
+PROTECTION = "".join(
+    f"CREATE TRIGGER {table}_{verb} BEFORE {verb} ON {table} BEGIN SELECT RAISE(ABORT, 'append only'); END;"
+    for table in ("chain", "receipts", "statements", "cosignatures")
+    for verb in ("UPDATE", "DELETE")
+)
+
+
+class Link(msgspec.Struct, frozen=True):
+    """The place that a receipt takes in its chain, and the key that signs it."""
+
+    chain: str
+    sequence: int
+    previous: str
+    key: str
+
+
+class Row(msgspec.Struct, frozen=True):
+    """What the log says about a receipt without looking at it."""
+
+    sequence: int
+    hash: str
+    started: str
+    agent: str
+    category: str
+    action: str
+    outcome: str
+    program: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.sequence}-{self.hash[:12]}"
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One place of the log: the receipt there, and what is noted of it for searching."""
+
+    place: int
+    receipt: Receipt
+    row: Row
+
+
+class Filter(msgspec.Struct, frozen=True):
+    """Which receipts are asked for. Times are as receipts write them."""
+
+    agent: str | None = None
+    outcome: str | None = None
+    since: str = ""
+    until: str = ""
+
+    def where(self) -> tuple[str, list[str]]:
+        """As SQL, with its values."""
+        asked = [
+            ("agent = ?", self.agent),
+            ("outcome = ?", self.outcome),
+            ("started >= ?", self.since or None),
+            ("started < ?", self.until or None),
+        ]
+        said = [(words, value) for words, value in asked if value is not None]
+        return " AND ".join(words for words, _ in said) or "1", [value for _, value in said]
+
+
+class Chain:
+    """The log of one state directory, as this process holds it open."""
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+        self.path = f"{home}/{FILE}"
+        self.settings: Settings = settings()
+        self._lock = threading.Lock()
+        self._open: sqlite3.Connection | None = None
+        self._file = (0, 0)
+        self.id = ""
+
+    def ready(self) -> None:
+        """Do what can be done before there is a receipt: open the log, and load or make the key."""
+        if self._open is not None:
+            return
+        with self._lock, self._told():
+            self._connection()
+            keys.signer(self.home, self.settings)
+
+    def append(self, write: Callable[[Link], Statement]) -> Receipt:
+        """Sign the statement for the next place and put it there: all of it, or nothing."""
+        with self._lock, self._told():
+            try:
+                return self._append(write)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode in LOCKED or not self._make_room():
+                    raise
+                return self._append(write)
+
+    def _append(self, write: Callable[[Link], Statement]) -> Receipt:
+        connection = self._connection()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            receipt = self._appended(connection, write)
+            connection.execute("COMMIT")
+            return receipt
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+
+    def _make_room(self) -> bool:
+        """Give up the room that is held; whether there was any."""
+        with contextlib.suppress(OSError):
+            os.unlink(f"{self.home}/{RESERVE}")
+            return True
+        return False
+
+    def _appended(self, connection: sqlite3.Connection, write: Callable[[Link], Statement]) -> Receipt:
+        signer = keys.signer(self.home, self.settings)
+        last = connection.execute("SELECT sequence, hash FROM receipts ORDER BY sequence DESC LIMIT 1")
+        sequence, previous = last.fetchone() or (0, NOTHING)
+        statement = write(Link(self.id, sequence + 1, previous, signer.id))
+        payload = canonical(statement)
+        signed = to_sign(payload)
+        signatures = [Signature(signer.id, signer.sign(signed))]
+        second = keys.cosigner(self.settings)
+        if second is not None and second.id != signer.id:
+            signatures.append(Signature(second.id, second.sign(signed)))
+        row = row_of(statement.predicate, digest(payload))
+        connection.execute(
+            "INSERT INTO receipts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(row)
+        )
+        first = signatures[0]
+        connection.execute(
+            "INSERT INTO statements VALUES (?, ?, ?, ?)", (sequence + 1, first.keyid, first.sig, payload)
+        )
+        for other in signatures[1:]:
+            connection.execute(
+                "INSERT INTO cosignatures VALUES (?, ?, ?)", (sequence + 1, other.keyid, other.sig)
+            )
+        return Receipt(payload, tuple(signatures))
+
+    def cosign(self, receipt: Receipt) -> None:
+        """Keep the further signatures of a receipt that is in the log."""
+        with self._lock, self._told():
+            connection = self._connection()
+            sequence = receipt.predicate.sequence
+            for other in receipt.signatures[1:]:
+                connection.execute(
+                    "INSERT OR IGNORE INTO cosignatures VALUES (?, ?, ?)", (sequence, other.keyid, other.sig)
+                )
+
+    def rotate(self, passphrase: bytes | None = None) -> str:
+        """Let a new key sign from now on, between two receipts."""
+        with self._lock, self._told():
+            connection = self._connection()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                return keys.rotate(self.home, passphrase)
+            finally:
+                connection.execute("ROLLBACK")
+
+    def rows(self, asked: Filter | None = None, *, newest: int | None = None) -> list[Row]:
+        """What is in the log, the oldest first; at most the `newest` so many."""
+        words, values = (asked or Filter()).where()
+        limit = "" if newest is None else f" LIMIT {newest}"
+        with self._lock, self._told():
+            found = self._connection().execute(
+                f"SELECT * FROM receipts WHERE {words} ORDER BY sequence DESC{limit}", values
+            )
+            return [Row(*row) for row in found][::-1]
+
+    def exists(self) -> bool:
+        """Whether anything was ever logged here."""
+        return os.path.lexists(self.path)
+
+    def get(self, sequence: int) -> Receipt:
+        """The receipt at a place."""
+        for one in self.all(first=sequence, last=sequence):
+            return one.receipt
+        raise NotFoundError(f"there is no receipt {sequence}", hint="`stockade receipts list` lists them")
+
+    def find(self, id: str) -> Receipt:
+        """The receipt with an id, or at a place; "last" is the last one."""
+        if id == "last":
+            rows = self.rows(newest=1)
+            if not rows:
+                raise NotFoundError("there are no receipts yet", hint="every run makes one")
+            return self.get(rows[0].sequence)
+        number, _, hash = id.partition("-")
+        if not (number.isascii() and number.isdigit() and len(number) < 19):
+            raise NotFoundError(
+                f"{id!r} is neither a file nor the id of a receipt", hint="`stockade receipts list`"
+            )
+        found = self.get(int(number))
+        if not found.hash.startswith(hash):
+            raise NotFoundError(f"receipt {number} is {found.id}, not {id}", hint="`stockade receipts list`")
+        return found
+
+    def all(self, *, first: int = 1, last: int | None = None) -> Iterator[Entry]:
+        """What is in the log from one place to another, in order, as it stands there."""
+        end = (1 << 62) if last is None else last
+        while True:
+            with self._lock, self._told():
+                entries = self._batch(first, end)
+            for entry in entries:
+                yield entry
+                first = entry.place + 1
+            if not entries:
+                return
+
+    def _batch(self, first: int, last: int) -> list[Entry]:
+        """A few receipts: the lock is not held while they are looked at."""
+        found = []
+        connection = self._connection()
+        rows = connection.execute(
+            "SELECT statements.*, receipts.* FROM statements LEFT JOIN receipts USING (sequence)"
+            " WHERE sequence BETWEEN ? AND ? ORDER BY sequence LIMIT 200",
+            (first, last),
+        ).fetchall()
+        for place, key, signature, payload, *row in rows:
+            others = connection.execute(
+                "SELECT key, signature FROM cosignatures WHERE sequence = ? ORDER BY key", (place,)
+            )
+            signatures = (Signature(key, signature), *(Signature(*other) for other in others))
+            found.append(Entry(place, Receipt(payload, signatures), Row(*row)))
+        return found
+
+    def _connection(self) -> sqlite3.Connection:
+        """The open log; opened again where somebody has removed it under this process."""
+        if self._open is not None and self._file == _identity(self.path):
+            return self._open
+        self.close()
+        state.ensure(self.home)
+        if not os.path.lexists(self.path):
+            _make(self.path)
+        self._file = _identity(self.path)
+        connection = sqlite3.connect(
+            self.path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
+        )
+        try:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version != VERSION:
+                raise ReceiptError(
+                    f"{self.path} was written by another version of Stockade (schema {version})",
+                    failure="damaged",
+                    hint="upgrade Stockade, or set STOCKADE_HOME to another directory",
+                )
+            # NORMAL: whole after a loss of power, perhaps without the last receipts.
+            connection.execute(f"PRAGMA synchronous = {'FULL' if self.settings.fsync else 'NORMAL'}")
+            (self.id,) = connection.execute("SELECT id FROM chain").fetchone()
+        except BaseException:
+            connection.close()
+            raise
+        self._open = connection
+        _hold_room(f"{self.home}/{RESERVE}")
+        return connection
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say what went wrong in our own words."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            hint = "free some space, or set STOCKADE_HOME to a directory elsewhere"
+            if error.sqlite_errorcode in LOCKED:
+                hint = "another process holds it: `stockade ps` lists those that run sandboxes"
+            raise ReceiptError(f"{self.path}: {error}", failure="not-made", hint=hint) from None
+        except (sqlite3.Error, TypeError) as error:
+            raise ReceiptError(
+                f"{self.path} is damaged: {error}",
+                failure="damaged",
+                hint="move it aside to begin a new log, and keep it: it may be evidence",
+            ) from None
+        except OSError as error:
+            raise ReceiptError(
+                f"no receipt can be kept in {self.home}: {error.strerror}", failure="not-made"
+            ) from None
+
+    def close(self) -> None:
+        """Let go of the log; the next use opens it again."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def abandon(self) -> None:
+        """Leave the log as a killed process would, which costs nothing and leaves nothing undone.
+
+        Closing it would wait twice for the disk. And a forked child must not touch its parent's at all.
+        """
+        if self._open is not None:
+            import ctypes
+
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._open))
+            self._open = None
+
+
+def row_of(said: Predicate, hash: str) -> Row:
+    """What is noted of a receipt, to find it by."""
+    who = said.who
+    return Row(
+        said.sequence, hash, said.started, who.agent, who.category, who.action, said.ending.outcome,
+        said.command.program,
+    )  # fmt: skip
+
+
+def _make(path: str) -> None:
+    """Make an empty log, aside and then in its place: nobody sees half of one, and the first is kept."""
+    part = f"{path}.{os.urandom(6).hex()}"
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(SCHEMA + PROTECTION)
+            connection.execute("INSERT INTO chain VALUES (?)", (os.urandom(16).hex(),))
+        with contextlib.suppress(FileExistsError):
+            os.link(part, path)
+    finally:
+        os.unlink(part)
+
+
+def _hold_room(path: str) -> None:
+    """Hold room for a receipt. Where there is none left, the next run will say so."""
+    with contextlib.suppress(OSError):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(file, 0, ROOM)
+        except OSError:
+            os.unlink(path)
+        finally:
+            os.close(file)
+
+
+def _identity(path: str) -> tuple[int, int]:
+    try:
+        info = os.stat(path)
+    except FileNotFoundError:
+        return (-1, -1)
+    return info.st_dev, info.st_ino
+
+
+#: By the state directory.
+_chains: dict[str, Chain] = {}
+
+
+def of(home: str) -> Chain:
+    """This process's hold on the log of a state directory."""
+    found = _chains.get(home)
+    if found is None:
+        found = _chains.setdefault(home, Chain(home))
+    return found
+
+
+def shutdown() -> None:
+    """Close every log. The next receipt opens its own again."""
+    while _chains:
+        _chains.popitem()[1].close()
+
+
+def _abandon(*_: Any) -> None:
+    while _chains:
+        _chains.popitem()[1].abandon()
+
+
+os.register_at_fork(after_in_child=_abandon)
+atexit.register(_abandon)

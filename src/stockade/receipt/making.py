@@ -1,0 +1,182 @@
+"""What a receipt says about a run, from the run's own values."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stockade._version import __version__
+from stockade.errors import ReceiptError, SetupError, StockadeError
+from stockade.receipt import chain
+from stockade.receipt.statement import (
+    Command,
+    Ending,
+    HostFacts,
+    Network,
+    Predicate,
+    Receipt,
+    Seen,
+    Statement,
+    Subject,
+    Used,
+    Who,
+    canonical,
+    digest,
+    text,
+)
+
+if TYPE_CHECKING:
+    from stockade.policy import Policy
+    from stockade.receipt.account import Account
+    from stockade.sandbox.launch import Prepared
+    from stockade.sandbox.result import Result
+    from stockade.workspace.layers import Change
+
+#: What of a result its digest covers, besides the streams and the changes.
+COVERED = ("outcome", "exit_code", "signal", "reason", "hint", "truncated", "usage", "controls", "plan")
+#: As much as is kept of a program's name.
+MOST_NAME = 256
+NO_USE = Used(
+    cpu_user=0, cpu_system=0, peak_memory=0, peak_tasks=None, bytes_written=None, source={"cpu": "none"}
+)
+
+
+def ended(account: Account, result: Result, streams: dict[str, str]) -> Result:
+    """The result with the receipt of its run; `streams` are the digests of what it printed."""
+    usage = result.usage
+    used = Used(
+        cpu_user=_micro(usage.cpu_user),
+        cpu_system=_micro(usage.cpu_system),
+        peak_memory=usage.peak_memory,
+        peak_tasks=usage.peak_tasks,
+        bytes_written=usage.bytes_written,
+        source=usage.source,
+    )
+    ending = Ending(result.outcome, result.exit_code, result.signal, result.truncated)
+    subjects = streams | {"changes": changes_digest(result.changes), "result": result_digest(result)}
+    try:
+        receipt = _made(account, ending, used, subjects, _micro(usage.wall))
+    except ReceiptError as error:
+        error.args = (f"the command has run ({result.outcome}), but has no receipt: {error.message}",)
+        error.result = result
+        raise
+    return msgspec.structs.replace(result, receipt=receipt)
+
+
+def failed(account: Account, error: BaseException) -> Receipt:
+    """The receipt of a run that an exception ended, or kept from starting."""
+    refused = isinstance(error, StockadeError)
+    stage, number = (error.stage, error.errno) if isinstance(error, SetupError) else ("", 0)
+    ending = Ending(
+        outcome="setup-failed" if refused else "cancelled",
+        exit_code=125 if refused else 130,
+        error=type(error).__name__,
+        stage=stage,
+        errno=number,
+    )
+    return _made(account, ending, NO_USE, {}, _micro(account.age))
+
+
+def abandoned(account: Account) -> Receipt:
+    """The receipt of a run that its caller has let go of before it ended, and that was ended therefore."""
+    return _made(account, Ending("cancelled", 130), NO_USE, {}, _micro(account.age))
+
+
+def _made(account: Account, ending: Ending, used: Used, subjects: dict[str, str], duration: int) -> Receipt:
+    said = _said(account, ending, used, duration)
+    about = tuple(Subject(name, {"sha256": found}) for name, found in sorted(subjects.items()))
+    place = 0
+
+    def write(link: chain.Link) -> Statement:
+        nonlocal place
+        place = link.sequence
+        fields: dict[str, Any] = msgspec.structs.asdict(link)
+        return Statement(about, Predicate(**fields, **said))
+
+    receipt = chain.of(account.home).append(write)
+    account.places.append(place)
+    return receipt
+
+
+def _said(account: Account, ending: Ending, used: Used, duration: int) -> dict[str, Any]:
+    prepared, box = account.prepared, account.box
+    plan = None if prepared is None else prepared.plan
+    entry = None if prepared is None else prepared.made.entry
+    policy = account.policy if prepared is None else prepared.resolved.policy
+    return {
+        "sandbox": "" if entry is None else entry.record.id,
+        "who": account.who or Who(),
+        "command": _command(account.command),
+        "backend": "" if plan is None else plan.backend,
+        "policy": _policy_hash(policy),
+        "plan": "" if plan is None else plan.hash,
+        "filter": "" if plan is None else plan.filter,
+        # Where nothing was started, nothing was enforced.
+        "controls": {} if prepared is None or box is None else _controls(prepared),
+        "evidence": None if box is None else msgspec.to_builtins(box.evidence),
+        "network": Network("open" if policy.net == "open" else "none"),
+        "ending": ending,
+        "usage": used,
+        "started": stamp(account.started),
+        "duration": duration,
+        "host": _host(os.geteuid()),
+    }
+
+
+def stamp(seconds: float) -> str:
+    """A time as receipts write it: UTC, with microseconds, so that text sorts as time does."""
+    whole = int(seconds)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{int((seconds - whole) * 1e6):06d}Z"
+
+
+def changes_digest(changes: Sequence[Change]) -> str:
+    """SHA-256 of the kind and the path of each change in order, each followed by a NUL byte."""
+    return digest(b"".join(b"%s\0%s\0" % (one.kind.encode(), os.fsencode(one.path)) for one in changes))
+
+
+def result_digest(result: Result) -> str:
+    """SHA-256 of what a result says besides its streams and changes, as JSON with sorted keys."""
+    return digest(canonical(_readable({name: getattr(result, name) for name in COVERED})))
+
+
+def _readable(value: Any) -> Any:
+    """The value as JSON can hold it: a file name in a reason may not be UTF-8."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, dict):
+        return {name: _readable(inner) for name, inner in value.items()}
+    return value
+
+
+def _command(words: Sequence[str]) -> Command:
+    joined = b"".join(os.fsencode(word) + b"\0" for word in words)
+    return Command(text(words[0][:MOST_NAME]) if words else "", digest(joined))
+
+
+def _controls(prepared: Prepared) -> dict[str, Seen]:
+    return {
+        name: Seen(text(one.requested), text(one.mechanism), one.observed, one.grade.value)
+        for name, one in prepared.controls.items()
+    }
+
+
+@lru_cache(maxsize=64)
+def _policy_hash(policy: Policy) -> str:
+    return policy.hash
+
+
+@lru_cache(maxsize=4)
+def _host(uid: int) -> HostFacts:
+    from stockade.host import host
+
+    found = host()
+    return HostFacts(found.kernel, found.machine, found.landlock, __version__, uid)
+
+
+def _micro(seconds: float) -> int:
+    return int(seconds * 1_000_000)

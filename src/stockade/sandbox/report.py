@@ -1,0 +1,57 @@
+"""From what was seen of a run's end to its result and its receipt."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stockade.gate import client
+from stockade.receipt.account import Account
+from stockade.sandbox.launch import Box, Prepared
+from stockade.sandbox.limits import measured
+from stockade.sandbox.outcome import judge
+from stockade.sandbox.result import Result, Usage
+from stockade.sandbox.supervise import Ended
+
+
+def result_of(
+    ended: Ended,
+    program: client.Program,
+    prepared: Prepared,
+    box: Box,
+    account: Account,
+    *,
+    closed: bool = False,
+) -> Result:
+    """What became of a run, with the receipt of it. `closed` says that its sandbox was closed under it."""
+    limits, reply, entry = prepared.resolved.limits, ended.reply, prepared.made.entry
+    # What a closed sandbox had is gone.
+    group, layer = (None, None) if closed else (box.group, prepared.layer)
+    killed = entry is not None and entry.was_killed()
+    verdict = judge(ended, program, prepared.resolved.caller, limits, group, closed=closed, killed=killed)
+    changes = tuple(layer.changes()) if layer is not None else ()
+    usage = Usage(wall=ended.wall, bytes_written=None if layer is None else layer.written)
+    if reply is not None and reply.kind == client.EXITED:
+        usage = msgspec.structs.replace(
+            usage,
+            cpu_user=reply.user,
+            cpu_system=reply.system,
+            peak_memory=reply.peak,
+            context_switches=reply.switches,
+        )
+    result = Result(
+        outcome=verdict.outcome,
+        exit_code=verdict.exit_code,
+        signal=verdict.signal,
+        reason=verdict.reason,
+        hint=verdict.hint,
+        stdout=ended.stdout,
+        stderr=ended.stderr,
+        truncated=ended.truncated,
+        spilled=ended.spilled,
+        usage=measured(usage, group, alone=ended.alone),
+        controls=prepared.controls,
+        changes=changes,
+        workspace=layer.id if layer is not None and (changes or layer.continued) else "",
+        plan=prepared.plan.hash,
+    )
+    return account.ended(result, ended.digests)
