@@ -1,8 +1,9 @@
 """A supervising process that is short of something: WHAT it does, HOW it is short, cold or warm, a WORKSPACE.
 
-Each attempt is given a little more until a run works. An attempt that fails must be a `SetupError`
-or, where only its receipt could not be made, a `ReceiptError`, each with a hint; and afterwards, with everything given back, the same process must work as before and have no more
-descriptors than before. What it finds is printed as JSON.
+Each attempt is given a little more until a run works. An attempt that fails must be a `SetupError` or,
+where only its receipt could not be made, a `ReceiptError`, each with a hint; and afterwards, with everything
+given back, the same process must work as before and have no more descriptors than before. What it finds is
+printed as JSON.
 """
 
 from __future__ import annotations

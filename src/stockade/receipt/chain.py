@@ -274,6 +274,8 @@ class Chain:
             (first, last),
         ).fetchall()
         for place, key, signature, payload, *row in rows:
+            if not isinstance(payload, bytes) or not isinstance(signature, bytes):
+                raise ReceiptError(f"in place {place} is no receipt", failure="damaged")
             others = connection.execute(
                 "SELECT key, signature FROM cosignatures WHERE sequence = ? ORDER BY key", (place,)
             )

@@ -141,7 +141,11 @@ def changes_digest(changes: Sequence[Change]) -> str:
 
 def result_digest(result: Result) -> str:
     """SHA-256 of what a result says besides its streams and changes, as JSON with sorted keys."""
-    return digest(canonical(_readable({name: getattr(result, name) for name in COVERED})))
+    said = {name: getattr(result, name) for name in COVERED}
+    try:
+        return digest(canonical(said))
+    except UnicodeEncodeError:
+        return digest(canonical(_readable(msgspec.to_builtins(said))))
 
 
 def _readable(value: Any) -> Any:

@@ -173,7 +173,7 @@ class Receipt(msgspec.Struct, frozen=True, dict=True):
         """The payload as a value; ReceiptError if it is none."""
         try:
             found = _statements.decode(self.payload)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise malformed(f"its payload is not a statement of Stockade's: {error}") from None
         if (found.type, found.predicate_type) != (STATEMENT_TYPE, PREDICATE_TYPE):
             raise malformed(f"its payload is of another kind: {found.predicate_type!r}")
@@ -225,7 +225,7 @@ class Receipt(msgspec.Struct, frozen=True, dict=True):
         line = data.removesuffix(b"\n")
         try:
             found = _envelopes.decode(line)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise malformed(f"it is not an envelope: {error}") from None
         if found.payload_type != PAYLOAD_TYPE or not found.signatures:
             raise malformed("its envelope holds something else, or no signature")

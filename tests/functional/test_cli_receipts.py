@@ -1,0 +1,196 @@
+"""`stockade run --receipt`, `receipts`, `verify` and `keys`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from stockade import cli
+from stockade.receipt import crypto, keys
+from stockade.receipt.statement import Receipt
+from support.made_receipts import append, log, public
+
+Captured = pytest.CaptureFixture[str]
+SEED = bytes(range(32))
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workspace)
+
+
+@pytest.fixture
+def key(stockade_home: Path, tmp_path: Path) -> str:
+    """The public key in a file."""
+    append(stockade_home)
+    file = tmp_path / "stockade.pem"
+    file.write_bytes(crypto.public_pem(public(stockade_home)))
+    return str(file)
+
+
+def test_a_run_writes_its_receipt_to_a_file(stockade_home: Path, capfd: Captured) -> None:
+    words = ["run", "-q", "--receipt", "../run.json", "--who", "agent=coder", "--who", "action=test"]
+    assert cli.main([*words, "--", "true"]) == 0
+    receipt = Receipt.decode(Path("../run.json").read_bytes())
+    assert (receipt.predicate.who.agent, receipt.predicate.who.action) == ("coder", "test")
+    assert cli.main(["verify", "../run.json", "--require", "files", "--require", "network.none"]) == 0
+    said = capfd.readouterr().out
+    assert receipt.id in said and "read from the kernel by the parent" in said and "coder" in said
+    assert cli.main(["run", "--json", "--receipt", "../run.json", "--", "false"]) == 1
+    told = json.loads(capfd.readouterr().out)["receipt"]
+    again = Receipt.decode(Path("../run.json").read_bytes())
+    assert told == {"id": again.id, "hash": again.hash, "key": again.predicate.key}
+
+
+def test_a_refused_run_writes_one_too(capsys: Captured) -> None:
+    assert cli.main(["run", "--receipt", "../run.json", "--read", "/no/such", "--", "true"]) == 125
+    receipt = Receipt.decode(Path("../run.json").read_bytes())
+    assert receipt.predicate.ending.outcome == "setup-failed"
+    assert cli.main(["verify", "../run.json"]) == 0
+    assert "nothing was started" in capsys.readouterr().out
+
+
+def test_a_place_that_cannot_be_written_is_noticed_before_the_run(capsys: Captured) -> None:
+    Path("here").mkdir()
+    assert cli.main(["run", "--receipt", "here", "--", "touch", "made"]) == 125
+    assert "here" in capsys.readouterr().err
+    assert cli.main(["run", "--who", "agent", "--", "true"]) == 125
+    assert "--who" in capsys.readouterr().err
+
+
+def test_the_list_can_be_narrowed(stockade_home: Path, capsys: Captured) -> None:
+    assert cli.main(["receipts"]) == 0
+    assert "there are no receipts yet" in capsys.readouterr().out
+    assert not (stockade_home / "receipts.db").exists()
+    append(stockade_home, "a", started="2026-05-01T12:00:00.000000Z")
+    append(stockade_home, "b\x1b[31m", "timed-out", started="2026-05-02T12:00:00.000000Z")
+
+    def listed(*words: str) -> list[int]:
+        assert cli.main(["receipts", "list", "--json", *words]) == 0
+        return [row["sequence"] for row in json.loads(capsys.readouterr().out)]
+
+    assert listed() == [1, 2]
+    assert listed("--agent", "a") == [1]
+    assert listed("--outcome", "timed-out") == [2]
+    assert listed("--since", "2026-05-02") == [2]
+    assert listed("--until", "2026-05-01T13:00Z") == [1]
+    assert listed("--since", "1h") == []
+    assert listed("-n", "1") == [2]
+    assert cli.main(["receipts"]) == 0
+    table = capsys.readouterr().out
+    assert "timed-out" in table and "\x1b[31m" not in table
+    assert cli.main(["receipts", "--since", "yesterday"]) == 125
+    assert "yesterday" in capsys.readouterr().err
+
+
+def test_show_prints_the_statement(stockade_home: Path, capsys: Captured) -> None:
+    receipt = append(stockade_home)
+    for id in ("1", receipt.id, "last"):
+        assert cli.main(["receipts", "show", id]) == 0
+        assert json.loads(capsys.readouterr().out)["predicate"]["sequence"] == 1
+    assert cli.main(["receipts", "show", "2"]) == 125
+    assert cli.main(["receipts", "show"]) == 125
+    assert cli.main(["receipts", "list", "1"]) == 125
+
+
+def test_an_export_is_a_chain_for_others(
+    stockade_home: Path, key: str, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    for name in ("a", "b", "a", "a"):
+        append(stockade_home, name)
+
+    def exported(*words: str) -> list[bytes]:
+        assert cli.main(["receipts", "export", *words]) == 0
+        return capsysbinary.readouterr().out.splitlines(keepends=True)
+
+    def verified(lines: list[bytes]) -> tuple[int, str]:
+        file = tmp_path / "all.jsonl"
+        file.write_bytes(b"".join(lines))
+        code = cli.main(["verify", str(file), "--chain", "--key", key, "--json"])
+        return code, json.loads(capsysbinary.readouterr().out).get("failure", "")
+
+    lines = exported()
+    assert len(lines) == 5 and exported("2") == [lines[1]]
+    assert verified(lines) == verified(lines[2:]) == (0, "")
+    assert verified(lines[:2] + lines[3:]) == (1, "missing-link")
+    assert verified([lines[1], lines[0]]) == (1, "swapped")
+    assert verified([lines[0], lines[0]]) == (1, "swapped")
+    assert verified([]) == (1, "malformed")
+    assert len(exported("--agent", "a")) == 3
+
+
+def test_verify_names_what_is_wrong(stockade_home: Path, key: str, tmp_path: Path, capsys: Captured) -> None:
+    def verified(*words: str) -> tuple[int, str]:
+        code = cli.main(["verify", "--json", *words])
+        return code, json.loads(capsys.readouterr().out).get("failure", "")
+
+    file = tmp_path / "run.json"
+    file.write_bytes(log(stockade_home).get(1).encode())
+    assert verified(str(file)) == verified(str(file), "--key", key) == verified("1", "--chain") == (0, "")
+    assert verified(str(file), "--require", "processes") == (0, "")
+    assert verified(str(file), "--require", "limits.memory") == (1, "weaker")
+    policy = tmp_path / "policy.toml"
+    policy.write_text("")
+    assert verified(str(file), "--policy", str(policy)) == (1, "policy")
+    other = tmp_path / "other.pem"
+    other.write_bytes(crypto.public_pem(crypto.Signer(SEED).public))
+    assert verified(str(file), "--key", str(other)) == (1, "unknown-key")
+    assert verified(str(file), "--key", key, "--key", str(other)) == (1, "unknown-key")
+    file.write_bytes(file.read_bytes()[:-9])
+    assert verified(str(file)) == (1, "malformed")
+    assert cli.main(["verify"]) == cli.main(["verify", "no-such-file"]) == 125
+    assert cli.main(["verify", "--chain", "--require", "files"]) == 125
+    assert cli.main(["verify", str(file)]) == 1
+    assert "not verified" in capsys.readouterr().err
+
+
+def test_a_second_key_signs_and_is_kept(
+    stockade_home: Path, key: str, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    second, its = tmp_path / "second.pem", tmp_path / "second.pub"
+    second.write_bytes(crypto.private_pem(SEED))
+    second.chmod(0o600)
+    its.write_bytes(crypto.public_pem(crypto.Signer(SEED).public))
+    assert cli.main(["receipts", "cosign", "1", "--key", str(second)]) == 0
+    made = capsysbinary.readouterr().out
+    assert len(Receipt.decode(made).signatures) == 2
+    assert log(stockade_home).get(1).encode() + b"\n" == made
+    assert cli.main(["verify", "1", "--chain", "--key", key, "--key", str(its)]) == 0
+    assert cli.main(["receipts", "cosign", "1"]) == cli.main(["receipts", "list", "--key", "x"]) == 125
+
+
+def test_keys_are_shown_exported_and_rotated(stockade_home: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert cli.main(["keys"]) == 0
+    (first,) = keys.known(str(stockade_home))
+    assert first.id in capsys.readouterr().out
+    assert cli.main(["keys", "export"]) == 0
+    assert capsys.readouterr().out.encode() == crypto.public_pem(first.public)
+    word = tmp_path / "word"
+    word.write_text("")
+    word.chmod(0o600)
+    assert cli.main(["keys", "rotate", "--passphrase-file", str(word)]) == 125
+    word.write_text("secret\n")
+    assert cli.main(["keys", "rotate", "--passphrase-file", str(word)]) == 0
+    assert "passphrase_file" in capsys.readouterr().err
+    assert cli.main(["keys", "rotate"]) == 0
+    newest = capsys.readouterr().out.strip()
+    assert cli.main(["keys", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert len(shown) == 3 and shown[0]["id"] == newest and shown[0]["current"]
+    assert cli.main(["keys", "export", first.id[:12]]) == 0
+    assert capsys.readouterr().out.encode() == crypto.public_pem(first.public)
+    assert cli.main(["keys", "show", "x"]) == cli.main(["keys", "--passphrase-file", "x"]) == 125
+
+
+def test_the_settings_do_not_disturb_the_policy_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captured
+) -> None:
+    (tmp_path / "config/stockade").mkdir(parents=True)
+    (tmp_path / "config/stockade/config.toml").write_text('env = { X = "1" }\n[receipts]\nfsync = true\n')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert cli.main(["run", "--json", "--", "sh", "-c", "echo $X"]) == 0
+    assert json.loads(capfd.readouterr().out)["stdout"] == "1\n"
+    assert os.listdir(".") == []

@@ -1,0 +1,185 @@
+"""Who signs: one private key, made on first use, and every public one that there was."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stockade import NotFoundError, PolicyError, ReceiptError, verify
+from stockade.receipt import chain, crypto, keys
+from stockade.receipt.settings import settings
+from support.made_receipts import append, log, public
+from support.means import need_program
+
+SEED = bytes(range(32))
+
+
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    chain.shutdown()
+    (tmp_path / "stockade").mkdir(exist_ok=True)
+    (tmp_path / "stockade/config.toml").write_text(text)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+def test_the_two_libraries_sign_alike() -> None:
+    by_openssl, theirs = crypto._by_openssl(SEED), crypto._by_cryptography(SEED)
+    assert by_openssl is not None, "there is no OpenSSL where the interpreter looks for it"
+    for data in (b"", b"x", bytes(10_000)):
+        assert by_openssl[0](data) == theirs[0](data)
+        assert crypto.verifies(by_openssl[1], by_openssl[0](data), data)
+        assert not crypto.verifies(by_openssl[1], by_openssl[0](data), data + b"y")
+    assert by_openssl[1] == theirs[1]
+
+
+def test_where_there_is_no_openssl_the_other_one_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crypto, "_loaded", [None])
+    assert crypto.Signer(SEED).sign(b"x") == crypto._by_cryptography(SEED)[0](b"x")
+
+
+def test_the_first_receipt_makes_the_key(stockade_home: Path) -> None:
+    receipt = append(stockade_home)
+    (key,) = keys.known(str(stockade_home))
+    assert key.current and key.id == receipt.predicate.key == receipt.signatures[0].keyid
+    private = stockade_home / "keys" / keys.SIGNING
+    assert private.stat().st_mode & 0o777 == 0o600
+    assert private.parent.stat().st_mode & 0o777 == 0o700
+    assert sorted(os.listdir(private.parent)) == sorted(["current", f"{key.id}.pem", "signing.pem"])
+
+
+def test_openssl_reads_the_key_and_names_it_alike(stockade_home: Path) -> None:
+    openssl = need_program("openssl")
+    append(stockade_home)
+    (key,) = keys.known(str(stockade_home))
+    private = stockade_home / "keys" / keys.SIGNING
+    of_private = subprocess.run([openssl, "pkey", "-in", private, "-pubout"], capture_output=True, check=True)
+    assert of_private.stdout == Path(key.path).read_bytes()
+    der = subprocess.run(
+        [openssl, "pkey", "-pubin", "-in", key.path, "-outform", "DER"], capture_output=True, check=True
+    ).stdout
+    assert chain.digest(der) == key.id
+
+
+def test_rotation_keeps_old_receipts_verifiable(stockade_home: Path) -> None:
+    old = append(stockade_home)
+    id = log(stockade_home).rotate()
+    new = append(stockade_home)
+    assert new.predicate.key == id != old.predicate.key
+    assert [key.current for key in keys.known(str(stockade_home))] == [True, False]
+    verify(old, public(stockade_home, old.predicate.key))
+    verify(new, public(stockade_home))
+    with pytest.raises(ReceiptError) as caught:
+        verify(old, public(stockade_home))
+    assert caught.value.failure == "unknown-key"
+
+
+def test_a_process_that_has_the_old_key_uses_the_new_one(stockade_home: Path) -> None:
+    append(stockade_home)
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            log(stockade_home).rotate()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert append(stockade_home).predicate.key == keys.find(str(stockade_home), "").id
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
+def test_a_key_that_others_can_read_does_not_sign(mode: int, stockade_home: Path) -> None:
+    append(stockade_home)
+    keys._signers.clear()
+    (stockade_home / "keys" / keys.SIGNING).chmod(mode)
+    with pytest.raises(ReceiptError, match="not a private file") as caught:
+        append(stockade_home)
+    assert caught.value.failure == "not-made" and "chmod 600" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"nonsense", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
+)
+def test_a_damaged_key_is_an_error(content: bytes, stockade_home: Path) -> None:
+    append(stockade_home)
+    (stockade_home / "keys" / keys.SIGNING).write_bytes(content)
+    with pytest.raises(ReceiptError) as caught:
+        append(stockade_home)
+    assert caught.value.failure == "not-made" and "rotate" in caught.value.hint
+
+
+def test_an_encrypted_key_needs_its_passphrase(
+    stockade_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(stockade_home)
+    log(stockade_home).rotate(b"secret")
+    assert b"ENCRYPTED" in (stockade_home / "keys" / keys.SIGNING).read_bytes()
+    with pytest.raises(ReceiptError, match="passphrase") as caught:
+        append(stockade_home)
+    assert "passphrase_file" in caught.value.hint
+    word = tmp_path / "word"
+    word.write_text("secret\n")
+    word.chmod(0o600)
+    config(tmp_path, monkeypatch, f'[receipts]\npassphrase_file = "{word}"\n')
+    verify(append(stockade_home), public(stockade_home))
+    word.write_text("wrong\n")
+    keys._signers.clear()
+    with pytest.raises(ReceiptError, match="the passphrase is wrong"):
+        append(stockade_home)
+    word.chmod(0o644)
+    with pytest.raises(ReceiptError, match="not a private file"):
+        append(stockade_home)
+
+
+def test_a_second_key_signs_too_where_the_settings_name_it(
+    stockade_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = tmp_path / "second.pem"
+    second.write_bytes(crypto.private_pem(SEED))
+    second.chmod(0o600)
+    config(tmp_path, monkeypatch, '[receipts]\ncosign = "../second.pem"\n')
+    receipt = append(stockade_home)
+    both = [public(stockade_home), crypto.Signer(SEED).public]
+    assert verify(receipt, both) == log(stockade_home).get(1)
+    for key in both:
+        verify(receipt, key)
+    second.unlink()
+    with pytest.raises(ReceiptError, match=r"second\.pem cannot be used"):
+        append(stockade_home)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[receipts]\nfsnyc = true\n", "did you mean"),
+        ("[receipts]\nfsync = 1\n", "true or false"),
+        ("receipts = 3\n", "must be a table"),
+        ("[receipts]\ncosign = true\n", "a path"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config(tmp_path, monkeypatch, text)
+    with pytest.raises(PolicyError) as caught:
+        settings()
+    assert "receipts" in str(caught.value) and said in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_policy_file_cannot_say_how_receipts_are_made(tmp_path: Path) -> None:
+    from stockade.policy.load import load
+
+    file = tmp_path / "policy.toml"
+    file.write_text("[receipts]\nfsync = true\n")
+    with pytest.raises(PolicyError, match="receipts"):
+        load(str(file))
+
+
+def test_a_key_is_found_by_the_beginning_of_its_id(stockade_home: Path) -> None:
+    append(stockade_home)
+    id = keys.find(str(stockade_home), "").id
+    assert keys.find(str(stockade_home), id[:8]).id == id
+    with pytest.raises(NotFoundError):
+        keys.find(str(stockade_home), "zz")

@@ -1,0 +1,174 @@
+"""Whether a receipt is true: every way in which it is not has a name."""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import stockade
+from stockade import Policy, PolicyError, ReceiptError, verify
+from stockade.receipt import chain, crypto
+from stockade.receipt.statement import Receipt, Signature, canonical, to_sign
+from support.made_receipts import append, log, public
+from support.means import need_program
+from support.paths import ROOT
+
+SEED = bytes(range(32))
+
+
+def failure(receipt: Receipt | bytes, key: bytes, **asked: object) -> str:
+    with pytest.raises(ReceiptError) as caught:
+        verify(receipt, key, **asked)  # type: ignore[arg-type]
+    assert str(caught.value)
+    return caught.value.failure
+
+
+def test_the_form_is_that_of_in_toto_and_dsse(stockade_home: Path) -> None:
+    receipt = append(stockade_home)
+    envelope = msgspec.json.decode(receipt.encode())
+    assert set(envelope) == {"payload", "payloadType", "signatures"}
+    assert envelope["payloadType"] == "application/vnd.in-toto+json"
+    payload = base64.b64decode(envelope["payload"], validate=True)
+    statement = msgspec.json.decode(payload)
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["predicateType"] == "urn:stockade:receipt:1"
+    assert canonical(statement) == payload == receipt.payload
+    assert receipt.encode() == canonical(envelope) and b" " not in receipt.encode()
+    assert to_sign(payload) == b"DSSEv1 28 application/vnd.in-toto+json %d %s" % (len(payload), payload)
+    assert Receipt.decode(receipt.encode() + b"\n") == receipt
+
+
+def test_a_receipt_with_any_byte_changed_is_refused(stockade_home: Path) -> None:
+    data = append(stockade_home).encode() + b"\n"
+    key = public(stockade_home)
+    assert verify(data, key)
+    for place in range(len(data)):
+        for bit in (0x01, 0x20, 0x80):
+            changed = bytearray(data)
+            changed[place] ^= bit
+            with pytest.raises(ReceiptError) as caught:
+                verify(bytes(changed), key)
+            assert caught.value.failure in ("malformed", "signature", "unknown-key"), (place, bit)
+
+
+def test_a_receipt_with_a_byte_more_or_less_is_refused(stockade_home: Path) -> None:
+    data = append(stockade_home).encode()
+    key = public(stockade_home)
+    for place in range(0, len(data), 7):
+        assert failure(data[:place] + data[place + 1 :], key) in ("malformed", "signature", "unknown-key")
+        assert failure(data[:place] + b"A" + data[place:], key) in ("malformed", "signature", "unknown-key")
+    assert failure(b" " + data, key) == failure(data + b"\n\n", key) == failure(b"", key) == "malformed"
+    assert failure(b"x" * (2 << 20), key) == "malformed"
+    assert failure(b"[" * 100_000, key) == "malformed"
+
+
+def test_the_key_of_somebody_else_is_unknown(stockade_home: Path) -> None:
+    receipt = append(stockade_home)
+    assert failure(receipt, crypto.Signer(SEED).public) == "unknown-key"
+
+
+def test_somebody_elses_signature_under_the_name_of_the_key_is_none(stockade_home: Path) -> None:
+    receipt = append(stockade_home)
+    other = crypto.Signer(SEED).sign(to_sign(receipt.payload))
+    forged = Receipt(receipt.payload, (Signature(receipt.signatures[0].keyid, other),))
+    assert failure(forged, public(stockade_home)) == "signature"
+
+
+def test_who_signs_for_another_key_is_refused(stockade_home: Path) -> None:
+    """Somebody takes a receipt and signs it as his: it still names its maker."""
+    receipt = append(stockade_home)
+    thief = crypto.Signer(SEED)
+    stolen = Receipt(receipt.payload, (Signature(thief.id, thief.sign(to_sign(receipt.payload))),))
+    assert failure(stolen, thief.public) == "unknown-key"
+
+
+def test_a_second_key_signs_beside_the_first(stockade_home: Path) -> None:
+    receipt = append(stockade_home)
+    both = receipt.cosigned(crypto.private_pem(SEED))
+    second = crypto.Signer(SEED).public
+    first = public(stockade_home)
+    assert verify(both.encode(), [first, second]).hash == receipt.hash
+    assert both.cosigned(crypto.private_pem(SEED)) == both
+    assert failure(receipt, [first, second]) == "unknown-key"  # type: ignore[arg-type]
+    spoilt = Receipt(both.payload, (both.signatures[0], Signature(both.signatures[1].keyid, bytes(64))))
+    assert failure(spoilt, [first, second]) == "signature"  # type: ignore[arg-type]
+    assert failure(Receipt(both.payload, both.signatures[:1] * 2), first) == "malformed"
+
+
+def test_a_true_receipt_of_another_kind_is_malformed(stockade_home: Path) -> None:
+    """Signed by the right key, and yet nothing that this version made."""
+    append(stockade_home)
+    signer = chain.keys.signer(str(stockade_home), log(stockade_home).settings)
+    good = msgspec.json.decode(log(stockade_home).get(1).payload)
+    for payload in (
+        b"{}",
+        b"not json",
+        canonical({**good, "predicateType": "urn:stockade:receipt:2"}),
+        canonical({**good, "more": 1}),
+        canonical({**good, "predicate": {**good["predicate"], "sequence": "one"}}),
+    ):
+        odd = Receipt(payload, (Signature(signer.id, signer.sign(to_sign(payload))),))
+        assert failure(odd, signer.public) == "malformed"
+
+
+def test_what_is_required_must_have_been_enforced(stockade_home: Path) -> None:
+    receipt, key = append(stockade_home), public(stockade_home)
+    verify(receipt, key, require=["processes"])
+    assert failure(receipt, key, require=["processes", "limits.memory"]) == "weaker"
+    assert failure(receipt, key, require=["network.none"]) == "weaker"
+    with pytest.raises(PolicyError, match="not a control"):
+        verify(receipt, key, require=["netwrk"])
+
+
+def test_pem_and_raw_keys_are_taken_and_others_are_not(stockade_home: Path) -> None:
+    receipt, key = append(stockade_home), public(stockade_home)
+    pem = crypto.public_pem(key)
+    assert verify(receipt, pem) == verify(receipt, pem.decode()) == verify(receipt.encode().decode(), key)
+    for bad in (b"", b"short", crypto.private_pem(SEED)):
+        assert failure(receipt, bad) == "unknown-key"
+    with pytest.raises(PolicyError, match="no key"):
+        verify(receipt, [])
+
+
+def test_the_policy_and_the_result_must_be_those_of_the_run(stockade_home: Path) -> None:
+    policy = Policy(limits={"wall": "20s"})
+    one = stockade.run(["echo", "one"], policy)
+    two = stockade.run(["echo", "two"], policy)
+    assert one.receipt is not None
+    key = public(stockade_home)
+    verify(one.receipt, key, policy=policy, result=one, require=["files", "network.none", "limits.wall"])
+    assert failure(one.receipt, key, policy=Policy()) == "policy"
+    assert failure(one.receipt, key, result=two) == "result"
+    for changed in (
+        msgspec.structs.replace(one, exit_code=1),
+        msgspec.structs.replace(one, stdout=b"One\n"),
+        msgspec.structs.replace(one, stderr=b"!"),
+        msgspec.structs.replace(one, reason="well"),
+    ):
+        assert failure(one.receipt, key, result=changed) == "result"
+
+
+def test_the_documented_way_with_openssl_and_jq_works(stockade_home: Path, tmp_path: Path) -> None:
+    need_program("openssl")
+    need_program("jq")
+    text = (ROOT / "docs/receipts.md").read_text()
+    (script,) = re.findall(r"```sh\n(# verify with openssl and jq.*?)```", text, re.DOTALL)
+    receipt = append(stockade_home)
+    (tmp_path / "run.json").write_bytes(receipt.encode() + b"\n")
+    (tmp_path / "stockade.pem").write_bytes(crypto.public_pem(public(stockade_home)))
+
+    def done() -> subprocess.CompletedProcess[str]:
+        command = ["bash", "-eu", "-o", "pipefail", "-c", script]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    good = done()
+    assert good.returncode == 0 and "Signature Verified Successfully" in good.stdout, good.stderr
+    assert '"outcome": "exited"' in good.stdout
+    forged = receipt.payload.replace(b'"exited"', b'"denied"')
+    (tmp_path / "run.json").write_bytes(Receipt(forged, receipt.signatures).encode())
+    assert done().returncode != 0

@@ -1,0 +1,84 @@
+"""Receipts without runs: the log, the keys and the verifier need none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from stockade import state
+from stockade.receipt import chain, keys
+from stockade.receipt.statement import (
+    Command,
+    Ending,
+    HostFacts,
+    Network,
+    Predicate,
+    Receipt,
+    Seen,
+    Statement,
+    Subject,
+    Used,
+    Who,
+)
+
+WORDS = "0" * 64
+
+
+def statement(link: chain.Link, agent: str = "", outcome: str = "exited", started: str = "") -> Statement:
+    """A run that nobody has made."""
+    full = Seen("default", "pid namespace", "namespace descriptor compared", "namespace descriptors compared")
+    weaker = Seen(
+        'limits.memory = "1G"', "RLIMIT_AS for each process only", "accepted weaker", "accepted weaker"
+    )
+    return Statement(
+        (Subject("stdout", {"sha256": WORDS}),),
+        Predicate(
+            chain=link.chain,
+            sequence=link.sequence,
+            previous=link.previous,
+            key=link.key,
+            sandbox="",
+            who=Who(agent=agent),
+            command=Command("true", WORDS),
+            backend="native",
+            policy=WORDS,
+            plan=WORDS,
+            filter=WORDS,
+            controls={"processes": full, "limits.memory": weaker},
+            evidence={},
+            network=Network("none"),
+            ending=Ending(outcome, 0),
+            usage=Used(0, 0, 0, None, None, {}),
+            started=started or "2026-05-01T12:00:00.000000Z",
+            duration=1,
+            host=HostFacts("6.18", "x86_64", 7, "0.1.0", 0),
+        ),
+    )
+
+
+def log(home: Path) -> chain.Chain:
+    """The log of a state directory, which is made where it is missing."""
+    return chain.of(state.ensure(str(home)))
+
+
+def append(home: Path, agent: str = "", outcome: str = "exited", started: str = "") -> Receipt:
+    """One receipt more."""
+    return log(home).append(lambda link: statement(link, agent, outcome, started))
+
+
+def public(home: Path, id: str = "") -> bytes:
+    """A public key of a state directory; the current one without an id."""
+    return keys.find(str(home), id).public
+
+
+def main() -> None:
+    """Append until killed or for so many times, and say after each that it is there."""
+    home, count = Path(sys.argv[1]), int(sys.argv[2])
+    for _ in range(count):
+        made = append(home, agent=sys.argv[3])
+        sys.stdout.write(f"{made.predicate.sequence} {made.hash}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
