@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stockade import cli
-from stockade.receipt import crypto, keys
+from stockade.receipt import chain, crypto, keys
 from stockade.receipt.statement import Receipt
 from support.made_receipts import append, log, public
 
@@ -51,6 +51,20 @@ def test_a_refused_run_writes_one_too(capsys: Captured) -> None:
     assert receipt.predicate.ending.outcome == "setup-failed"
     assert cli.main(["verify", "../run.json"]) == 0
     assert "nothing was started" in capsys.readouterr().out
+
+
+def test_a_run_without_a_receipt_says_how_it_ended_and_fails(
+    stockade_home: Path, capfd: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(stockade_home)
+    monkeypatch.setattr(chain.Chain, "ready", lambda self: keys._signers.clear())
+    (stockade_home / "keys" / keys.SIGNING).chmod(0o644)
+    assert cli.main(["run", "--json", "--", "echo", "x"]) == 125
+    told = json.loads(capfd.readouterr().out)
+    assert (told["outcome"], told["ok"], told["stdout"]) == ("exited", False, "x\n")
+    assert "has no receipt" in told["receipt_error"]
+    assert cli.main(["run", "--", "true"]) == 125
+    assert "has no receipt" in capfd.readouterr().err
 
 
 def test_a_place_that_cannot_be_written_is_noticed_before_the_run(capsys: Captured) -> None:

@@ -46,5 +46,9 @@ BARS = {
     "workspace/checkout": Bar(
         1.15, "git commits and checkouts in an overlay, by a plain directory's", aim=True
     ),
+    "receipt/made": Bar(0.6, "time to make, sign and log a receipt, by that of a bare posix_spawn", aim=True),
+    "receipt/verified": Bar(0.25, "time to verify a receipt, by that of a bare posix_spawn", aim=True),
+    "receipt/long": Bar(1.5, "time to append to a log of a million receipts, by that to an empty one"),
+    "receipt/command": Bar(4.0, "time of `stockade run -- true`, by that of `python -c pass`", aim=True),
     "walls/open": Bar(0, "attacks of the probe that get through", unit="walls", exact=True),
 }

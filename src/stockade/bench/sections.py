@@ -19,7 +19,7 @@ import msgspec
 
 from stockade import gate
 from stockade.bench import inside as jobs
-from stockade.bench import probe
+from stockade.bench import probe, receipts
 from stockade.bench.bars import BARS
 from stockade.bench.measure import Figure, Peer, Section, Timing, interleaved, peers, ratio, timing
 from stockade.bench.rivals import BWRAP, OURS, SANDLOCK, SPAWN, STAGED, SUBPROCESS, Contender, contenders
@@ -308,6 +308,11 @@ def heap(ground: Ground) -> Section:
     return Section(tuple(figures), timings)
 
 
+def receipt(ground: Ground) -> Section:
+    """What the signed record of a run costs."""
+    return receipts.measure(ground.disk, ground.rounds(10, 40))
+
+
 def walls(ground: Ground) -> Section:
     """The same attacks on everyone: a comparison of speed means little without it."""
     secret = ground.disk / "home" / ".ssh" / "id_ed25519"
@@ -341,6 +346,7 @@ SECTIONS: dict[str, Callable[[Ground], Section]] = {
     "memory": memory,
     "heap": heap,
     "workspace": workspace,
+    "receipt": receipt,
     "walls": walls,
 }
 ATTEMPTS = 3

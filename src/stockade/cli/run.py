@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stockade.cli import output
-from stockade.errors import PolicyError, SetupError, StockadeError
+from stockade.errors import PolicyError, ReceiptError, SetupError, StockadeError
 
 if TYPE_CHECKING:
     from stockade.policy import Discovered
@@ -56,7 +56,11 @@ def main(argv: list[str]) -> int:
             raise
         refused = {"outcome": "setup-failed", "ok": False, "exit_code": 125}
         why = (error.message, error.hint) if isinstance(error, StockadeError) else (output.reason(error), "")
-        _write_json(args, {**refused, "reason": why[0], "hint": why[1]})
+        if isinstance(error, ReceiptError) and error.result is not None:
+            # It has run, and whoever reads this must know how that ended.
+            _write_json(args, {**_plain(error.result), "ok": False, "receipt_error": why[0]})
+        else:
+            _write_json(args, {**refused, "reason": why[0], "hint": why[1]})
         return 125
 
 

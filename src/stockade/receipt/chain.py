@@ -152,12 +152,17 @@ class Chain:
                 return self._append(write)
 
     def _append(self, write: Callable[[Link], Statement]) -> Receipt:
+        with self._writing() as connection:
+            return self._appended(connection, write)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """Nobody else writes meanwhile. What was written counts when it is left, if nothing was raised."""
         connection = self._connection()
         connection.execute("BEGIN IMMEDIATE")
         try:
-            receipt = self._appended(connection, write)
+            yield connection
             connection.execute("COMMIT")
-            return receipt
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
@@ -207,13 +212,8 @@ class Chain:
 
     def rotate(self, passphrase: bytes | None = None) -> str:
         """Let a new key sign from now on, between two receipts."""
-        with self._lock, self._told():
-            connection = self._connection()
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                return keys.rotate(self.home, passphrase)
-            finally:
-                connection.execute("ROLLBACK")
+        with self._lock, self._told(), self._writing():
+            return keys.rotate(self.home, passphrase)
 
     def rows(self, asked: Filter | None = None, *, newest: int | None = None) -> list[Row]:
         """What is in the log, the oldest first; at most the `newest` so many."""

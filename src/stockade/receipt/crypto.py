@@ -9,7 +9,7 @@ give the same signature. Everything else (verifying, encrypted keys) is
 
 from __future__ import annotations
 
-import base64
+import binascii
 import os
 from collections.abc import Callable
 from typing import Any
@@ -193,7 +193,7 @@ def read_public(pem: bytes, name: str) -> bytes:
 
 
 def _pem(label: str, der: bytes) -> bytes:
-    text = base64.b64encode(der).decode()
+    text = binascii.b2a_base64(der, newline=False).decode()
     return f"-----BEGIN {label}-----\n{text}\n-----END {label}-----\n".encode()
 
 
@@ -205,7 +205,7 @@ def _unpack(pem: bytes, label: str, prefix: bytes) -> bytes | None:
     ):
         return None
     try:
-        der = base64.b64decode(b"".join(lines[1:-1]), validate=True)
-    except ValueError:
+        der = binascii.a2b_base64(b"".join(lines[1:-1]), strict_mode=True)
+    except binascii.Error:
         return None
     return der[len(prefix) :] if der.startswith(prefix) and len(der) == len(prefix) + KEY_BYTES else None

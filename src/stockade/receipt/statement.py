@@ -10,7 +10,7 @@ another receipt, or none.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgspec
@@ -152,8 +152,10 @@ class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     payload_type: str = msgspec.field(default=PAYLOAD_TYPE, name="payloadType")
 
 
-_statements = msgspec.json.Decoder(Statement)
-_envelopes = msgspec.json.Decoder(_Envelope)
+@lru_cache(maxsize=1)
+def _decoders() -> tuple[msgspec.json.Decoder[Statement], msgspec.json.Decoder[_Envelope]]:
+    """Made when they are first needed: whoever makes receipts need not read any."""
+    return msgspec.json.Decoder(Statement), msgspec.json.Decoder(_Envelope)
 
 
 class Receipt(msgspec.Struct, frozen=True, dict=True):
@@ -172,7 +174,7 @@ class Receipt(msgspec.Struct, frozen=True, dict=True):
     def statement(self) -> Statement:
         """The payload as a value; ReceiptError if it is none."""
         try:
-            found = _statements.decode(self.payload)
+            found = _decoders()[0].decode(self.payload)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise malformed(f"its payload is not a statement of Stockade's: {error}") from None
         if (found.type, found.predicate_type) != (STATEMENT_TYPE, PREDICATE_TYPE):
@@ -224,7 +226,7 @@ class Receipt(msgspec.Struct, frozen=True, dict=True):
             raise malformed("it is too large for a receipt")
         line = data.removesuffix(b"\n")
         try:
-            found = _envelopes.decode(line)
+            found = _decoders()[1].decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise malformed(f"it is not an envelope: {error}") from None
         if found.payload_type != PAYLOAD_TYPE or not found.signatures:

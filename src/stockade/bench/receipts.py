@@ -1,0 +1,114 @@
+"""What receipts cost: to make one, to verify one, in a long log, and in the command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stockade import Receipt, Sandbox, verify
+from stockade.bench.measure import Figure, Section, interleaved, ratio, timing
+from stockade.bench.rivals import SPAWN
+from stockade.receipt import chain, keys
+from stockade.receipt.making import ended
+
+MILLION = 1_000_000
+TRUE = "/bin/true"
+COMMAND = (
+    "import sys; from stockade.cli import main; sys.exit(main(['run', '-q', '--discard', '--', 'true']))"
+)
+
+
+def measure(place: Path, rounds: int) -> Section:
+    """Each against something that everybody knows the price of, in turns."""
+    with tempfile.TemporaryDirectory(prefix="receipts-", dir=place) as directory:
+        one, long = Path(directory, "one"), Path(directory, "long")
+        with _begun(one) as short_log, _begun(long) as long_log:
+            _lengthen(long)
+            return _measured(one, short_log, long_log, rounds)
+
+
+@contextmanager
+def _begun(home: Path) -> Iterator[Callable[[], Receipt]]:
+    """What makes one receipt more in a state directory: of a run that has ended, with its real evidence."""
+    before = os.environ.get("STOCKADE_HOME")
+    os.environ["STOCKADE_HOME"] = str(home)
+    try:
+        with Sandbox() as box:
+            result = box.run([TRUE])
+            account = box._account([TRUE], None)
+            digests = {"stdout": "0" * 64, "stderr": "0" * 64}
+
+            def make() -> Receipt:
+                receipt = ended(account, result, digests).receipt
+                assert receipt is not None
+                return receipt
+
+            yield make
+    finally:
+        chain.shutdown()
+        os.environ.pop("STOCKADE_HOME")
+        if before is not None:
+            os.environ["STOCKADE_HOME"] = before
+
+
+def _measured(
+    home: Path, short_log: Callable[[], Receipt], long_log: Callable[[], Receipt], rounds: int
+) -> Section:
+    envelope, public = short_log().encode(), keys.find(str(home), "").public
+    turns = {
+        SPAWN: _spawn,
+        "receipt made": short_log,
+        "receipt made, a million before": long_log,
+        "receipt verified": lambda: verify(envelope, public),
+    }
+    times = interleaved({name: _timed(turn) for name, turn in turns.items()}, rounds * 10)
+    commands = {"python -c pass": "pass", "stockade run -- true": COMMAND}
+    started = {name: _timed(_python(code, home)) for name, code in commands.items()}
+    interleaved(started, 2)
+    times |= interleaved(started, rounds)
+    figures = (
+        Figure("receipt/made", ratio(times["receipt made"], times[SPAWN])),
+        Figure("receipt/verified", ratio(times["receipt verified"], times[SPAWN])),
+        Figure("receipt/long", ratio(times["receipt made, a million before"], times["receipt made"])),
+        Figure("receipt/command", ratio(times["stockade run -- true"], times["python -c pass"])),
+    )
+    return Section(figures, {name: timing(taken) for name, taken in times.items()})
+
+
+def _timed(turn: Callable[[], object]) -> Callable[[], float]:
+    def taken() -> float:
+        began = time.perf_counter()
+        turn()
+        return (time.perf_counter() - began) * 1000
+
+    return taken
+
+
+def _lengthen(home: Path) -> None:
+    """Make a log look as if it had a million receipts."""
+    log = chain.of(str(home))
+    numbers = (
+        f"WITH RECURSIVE numbers(value) AS (SELECT 2 UNION ALL SELECT value + 1 FROM numbers"
+        f" WHERE value < {MILLION}) INSERT INTO"
+    )
+    with log._writing() as connection:
+        connection.execute(
+            f"{numbers} receipts SELECT value, '', '', '', '', '', 'exited', 'true' FROM numbers"
+        )
+        connection.execute(f"{numbers} statements SELECT value, '', x'', x'' FROM numbers")
+
+
+def _spawn() -> None:
+    pid = os.posix_spawn(TRUE, [TRUE], {})
+    os.waitpid(pid, 0)
+
+
+def _python(code: str, home: Path) -> Callable[[], object]:
+    environ = {**os.environ, "STOCKADE_HOME": str(home)}
+    return lambda: subprocess.run([sys.executable, "-c", code], cwd=home.parent, env=environ, check=True)
