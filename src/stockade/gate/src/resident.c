@@ -200,10 +200,25 @@ static void forget_spare(int end)
 	spare.pid = 0;
 }
 
+/* In the order in which the supervisor knows them. Looking them up in /proc takes as long as half a
+ * network namespace, so the pidfd is asked where it can answer (Linux 6.11). */
+static int namespace_of(pid_t pid, int pidfd, unsigned index)
+{
+	static const struct {
+		const char *name;
+		unsigned char number;
+	} kinds[] = {{"user", 10}, {"mnt", 3}, {"pid", 5}, {"ipc", 2}, {"uts", 9}, {"net", 4}, {"cgroup", 1}};
+	char path[48];
+	int found = ioctl(pidfd, _IO(0xff, kinds[index].number), 0);
+	if (found >= 0 || (errno != ENOTTY && errno != EINVAL && errno != EOPNOTSUPP))
+		return found;
+	snprintf(path, sizeof path, "/proc/%d/ns/%s", (int)pid, kinds[index].name);
+	return open(path, O_RDONLY | O_CLOEXEC);
+}
+
 /* Clones a first process. `like` is the plan that it is to begin with, or NULL. NULL, or what failed. */
 static const char *make_spare(const struct plan *like, uint64_t flags, uint64_t every, int cgroup)
 {
-	static const char *const names[] = {"user", "mnt", "pid", "ipc", "uts", "net", "cgroup"};
 	static struct box box; /* static: the clone keeps it after this frame is gone */
 	int ends[2];
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
@@ -248,9 +263,7 @@ static const char *make_spare(const struct plan *like, uint64_t flags, uint64_t 
 		failed = "id maps";
 	/* Now: later it cannot be looked at any more. */
 	for (unsigned i = 1; i < 8 && !failed; i++) {
-		char path[48];
-		snprintf(path, sizeof path, "/proc/%d/ns/%s", (int)pid, names[i - 1]);
-		spare.shown[i] = open(path, O_RDONLY | O_CLOEXEC);
+		spare.shown[i] = namespace_of(pid, spare.shown[0], i - 1);
 		if (spare.shown[i] < 0)
 			failed = "namespaces";
 	}
@@ -354,14 +367,13 @@ static int wants_spare(void)
 	return spare.pid == 0 && last.bytes && last.launches > 1;
 }
 
-/* Whether something was made for the next launch. A failure is reported by the launch that needs it. */
+/* Whether something was made for the next launch. A failure is reported by the launch that needs it. A
+ * network first: a spare takes longer, and the program that has just been started needs the processors. */
 static int get_ahead(void)
 {
-	if (make_network())
-		return 0;
-	if (wants_spare())
-		return make_spare(&last.plan, last.flags, last.plan.ops[0].b, -1) == NULL;
-	return spare_network;
+	if (!spare_network && !host_network)
+		return make_network() == 0 && spare_network;
+	return make_spare(&last.plan, last.flags, last.plan.ops[0].b, -1) == NULL;
 }
 
 static void launch(const int *descriptors, unsigned count)
