@@ -28,6 +28,7 @@ from stockade.errors import (
 if TYPE_CHECKING:
     from stockade.controls import Control
     from stockade.host import host
+    from stockade.live.pool import Pool
     from stockade.policy import Limits, Policy, Syscalls, WorkspaceRule
     from stockade.receipt.statement import Receipt
     from stockade.receipt.verify import verify
@@ -50,6 +51,7 @@ __all__ = [
     "Outcome",
     "Policy",
     "PolicyError",
+    "Pool",
     "Process",
     "Receipt",
     "ReceiptError",
@@ -78,6 +80,7 @@ _LAZY = {
     "AsyncProcess": "stockade.sandbox.aio",
     "AsyncSandbox": "stockade.sandbox.aio",
     "Outcome": "stockade.sandbox.result",
+    "Pool": "stockade.live.pool",
     "Process": "stockade.sandbox.process",
     "Receipt": "stockade.receipt.statement",
     "Result": "stockade.sandbox.result",

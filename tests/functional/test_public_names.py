@@ -25,6 +25,7 @@ NAMES = [
     "Outcome",
     "Policy",
     "PolicyError",
+    "Pool",
     "Process",
     "Receipt",
     "ReceiptError",

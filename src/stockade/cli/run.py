@@ -76,6 +76,8 @@ def parser(command: str) -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("-p", "--policy", metavar="FILE", help="the policy; no other file is looked at")
+    add("--agent", metavar="NAME", default="", help="the policy that your layers give this agent")
+    add("--category", metavar="NAME", default="", help="its category, where the layers do not say")
     add("--read", metavar="PATH", action="append", help="show a path read-only")
     add("--write", metavar="PATH", action="append", help="show a path writable for real")
     add("--deny", metavar="PATH", action="append", help="hide a path, also inside what is shown")
@@ -147,7 +149,14 @@ def discovered(args: argparse.Namespace) -> Discovered:
         if reason and not args.quiet:
             output.say(f"no workspace, a private home instead: {reason}")
     return discover(
-        caller.cwd, caller.environ, caller.home, flags=_flags(args), file=args.policy, workspace=workspace
+        caller.cwd,
+        caller.environ,
+        caller.home,
+        flags=_flags(args),
+        file=args.policy,
+        workspace=workspace,
+        agent=args.agent,
+        category=args.category,
     )
 
 
@@ -173,6 +182,12 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
         "workspace": workspace,
     }
     return {key: value for key, value in flags.items() if value}
+
+
+def _who(args: argparse.Namespace) -> dict[str, str] | None:
+    """What the receipt says: the agent that the policy is for, and what was said besides."""
+    said = {"agent": args.agent, "category": args.category} | _pairs("--who", args.who)
+    return {name: value for name, value in said.items() if value} or None
 
 
 def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
@@ -223,7 +238,7 @@ def _supervised(args: argparse.Namespace, words: list[str], keep: Callable[[Rece
         on_exit=args.on_exit or "keep",
         workspace=workspace,
         snapshot=args.snapshot,
-        who=_pairs("--who", args.who) or None,
+        who=_who(args),
         keep_output=bool(args.json),
         pinned=found.pinned,
         cancelled_by=(KeyboardInterrupt,),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
@@ -322,16 +323,39 @@ class Sandbox(Living):
         who: Who | Mapping[str, str] | None = None,
     ) -> Result:
         """Run a command to its end. The sandbox and what is in it live on."""
+        return self._run(
+            cmd, who, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
+            on_stderr=on_stderr, kept=True,
+        )  # fmt: skip
+
+    def run_last(self, cmd: Sequence[str], **options: Any) -> Result:
+        """Run a command as `run` does; the sandbox ends with it. Nobody else may use it then.
+
+        Its first process attends to the command itself, which saves one process.
+        """
+        return self._run(cmd, options.pop("who"), given=options.pop("input"), kept=False, **options)
+
+    def _run(self, cmd: Sequence[str], who: Who | Mapping[str, str] | None, **options: Any) -> Result:
         account = self._account(cmd, who)
         with account.telling():
-            prepared = self._opened()[1]
-            run = command(
-                prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
-                on_stdout=on_stdout, on_stderr=on_stderr, kept=True, meanwhile=account.ready,
-            )  # fmt: skip
-            self._before_run()
+            run = command(self._opened()[1], cmd, meanwhile=account.ready, **options)
+            if run.kept:
+                self._before_run()
             with self._used() as (box, prepared), Events() as events:
+                if not run.kept:
+                    events.watch(box.connection.fileno())
                 return drive(self._running(box, prepared, run, account, events), events)
+
+    @property
+    def gate(self) -> int | None:
+        """A descriptor that is ready to read when everything inside has ended; None once it is closed."""
+        return None if self._box is None else self._box.pidfd
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing lives inside any more."""
+        gate = self.gate
+        return gate is None or bool(select.select([gate], [], [], 0)[0])
 
     def start(
         self,
