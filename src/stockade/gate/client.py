@@ -46,7 +46,7 @@ OPERATIONS = (
     "mask", "cgroup",
 )  # fmt: skip
 
-_REPLY = struct.Struct("=IIiIIIQQQQ256s")
+_REPLY = struct.Struct("=IIiIIIQQQQQ256s")
 _REQUEST = struct.Struct("=IIIIQ")
 _BODY = struct.Struct("=III")
 _CREDENTIALS = struct.Struct("=iII")
@@ -71,6 +71,8 @@ class Reply(msgspec.Struct, frozen=True):
     #: The sender, as the kernel knows it.
     pid: int
     descriptors: tuple[int, ...]
+    #: When a run ended, by the monotonic clock; 0 where that is not known.
+    at: float = 0.0
 
 
 class Channel:
@@ -108,10 +110,10 @@ class Channel:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if not data:
             return None
-        kind, op, error, status, index, ended, user, system, peak, switches, words = _REPLY.unpack(data)
+        kind, op, error, status, index, ended, user, system, peak, switches, at, words = _REPLY.unpack(data)
         return Reply(
             kind, OPERATIONS[op], error, status, index, ended, user / 1e6, system / 1e6, peak * 1024,
-            switches, words.partition(b"\0")[0].decode("utf-8", "replace"), pid, descriptors,
+            switches, words.partition(b"\0")[0].decode("utf-8", "replace"), pid, descriptors, at / 1e6,
         )  # fmt: skip
 
     def signal(self, number: int, *, everything: bool = False) -> None:

@@ -206,7 +206,7 @@ class Started:
                     events.forget(self._channel.fileno())
                     if self._closed:
                         raise closed()
-                    wall = time.monotonic() - self._watch.began
+                    wall = self._watch.took(reply)
                     gate_died = reply is None and (yield from died(self._gate, events))
                     if gate_died:
                         reply = self._watch.box.last_words()

@@ -100,7 +100,7 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
         pumps.rest()
         pumps.close()
         watch.close()
-        wall = time.monotonic() - watch.began
+        wall = watch.took(reply)
         gate_died = reply is None and (not run.kept or (yield from died(box.pidfd, events)))
         return Ended(
             # The gate may have said why it gave up.
@@ -239,6 +239,11 @@ class Watch:
         except BaseException:
             self.channel.end(0)
             raise
+
+    def took(self, reply: client.Reply | None) -> float:
+        """How long it took: until the gate saw its end, which may be earlier than it is heard of."""
+        end = reply.at if reply is not None and reply.at else time.monotonic()
+        return max(0.0, end - self.began)
 
     def close(self) -> None:
         while self._watched:

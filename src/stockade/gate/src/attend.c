@@ -184,6 +184,9 @@ static _Noreturn void report(const struct box *box, const struct watch *watch)
 	    .kind = REPLY_EXITED, .status = (uint32_t)watch->status, .ended = watch->ended};
 	if (box->breaches->count != watch->breaches)
 		reply.ended = box->breaches->kind;
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	reply.ended_us = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 	getrusage(RUSAGE_CHILDREN, &usage);
 	reply.user_us = (uint64_t)usage.ru_utime.tv_sec * 1000000 + (uint64_t)usage.ru_utime.tv_usec;
 	reply.system_us = (uint64_t)usage.ru_stime.tv_sec * 1000000 + (uint64_t)usage.ru_stime.tv_usec;

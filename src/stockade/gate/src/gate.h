@@ -61,6 +61,7 @@ struct reply {
 	int32_t error;
 	uint32_t status, index, ended;
 	uint64_t user_us, system_us, peak_kib, switches;
+	uint64_t ended_us; /* of a run: when, by CLOCK_MONOTONIC; the supervisor may hear of it later */
 	char text[256];
 };
 
