@@ -53,6 +53,14 @@ def test_a_refused_run_writes_one_too(capsys: Captured) -> None:
     assert "nothing was started" in capsys.readouterr().out
 
 
+def test_what_is_no_run_leaves_no_receipt_that_could_be_taken_for_its(capsys: Captured) -> None:
+    assert cli.main(["run", "--receipt", "../run.json", "-p", "no-such-policy", "--", "true"]) == 125
+    assert not Path("../run.json").exists()
+    Path("../run.json").write_text("of another run\n")
+    assert cli.main(["run", "--receipt", "../run.json", "-p", "no-such-policy", "--", "true"]) == 125
+    assert Path("../run.json").read_text() == ""
+
+
 def test_a_run_without_a_receipt_says_how_it_ended_and_fails(
     stockade_home: Path, capfd: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

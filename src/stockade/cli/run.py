@@ -264,12 +264,17 @@ def _receipt(path: str | None) -> Iterator[Callable[[Receipt | None], None]]:
     if path is None:
         yield lambda receipt: None
         return
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
+    # Emptied at once: an older receipt must not be taken for that of this run.
+    flags = os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOCTTY
+    new = not os.path.lexists(path)
+    file = os.open(path, flags | os.O_CREAT, 0o666)
+    kept = False
 
     def keep(receipt: Receipt | None) -> None:
+        nonlocal kept
         if receipt is not None:
-            os.ftruncate(file, 0)
             _Passing(file)(receipt.encode() + b"\n")
+            kept = True
 
     try:
         yield keep
@@ -278,6 +283,8 @@ def _receipt(path: str | None) -> Iterator[Callable[[Receipt | None], None]]:
         raise
     finally:
         os.close(file)
+        if new and not kept:
+            os.unlink(path)
 
 
 def _seconds(text: str | None) -> float | None:

@@ -84,8 +84,9 @@ class Account:
         """The result with the receipt of its run; `streams` are the digests of what it printed."""
         from stockade.receipt import making
 
+        with_receipt = making.ended(self, result, streams)
         self._closed = True
-        return making.ended(self, result, streams)
+        return with_receipt
 
     def abandoned(self) -> None:
         """The caller has let go of the run before it ended."""

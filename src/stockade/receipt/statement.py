@@ -170,6 +170,9 @@ class Receipt(msgspec.Struct, frozen=True, dict=True):
     payload: bytes
     signatures: tuple[Signature, ...]
 
+    def __repr__(self) -> str:
+        return f"<Receipt {self.hash[:12]}>"
+
     @cached_property
     def statement(self) -> Statement:
         """The payload as a value; ReceiptError if it is none."""
