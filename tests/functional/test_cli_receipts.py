@@ -36,7 +36,7 @@ def test_a_run_writes_its_receipt_to_a_file(stockade_home: Path, capfd: Captured
     assert cli.main([*words, "--", "true"]) == 0
     receipt = Receipt.decode(Path("../run.json").read_bytes())
     assert (receipt.predicate.who.agent, receipt.predicate.who.action) == ("coder", "test")
-    assert cli.main(["verify", "../run.json", "--require", "files", "--require", "network.none"]) == 0
+    assert cli.main(["verify", "../run.json", "--require", "files", "ipc", "--require", "network.none"]) == 0
     said = capfd.readouterr().out
     assert receipt.id in said and "read from the kernel by the parent" in said and "coder" in said
     assert cli.main(["run", "--json", "--receipt", "../run.json", "--", "false"]) == 1
