@@ -17,6 +17,7 @@ from stockade import AsyncSandbox, Policy, PolicyError, Receipt, ReceiptError, S
 from stockade.gate import client
 from stockade.receipt import chain, keys
 from stockade.receipt.verify import check_log
+from stockade.sandbox import register
 from support.made_receipts import log, public
 from support.means import applies
 
@@ -200,6 +201,26 @@ def test_runs_of_several_threads_and_processes_make_one_chain(stockade_home: Pat
         box.run(["true"])
     assert [process.wait() for process in others] == [0, 0]
     assert len(receipts(stockade_home)) == 7
+
+
+@pytest.mark.usefixtures("swept")
+def test_what_a_killed_supervisor_could_not_sign_the_next_start_does(stockade_home: Path) -> None:
+    policy = Policy(limits={"wall": "50s"})
+    code = (
+        "import stockade, sys\n"
+        "policy = stockade.Policy(limits={'wall': '50s'})\n"
+        "stockade.run(['sh', '-c', 'echo begun; sleep 40'], policy, on_stdout=sys.stdout.buffer.write)\n"
+    )
+    with subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        process.kill()
+    for _ in range(2):  # and once only
+        register.sweep(str(stockade_home))
+        (receipt,) = receipts(stockade_home)
+    said = receipt.predicate
+    assert (said.ending.outcome, said.ending.error) == ("cancelled", "SupervisorDied")
+    assert said.policy == policy.hash and said.command.program == "sh" and said.controls == {}
 
 
 @pytest.mark.usefixtures("swept")

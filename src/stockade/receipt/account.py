@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from stockade.errors import ReceiptError, StockadeError
@@ -97,6 +98,12 @@ class Account:
 
         with contextlib.suppress(StockadeError, OSError):
             making.abandoned(self)
+
+
+@lru_cache(maxsize=64)
+def policy_hash(policy: Policy) -> str:
+    """The hash of a policy, which is a value: it is the same next time."""
+    return policy.hash
 
 
 def named(given: Who | Mapping[str, str] | None, over: Who | None = None) -> Who | None:

@@ -13,6 +13,7 @@ import msgspec
 from stockade._version import __version__
 from stockade.errors import ReceiptError, SetupError, StockadeError
 from stockade.receipt import chain
+from stockade.receipt.account import policy_hash
 from stockade.receipt.statement import (
     Command,
     Ending,
@@ -31,14 +32,17 @@ from stockade.receipt.statement import (
 )
 
 if TYPE_CHECKING:
-    from stockade.policy import Policy
     from stockade.receipt.account import Account
     from stockade.sandbox.launch import Prepared
+    from stockade.sandbox.records import Record
     from stockade.sandbox.result import Result
     from stockade.workspace.layers import Change
 
 #: What of a result its digest covers, besides the streams and the changes.
 COVERED = ("outcome", "exit_code", "signal", "reason", "hint", "truncated", "usage", "controls", "plan")
+#: What a receipt says where the supervisor was killed, and how far back a receipt of its own is looked for.
+ORPHANED = "SupervisorDied"
+NEWEST = 500
 #: As much as is kept of a program's name.
 MOST_NAME = 256
 NO_USE = Used(
@@ -87,6 +91,37 @@ def abandoned(account: Account) -> Receipt:
     return _made(account, Ending("cancelled", 130), NO_USE, {}, _micro(account.age))
 
 
+def orphaned(home: str, record: Record) -> None:
+    """Make the receipt of a run whose supervisor was killed, unless it came to that itself.
+
+    Only what was written down before it started is known: that it was begun, and under which policy.
+    """
+    log = chain.of(home)
+    newest = log.rows(newest=NEWEST)
+    if newest and any(
+        one.receipt.predicate.sandbox == record.id for one in log.all(first=newest[0].sequence)
+    ):
+        return
+    fields: dict[str, Any] = {
+        "sandbox": record.id,
+        "who": Who(),
+        "command": Command(record.command[0][:MOST_NAME], ""),
+        "backend": "",
+        "policy": record.policy,
+        "plan": record.plan,
+        "filter": "",
+        "controls": {},
+        "evidence": None,
+        "network": Network(""),
+        "ending": Ending("cancelled", 130, error=ORPHANED),
+        "usage": NO_USE,
+        "started": record.started.removesuffix("Z") + ".000000Z",
+        "duration": 0,
+        "host": _host(os.geteuid()),
+    }
+    log.append(lambda link: Statement((), Predicate(**msgspec.structs.asdict(link), **fields)))
+
+
 def _made(account: Account, ending: Ending, used: Used, subjects: dict[str, str], duration: int) -> Receipt:
     said = _said(account, ending, used, duration)
     about = tuple(Subject(name, {"sha256": found}) for name, found in sorted(subjects.items()))
@@ -113,7 +148,7 @@ def _said(account: Account, ending: Ending, used: Used, duration: int) -> dict[s
         "who": account.who or Who(),
         "command": _command(account.command),
         "backend": "" if plan is None else plan.backend,
-        "policy": _policy_hash(policy),
+        "policy": policy_hash(policy),
         "plan": "" if plan is None else plan.hash,
         "filter": "" if plan is None else plan.filter,
         # Where nothing was started, nothing was enforced.
@@ -167,11 +202,6 @@ def _controls(prepared: Prepared) -> dict[str, Seen]:
         name: Seen(text(one.requested), text(one.mechanism), one.observed, one.grade.value)
         for name, one in prepared.controls.items()
     }
-
-
-@lru_cache(maxsize=64)
-def _policy_hash(policy: Policy) -> str:
-    return policy.hash
 
 
 @lru_cache(maxsize=4)

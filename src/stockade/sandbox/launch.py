@@ -26,6 +26,7 @@ from stockade.host import host
 from stockade.host.model import Host
 from stockade.policy import Caller, Policy, Resolved, resolve
 from stockade.policy.resolve import Grant
+from stockade.receipt.account import policy_hash
 from stockade.sandbox import continued, register, scarce
 from stockade.sandbox.cgroup import Group
 from stockade.sandbox.evidence import (
@@ -439,7 +440,8 @@ def _raised(
                 seen[client.BORN] = reply.status
                 observe_birth(reply, prepared.plan, evidence)
                 if prepared.made.entry is not None:
-                    prepared.made.entry.update(gate=reply.status)
+                    said = {"policy": policy_hash(prepared.resolved.policy), "plan": prepared.plan.hash}
+                    prepared.made.entry.update(gate=reply.status, **said)
             elif reply.kind == client.MOUNTED:
                 seen[client.MOUNTED] = reply.pid
                 _adopt(reply, prepared)

@@ -47,6 +47,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     #: PID 1 of the sandbox as the supervisor sees it, and its birth.
     gate: int = 0
     gate_born: int = 0
+    #: The hashes of its policy and of its plan, for the receipt that a dead supervisor cannot make.
+    policy: str = ""
+    plan: str = ""
     supervisor: int = 0
     supervisor_born: int = 0
     #: The boot and the pid namespace in which the numbers mean something.

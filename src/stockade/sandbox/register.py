@@ -423,6 +423,11 @@ def _remains(home: str, record: Record, remove_groups: RemoveGroups) -> bool:
             remove_groups(record.groups)
         if record.layer:
             _remove_unchanged(home, record)
+        # Its supervisor may have been killed before it could make one.
+        if record.command and record.policy:
+            from stockade.receipt import making
+
+            making.orphaned(home, record)
     except Exception as error:  # whatever it is, the sandbox that is about to start has no part in it
         _log(f"what is left of sandbox {record.id} cannot be removed yet: {error}")
         return False
