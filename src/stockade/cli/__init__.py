@@ -17,9 +17,11 @@ from stockade.errors import StockadeError
 #: Every subcommand: the module that serves it and its line in `stockade --help`.
 COMMANDS = {
     "run": ("stockade.cli.run", "run a command behind every wall of the policy"),
+    "init": ("stockade.cli.init", "write a policy for this project, with which its tests run"),
     "plan": ("stockade.cli.plan", "show what `run` would do, without doing it"),
     "ps": ("stockade.cli.ps", "list the sandboxes that live now"),
     "kill": ("stockade.cli.kill", "end sandboxes, whoever started them"),
+    "logs": ("stockade.cli.logs", "list what earlier runs did"),
     "diff": ("stockade.cli.diff", "show what a run changed in its workspace"),
     "commit": ("stockade.cli.commit", "take a run's changes over into your files"),
     "discard": ("stockade.cli.discard", "forget a run's changes"),
@@ -32,6 +34,9 @@ COMMANDS = {
     "profiles": ("stockade.cli.profiles", "list the named starting points for a policy"),
     "policy": ("stockade.cli.policy", "check a policy file, or print the schema"),
     "trust": ("stockade.cli.trust", "let this project's own policy widen yours"),
+    "purge": ("stockade.cli.purge", "remove everything that Stockade keeps"),
+    "completion": ("stockade.cli.completion", "print what a shell needs to complete command lines"),
+    "man": ("stockade.cli.man", "print the manual page"),
     "bench": ("stockade.cli.bench", "measure Stockade against its rivals on this machine"),
 }
 
@@ -40,6 +45,7 @@ REFUSED = 125
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code."""
+    output.Manner.quiet = output.Manner.verbose = False
     try:
         _open_streams()
         try:

@@ -11,13 +11,32 @@ from stockade.state import state_dir
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    args = parser().parse_args(argv)
+    if args.command == "schema":
+        from stockade.policy.schema import schema
+
+        print(_json(schema()))
+        return 0
+    from stockade.backends import syscalls
+
+    caller = Caller.current()
+    # As `stockade run` would have it: the directory one is in is the workspace if it can be.
+    here = None if unfit(caller.cwd, caller, state_dir(caller.environ, caller.home)) else caller.cwd
+    found = discover(caller.cwd, caller.environ, caller.home, file=args.file, workspace=here)
+    syscalls.check_names(found.policy.syscalls.allow)
+    print(_json(_facts(found)) if args.json else _summary(found))
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
         prog="stockade policy",
         description="Check a policy, or print the JSON Schema of policy files.",
         epilog="examples:\n  stockade policy check stockade.toml\n  stockade policy schema > schema.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", metavar="check | schema", required=True)
+    commands = made.add_subparsers(dest="command", metavar="check | schema", required=True)
     check = commands.add_parser(
         "check",
         help="say whether a policy is sound, and what it needs",
@@ -34,21 +53,7 @@ def main(argv: list[str]) -> int:
         epilog="example:\n  stockade policy schema > schema.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    args = parser.parse_args(argv)
-    if args.command == "schema":
-        from stockade.policy.schema import schema
-
-        print(_json(schema()))
-        return 0
-    from stockade.backends import syscalls
-
-    caller = Caller.current()
-    # As `stockade run` would have it: the directory one is in is the workspace if it can be.
-    here = None if unfit(caller.cwd, caller, state_dir(caller.environ, caller.home)) else caller.cwd
-    found = discover(caller.cwd, caller.environ, caller.home, file=args.file, workspace=here)
-    syscalls.check_names(found.policy.syscalls.allow)
-    print(_json(_facts(found)) if args.json else _summary(found))
-    return 0
+    return output.with_manners(made)
 
 
 def _facts(found: Discovered) -> dict[str, object]:
@@ -73,7 +78,7 @@ def _summary(found: Discovered) -> str:
     ]
     return (
         f"{output.paint('ok', 'green')}: {output.clean(', '.join(found.sources)) or 'the default policy'}\n"
-        f"sha256 {policy.hash}\n\n" + output.table(rows, ["CONTROL", "", "BECAUSE OF"])
+        f"sha256 {policy.hash}\n\n" + output.table(rows, ["CONTROL", "", "BECAUSE OF"], wrap=(2,))
     )
 
 

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
         return 125
 
 
-def parser(command: str) -> argparse.ArgumentParser:
+def parser(command: str = "run") -> argparse.ArgumentParser:
     """The options that say what to run and under which policy; `plan` takes them too."""
     made = argparse.ArgumentParser(
         prog=f"stockade {command}",
@@ -99,8 +99,7 @@ def parser(command: str) -> argparse.ArgumentParser:
         )
         add("--json-fd", metavar="N", type=int, help="write the result as JSON to descriptor N")
     add("--json", action="store_true", help="print JSON and nothing else")
-    add("-v", "--verbose", action="store_true", help="say what was enforced")
-    add("-q", "--quiet", action="store_true", help="say nothing but errors")
+    output.with_manners(made, verbose="say what was enforced")
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
     return made
 
@@ -213,7 +212,7 @@ def _run(args: argparse.Namespace) -> int:
     if sinks:
         _report_end(result, quiet=quiet)
         if any(sink.lost for sink in sinks):
-            output.say("output was lost: its reader took nothing more until the time was over")
+            output.error("output was lost: its reader took nothing more until the time was over")
     if not quiet:
         _report(result, verbose=args.verbose, discarded=args.on_exit == "discard")
     if result.commit_error and not args.json:
