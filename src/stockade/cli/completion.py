@@ -95,13 +95,15 @@ def _bash(commands: list[Command]) -> str:
     return f"""# bash completion for stockade
 _stockade() {{
     local current=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} command=${{COMP_WORDS[1]}}
-    local options= words= kinds= value= place known
+    local options= words= kinds= value= place known sign=
     COMPREPLY=()
-    # bash takes = and @ for words of their own.
-    if [[ $current == = ]]; then
-        current=
-    elif [[ $before == = ]]; then
-        before=${{COMP_WORDS[COMP_CWORD-2]}}
+    # bash takes = and @ for words of their own, unless it was told not to.
+    if [[ $current == [=@] ]]; then
+        sign=$current current=
+    elif [[ $before == [=@] ]]; then
+        sign=$before before=${{COMP_WORDS[COMP_CWORD-2]}}
+    elif [[ $current == @* ]]; then
+        sign=@ current=${{current#@}}
     fi
     if (( COMP_CWORD == 1 )); then
         COMPREPLY=($(compgen -W "{names} --help --version" -- "$current"))
@@ -142,9 +144,9 @@ _stockade() {{
         done ;;
     esac
     case " $kinds " in *" places "*)
-        if [[ $current == @* ]]; then
+        if [[ $sign == @ ]]; then
             known=$(command stockade completion --list workspaces 2>/dev/null)
-            COMPREPLY+=($(compgen -P @ -W "$known" -- "${{current#@}}"))
+            COMPREPLY+=($(compgen -P @ -W "$known" -- "$current"))
         else
             kinds=files
         fi ;;
@@ -165,6 +167,8 @@ def _bash_case(command: Command) -> str:
     words = sorted({choice for word in command.words for choice in word.choices})
     kinds = sorted({word.kind for part in (command, *command.parts) for word in part.words if word.kind})
     lines += [f"        words={_quoted(' '.join(words))} kinds={_quoted(' '.join(kinds))}"]
+    if command.parts:
+        lines.append("        (( COMP_CWORD == 2 )) && kinds= || words=")
     values = [option for option in every if option.value]
     if values:
         lines.append("        case $before in")
@@ -299,7 +303,8 @@ def _fish(commands: list[Command]) -> str:
 def _fish_option(option: Option) -> str:
     parts = [f"-s {name[1:]}" if len(name) == 2 else f"-l {name[2:]}" for name in option.names]
     if option.value:
-        parts.append(f"-r {_fish_values(option)}".strip())
+        takes = "-r" if option.kind in ("files", "places") else "-x"
+        parts.append(f"{takes} {_fish_values(option)}".strip())
     return f"{' '.join(parts)} -d {_quoted(option.help)}"
 
 
