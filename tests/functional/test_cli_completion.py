@@ -15,11 +15,12 @@ import pytest
 import stockade
 from stockade import Policy, cli
 from stockade.cli import words
+from stockade.sandbox import register
 from support.means import need_program
 from support.screen import STOCKADE, seen
 from support.supervisors import ID, supervisor
 
-Complete = Callable[[str], list[str]]
+Complete = Callable[..., list[list[str]]]
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -53,49 +54,54 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def bash(scripts: dict[str, Path], in_path: None) -> Complete:
     """What bash's completion makes of a line, split into words as bash does."""
 
-    def complete(line: str) -> list[str]:
-        code = f"""source {scripts["bash"]}
-        compopt() {{ :; }}
-        COMP_WORDS=({line}{' ""' if line.endswith(" ") else ""})
-        COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
-        _stockade; printf '%s\\n' "${{COMPREPLY[@]}}" """
+    def complete(*lines: str) -> list[list[str]]:
+        code = f"source {scripts['bash']}; compopt() {{ :; }}\n"
+        for line in lines:
+            last = ' ""' if line.endswith(" ") else ""
+            code += f"COMP_WORDS=({line}{last}) COMP_CWORD=$(( {len(shlex.split(line + last)) - 1} ))\n"
+            code += "_stockade; echo ${COMPREPLY[@]}\n"
         done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True, cwd="/usr")
         assert done.stderr == ""
-        return done.stdout.split()
+        return [answer.split() for answer in done.stdout.splitlines()]
 
     return complete
 
 
 class TestBash:
     def test_the_commands(self, bash: Complete) -> None:
-        assert set(bash("stockade ")) == {*cli.COMMANDS, "--help", "--version"}
-        assert bash("stockade wor") == ["workspaces"]
+        every, one = bash("stockade ", "stockade wor")
+        assert set(every) == {*cli.COMMANDS, "--help", "--version"} and one == ["workspaces"]
 
-    @pytest.mark.parametrize("command", cli.COMMANDS)
-    def test_every_option_of_every_command(self, bash: Complete, command: str) -> None:
-        offered = set(bash(f"stockade {command} -"))
-        parser = importlib.import_module(cli.COMMANDS[command][0]).parser()
-        assert {name for action in parser._actions for name in action.option_strings} <= offered
+    def test_every_option_of_every_command(self, bash: Complete) -> None:
+        offered = bash(*(f"stockade {command} -" for command in cli.COMMANDS))
+        for (module, _), options in zip(cli.COMMANDS.values(), offered, strict=True):
+            parser = importlib.import_module(module).parser()
+            known = {name for action in parser._actions for name in action.option_strings}
+            assert known <= set(options)
 
     def test_choices_files_and_what_is_free(self, bash: Complete) -> None:
-        assert bash("stockade run --mode ") == ["overlay", "rw", "ro"]
-        assert bash("stockade run --read li") and "lib" in bash("stockade run --read li")
-        assert bash("stockade run --timeout ") == []
-        assert bash("stockade policy ") == ["check", "schema"]
-        assert bash("stockade completion ") == ["bash", "fish", "zsh"]
-        assert "strict" in bash("stockade profiles ")
+        modes, files, free, parts, shells, profiles = bash(
+            "stockade run --mode ",
+            "stockade run --read li",
+            "stockade run --timeout ",
+            "stockade policy ",
+            "stockade completion ",
+            "stockade profiles ",
+        )
+        assert modes == ["overlay", "rw", "ro"] and "lib" in files and free == []
+        assert parts == ["check", "schema"] and shells == ["bash", "fish", "zsh"] and "strict" in profiles
 
     def test_a_command_line_of_its_own_after_the_dashes(self, bash: Complete) -> None:
-        assert "bash" in bash("stockade run -- bas")
-        assert "lib" in bash("stockade run -- cat li")
+        program, file = bash("stockade run -- bas", "stockade run -- cat li")
+        assert "bash" in program and "lib" in file
 
     def test_ids(self, bash: Complete, kept: str, stockade_home: Path) -> None:
-        assert bash("stockade diff ")[0] == kept and bash(f"stockade commit {kept[:4]}")[0] == kept
-        assert bash(f"stockade run -w @{kept[:2]}") == [f"@{kept}"]
+        first, begun, continued = bash(
+            "stockade diff ", f"stockade commit {kept[:4]}", f"stockade run -w @{kept[:2]}"
+        )
+        assert first[0] == kept and begun[0] == kept and continued == [f"@{kept}"]
         with supervisor(stockade_home, id=ID):
-            assert bash("stockade kill ") == [ID]
-        from stockade.sandbox import register
-
+            assert bash("stockade kill ") == [[ID]]
         register.sweep(str(stockade_home))
 
 

@@ -46,7 +46,8 @@ def test_each_run_is_a_row_and_the_last_is_at_the_end(shown: Shown, workspace: P
     head, *rows = shown().splitlines()
     assert head.split()[:4] == ["BEGAN", "SANDBOX", "COMMAND", "OUTCOME"]
     assert [row.split()[3] for row in rows] == ["sh", "sleep", "no-such-program"]
-    assert "exited" in rows[0] and rows[0].endswith(str(workspace)) and changed.workspace in rows[0]
+    assert "exited 3" in rows[0] and rows[0].split()[-2:] == ["1", str(workspace)]
+    assert changed.workspace in rows[0]
     assert "timed-out" in rows[1] and "setup-failed" in rows[2]
     found = json.loads(shown("--json"))
     assert [one["exit_code"] for one in found] == [3, 124, 127]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import sys
 import time
 
 from stockade.cli import output
@@ -95,21 +96,22 @@ def _is_kept(ran: Ran, home: str) -> bool:
 
 
 def _listed(found: list[Ran], home: str) -> str:
+    when = _today if sys.stdout.isatty() else _when
     rows = [
         [
-            _when(ran.at),
+            when(ran.at),
             ran.sandbox or "-",
             _command(ran),
-            ran.outcome,
-            str(ran.exit_code),
+            # The other outcomes have exit codes of their own.
+            f"exited {ran.exit_code}" if ran.outcome == "exited" else ran.outcome,
             _took(ran.seconds),
-            ran.workspace if _is_kept(ran, home) else "-",
+            str(ran.changes) if _is_kept(ran, home) else "-",
             output.name(ran.directory) or "-",
         ]
         for ran in found
     ]
-    head = ["BEGAN", "SANDBOX", "COMMAND", "OUTCOME", "EXIT", "TOOK", "CHANGES IN", "DIRECTORY"]
-    return output.table(rows, head, cut=(2, 7))
+    head = ["BEGAN", "SANDBOX", "COMMAND", "OUTCOME", "TOOK", "CHANGES", "DIRECTORY"]
+    return output.table(rows, head, cut=(2, 6))
 
 
 def _told(ran: Ran, home: str) -> str:
@@ -147,6 +149,12 @@ def _command(ran: Ran) -> str:
 
 def _when(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _today(at: float) -> str:
+    """The time of a run of today, the day of an earlier one."""
+    began, now = time.localtime(at), time.localtime()
+    return time.strftime("%H:%M:%S" if began[:3] == now[:3] else "%Y-%m-%d", began)
 
 
 def _took(seconds: float) -> str:
