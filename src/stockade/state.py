@@ -159,7 +159,7 @@ def _begin(path: str) -> None:
     # Written aside and linked into place: a reader sees all of it or none, and the first writer wins.
     part = f"{path}/schema.{os.urandom(6).hex()}"
     try:
-        with open(part, "w", encoding="ascii") as stream:
+        with open(part, "w", encoding="utf-8") as stream:
             stream.write(f"{SCHEMA}\n")
         os.link(part, f"{path}/schema")
     except FileExistsError:
@@ -181,7 +181,7 @@ def _upgrade(path: str) -> None:
         for version in range(found or SCHEMA, SCHEMA):
             UPGRADES[version](path)
             part = f"{path}/schema.new"
-            with open(part, "w", encoding="ascii") as stream:
+            with open(part, "w", encoding="utf-8") as stream:
                 stream.write(f"{version + 1}\n")
                 stream.flush()
                 os.fsync(stream.fileno())

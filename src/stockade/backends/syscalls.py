@@ -129,9 +129,9 @@ def _keep(path: str, compiled: bytes) -> bytes:
 
 def fingerprint(allow: tuple[str, ...], deny: tuple[str, ...], listed: bool = False) -> str:
     """What the compiled filter depends on, as a file name."""
-    import hashlib
+    from stockade.digest import sha256
 
-    digest = hashlib.sha256()
+    digest = sha256()
     for source in (__file__, filters.__file__):
         with open(source, "rb", buffering=0) as file:
             digest.update(file.read())

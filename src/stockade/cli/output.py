@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
 
+from stockade.cli.light import Light
+
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
+    from typing import Any, TypeVar
 
-    Parser = TypeVar("Parser", bound=argparse.ArgumentParser)
+    Parser = TypeVar("Parser", bound=argparse.ArgumentParser | Light)
 
 _SGR = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -79,20 +82,36 @@ class Manner:
     verbose = False
 
 
+def heed(*, quiet: bool, verbose: bool) -> None:
+    """Speak as the command line wishes."""
+    Manner.quiet |= quiet
+    Manner.verbose |= verbose
+    if verbose:
+        show_log()
+
+
 def with_manners(parser: Parser, verbose: str = "say more", quiet: str = "say nothing but errors") -> Parser:
     """The parser with `-v` and `-q`, which every command has."""
+    action: Any = "store_true"
+    if not isinstance(parser, Light):
+        action = _heeding()
+    for short, word, effect in (("-v", "verbose", verbose), ("-q", "quiet", quiet)):
+        parser.add_argument(short, f"--{word}", action=action, help=effect)
+    return parser
+
+
+def _heeding() -> type[argparse.Action]:
     import argparse
 
-    class Set(argparse.Action):
+    class Heeding(argparse.Action):
+        def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+            super().__init__(option_strings, dest, nargs=0, default=False, help=help)
+
         def __call__(self, _: object, chosen: argparse.Namespace, *__: object) -> None:
             setattr(chosen, self.dest, True)
-            setattr(Manner, self.dest, True)
-            if self.dest == "verbose":
-                show_log()
+            heed(quiet=self.dest == "quiet", verbose=self.dest == "verbose")
 
-    for short, word, effect in (("-v", "verbose", verbose), ("-q", "quiet", quiet)):
-        parser.add_argument(short, f"--{word}", action=Set, nargs=0, default=False, help=effect)
-    return parser
+    return Heeding
 
 
 def show_log() -> None:

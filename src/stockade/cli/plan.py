@@ -20,9 +20,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """Print the operations, each with the clause of the policy that it serves."""
-    from stockade.cli.run import command, continued, discovered
+    from stockade.cli.run import command, continued, discovered, parsed
 
-    args = parser().parse_args(argv)
+    args = parsed("plan", argv)
     words = command(args)
     workspace = continued(args)
     found = discovered(args)

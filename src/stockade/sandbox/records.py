@@ -91,7 +91,7 @@ def text(words: str) -> str:
 def where(pid: int) -> str:
     """The boot and the pid namespace of this process."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             boot = file.read().strip()
     except OSError:
         boot = "?"
