@@ -121,39 +121,40 @@ class TestProjects:
         assert not Path("adding").exists()
 
 
-@pytest.mark.parametrize(
-    ("files", "manager", "command"),
-    [
-        ({"Cargo.toml": ""}, "cargo", "cargo test --offline"),
-        ({"go.mod": ""}, "go", "go test ./..."),
-        ({"package.json": '{"scripts": {"test": "x"}}', "pnpm-lock.yaml": ""}, "pnpm", "pnpm test"),
-        ({"package.json": '{"scripts": {"test": "x"}}', "yarn.lock": ""}, "yarn", "yarn test"),
-        ({"package.json": '{"scripts": {"test": "x"}}', "bun.lock": ""}, "bun", "bun run test"),
-        ({"package.json": '{"scripts": {"test": "echo \\"Error: no test specified\\""}}'}, "npm", ""),
-        ({"package.json": "[]"}, "npm", ""),
-        ({"package.json": '{"scripts": {"test": ["x"]}}'}, "npm", ""),
-        ({"package.json": "{"}, "npm", ""),
-        ({"pyproject.toml": "[tool.pytest]", "uv.lock": ""}, "uv", "python3 -m pytest -p no:cacheprovider"),
-        ({"pyproject.toml": "", "poetry.lock": ""}, "poetry", ""),
-        ({"test_a.py": ""}, "pip", "python3 -m unittest discover"),
-        ({"deno.json": ""}, "deno", "deno test --cached-only"),
-        ({"pom.xml": "", "mvnw": ""}, "Maven", "./mvnw --offline test"),
-        ({"build.gradle.kts": ""}, "Gradle", "gradle --offline test"),
-        ({"Gemfile": "", "spec/a": ""}, "bundler", "bundle exec rspec"),
-        ({"meson.build": ""}, "Meson", "sh -c 'meson setup build && meson test -C build'"),
-        ({"Makefile": "all:\n"}, "make", ""),
-        ({"Makefile": "test:\n", "a.c": ""}, "make", "make test"),
-        ({"Makefile": "test:\n", "Cargo.toml": ""}, "cargo", "cargo test --offline"),
-        ({"Makefile": "test:\n", "pyproject.toml": ""}, "make", "make test"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, dict) else None,
-)
-def test_a_project_is_known_by_its_files(
-    make: Make, files: dict[str, str], manager: str, command: str
-) -> None:
-    first = project.kinds(str(make(files)))[0]
-    assert (first.manager, shlex.join(first.command)) == (manager, command)
-    assert init("--print")[0] == 0
+KNOWN: list[tuple[dict[str, str], str, str]] = [
+    ({"Cargo.toml": ""}, "cargo", "cargo test --offline"),
+    ({"go.mod": ""}, "go", "go test ./..."),
+    ({"package.json": '{"scripts": {"test": "x"}}', "pnpm-lock.yaml": ""}, "pnpm", "pnpm test"),
+    ({"package.json": '{"scripts": {"test": "x"}}', "yarn.lock": ""}, "yarn", "yarn test"),
+    ({"package.json": '{"scripts": {"test": "x"}}', "bun.lock": ""}, "bun", "bun run test"),
+    ({"package.json": '{"scripts": {"test": "echo \\"Error: no test specified\\""}}'}, "npm", ""),
+    ({"package.json": "[]"}, "npm", ""),
+    ({"package.json": '{"scripts": {"test": ["x"]}}'}, "npm", ""),
+    ({"package.json": "{"}, "npm", ""),
+    ({"pyproject.toml": "[tool.pytest]", "uv.lock": ""}, "uv", "python3 -m pytest -p no:cacheprovider"),
+    ({"pyproject.toml": "", "poetry.lock": ""}, "poetry", ""),
+    ({"test_a.py": ""}, "pip", "python3 -m unittest discover"),
+    ({"deno.json": ""}, "deno", "deno test --cached-only"),
+    ({"pom.xml": "", "mvnw": ""}, "Maven", "./mvnw --offline test"),
+    ({"build.gradle.kts": ""}, "Gradle", "gradle --offline test"),
+    ({"Gemfile": "", "spec/a": ""}, "bundler", "bundle exec rspec"),
+    ({"meson.build": ""}, "Meson", "sh -c 'meson setup build && meson test -C build'"),
+    ({"Makefile": "all:\n"}, "make", ""),
+    ({"Makefile": "test:\n", "a.c": ""}, "make", "make test"),
+    ({"Makefile": "test:\n", "Cargo.toml": ""}, "cargo", "cargo test --offline"),
+    ({"Makefile": "test:\n", "pyproject.toml": ""}, "make", "make test"),
+]
+
+
+def test_a_project_is_known_by_its_files(tmp_path: Path) -> None:
+    for number, (files, manager, command) in enumerate(KNOWN):
+        here = tmp_path / str(number)
+        for name, content in files.items():
+            (here / name).parent.mkdir(parents=True, exist_ok=True)
+            (here / name).write_text(content)
+        first = project.kinds(str(here))[0]
+        assert (first.manager, shlex.join(first.command)) == (manager, command)
+        assert cli.main(["init", "--print", str(here)]) == 0
 
 
 def test_of_an_unknown_project_the_policy_is_written_all_the_same(make: Make) -> None:

@@ -108,16 +108,22 @@ class Strict(argparse.ArgumentParser):
         raise Refused
 
 
-@given(WORDS)
-def test_a_plain_line_is_read_as_argparse_reads_it(words: list[str]) -> None:
-    light = Light()
-    run.options(light, "run")
+@pytest.fixture(scope="module")
+def parsers() -> tuple[Light, Strict]:
+    """Both, told of the same options."""
+    both = Light(), Strict()
+    for one in both:
+        run.options(one, "run")
+    return both
+
+
+@given(words=WORDS)
+def test_a_plain_line_is_read_as_argparse_reads_it(parsers: tuple[Light, Strict], words: list[str]) -> None:
+    light, strict = parsers
     try:
         found = vars(light.parse(words))
     except NotPlainError:
         return
-    strict = Strict()
-    run.options(strict, "run")
     wanted = vars(strict.parse_args(words))
     for one in (found, wanted):
         if one["command"][:1] == ["--"]:  # newer versions of argparse leave it out themselves
@@ -134,10 +140,8 @@ def test_a_plain_line_is_read_as_argparse_reads_it(words: list[str]) -> None:
         "-p file.toml --json-fd 3 --snapshot -v",
     ],
 )
-def test_everyday_lines_are_plain(line: str) -> None:
-    light = Light()
-    run.options(light, "run")
-    light.parse(line.split())
+def test_everyday_lines_are_plain(parsers: tuple[Light, Strict], line: str) -> None:
+    parsers[0].parse(line.split())
 
 
 def test_the_command_ends_like_any_other_program() -> None:
