@@ -96,10 +96,10 @@ class TestBash:
         assert "bash" in program and "lib" in file
 
     def test_ids(self, bash: Complete, kept: str, stockade_home: Path) -> None:
-        first, begun, continued = bash(
-            "stockade diff ", f"stockade commit {kept[:4]}", f"stockade run -w @{kept[:2]}"
+        first, begun, continued, run = bash(
+            "stockade diff ", f"stockade commit {kept[:4]}", f"stockade run -w @{kept[:2]}", "stockade logs "
         )
-        assert first[0] == kept and begun[0] == kept and continued == [f"@{kept}"]
+        assert first[0] == kept and begun[0] == kept and continued == [f"@{kept}"] and run == [kept]
         with supervisor(stockade_home, id=ID):
             assert bash("stockade kill ") == [[ID]]
         register.sweep(str(stockade_home))

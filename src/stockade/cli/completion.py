@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stockade.cli.words import Command, Option
 
 #: What is asked for when it is needed.
-LISTS = ("workspaces", "sandboxes", "profiles")
+LISTS = ("workspaces", "sandboxes", "runs", "profiles")
 
 ABOUT = {
     "bash": 'eval "$(stockade completion bash)"     in ~/.bashrc',
@@ -68,11 +68,14 @@ def _listed(what: str) -> list[str]:
 
         return list(names())
     from stockade.policy import Caller
-    from stockade.sandbox import register
+    from stockade.sandbox import register, runlog
     from stockade.state import state_dir
 
     caller = Caller.current()
-    return [record.id for record in register.living(state_dir(caller.environ, caller.home))]
+    home = state_dir(caller.environ, caller.home)
+    if what == "runs":
+        return list(dict.fromkeys(ran.sandbox for ran in runlog.read(home)[0] if ran.sandbox))
+    return [record.id for record in register.living(home)]
 
 
 def _every_option(command: Command) -> list[Option]:
@@ -136,13 +139,11 @@ _stockade() {{
         return
     fi
     COMPREPLY=($(compgen -W "$words" -- "$current"))
-    case " $kinds " in *" workspaces "*|*" sandboxes "*|*" profiles "*)
-        for place in workspaces sandboxes profiles; do
-            [[ " $kinds " == *" $place "* ]] || continue
-            known=$(command stockade completion --list $place 2>/dev/null)
-            COMPREPLY+=($(compgen -W "$known" -- "$current"))
-        done ;;
-    esac
+    for place in {" ".join(LISTS)}; do
+        [[ " $kinds " == *" $place "* ]] || continue
+        known=$(command stockade completion --list $place 2>/dev/null)
+        COMPREPLY+=($(compgen -W "$known" -- "$current"))
+    done
     case " $kinds " in *" places "*)
         if [[ $sign == @ ]]; then
             known=$(command stockade completion --list workspaces 2>/dev/null)
@@ -185,15 +186,14 @@ def _bash_case(command: Command) -> str:
 def _zsh(commands: list[Command]) -> str:
     described = "\n".join(f"        {_quoted(f'{one.name}:{one.help}')}" for one in commands)
     cases = "\n".join(_zsh_case(command) for command in commands)
+    lists = "\n".join(f"_stockade_{name}() {{ _stockade_list {name} }}" for name in LISTS)
     return f"""#compdef stockade
 _stockade_list() {{
     local -a found
     found=(${{(f)"$(command stockade completion --list $1 2>/dev/null)"}})
     (( $#found )) && compadd "${{@[2,-1]}}" -a found
 }}
-_stockade_workspaces() {{ _stockade_list workspaces }}
-_stockade_sandboxes() {{ _stockade_list sandboxes }}
-_stockade_profiles() {{ _stockade_list profiles }}
+{lists}
 _stockade_places() {{
     if [[ $PREFIX == @* ]]; then
         compset -P @

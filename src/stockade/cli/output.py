@@ -159,7 +159,7 @@ def table(
     On a terminal that is too narrow the columns in `cut` are shortened and those in `wrap` continued on
     the next line, in that order. In a pipe every row is a line, and nothing is missing from it.
     """
-    cells = [[clean(cell) for cell in row] for row in [head, *rows]]
+    cells = [[name(cell) for cell in row] for row in [head, *rows]]
     if sys.stdout.isatty():
         _narrow(cells, _columns(), cut, wrap)
     widths = _widths(cells)

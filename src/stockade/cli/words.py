@@ -26,7 +26,7 @@ _BY_BOTH = {
     ("snapshot", "name"): "",
     ("profiles", "name"): "profiles",
     ("commit", "paths"): "files",
-    ("logs", "id"): "sandboxes",
+    ("logs", "id"): "runs",
 }
 #: Commands of which all that follows `--` is a command line of its own.
 _RUNNERS = argparse.REMAINDER
@@ -40,7 +40,7 @@ class Option(NamedTuple):
     #: What stands for its value in the help; nothing if it takes none.
     value: str
     choices: tuple[str, ...]
-    #: What can be put in: files, workspaces, sandboxes, places (workspaces and files) or profiles.
+    #: What can be put in: files, workspaces, sandboxes, runs, profiles, or places: workspaces and files.
     kind: str
     #: Whether it can be written more than once.
     again: bool
