@@ -75,6 +75,16 @@ def test_what_is_not_stockades_is_left(used: Path, capsys: pytest.CaptureFixture
     assert [path.name for path in used.iterdir()] == ["diary.txt"] and "not Stockade's" in said.err
 
 
+def test_a_directory_that_only_looks_like_one_is_refused(
+    stockade_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (stockade_home / "output").mkdir(parents=True)
+    stockade_home.chmod(0o700)
+    assert cli.main(["purge", "--yes"]) == 125
+    assert "is no state of Stockade's" in capsys.readouterr().err
+    assert [path.name for path in stockade_home.iterdir()] == ["output"]
+
+
 def test_while_a_sandbox_lives_it_is_refused(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Sandbox() as box:
         assert cli.main(["purge", "--yes"]) == 125

@@ -35,6 +35,12 @@ def main(argv: list[str]) -> int:
         print_json({"state": home, "removed": [], "left": []}) if args.json else print(f"there is no {home}")
         return 0
     state.check(home)
+    if not os.path.lexists(f"{home}/schema"):
+        raise SetupError(
+            f"{output.name(home)} is no state of Stockade's: there is no `schema` in it",
+            stage="purge",
+            hint="remove it yourself if it is to go",
+        )
     state.ensure(home)  # one of an older version is brought up to date: what is in it has other names
     _refuse_living(home)
     found, foreign = _contents(home)
