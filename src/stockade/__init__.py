@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from stockade.controls import Control
     from stockade.host import host
+    from stockade.live.pool import Pool
     from stockade.policy import Limits, Policy, Syscalls, WorkspaceRule
     from stockade.sandbox.aio import AsyncProcess, AsyncSandbox
     from stockade.sandbox.process import Process
@@ -48,6 +49,7 @@ __all__ = [
     "Outcome",
     "Policy",
     "PolicyError",
+    "Pool",
     "Process",
     "Result",
     "Sandbox",
@@ -73,6 +75,7 @@ _LAZY = {
     "AsyncProcess": "stockade.sandbox.aio",
     "AsyncSandbox": "stockade.sandbox.aio",
     "Outcome": "stockade.sandbox.result",
+    "Pool": "stockade.live.pool",
     "Process": "stockade.sandbox.process",
     "Result": "stockade.sandbox.result",
     "Sandbox": "stockade.sandbox.sandbox",

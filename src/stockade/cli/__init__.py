@@ -47,8 +47,6 @@ COMMANDS = {
 }
 
 REFUSED = 125
-
-
 #: How many objects are made before garbage is looked for: starting makes many, and hardly any garbage.
 GARBAGE = 50_000
 

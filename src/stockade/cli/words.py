@@ -26,6 +26,9 @@ _BY_BOTH = {
     ("snapshot", "name"): "",
     ("profiles", "name"): "profiles",
     ("commit", "paths"): "files",
+    ("diff", "paths"): "",
+    ("diff", "a"): "files",
+    ("diff", "b"): "files",
     ("logs", "id"): "runs",
 }
 #: Commands of which all that follows `--` is a command line of its own.
