@@ -49,6 +49,7 @@ BARS = {
     "receipt/made": Bar(0.6, "time to make, sign and log a receipt, by that of a bare posix_spawn", aim=True),
     "receipt/verified": Bar(0.25, "time to verify a receipt, by that of a bare posix_spawn", aim=True),
     "receipt/long": Bar(1.5, "time to append to a log of a million receipts, by that to an empty one"),
-    "receipt/command": Bar(4.0, "time of `stockade run -- true`, by that of `python -c pass`", aim=True),
+    "start/import": Bar(2.0, "time to import stockade in a new interpreter, by that of an empty one"),
+    "start/run": Bar(5.0, "time of `stockade run -- true`, by that of an empty interpreter"),
     "walls/open": Bar(0, "attacks of the probe that get through", unit="walls", exact=True),
 }

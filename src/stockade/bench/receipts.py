@@ -1,10 +1,8 @@
-"""What receipts cost: to make one, to verify one, in a long log, and in the command."""
+"""What receipts cost: to make one, to verify one, and in a long log."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,9 +17,6 @@ from stockade.receipt.making import ended
 
 MILLION = 1_000_000
 TRUE = "/bin/true"
-COMMAND = (
-    "import sys; from stockade.cli import main; sys.exit(main(['run', '-q', '--discard', '--', 'true']))"
-)
 
 
 def measure(place: Path, rounds: int) -> Section:
@@ -68,15 +63,10 @@ def _measured(
         "receipt verified": lambda: verify(envelope, public),
     }
     times = interleaved({name: _timed(turn) for name, turn in turns.items()}, rounds * 10)
-    commands = {"python -c pass": "pass", "stockade run -- true": COMMAND}
-    started = {name: _timed(_python(code, home)) for name, code in commands.items()}
-    interleaved(started, 2)
-    times |= interleaved(started, rounds)
     figures = (
         Figure("receipt/made", ratio(times["receipt made"], times[SPAWN])),
         Figure("receipt/verified", ratio(times["receipt verified"], times[SPAWN])),
         Figure("receipt/long", ratio(times["receipt made, a million before"], times["receipt made"])),
-        Figure("receipt/command", ratio(times["stockade run -- true"], times["python -c pass"])),
     )
     return Section(figures, {name: timing(taken) for name, taken in times.items()})
 
@@ -107,8 +97,3 @@ def _lengthen(home: Path) -> None:
 def _spawn() -> None:
     pid = os.posix_spawn(TRUE, [TRUE], {})
     os.waitpid(pid, 0)
-
-
-def _python(code: str, home: Path) -> Callable[[], object]:
-    environ = {**os.environ, "STOCKADE_HOME": str(home)}
-    return lambda: subprocess.run([sys.executable, "-c", code], cwd=home.parent, env=environ, check=True)

@@ -15,21 +15,7 @@ from stockade.state import ensure, state_dir
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="stockade keys",
-        description="Show the keys that have signed receipts here, export a public one, or let a new one\n"
-        "sign from now on. What older keys have signed stays verifiable; their private parts are gone.",
-        epilog="examples:\n  stockade keys export > stockade.pem      for those who verify\n"
-        "  stockade keys rotate --passphrase-file ~/.stockade-passphrase      the new key is encrypted",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("action", nargs="?", choices=["show", "export", "rotate"], default="show")
-    parser.add_argument("id", nargs="?", metavar="ID", help="export: another key than the current one")
-    parser.add_argument(
-        "--passphrase-file", metavar="FILE", help="rotate: encrypt the new key with what it has"
-    )
-    parser.add_argument("--json", action="store_true", help="show: print JSON")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     if args.id and args.action != "export":
         raise PolicyError(f"{args.id!r}: an id is for export", hint="stockade keys export ID")
     if args.passphrase_file and args.action != "rotate":
@@ -48,6 +34,25 @@ def main(argv: list[str]) -> int:
         return 0
     _show(keys.known(home), as_json=args.json)
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
+        prog="stockade keys",
+        description="Show the keys that have signed receipts here, export a public one, or let a new one\n"
+        "sign from now on. What older keys have signed stays verifiable; their private parts are gone.",
+        epilog="examples:\n  stockade keys export > stockade.pem      for those who verify\n"
+        "  stockade keys rotate --passphrase-file ~/.stockade-passphrase      the new key is encrypted",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("action", nargs="?", choices=["show", "export", "rotate"], default="show")
+    made.add_argument("id", nargs="?", metavar="ID", help="export: another key than the current one")
+    made.add_argument(
+        "--passphrase-file", metavar="FILE", help="rotate: encrypt the new key with what it has"
+    )
+    made.add_argument("--json", action="store_true", help="show: print JSON")
+    return output.with_manners(made)
 
 
 def _rotate(home: str, file: str | None) -> int:

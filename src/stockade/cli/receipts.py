@@ -22,30 +22,7 @@ STAMP = re.compile(r"\d{4}-\d\d(-\d\d(T\d\d:\d\d(:\d\d(\.\d+)?)?Z?)?)?")
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="stockade receipts",
-        description="List the receipts of your runs, the last one at the end; show one; export them as\n"
-        "lines of JSON; or sign one with a second key. `stockade verify` says whether they are true.",
-        epilog="examples:\n  stockade receipts list --agent coder --since 2h --outcome timed-out\n"
-        "  stockade receipts show last\n  stockade receipts export 42 > run.json\n"
-        "  stockade receipts cosign 42 --key second.pem > run.json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("action", nargs="?", choices=["list", "show", "export", "cosign"], default="list")
-    add("id", nargs="?", metavar="ID", help='show, export, cosign: which; "last" is the last one')
-    add("--agent", metavar="NAME", help="only runs of this agent")
-    add("--outcome", choices=[one.value for one in Outcome], help="only runs that ended so")
-    add(
-        "--since",
-        metavar="T",
-        help="only runs that began then or later: 2h, 7d, 2026-05-01, 2026-05-01T12:00Z",
-    )
-    add("--until", metavar="T", help="only runs that began before")
-    add("-n", dest="count", type=int, metavar="N", help=f"list: at most the last N (default {NEWEST})")
-    add("--key", metavar="FILE", help="cosign: the second private key, PEM")
-    add("--json", action="store_true", help="list, show: print JSON")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     if args.action in ("show", "cosign") and not args.id:
         raise PolicyError(f"{args.action} needs an id", hint=f"stockade receipts {args.action} last")
     if args.action == "list" and args.id:
@@ -66,6 +43,34 @@ def main(argv: list[str]) -> int:
         log.cosign(receipt)
     sys.stdout.buffer.write(receipt.encode() + b"\n")
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
+        prog="stockade receipts",
+        description="List the receipts of your runs, the last one at the end; show one; export them as\n"
+        "lines of JSON; or sign one with a second key. `stockade verify` says whether they are true.",
+        epilog="examples:\n  stockade receipts list --agent coder --since 2h --outcome timed-out\n"
+        "  stockade receipts show last\n  stockade receipts export 42 > run.json\n"
+        "  stockade receipts cosign 42 --key second.pem > run.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = made.add_argument
+    add("action", nargs="?", choices=["list", "show", "export", "cosign"], default="list")
+    add("id", nargs="?", metavar="ID", help='show, export, cosign: which; "last" is the last one')
+    add("--agent", metavar="NAME", help="only runs of this agent")
+    add("--outcome", choices=[one.value for one in Outcome], help="only runs that ended so")
+    add(
+        "--since",
+        metavar="T",
+        help="only runs that began then or later: 2h, 7d, 2026-05-01, 2026-05-01T12:00Z",
+    )
+    add("--until", metavar="T", help="only runs that began before")
+    add("-n", dest="count", type=int, metavar="N", help=f"list: at most the last N (default {NEWEST})")
+    add("--key", metavar="FILE", help="cosign: the second private key, PEM")
+    add("--json", action="store_true", help="list, show: print JSON")
+    return output.with_manners(made)
 
 
 def _asked(args: argparse.Namespace) -> chain.Filter:

@@ -18,31 +18,7 @@ from stockade.state import state_dir
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="stockade verify",
-        description="Check a receipt, or with --chain all of them: that its maker has signed it, that not\n"
-        "a byte was changed, and that it proves what you require. Nothing is asked of the network or of\n"
-        "the machine that made it. Without --key the keys of your own state directory count.",
-        epilog="examples:\n  stockade verify run.json --key stockade.pem --require network.none files\n"
-        "  stockade verify last\n  stockade verify --chain\n"
-        "  stockade verify all.jsonl --chain --key stockade.pem      an export\n\n"
-        "exit codes: 0 true; 1 not, and the reason is named; 125 it could not be looked at",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("receipt", nargs="?", metavar="FILE|ID", help="a file, or a receipt of yours")
-    add("--key", metavar="FILE", action="append", help="a public key, PEM, that must have signed; repeatable")
-    add("--chain", action="store_true", help="check the whole record, of yours or in FILE")
-    add("--policy", metavar="FILE", help="the policy that must have been in force")
-    add(
-        "--require",
-        metavar="CONTROL",
-        nargs="+",
-        action="extend",
-        help="controls that must have been enforced in full; after FILE|ID",
-    )
-    add("--json", action="store_true", help="print JSON")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     if not args.receipt and not args.chain:
         raise PolicyError("there is nothing to verify", hint="name a file or an id, or add --chain")
     try:
@@ -62,6 +38,35 @@ def main(argv: list[str]) -> int:
     if args.chain:
         print(f"the chain is whole: {many(count, 'receipt')}")
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
+        prog="stockade verify",
+        description="Check a receipt, or with --chain all of them: that its maker has signed it, that not\n"
+        "a byte was changed, and that it proves what you require. Nothing is asked of the network or of\n"
+        "the machine that made it. Without --key the keys of your own state directory count.",
+        epilog="examples:\n  stockade verify run.json --key stockade.pem --require network.none files\n"
+        "  stockade verify last\n  stockade verify --chain\n"
+        "  stockade verify all.jsonl --chain --key stockade.pem      an export\n\n"
+        "exit codes: 0 true; 1 not, and the reason is named; 125 it could not be looked at",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = made.add_argument
+    add("receipt", nargs="?", metavar="FILE|ID", help="a file, or a receipt of yours")
+    add("--key", metavar="FILE", action="append", help="a public key, PEM, that must have signed; repeatable")
+    add("--chain", action="store_true", help="check the whole record, of yours or in FILE")
+    add("--policy", metavar="FILE", help="the policy that must have been in force")
+    add(
+        "--require",
+        metavar="CONTROL",
+        nargs="+",
+        action="extend",
+        help="controls that must have been enforced in full; after FILE|ID",
+    )
+    add("--json", action="store_true", help="print JSON")
+    return output.with_manners(made)
 
 
 def _verified(args: argparse.Namespace) -> tuple[Receipt | None, int]:

@@ -17,10 +17,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -38,6 +37,14 @@ from stockade.receipt.statement import (
     digest,
     to_sign,
 )
+
+if TYPE_CHECKING:
+    import sqlite3
+else:
+    try:
+        import _sqlite3 as sqlite3  # without what makes dates of columns
+    except ImportError:
+        import sqlite3
 
 FILE = "receipts.db"
 #: Room that is held for the receipt of a program that has filled the disk, and how much.

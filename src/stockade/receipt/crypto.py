@@ -1,7 +1,7 @@
 """Ed25519, and the files that keys are in.
 
 Signing happens at the end of every run, so it must not cost an import: it is
-done by the OpenSSL that the interpreter's `hashlib` has loaded already, called
+done by the OpenSSL that the interpreter's own `hashlib` uses, called
 through ctypes, and by `cryptography` only where that is not to be found. Both
 give the same signature. Everything else (verifying, encrypted keys) is
 `cryptography`'s.
@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from stockade.digest import sha256
 from stockade.errors import ReceiptError
 
 #: What stands before the 32 bytes of a key in PKCS #8 and in SubjectPublicKeyInfo.
@@ -40,9 +41,7 @@ def new_seed() -> bytes:
 
 def key_id(public: bytes) -> str:
     """What a receipt calls a public key."""
-    import hashlib
-
-    return hashlib.sha256(PUBLIC + public).hexdigest()
+    return sha256(PUBLIC + public).hexdigest()
 
 
 def _by_openssl(seed: bytes) -> tuple[Callable[[bytes], bytes], bytes] | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from stockade.digest import sha256
 from stockade.errors import PolicyError, ReceiptError
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -242,9 +243,7 @@ class Receipt(msgspec.Struct, frozen=True, dict=True):
 
 def digest(data: bytes) -> str:
     """SHA-256 in hexadecimal digits."""
-    import hashlib
-
-    return hashlib.sha256(data).hexdigest()
+    return sha256(data).hexdigest()
 
 
 def canonical(value: object) -> bytes:

@@ -20,6 +20,7 @@ import msgspec
 
 from stockade.backends.select import Selection
 from stockade.controls import Control, Grade
+from stockade.digest import sha256
 from stockade.errors import SetupError
 from stockade.gate import plan as ops
 from stockade.gate.client import Reply
@@ -293,9 +294,7 @@ def _mounts(table: bytes, plan: ops.Plan) -> str:
         raise _missing(f"{', '.join(sorted(missing))}: not mounted")
     if len(lines) != len(seen):
         raise _missing("something is mounted over something else")
-    import hashlib
-
-    plan.verified[table] = hashlib.sha256(table).hexdigest()
+    plan.verified[table] = sha256(table).hexdigest()
     return plan.verified[table]
 
 

@@ -6,6 +6,7 @@ import msgspec
 
 from stockade.gate import client
 from stockade.receipt.account import Account
+from stockade.sandbox import runlog
 from stockade.sandbox.launch import Box, Prepared
 from stockade.sandbox.limits import measured
 from stockade.sandbox.outcome import judge
@@ -53,5 +54,13 @@ def result_of(
         changes=changes,
         workspace=layer.id if layer is not None and (changes or layer.continued) else "",
         plan=prepared.plan.hash,
+    )
+    place = prepared.resolved.workspace
+    runlog.note(
+        prepared.state,
+        program.argv,
+        result,
+        sandbox="" if entry is None else entry.record.id,
+        directory="" if place is None else place.path,
     )
     return account.ended(result, ended.digests)

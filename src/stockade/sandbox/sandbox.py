@@ -16,6 +16,7 @@ from stockade import state
 from stockade.errors import PolicyError, SetupError, StockadeError
 from stockade.gate import client
 from stockade.policy import Limits, Policy
+from stockade.policy.model import DEFAULT
 from stockade.receipt.account import Account, named
 from stockade.sandbox.continued import commit_and_close, opened, snapshot_before
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from stockade.workspace.workspace import Workspace
 
 OnExit = Literal["keep", "discard", "commit"]
-DEFAULT = Policy()
 LONGEST_GRACE = 3600
 #: How the names of snapshots begin that are taken before each run.
 RUN = "run-"

@@ -7,12 +7,12 @@ the limit goes to a file in the state directory, and is counted.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Callable
 
 import msgspec
 
+from stockade.digest import Streamed
 from stockade.errors import StockadeError
 from stockade.sandbox.steps import READABLE, WRITABLE
 
@@ -80,7 +80,7 @@ class Output:
         self._sink = sink
         self._spill = spill
         self._kept = bytearray()
-        self._digest = hashlib.sha256()
+        self._digest = Streamed()
         self.truncated = False
 
     def read(self) -> int:
@@ -89,7 +89,8 @@ class Output:
             data = os.read(self.reader, CHUNK)
         except BlockingIOError:
             return -1
-        self._digest.update(data)
+        if data:
+            self._digest.update(data)
         if self._sink is not None and data:
             self._sink(data)
         if self._spill is not None and data:
