@@ -32,6 +32,7 @@ COMMANDS = {
     "profiles": ("stockade.cli.profiles", "list the named starting points for a policy"),
     "policy": ("stockade.cli.policy", "check a policy file, or print the schema"),
     "trust": ("stockade.cli.trust", "let this project's own policy widen yours"),
+    "demo": ("stockade.cli.demo", "watch an agent run into the walls, on a project made for it"),
     "bench": ("stockade.cli.bench", "measure Stockade against its rivals on this machine"),
 }
 
