@@ -115,9 +115,12 @@ def ground() -> Iterator[Ground]:
 
 
 def _forget(root: Path) -> None:
-    """Remove everything, with what the register keeps there as long as this process lives."""
-    if "stockade.sandbox.register" in sys.modules:
+    """Remove everything: what an interruption kept, and what the register keeps while this process lives."""
+    if "stockade.sandbox.sandbox" in sys.modules:
         from stockade.sandbox import register
+        from stockade.workspace.workspace import Workspace
 
+        for workspace in Workspace.list(str(root / "state")):
+            workspace.discard()  # the kernel leaves a directory that only this can remove
         register.shutdown()
     shutil.rmtree(root)
