@@ -26,8 +26,6 @@ from stockade.sandbox.evidence import OBSERVED
 PAGE = Path(__file__).parents[1] / "docs" / "policy.md"
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end of what is generated -->)", re.DOTALL)
 TABLES: dict[str, type[msgspec.Struct]] = {"workspace": WorkspaceRule, "limits": Limits, "syscalls": Syscalls}
-#: What a control needs that only some machines have, for readers.
-MEANS = {"cgroup": "a cgroup", "nproc": "Linux 5.14 or newer, and not root", "overlay": "", "netns": ""}
 
 
 def clauses() -> Iterator[str]:
@@ -118,7 +116,10 @@ def _without(control: Control, way: Mechanism) -> str:
 def page(text: str) -> str:
     """The page with its generated parts made anew."""
     makers = {"clauses": clauses, "controls": controls}
-    return PART.sub(lambda part: part[1] + "\n".join(makers[part[2]]()) + "\n" + part[3], text)
+    made, count = PART.subn(lambda part: part[1] + "\n".join(makers[part[2]]()) + "\n" + part[3], text)
+    if count != len(makers):
+        raise SystemExit(f"{PAGE.name} has {count} generated parts instead of {len(makers)}")
+    return made
 
 
 def main(arguments: list[str]) -> int:

@@ -159,7 +159,7 @@ def test_a_limit_that_the_host_cannot_keep_is_left_out_and_said(
     assert cli.main(["demo", "--discard"]) == 0
     shown = capsys.readouterr().out
     assert "not tried on this machine" in shown and "EAGAIN" not in shown
-    assert re.search(r"not limits\.tasks +there is no pids cgroup", shown)
+    assert re.search(r"not kept +limits\.tasks: there is no pids cgroup", shown)
 
 
 class TestTheVerdict:

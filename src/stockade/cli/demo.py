@@ -163,7 +163,7 @@ def _numbers(result: Result, lacking: dict[str, str]) -> None:
             f"time, {size(used.peak_memory)} of memory{tasks}",
         ),
         ("enforced", f"{len(enforced)} controls: {', '.join(enforced)}"),
-        *((f"not {name}", f"{why}; `stockade doctor` has the fix") for name, why in lacking.items()),
+        *(("not kept", f"{name}: {why}; `stockade doctor` has the fix") for name, why in lacking.items()),
     ]
     _say("", screen.heading("Numbers"), *screen.facts(facts))
 

@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 from stockade.controls import Control
 
-_TIME = 'seconds, or "250ms", "30s", "5m", "1h"'
-_SIZE = 'bytes, or "64K", "10M", "1G"'
+#: How times and sizes may be written.
+TIME = 'seconds, or "250ms", "30s", "5m", "1h"'
+SIZE = 'bytes, or "64K", "10M", "1G"'
+A_TIME, A_SIZE = "a time", "a size"
 
 
 class Clause(NamedTuple):
@@ -42,17 +44,17 @@ CLAUSES: dict[str, Clause] = {
         "true or false", "changes survive a killed supervisor also under `limits.disk`, or the run is refused"
     ),
     "limits": Clause("a table", "what the sandbox may use up"),
-    "limits.memory": Clause(_SIZE, "memory of the whole sandbox", Control.LIMITS_MEMORY),
+    "limits.memory": Clause(A_SIZE, "memory of the whole sandbox", Control.LIMITS_MEMORY),
     "limits.tasks": Clause("a number", "processes and threads at once", Control.LIMITS_TASKS),
     "limits.cpu": Clause("a number", "cores", Control.LIMITS_CPU),
-    "limits.cpu_time": Clause(_TIME, "on processors, of the whole sandbox", Control.LIMITS_CPU_TIME),
-    "limits.wall": Clause(_TIME, "from start to end", Control.LIMITS_WALL),
+    "limits.cpu_time": Clause(A_TIME, "on processors, of the whole sandbox", Control.LIMITS_CPU_TIME),
+    "limits.wall": Clause(A_TIME, "from start to end", Control.LIMITS_WALL),
     "limits.output": Clause(
-        _SIZE, "of a stream kept in memory; the rest goes to a file", Control.LIMITS_OUTPUT
+        A_SIZE, "of a stream kept in memory; the rest goes to a file", Control.LIMITS_OUTPUT
     ),
     "limits.files": Clause("a number", "open descriptors of one process", Control.LIMITS_FILES),
     "limits.disk": Clause(
-        _SIZE,
+        A_SIZE,
         "changes, private `/tmp`, `/dev/shm` and home together",
         Control.LIMITS_DISK,
     ),
@@ -85,3 +87,10 @@ CONTROLS: dict[Control, str] = {
     Control.LIMITS_DISK: "so many bytes and files",
     Control.CLEANUP: "everything inside ends with the run and with its supervisor",
 }
+
+
+def description(name: str) -> str:
+    """One clause for an editor: what it says, and how a time or a size is written."""
+    clause = CLAUSES[name]
+    form = {A_TIME: f": {TIME}", A_SIZE: f": {SIZE}"}.get(clause.form, "")
+    return clause.says.replace("`", "") + form
