@@ -26,7 +26,7 @@ COMMAND = [str(Path(sys.executable).with_name("stockade")), "demo", "--commit"]
 PICTURE = Path(__file__).parents[1] / "docs" / "demo.svg"
 
 #: The size of a character cell, and the room around the text.
-CELL, LINE, MARGIN, BAR = 8.4, 19, 22, 38
+CELL, LINE, MARGIN, BAR = 8.4, 17.5, 22, 34
 INK, PAPER, EDGE = "#d7dae0", "#16181d", "#2b2f37"
 COLOURS = {"31": "#ff7a70", "32": "#8fd18f", "33": "#e2b75c", "36": "#6fc3d8"}
 DOTS = ("#ff5f57", "#febc2e", "#28c840")

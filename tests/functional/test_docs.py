@@ -13,6 +13,7 @@ import pytest
 
 from stockade import Control, Limits, Policy, Syscalls, WorkspaceRule, backends, host
 from stockade.policy.words import CLAUSES, CONTROLS
+from support.means import applies
 from support.pages import Block, Session, blocks, steps
 from support.paths import ROOT
 
@@ -92,6 +93,15 @@ def test_what_the_page_says_is_so(page: Path, session: Session) -> None:
     assert not faults, "\n\n".join(faults)
 
 
+CONDITIONAL = [block for page in PAGES for block in known(page) if block.marks.keys() & {"needs", "lacks"}]
+
+
+@pytest.mark.parametrize("block", CONDITIONAL, ids=str)
+def test_a_block_that_needs_something_of_the_host_is_run_or_counted(block: Block) -> None:
+    needs, lacks = block.marks.get("needs"), block.marks.get("lacks")
+    applies(is_run(block), f"{block} is for hosts {'with' if needs else 'without'} {needs or lacks}")
+
+
 def test_few_blocks_are_not_run_and_each_says_why() -> None:
     left = [block for page in PAGES for block in known(page) if "not run" in block.marks]
     assert all(len(block.marks["not run"]) > 10 for block in left)
@@ -111,9 +121,19 @@ def test_no_command_hides_outside_a_block(page: Path) -> None:
 )
 def test_every_link_leads_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text)
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) + re.findall(r'src="([^"]+)"', text)
     local = [link for link in links if not link.startswith(("http:", "https:"))]
     assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/comparison.md"])
+def test_the_numbers_are_those_of_the_specification(name: str) -> None:
+    """Whoever measures again writes it there, and here it is noticed."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    measured = re.findall(r"^\| .*(?: ms \||×|\| \d).*$", text, re.MULTILINE)
+    numbers = set(re.findall(r"\d+(?:\.\d+)?", " ".join(measured)))
+    known = set(re.findall(r"\d+(?:\.\d+)?", (ROOT / "SPECIFICATION.md").read_text(encoding="utf-8")))
+    assert len(numbers) > 10 and numbers - known == set()
 
 
 class TestTheReader:
