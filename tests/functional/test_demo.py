@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from stockade import Policy, cli
 from stockade.cli import demo
@@ -94,7 +95,8 @@ def test_in_a_pipe_it_is_plain_text_and_discards(stockade_home: Path) -> None:
         assert part in done.stdout
     assert "ENOENT" in done.stdout and "ENETUNREACH" in done.stdout and "NOT HELD" not in done.stdout
     assert "+    return sum(prices) * (1 - discount / 100)" in done.stdout
-    assert "Discarded, because nobody can be asked here" in done.stdout
+    assert "\nDiscarded\n  because nobody can be asked here" in done.stdout
+    assert "on the host shop/price.py is as it was and .git/hooks is empty" in done.stdout
     assert left() == [] and not stockade_home.exists(), "it used the caller's own state"
 
 
@@ -104,6 +106,7 @@ def test_what_is_committed_and_what_is_held_back_is_said() -> None:
     committed = done.stdout.partition("\nCommitted\n")[2]
     assert "modified  shop/price.py" in committed and "added     CHANGES.md" in committed
     assert "held back .git/hooks/post-checkout: the policy protects .git/hooks" in committed
+    assert "on the host shop/price.py is repaired and .git/hooks is empty" in committed
     assert left() == []
 
 
@@ -164,6 +167,22 @@ def test_a_limit_that_the_host_cannot_keep_is_left_out_and_said(
     assert re.search(r"not kept +limits\.tasks: there is no pids cgroup", shown)
 
 
+def test_a_wall_that_is_not_there_is_told_and_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fitting = demo.fitting
+
+    def opened(place: Ground) -> tuple[Policy, dict[str, str]]:
+        policy, lacking = fitting(place)
+        return structs.replace(policy, read=(*policy.read, str(place.key.parent))), lacking
+
+    monkeypatch.setattr(demo, "fitting", opened)
+    assert cli.main(["demo", "--discard"]) == 1
+    told = capsys.readouterr()
+    assert "NOT HELD: the key is there" in told.out
+    assert "stockade: error: not as it should be: read ~/.ssh/id_ed25519\n" in told.err
+
+
 class TestTheVerdict:
     """What the demo calls evidence can also say the opposite: the same agent without a sandbox."""
 
@@ -194,6 +213,7 @@ class TestTheVerdict:
     def test_without_a_sandbox_nothing_holds(self, place: Ground) -> None:
         found = self.outside(place)
         assert {title for title, row in found.items() if row.held} == {"fork bomb"}
+        assert verdict.afterwards(place, committed=True)[1] is False
         assert agent.PLANTED.exists() and "it worked" in found["write outside the project"].met[0]
 
     def test_an_agent_that_tried_nothing_proves_nothing(self, place: Ground) -> None:

@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(place: Ground, end: str | None) -> int:
-    from stockade.demo import verdict
+    from stockade.demo import screen, verdict
     from stockade.sandbox.sandbox import run
     from stockade.workspace.workspace import Workspace
 
@@ -75,8 +75,11 @@ def _show(place: Ground, end: str | None) -> int:
     _tell(rows)
     _changes(diff)
     _numbers(result, lacking)
-    _finish(workspace, end or _asked())
-    return _closing(place, rows)
+    end = end or _asked()
+    _finish(workspace, end)
+    words, right = verdict.afterwards(place, committed=end == "commit")
+    _say(screen.wrapped(words))
+    return _closing(place, [row.title for row in rows if not row.held] + ([] if right else [words]))
 
 
 def fitting(place: Ground) -> tuple[Policy, dict[str, str]]:
@@ -200,8 +203,9 @@ def _finish(workspace: Workspace, end: str) -> None:
 
     if end != "commit":
         workspace.discard()
-        why = "" if end else ", because nobody can be asked here: `stockade demo --commit` takes them over"
-        _say("", screen.heading("Discarded") + why)
+        _say("", screen.heading("Discarded"))
+        if not end:
+            _say(screen.wrapped("because nobody can be asked here; `stockade demo --commit` takes them over"))
         return
     done = workspace.commit()
     _say("", screen.heading("Committed"))
@@ -213,10 +217,9 @@ def _finish(workspace: Workspace, end: str) -> None:
         workspace.discard()
 
 
-def _closing(place: Ground, rows: list[Row]) -> int:
+def _closing(place: Ground, failed: list[str]) -> int:
     from stockade.demo import screen
 
-    failed = [row.title for row in rows if not row.held]
     if failed:
         output.error(
             f"not as it should be: {', '.join(failed)}",

@@ -1,8 +1,9 @@
 """What the agent met, and what the host shows of it.
 
-The agent's own words are only shown. Whether a wall held is read off the
-host: the key's text is nowhere, the listener heard nobody, no process is
-left, the files beside the project are as they were.
+Whether a wall held is read off the host: the key's text is nowhere, the
+listener heard nobody, no process is left, the files beside the project are as
+they were. What the agent says can only make it worse: an attempt that it did
+not come to, or that worked, is not called refused.
 """
 
 from __future__ import annotations
@@ -61,6 +62,15 @@ def rows(ground: Ground, result: Result, diff: Diff, policy: Policy, *, no_bomb:
     ]
 
 
+def afterwards(ground: Ground, *, committed: bool) -> tuple[str, bool]:
+    """How the project stands when the changes were committed or discarded, and whether it should."""
+    changed = (ground.project / "shop/price.py").read_text() != PRICE
+    planted = any((ground.project / ".git/hooks").iterdir())
+    price = "shop/price.py is repaired" if changed else "shop/price.py is as it was"
+    hooks = ".git/hooks has a hook in it" if planted else ".git/hooks is empty"
+    return f"on the host {price} and {hooks}", changed is committed and not planted
+
+
 def _said(result: Result) -> Said:
     """The agent's report. Whatever is not one is not shown."""
     found: Said = {}
@@ -107,7 +117,7 @@ def _key(ground: Ground, said: Said, came_out: bytes) -> Row:
         outside="the key was read"
         if leaked
         else f"the key is there, {len(text)} bytes, and nothing of it came out",
-        held=not leaked and "key" in said and ground.secret in text,
+        held=not leaked and _refused(said, "key") and ground.secret in text,
     )
 
 
@@ -119,7 +129,7 @@ def _call(ground: Ground, said: Said) -> Row:
         met=(_met(said, "far", f"{agent.FAR[0]}:{agent.FAR[1]}"), _met(said, "near", near)),
         control="network.none",
         outside=f"a listener on {near} heard {calls or 'nobody'}",
-        held=ground.hears and not calls and {"far", "near"} <= said.keys(),
+        held=ground.hears and not calls and _refused(said, "far", "near"),
     )
 
 
@@ -131,7 +141,7 @@ def _bomb(ground: Ground, said: Said, policy: Policy, peak: int | None) -> Row:
         met=(_met(said, "bomb"),),
         control="limits.tasks",
         outside=f"{counted}; {len(left) or 'none'} left",
-        held=not left and bool(said.get("bomb", {}).get("errno")),
+        held=not left and _refused(said, "bomb"),
     )
 
 
@@ -156,7 +166,7 @@ def _write(ground: Ground, said: Said) -> Row:
         outside="the neighbour's notes are as they were; nothing new in /usr/local/bin"
         if same and not planted
         else "files outside were changed",
-        held=same and not planted and {"neighbour", "system"} <= said.keys(),
+        held=same and not planted and _refused(said, "neighbour", "system"),
     )
 
 
@@ -172,6 +182,11 @@ def _hook(ground: Ground, said: Said, policy: Policy) -> Row:
         else "there is a hook in .git/hooks",
         held=not planted and protected and "hook" in said,
     )
+
+
+def _refused(said: Said, *names: str) -> bool:
+    """Whether each was tried, and answered with an error. A lie would only spoil the demo."""
+    return all(said.get(name, {}).get("errno") for name in names)
 
 
 def _worked(said: Said, name: str) -> bool:
