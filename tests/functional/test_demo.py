@@ -140,6 +140,15 @@ def test_ended_from_outside_it_leaves_nothing(number: signal.Signals) -> None:
     assert left() == []
 
 
+def test_a_reader_that_went_away_leaves_nothing_either() -> None:
+    script = f"{STOCKADE} demo | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", script], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == (b"\n141\n", b"")
+    assert left() == []
+
+
 def test_on_a_narrow_screen_the_sides_stand_below_each_other() -> None:
     done = piped("--discard", COLUMNS="40", PYTHONIOENCODING="ascii", LC_ALL="C")
     assert done.returncode == 0, done.stderr

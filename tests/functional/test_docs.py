@@ -13,7 +13,7 @@ import pytest
 
 from stockade import Control, Limits, Policy, Syscalls, WorkspaceRule, backends, host
 from stockade.policy.words import CLAUSES, CONTROLS
-from support.means import applies
+from support.means import applies, need_program
 from support.pages import Block, Session, blocks, steps
 from support.paths import ROOT
 
@@ -55,6 +55,8 @@ def known(page: Path) -> list[Block]:
 
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
+    for program in ("bash", "make"):
+        need_program(program)
     home = tmp_path / "ada"
     for name, text in FILES.items():
         path = home / "project" / name
