@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from stockade import Policy, cli
+from stockade import Policy, cli, host
 from stockade.cli import demo
 from stockade.demo import agent, verdict
 from stockade.demo.ground import Ground, ground
@@ -94,6 +94,7 @@ def test_in_a_pipe_it_is_plain_text_and_discards(stockade_home: Path) -> None:
     for part in PARTS:
         assert part in done.stdout
     assert "ENOENT" in done.stdout and "ENETUNREACH" in done.stdout and "NOT HELD" not in done.stdout
+    assert "||||  every wall held\n" in done.stdout
     assert "+    return sum(prices) * (1 - discount / 100)" in done.stdout
     assert "\nDiscarded\n  because nobody can be asked here" in done.stdout
     assert "on the host shop/price.py is as it was and .git/hooks is empty" in done.stdout
@@ -172,8 +173,20 @@ def test_a_limit_that_the_host_cannot_keep_is_left_out_and_said(
     monkeypatch.setattr(demo, "fitting", weaker)
     assert cli.main(["demo", "--discard"]) == 0
     shown = capsys.readouterr().out
+    assert "every wall that was tried held" in shown
     assert "not tried on this machine" in shown and "EAGAIN" not in shown
     assert re.search(r"not kept +limits\.tasks: there is no pids cgroup", shown)
+
+
+def test_a_host_without_the_walls_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = structs.replace(host.host(), probes={})
+    monkeypatch.setattr(host, "host", lambda: bare)
+    assert cli.main(["demo"]) == 125
+    told = capsys.readouterr()
+    assert "no backend on this host enforces the whole policy" in told.err and told.out == ""
+    assert left() == []
 
 
 def test_a_wall_that_is_not_there_is_told_and_fails(
@@ -188,7 +201,7 @@ def test_a_wall_that_is_not_there_is_told_and_fails(
     monkeypatch.setattr(demo, "fitting", opened)
     assert cli.main(["demo", "--discard"]) == 1
     told = capsys.readouterr()
-    assert "NOT HELD: the key is there" in told.out
+    assert "NOT HELD: the key is there" in told.out and "every wall held" in told.out.split("NOT ")[-1]
     assert "stockade: error: not as it should be: read ~/.ssh/id_ed25519\n" in told.err
 
 

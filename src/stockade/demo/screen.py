@@ -58,13 +58,23 @@ def facts(pairs: list[tuple[str, str]]) -> Iterator[str]:
 
 def wall(rows: list[Row]) -> Iterator[str]:
     """Every attempt at the wall, a few lines at a time."""
+    last, style = _sum(rows)
     if width() < TWO_SIDES:
         for row in rows:
             yield _below_each_other(row)
+        yield output.paint(last, style)
         return
     yield "\n".join([_line(("INSIDE, the agent", "bold"), ("OUTSIDE, the host", "bold"), TOP), _line()])
     for row in rows:
         yield "\n".join(_beside_each_other(row))
+    yield _line(right=(last, style))
+
+
+def _sum(rows: list[Row]) -> Cell:
+    if not all(row.held for row in rows):
+        return "NOT every wall held", "red"
+    tried = " that was tried" if any(row.left_out for row in rows) else ""
+    return f"every wall{tried} held", "green"
 
 
 def _sides() -> tuple[int, int]:
