@@ -243,10 +243,10 @@ class TestTheVerdict:
         assert [row.title for row in found.values() if row.held] == []
 
     def test_a_process_that_is_left_is_found(self, place: Ground) -> None:
-        with subprocess.Popen(["sleep", "60"], executable="/bin/sleep") as other:
-            assert place.processes() == []
-            other.kill()
-        command = [sys.executable, "-c", "import time; time.sleep(60)", str(place.agent)]
-        with subprocess.Popen(command) as left:
-            assert place.processes() == [left.pid]
-            left.kill()
+        assert place.processes() == []
+        command = ["sh", "-c", "echo up; read word", str(place.agent)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as left:
+            assert left.stdin and left.stdout and left.stdout.readline() == b"up\n"
+            found = place.processes()
+            left.stdin.close()
+        assert found == [left.pid]

@@ -19,6 +19,7 @@ A comment right before a block says what is special about it:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -116,9 +117,11 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         assert self._shell.stdin and self._shell.stdout
-        self._shell.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended
+            self._shell.stdin.write("wait\n")  # for what a page started in the background
+            self._shell.stdin.close()
         self._shell.stdout.close()
-        self._shell.wait(10)
+        self._shell.wait(60)
 
     def run(self, block: Block) -> list[str]:
         """Run a block; the result are its faults in words."""
