@@ -32,15 +32,16 @@ PAUSE = 0.2
 
 def main(argv: list[str]) -> int:
     """Show it; 0 if every wall held."""
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     from stockade.demo.ground import ground
 
     with ended_in_order(), ground() as place:
         return _show(place, options.end)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
         prog="stockade demo",
         description="Runs an agent in a real sandbox, over a project made in a temporary directory. It\n"
         "repairs the project, and tries to read a key, phone home, fork without end, write\n"
@@ -49,13 +50,13 @@ def _parser() -> argparse.ArgumentParser:
         "exit codes: 0 every wall held; 1 one did not; 125 this machine cannot enforce the policy",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    ends = parser.add_mutually_exclusive_group()
+    ends = made.add_mutually_exclusive_group()
     for word, effect in (
         ("commit", "take the agent's changes over into the demo's project at the end"),
         ("discard", "forget them (default where nobody can be asked)"),
     ):
         ends.add_argument(f"--{word}", dest="end", action="store_const", const=word, help=effect)
-    return parser
+    return made
 
 
 def _show(place: Ground, end: str | None) -> int:
