@@ -8,7 +8,7 @@ given, here and in later commands.
 
 A comment right before a block says what is special about it:
 
-    <!-- file: NAME -->       the block is the content of that file
+    <!-- file: NAME -->       the block is the content of that file, for the commands that follow
     <!-- not run: REASON -->  it cannot be run here; such blocks are counted
     <!-- output varies -->    what is printed is only an example
     <!-- needs: NAME -->      run where the host keeps that control, or has that program
@@ -20,7 +20,6 @@ A comment right before a block says what is special about it:
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shlex
 import subprocess
@@ -127,10 +126,9 @@ class Session:
         """Run a block; the result are its faults in words."""
         text = block.text.replace(HOME, str(self.home))
         if name := block.marks.get("file"):
-            self._sh(f"mkdir -p {shlex.quote(os.path.dirname(name) or '.')}")
-            self._sh(f"printf %s {shlex.quote(text)} > {name}")
-            if block.language != "toml":
-                return []
+            path = shlex.quote(name.replace("~", str(self.home)))
+            _, printed = self._sh(f'mkdir -p "$(dirname {path})" && printf %s {shlex.quote(text)} > {path}')
+            return [printed] if printed else []
         if block.language == "toml":
             return self._policy(text)
         if block.language == "python":
