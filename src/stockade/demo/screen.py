@@ -37,7 +37,7 @@ def wrapped(text: str, indent: str = "  ", hanging: str = "") -> str:
     """Text of ours, folded to the width."""
     return "\n".join(
         textwrap.wrap(
-            text,
+            output.clean(text),
             width(),
             initial_indent=indent,
             subsequent_indent=indent + hanging,
