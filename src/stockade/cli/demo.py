@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
         ("discard", "forget them (default where nobody can be asked)"),
     ):
         ends.add_argument(f"--{word}", dest="end", action="store_const", const=word, help=effect)
-    return made
+    return output.with_manners(made)
 
 
 def _show(place: Ground, end: str | None) -> int:
@@ -138,7 +138,7 @@ def _tell(rows: list[Row]) -> None:
 
     for part in screen.wall(rows):
         _say(part)
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() and not output.Manner.quiet:
             time.sleep(PAUSE)
 
 
@@ -193,7 +193,7 @@ def _median(deed: Callable[[], object]) -> float:
 
 def _asked() -> str:
     """What to do with the changes, from whoever sits at the terminal."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if output.Manner.quiet or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return ""
     print("\nCommit these changes to the project, or discard them? [c/D] ", end="", flush=True)
     return "commit" if sys.stdin.readline().strip().lower() in ("c", "commit") else "discard"
@@ -236,5 +236,7 @@ def _closing(place: Ground, failed: list[str]) -> int:
 
 
 def _say(*lines: str) -> None:
+    if output.Manner.quiet:
+        return
     for line in lines:
         print(line, flush=True)
