@@ -120,6 +120,11 @@ def test_on_a_terminal_it_is_coloured_and_asks() -> None:
     assert set(re.findall(r"\x1b\[[^A-Za-z]*([A-Za-z])", terminal.seen)) == {"m"}, "it moves the cursor"
 
 
+def test_quietly_only_the_exit_code_speaks() -> None:
+    done = piped("-q")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_it_makes_nobody_wait() -> None:
     assert demo.PAUSE * (len(ATTEMPTS) + 1) < 3
 
