@@ -17,6 +17,7 @@ from stockade.errors import StockadeError
 #: Every subcommand: the module that serves it and its line in `stockade --help`.
 COMMANDS = {
     "run": ("stockade.cli.run", "run a command behind every wall of the policy"),
+    "shell": ("stockade.cli.shell", "a shell behind every wall of the policy"),
     "plan": ("stockade.cli.plan", "show what `run` would do, without doing it"),
     "ps": ("stockade.cli.ps", "list the sandboxes that live now"),
     "kill": ("stockade.cli.kill", "end sandboxes, whoever started them"),
