@@ -26,7 +26,7 @@ _SEQUENCE = re.compile(
     rb"|\[(?P<way>[<>=])(?P<keys>[0-9;]{0,20})(?P<kind>[um])"
     rb"|(?P<keypad>[=>])"
     rb"|\((?P<letters>[0-9A-Za-z])"
-    rb"|(?P<asks>\[[?>=]?[0-9;]{0,20}(?:[cnx]|\$p|t)|\][0-9;]{1,20}\?|P[+$]q|Z|\[\?u)"
+    rb"|(?P<asks>\[[?>=]?[0-9;]{0,20}(?:[cnxt]|\$p)|\[>[0-9;]{0,20}q|\[\?u|\][0-9;]{1,20}\?|P[+$]q|_G|Z)"
     rb")|(?P<answerback>\x05)"
 )
 #: A sequence that has begun and not ended.

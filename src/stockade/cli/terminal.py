@@ -227,16 +227,18 @@ class Terminal:
                 os.close(self._own.pop())
 
     def _tidy_up(self) -> None:
-        taken = self._saved is not None
-        if self._in_front():
-            with contextlib.suppress(OSError):
-                os.write(self._out, self._modes.off(struct.unpack("HHHH", self._size())[0]))
+        off = b""
+        with contextlib.suppress(OSError):
+            off = self._modes.off(struct.unpack("HHHH", self._size())[0])
+            if off and self._in_front():
+                os.write(self._out, off)
         self._screen.close()
         self._keys.close()
-        if taken and self._modes.asked:
-            # An answer to a program that has ended must not become the user's next command.
+        reports = bool(off) or self._modes.asked
+        if reports and self._saved is not None:
+            # What the terminal tells a program that has ended must not become the user's next command.
             select.select([self._in], [], [], ANSWER_SECONDS)
-        self._leave(forget_input=taken)
+        self._leave(forget_input=reports)
         self._stop_listening()
 
     # The user's terminal
