@@ -1,4 +1,4 @@
-"""Ending `stockade run` from outside: by Ctrl-C, by a signal, by the worst one; and what is coloured at a terminal."""
+"""Ending `stockade run` from outside: by Ctrl-C, by a signal, by the worst one; and its colours."""
 
 from __future__ import annotations
 

@@ -27,7 +27,14 @@ PATIENCE = 10.0
 
 
 class _Screen(pyte.Screen):
-    """One that does not stumble over requests that only newer terminals know."""
+    """One that answers, and does not stumble over requests that only newer terminals know."""
+
+    def __init__(self, columns: int, lines: int, answer: Callable[[bytes], None]) -> None:
+        super().__init__(columns, lines)
+        self._answer = answer
+
+    def write_process_input(self, data: str) -> None:
+        self._answer(data.encode())
 
     def select_graphic_rendition(self, *attributes: int, private: bool = False) -> None:
         if not private:
@@ -52,8 +59,7 @@ class Terminal:
         self.resize(*size)
         #: Its settings before anybody has used it.
         self.fresh = self.settings()
-        self.screen = _Screen(size[1], size[0])
-        self.screen.write_process_input = lambda data: self.type(data.encode())
+        self.screen = _Screen(size[1], size[0], self.type)
         self._stream = pyte.ByteStream(self.screen)
         given = {"stdin": self.inner, "stdout": self.inner, "stderr": self.inner} | streams
         self.process = subprocess.Popen(

@@ -48,6 +48,23 @@ def plain(value: object) -> object:
     return value
 
 
+def as_json(value: object) -> bytes:
+    """The value as JSON on one line, in which nothing is left that a terminal would obey."""
+    import msgspec
+
+    data = msgspec.json.encode(plain(value))
+    if data.isascii() and b"\x7f" not in data:
+        return data + b"\n"
+    text = data.decode("utf-8")
+    return text.translate({ord(c): _escaped(c) for c in set(text) if not c.isprintable()}).encode() + b"\n"
+
+
+def _escaped(char: str) -> str:
+    """As JSON writes it: in one or two units of UTF-16."""
+    units = char.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
+
+
 def reason(error: OSError) -> str:
     """What the system said, and about which file."""
     said = error.strerror or str(error)
@@ -85,9 +102,10 @@ def _tell(line: str) -> None:
 
 def table(rows: list[list[str]], head: list[str]) -> str:
     """Columns padded to their widest cell; cells hold no colour."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    shown = [[name(cell) for cell in row] for row in [head, *rows]]
+    widths = [max(len(row[i]) for row in shown) for i in range(len(head))]
     lines = []
-    for number, row in enumerate([head, *rows]):
-        text = "  ".join(clean(cell).ljust(width) for cell, width in zip(row, widths, strict=True))
+    for number, row in enumerate(shown):
+        text = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         lines.append(paint(text.rstrip(), "bold") if number == 0 else text.rstrip())
     return "\n".join(lines)

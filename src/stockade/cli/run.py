@@ -379,9 +379,7 @@ def _plain(result: Result) -> dict[str, Any]:
 
 
 def _write_json(args: argparse.Namespace, value: dict[str, Any]) -> None:
-    import msgspec
-
-    data = msgspec.json.encode(output.plain(value)) + b"\n"
+    data = output.as_json(value)
     if args.json:
         sys.stdout.flush()
     _Passing(1 if args.json else args.json_fd)(data)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import msgspec
 
 from stockade import state
-from stockade.errors import PolicyError, SetupError, StockadeError
+from stockade.errors import PolicyError, SetupError, StockadeError, one_line
 from stockade.gate import client
 from stockade.policy import Limits, Policy
 from stockade.sandbox.continued import commit_and_close, opened, snapshot_before
@@ -410,7 +410,8 @@ def _committed(result: Result, prepared: Prepared) -> Result:
     try:
         done = commit_and_close(prepared)
     except StockadeError as error:
-        return replace(result, commit_error=f"{error.message}\n{error.hint}".strip())
+        why = f"{error.message}\n{error.hint}" if error.hint else one_line(error.message)
+        return replace(result, commit_error=why)
     gone = done is None or done.closed
     return replace(result, committed=done, workspace="" if gone else result.workspace)
 
