@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from support.means import need_program
+from support.means import applies, need_program
 from support.screens import STOCKADE, Terminal, shell, stockade
 
 PYTHON = "/usr/bin/python3"
@@ -164,9 +165,9 @@ class TestStopping:
             terminal.until("code 0")
 
     def test_a_full_screen_program_comes_back_as_it_was(self, workspace: Path) -> None:
-        vim = need_program("vim")
+        editor = need_program("vi")
         with shell(workspace) as terminal:
-            terminal.type(f"$S run -q -- {vim} -u NONE -N file\n")
+            terminal.type(f"$S run -q -- {editor} -u NONE -N file\n")
             terminal.until("~\n~")
             terminal.type("iwritten\x1b")
             terminal.until("written")
@@ -236,8 +237,8 @@ class TestStopping:
 
 class TestPrograms:
     def test_an_editor(self, workspace: Path) -> None:
-        vim = need_program("vim")
-        with stockade(workspace, "run", "--commit", "--", vim, "-u", "NONE", "-N", "file") as terminal:
+        editor = need_program("vi")
+        with stockade(workspace, "run", "--commit", "--", editor, "-u", "NONE", "-N", "file") as terminal:
             terminal.until("~\n~")
             terminal.type("isome text\x1b:wq\n")
             assert terminal.code() == 0
@@ -363,7 +364,7 @@ class TestPuttingBack:
             ("--timeout 1", "sleep 300", 124),
             ("", "sleep 300", signal.SIGTERM),
             ("", "sleep 300", signal.SIGHUP),
-            ("", "sleep 300", signal.SIGINT),
+            ("", "sleep 300", signal.SIGQUIT),
         ],
     )
     def test_on_every_way_out(self, workspace: Path, options: str, ends: str, code: int) -> None:
@@ -425,15 +426,33 @@ class TestTrouble:
             assert "again" in terminal.text
 
     def test_keys_that_nobody_reads_hold_nobody_up(self, workspace: Path) -> None:
-        with stockade(
-            workspace, "run", "--timeout", "1", "--", "sh", "-c", "echo ready; sleep 300"
-        ) as terminal:
+        with stockade(workspace, "run", "--", "sh", "-c", "echo ready; exec sleep 300") as terminal:
             terminal.until("ready")
             terminal.until(lambda: terminal.raw)
             for _ in range(40):
                 terminal.type(b"x" * 1000)
                 terminal.until(lambda: True)
-            assert terminal.code() == 124
+            terminal.kill(signal.SIGTERM)
+            assert terminal.code() == 130
+
+
+def test_a_terminal_that_was_opened_by_another_name_is_the_same(workspace: Path) -> None:
+    with Terminal(
+        ["sh", "-c", f"{STOCKADE} run -q -- sh -c 'test -t 1 && tty' < /dev/tty"], workspace
+    ) as terminal:
+        assert (terminal.code(), terminal.text.strip()) == (0, "/dev/pts/0")
+
+
+def test_one_that_belongs_to_somebody_else_serves_all_the_same(workspace: Path) -> None:
+    """As after `su`: it cannot be opened once more."""
+    with Terminal([STOCKADE, "run", "-q", "--", "cat"], workspace) as terminal:
+        os.fchmod(terminal.inner, 0)
+        applies(not os.access(f"/proc/self/fd/{terminal.inner}", os.R_OK), "root opens every terminal")
+        terminal.until(lambda: terminal.raw)
+        terminal.type("typed\n\x04")
+        assert terminal.code() == 0
+        assert terminal.text.count("typed") == 2
+        assert terminal.settings() == terminal.fresh
 
 
 def test_a_host_without_the_keyboard_is_served_all_the_same(workspace: Path) -> None:

@@ -23,7 +23,6 @@ import fcntl
 import os
 import select
 import signal
-import stat
 import struct
 import termios
 import time
@@ -51,18 +50,24 @@ STALLED_SECONDS = 0.5
 TERMINFO = ("/usr/share/terminfo", "/usr/lib/terminfo", "/lib/terminfo")
 USUAL = "xterm-256color"
 _KERNEL_TERMIOS = 36
-_HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU, signal.SIGTSTP, signal.SIGWINCH)
+_TIOCGDEV = 0x80045432
+#: Where `termios` has the local modes.
+LFLAG = 3
+_HELD = {getattr(signal, f"SIG{name}") for name in ("INT", "TERM", "HUP", "QUIT", "TTOU", "TSTP", "WINCH")}
 
 
 def apart() -> tuple[int, ...]:
     """Which of stdout and stderr are not the terminal that stdin is."""
-    ours = os.fstat(0).st_rdev
+    ours = _device(0)
     return tuple(number for number in (1, 2) if _device(number) != ours)
 
 
-def _device(descriptor: int) -> int | None:
-    status = os.fstat(descriptor)
-    return status.st_rdev if stat.S_ISCHR(status.st_mode) and os.isatty(descriptor) else None
+def _device(descriptor: int) -> bytes | None:
+    """The number of the terminal, also where it was opened as /dev/tty."""
+    try:
+        return fcntl.ioctl(descriptor, _TIOCGDEV, bytes(4))
+    except OSError:
+        return None
 
 
 class Terminal:
@@ -128,7 +133,7 @@ class Terminal:
         self._own.append(outer)
         os.set_blocking(outer, False)
         self._own.append(writer := os.dup(outer))
-        self._channel, self._events, self._outer = channel, events, outer
+        self._channel, self._events, self._outer, self._writer = channel, events, outer, writer
         self._screen = _Flow(events, outer, self._out, self._modes.see)
         self._keys = _Flow(events, self._in, writer, self._typed)
         self._listen()
@@ -143,7 +148,16 @@ class Terminal:
             self._hear()
         elif end in (self._out, self._outer):
             self._show(end)
-        elif not self._keys.move(end):
+        elif end in (self._in, self._writer):
+            self._hand_in(end)
+
+    def _hand_in(self, end: int) -> None:
+        try:
+            going = self._keys.move(end)
+        except OSError:  # of the program's terminal, which nobody has open
+            self._keys.pending.clear()
+            return
+        if not going:
             raise _hung_up()
 
     def _show(self, end: int) -> None:
@@ -172,7 +186,8 @@ class Terminal:
             return
         wants = number in (signal.SIGTTIN, signal.SIGTTOU)
         if not (wants and self._saved is None and self._in_front()):
-            self._screen.drain(LEFT)
+            with contextlib.suppress(OSError):
+                self._screen.drain(LEFT)
             self._leave()
             really = self._stop(number if wants else signal.SIGTSTP)
             if wants and not really and not self._in_front():
@@ -201,7 +216,7 @@ class Terminal:
             soon = time.monotonic() + STALLED_SECONDS
             if self._flush(soon if self._until is None else min(soon, self._until)):
                 return
-            self._leave()
+            self._hear_ctrl_c()
             self.lost = not self._flush(self._until)
 
     def _flush(self, until: float | None) -> bool:
@@ -252,11 +267,23 @@ class Terminal:
 
     def _take(self) -> None:
         """From now on the keys are the program's."""
-        if self._saved is None:
-            self._saved = termios.tcgetattr(self._in)
-        termios.tcsetattr(self._in, termios.TCSANOW, _raw(self._saved))
+        try:
+            if self._saved is None:
+                self._saved = termios.tcgetattr(self._in)
+            termios.tcsetattr(self._in, termios.TCSANOW, _raw(self._saved))
+        except termios.error:
+            raise _hung_up() from None
         self._resize()
         self._keys.read(True)
+
+    def _hear_ctrl_c(self) -> None:
+        """The keys are nobody's any more, and Ctrl-C is for us; what is shown still passes as it is."""
+        if self._saved is not None:
+            self._keys.read(False)
+            settings = _raw(self._saved)
+            settings[LFLAG] |= termios.ISIG
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(self._in, termios.TCSANOW, settings)
 
     def _leave(self, *, forget_input: bool = False) -> None:
         """Give the keyboard back as it was."""
@@ -297,6 +324,8 @@ class Terminal:
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in (signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP):
             self._handlers[number] = signal.signal(number, self._note)
+        # It would end us with the terminal as it is.
+        self._handlers[signal.SIGQUIT] = signal.signal(signal.SIGQUIT, signal.default_int_handler)
         self._events.watch(self._signals)
 
     def _stop_listening(self) -> None:
