@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -462,3 +464,14 @@ def test_a_host_without_the_keyboard_is_served_all_the_same(workspace: Path) -> 
         terminal.type("typed\n\x04")
         assert terminal.code() == 0
         assert terminal.text.count("typed") == 2
+
+
+def test_nothing_of_it_is_loaded_where_there_is_none(workspace: Path) -> None:
+    script = (
+        "import sys; from stockade.cli import main; code = main(['run', '--', 'true'])\n"
+        "sys.exit(code or any('terminal' in name for name in sys.modules))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", script], cwd=workspace, stdin=subprocess.DEVNULL).returncode
+        == 0
+    )

@@ -90,9 +90,9 @@ def test_where_it_is_cut_does_not_matter(shown: bytes, data: st.DataObject) -> N
 def test_questions_are_noticed(asks: bytes) -> None:
     modes = Modes()
     modes.see(b"\x1b[31mno question\x1b[m\x1b]0;title\x07")
-    assert not modes.asked
+    assert modes.asked is None
     modes.see(asks)
-    assert modes.asked
+    assert modes.asked is not None
 
 
 @given(st.lists(st.binary(max_size=40), max_size=5))

@@ -59,7 +59,7 @@ class Terminal:
         self.resize(*size)
         #: Its settings before anybody has used it.
         self.fresh = self.settings()
-        self.screen = _Screen(size[1], size[0], self.type)
+        self.screen = _Screen(size[1], size[0], self._answer)
         self._stream = pyte.ByteStream(self.screen)
         given = {"stdin": self.inner, "stdout": self.inner, "stderr": self.inner} | streams
         self.process = subprocess.Popen(
@@ -89,6 +89,11 @@ class Terminal:
 
     def type(self, keys: bytes | str) -> None:
         os.write(self._outer, keys.encode() if isinstance(keys, str) else keys)
+
+    def _answer(self, data: bytes) -> None:
+        """As an emulator does it: an answer that nobody takes is lost."""
+        if select.select([], [self._outer], [], 0)[1]:
+            self.type(data)
 
     def resize(self, lines: int, columns: int) -> None:
         fcntl.ioctl(self._outer, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))

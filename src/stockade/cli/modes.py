@@ -8,6 +8,7 @@ what it has changed itself and not changed back is reset.
 from __future__ import annotations
 
 import re
+import time
 
 #: Private modes that are off in a fresh terminal. Those whose default is a matter of taste are left alone.
 SWITCHED_ON = frozenset(
@@ -39,8 +40,8 @@ class Modes:
     """Reads what is shown and remembers what it switches."""
 
     def __init__(self) -> None:
-        #: Whether the terminal was asked something; its answer comes as if it were typed.
-        self.asked = False
+        #: When the terminal was last asked something; its answer comes as if it were typed.
+        self.asked: float | None = None
         self._tail = b""
         self._forget()
 
@@ -76,7 +77,7 @@ class Modes:
         elif kind == "letters":
             self._letters = found["letters"] != b"B"
         else:
-            self.asked = True
+            self.asked = time.monotonic()
 
     def _switch(self, modes: bytes, on: bool) -> None:
         for mode in (int(word) for word in modes.split(b";") if word):

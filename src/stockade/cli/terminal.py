@@ -39,12 +39,17 @@ from stockade.sandbox.supervise import LEFT
 
 #: As many bytes are held back for a terminal that takes nothing; then the program waits.
 MOST = 1 << 16
+#: And of keys for a program that reads none. What comes then is lost, since the way out must always be heard.
+MOST_KEYS = 4 << 20
 #: Ctrl-] this often within so many seconds ends the run, whatever the program does with its keys.
 WAY_OUT, TIMES, WITHIN = 0x1D, 3, 1.0
 #: How often a terminal that nobody has open inside is looked at again.
 AGAIN = 0.1
-#: How long the terminal may take to answer what the program has asked before it ended.
-ANSWER_SECONDS = 0.05
+#: A terminal answers what it is asked in turn: after a last question of ours, and this much silence, it has
+#: answered all. So long it is given at most if it does not answer, and if it does not stop.
+LAST_QUESTION, LAST_ANSWER, SILENCE, NO_ANSWER, NO_END = b"\x1b[5n", b"\x1b[0n", 0.1, 0.5, 5.0
+#: What was asked before that has been answered long since.
+RECENT = 5.0
 #: How long the last words may take at a terminal that takes nothing, before Ctrl-C works again.
 STALLED_SECONDS = 0.5
 TERMINFO = ("/usr/share/terminfo", "/usr/lib/terminfo", "/lib/terminfo")
@@ -135,7 +140,7 @@ class Terminal:
         self._own.append(writer := os.dup(outer))
         self._channel, self._events, self._outer, self._writer = channel, events, outer, writer
         self._screen = _Flow(events, outer, self._out, self._modes.see)
-        self._keys = _Flow(events, self._in, writer, self._typed)
+        self._keys = _Flow(events, self._in, writer, self._typed, lossy=True)
         self._listen()
         self._resize()
         self._screen.read(True)
@@ -249,12 +254,25 @@ class Terminal:
                 os.write(self._out, off)
         self._screen.close()
         self._keys.close()
-        reports = bool(off) or self._modes.asked
-        if reports and self._saved is not None:
-            # What the terminal tells a program that has ended must not become the user's next command.
-            select.select([self._in], [], [], ANSWER_SECONDS)
-        self._leave(forget_input=reports)
+        asked = self._modes.asked is not None and time.monotonic() - self._modes.asked < RECENT
+        if self._saved is not None and (off or asked):
+            with contextlib.suppress(OSError, termios.error):  # hung up
+                self._hear_out()
+        self._leave()
         self._stop_listening()
+
+    def _hear_out(self) -> None:
+        """What the terminal tells a program that has ended must not become the user's next command."""
+        os.write(self._out, LAST_QUESTION)
+        end, heard = time.monotonic() + NO_END, b""
+        while (left := end - time.monotonic()) > 0:
+            silence = SILENCE if LAST_ANSWER in heard else NO_ANSWER
+            if not select.select([self._in], [], [], min(silence, left))[0]:
+                break
+            if not (data := os.read(self._in, CHUNK)):
+                break
+            heard = heard[-len(LAST_ANSWER) :] + data if LAST_ANSWER not in heard else LAST_ANSWER
+        termios.tcflush(self._in, termios.TCIFLUSH)
 
     # The user's terminal
 
@@ -285,24 +303,20 @@ class Terminal:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(self._in, termios.TCSANOW, settings)
 
-    def _leave(self, *, forget_input: bool = False) -> None:
+    def _leave(self) -> None:
         """Give the keyboard back as it was."""
         if self._saved is None:
             return
         self._keys.read(False)
         saved, self._saved = self._saved, None
         with _undisturbed(), contextlib.suppress(termios.error, OSError):  # hung up
-            if forget_input:
-                termios.tcflush(self._in, termios.TCIFLUSH)
             termios.tcsetattr(self._in, termios.TCSANOW, saved)
 
     def _typed(self, data: bytes) -> None:
-        for key in data:
-            if key != WAY_OUT:
-                self._ways_out.clear()
-                continue
+        # Other keys may come in between: a program can make the terminal answer without pause.
+        if count := data.count(WAY_OUT):
             now = time.monotonic()
-            self._ways_out = [then for then in self._ways_out if now - then < WITHIN] + [now]
+            self._ways_out = [then for then in self._ways_out if now - then < WITHIN] + [now] * count
             if len(self._ways_out) >= TIMES:
                 raise KeyboardInterrupt("Ctrl-] three times")
 
@@ -366,8 +380,17 @@ class Terminal:
 class _Flow:
     """Copies what one descriptor yields to another that may be slow, and holds little in between."""
 
-    def __init__(self, events: Events, source: int, sink: int, seen: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        events: Events,
+        source: int,
+        sink: int,
+        seen: Callable[[bytes], None],
+        *,
+        lossy: bool = False,
+    ) -> None:
         self.pending = bytearray()
+        self._lossy = lossy
         self._events, self._source, self._sink, self._seen = events, source, sink, seen
         self._watched: set[int] = set()
         self._reading = self._dropping = False
@@ -423,11 +446,13 @@ class _Flow:
             return None
         if not self._dropping:
             self._seen(data)
-            self.pending += data
+            if not self._lossy or len(self.pending) < MOST_KEYS:
+                self.pending += data
         return len(data)
 
     def _aim(self) -> None:
-        wanted = {self._source: READABLE} if self._reading and len(self.pending) < MOST else {}
+        room = self._lossy or len(self.pending) < MOST
+        wanted = {self._source: READABLE} if self._reading and room else {}
         if self.pending:
             wanted[self._sink] = WRITABLE
         for end in self._watched - wanted.keys():
