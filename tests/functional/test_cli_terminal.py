@@ -17,32 +17,18 @@ PYTHON = "/usr/bin/python3"
 
 
 class TestOneOfItsOwn:
-    def test_it_is_the_first_of_the_sandbox_and_as_large_as_the_users(self, workspace: Path) -> None:
-        script = "tty; stty size; echo $TERM/$COLORTERM; stty -a | grep -o 'erase = ^H'"
-        with stockade(
-            workspace,
-            *("run", "--", "sh", "-c", f"read x; {script}"),
-            size=(31, 97),
-            environment={"TERM": "screen-256color", "COLORTERM": "truecolor"},
-        ) as terminal:
-            terminal.type("\n")
-            assert terminal.code() == 1
-            assert "/dev/pts/0\n31 97\nscreen-256color/truecolor" in terminal.text
-
-    def test_it_has_the_settings_of_the_users(self, workspace: Path) -> None:
-        with shell(workspace) as terminal:
-            terminal.type("stty erase ^H intr ^G; $S run -q -- stty -a\n")
+    def test_it_is_the_first_of_the_sandbox_and_like_the_users(self, workspace: Path) -> None:
+        script = "tty; stty size; echo $TERM/$COLORTERM; stty -a"
+        with shell(workspace, size=(31, 97)) as terminal:
+            terminal.type("export TERM=screen-256color COLORTERM=truecolor; stty erase ^H intr ^G\n")
+            terminal.type(f"$S run -q -- sh -c '{script}'\n")
             terminal.until("intr = ^G;")
+            assert "/dev/pts/0\n31 97\nscreen-256color/truecolor" in terminal.text
             assert "erase = ^H;" in terminal.text
 
     def test_a_terminal_that_nothing_inside_knows_is_called_by_a_usual_name(self, workspace: Path) -> None:
         with stockade(workspace, "run", "--", "tput", "colors", environment={"TERM": "strange"}) as terminal:
             assert (terminal.code(), terminal.text.strip()) == (0, "256")
-
-    def test_what_the_policy_says_of_its_name_counts(self, workspace: Path) -> None:
-        with stockade(workspace, "run", "--env", "TERM=vt100", "--", "tput", "longname") as terminal:
-            assert terminal.code() == 0
-            assert "VT100" in terminal.text
 
     def test_a_new_size_is_told(self, workspace: Path) -> None:
         script = "trap 'stty size; exit' WINCH; echo ready; while :; do sleep 0.05; done"
@@ -79,14 +65,6 @@ class TestKeys:
             assert terminal.text.split() == ["ready", "^C"]
             assert terminal.settings() == terminal.fresh
 
-    def test_a_program_may_take_ctrl_c_for_itself(self, workspace: Path) -> None:
-        script = "trap 'echo caught; exit 7' INT; echo ready; while :; do sleep 0.05; done"
-        with stockade(workspace, "run", "--", "bash", "-c", script) as terminal:
-            terminal.until("ready")
-            terminal.type(b"\x03")
-            assert terminal.code() == 7
-            assert "caught" in terminal.text
-
     def test_there_is_a_way_out_of_a_program_that_ignores_everything(self, workspace: Path) -> None:
         script = "trap '' INT QUIT TSTP; stty raw -echo; echo ready; while :; do sleep 9; done"
         with stockade(workspace, "run", "--", "bash", "-c", script) as terminal:
@@ -95,13 +73,6 @@ class TestKeys:
             assert terminal.code() == 130
             assert "stockade: cancelled" in terminal.text
             assert terminal.settings() == terminal.fresh
-
-    def test_the_end_of_the_input_is_the_programs(self, workspace: Path) -> None:
-        with stockade(workspace, "run", "--", "cat") as terminal:
-            terminal.type("a line\n")
-            terminal.until(b"a line\r\na line\r\n")
-            terminal.type(b"\x04")
-            assert terminal.code() == 0
 
 
 class TestAShell:
@@ -294,6 +265,7 @@ class TestPrograms:
             workspace, "run", "--", need_program("tmux"), "-f", "/dev/null", "new", "sh", size=(24, 120)
         ) as terminal:
             terminal.until("[0] 0:sh")
+            terminal.until(lambda: terminal.text[:1] in ("#", "$"))
             terminal.type("echo $((6 * 7))\n")
             terminal.until("\n42\n")
             terminal.type("\x02%")
@@ -361,7 +333,6 @@ class TestPuttingBack:
     @pytest.mark.parametrize(
         ("options", "ends", "code"),
         [
-            ("", "exit 3", 3),
             ("", "kill -KILL $$", 137),
             ("--timeout 1", "sleep 300", 124),
             ("", "sleep 300", signal.SIGTERM),
@@ -378,11 +349,6 @@ class TestPuttingBack:
             assert terminal.code() == (130 if isinstance(code, signal.Signals) else code)
             assert terminal.settings() == terminal.fresh
             assert terminal.shown.count(OFF) == 1
-
-    def test_what_was_never_started_has_changed_nothing(self, workspace: Path) -> None:
-        with stockade(workspace, "run", "--", "no-such-command") as terminal:
-            assert terminal.code() == 127
-            assert terminal.settings() == terminal.fresh and b"\x1b" not in terminal.shown
 
     def test_a_program_that_tidied_up_is_not_tidied_up_after(self, workspace: Path) -> None:
         script = r"printf '\033[?1049h\033[?25l\033[31mx\033[m\033[?25h\033[?1049ldone\n'"
@@ -471,7 +437,4 @@ def test_nothing_of_it_is_loaded_where_there_is_none(workspace: Path) -> None:
         "import sys; from stockade.cli import main; code = main(['run', '--', 'true'])\n"
         "sys.exit(code or any('terminal' in name for name in sys.modules))"
     )
-    assert (
-        subprocess.run([sys.executable, "-c", script], cwd=workspace, stdin=subprocess.DEVNULL).returncode
-        == 0
-    )
+    subprocess.run([sys.executable, "-c", script], cwd=workspace, stdin=subprocess.DEVNULL, check=True)
