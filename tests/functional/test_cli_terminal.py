@@ -166,9 +166,10 @@ class TestStopping:
             terminal.until("got this")
 
     def test_after_a_stop_it_goes_on_in_the_background(self, workspace: Path) -> None:
+        # bash, because dash starts its children by vfork, and cannot be stopped meanwhile.
         script = "echo ready; sleep 0.2; sleep 0.2; echo finished"
         with shell(workspace) as terminal:
-            terminal.type(f"$S run -q -- sh -c '{script}'\n")
+            terminal.type(f"$S run -q -- bash -c '{script}'\n")
             terminal.until("\nready")
             terminal.type(b"\x1a")
             terminal.until("Stopped")
