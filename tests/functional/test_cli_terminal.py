@@ -369,11 +369,17 @@ class TestPuttingBack:
 
 class TestTrouble:
     def test_a_terminal_that_is_hung_up_ends_the_sandbox(self, workspace: Path) -> None:
-        script = "trap '' HUP; echo ready; while :; do sleep 0.1; echo more; done"
-        with stockade(workspace, "run", "--", "bash", "-c", script) as terminal:
-            terminal.until("ready")
-            terminal.hang_up()
-            assert terminal.process.wait(30) == 130
+        script = (
+            "trap '' HUP; trap 'echo > told; exit' TERM; echo ready; while :; do sleep 0.1; echo more; done"
+        )
+        with open(workspace / "said", "wb") as said:
+            options = ("run", "--discard", "--", "bash", "-c", script)
+            with stockade(workspace, *options, stderr=said) as terminal:
+                terminal.until("ready")
+                terminal.hang_up()
+                assert terminal.process.wait(30) == 130
+        assert b"cancelled: ended" in (workspace / "said").read_bytes()
+        assert b"added     told" in (workspace / "said").read_bytes()
 
     def test_one_that_takes_nothing_does_not_lengthen_the_time(self, workspace: Path) -> None:
         with (

@@ -89,7 +89,7 @@ class Terminal:
         self._behind = 1 in self._apart or not self._in_front()
         self._modes = Modes()
         self._saved: list[Any] | None = None
-        self._vacant = False
+        self._vacant = self._ending = False
         self._ways_out: list[float] = []
         self._channel: client.Channel | None = None
         self._events: Events | None = None
@@ -122,7 +122,7 @@ class Terminal:
         for name in ("TERM", "COLORTERM"):
             if name in os.environ:
                 env.setdefault(name, os.environ[name])
-        if "TERMINFO" not in env:
+        if "TERMINFO" not in env and env.get("TERM") == os.environ.get("TERM"):
             env["TERM"] = _described(env.get("TERM", ""))
         return msgspec.structs.replace(
             program,
@@ -163,7 +163,7 @@ class Terminal:
             self._keys.pending.clear()
             return
         if not going:
-            raise _hung_up()
+            self._hung_up()
 
     def _show(self, end: int) -> None:
         try:
@@ -172,8 +172,14 @@ class Terminal:
                 self._vacant = True
                 self._screen.read(False)
         except OSError:  # of the user's terminal
-            self._screen.drop()
-            raise _hung_up() from None
+            self._hung_up()
+
+    def _hung_up(self) -> None:
+        """The user's terminal is gone: the run is to end, unless that is on its way."""
+        self._screen.drop()
+        self._keys.read(False)
+        if not self._ending:
+            raise KeyboardInterrupt("the terminal was hung up")
 
     def patience(self) -> float | None:
         """Nothing tells when a terminal is opened again."""
@@ -231,6 +237,10 @@ class Terminal:
                 return False
             self._screen.push()
         return True
+
+    def end(self) -> None:
+        """The run is being ended."""
+        self._ending = True
 
     def drop(self) -> None:
         """Show nothing more."""
@@ -290,7 +300,8 @@ class Terminal:
                 self._saved = termios.tcgetattr(self._in)
             termios.tcsetattr(self._in, termios.TCSANOW, _raw(self._saved))
         except termios.error:
-            raise _hung_up() from None
+            self._hung_up()
+            return
         self._resize()
         self._keys.read(True)
 
@@ -470,10 +481,6 @@ def _undisturbed() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _hung_up() -> KeyboardInterrupt:
-    return KeyboardInterrupt("the terminal was hung up")
 
 
 def _raw(settings: list[Any]) -> list[Any]:

@@ -164,6 +164,9 @@ class Terminal(Protocol):
     def rest(self) -> None:
         """After the end, take what was left."""
 
+    def end(self) -> None:
+        """The run is being ended; nobody needs to ask for that again."""
+
     def drop(self) -> None:
         """Show nothing more; what comes is only drained."""
 

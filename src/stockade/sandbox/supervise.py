@@ -90,9 +90,11 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
         try:
             reply = yield from watch.until_end(pumps)
         except run.cancelled_by:
+            pumps.end()
             reply = yield from watch.ended_by_us(pumps)
         except BaseException:
             # Whoever stops watching stops the run; a living sandbox goes on without it.
+            pumps.end()
             pumps.drop()
             yield from watch.ended_by_us(pumps)
             raise
@@ -169,6 +171,11 @@ class Pumps:
             self._drain(end, LEFT)
         if self._terminal is not None:
             self._terminal.rest()
+
+    def end(self) -> None:
+        """The run is being ended."""
+        if self._terminal is not None:
+            self._terminal.end()
 
     def drop(self) -> None:
         """From now on only drain: a program that is to end must not wait for a reader."""
