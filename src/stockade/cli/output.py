@@ -27,7 +27,13 @@ def paint(text: str, style: str, stream: object = None) -> str:
 
 def clean(text: str) -> str:
     """The text without anything a terminal would obey."""
-    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
+    return "".join(c if c.isprintable() or c in "\n\t" else _spelled(ord(c)) for c in text)
+
+
+def _spelled(code: int) -> str:
+    """A character in letters; a byte of a file name that is no UTF-8 as that byte."""
+    byte = code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code
+    return f"\\x{byte:02x}" if byte < 0x100 else f"\\u{byte:04x}"
 
 
 def name(path: str) -> str:
