@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import fcntl
 import os
 import select
@@ -13,9 +11,11 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stockade.cli import output
+from stockade.cli.light import REST, Light, NotPlainError
 from stockade.errors import PolicyError, SetupError, StockadeError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
     from stockade.cli.terminal import Terminal
@@ -60,7 +60,7 @@ STALLED_SECONDS = 1.0
 
 def main(argv: list[str]) -> int:
     """Run the command line and return the exit code that API users script against."""
-    args = parser("run").parse_args(argv)
+    args = parsed("run", argv)
     return run(args, lambda: [command(args)])
 
 
@@ -85,14 +85,34 @@ def run(args: argparse.Namespace, commands: Callable[[], list[list[str]]]) -> in
         return 125
 
 
-def parser(command: str) -> argparse.ArgumentParser:
-    """The options that say what to run and under which policy; `plan` takes them too."""
+def parsed(command: str, argv: list[str]) -> argparse.Namespace:
+    """The command line, read without argparse where it is plain."""
+    try:
+        light = Light()
+        options(light, command)
+        args: argparse.Namespace = light.parse(argv)
+    except NotPlainError:
+        return parser(command).parse_args(argv)
+    output.heed(quiet=args.quiet, verbose=args.verbose)
+    return args
+
+
+def parser(command: str = "run") -> argparse.ArgumentParser:
+    """The command's options."""
+    import argparse
+
     made = argparse.ArgumentParser(
         prog=f"stockade {command}",
         description=ABOUT[command],
         epilog=EXAMPLES[command],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    options(made, command)
+    return made
+
+
+def options(made: argparse.ArgumentParser | Light, command: str) -> None:
+    """The options that say what to run and under which policy; `plan` takes them too."""
     add = made.add_argument
     add("-p", "--policy", metavar="FILE", help="the policy; no other file is looked at")
     add("--agent", metavar="NAME", default="", help="the policy that your layers give this agent")
@@ -128,13 +148,9 @@ def parser(command: str) -> argparse.ArgumentParser:
         add("--json-fd", metavar="N", type=int, help="write the result as JSON to descriptor N")
     if command != "shell":
         add("--json", action="store_true", help="print JSON and nothing else")
-    add("-v", "--verbose", action="store_true", help="say what was enforced")
-    add("-q", "--quiet", action="store_true", help="say nothing but errors")
-    if command == "shell":
-        made.set_defaults(json=False)
-    else:
-        add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
-    return made
+    output.with_manners(made, verbose="say what was enforced")
+    if command != "shell":
+        add("command", nargs=REST, metavar="-- COMMAND ...")
 
 
 def continued(args: argparse.Namespace) -> Workspace | None:
@@ -232,7 +248,8 @@ def _run(args: argparse.Namespace, commands: list[list[str]]) -> int:
     until = time.monotonic() + min(limits) + STALLED_SECONDS if limits else None
     sinks = None if args.json else (_Passing(1, until), _Passing(2, until))
     for words in commands:
-        with _terminal(until) if at_terminal and sinks else contextlib.nullcontext() as terminal:
+        terminal = _terminal(until) if at_terminal and sinks else None
+        try:
             result = sandbox.run(
                 words,
                 found.policy,
@@ -248,6 +265,9 @@ def _run(args: argparse.Namespace, commands: list[list[str]]) -> int:
                 cancelled_by=(KeyboardInterrupt,),
                 terminal=terminal,
             )
+        finally:
+            if terminal is not None:
+                terminal.close()
         if (result.outcome, result.exit_code) != ("setup-failed", 127):
             break
     if args.json or args.json_fd is not None:
@@ -256,7 +276,7 @@ def _run(args: argparse.Namespace, commands: list[list[str]]) -> int:
         if terminal is None or result.signal != signal.SIGINT:  # who typed Ctrl-C knows why it ended
             _report_end(result, quiet=quiet)
         if any(sink.lost for sink in sinks) or (terminal is not None and terminal.lost):
-            output.say("output was lost: its reader took nothing more until the time was over")
+            output.error("output was lost: its reader took nothing more until the time was over")
     if not quiet:
         _report(result, verbose=args.verbose, discarded=args.on_exit == "discard")
     if result.commit_error and not args.json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Mapping
 
@@ -10,8 +11,14 @@ from stockade.cli import run
 
 def main(argv: list[str]) -> int:
     """Run the command line and return the shell's own exit code, or one of `stockade run`."""
-    args = run.parser("shell").parse_args(argv)
+    args = run.parsed("shell", argv)
+    args.json = False
     return run.run(args, lambda: shells(os.environ))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options: those of `run`, without a command."""
+    return run.parser("shell")
 
 
 def shells(environ: Mapping[str, str]) -> list[list[str]]:

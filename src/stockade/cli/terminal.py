@@ -97,12 +97,6 @@ class Terminal:
         self._signals = -1
         self._woken = False
 
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _reopened(self, way: int) -> int:
         """The user's terminal for us alone: that we do not block on it must not concern others.
 
