@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 #: Every subcommand: the module that serves it and its line in `stockade --help`.
 COMMANDS = {
     "run": ("stockade.cli.run", "run a command behind every wall of the policy"),
+    "shell": ("stockade.cli.shell", "a shell behind every wall of the policy"),
     "init": ("stockade.cli.init", "write a policy for this project, with which its tests run"),
     "plan": ("stockade.cli.plan", "show what `run` would do, without doing it"),
     "ps": ("stockade.cli.ps", "list the sandboxes that live now"),

@@ -32,9 +32,9 @@ def main(argv: list[str]) -> int:
         for path in found.left_out:
             output.say(f"not in the patch, which has no word for it: {output.name(path)}")
         _patch(found.patch, args)
-    elif args.null:
+    elif args.null and not sys.stdout.isatty():
         _raw(b"".join(os.fsencode(path) + b"\0" for path in _names(found)))
-    elif args.name_only:
+    elif args.name_only or args.null:
         _show("".join(quoted(path).decode() + "\n" for path in _names(found)), args)
     elif args.stat:
         _show(_stat(found), args)
