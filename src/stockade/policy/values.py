@@ -284,6 +284,11 @@ def variables(key: str, value: Any) -> FrozenMap:
     return FrozenMap(value)
 
 
+def command(key: str, value: Any) -> str:
+    """A command by its name or path."""
+    return _plain(key, value, "a command")
+
+
 def syscall(key: str, value: Any) -> str:
     """The name of a system call that this machine's filter compiler knows."""
     name = _plain(key, value, "a system call's name")

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal as signals
-import stat
-
-import msgspec
 
 from stockade.gate import client
-from stockade.policy import Caller, Limits
+from stockade.policy import Resolved
+from stockade.policy.model import Limits
 from stockade.policy.values import size_text, time_text
 from stockade.sandbox.cgroup import Group
 from stockade.sandbox.result import Outcome
 from stockade.sandbox.supervise import Ended
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """The outcome, the exit code that stands for it, and what to tell the user."""
-
-    outcome: Outcome
-    exit_code: int
-    reason: str = ""
-    hint: str = ""
-    signal: int | None = None
+from stockade.sandbox.unstarted import explain
+from stockade.sandbox.verdict import Verdict
 
 
 def judge(
     ended: Ended,
     program: client.Program,
-    caller: Caller,
-    limits: Limits,
+    resolved: Resolved,
     group: Group | None,
     *,
     closed: bool = False,
@@ -42,7 +30,7 @@ def judge(
     `closed` says that its sandbox was closed under it, `killed` that somebody has named that to
     `stockade kill`.
     """
-    reply = ended.reply
+    reply, limits = ended.reply, resolved.limits
     if killed:
         return Verdict(Outcome.CANCELLED, 130, "ended by `stockade kill`")
     if (verdict := _over_limit(ended, limits, group)) is not None:
@@ -57,9 +45,10 @@ def judge(
         reason = f"{reply.text} was replaced on the host, and so came uncovered inside: everything was ended"
         return Verdict(Outcome.DENIED, 126, reason, 'use workspace.mode = "overlay"')
     if reply.kind == client.EXEC_FAILED:
-        return _not_started(reply, program, caller)
+        return explain(reply, program, resolved)
     if reply.ended == client.BY_TIME:
-        return Verdict(Outcome.TIMED_OUT, 124, f"ended after {program.wall:g} s, the time it was given")
+        reason = f"ended after {program.wall:g} s, the time it was given"
+        return Verdict(Outcome.TIMED_OUT, 124, reason, "give it more: --timeout, timeout= or limits.wall")
     if reply.ended == client.BY_REQUEST:
         return Verdict(Outcome.CANCELLED, 130, "ended because it was cancelled")
     if reply.ended == client.FROM_OUTSIDE:
@@ -69,6 +58,7 @@ def judge(
     hint = _task_hint(limits, group)
     if os.WIFEXITED(reply.status):
         code = os.WEXITSTATUS(reply.status)
+        hint = "; ".join(filter(None, (hint, _shell_hint(code, program), _network_hint(reply, resolved))))
         return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
     number = os.WTERMSIG(reply.status)
     cause = f": {CAUSES[number]}" if number in CAUSES else ""
@@ -107,71 +97,29 @@ def _task_hint(limits: Limits, group: Group | None) -> str:
     return f"the limit of {limits.tasks} tasks was reached and {refused} more were refused: limits.tasks"
 
 
-ALL_KILLED = "a program killed everything in the sandbox"
+def _shell_hint(code: int, program: client.Program) -> str:
+    """127 is what shells and `env` answer where a command is missing; from others it means something else."""
+    if code != 127 or os.path.basename(program.argv[0]) not in SHELLS:
+        return ""
+    path = program.env.get("PATH", "")
+    said = "127 is how a shell says that a command was not found"
+    return f"{said}: it looks in {path}; --toolchain NAME adds an install of yours"
 
 
-def _not_started(reply: client.Reply, program: client.Program, caller: Caller) -> Verdict:
-    why, cwd = os.strerror(reply.error), program.cwd
-    if reply.text == "cwd":
-        if reply.error == errno.EACCES:
-            refused = f"the directory {cwd} cannot be entered: {why}"
-            return Verdict(Outcome.SETUP_FAILED, 125, refused, "inside, nobody has the privileges of root")
-        hint = f'show it: read = ["{cwd}"]' if os.path.isdir(cwd) else "name a directory that exists"
-        return Verdict(Outcome.SETUP_FAILED, 125, f"the sandbox has no directory {cwd}: {why}", hint)
-    if reply.text != "command":
-        return Verdict(Outcome.SETUP_FAILED, 125, f"the command was not started: {reply.text}: {why}")
-    name = program.argv[0]
-    if reply.error == errno.ENOENT:
-        return _not_found(name, _on_host(name, caller.environ.get("PATH", os.defpath), cwd))
-    reason = f"{name}: cannot be executed inside: {why}"
-    if reply.error in (errno.EACCES, errno.EPERM):
-        return Verdict(Outcome.DENIED, 126, reason, "is it executable, and in a tree that may be executed?")
-    if reply.error == errno.ENOEXEC:
-        return Verdict(Outcome.DENIED, 126, reason, "a script needs a first line such as #!/bin/sh")
-    return Verdict(Outcome.SETUP_FAILED, 125, reason)
-
-
-def _not_found(name: str, on_host: str) -> Verdict:
-    if not on_host:
-        return Verdict(
-            Outcome.SETUP_FAILED, 127, f"{name}: there is no such command inside", "check its name"
-        )
-    if interpreter := _interpreter(on_host):
-        return Verdict(
-            Outcome.SETUP_FAILED,
-            127,
-            f"{name}: it or {interpreter}, which its first line names, is missing or hidden by the policy",
-            f"install it, or show it: `--read {os.path.dirname(interpreter)}`",
-        )
-    real = os.path.realpath(on_host)
-    where = f" ({real})" if real != on_host else ""
-    place = os.path.dirname(real)
-    return Verdict(
-        Outcome.SETUP_FAILED,
-        127,
-        f"{name}: {on_host}{where} is hidden by the policy, or the interpreter it names is",
-        f'show what it needs: read = ["{place}"], or `--read {place}`',
+def _network_hint(reply: client.Reply, resolved: Resolved) -> str:
+    """What the kernel has counted in a network that leads nowhere; nothing where there is one."""
+    if not reply.index or resolved.policy.net == "open":
+        return ""
+    times = "once" if reply.index == 1 else f"{reply.index} times"
+    return (
+        f"the network was tried {times} (an address without a route, or a name that nobody looks up), and "
+        'the policy gives none: `--net open`, or net = "open", shares the host\'s'
     )
 
 
-def _interpreter(path: str) -> str:
-    """What the first line of a script names, unless that is where every sandbox has it."""
-    try:
-        # Opening a pipe would otherwise wait for its writer.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            first = file.readline(256) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
-    except OSError:
-        return ""
-    words = first[2:].decode("utf-8", "replace").split() if first.startswith(b"#!") else []
-    there = words and os.path.exists(words[0]) and os.path.realpath(words[0]).startswith("/usr/")
-    return words[0] if words and not there else ""
-
-
-def _on_host(name: str, path: str, cwd: str) -> str:
-    """Where the command is on the host, so that the error can say what the policy hides."""
-    places = [cwd] if "/" in name else [place for place in path.split(":") if place]
-    candidates = (os.path.join(place, name) for place in places)
-    return next((found for found in candidates if os.access(found, os.X_OK) and not os.path.isdir(found)), "")
+#: Programs that answer 127 where they find no command.
+SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "busybox", "env")
+ALL_KILLED = "a program killed everything in the sandbox"
 
 
 def signal_name(number: int) -> str:
