@@ -38,6 +38,11 @@ _FORMS: dict[tuple[str, str], dict[str, Any]] = {
         "items": {"type": "string", "minLength": 1},
         "minItems": 1,
     },
+    ("Policy", "toolchain"): {
+        "description": "whether the command's install is shown; or further commands whose installs are",
+        "anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "string", "minLength": 1}}],
+        "default": True,
+    },
     ("Limits", "tasks"): {"description": "processes and threads at once", **_COUNT},
     ("Limits", "files"): {"description": "open descriptors of one process", **_COUNT},
     ("Limits", "cpu"): {"description": "cores", "type": "number", "minimum": 0.01, "maximum": 1024},
