@@ -58,7 +58,7 @@ def judge(
     hint = _task_hint(limits, group)
     if os.WIFEXITED(reply.status):
         code = os.WEXITSTATUS(reply.status)
-        hint = "; ".join(filter(None, (hint, _shell_hint(code, program), _network_hint(reply, resolved))))
+        hint = "; ".join(filter(None, (hint, *_hints(code, reply, program, resolved))))
         return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
     number = os.WTERMSIG(reply.status)
     cause = f": {CAUSES[number]}" if number in CAUSES else ""
@@ -97,6 +97,17 @@ def _task_hint(limits: Limits, group: Group | None) -> str:
     return f"the limit of {limits.tasks} tasks was reached and {refused} more were refused: limits.tasks"
 
 
+def _hints(code: int, reply: client.Reply, program: client.Program, resolved: Resolved) -> tuple[str, ...]:
+    """Which walls a program has met that then failed by itself; only what is known to be true."""
+    return _shell_hint(code, program), _tracer_hint(program), _network_hint(reply, resolved)
+
+
+def _tracer_hint(program: client.Program) -> str:
+    if os.path.basename(program.argv[0]) not in TRACERS:
+        return ""
+    return "inside, no process may trace another (ptrace, perf) whatever the policy says: trace it outside"
+
+
 def _shell_hint(code: int, program: client.Program) -> str:
     """127 is what shells and `env` answer where a command is missing; from others it means something else."""
     if code != 127 or os.path.basename(program.argv[0]) not in SHELLS:
@@ -117,6 +128,7 @@ def _network_hint(reply: client.Reply, resolved: Resolved) -> str:
     )
 
 
+TRACERS = ("strace", "ltrace", "gdb", "lldb", "rr", "perf", "bpftrace", "py-spy")
 #: Programs that answer 127 where they find no command.
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "busybox", "env")
 ALL_KILLED = "a program killed everything in the sandbox"
