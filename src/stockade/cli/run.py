@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.errors import PolicyError, SetupError, StockadeError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 def parser(command: str) -> argparse.ArgumentParser:
     """The options that say what to run and under which policy; `plan` takes them too."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog=f"stockade {command}",
         description="Run a command behind walls the kernel keeps."
         if command == "run"

@@ -404,6 +404,9 @@ class _Opener:
             if covers(tree, name):
                 raise PolicyError(f"{clause}: {name} is a system directory", hint="use one of your own")
         self._refuse(name, mode == "rw", clause)
+        if not os.access(name, os.R_OK | os.X_OK):
+            hint = f"`chmod u+rwx {name}` if it is yours, or ask its owner"
+            raise PolicyError(f"{clause}: you may not read and enter {name}", hint=hint)
         access: dict[str, Any] = {"ro": "read", "rw": "write", "overlay": "overlay"}
         return Grant(name, access[mode], True, clause, fd)
 
@@ -420,7 +423,11 @@ class _Opener:
                 _missing(clause, wanted, hint=not clause.startswith("workspace"))
             if error.errno in _USED_UP:
                 raise  # no policy is to blame
-            raise PolicyError(f"{clause}: cannot open {wanted}: {error.strerror}") from None
+            hint = f"you may not enter a directory on the way: `namei -l {wanted}` shows which"
+            raise PolicyError(
+                f"{clause}: cannot open {wanted}: {error.strerror}",
+                hint=hint if error.errno == errno.EACCES else "check the path",
+            ) from None
         self.open.append(fd)
         moved = sys.platform == "linux" and os.readlink(f"/proc/self/fd/{fd}") != name
         if moved or (pinned and name != wanted):

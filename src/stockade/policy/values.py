@@ -178,7 +178,7 @@ def count(most: int, least: int = 1) -> Check:
             return None
         number = int(value) if isinstance(value, str) and _whole(value) else value
         if not isinstance(number, int) or isinstance(number, bool):
-            raise Invalid(key, value, "is not a whole number")
+            raise Invalid(key, value, "is not a whole number", "write a number such as 64")
         if not least <= number <= most:
             raise Invalid(key, value, f"must be between {least} and {most}")
         return number

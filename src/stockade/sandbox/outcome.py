@@ -10,6 +10,7 @@ from stockade.policy import Resolved
 from stockade.policy.model import Limits
 from stockade.policy.values import size_text, time_text
 from stockade.sandbox.cgroup import Group
+from stockade.sandbox.hints import hints
 from stockade.sandbox.result import Outcome
 from stockade.sandbox.supervise import Ended
 from stockade.sandbox.unstarted import explain
@@ -24,11 +25,12 @@ def judge(
     *,
     closed: bool = False,
     killed: bool = False,
+    full: bool = False,
 ) -> Verdict:
     """The verdict on a run that is over.
 
     `closed` says that its sandbox was closed under it, `killed` that somebody has named that to
-    `stockade kill`.
+    `stockade kill`, `full` that limits.disk is used up.
     """
     reply, limits = ended.reply, resolved.limits
     if killed:
@@ -58,7 +60,7 @@ def judge(
     hint = _task_hint(limits, group)
     if os.WIFEXITED(reply.status):
         code = os.WEXITSTATUS(reply.status)
-        hint = "; ".join(filter(None, (hint, *_hints(code, reply, program, resolved))))
+        hint = "; ".join(filter(None, (hint, hints(code, reply, program, resolved, full))))
         return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
     number = os.WTERMSIG(reply.status)
     cause = f": {CAUSES[number]}" if number in CAUSES else ""
@@ -77,7 +79,8 @@ def _over_limit(ended: Ended, limits: Limits, group: Group | None) -> Verdict | 
         peak = group.peak_memory()
         seen = f" ({size_text(peak)} used)" if peak is not None else ""
         reason = f'memory ran out: limits.memory = "{size_text(limits.memory)}"{seen}'
-        return Verdict(Outcome.OUT_OF_MEMORY, 137, reason, "raise limits.memory, or use less")
+        more = f"raise limits.memory, or use less: --limit memory={size_text(2 * limits.memory)}"
+        return Verdict(Outcome.OUT_OF_MEMORY, 137, reason, more)
     if limits.cpu_time is not None and reply is not None:
         used = group.cpu_used() if by == client.BY_CPU and group is not None else reply.user + reply.system
         if by == client.BY_CPU or (_killed(reply) and used >= limits.cpu_time):
@@ -97,40 +100,6 @@ def _task_hint(limits: Limits, group: Group | None) -> str:
     return f"the limit of {limits.tasks} tasks was reached and {refused} more were refused: limits.tasks"
 
 
-def _hints(code: int, reply: client.Reply, program: client.Program, resolved: Resolved) -> tuple[str, ...]:
-    """Which walls a program has met that then failed by itself; only what is known to be true."""
-    return _shell_hint(code, program), _tracer_hint(program), _network_hint(reply, resolved)
-
-
-def _tracer_hint(program: client.Program) -> str:
-    if os.path.basename(program.argv[0]) not in TRACERS:
-        return ""
-    return "inside, no process may trace another (ptrace, perf) whatever the policy says: trace it outside"
-
-
-def _shell_hint(code: int, program: client.Program) -> str:
-    """127 is what shells and `env` answer where a command is missing; from others it means something else."""
-    if code != 127 or os.path.basename(program.argv[0]) not in SHELLS:
-        return ""
-    path = program.env.get("PATH", "")
-    said = "127 is how a shell says that a command was not found"
-    return f"{said}: it looks in {path}; --toolchain NAME adds an install of yours"
-
-
-def _network_hint(reply: client.Reply, resolved: Resolved) -> str:
-    """What the kernel has counted in a network that leads nowhere; nothing where there is one."""
-    if not reply.index or resolved.policy.net == "open":
-        return ""
-    times = "once" if reply.index == 1 else f"{reply.index} times"
-    return (
-        f"the network was tried {times} (an address without a route, or a name that nobody looks up), and "
-        'the policy gives none: `--net open`, or net = "open", shares the host\'s'
-    )
-
-
-TRACERS = ("strace", "ltrace", "gdb", "lldb", "rr", "perf", "bpftrace", "py-spy")
-#: Programs that answer 127 where they find no command.
-SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "busybox", "env")
 ALL_KILLED = "a program killed everything in the sandbox"
 
 

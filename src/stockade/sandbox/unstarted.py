@@ -33,7 +33,7 @@ HEAD = 4096
 
 def explain(reply: client.Reply, program: client.Program, resolved: Resolved) -> Verdict:
     """The verdict on a command that never ran."""
-    why, cwd = os.strerror(reply.error), program.cwd
+    why, cwd = os.strerror(reply.error), os.path.normpath(program.cwd)
     if reply.text == "cwd":
         return _no_directory(reply.error, cwd, resolved)
     if reply.text != "command":
@@ -67,7 +67,7 @@ def _no_directory(error: int, cwd: str, resolved: Resolved) -> Verdict:
             f"inside, nobody has the privileges of root: `chmod +rx {shlex.quote(cwd)}`, or run as its owner"
         )
         return Verdict(Outcome.SETUP_FAILED, 125, reason, hint)
-    if os.path.isdir(cwd) and not _is_secret(cwd, resolved):
+    if os.path.isdir(cwd) and not is_secret(cwd, resolved):
         hint = f'show it: read = ["{cwd}"], or `--read {shlex.quote(cwd)}`'
     else:
         hint = "name a directory that exists"
@@ -80,7 +80,7 @@ def _not_found(name: str, found: str, program: client.Program, resolved: Resolve
 
     if not found:
         return verdict(*_nowhere(name, program))
-    if not _is_shown(found, resolved):
+    if not is_shown(found, resolved):
         return verdict(*_hidden(name, found, resolved))
     line = _first_line(found)
     if line.endswith("\r"):
@@ -98,7 +98,7 @@ def _not_found(name: str, found: str, program: client.Program, resolved: Resolve
         hint = "it was built for another system (musl or glibc, 32 or 64 bits): use a build for this one"
         return verdict(f"{found} needs the loader {loader}, which this machine does not have", hint)
     real = os.path.realpath(found)
-    if real != found and not _is_shown(real, resolved):
+    if real != found and not is_shown(real, resolved):
         return verdict(*_hidden(name, real, resolved))
     return verdict(f"{found} is not there inside", f"inside, PATH is {program.env.get('PATH', '')}")
 
@@ -130,9 +130,10 @@ def _nowhere(name: str, program: client.Program) -> tuple[str, str]:
             "there is no such command inside: it looks like an option",
             "options of Stockade's own come before --, the command after it: stockade run OPTIONS -- COMMAND",
         )
-    if os.path.exists(os.path.join(program.cwd, name)):
+    here = os.path.normpath(program.cwd)
+    if os.path.exists(os.path.join(here, name)):
         return (
-            f"there is no such command inside; there is a file of that name in {program.cwd}",
+            f"there is no such command inside; there is a file of that name in {here}",
             f"the current directory is not searched: write ./{name}",
         )
     return (
@@ -145,7 +146,7 @@ def _hidden(name: str, found: str, resolved: Resolved) -> tuple[str, str]:
     """A command that the host has and the policy does not show."""
     real = os.path.realpath(found)
     where = f"{found} ({real})" if real != found else found
-    if _is_secret(real, resolved):
+    if is_secret(real, resolved):
         return f"{where} is hidden by the policy, in a place of secrets", "copy the program elsewhere"
     if any(covers(tree, found) or covers(tree, real) for tree in resolved.denied):
         return f"{where} is hidden by the policy, which denies it", "leave the `deny` clause out"
@@ -178,7 +179,7 @@ def _no_interpreter(script: str, interpreter: str, resolved: Resolved) -> tuple[
             f"install it, or change the line, to #!/usr/bin/env {name} for example",
         )
     real = os.path.realpath(interpreter)
-    if _is_shown(interpreter, resolved) and _is_shown(real, resolved):
+    if is_shown(interpreter, resolved) and is_shown(real, resolved):
         return (
             f"the first line of {script} names {interpreter}, which cannot be started inside",
             f"try it alone: stockade run -- {interpreter}",
@@ -241,14 +242,16 @@ def _on_host(name: str, program: client.Program, resolved: Resolved) -> str:
     return ""
 
 
-def _is_shown(path: str, resolved: Resolved) -> bool:
+def is_shown(path: str, resolved: Resolved) -> bool:
+    """Whether the policy shows a path of the host."""
     trees = [*shown_by(resolved.profile), *(grant.path for grant in resolved.grants), *resolved.links]
     trees += [] if resolved.workspace is None else [resolved.workspace.path]
     hidden = any(covers(tree, path) for tree in resolved.denied)
     return not hidden and any(covers(tree, path) for tree in trees)
 
 
-def _is_secret(path: str, resolved: Resolved) -> bool:
+def is_secret(path: str, resolved: Resolved) -> bool:
+    """Whether it is nothing to advise anybody to show."""
     home = os.path.realpath(resolved.caller.home)
     return any(covers(f"{home}/{name}", path) for name in installs.SECRETS)
 

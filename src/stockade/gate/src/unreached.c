@@ -18,20 +18,19 @@ static size_t contents(const char *path, char *text, size_t size)
 	return got < 0 ? 0 : (size_t)got;
 }
 
-/* A number of /proc/net/snmp, which has a line of names and below it one of numbers. */
+/* A number of /proc/net/snmp, which has for each group a line of names and below it one of numbers. */
 static unsigned long counted(const char *text, const char *group, const char *name)
 {
 	const char *names = strstr(text, group), *numbers = names ? strstr(names + 1, group) : NULL;
-	if (!numbers)
-		return 0;
 	size_t length = strlen(name);
-	while (*names && *names != '\n' && *numbers && *numbers != '\n') {
-		size_t word = strcspn(names, " \n");
+	while (numbers && *names && *numbers) {
+		size_t word = strcspn(names, " \n"), number = strcspn(numbers, " \n");
 		if (word == length && strncmp(names, name, length) == 0)
 			return strtoul(numbers, NULL, 10);
-		names += word + (names[word] == ' ');
-		numbers += strcspn(numbers, " \n");
-		numbers += *numbers == ' ';
+		if (names[word] != ' ' || numbers[number] != ' ')
+			break;
+		names += word + 1;
+		numbers += number + 1;
 	}
 	return 0;
 }
@@ -45,7 +44,7 @@ uint32_t unreached(const struct box *box)
 		return 0;
 	unsigned long found = 0;
 	if (contents("/proc/self/net/snmp", text, sizeof text))
-		found = counted(text, "\nUdp:", "NoPorts") + counted(text, "Ip:", "OutNoRoutes");
+		found = counted(text, "Udp: ", "NoPorts") + counted(text, "Ip: ", "OutNoRoutes");
 	if (contents("/proc/self/net/snmp6", text, sizeof text)) {
 		const char *six = strstr(text, "Ip6OutNoRoutes");
 		found += six ? strtoul(six + strlen("Ip6OutNoRoutes"), NULL, 10) : 0;
