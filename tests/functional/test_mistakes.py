@@ -316,7 +316,7 @@ def test_a_place_of_secrets_is_never_advised(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for command in ([str(tool)], ["cat", str(tool)]):
         code, said = tell("run", "--", *command)
-        assert code != 0 and str(tool) in said and "--read" not in said
+        assert code != 0 and str(tool) in said and "--read" not in said and "exists" not in said
 
 
 def test_memory_that_ran_out_is_told_with_the_limit(tell: Tell) -> None:

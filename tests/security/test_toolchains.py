@@ -247,3 +247,21 @@ def test_a_projects_policy_cannot_ask_for_installs(home: Path) -> None:
     assert Policy().excess(mine) == ["toolchain: the installs that commands belong to"]
     assert Policy(toolchain=["aws"]).excess(Policy()) == ['toolchain = "aws"']
     assert mine.within(Policy()) and Policy().within(Policy(toolchain=["aws"]))
+
+
+@pytest.mark.parametrize("name", ["pip.conf", "etc/npmrc", ".condarc"])
+def test_passwords_for_package_indexes_are_hidden_in_an_install(home: Path, name: str) -> None:
+    prefix = home / ".pyenv/versions/3.11.7"
+    (prefix / name).parent.mkdir(exist_ok=True)
+    (prefix / name).write_text(SECRET)
+    program(prefix / "bin/python3.11", f"#!/bin/sh\ncat {prefix}/{name}; cat {prefix}/installed\n")
+    result = stockade.run(["python3"], Policy(workspace=str(home / "project")))
+    assert result.text == "3.11.7\n" and b"No such file" in result.stderr
+
+
+def test_a_variable_that_names_the_home_does_not_make_it_a_place_of_installs(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(home))
+    monkeypatch.setenv("PATH", f"{home}/private:{SYSTEM_PATH}")
+    assert shown(home, "tool") == {"private/tool"}

@@ -22,6 +22,8 @@ SECRETS = (
     ".pki", ".mozilla", ".thunderbird", ".local/share/keyrings", ".config/gcloud", ".config/gh",
     ".config/stockade",
 )  # fmt: skip
+#: In a prefix: settings of package managers, which may have a password in them.
+CREDENTIALS = ("pip.conf", "etc/npmrc", ".npmrc", ".condarc", "condarc", "etc/gitconfig", "etc/pip.conf")
 #: The first names of those are enough to tell a home by.
 HOMELY = (".ssh", ".gnupg", ".aws", ".kube", ".bash_history", ".bashrc", ".profile")
 #: Trees that hold one install in each directory so many levels down, with the variable that moves them.
@@ -73,8 +75,10 @@ def places(home: str, environ: Mapping[str, str]) -> list[Place]:
     found += [Place(f"{home}/{name}", 0) for name in CONDAS]
     for variable, below, inner, depth in MANAGERS:
         for root in (f"{home}/{below}", environ.get(variable, "") if variable else ""):
-            if root.startswith("/"):
-                found.append(Place(os.path.realpath(os.path.join(root, inner)), depth))
+            place = os.path.realpath(os.path.join(root, inner)) if root.startswith("/") else ""
+            # A variable that names the home, or what is above it, moves nothing there.
+            if place and not f"{home}/".startswith(f"{place.rstrip('/')}/"):
+                found.append(Place(place, depth))
     return found
 
 

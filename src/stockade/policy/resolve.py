@@ -118,7 +118,7 @@ def resolve(
             protected = tuple((path, _exists(path, workspace.fd)) for path in policy.protect)
         _refuse_durable(policy)
         chain = _toolchain(policy, base, opener, grants, workspace, command)
-        denied = _deny(policy.deny, caller, grants, workspace)
+        denied = _deny((*policy.deny, *map(literal, chain.hidden)), caller, grants, workspace)
         for grant in (*grants.values(), workspace):
             if grant and (Control.IPC not in policy.accept or any(covers(grant.path, d) for d in denied)):
                 _refuse_mounted(grant)
@@ -169,7 +169,7 @@ def _toolchain(
         base,
         command,
         lambda: Surroundings(
-            home=opener.home,
+            home=opener.home.rstrip("/"),
             environ=opener.caller.environ,
             cwd=opener.caller.home if workspace is None else workspace.path,
             caller_cwd=opener.caller.cwd or "/",

@@ -46,6 +46,12 @@ class Toolchain(msgspec.Struct, frozen=True):
     #: Directories to be searched before the profile's.
     path: tuple[str, ...] = ()
 
+    @property
+    def hidden(self) -> list[str]:
+        """Files of those installs in which people keep the passwords of package indexes."""
+        found = [f"{tree}/{name}" for tree in self.trees for name in installs.CREDENTIALS]
+        return [path for path in found if os.path.lexists(path)]
+
 
 class Surroundings(msgspec.Struct, frozen=True):
     """What the search depends on besides the file system."""
@@ -168,8 +174,8 @@ class _Search:
                 return True
             self.links |= chain.links
             directory = os.path.dirname(hop)
-            if "/" not in name and directory not in (*self.path, *around.path):
-                self.path.append(directory)
+            if "/" not in name:
+                self._search(directory)
             return True
 
     def whole_path(self) -> None:
@@ -180,8 +186,13 @@ class _Search:
             if not real or not self._is_shown(real):
                 continue
             for directory in (*shims.behind(real, around.cwd, around.environ), real):
-                if self._is_shown(directory) and directory not in (*self.path, *around.path):
-                    self.path.append(directory)
+                if self._is_shown(directory):
+                    self._search(directory)
+
+    def _search(self, directory: str) -> None:
+        # One with a colon in its name cannot be written into a PATH.
+        if ":" not in directory and directory not in (*self.path, *self._around.path):
+            self.path.append(directory)
 
     def _plain(self, path: str) -> bool:
         """Whether it is a file of the system's own and not a link that may lead elsewhere."""
@@ -196,8 +207,8 @@ class _Search:
         for _ in range(MOST_LINKS):
             if not self._is_shown(hop):
                 self._show_install(hop, chain)
-            elif _in(hop, self._around.granted):
-                self._show_base(os.path.dirname(os.path.dirname(hop)), chain)
+            elif _in(venv := os.path.dirname(os.path.dirname(hop)), self._around.granted):
+                self._show_base(venv, chain)
             target = self._link(hop, chain)
             if target is None:
                 break
@@ -280,20 +291,14 @@ class _Search:
 
     def _prefix(self, path: str, trusted: bool, *, laid_out: bool = False) -> str:
         """The directory of the install that a program is part of, if that may be shown."""
-        kept = next((found for place in self._places if (found := place.prefix(path))), "")
-        if kept in installs.WHOLE:
-            return kept
-        for directory in installs.above(path):
-            if not installs.is_install(directory):
-                continue
-            if trusted:
-                return self._fitting(directory)
-            if kept and (directory == kept or directory.startswith(f"{kept}/")):
-                return self._fitting(directory)
-            return self._fitting(directory) if self._is_on_path(directory) else ""
-        if not trusted or laid_out:
+        if whole := next((tree for tree in installs.WHOLE if _in(path, (tree,))), ""):
+            return whole
+        laid = next((directory for directory in installs.above(path) if installs.is_install(directory)), "")
+        if laid:
+            return self._fitting(laid) if trusted or self._is_own(laid) else ""
+        if laid_out or not trusted:
             return ""
-        if kept:
+        if kept := self._kept(path):
             return self._fitting(kept)
         # A package of Node's needs those beside it.
         before, found, _ = path.partition("/node_modules/")
@@ -301,6 +306,14 @@ class _Search:
 
     def _fitting(self, prefix: str) -> str:
         return prefix if self._is_fit(prefix) else ""
+
+    def _kept(self, path: str) -> str:
+        """The install that a path is in, by where the caller's version managers put theirs."""
+        return next((found for place in self._places if (found := place.prefix(path))), "")
+
+    def _is_own(self, prefix: str) -> bool:
+        """Whether the caller has it as an install: where those are kept, or in the PATH."""
+        return bool(self._kept(f"{prefix}/bin")) or self._is_on_path(prefix)
 
     def _is_on_path(self, prefix: str) -> bool:
         """Whether the caller's own PATH leads to it."""

@@ -87,11 +87,13 @@ def _disk(resolved: Resolved) -> str:
 def _unseen(program: client.Program, resolved: Resolved) -> str:
     """An argument that names a file of the host which is not there inside."""
     for path in _named(program):
+        if is_secret(os.path.realpath(path), resolved):
+            continue  # that there is one is nothing to spread
         if os.path.lexists(path) and not _is_there(path, resolved):
-            where = f"{path} exists outside, and the policy does not show it"
-            if is_secret(os.path.realpath(path), resolved):
-                return where
-            return f"{where}: `--read {shlex.quote(path)}`, or put it into the workspace"
+            return (
+                f"{path} exists outside, and the policy does not show it: `--read {shlex.quote(path)}`, "
+                "or put it into the workspace"
+            )
     return ""
 
 
