@@ -330,6 +330,23 @@ def test_memory_that_ran_out_is_told_with_the_limit(tell: Tell) -> None:
     assert [part for part in parts if part not in said] == [], said
 
 
+def test_a_missing_library_is_told_with_the_way_to_show_one(workspace: Path, tell: Tell) -> None:
+    need_program("gcc")
+    (workspace / "lib.c").write_text("int seven(void) { return 7; }\n")
+    (workspace / "main.c").write_text("int seven(void);\nint main(void) { return seven() - 7; }\n")
+    elsewhere = workspace.parent / "elsewhere"
+    elsewhere.mkdir()
+    for command in (
+        ["gcc", "-shared", "-o", f"{elsewhere}/libseven.so", "lib.c"],
+        ["gcc", "-o", "job", "main.c", f"-L{elsewhere}", "-lseven", f"-Wl,-rpath,{elsewhere}"],
+    ):
+        subprocess.run(command, cwd=workspace, check=True)
+    code, said = tell("run", "--", "./job")
+    assert code == 127 and "libseven.so" in said and "a library is missing or hidden" in said
+    assert "`--read DIRECTORY` shows one" in said
+    assert tell("run", "--read", str(elsewhere), "--", "./job").code == 0
+
+
 def test_a_full_disk_is_told_before_anything_runs(workspace: Path) -> None:
     """In a mount namespace of its own, with a state directory that has no room."""
     need_program("unshare")

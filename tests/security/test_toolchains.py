@@ -265,3 +265,15 @@ def test_a_variable_that_names_the_home_does_not_make_it_a_place_of_installs(
     monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(home))
     monkeypatch.setenv("PATH", f"{home}/private:{SYSTEM_PATH}")
     assert shown(home, "tool") == {"private/tool"}
+
+
+@pytest.mark.parametrize("file", [".python-version", "rust-toolchain"])
+def test_a_link_in_place_of_a_version_does_not_put_a_secret_into_the_message(
+    home: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / ".ssh/key").write_text("BEGIN-PRIVATE-KEY\n")
+    proxies = made.rustup(home, "stable-x", chosen="stable-x")
+    monkeypatch.setenv("PATH", f"{proxies}:{os.environ['PATH']}")
+    link(file, "{home}/.ssh/key")(home)
+    assert shown(home, "python3") == {".pyenv/versions/3.11.7"}
+    assert shown(home, "cargo") == {".rustup/toolchains/stable-x"}

@@ -23,7 +23,7 @@ MANAGERS = {
 }
 SYSTEM = "system"
 LARGEST = 4096
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 
 def through(path: str, cwd: str, environ: Mapping[str, str], home: str) -> str | None:
@@ -53,10 +53,11 @@ def behind(directory: str, cwd: str, environ: Mapping[str, str]) -> list[str]:
     return []
 
 
-def first_bytes(path: str, most: int = LARGEST) -> bytes:
+def first_bytes(path: str, most: int = LARGEST, *, links: bool = True) -> bytes:
     """How a regular file begins; nothing of anything else. Never waits, also where a pipe lies in wait."""
+    follow = 0 if links else os.O_NOFOLLOW
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | follow)
     except OSError:
         return b""
     try:
@@ -76,7 +77,7 @@ def _version_of(path: str, cwd: str, variable: str, file: str, manager: str) -> 
         installed = _installed(f"{root}/versions", version)
         if installed and is_program(found := f"{root}/versions/{installed}/bin/{name}"):
             return found
-    chosen = ", ".join(asked) or "nothing"
+    chosen = ", ".join(asked[:3]) or "nothing"
     raise PolicyError(
         f"{name}: {manager} has no {name} in the version that is chosen: {chosen} ({source})",
         hint=f"install it, choose another ({manager} versions), or use the system's: --no-toolchain",
@@ -88,11 +89,16 @@ def _asked(root: str, cwd: str, variable: str, file: str) -> tuple[list[str], st
     if variable:
         return _names(variable.replace(":", "\n")), "your environment"
     for directory in _upwards(cwd):
-        if found := _names(first_bytes(f"{directory}/{file}").decode("utf-8", "replace")):
+        if found := _names(_strangers(f"{directory}/{file}")):
             return found, f"{directory}/{file}"
     if found := _names(first_bytes(f"{root}/version").decode("utf-8", "replace")):
         return found, f"{root}/version"
     return [SYSTEM], "nothing is set"
+
+
+def _strangers(path: str) -> str:
+    """The text of a project's file. By a link it would be another file's, and appear in a message."""
+    return first_bytes(path, links=False).decode("utf-8", "replace")
 
 
 def _names(text: str) -> list[str]:
@@ -146,16 +152,16 @@ def _channel(cwd: str, environ: Mapping[str, str], settings: Mapping[str, object
         if isinstance(overrides, dict) and isinstance(named := overrides.get(directory), str):
             return named, "rustup override"
         for file in ("rust-toolchain", "rust-toolchain.toml"):
-            text = first_bytes(f"{directory}/{file}").decode("utf-8", "replace")
+            text = _strangers(f"{directory}/{file}")
             if "[" not in text and text.split():
-                return text.split()[0], f"{directory}/{file}"
+                return text.split()[0][:64], f"{directory}/{file}"
             try:
                 table = tomllib.loads(text).get("toolchain", {}) if text else {}
             except tomllib.TOMLDecodeError:
                 continue
             # Its `path` would be a directory of the project's choice, and is not looked at.
             if isinstance(table, dict) and isinstance(named := table.get("channel"), str):
-                return named, f"{directory}/{file}"
+                return named[:64], f"{directory}/{file}"
     default = settings.get("default_toolchain")
     return (default, "rustup default") if isinstance(default, str) else ("", "nothing is set")
 

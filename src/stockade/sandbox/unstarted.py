@@ -253,7 +253,7 @@ def is_shown(path: str, resolved: Resolved) -> bool:
 def is_secret(path: str, resolved: Resolved) -> bool:
     """Whether it is nothing to advise anybody to show."""
     home = os.path.realpath(resolved.caller.home)
-    return any(covers(f"{home}/{name}", path) for name in installs.SECRETS)
+    return covers("/etc", path) or any(covers(f"{home}/{name}", path) for name in installs.SECRETS)
 
 
 def _first_line(path: str) -> str:
