@@ -15,7 +15,7 @@ import pytest
 
 import stockade
 from stockade import Policy, PolicyError
-from stockade.policy import Caller, installs, resolve
+from stockade.policy import Caller, installs, lookup, resolve
 from stockade.policy import toolchain as toolchains
 from support import installs as made
 from support.installs import SYSTEM_PATH, program
@@ -132,7 +132,7 @@ def test_without_the_judgement_each_of_these_attacks_gets_through(
     plant, command = ATTACKS[name]
     plant(home)
     monkeypatch.setenv("PATH", f"{home}/project/node_modules/.bin:{os.environ['PATH']}")
-    search = toolchains._Search
+    search = lookup.Search
     monkeypatch.setattr(search, "_is_strange", lambda self, path: False)
     monkeypatch.setattr(search, "_is_fit", lambda self, path: True)
     monkeypatch.setattr(

@@ -9,10 +9,11 @@ version manager puts its own.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
+
+from stockade.policy.toolchain import is_file
 
 #: How far above a program its install's directory is looked for.
 DEPTH = 6
@@ -89,14 +90,6 @@ def above(path: str) -> Iterator[str]:
         if path in ("/", ""):
             return
         yield path
-
-
-def is_file(path: str) -> bool:
-    """Whether it is a regular file, perhaps by a link."""
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except OSError:
-        return False
 
 
 def is_program(path: str) -> bool:

@@ -167,6 +167,7 @@ def _toolchain(
     found = toolchain(
         policy,
         base,
+        opener.caller,
         command,
         lambda: Surroundings(
             home=opener.home.rstrip("/"),

@@ -1,16 +1,8 @@
 """What a command needs to be shown, where it is not a program of the system's.
 
-The command is looked up as the caller's own shell would, shims are seen
-through, links are followed one by one, and what is found is shown read-only:
-the prefix of the install that it belongs to, or the one file; never the
-directory around it. Links on the way are made again inside, so that their
-directories need not be shown either.
-
-Two kinds of words lead there. The caller's own (PATH, a path that was typed)
-may lead anywhere that is not a home, a place of secrets or Stockade's own.
-Those of a tree that the policy shows (a link, a `pyvenv.cfg`, a first line
-in the workspace) are a stranger's: they may only lead to an install that the
-caller has where installs are kept, laid out like one.
+For most commands that is nothing, and finding that out costs a call for each
+directory of the PATH. `policy.lookup` does the rest; it is loaded when it is
+needed.
 """
 
 from __future__ import annotations
@@ -19,21 +11,18 @@ import errno
 import functools
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from stockade.errors import PolicyError
-from stockade.policy import installs, shims
-from stockade.policy.installs import Place
+from stockade.policy.caller import Caller
 from stockade.policy.model import Policy
 from stockade.policy.profile import Profile
 from stockade.policy.values import show
 
 #: Trees of the system in which scripts name interpreters of the system.
 SYSTEM_PROGRAMS = ("/usr/bin/", "/bin/", "/usr/sbin/", "/sbin/", "/usr/lib/")
-MOST_LINKS = 40
-MOST_INTERPRETERS = 4
 
 
 class Toolchain(msgspec.Struct, frozen=True):
@@ -45,12 +34,8 @@ class Toolchain(msgspec.Struct, frozen=True):
     links: dict[str, str] = {}
     #: Directories to be searched before the profile's.
     path: tuple[str, ...] = ()
-
-    @property
-    def hidden(self) -> list[str]:
-        """Files of those installs in which people keep the passwords of package indexes."""
-        found = [f"{tree}/{name}" for tree in self.trees for name in installs.CREDENTIALS]
-        return [path for path in found if os.path.lexists(path)]
+    #: Files of those installs in which people keep the passwords of package indexes.
+    hidden: tuple[str, ...] = ()
 
 
 class Surroundings(msgspec.Struct, frozen=True):
@@ -71,23 +56,12 @@ class Surroundings(msgspec.Struct, frozen=True):
     path: tuple[str, ...]
 
 
-class _Chain:
-    """One way from a command to what it needs. What is on it counts only if it leads there."""
-
-    def __init__(self, name: str, trusted: bool) -> None:
-        self.name = name
-        self.trusted = trusted
-        self.links: dict[str, str] = {}
-
-
-class _Dead(Exception):
-    """The way leads nowhere that may be shown."""
-
-
 NOTHING = Toolchain()
 
 
-def toolchain(policy: Policy, base: Profile, command: str, around: Callable[[], Surroundings]) -> Toolchain:
+def toolchain(
+    policy: Policy, base: Profile, caller: Caller, command: str, around: Callable[[], Surroundings]
+) -> Toolchain:
     """What a command, and those that the policy names, need of the caller's installs.
 
     A policy that lists what may be executed has thought about it, and one that sets PATH too.
@@ -95,12 +69,15 @@ def toolchain(policy: Policy, base: Profile, command: str, around: Callable[[], 
     if policy.toolchain is False or policy.exec is not None:
         return NOTHING
     names = () if policy.toolchain is True else policy.toolchain
-    own_path = "PATH" in policy.env
-    if own_path and "/" not in command:
+    if "PATH" in policy.env and "/" not in command:
         command = ""
     if not (command or names or base.searches_path):
         return NOTHING
-    search = _Search(around())
+    if not names and not base.searches_path and is_systems(command, caller, base.env["PATH"].split(":")):
+        return NOTHING
+    from stockade.policy.lookup import Search
+
+    search = Search(around())
     if command:
         search.command(command)
     for name in names:
@@ -111,7 +88,32 @@ def toolchain(policy: Policy, base: Profile, command: str, around: Callable[[], 
             )
     if base.searches_path:
         search.whole_path()
-    return Toolchain(search.trees, search.links, tuple(search.path))
+    return search.found()
+
+
+def is_systems(command: str, caller: Caller, path: list[str]) -> bool:
+    """Whether the caller's own PATH finds a plain program of the system's, in a directory searched inside."""
+    if "/" in command:
+        return command.startswith(SYSTEM_PROGRAMS) and is_plain(command)
+    found, _ = which(command, caller.environ.get("PATH", os.defpath), caller.cwd or "/")
+    return os.path.dirname(found) in path and is_plain(found)
+
+
+def is_plain(path: str) -> bool:
+    """Whether it is a file of the system's own and not a link that may lead elsewhere."""
+    try:
+        os.readlink(path)
+    except OSError as error:
+        return error.errno == errno.EINVAL and path.startswith(SYSTEM_PROGRAMS)
+    return False
+
+
+def is_file(path: str) -> bool:
+    """Whether it is a regular file, perhaps by a link."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
 
 
 @functools.lru_cache(maxsize=8)
@@ -127,266 +129,6 @@ def which(name: str, path: str, cwd: str, *, without: str = "") -> tuple[str, bo
         directory = entry if entry.startswith("/") else os.path.join(cwd, entry)
         found = f"{directory}/{name}"
         # Most entries of a PATH have no such file: one call for each.
-        if os.access(found, os.X_OK) and installs.is_file(found) and not (without and directory == without):
+        if os.access(found, os.X_OK) and is_file(found) and not (without and directory == without):
             return found, entry.startswith("/")
     return "", False
-
-
-class _Search:
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
-        self._known: list[Place] | None = None
-        self.trees: dict[str, str] = {}
-        self.links: dict[str, str] = {}
-        self.path: list[str] = []
-
-    def command(self, name: str, *, trusted: bool = True, depth: int = 0) -> bool:
-        """Show what a command needs. False if the caller has no such command."""
-        around, without = self._around, ""
-        while True:
-            if "/" in name:
-                if name.startswith(SYSTEM_PROGRAMS) and self._plain(name):
-                    return True
-                found, own = os.path.join(around.cwd, name), True
-                if not installs.is_program(found):
-                    return False
-            else:
-                path = around.environ.get("PATH", os.defpath)
-                found, own = which(name, path, around.caller_cwd, without=without)
-                if not found:
-                    return False
-                # The everyday case, and it must cost nothing.
-                if os.path.dirname(found) in around.path and self._plain(found):
-                    return True
-            chain = _Chain(name, trusted and own)
-            try:
-                hop = self._step(found, chain, quiet="/" not in name)
-                behind = shims.through(hop, around.cwd, around.environ, around.home)
-                if behind is None and not without and "/" not in name:
-                    without = os.path.dirname(found)
-                    continue
-                if behind is not None and behind != hop:
-                    if "/" in name and not self._is_shown(hop):
-                        chain.links[hop] = behind
-                    hop = self._step(behind, chain)
-                self._follow(hop, chain, depth)
-            except _Dead:
-                return True
-            self.links |= chain.links
-            directory = os.path.dirname(hop)
-            if "/" not in name:
-                self._search(directory)
-            return True
-
-    def whole_path(self) -> None:
-        """Search whatever the caller searches, as far as it is shown."""
-        around = self._around
-        for entry in around.environ.get("PATH", "").split(":"):
-            real = os.path.realpath(entry) if entry.startswith("/") else ""
-            if not real or not self._is_shown(real):
-                continue
-            for directory in (*shims.behind(real, around.cwd, around.environ), real):
-                if self._is_shown(directory):
-                    self._search(directory)
-
-    def _search(self, directory: str) -> None:
-        # One with a colon in its name cannot be written into a PATH.
-        if ":" not in directory and directory not in (*self.path, *self._around.path):
-            self.path.append(directory)
-
-    def _plain(self, path: str) -> bool:
-        """Whether it is a file of the system's own and not a link that may lead elsewhere."""
-        try:
-            os.readlink(path)
-        except OSError as error:
-            return error.errno == errno.EINVAL and path.startswith(SYSTEM_PROGRAMS)
-        return False
-
-    def _follow(self, hop: str, chain: _Chain, depth: int) -> None:
-        """Show what it takes to execute a path whose directory is real."""
-        for _ in range(MOST_LINKS):
-            if not self._is_shown(hop):
-                self._show_install(hop, chain)
-            elif _in(venv := os.path.dirname(os.path.dirname(hop)), self._around.granted):
-                self._show_base(venv, chain)
-            target = self._link(hop, chain)
-            if target is None:
-                break
-            hop = self._step(os.path.join(os.path.dirname(hop), target), chain)
-        else:
-            raise _Dead
-        if not self._is_shown(hop):
-            if not (chain.trusted and installs.is_program(hop) and self._is_fit(hop)):
-                raise _Dead
-            self.trees[hop] = chain.name
-            self._show_user_site(hop, chain)
-        self._interpreter(hop, chain, depth)
-
-    def _step(self, path: str, chain: _Chain, *, quiet: bool = False) -> str:
-        """The path with its directory made real. Links on the way belong to the chain, unless `quiet`."""
-        todo = [part for part in os.path.dirname(path).split("/") if part][::-1]
-        at, left = "", MOST_LINKS
-        while todo:
-            part = todo.pop()
-            if part in (".", ""):
-                continue
-            if part == "..":
-                at = os.path.dirname(at) if at else ""
-                continue
-            at = f"{at}/{part}"
-            target = self._link(at, chain, record=not quiet)
-            if target is None:
-                continue
-            left -= 1
-            if not left:
-                raise _Dead
-            at = "" if target.startswith("/") else os.path.dirname(at).rstrip("/")
-            todo += [part for part in target.split("/") if part][::-1]
-        return f"{at}/{os.path.basename(path)}"
-
-    def _link(self, path: str, chain: _Chain, *, record: bool = True) -> str | None:
-        """Where a link leads, or None. Whose word it is decides about the rest of the chain."""
-        try:
-            info = os.lstat(path)
-            if not stat.S_ISLNK(info.st_mode):
-                return None
-            target = os.readlink(path)
-        except OSError:
-            return None
-        if info.st_uid not in (0, self._around.uid) or self._is_strange(path):
-            chain.trusted = False
-        if record and not self._is_shown(path):
-            chain.links[path] = target
-        return target
-
-    def _show_install(self, path: str, chain: _Chain) -> None:
-        """Show the install that a program belongs to, if it can be told."""
-        prefix = self._prefix(path, chain.trusted)
-        if not prefix:
-            return
-        self.trees[prefix] = chain.name
-        self._show_base(prefix, chain)
-
-    def _show_base(self, venv: str, chain: _Chain) -> None:
-        """The Python that a virtual environment was made from: where its pyvenv.cfg says."""
-        if not installs.is_venv(venv):
-            return
-        trusted = chain.trusted and not self._is_strange(venv)
-        text = shims.first_bytes(f"{venv}/pyvenv.cfg").decode("utf-8", "surrogateescape")
-        for line in text.splitlines():
-            key, _, value = line.partition("=")
-            if key.strip() == "home" and value.strip().startswith("/"):
-                way = _Chain(chain.name, trusted)
-                try:
-                    base = self._step(f"{value.strip()}/python3", way)
-                    if not self._is_shown(base):
-                        prefix = self._prefix(base, way.trusted, laid_out=True)
-                        if not prefix:
-                            return
-                        self.trees[prefix] = chain.name
-                    self.links |= way.links
-                except _Dead:
-                    pass
-                return
-
-    def _prefix(self, path: str, trusted: bool, *, laid_out: bool = False) -> str:
-        """The directory of the install that a program is part of, if that may be shown."""
-        if whole := next((tree for tree in installs.WHOLE if _in(path, (tree,))), ""):
-            return whole
-        laid = next((directory for directory in installs.above(path) if installs.is_install(directory)), "")
-        if laid:
-            return self._fitting(laid) if trusted or self._is_own(laid) else ""
-        if laid_out or not trusted:
-            return ""
-        if kept := self._kept(path):
-            return self._fitting(kept)
-        # A package of Node's needs those beside it.
-        before, found, _ = path.partition("/node_modules/")
-        return self._fitting(f"{before}/node_modules") if found else ""
-
-    def _fitting(self, prefix: str) -> str:
-        return prefix if self._is_fit(prefix) else ""
-
-    def _kept(self, path: str) -> str:
-        """The install that a path is in, by where the caller's version managers put theirs."""
-        return next((found for place in self._places if (found := place.prefix(path))), "")
-
-    def _is_own(self, prefix: str) -> bool:
-        """Whether the caller has it as an install: where those are kept, or in the PATH."""
-        return bool(self._kept(f"{prefix}/bin")) or self._is_on_path(prefix)
-
-    def _is_on_path(self, prefix: str) -> bool:
-        """Whether the caller's own PATH leads to it."""
-        entries = self._around.environ.get("PATH", "").split(":")
-        own = [entry for entry in entries if entry.startswith("/") and not self._is_strange(entry)]
-        return any(os.path.realpath(entry) == f"{prefix}/bin" for entry in own)
-
-    def _show_user_site(self, path: str, chain: _Chain) -> None:
-        """What `pip install --user` puts into ~/.local/bin needs the packages beside it."""
-        lib = f"{self._around.home}/.local/lib"
-        if os.path.dirname(path) != f"{self._around.home}/.local/bin" or b"python" not in _first_line(path):
-            return
-        for name in os.listdir(lib) if os.path.isdir(lib) else ():
-            packages = f"{lib}/{name}/site-packages"
-            if name.startswith("python3") and os.path.realpath(packages) == packages:
-                self.trees[packages] = chain.name
-
-    def _interpreter(self, path: str, chain: _Chain, depth: int) -> None:
-        """Show what the first line of a script names."""
-        if path.startswith(SYSTEM_PROGRAMS) or depth >= MOST_INTERPRETERS:
-            return
-        words = _first_line(path)[2:].decode("utf-8", "surrogateescape").split()
-        if not words:
-            return
-        trusted = chain.trusted and not self._is_strange(path)
-        if os.path.basename(words[0]) == "env":
-            names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
-            if names and "/" not in names[0]:
-                self.command(names[0], trusted=trusted, depth=depth + 1)
-        elif words[0].startswith("/"):
-            way = _Chain(chain.name, trusted)
-            try:
-                self._follow(self._step(words[0], way), way, depth + 1)
-            except _Dead:
-                return
-            self.links |= way.links
-
-    def _is_shown(self, path: str) -> bool:
-        return _in(path, (*self._around.shown, *self._around.granted, *self.trees))
-
-    def _is_strange(self, path: str) -> bool:
-        """Whether somebody else than the caller may have written it."""
-        if _in(path, self._around.granted):
-            return True
-        try:
-            mode = os.stat(os.path.dirname(path)).st_mode
-        except OSError:
-            return True
-        return bool(mode & stat.S_IWOTH)
-
-    def _is_fit(self, path: str) -> bool:
-        """Whether it may be shown unasked: no home, no place of secrets, nothing of Stockade's own."""
-        home = self._around.home
-        if path.count("/") < 2 or _in(home, (path,)):
-            return False
-        secrets = [f"{home}/{name}" for name in installs.SECRETS]
-        for place in (*secrets, *self._around.own):
-            if _in(place, (path,)) or _in(path, (place,)):
-                return False
-        return not installs.is_homely(path)
-
-    @property
-    def _places(self) -> list[Place]:
-        if self._known is None:
-            self._known = installs.places(self._around.home, self._around.environ)
-        return self._known
-
-
-def _in(path: str, trees: Iterable[str]) -> bool:
-    return any(path == tree or path.startswith(f"{tree}/") for tree in trees)
-
-
-def _first_line(path: str) -> bytes:
-    """The first line of a script, empty if it is none."""
-    head = shims.first_bytes(path, 256)
-    return head.partition(b"\n")[0] if head.startswith(b"#!") else b""

@@ -10,10 +10,8 @@ from stockade.policy import Resolved
 from stockade.policy.model import Limits
 from stockade.policy.values import size_text, time_text
 from stockade.sandbox.cgroup import Group
-from stockade.sandbox.hints import hints
 from stockade.sandbox.result import Outcome
 from stockade.sandbox.supervise import Ended
-from stockade.sandbox.unstarted import explain
 from stockade.sandbox.verdict import Verdict
 
 
@@ -47,6 +45,8 @@ def judge(
         reason = f"{reply.text} was replaced on the host, and so came uncovered inside: everything was ended"
         return Verdict(Outcome.DENIED, 126, reason, 'use workspace.mode = "overlay"')
     if reply.kind == client.EXEC_FAILED:
+        from stockade.sandbox.unstarted import explain
+
         return explain(reply, program, resolved)
     if reply.ended == client.BY_TIME:
         reason = f"ended after {program.wall:g} s, the time it was given"
@@ -59,6 +59,8 @@ def judge(
         return Verdict(Outcome.EXITED, 0)
     hint = _task_hint(limits, group)
     if os.WIFEXITED(reply.status):
+        from stockade.sandbox.hints import hints
+
         code = os.WEXITSTATUS(reply.status)
         hint = "; ".join(filter(None, (hint, hints(code, reply, program, resolved, full))))
         return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
