@@ -28,6 +28,10 @@ _FORMS: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("Policy", "net"): {"anyOf": [{"type": "array", "maxItems": 0}, {"const": "open"}], "default": []},
     ("Policy", "exec"): {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+    ("Policy", "toolchain"): {
+        "anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "string", "minLength": 1}}],
+        "default": True,
+    },
     ("Limits", "tasks"): _COUNT,
     ("Limits", "files"): _COUNT,
     ("Limits", "cpu"): {"type": "number", "minimum": 0.01, "maximum": 1024},
