@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from stockade.sandbox.result import Result
 
 
+def one_line(text: str) -> str:
+    """Text of which a file name is a part, where a newline in that must not begin a line of ours."""
+    return text.replace("\n", "\\n")
+
+
 class StockadeError(Exception):
     """The base of every error that Stockade raises itself.
 
