@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     elif args.stat:
         _show(_stat(found), args)
     else:
-        _show("".join(map(_file, found.files)) or "no changes\n", args)
+        _show("".join(map(file_text, found.files)) or "no changes\n", args)
     return 0
 
 
@@ -83,7 +83,7 @@ def _names(found: Diff) -> list[str]:
     return list(dict.fromkeys(one.path for one in found.files))
 
 
-def _file(one: FileDiff) -> str:
+def file_text(one: FileDiff) -> str:
     """One file in words, and its lines."""
     name = output.name(one.path) + ("/" if one.type == "directory" else "")
     if one.kind == "renamed":

@@ -7,6 +7,7 @@ untrusted text cannot drive the reader's terminal.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -89,6 +90,15 @@ def reason(error: OSError) -> str:
     """What the system said, and about which file."""
     said = error.strerror or str(error)
     return f"{error.filename}: {said}" if error.filename else said
+
+
+def advice(error: OSError) -> str:
+    """What to do about it, where that is certain."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space where the output goes and in Stockade's state (STOCKADE_HOME)"
+    if error.errno in (errno.EACCES, errno.EPERM) and error.filename:
+        return f"`ls -ld {error.filename}` shows who may"
+    return ""
 
 
 def silence(descriptor: int) -> None:

@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     found = discovered(args)
     from stockade.sandbox.launch import prepare
 
-    prepared = prepare(found.policy, pinned=found.pinned, dry=True, workspace=workspace)
+    prepared = prepare(found.policy, pinned=found.pinned, dry=True, command=words, workspace=workspace)
     try:
         plan = prepared.plan
         if args.json:

@@ -101,7 +101,9 @@ def parser(command: str = "run") -> argparse.ArgumentParser:
     """The command's options."""
     import argparse
 
-    made = argparse.ArgumentParser(
+    from stockade.cli.options import Parser
+
+    made = Parser(
         prog=f"stockade {command}",
         description=ABOUT[command],
         epilog=EXAMPLES[command],
@@ -132,6 +134,8 @@ def options(made: argparse.ArgumentParser | Light, command: str) -> None:
         help="the directory to work in (default: the current one); @ID goes on with a workspace, @ the last",
     )
     add("--mode", choices=("overlay", "rw", "ro"), help="how the workspace appears (default: overlay)")
+    add("--toolchain", metavar="NAME", action="append", help="show the install that a command belongs to")
+    add("--no-toolchain", action="store_true", help="show no install of yours that the policy does not name")
     add("--backend", metavar="NAME", help="use this backend or refuse")
     if command != "plan":
         add("--timeout", metavar="T", help="end the command after this long: 30, 250ms, 5m")
@@ -212,8 +216,9 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
         "env": _pairs("--env", args.env),
         "limits": _pairs("--limit", args.limit),
         "workspace": workspace,
+        "toolchain": False if args.no_toolchain else args.toolchain,
     }
-    return {key: value for key, value in flags.items() if value}
+    return {key: value for key, value in flags.items() if value or value is False}
 
 
 def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
@@ -358,7 +363,10 @@ def _report_end(result: Result, *, quiet: bool) -> None:
     if result.outcome == "cancelled":
         if not quiet:
             output.say(f"cancelled: {result.reason}")
-    elif result.outcome != "exited":
+    elif result.outcome == "exited":
+        if result.hint and not quiet:
+            output.say(f"hint: {result.hint}")
+    else:
         output.error(f"{result.outcome}: {result.reason}", hint=result.hint)
 
 

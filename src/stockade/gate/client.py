@@ -62,6 +62,7 @@ class Reply(msgspec.Struct, frozen=True):
     operation: str
     error: int
     status: int
+    #: Of a failure the operation's number, of an end how often a network was missed.
     index: int
     #: Who or what ended the run: ITSELF, BY_TIME and so on.
     ended: int

@@ -540,11 +540,14 @@ def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
 def _result(
     ended: Ended, program: client.Program, prepared: Prepared, box: Box, *, closed: bool = False
 ) -> Result:
-    limits, reply, entry = prepared.resolved.limits, ended.reply, prepared.made.entry
+    reply, entry = ended.reply, prepared.made.entry
     # What a closed sandbox had is gone.
     group, layer = (None, None) if closed else (box.group, prepared.layer)
     killed = entry is not None and entry.was_killed()
-    verdict = judge(ended, program, prepared.resolved.caller, limits, group, closed=closed, killed=killed)
+    verdict = judge(
+        ended, program, prepared.resolved, group, closed=closed, killed=killed,
+        full=layer is not None and layer.is_full(),
+    )  # fmt: skip
     changes = tuple(layer.changes()) if layer is not None else ()
     usage = Usage(wall=ended.wall, bytes_written=None if layer is None else layer.written)
     if reply is not None and reply.kind == client.EXITED:

@@ -204,6 +204,8 @@ static _Noreturn void report(const struct box *box, const struct watch *watch)
 	reply.system_us = (uint64_t)usage.ru_stime.tv_sec * 1000000 + (uint64_t)usage.ru_stime.tv_usec;
 	reply.peak_kib = (uint64_t)usage.ru_maxrss;
 	reply.switches = (uint64_t)(usage.ru_nvcsw + usage.ru_nivcsw);
+	if (watch->status)
+		reply.index = unreached(box);
 	send_reply(watch->socket, &reply, NULL, 0);
 	_exit(0);
 }

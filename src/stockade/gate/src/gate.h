@@ -168,6 +168,9 @@ int guard_spent(void);
 /* What is over, if anything; a mount that came off ends the sandbox here. */
 enum ended guard_check(const struct box *box, const struct pollfd *polls);
 
+/* How often programs tried to reach a network that is not there. */
+uint32_t unreached(const struct box *box);
+
 uint64_t now_ms(void);
 /* A signal to every descendant of a process but those in `spared`. */
 void signal_descendants(pid_t ancestor, int number, const pid_t *spared, unsigned count);
