@@ -480,6 +480,8 @@ def _refuse_mounted(grant: Grant | None) -> None:
             if grant.access == "overlay"
             else 'grant directories beside them, or write accept = ["ipc"] to let sockets in it be reached'
         )
+        if grant.clause.startswith("toolchain"):
+            fix = f"show what is needed of {grant.path} by hand, and write --no-toolchain"
         what = f"other file systems are mounted in it: {', '.join(inner)}"
         raise PolicyError(f"{grant.clause}: {what}", hint=fix)
 

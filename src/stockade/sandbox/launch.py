@@ -539,7 +539,8 @@ def _next(connection: client.Connection, events: Events) -> Steps[client.Reply]:
 
 #: What to tell a user about a failure that is likelier theirs than ours.
 HINTS = {
-    ("view", errno.EINVAL): "its file system cannot be shown through an overlay: copy what is needed",
+    ("view", errno.EINVAL): "its file system cannot be shown through an overlay: copy what is needed, "
+    "or, if it is the install of the command, do without: --no-toolchain",
     ("mask", errno.EACCES): "it is in a directory that you may not enter: deny that one",
     ("bind", errno.ENOENT): "it was removed after it was looked up: try again",
     ("bind", errno.ELOOP): "a directory on the way was replaced by a link after it was looked up",
