@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 #: Every subcommand: the module that serves it and its line in `stockade --help`.
 COMMANDS = {
     "run": ("stockade.cli.run", "run a command behind every wall of the policy"),
+    "shell": ("stockade.cli.shell", "a shell behind every wall of the policy"),
     "init": ("stockade.cli.init", "write a policy for this project, with which its tests run"),
     "plan": ("stockade.cli.plan", "show what `run` would do, without doing it"),
     "ps": ("stockade.cli.ps", "list the sandboxes that live now"),
@@ -41,6 +42,7 @@ COMMANDS = {
     "profiles": ("stockade.cli.profiles", "list the named starting points for a policy"),
     "policy": ("stockade.cli.policy", "check a policy file, or print the schema"),
     "trust": ("stockade.cli.trust", "let this project's own policy widen yours"),
+    "demo": ("stockade.cli.demo", "watch an agent run into the walls, on a project made for it"),
     "purge": ("stockade.cli.purge", "remove everything that Stockade keeps"),
     "completion": ("stockade.cli.completion", "print what a shell needs to complete command lines"),
     "man": ("stockade.cli.man", "print the manual page"),
