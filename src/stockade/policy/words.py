@@ -35,6 +35,11 @@ CLAUSES: dict[str, Clause] = {
     "env": Clause("a table", "variables that are set inside", Control.ENVIRONMENT),
     "pass_env": Clause("names", "variables of yours that are passed on", Control.ENVIRONMENT),
     "image": Clause("", "the root file system", Control.FILES),
+    "toolchain": Clause(
+        "true, false, or commands",
+        "whether the install that the command belongs to is shown; or further commands whose installs are",
+        Control.FILES,
+    ),
     "backend": Clause("", "who raises the walls; a named one is used or the run is refused"),
     "accept": Clause("controls", "may be weaker where the host cannot do better"),
     "workspace": Clause("a path or a table", "the directory that commands work in"),
@@ -57,9 +62,6 @@ CLAUSES: dict[str, Clause] = {
         A_SIZE,
         "changes, private `/tmp`, `/dev/shm` and home together",
         Control.LIMITS_DISK,
-    ),
-    "toolchain": Clause(
-        "true, false or commands", "the command's own install is shown, or none, or theirs too", Control.FILES
     ),
     "syscalls": Clause("a table", "system calls beyond or below the built-in list", Control.SYSCALLS),
     "syscalls.allow": Clause("names", "calls that the built-in list leaves out", Control.SYSCALLS),
