@@ -51,6 +51,20 @@ int told_to_end(int signals)
 	return told;
 }
 
+int told_by_warden(const struct box *box, short events)
+{
+	char byte;
+	if (!events)
+		return 0;
+	if (read(box->told, &byte, 1) == 1)
+		return 1;
+	/* It is gone: whatever lives below us would live on if we waited. */
+	do
+		kill(-1, SIGKILL);
+	while (waitpid(-1, NULL, 0) > 0 || errno == EINTR);
+	_exit(1);
+}
+
 struct task {
 	pid_t pid, parent;
 	char state; /* as /proc shows it: T is stopped, Z has ended */
@@ -286,22 +300,23 @@ void attend(const struct box *box, struct program *program, int children, int al
 		int left = reap(&watch);
 		if (watch.leader == 0 && (watch.stage == RUNNING || !left))
 			finish(box, &watch);
-		struct pollfd watched[3 + GUARD_POLLS] = {
+		struct pollfd watched[4 + GUARD_POLLS] = {
 		    {watch.socket, POLLIN, 0},
 		    {watch.orphaned ? -1 : box->supervisor, POLLIN, 0},
-		    {children, POLLIN, 0}};
+		    {children, POLLIN, 0},
+		    {all ? box->told : -1, POLLIN, 0}};
 		if (all)
-			guard_polls(watched + 3);
+			guard_polls(watched + 4);
 		int wait = patience(&watch);
-		if (poll(watched, all ? 3 + GUARD_POLLS : 3, all ? guard_patience(wait) : wait) < 0 && errno != EINTR)
+		if (poll(watched, all ? 4 + GUARD_POLLS : 4, all ? guard_patience(wait) : wait) < 0 && errno != EINTR)
 			_exit(1);
 		if (watched[1].revents)
 			be_orphaned(&watch);
-		if (watched[2].revents && told_to_end(children) && all)
+		if (told_by_warden(box, watched[3].revents) || (watched[2].revents && told_to_end(children) && all))
 			end_run(&watch, ENDED_FROM_OUTSIDE, watch.grace);
 		if (watched[0].revents)
 			hear(&watch);
-		if (all && watch.stage != KILLED && guard_check(box, watched + 3))
+		if (all && watch.stage != KILLED && guard_check(box, watched + 4))
 			end_run(&watch, ENDED_ITSELF, 0);
 		keep_time(&watch);
 	}

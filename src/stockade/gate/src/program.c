@@ -150,6 +150,9 @@ static _Noreturn void become(const struct box *box, const struct program *progra
 	for (unsigned i = 0; i < box->plan.count; i++)
 		if (box->plan.ops[i].type == OP_RLIMIT && set_limit(&box->plan.ops[i], box->kept))
 			goto failed;
+	what = "landlock";
+	if (wall_inner(box))
+		goto failed;
 	what = "cwd";
 	/* Magic links would lead to descriptors instead of directories of the sandbox. */
 	int cwd = sys_openat2(AT_FDCWD, program->cwd, O_PATH | O_DIRECTORY, RESOLVE_NO_MAGICLINKS);

@@ -32,6 +32,7 @@ static const uint64_t NEEDED_NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NE
 static const uint64_t KNOWN_NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC |
 					 CLONE_NEWUTS | CLONE_NEWCGROUP | CLONE_NEWNET;
 
+static int plain;        /* started for sandboxes without namespaces */
 static int host_network; /* started for sandboxes that share the host's network */
 static int spare_network; /* the network namespace we are in is fresh and ours to give away */
 /* Our end of the pipe to the last sandbox that was born: in error once its first program has been
@@ -93,6 +94,12 @@ static int make_network(void)
 }
 
 static const char *const dispensable[] = {"/sys", "/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/hugepages"};
+
+/* Where nothing can be unshared there is only the groups to let go of, and not everybody may. */
+static int become_plain(void)
+{
+	return uid == 0 && setgroups(0, NULL) && errno != EPERM ? -1 : 0;
+}
 
 /* An ordinary user may make namespaces and mounts only in a user namespace of its own. */
 static int become_owner(void)
@@ -212,7 +219,9 @@ static void start(const struct plan *plan, const int *descriptors, unsigned coun
 			   .upper = -1,
 			   .base = -1,
 			   .canary = -1,
-			   .ruleset = -1};
+			   .ruleset = -1,
+			   .inner = -1,
+			   .told = -1};
 	struct clone_args args = {.flags = (flags & ~(uint64_t)CLONE_NEWNET) | CLONE_PIDFD,
 				  .pidfd = (uintptr_t)&pidfd,
 				  .exit_signal = SIGCHLD};
@@ -221,7 +230,7 @@ static void start(const struct plan *plan, const int *descriptors, unsigned coun
 			args.flags |= CLONE_INTO_CGROUP;
 			args.cgroup = (uint64_t)descriptors[LAUNCH_FIRST + plan->ops[i].b - 1];
 		}
-	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
+	pid_t resident = getpid(), pid = plain ? fork() : (pid_t)syscall(SYS_clone3, &args, sizeof args);
 	if (pid == 0) {
 		close(CONTROL);
 		close(SUPERVISOR);
@@ -229,6 +238,8 @@ static void start(const struct plan *plan, const int *descriptors, unsigned coun
 		close(word[1]);
 		if (newborn >= 0)
 			close(newborn);
+		if (plain)
+			warden_main(&box, resident);
 		inside_main(&box);
 	}
 	close(word[0]);
@@ -237,7 +248,9 @@ static void start(const struct plan *plan, const int *descriptors, unsigned coun
 	const char *failed = NULL;
 	if (pid < 0)
 		failed = "clone";
-	else if (!sabotaged_maps() && write_maps(pid, plan->ops[0].b == 1))
+	else if (plain && (pidfd = (int)syscall(SYS_pidfd_open, pid, 0)) < 0)
+		failed = "pidfd";
+	else if (!plain && !sabotaged_maps() && write_maps(pid, plan->ops[0].b == 1))
 		failed = "id maps";
 	else if (write(word[1], "", 1) != 1 || announce(socket, pid, pidfd) || write(word[1], "", 1) != 1)
 		failed = "announce";
@@ -272,10 +285,10 @@ static void launch(const int *descriptors, unsigned count)
 	uint64_t wanted = plan.ops[0].a, flags = sabotaged_flags(wanted);
 	unsigned index;
 	const char *culprit;
-	if ((wanted & ~KNOWN_NAMESPACES) || (wanted & NEEDED_NAMESPACES) != NEEDED_NAMESPACES ||
+	if (plain ? wanted : (wanted & ~KNOWN_NAMESPACES) || (wanted & NEEDED_NAMESPACES) != NEEDED_NAMESPACES ||
 	    ((wanted & CLONE_NEWNET) == 0) != host_network)
 		refuse(socket, 0, OP_NAMESPACES, EBADMSG, "not for this gate");
-	else if (make_base(&plan, &index, &culprit))
+	else if (!plain && make_base(&plan, &index, &culprit))
 		refuse(socket, index, plan.ops[index].type, errno, culprit);
 	else if ((flags & CLONE_NEWNET) && make_network())
 		refuse(socket, 0, OP_NAMESPACES, errno, "network");
@@ -288,6 +301,7 @@ static void launch(const int *descriptors, unsigned count)
 int resident_main(int argc, char **argv)
 {
 	host_network = argc > 2 && strcmp(argv[2], "host-network") == 0;
+	plain = argc > 2 && strcmp(argv[2], "plain") == 0;
 	uid = geteuid();
 	gid = getegid();
 	/* What the host program left open or ignored is not for sandboxes. The C library keeps two
@@ -305,7 +319,7 @@ int resident_main(int argc, char **argv)
 	 * an ordinary user may have 200 keys in all. Each sandbox joins one of its own all the same. */
 	wall_keyring();
 	mask = umask(0); /* modes are as the plan says; programs get the caller's mask back */
-	int owner_error = become_owner() ? errno : 0, gave_up = 0;
+	int owner_error = (plain ? become_plain() : become_owner()) ? errno : 0, gave_up = plain;
 	for (;;) {
 		struct pollfd watched[] = {{CONTROL, POLLIN, 0}, {SUPERVISOR, POLLIN, 0}, {newborn, 0, 0}};
 		int wants = !spare_network && !host_network && !owner_error && !gave_up;
@@ -324,7 +338,7 @@ int resident_main(int argc, char **argv)
 				gave_up = 1;
 			continue;
 		}
-		gave_up = 0;
+		gave_up = plain;
 		uint32_t word;
 		int descriptors[MAX_DESCRIPTORS + LAUNCH_FIRST];
 		unsigned count = MAX_DESCRIPTORS + LAUNCH_FIRST;
