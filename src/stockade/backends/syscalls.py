@@ -139,6 +139,11 @@ def program(
 ) -> bytes:
     """The filter as BPF bytes, compiled once per host and kept in the state directory `home`."""
     check_names(allow, kind)
+    if kind.alone and (needed := [name for name in deny if name.startswith("landlock_")]):
+        raise PolicyError(
+            f"syscalls.deny: {needed[0]!r} is how every command is put behind its wall here",
+            hint="remove it, or use a backend with namespaces",
+        )
     if not home:
         return compile_filter(allow, deny, kind)
     path = os.path.join(state.ensure(home), f"filter-{fingerprint(allow, deny, kind)}.bpf")

@@ -25,6 +25,7 @@ enum { AGAIN_MS = 10, PATIENCE_MS = 2000, STOPS = 200 };
 
 struct watch {
 	int socket, children, all;
+	int scoped; /* every process that can be signalled is of this run */
 	int orphaned; /* the supervisor is gone */
 	uint32_t breaches; /* before it began */
 	pid_t leader; /* 0: it has ended */
@@ -159,7 +160,7 @@ void signal_descendants(pid_t ancestor, int number, const pid_t *spared, unsigne
 
 static void signal_all(const struct watch *watch, int number)
 {
-	if (watch->all)
+	if (watch->scoped)
 		kill(-1, number);
 	else
 		signal_descendants(getpid(), number, NULL, 0);
@@ -285,6 +286,7 @@ void attend(const struct box *box, struct program *program, int children, int al
 	struct watch watch = {.socket = program->socket,
 			      .children = children,
 			      .all = all,
+			      .scoped = all || box->warden,
 			      .breaches = box->breaches->count,
 			      .grace = request->grace_ms};
 	watch.deadline = request->wall_us ? now_ms() + (request->wall_us + 999) / 1000 : 0;

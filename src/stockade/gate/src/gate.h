@@ -127,6 +127,8 @@ int resident_main(int argc, char **argv);
 _Noreturn void inside_main(struct box *box);
 
 _Noreturn void warden_main(struct box *box, pid_t resident);
+/* From here on signals reach only what is started below; `known` is a process of ours that is not. */
+int keep_signals_in(pid_t known);
 /* 0 if a process of ours outside cannot be signalled. */
 int signals_stay_in(pid_t known);
 

@@ -143,10 +143,10 @@ static void start_kept(struct box *box, struct program *program, int children)
 		return;
 	}
 	box->kept++;
-	pid_t pid = fork();
+	pid_t gate = getpid(), pid = fork();
 	if (pid == 0) {
 		close(box->socket);
-		if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+		if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) || (box->warden && keep_signals_in(gate)))
 			_exit(1);
 		attend(box, program, children, 0);
 	}

@@ -4,7 +4,7 @@
  * warden and the gate that it starts, and each ends everything when the other has died. Both adopt orphans,
  * so nothing can leave by outliving its parent. Both are in a Landlock domain that keeps signals inside:
  * then kill(-1) reaches exactly what was started below, all of it at one instant, and no fork escapes.
- * Programs are in a domain of their own below the gate's and can signal neither.
+ * Each run's keeper is in one of its own below that, and programs are in one more: they can signal neither.
  */
 #define _GNU_SOURCE
 #include "gate.h"
@@ -22,8 +22,7 @@
 /* What the gate is given beyond the grace of its programs when the supervisor is gone. */
 enum { MORE_MS = 2000 };
 
-/* Signals reach only what is started from here on; `known` is a process of ours outside. */
-static int keep_signals_in(pid_t known)
+int keep_signals_in(pid_t known)
 {
 	struct landlock_attr attr = {.scoped = LANDLOCK_SCOPE_SIGNALS};
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
