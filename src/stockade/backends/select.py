@@ -153,7 +153,9 @@ def _unsupported(
     ]
     hints = _unique(fix for fix in fixes if fix)
     if waivers:
-        hints.append(f"or waive it in the policy: accept = {_toml(min(waivers, key=len))}")
+        hints.append(
+            f"{'or ' if hints else ''}waive it in the policy: accept = {_toml(min(waivers, key=len))}"
+        )
     return UnsupportedError(
         "\n".join(lines),
         missing={

@@ -96,7 +96,10 @@ ALONE = (
     | filters.BOUNDED_ALONE
 )
 #: By whether the host's network is open.
-SOCKETS_ALONE = {True: "no unix names", False: "unsupported"}
+SOCKETS_ALONE = {
+    True: {"socket": "no unix names"},
+    False: {"socket": "unsupported", "connect": "refuse", "bind": "refuse"},
+}
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -209,7 +212,7 @@ def answers(allow: tuple[str, ...], deny: tuple[str, ...], kind: Kind = WALLED) 
     given = dict.fromkeys(ALLOWED | set(allow), "allow")
     given |= filters.BOUNDED | (filters.BOUNDED_BY_EXEC if kind.listed else {})
     if kind.alone:
-        given |= ALONE | {"socket": SOCKETS_ALONE[kind.network]}
+        given |= ALONE | SOCKETS_ALONE[kind.network]
     given |= dict.fromkeys(REFUSED | set(deny), "refuse")
     found = {}
     for name, answer in given.items():

@@ -352,7 +352,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         if self.workspace is not None:
             if self.workspace.mode == "overlay":
                 needed[Control.WORKSPACE_OVERLAY] = 'workspace.mode = "overlay"'
-            if self.protect:
+            # In mode ro nothing lands on the host, unless something in it is writable after all.
+            if self.protect and (self.workspace.mode != "ro" or self.write):
                 written = f"protect = {values.show(self.protect)}"
                 needed[Control.PROTECT] = "default" if self.protect == PROTECT else written
         limits = self.limits
