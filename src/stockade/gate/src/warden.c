@@ -56,14 +56,6 @@ static _Noreturn void end_everything(int status)
 	_exit(status);
 }
 
-static _Noreturn void refuse(const struct box *box, const char *text)
-{
-	struct reply reply = {.kind = REPLY_FAILED, .op = OP_NAMESPACES, .error = errno};
-	snprintf(reply.text, sizeof reply.text, "%s", text);
-	send_reply(box->socket, &reply, NULL, 0);
-	_exit(1);
-}
-
 /* Whether the gate has ended or was stopped; what it left behind is reaped. */
 static int gate_failed(pid_t gate)
 {
@@ -99,9 +91,9 @@ static _Noreturn void watch_over(pid_t gate, int supervisor, int word, int signa
 	}
 }
 
-void warden_main(struct box *box, pid_t resident)
+/* NULL, or what failed. */
+static const char *get_ready(pid_t resident, int word[2], int *signals)
 {
-	int word[2];
 	sigset_t heard;
 	sigemptyset(&heard);
 	sigaddset(&heard, SIGCHLD);
@@ -110,31 +102,39 @@ void warden_main(struct box *box, pid_t resident)
 	signal(SIGCHLD, SIG_DFL);
 	setsid();
 	if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
-		refuse(box, "subreaper");
-	if (keep_signals_in(resident))
-		refuse(box, "signals");
+		return "subreaper";
 	if (pipe2(word, O_CLOEXEC | O_NONBLOCK))
-		refuse(box, "pipe");
-	int signals = signalfd(-1, &heard, SFD_CLOEXEC | SFD_NONBLOCK);
-	if (signals < 0)
-		refuse(box, "signalfd");
+		return "pipe";
+	*signals = signalfd(-1, &heard, SFD_CLOEXEC | SFD_NONBLOCK);
+	if (*signals < 0)
+		return "signalfd";
+	return keep_signals_in(resident) ? "signals" : NULL;
+}
+
+void warden_main(struct box *box, pid_t resident, int supervisor)
+{
+	int word[2] = {-1, -1}, signals = -1;
+	box->problem = get_ready(resident, word, &signals);
+	box->problem_error = errno;
 	box->warden = getpid();
 	box->told = word[0];
 	pid_t gate = fork();
-	if (gate < 0)
-		refuse(box, "fork");
 	if (gate == 0) {
 		close(word[1]);
 		close(signals);
-		if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
-			refuse(box, "subreaper");
+		close(supervisor); /* another comes with the launch */
+		if (!box->problem && prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) {
+			box->problem = "subreaper";
+			box->problem_error = errno;
+		}
 		inside_main(box);
 	}
-	/* The gate's own socket and grants are not ours to hold. */
-	close(box->socket);
 	close(box->word);
+	/* Without its domain it must signal nobody. */
+	if (gate < 0 || box->problem) {
+		waitpid(gate, NULL, 0);
+		_exit(1);
+	}
 	close(word[0]);
-	for (unsigned i = 0; i < box->descriptor_count; i++)
-		close(box->descriptors[i]);
-	watch_over(gate, box->supervisor, word[1], signals);
+	watch_over(gate, supervisor, word[1], signals);
 }
