@@ -83,7 +83,8 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.PROCESSES: Mechanism(
         never="without a pid namespace it can be learned that other processes exist",
         optional=True,
-        weaker="none but its own can be signalled, traced or read about; numbers of others can be guessed",
+        weaker="none but those of the same run can be signalled, none traced or read about; that a number is "
+        "taken can be learned",
     ),
     Control.IPC: Mechanism("no System V objects, queues or named sockets by the filter, Landlock scopes"),
     Control.SYSCALLS: NATIVE[Control.SYSCALLS],
