@@ -24,12 +24,13 @@ import stockade
 from stockade import Policy, PolicyError, Sandbox, UnsupportedError, backends
 from stockade.backends.select import select
 from stockade.controls import Control
-from stockade.host import CGROUP_PROBES, Host, host
+from stockade.host import CGROUP_PROBES, Host, cgroups, host
 from stockade.sandbox import launch, register
 from support.marks import MARK, gone, marked
 from support.means import applies, need
 
 PYTHON = "/usr/bin/python3"
+UNIFIED = "/sys/fs/cgroup/unified"
 #: What the weakest of them has in part.
 IN_PART = ("files", "processes", "devices")
 TABLE = tomllib.loads((Path(__file__).parent / "golden/controls.toml").read_text())
@@ -553,3 +554,16 @@ class TestLimits:
             assert 5 < int(box.run([PYTHON, "-I", "-c", BOMB], timeout=20).text) < 12
             result = box.run(["sh", "-c", "while :; do :; done"], timeout=20)
         assert (result.outcome, result.exit_code) == ("limit-exceeded", 137)
+
+    def test_a_cgroup_of_version_2_is_entered_as_well(
+        self, backend: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Here it counts processor time and has no controllers; the others stay where they are."""
+        applies(os.geteuid() == 0, "for root only")
+        need(os.path.exists(f"{UNIFIED}/cgroup.procs"), "version 2 is not mounted beside version 1")
+        found = cgroups.Places(found={**cgroups.places().found, "cpuacct": cgroups.Place(UNIFIED, 2)})
+        monkeypatch.setattr(cgroups, "places", lambda: found)
+        limits = {"cpu_time": "310ms" if backend == "native" else "320ms"}  # what is kept is remembered
+        result = stockade.run(["sh", "-c", "while :; do :; done"], policy(backend, limits=limits), timeout=20)
+        assert (result.outcome, result.exit_code) == ("limit-exceeded", 137)
+        assert result.usage.source["cpu"] == "cgroup"
