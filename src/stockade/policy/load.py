@@ -45,9 +45,9 @@ class Project(msgspec.Struct, frozen=True):
 
     @property
     def hash(self) -> str:
-        import hashlib
+        from stockade.digest import sha256
 
-        return hashlib.sha256(self.data).hexdigest()
+        return sha256(self.data).hexdigest()
 
 
 def config_dir(environ: Mapping[str, str], home: str) -> str:

@@ -43,11 +43,11 @@ from stockade.sandbox.limits import Kept, cores, kept_by_cgroup
 from stockade.sandbox.records import Record
 from stockade.sandbox.register import Entry
 from stockade.sandbox.result import Enforced
-from stockade.sandbox.scratch import Scratch
 from stockade.sandbox.steps import Events, Steps
 from stockade.workspace.layers import Layer, has_snapshots
 
 if TYPE_CHECKING:
+    from stockade.sandbox.scratch import Scratch
     from stockade.workspace.workspace import Workspace
 
 #: A set-up takes milliseconds; one that takes this long hangs, as on a dead network file system.
@@ -165,6 +165,8 @@ class Made:
             if record.layer or record.groups or record.scratch:
                 raise
         if scratch:
+            from stockade.sandbox.scratch import Scratch
+
             self.scratch = Scratch(home, id)
         if workspace is not None and overlay:
             held = _held_back(resolved, workspace)
@@ -393,9 +395,11 @@ def _prepare(
 
 def _files(resolved: Resolved) -> int:
     """The limit of open files: what the policy writes or is refused, or the default as far as it goes."""
+    wanted = resolved.limits.files or 0
+    if wanted <= os.sysconf("SC_OPEN_MAX"):
+        return wanted
     import resource
 
-    wanted = resolved.limits.files or 0
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if most == resource.RLIM_INFINITY or wanted <= most:
         return wanted

@@ -16,6 +16,8 @@ from stockade import state
 from stockade.errors import PolicyError, SetupError, StockadeError
 from stockade.gate import client
 from stockade.policy import Limits, Policy
+from stockade.policy.model import DEFAULT
+from stockade.sandbox import runlog
 from stockade.sandbox.continued import commit_and_close, opened, snapshot_before
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
 from stockade.sandbox.limits import measured
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from stockade.workspace.workspace import Workspace
 
 OnExit = Literal["keep", "discard", "commit"]
-DEFAULT = Policy()
 LONGEST_GRACE = 3600
 #: How the names of snapshots begin that are taken before each run.
 RUN = "run-"
@@ -547,7 +548,7 @@ def _result(
             peak_memory=reply.peak,
             context_switches=reply.switches,
         )
-    return Result(
+    result = Result(
         outcome=verdict.outcome,
         exit_code=verdict.exit_code,
         signal=verdict.signal,
@@ -563,3 +564,12 @@ def _result(
         workspace=layer.id if layer is not None and (changes or layer.continued) else "",
         plan=prepared.plan.hash,
     )
+    place = prepared.resolved.workspace
+    runlog.note(
+        prepared.state,
+        program.argv,
+        result,
+        sandbox="" if entry is None else entry.record.id,
+        directory="" if place is None else place.path,
+    )
+    return result
