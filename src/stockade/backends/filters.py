@@ -228,8 +228,9 @@ def program(machine: str, answers: dict[int, str]) -> bytes:
     used = set(answers.values())
     for name, bounds in (BOUNDS | BOUNDS_ALONE).items():
         lines += [name, *bounds] if name in used else []
+    led_to = {target for line in lines if not isinstance(line, str) for target in line[2:]}
     for name, value in ENDS.items():
-        lines += [name, (GIVE, value, "", "")]
+        lines += [name, (GIVE, value, "", "")] if name in led_to else []
     return _assemble(lines)
 
 

@@ -137,9 +137,11 @@ static int try_inner(const struct box *box, pid_t gate)
 int confirm_inner(const struct box *box)
 {
 	int status;
-	pid_t gate = getpid(), pid = box->inner < 0 ? 0 : fork();
-	if (box->inner < 0)
+	if (!box->warden)
 		return 0;
+	if (box->inner < 0)
+		return missing();
+	pid_t gate = getpid(), pid = fork();
 	if (pid == 0)
 		_exit(try_inner(box, gate) ? 1 : 0);
 	if (pid < 0 || waitpid(pid, &status, 0) != pid)
