@@ -8,6 +8,7 @@ neither read nor touched.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Mapping
@@ -121,11 +122,14 @@ def cache(path: str) -> str:
 
 def unusable(path: str, error: OSError) -> SetupError:
     """What to raise where something in the state directory cannot be read or written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return SetupError(
         f"cannot use {path} for Stockade's state: {error.strerror}",
         stage="state",
         errno=error.errno or 0,
-        hint="set STOCKADE_HOME to a directory you can write to",
+        hint="free some space, or set STOCKADE_HOME to a directory elsewhere"
+        if full
+        else "set STOCKADE_HOME to a directory you can write to",
     )
 
 

@@ -126,6 +126,8 @@ class Inputs(msgspec.Struct, frozen=True):
     disk: int = 0
     #: The version of each cgroup that the gate enters, and in words what they limit.
     groups: tuple[tuple[int, ...], str] = ((), "")
+    #: Links to what is granted, and where each leads.
+    links: tuple[tuple[str, str], ...] = ()
 
 
 def inputs(given: Given) -> Inputs:
@@ -164,6 +166,7 @@ def inputs(given: Given) -> Inputs:
         programs=_programs(resolved, system),
         disk=limits.disk or 0,
         groups=given.groups,
+        links=tuple(sorted(resolved.links.items())),
     )
 
 
@@ -378,8 +381,21 @@ def _root(given: Inputs) -> list[ops.AnyOp]:
         found.append(ops.Link(path="/var/tmp", target="/tmp"))
     noexec = given.programs is not None
     found += [ops.Scratch(path=path, mode=mode, noexec=noexec) for path, mode in scratch.items()]
+    found += _links(given, scratch)
     # Last: what is behind the scratch directories disappears below it.
     return [*found, *_granted(given), ops.Proc()]
+
+
+def _links(given: Inputs, scratch: dict[str, int]) -> list[ops.AnyOp]:
+    """The links that lead to a toolchain, where nothing else is at their place."""
+    taken = ["/dev", "/etc", "/proc", *scratch, *(shown.path for shown in given.system)]
+    granted = [path for path, *_ in given.grants]
+    return [
+        ops.Link(path=path, target=target, clause="toolchain")
+        for path, target in given.links
+        if not any(within(path, tree) for tree in granted)
+        and not any(within(tree, path) for tree in (*taken, *granted))
+    ]
 
 
 def _masks(

@@ -239,5 +239,5 @@ def print_json(value: object) -> None:
     import msgspec
 
     sys.stdout.flush()
-    sys.stdout.buffer.write(msgspec.json.encode(output.plain(msgspec.to_builtins(value))) + b"\n")
+    sys.stdout.buffer.write(output.as_json(msgspec.to_builtins(value)))
     sys.stdout.buffer.flush()

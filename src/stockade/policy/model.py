@@ -225,6 +225,15 @@ def _programs(key: str, value: Any) -> tuple[str, ...] | None:
     return found
 
 
+def _toolchain(key: str, value: Any) -> bool | tuple[str, ...]:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        raise Invalid(key, value, "must be true, false or a list", f"write {key} = [{values.show(value)}]")
+    # An empty list asks for nothing more than the command's own.
+    return values.many(values.command)(key, value) or True
+
+
 def _accepted(key: str, value: Any) -> Control:
     try:
         return Control(value)
@@ -255,6 +264,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     workspace: WorkspaceRule | None = None
     limits: Limits = Limits()
     syscalls: Syscalls = Syscalls()
+    #: Whether the install that the command belongs to is shown; further commands whose installs are.
+    toolchain: bool | tuple[str, ...] = True
 
     _checks = {
         "profile": values.one_of(*PROFILES),
@@ -272,6 +283,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "workspace": _workspace,
         "limits": _LIMITS,
         "syscalls": _SYSCALLS,
+        "toolchain": _toolchain,
     }
 
     if TYPE_CHECKING:
@@ -294,6 +306,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             workspace: WorkspaceRule | Mapping[str, Any] | str | None = None,
             limits: Limits | Mapping[str, Any] = ...,
             syscalls: Syscalls | Mapping[str, Any] = ...,
+            toolchain: bool | Sequence[str] = True,
         ) -> None: ...
 
     @classmethod

@@ -361,7 +361,7 @@ def _prepare(
         policy = continued.laid(policy, workspace, home)
     known: Host = host()
     backend, selection, controls = _selected(policy, caller.uid, id(known))
-    resolved = resolve(policy, caller, home, pinned=pinned)
+    resolved = resolve(policy, caller, home, pinned=pinned, command=command[0] if command else "")
     made = Made()
     try:
         if workspace is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import msgspec
 
 from stockade import state
-from stockade.errors import PolicyError, SetupError, StockadeError
+from stockade.errors import PolicyError, SetupError, StockadeError, one_line
 from stockade.gate import client
 from stockade.policy import Limits, Policy
 from stockade.policy.model import DEFAULT
@@ -26,7 +26,7 @@ from stockade.sandbox.process import PIPE, Parts, Process, starting
 from stockade.sandbox.result import Outcome, Result, Usage
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.still import held_still
-from stockade.sandbox.streams import Sink, Streams
+from stockade.sandbox.streams import Sink, Streams, Terminal
 from stockade.sandbox.supervise import GRACE, Ended, Run, supervise
 from stockade.workspace import record
 from stockade.workspace.layers import Layer
@@ -381,6 +381,7 @@ def run(
     keep_output: bool = True,
     pinned: bool = False,
     cancelled_by: tuple[type[BaseException], ...] = (),
+    terminal: Terminal | None = None,
 ) -> Result:
     """Run one command in a sandbox of its own.
 
@@ -389,6 +390,7 @@ def run(
 
     `stdin` is a descriptor whose content is handed to the program; a terminal is not. Exceptions named
     in `cancelled_by` end the run and make its outcome "cancelled"; others end it and are raised.
+    `terminal` looks after a terminal of the sandbox's own, which the program gets instead of pipes.
 
     >>> import stockade
     >>> result = stockade.run(["cat"], input=b"hello")
@@ -403,6 +405,7 @@ def run(
         one = command(
             prepared, argv, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
             on_stderr=on_stderr, source=stdin, keep=keep_output, kept=False, cancelled_by=cancelled_by,
+            terminal=terminal,
         )  # fmt: skip
         if snapshot:
             snapshot_before(prepared, RUN)
@@ -430,7 +433,8 @@ def _committed(result: Result, prepared: Prepared) -> Result:
     try:
         done = commit_and_close(prepared)
     except StockadeError as error:
-        return replace(result, commit_error=f"{error.message}\n{error.hint}".strip())
+        why = f"{error.message}\n{error.hint}" if error.hint else one_line(error.message)
+        return replace(result, commit_error=why)
     gone = done is None or done.closed
     return replace(result, committed=done, workspace="" if gone else result.workspace)
 
@@ -465,6 +469,7 @@ def command(
     keep: bool = True,
     kept: bool,
     cancelled_by: tuple[type[BaseException], ...] = (),
+    terminal: Terminal | None = None,
 ) -> Run:
     """What the caller asks for, checked."""
     argv = words(cmd)
@@ -481,14 +486,15 @@ def command(
     given_time = None if timeout is None else Limits(wall=timeout).wall
     seconds = [time for time in (given_time, limits.wall) if time is not None]
     here = workspace.path if workspace is not None else prepared.home
+    program = client.Program(
+        argv=argv,
+        env={**prepared.environ, **_variables(env)},
+        cwd=os.path.join(here, place),
+        wall=min(seconds) if seconds else None,
+        grace=grace,
+    )
     return Run(
-        program=client.Program(
-            argv=argv,
-            env={**prepared.environ, **_variables(env)},
-            cwd=os.path.join(here, place),
-            wall=min(seconds) if seconds else None,
-            grace=grace,
-        ),
+        program=program if terminal is None else terminal.fit(program),
         given=given,
         source=source,
         limit=int(limits.output or 0),
@@ -497,6 +503,7 @@ def command(
         spill=_spill_place(prepared) if keep else None,
         kept=kept,
         cancelled_by=cancelled_by,
+        terminal=terminal,
     )
 
 
@@ -533,11 +540,14 @@ def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
 def _result(
     ended: Ended, program: client.Program, prepared: Prepared, box: Box, *, closed: bool = False
 ) -> Result:
-    limits, reply, entry = prepared.resolved.limits, ended.reply, prepared.made.entry
+    reply, entry = ended.reply, prepared.made.entry
     # What a closed sandbox had is gone.
     group, layer = (None, None) if closed else (box.group, prepared.layer)
     killed = entry is not None and entry.was_killed()
-    verdict = judge(ended, program, prepared.resolved.caller, limits, group, closed=closed, killed=killed)
+    verdict = judge(
+        ended, program, prepared.resolved, group, closed=closed, killed=killed,
+        full=layer is not None and layer.is_full(),
+    )  # fmt: skip
     changes = tuple(layer.changes()) if layer is not None else ()
     usage = Usage(wall=ended.wall, bytes_written=None if layer is None else layer.written)
     if reply is not None and reply.kind == client.EXITED:

@@ -143,6 +143,13 @@ class Layer:
         finally:
             os.close(live)
 
+    def is_full(self) -> bool:
+        """Whether the private memory that the changes are in has no room left."""
+        if self._live < 0:
+            return False
+        room = os.fstatvfs(self._live)
+        return room.f_bavail == 0 or room.f_favail == 0
+
     def bring(self, *, ended: bool) -> None:
         """Copy the changes that are in private memory to the layer: all as they are now, or nothing.
 
