@@ -42,7 +42,7 @@ CLAUSES: dict[str, Clause] = {
     ),
     "backend": Clause(
         '`"auto"`, `"native"`, `"landlock"`, or a list of names',
-        "who raises the walls; a named one is used or the run is refused, a list is in the order of preference",
+        "who raises the walls; a named one is used or the run is refused; a list is by preference",
     ),
     "accept": Clause("controls", "may be weaker where the host cannot do better"),
     "workspace": Clause("a path or a table", "the directory that commands work in"),
