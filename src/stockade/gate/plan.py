@@ -26,6 +26,7 @@ RESOURCES = {"cpu_time": 0, "core": 4, "tasks": 6, "files": 7, "memory": 9}
 
 READONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
 OVERLAY_PRIVATE = 1 << 31
+GRANT_GATE = 1 << 32
 ATTRIBUTES = {READONLY: b"ro", NOSUID: b"nosuid", NODEV: b"nodev", NOEXEC: b"noexec"}
 
 _HEADER = struct.Struct("=8sIIII")
@@ -82,6 +83,8 @@ class Namespaces(Op, frozen=True, kw_only=True):
         return self.flags(), int(self.every_id)
 
     def describe(self) -> str:
+        if not self.names:
+            return "start a warden, and the gate below it; each ends everything if the other dies"
         who = "every id as it is" if self.every_id else "the caller's own ids and no other"
         return f"enter new namespaces: {', '.join(self.names)}; the user namespace maps {who}"
 
@@ -352,24 +355,30 @@ class Landlock(Op, frozen=True, kw_only=True):
         return self.files, self.network | self.scopes << 32
 
     def describe(self) -> str:
+        ports = ", and every TCP port" if self.network else ""
         scopes = "; signals and abstract sockets stay inside" if self.scopes else ""
-        return f"let Landlock refuse every file that is not granted below{scopes}"
+        return f"let Landlock refuse every file that is not granted below{ports}{scopes}"
 
 
 class Grant(Op, frozen=True, kw_only=True):
+    """`grant` is the descriptor + 1 that stands for the path, 0 for none; `gate`: not for programs."""
+
     kind = 19
     path: str
     rights: int
     words: str
+    grant: int = 0
+    gate: bool = False
 
     def numbers(self) -> tuple[int, int]:
-        return self.rights, 0
+        return self.rights, self.grant | (GRANT_GATE if self.gate else 0)
 
     def data(self) -> bytes:
         return text(self.path)
 
     def describe(self) -> str:
-        return f"grant {self.path}: {self.words}"
+        whom = " the gate alone" if self.gate else ""
+        return f"grant{whom} {self.path}: {self.words}"
 
 
 class Seccomp(Op, frozen=True, kw_only=True):
@@ -469,6 +478,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     def verified(self) -> set[bytes]:
         """Mount tables that were compared with this plan and found right."""
         return set()
+
+    @property
+    def plain(self) -> bool:
+        """Whether it makes no namespaces, and so no mounts either."""
+        return not self.namespaces.names
 
     @cached_property
     def namespaces(self) -> Namespaces:

@@ -37,13 +37,13 @@ class Kept(msgspec.Struct, frozen=True, dict=True):
         return planned(id, self.limits, self.places)
 
 
-def kept_by_cgroup(selection: Selection, resolved: Resolved, host: Host) -> Kept | None:
-    """What the selection leaves to cgroups; None if that is nothing."""
+def kept_by_cgroup(selection: Selection, resolved: Resolved, host: Host, gate: str) -> Kept | None:
+    """What the selection leaves to cgroups; None if that is nothing. `gate` is the kind of resident gate."""
     if not (controls := selection.by_cgroup):
         return None
     if any(_in_scope(host, mean) for control in controls for mean in selection.controls[control].means):
         # Below the scope in which systemd starts the resident gate.
-        resident = client.resident(host_network=resolved.policy.net == "open", scoped=True)
+        resident = client.resident(gate, scoped=True)
         return _kept(controls, resolved.limits, cgroups.places(resident.pid), scoped=True)
     return _kept_here(controls, resolved.limits, cgroups.membership())
 

@@ -407,6 +407,10 @@ def _remains(home: str, record: Record, remove_groups: RemoveGroups) -> bool:
             remove_groups(record.groups)
         if record.layer:
             _remove_unchanged(home, record)
+        if record.scratch:
+            from stockade.sandbox import scratch
+
+            scratch.remove(home, record.scratch)
     except Exception as error:  # whatever it is, the sandbox that is about to start has no part in it
         _log(f"what is left of sandbox {record.id} cannot be removed yet: {error}")
         return False

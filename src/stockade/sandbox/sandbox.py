@@ -149,7 +149,7 @@ class Living:
                 from stockade.workspace.files import Files
 
                 box, prepared = self._opened()
-                roots = box.roots()
+                roots = () if prepared.plan.plain else box.roots()
                 self._files = Files.from_descriptors(roots, prepared.resolved, prepared.home)
             return self._files
 
@@ -488,7 +488,7 @@ def command(
     here = workspace.path if workspace is not None else prepared.home
     program = client.Program(
         argv=argv,
-        env={**prepared.resolved.environ, "HOME": prepared.home, **_variables(env)},
+        env={**prepared.environ, **_variables(env)},
         cwd=os.path.join(here, place),
         wall=min(seconds) if seconds else None,
         grace=grace,
