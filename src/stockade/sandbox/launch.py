@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -210,24 +210,31 @@ class Box:
         self.group = prepared.group
         #: Whether it was closed: its descriptors are somebody else's then.
         self.is_closed = False
+        self._closing = threading.Lock()
 
     def last_words(self) -> client.Reply | None:
         """Why a gate that has died gave up, if it said so."""
         return None if self.is_closed else self.connection.refusal()
 
+    def number(self) -> int:
+        """The number of its first process on the host; -1 if that has ended."""
+        with self._closing:
+            if self.is_closed:
+                return -1
+            with open(f"/proc/self/fdinfo/{self.pidfd}", encoding="ascii") as file:
+                return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
+
     def roots(self) -> tuple[int, ...]:
-        """Descriptors of its root and, if it has one, of its overlay. One thread at a time asks."""
-        self.connection.ask_for_roots()
-        poll = select.poll()
-        poll.register(self.connection.fileno(), select.POLLIN)
-        reply = self.connection.receive() if poll.poll(SETUP_SECONDS * 1000) else None
-        if reply is None or reply.kind != client.ROOTS or not reply.descriptors:
+        """Descriptors of its root and, if it has one, of its overlay."""
+        roots = self.connection.roots(SETUP_SECONDS)
+        if not roots:
             raise SetupError("the sandbox does not show its files", stage="files")
-        return reply.descriptors
+        return roots
 
     def closed(self, events: Events) -> Steps[None]:
         """End everything inside and wait until it is gone. A forked child only lets go of its copy."""
-        self.is_closed = True
+        with self._closing:
+            self.is_closed = True
         if self.owner != os.getpid():
             self.connection.forget()
             os.close(self.pidfd)

@@ -170,19 +170,19 @@ class Living:
             self.workspace.snapshot(prefix=RUN)
 
     @contextlib.contextmanager
-    def _alone(self, layer: Layer) -> Iterator[bool]:
+    def _alone(self, layer: Layer) -> Iterator[record.Hold]:
         """Keep the sandbox off its layer while somebody uses it; once it is closed, everybody else."""
         with self._looking:
             box, prepared = self._box, self._prepared
             if box is None or prepared is None or prepared.layer is not layer:
-                with record.held(layer.path, layer.id) as living:
-                    yield living
+                with record.held(layer.path, layer.id) as hold:
+                    yield hold
             else:
-                with held_still(box, stays=self._paused):
+                with held_still(box, stays=self._paused) as sure:
                     layer.bring(ended=False)
                     layer.changes()
                     layer.note()
-                    yield True
+                    yield record.Hold(living=True, sure=sure)
 
     def pause(self) -> None:
         """Stop every process inside until `resume`. Time limits go on."""

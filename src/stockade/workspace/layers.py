@@ -180,7 +180,9 @@ class Layer:
             seen = walk(self._upper, self.lower, deepest=DEEPEST)
         except OSError as error:
             raise unlisted(self.path, error) from error
-        self.written = sum(_size(one.after) for one in seen.found)
+        # A file with several names is one.
+        sizes = {one.after.st_ino: _size(one.after) for one in seen.found if one.after is not None}
+        self.written = sum(sizes.values())
         self._seen, self._found = _there(seen), seen
         return sorted(map(change, seen.found), key=lambda one: one.path)
 
@@ -281,8 +283,8 @@ def has_snapshots(layer: str) -> bool:
         return True  # a program has closed the top of its tree
 
 
-def _size(info: os.stat_result | None) -> int:
-    return info.st_size if info is not None and stat.S_ISREG(info.st_mode) else 0
+def _size(info: os.stat_result) -> int:
+    return info.st_size if stat.S_ISREG(info.st_mode) else 0
 
 
 def remove(layer: str) -> None:

@@ -12,7 +12,7 @@ import fcntl
 import functools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -29,6 +29,15 @@ ABSENT = (0, 0)
 
 class InUseError(SetupError):
     """A sandbox or a commit has the workspace now."""
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """Nobody else has a workspace meanwhile."""
+
+    living: bool = False
+    """Whether a sandbox lives in it, which is held still."""
+    sure: Callable[[], None] = lambda: None
+    """Raises if somebody inside was awake all the same: asked before what was copied counts."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,11 +184,11 @@ def lock(layer: str, id: str) -> int:
 
 
 @contextlib.contextmanager
-def held(layer: str, id: str) -> Iterator[bool]:
-    """The workspace is this process's alone meanwhile; no sandbox lives in it, which is the result."""
+def held(layer: str, id: str) -> Iterator[Hold]:
+    """The workspace is this process's alone meanwhile; no sandbox lives in it."""
     descriptor = lock(layer, id)
     try:
-        yield False
+        yield Hold()
     finally:
         os.close(descriptor)
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from stockade.workspace.files import Files
     from stockade.workspace.snapshots import Snapshot
 
-#: Keeps everybody else off a workspace meanwhile, and says whether a sandbox lives in it.
-Alone = Callable[[], AbstractContextManager[bool]]
+#: Keeps everybody else off a workspace meanwhile.
+Alone = Callable[[], AbstractContextManager[record.Hold]]
 #: How deep a layer is looked at. Each directory is reached from the top, so it costs as much as it is deep.
 DEEPEST = 1000
 
@@ -62,7 +62,7 @@ class Workspace:
         self._files: weakref.ref[Files] | None = None
         self._alone: Alone = alone or (lambda: record.held(layer, self.id))
         #: For whoever only reads: another process's sandbox goes on working meanwhile.
-        self._steady: Alone = alone or (lambda: contextlib.nullcontext(True))
+        self._steady: Alone = alone or (lambda: contextlib.nullcontext(record.Hold()))
 
     @classmethod
     def open(cls, id: str, home: str | None = None) -> Workspace:
@@ -174,7 +174,8 @@ class Workspace:
         if protect is None:
             recorded = self.record.protect
             protect = PROTECT if recorded is None else [os.fsdecode(path) for path in recorded]
-        with self._alone() as living:
+        with self._alone() as hold:
+            living = hold.living
             # What is merged is written to the layer first, which a living overlay does not expect.
             self._refuse(living and merge, "merged")
             self._recover()
@@ -187,6 +188,7 @@ class Workspace:
                     allow_exec_config=allow_exec_config,
                     merge=merge,
                     progress=progress,
+                    sure=hold.sure,
                 )
                 if done.closed and (keep or living or has_snapshots(self.layer)):
                     return msgspec.structs.replace(done, closed=False)
@@ -196,8 +198,8 @@ class Workspace:
 
     def discard(self) -> None:
         """Forget every change and remove the workspace."""
-        with self._alone() as living, self._trying("discarded"):
-            self._refuse(living, "discarded")
+        with self._alone() as hold, self._trying("discarded"):
+            self._refuse(hold.living, "discarded")
             if os.path.isdir(self.path):
                 self._recover()
             remove(self.layer)
@@ -209,9 +211,9 @@ class Workspace:
         """
         from stockade.workspace import snapshots
 
-        with self._alone(), self._trying("copied"):
+        with self._alone() as hold, self._trying("copied"):
             self._recover()
-            return snapshots.take(self.layer, name, prefix)
+            return snapshots.take(self.layer, name, prefix, sure=hold.sure)
 
     def snapshots(self) -> builtins.list[Snapshot]:
         """Every snapshot, the oldest first."""
@@ -224,8 +226,8 @@ class Workspace:
         """Put the changes back as they were when the snapshot was taken. Those since then are gone."""
         from stockade.workspace import snapshots
 
-        with self._alone() as living, self._trying("restored"):
-            self._refuse(living, "restored")
+        with self._alone() as hold, self._trying("restored"):
+            self._refuse(hold.living, "restored")
             self._recover()
             snapshots.restore(self.layer, name)
 
@@ -240,10 +242,10 @@ class Workspace:
         """Workspaces of their own that begin with the same changes; snapshots stay with this one."""
         from stockade.workspace import snapshots
 
-        with self._alone(), self._trying("copied"):
+        with self._alone() as hold, self._trying("copied"):
             self._recover()
             place = os.path.dirname(self.layer)
-            return [Workspace(f"{place}/{id}") for id in snapshots.fork(self.layer, n)]
+            return [Workspace(f"{place}/{id}") for id in snapshots.fork(self.layer, n, sure=hold.sure)]
 
     def merge(self, *others: Workspace) -> builtins.list[Change]:
         """Take the changes of other workspaces of the same tree over; the result are those that were new.
@@ -254,16 +256,16 @@ class Workspace:
         from stockade.workspace import merge
 
         with contextlib.ExitStack() as stack:
-            living = stack.enter_context(self._alone())
-            self._refuse(living, "merged into")
+            self._refuse(stack.enter_context(self._alone()).living, "merged into")
+            sure = []
             for other in others:
                 merge.check_other(self, other)
-                stack.enter_context(other._alone())
+                sure.append(stack.enter_context(other._alone()).sure)
             with self._trying("merged"):
                 for one in (self, *others):
                     one._recover()
                 jobs = [stack.enter_context(one._job()) for one in (self, *others)]
-                return merge.merge(jobs[0], jobs[1:])
+                return merge.merge(jobs[0], jobs[1:], sure)
 
     def _refuse(self, living: bool, what: str) -> None:
         if living:
