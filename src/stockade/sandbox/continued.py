@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stockade.errors import PolicyError
+from stockade.errors import PolicyError, SetupError
 from stockade.policy import Policy, Resolved, WorkspaceRule
 from stockade.policy.resolve import Grant
 from stockade.policy.values import literal, show
-from stockade.workspace.layers import Layer, has_snapshots
+from stockade.workspace.layers import Layer, has_snapshots, lost
 from stockade.workspace.record import Hold
 
 if TYPE_CHECKING:
@@ -102,7 +102,12 @@ def commit_and_close(prepared: Prepared) -> Commit | None:
         return None
     gone = False
     try:
-        layer.bring(ended=True)
+        if layer.bring_last():
+            raise SetupError(
+                f"nothing was committed, because of {lost(layer.lost)}",
+                stage="workspace",
+                hint=f"`stockade diff {layer.id}` shows the others",
+            )
         layer.changes()
         layer.note()
         done = Workspace(layer.path, _ours).commit()

@@ -26,7 +26,7 @@ from stockade.sandbox.still import held_still
 from stockade.sandbox.streams import Sink, Streams
 from stockade.sandbox.supervise import GRACE, Ended, Run, supervise
 from stockade.workspace import record
-from stockade.workspace.layers import Layer
+from stockade.workspace.layers import Layer, lost
 
 if TYPE_CHECKING:
     from stockade.workspace.commit import Commit
@@ -131,6 +131,7 @@ class Living:
             self._on_exit = "keep"
 
     def _put_away(self, prepared: Prepared) -> None:
+        layer = prepared.layer
         with self._looking:
             if self._on_exit == "commit":
                 self.committed = commit_and_close(prepared)
@@ -139,6 +140,8 @@ class Living:
             if discard and self._files is not None and prepared.layer is not None:
                 self._files.close()  # there is nothing left to look at
             prepared.close(discard=discard, earlier=self._on_exit == "discard")
+        if layer is not None and layer.lost:
+            raise SetupError(lost(layer.lost), stage="workspace", hint=f"the others are in {layer.path}")
 
     def _found_files(self) -> Files:
         """The sandbox's files, asked for when they are first needed."""
@@ -179,7 +182,7 @@ class Living:
                     yield hold
             else:
                 with held_still(box, stays=self._paused) as sure:
-                    layer.bring(ended=False)
+                    layer.bring()
                     layer.changes()
                     layer.note()
                     yield record.Hold(living=True, sure=sure)
@@ -385,6 +388,8 @@ def run(
             snapshot_before(prepared, RUN)
         with Events() as events:
             result = drive(_once(prepared, one, events), events)
+        if end != "discard" and result.workspace and prepared.layer is not None:
+            result = msgspec.structs.replace(result, lost=prepared.layer.bring_last())
         if end == "commit":
             return _committed(result, prepared)
         discard = not result.workspace
@@ -404,6 +409,8 @@ def _committed(result: Result, prepared: Prepared) -> Result:
     if result.outcome != Outcome.EXITED:
         why = f"nothing was committed, because the run was not finished: {result.outcome}"
         return replace(result, commit_error=why if result.changes else "")
+    if result.lost:
+        return replace(result, commit_error=f"nothing was committed, because of {lost(result.lost)}")
     try:
         done = commit_and_close(prepared)
     except StockadeError as error:

@@ -23,6 +23,8 @@ from stockade.workspace.walk import Found, Walk, is_whiteout, walk
 
 #: How deep changes are listed after a run: below that, a directory stands for what is in it.
 DEEPEST = 100
+#: How many lost changes are named in words.
+SHOWN_LOST = 10
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -30,6 +32,20 @@ class Change(msgspec.Struct, frozen=True):
 
     path: str
     kind: Literal["added", "modified", "deleted"]
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """A change that could not be kept when its sandbox ended, with everything in it; and why."""
+
+    path: str
+    why: str
+
+
+def lost(changes: Sequence[Lost]) -> str:
+    """What was lost, in words."""
+    named = ", ".join(f"{one.path} ({one.why})" for one in changes[:SHOWN_LOST])
+    more = f" and {len(changes) - SHOWN_LOST} more" if len(changes) > SHOWN_LOST else ""
+    return f"changes that could not be kept when the sandbox ended: {named}{more}"
 
 
 def change(found: Found) -> Change:
@@ -60,8 +76,9 @@ class Layer:
         self._found: Walk | None = None
         #: Bytes of the files in it, as `changes` last found them.
         self.written = 0
-        #: The changes of a sandbox that keeps them in its private memory.
+        #: The changes of a sandbox that keeps them in its private memory, and those that were lost with it.
         self._live = -1
+        self.lost: tuple[Lost, ...] = ()
         self._open: list[int] = []
         if continued:
             self._enter(lower_path, protect)
@@ -143,29 +160,12 @@ class Layer:
         finally:
             os.close(live)
 
-    def bring(self, *, ended: bool) -> None:
-        """Copy the changes that are in private memory to the layer: all as they are now, or nothing.
-
-        When the sandbox has `ended`, they are in the layer alone from then on.
-        """
+    def bring(self) -> None:
+        """Copy the changes that are in a living sandbox's private memory to the layer: all, or nothing."""
         if self._live < 0:
             return
-        from stockade.workspace import copying
-        from stockade.workspace.snapshots import begun
-
         try:
-            with (
-                descend.reached(self._open[2], "") as top,
-                begun(top) as doomed,
-                descend.reached(top, doomed) as made,
-            ):
-                copying.tree(self._live, made, "upper")
-                copying.exchange(top, "upper", made, "upper")
-            os.close(self._open[0])
-            self._open[0] = os.open(f"{self.path}/upper", descend.DIRECTORY)
-            if ended:
-                live, self._live = self._live, -1
-                os.close(live)
+            self._bring(None)
         except OSError as error:
             raise SetupError(
                 f"the changes cannot be kept in {self.path}: {error.strerror}",
@@ -173,6 +173,40 @@ class Layer:
                 errno=error.errno or 0,
                 hint="free some space there: what was changed in this sandbox is lost when it ends",
             ) from error
+
+    def bring_last(self) -> tuple[Lost, ...]:
+        """Copy the changes of a sandbox that has ended: they are in the layer alone from then on.
+
+        Never fails: what cannot be kept is gone, and is the result.
+        """
+        if self._live < 0:
+            return self.lost
+        left_out: list[tuple[str, str]] = []
+        try:
+            self._bring(left_out)
+        except OSError as error:
+            left_out = [(".", error.strerror or str(error))]
+        live, self._live = self._live, -1
+        os.close(live)
+        self.lost = tuple(Lost(path, why) for path, why in left_out)
+        if self.lost:
+            with contextlib.suppress(OSError):  # the same full disk, say; whoever has ended it is told
+                record.lose(self.path, left_out)
+        return self.lost
+
+    def _bring(self, left_out: list[tuple[str, str]] | None) -> None:
+        from stockade.workspace import copying
+        from stockade.workspace.snapshots import begun
+
+        with (
+            descend.reached(self._open[2], "") as top,
+            begun(top) as doomed,
+            descend.reached(top, doomed) as made,
+        ):
+            copying.tree(self._live, made, "upper", left_out)
+            copying.exchange(top, "upper", made, "upper")
+        os.close(self._open[0])
+        self._open[0] = os.open(f"{self.path}/upper", descend.DIRECTORY)
 
     def changes(self) -> list[Change]:
         """What differs from the host's tree, found by walking the changes only."""
@@ -215,7 +249,7 @@ class Layer:
         """Let go of the layer, which stays."""
         try:
             if self.is_mine:
-                self.bring(ended=True)
+                self.bring_last()
             self.note()
             if self._found is not None and self.is_mine:
                 keep_bases(self.path, self._found, self.lower)

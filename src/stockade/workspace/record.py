@@ -160,6 +160,22 @@ def remember(layer: str, more: Seen) -> None:
     os.replace(part, f"{layer}/seen")
 
 
+def lose(layer: str, paths: list[tuple[str, str]]) -> None:
+    """Write down which changes could not be kept in a layer, and why."""
+    with open(f"{layer}/lost", "wb", opener=_private) as file:
+        file.write(msgspec.msgpack.encode([(os.fsencode(path), why) for path, why in paths]))
+
+
+def lost(layer: str) -> list[tuple[str, str]]:
+    """The changes that could not be kept in a layer, and why."""
+    try:
+        with open(f"{layer}/lost", "rb") as file:
+            known = msgspec.msgpack.decode(file.read(), type=list[tuple[bytes, str]])
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return []
+    return [(os.fsdecode(path), why) for path, why in known]
+
+
 def lock(layer: str, id: str) -> int:
     """Take the workspace for this process alone; closing the descriptor gives it back."""
     try:

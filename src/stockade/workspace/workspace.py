@@ -22,7 +22,7 @@ from stockade import state
 from stockade.errors import NotFoundError, PolicyError, SetupError, StockadeError
 from stockade.policy.model import PROTECT
 from stockade.workspace import journal, record
-from stockade.workspace.commit import Commit, Job, Progress, commit
+from stockade.workspace.commit import Commit, Job, Note, Progress, commit
 from stockade.workspace.layers import Change, change, has_snapshots, keep_bases, note, remove
 from stockade.workspace.walk import walk
 
@@ -190,6 +190,11 @@ class Workspace:
                     progress=progress,
                     sure=hold.sure,
                 )
+                missing = [
+                    Note(path, f"was not kept when its run ended: {why}")
+                    for path, why in record.lost(self.layer)
+                ]
+                done = msgspec.structs.replace(done, notes=(*done.notes, *missing))
                 if done.closed and (keep or living or has_snapshots(self.layer)):
                     return msgspec.structs.replace(done, closed=False)
                 if done.closed:
