@@ -130,13 +130,6 @@ def test_the_plan_says_that_a_killed_supervisor_loses_it(tree: Path) -> None:
     assert any("a killed supervisor loses them" in line for line in words)
 
 
-def test_what_must_be_durable_is_refused(tree: Path) -> None:
-    with pytest.raises(PolicyError, match=r"workspace.durable = true.*loses them"):
-        stockade.run(["true"], limited(tree, durable=True))
-    rule = {"path": str(tree), "durable": True}
-    assert stockade.run(["true"], Policy(workspace=rule, protect=[]), timeout=60).ok
-
-
 def test_one_that_is_continued_is_refused(tree: Path) -> None:
     first = stockade.run(["sh", "-c", "echo x > new"], Policy(workspace=str(tree)), timeout=60)
     kept = Workspace.open(first.workspace)

@@ -44,7 +44,7 @@ SCOPE_SECONDS = 5.0
 OPERATIONS = (
     "plan", "namespaces", "hostname", "root", "dir", "file", "link", "bind", "scratch", "proc", "pts",
     "overlay", "show", "view", "pivot", "keyring", "rlimit", "privileges", "landlock", "grant", "seccomp",
-    "mask", "cgroup",
+    "mask", "cgroup", "image",
 )  # fmt: skip
 
 _REPLY = struct.Struct("=IIiIIIQQQQ256s")

@@ -120,6 +120,13 @@ class Resolved(msgspec.Struct, frozen=True):
     limits: Limits
     _open: list[int]
 
+    @property
+    def needs_image(self) -> bool:
+        """Whether what is written is limited, and must outlive the supervisor all the same."""
+        rule = self.policy.workspace
+        limited = self.limits.disk is not None
+        return limited and rule is not None and rule.mode == "overlay" and rule.durable
+
     def close(self) -> None:
         """Close every descriptor; harmless when repeated."""
         while self._open:
@@ -159,14 +166,13 @@ def resolve(policy: Policy, caller: Caller, state: str, *, pinned: bool = False)
             workspace = opener.workspace(policy.workspace.path, policy.workspace.mode)
             _settle(grants, workspace)
             protected = tuple((path, _exists(path, workspace.fd)) for path in policy.protect)
-        _refuse_durable(policy)
         denied = _deny(policy.deny, caller, grants, workspace)
         for grant in (*grants.values(), workspace):
             if grant and (Control.IPC not in policy.accept or any(covers(grant.path, d) for d in denied)):
                 _refuse_mounted(grant)
         if workspace is not None and workspace.access == "overlay":
             _refuse_foreign(workspace, caller)
-        return Resolved(
+        resolved = Resolved(
             policy=policy,
             profile=base,
             caller=caller,
@@ -179,6 +185,8 @@ def resolve(policy: Policy, caller: Caller, state: str, *, pinned: bool = False)
             limits=effective(policy.limits, base.limits),
             _open=opener.open,
         )
+        _refuse_durable(resolved)
+        return resolved
     except BaseException:
         for fd in opener.open:
             os.close(fd)
@@ -339,15 +347,17 @@ def _programs(patterns: tuple[str, ...] | None, caller: Caller) -> dict[str, Pro
     return found
 
 
-def _refuse_durable(policy: Policy) -> None:
-    rule = policy.workspace
-    if policy.limits.disk is None or rule is None or rule.mode != "overlay" or not rule.durable:
+def _refuse_durable(resolved: Resolved) -> None:
+    if not resolved.needs_image:
         return
-    raise PolicyError(
-        f"workspace.durable = true: under limits.disk = {policy.limits.disk} the changes are in memory until "
-        "the sandbox ends, and a killed supervisor loses them",
-        hint="leave one of the two out",
-    )
+    from stockade.workspace import image
+
+    if why := image.missing():
+        raise PolicyError(
+            f"workspace.durable = true: under limits.disk = {resolved.limits.disk} the changes are in memory "
+            f"until the sandbox ends, and a killed supervisor loses them, because {why}",
+            hint="leave one of the two out, or run as root where loop devices and mkfs.ext4 are",
+        )
 
 
 def covers(tree: str, path: str) -> bool:

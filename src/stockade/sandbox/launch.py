@@ -78,7 +78,7 @@ class Prepared(msgspec.Struct, frozen=True):
             found.append(self.resolved.workspace.fd)
         if self.layer is not None and not self.keeps_privately:
             found += self.layer.descriptors
-        return (*found, *self.made.entrances)
+        return (*found, *self.made.image, *self.made.entrances)
 
     @property
     def keeps_privately(self) -> bool:
@@ -114,8 +114,9 @@ class Made:
         self.entry: Entry | None = None
         self.layer: Layer | None = None
         self.group: Group | None = None
-        #: The descriptors through which the gate enters its cgroups.
+        #: The descriptors through which the gate enters its cgroups, and the mount of an image.
         self.entrances: tuple[int, ...] = ()
+        self.image: tuple[int, ...] = ()
         self._layer_path = ""
 
     def make(
@@ -156,15 +157,17 @@ class Made:
             else:
                 self._layer_path = f"{home}/workspaces/{id}"
                 self.layer = Layer(home, workspace.fd, workspace.path, id, held)
+                if resolved.needs_image:
+                    self.image = (self.layer.make_image(resolved.limits.disk or 0),)
         if kept is not None:
             self.group = Group(group, kept.limits, kept.places, living=living)
             self.entrances = tuple(entrance for _, entrance in self.group.entrances())
 
     def entered(self) -> None:
         """The gate is in; nobody needs the way any more."""
-        for entrance in self.entrances:
+        for entrance in (*self.entrances, *self.image):
             os.close(entrance)
-        self.entrances = ()
+        self.entrances = self.image = ()
 
     def close(self, *, discard: bool, earlier: bool = False) -> None:
         self.entered()
@@ -313,6 +316,11 @@ def _selected(policy: Policy, uid: int, probed: int) -> tuple[Selection, dict[st
         shared = f"{kept.mechanism}; sockets in what is shown read-only can be reached"
         kept = msgspec.structs.replace(kept, mechanism=shared, observed="accepted weaker")
     controls[Control.IPC] = kept
+    rule = policy.workspace
+    if Control.LIMITS_DISK in controls and rule is not None and rule.mode == "overlay" and rule.durable:
+        controls[Control.LIMITS_DISK] = msgspec.structs.replace(
+            controls[Control.LIMITS_DISK], mechanism="size of a file system in an image, on a loop device"
+        )
     return selection, controls
 
 

@@ -79,6 +79,8 @@ class Layer:
         #: The changes of a sandbox that keeps them in its private memory, and those that were lost with it.
         self._live = -1
         self.lost: tuple[Lost, ...] = ()
+        #: Whether that memory is an image in the layer, which outlives this process.
+        self.has_image = False
         self._open: list[int] = []
         if continued:
             self._enter(lower_path, protect)
@@ -111,7 +113,7 @@ class Layer:
 
     def _enter(self, lower_path: str, protect: Sequence[str]) -> None:
         """Go on with a layer that is there: as it was left, over the directory that it was made over."""
-        from stockade.workspace import journal
+        from stockade.workspace import image, journal
 
         lock = record.lock(self.path, self.id)
         try:
@@ -123,6 +125,7 @@ class Layer:
                     stage="workspace",
                     hint=f"move it back; `stockade diff {self.id}` shows the changes",
                 )
+            image.recover(self.path)
             journal.recover(self.path, self.lower)
             descend.remove_doomed(lock)
             record.protect_too(self.path, protect)
@@ -152,6 +155,14 @@ class Layer:
     def is_mine(self) -> bool:
         """Whether this process holds it, and is no forked copy."""
         return bool(self._open) and self._owner == os.getpid()
+
+    def make_image(self, size: int) -> int:
+        """Let the sandbox write to a file system in the layer; its mount is the caller's to close."""
+        from stockade.workspace import image
+
+        mount = image.make(self.path, size)
+        self.has_image = True
+        return mount
 
     def adopt(self, live: int) -> None:
         """The changes are in this directory, in a sandbox's private memory, until they are brought here."""
@@ -183,9 +194,17 @@ class Layer:
             return self.lost
         left_out: list[tuple[str, str]] = []
         try:
-            self._bring(left_out)
+            if self.has_image:
+                from stockade.workspace import image
+
+                left_out = image.bring(self.path, self._live)
+                image.remove(self.path)
+            else:
+                self._bring(left_out)
         except OSError as error:
-            left_out = [(".", error.strerror or str(error))]
+            words = error.strerror or str(error)
+            still = f"; they are still in {self.path}/image: free some space" if self.has_image else ""
+            left_out = [(".", words + still)]
         live, self._live = self._live, -1
         os.close(live)
         self.lost = tuple(Lost(path, why) for path, why in left_out)
@@ -195,16 +214,10 @@ class Layer:
         return self.lost
 
     def _bring(self, left_out: list[tuple[str, str]] | None) -> None:
-        from stockade.workspace import copying
-        from stockade.workspace.snapshots import begun
+        from stockade.workspace.snapshots import replace
 
-        with (
-            descend.reached(self._open[2], "") as top,
-            begun(top) as doomed,
-            descend.reached(top, doomed) as made,
-        ):
-            copying.tree(self._live, made, "upper", left_out)
-            copying.exchange(top, "upper", made, "upper")
+        with descend.reached(self._open[2], "") as top:
+            replace(top, self._live, left_out)
         os.close(self._open[0])
         self._open[0] = os.open(f"{self.path}/upper", descend.DIRECTORY)
 

@@ -75,10 +75,17 @@ def restore(layer: str, name: str) -> None:
         opened(layer) as top,
         _named(layer, name) as place,
         descend.reached(place, "upper") as upper,
-        begun(top) as doomed,
-        descend.reached(top, doomed) as made,
     ):
-        copying.tree(upper, made, "upper")
+        replace(top, upper)
+
+
+def replace(
+    top: int, upper: int, left_out: copying.LeftOut | None = None, sure: Callable[[], None] = lambda: None
+) -> None:
+    """Let a layer have a copy of some changes instead of its own, at one moment; `sure` may refuse it."""
+    with begun(top) as doomed, descend.reached(top, doomed) as made:
+        copying.tree(upper, made, "upper", left_out)
+        sure()
         copying.exchange(top, "upper", made, "upper")
 
 

@@ -21,7 +21,7 @@ import msgspec
 from stockade import state
 from stockade.errors import NotFoundError, PolicyError, SetupError, StockadeError
 from stockade.policy.model import PROTECT
-from stockade.workspace import journal, record
+from stockade.workspace import image, journal, record
 from stockade.workspace.commit import Commit, Job, Note, Progress, commit
 from stockade.workspace.layers import Change, change, has_snapshots, keep_bases, note, remove
 from stockade.workspace.walk import walk
@@ -107,12 +107,18 @@ class Workspace:
 
     def recover(self) -> str:
         """Bring an interrupted commit to an end; the result says to which."""
+        if image.is_left(self.layer):
+            # A sandbox that lives in it uses the image.
+            with contextlib.suppress(record.InUseError), self._alone() as hold:
+                self._recover(hold)
         if journal.read(self.layer) is not None:
-            with self._alone():
-                self._recover()
+            with self._alone() as hold:
+                self._recover(hold)
         return self.recovered
 
-    def _recover(self) -> None:
+    def _recover(self, hold: record.Hold) -> None:
+        if not hold.living:
+            image.recover(self.layer)
         if journal.read(self.layer) is None:
             return
         with self._tree() as root, self._trying("recovered"):
@@ -178,7 +184,7 @@ class Workspace:
             living = hold.living
             # What is merged is written to the layer first, which a living overlay does not expect.
             self._refuse(living and merge, "merged")
-            self._recover()
+            self._recover(hold)
             with self._job() as job, self._trying("committed"):
                 done = commit(
                     job,
@@ -206,7 +212,7 @@ class Workspace:
         with self._alone() as hold, self._trying("discarded"):
             self._refuse(hold.living, "discarded")
             if os.path.isdir(self.path):
-                self._recover()
+                self._recover(hold)
             remove(self.layer)
 
     def snapshot(self, name: str | None = None, *, prefix: str = "") -> Snapshot:
@@ -217,7 +223,7 @@ class Workspace:
         from stockade.workspace import snapshots
 
         with self._alone() as hold, self._trying("copied"):
-            self._recover()
+            self._recover(hold)
             return snapshots.take(self.layer, name, prefix, sure=hold.sure)
 
     def snapshots(self) -> builtins.list[Snapshot]:
@@ -233,7 +239,7 @@ class Workspace:
 
         with self._alone() as hold, self._trying("restored"):
             self._refuse(hold.living, "restored")
-            self._recover()
+            self._recover(hold)
             snapshots.restore(self.layer, name)
 
     def drop(self, name: str) -> None:
@@ -248,7 +254,7 @@ class Workspace:
         from stockade.workspace import snapshots
 
         with self._alone() as hold, self._trying("copied"):
-            self._recover()
+            self._recover(hold)
             place = os.path.dirname(self.layer)
             return [Workspace(f"{place}/{id}") for id in snapshots.fork(self.layer, n, sure=hold.sure)]
 
@@ -261,16 +267,16 @@ class Workspace:
         from stockade.workspace import merge
 
         with contextlib.ExitStack() as stack:
-            self._refuse(stack.enter_context(self._alone()).living, "merged into")
-            sure = []
+            holds = [stack.enter_context(self._alone())]
+            self._refuse(holds[0].living, "merged into")
             for other in others:
                 merge.check_other(self, other)
-                sure.append(stack.enter_context(other._alone()).sure)
+                holds.append(stack.enter_context(other._alone()))
             with self._trying("merged"):
-                for one in (self, *others):
-                    one._recover()
+                for one, hold in zip((self, *others), holds, strict=True):
+                    one._recover(hold)
                 jobs = [stack.enter_context(one._job()) for one in (self, *others)]
-                return merge.merge(jobs[0], jobs[1:], sure)
+                return merge.merge(jobs[0], jobs[1:], [hold.sure for hold in holds])
 
     def _refuse(self, living: bool, what: str) -> None:
         if living:

@@ -103,6 +103,7 @@ struct box {
 	struct plan plan;
 	int root;    /* the new root, by descriptor */
 	int upper;   /* what a private overlay changed, until it has been handed out, or -1 */
+	int image;   /* the file system that takes what programs write instead of the private tmpfs, or -1 */
 	int base;    /* the shared part of it that the resident made */
 	int canary;  /* an unnamed file that Landlock must refuse */
 	int ruleset; /* Landlock, until it is enforced */
@@ -115,7 +116,7 @@ struct box {
 	} *breaches;
 	long keyring;
 	unsigned mask; /* the caller's umask, for the programs */
-	uint64_t root_device;
+	uint64_t root_device, image_device;
 };
 
 int resident_main(int argc, char **argv);
@@ -163,6 +164,7 @@ int mount_base(struct box *box);
 int mount_base_drop(void);
 int mount_seal(const struct box *box);
 int mount_root(struct box *box, const struct op *op);
+int mount_image(struct box *box, const struct op *op);
 int mount_op(struct box *box, const struct op *op, const char **culprit);
 int mount_pivot(struct box *box);
 int wall_privileges(void);
