@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
@@ -23,7 +23,7 @@ from stockade.sandbox.process import PIPE, Parts, Process, starting
 from stockade.sandbox.result import Outcome, Result, Usage
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.still import held_still
-from stockade.sandbox.streams import Sink, Streams
+from stockade.sandbox.streams import Sink, SpillPlace, Streams
 from stockade.sandbox.supervise import GRACE, Ended, Run, supervise
 from stockade.workspace import record
 from stockade.workspace.layers import Layer, lost
@@ -462,8 +462,7 @@ def command(
     if not 0 <= grace <= LONGEST_GRACE:
         raise PolicyError(f"grace = {grace!r}: is not a time", hint=f"seconds, from 0 to {LONGEST_GRACE}")
     limits, workspace = prepared.resolved.limits, prepared.resolved.workspace
-    given_time = None if timeout is None else Limits(wall=timeout).wall
-    seconds = [time for time in (given_time, limits.wall) if time is not None]
+    seconds = [time for time in (_seconds(timeout), limits.wall) if time is not None]
     here = workspace.path if workspace is not None else prepared.home
     return Run(
         program=client.Program(
@@ -484,6 +483,16 @@ def command(
     )
 
 
+def _seconds(timeout: float | None) -> float | None:
+    if timeout is None:
+        return None
+    try:
+        return Limits(wall=timeout).wall
+    except PolicyError as error:
+        said = error.message.rpartition(": ")[2]
+        raise PolicyError(f"timeout = {timeout!r}: {said}", hint=error.hint) from None
+
+
 def words(cmd: Sequence[str]) -> list[str]:
     """The words of a command, or why they are none."""
     if isinstance(cmd, str | bytes):
@@ -496,11 +505,14 @@ def words(cmd: Sequence[str]) -> list[str]:
     return argv
 
 
-def _spill_place(prepared: Prepared) -> Callable[[str], str]:
-    def place(stream: str) -> str:
+def _spill_place(prepared: Prepared) -> SpillPlace:
+    def place(stream: str) -> tuple[str, str]:
         directory = f"{state.ensure(prepared.state)}/output"
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        return f"{directory}/{os.urandom(6).hex()}.{stream}"
+        name = f"{os.urandom(6).hex()}.{stream}"
+        entry, final = prepared.made.entry, f"{directory}/{name}"
+        # Without an entry nobody would collect it when this process is killed, wherever it is.
+        return final if entry is None else entry.scratch(name), final
 
     return place
 

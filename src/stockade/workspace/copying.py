@@ -176,13 +176,13 @@ def content(old: int, new: int, size: int) -> None:
         os.ftruncate(new, size)
     at = 0
     while at < size:
+        end = size
         try:
             at = os.lseek(old, at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            return  # nothing but a hole to the end
-        end = min(os.lseek(old, at, os.SEEK_HOLE), size)
+            end = min(os.lseek(old, at, os.SEEK_HOLE), size)
+        except OSError as error:  # a file system that does not know its holes has none
+            if error.errno == errno.ENXIO:
+                return  # nothing but a hole to the end
         while at < end:
             copied = _piece(old, new, at, end)
             if not copied:

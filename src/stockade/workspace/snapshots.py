@@ -120,8 +120,15 @@ def fork(layer: str, count: int, *, sure: Callable[[], None]) -> list[str]:
             with contextlib.suppress(FileNotFoundError), opened(f"{layer}/{BASES}") as bases:
                 copying.tree(bases, made, BASES)
         sure()
-        for id in ids:
-            os.rename(f"{descend.REMOVED}{id}", id, src_dir_fd=place, dst_dir_fd=place)
+        for number, id in enumerate(ids):
+            try:
+                os.rename(f"{descend.REMOVED}{id}", id, src_dir_fd=place, dst_dir_fd=place)
+            except BaseException:
+                # All or none: nobody would hear of those that are there already.
+                for made_before in ids[:number]:
+                    doomed = f"{descend.REMOVED}{made_before}"
+                    os.rename(made_before, doomed, src_dir_fd=place, dst_dir_fd=place)
+                raise
         return ids
 
 
