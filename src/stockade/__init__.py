@@ -27,6 +27,7 @@ from stockade.errors import (
 if TYPE_CHECKING:
     from stockade.controls import Control
     from stockade.host import host
+    from stockade.live.pool import Pool
     from stockade.policy import Limits, Policy, Syscalls, WorkspaceRule
     from stockade.sandbox.aio import AsyncProcess, AsyncSandbox
     from stockade.sandbox.process import Process
@@ -47,6 +48,7 @@ __all__ = [
     "Outcome",
     "Policy",
     "PolicyError",
+    "Pool",
     "Process",
     "Result",
     "Sandbox",
@@ -72,6 +74,7 @@ _LAZY = {
     "AsyncProcess": "stockade.sandbox.aio",
     "AsyncSandbox": "stockade.sandbox.aio",
     "Outcome": "stockade.sandbox.result",
+    "Pool": "stockade.live.pool",
     "Process": "stockade.sandbox.process",
     "Result": "stockade.sandbox.result",
     "Sandbox": "stockade.sandbox.sandbox",

@@ -35,6 +35,8 @@ class Plan(ctypes.Structure):
         ("ops", ctypes.c_void_p),
         ("base_bytes", ctypes.c_void_p),
         ("base_size", ctypes.c_size_t),
+        ("ahead", ctypes.c_uint),
+        ("ahead_size", ctypes.c_size_t),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -149,6 +150,89 @@ def test_a_sandbox_takes_one_key_of_the_users() -> None:
     for box in boxes:
         box.close()
     assert found <= 5
+
+
+def spare(gate: int) -> int:
+    """What the gate has made ahead, once it has."""
+    limit = time.monotonic() + 10
+    while time.monotonic() < limit:
+        for pid in children(gate):
+            if named(pid) == "stockade-spare":
+                return pid
+        time.sleep(0.005)
+    raise AssertionError("nothing is made ahead")
+
+
+def named(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    assert ends(pid)
+
+
+class TestAhead:
+    """From the second launch on, the first process of the next sandbox is made before it is asked for."""
+
+    @pytest.fixture
+    def made(self, resident: int) -> int:
+        stockade.run(["true"]).check()
+        return spare(resident)
+
+    def test_it_becomes_the_next_sandbox(self, resident: int, made: int) -> None:
+        with Sandbox() as box:
+            assert made in children(resident)
+            assert named(made) == "stockade-gate"
+            assert box.run(["echo", "inside"]).text == "inside\n"
+        assert ends(made)
+
+    def test_nothing_tells_it_from_one_that_was_not(self, resident: int) -> None:
+        look = (
+            "cut -d' ' -f4- /proc/self/mountinfo; ls -lAn / /dev /tmp /etc; hostname; id; ulimit -a; "
+            "grep -v -e ^Pid -e ^PPid -e ctxt -e ^Vm -e ^Rss -e ^NStgid -e ^NSpid /proc/1/status; ls -A ~"
+        )
+        first = stockade.run(["true"])
+        kill(spare(resident))
+        cold = stockade.run(["sh", "-c", look]).text
+        spare(resident)
+        ahead = stockade.run(["sh", "-c", look]).text
+        assert first.ok and without_devices(ahead) == without_devices(cold)
+
+    def test_each_serves_once(self, resident: int, made: int) -> None:
+        seen = set()
+        look = "readlink /proc/self/ns/net /proc/self/ns/user; ls -A /tmp; touch /tmp/mine"
+        for _ in range(4):
+            spare(resident)
+            seen.add(stockade.run(["sh", "-c", look]).text)
+        assert len(seen) == 4 and not any("mine" in text for text in seen)
+        assert not is_alive(made)
+
+    @pytest.mark.parametrize(
+        "policy", [Policy(limits={"disk": "1M"}), Policy(profile="dev"), Policy(limits={"files": 100})]
+    )
+    def test_one_that_does_not_suit_is_ended(self, resident: int, made: int, policy: Policy) -> None:
+        with Sandbox(policy) as box:
+            assert box.run(["df", "/tmp"]).ok
+            assert named(made) != "stockade-spare"
+        assert ends(made)
+
+    def test_the_next_launch_does_without_one_that_was_killed(self, made: int) -> None:
+        kill(made)
+        assert stockade.run(["echo", "well"]).text == "well\n"
+
+    def test_it_goes_with_its_gate(self, resident: int, made: int) -> None:
+        kill(resident)
+        assert ends(made)
+        client.shutdown()
+
+
+def without_devices(text: str) -> str:
+    """Without the numbers of anonymous file systems and the times of what was made for this run."""
+    return re.sub(r"\b(0:\d+|[A-Z][a-z]{2} +\d+ \d\d:\d\d)\b|(master|shared):\d+", "", text)
 
 
 class TestDescriptors:

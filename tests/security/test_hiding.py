@@ -23,7 +23,11 @@ HIDING = [*arena.command_of("limits", "hide")[0]]
 
 def left() -> list[str]:
     """What runs inside and is no gate."""
-    return [str(process) for process in leaks.family() if process.nested and process.name != leaks.GATE]
+    return [
+        str(process)
+        for process in leaks.family()
+        if process.nested and process.name not in (leaks.GATE, leaks.SPARE)
+    ]
 
 
 def hidden() -> bool:

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO, Any
 
 from support.paths import ROOT
 
@@ -70,13 +71,22 @@ def ground(user: pwd.struct_passwd) -> Iterator[Path]:
         shutil.rmtree(base)
 
 
-def pytest(base: Path, user: pwd.struct_passwd, arguments: list[str]) -> int:
-    """Run pytest in the user's copy and return its exit code."""
+def pytest(
+    base: Path, user: pwd.struct_passwd, arguments: list[str], output: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start pytest in the user's copy."""
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     # What a decoder makes of bytes does not depend on who runs it: the long search was root's.
     environment.setdefault("STOCKADE_FUZZ_SECONDS", "10")
     command = [str(base / "venv/bin/python"), "-m", "pytest", f"--basetemp={base / 't/b'}", *arguments]
-    return _as(user, command, cwd=base / "source", environment=environment).returncode
+    return subprocess.Popen(
+        command,
+        cwd=base / "source",
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        **_identity(user, command, environment),
+    )
 
 
 def left_over(user: pwd.struct_passwd) -> list[str]:
@@ -127,22 +137,30 @@ def _do(command: list[str]) -> None:
 def _python(user: pwd.struct_passwd) -> str:
     """A Python that the user can run: the system's, unless it is too old or has no venv."""
     for candidate in ("/usr/bin/python3", getattr(sys, "_base_executable", sys.executable)):
-        if os.path.exists(candidate) and _as(user, [candidate, "-c", USABLE], quiet=True).returncode == 0:
+        if os.path.exists(candidate) and _as(user, [candidate, "-c", USABLE]) == 0:
             return str(candidate)
     raise SystemExit(
         f"The user {NAME} can run no Python 3.11 with venv: install the system's, `apt install python3-venv`."
     )
 
 
-def _as(
-    user: pwd.struct_passwd,
-    command: list[str],
-    *,
-    cwd: Path = Path("/"),
-    environment: Mapping[str, str] | None = None,
-    quiet: bool = False,
-) -> subprocess.CompletedProcess[bytes]:
-    """Run a command with the user's ids, no groups of root's, and an environment of its own."""
+def _as(user: pwd.struct_passwd, command: list[str]) -> int:
+    """The exit code of a command that the user runs; nothing is shown."""
+    try:
+        return subprocess.run(
+            command,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+            **_identity(user, command, {}),
+        ).returncode
+    except PermissionError:
+        return 126
+
+
+def _identity(user: pwd.struct_passwd, command: list[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """The user's ids, no groups of root's, and an environment of its own."""
     clean = {
         "HOME": str(HOME),
         "USER": NAME,
@@ -151,20 +169,12 @@ def _as(
         "LANG": "C.UTF-8",
         "PATH": f"{Path(command[0]).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
     }
-    try:
-        return subprocess.run(
-            command,
-            cwd=cwd,
-            env=clean | dict(environment or {}),
-            user=user.pw_uid,
-            group=user.pw_gid,
-            extra_groups=[],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL if quiet else None,
-            check=False,
-        )
-    except PermissionError:
-        return subprocess.CompletedProcess(command, 126)
+    return {
+        "env": clean | dict(environment),
+        "user": user.pw_uid,
+        "group": user.pw_gid,
+        "extra_groups": [],
+    }
 
 
 def _give(directory: Path, user: pwd.struct_passwd) -> None:

@@ -35,6 +35,7 @@ GRACE = 2.0
 CGROUPS = Path("/sys/fs/cgroup")
 SHARED_MEMORY = Path("/dev/shm")
 GATE = "stockade-gate"
+SPARE = "stockade-spare"
 NAMESPACES = ("mnt", "net", "user", "pid")
 #: More descriptors than a resident gate has any use for while no sandbox lives.
 RESIDENT_DESCRIPTORS = 48
@@ -70,6 +71,11 @@ class Process:
     def resident(self) -> bool:
         """Whether it is the gate that the library keeps for its next sandbox, and not a sandbox's own."""
         return self.name == GATE and not self.zombie and not self.nested
+
+    @property
+    def spare(self) -> bool:
+        """Whether it is what a resident gate has made ahead for its next sandbox."""
+        return self.name == SPARE and not self.zombie
 
     def __str__(self) -> str:
         state = "never waited for, " if self.zombie else ""
@@ -155,7 +161,7 @@ def end_strays() -> None:
 def snapshot(state: Path | None = None, *, final: bool = False) -> Snapshot:
     """What exists now. The resident gate and its shared cgroup count only in the `final` snapshot."""
     members = family()
-    strays = members if final else [member for member in members if not member.resident]
+    strays = members if final else [member for member in members if not (member.resident or member.spare)]
     return frozenset(
         [
             *map(str, strays),
@@ -174,11 +180,14 @@ def residents() -> frozenset[str]:
 
 
 def overgrown() -> list[str]:
-    """Resident gates that have kept descriptors of sandboxes that are gone (where they may be looked at)."""
-    found = []
-    for process in family():
-        if not process.resident:
-            continue
+    """Resident gates that have kept descriptors of sandboxes that are gone (where they may be looked at).
+
+    And what is made ahead, beyond the one that each of them may have.
+    """
+    members = family()
+    gates = [process for process in members if process.resident]
+    found = [f"made ahead, {process}" for process in members if process.spare][len(gates) :]
+    for process in gates:
         try:
             count = len(os.listdir(f"/proc/{process.pid}/fd"))
         except OSError:
@@ -246,8 +255,12 @@ def _reap(pid: int) -> bool:
 
 
 def _mounts() -> Iterator[str]:
+    own = os.path.dirname(tempfile.gettempdir())
     for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
         fields = line.split()
+        # Another session's tests mount in their own directories.
+        if fields[4].startswith(("/tmp/", "/var/tmp/")) and not fields[4].startswith(f"{own}/"):
+            continue
         yield f"mount {fields[0]} on {fields[4]} ({' '.join(fields[fields.index('-') + 1 :][:2])})"
 
 

@@ -1,75 +1,128 @@
 """Runs the whole suite: `make test`.
 
 As the current user; for root also as an ordinary user, because half of what
-Stockade promises is a promise to those without privileges. The two follow one
-another: the tests look for leaks and compare times, and must not meet.
+Stockade promises is a promise to those without privileges. The two go on at
+the same time: the tests wait more than they compute, and each looks for leaks
+only among what it has started itself. Only what compares times follows, one
+after the other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 from xml.etree import ElementTree
 
 from support import as_user
 from support.paths import ROOT
 
+TIMED = "tests/performance"
+OPTIONS = ["--durations=15"]
+
 
 def main() -> int:
     # Ended from outside, the user and its files still go.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    summaries = [as_current_user()]
-    if os.geteuid() == 0:
-        summaries.append(as_ordinary_user())
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="suite-")))
+        name = pwd.getpwuid(os.geteuid()).pw_name
+        _say(f"the suite as {name}")
+        first = stack.enter_context(_running(directory, name, [f"--ignore={TIMED}", "tests"]))
+        passes = [first]
+        left: list[str] = []
+        if os.geteuid() == 0:
+            user = stack.enter_context(as_user.ordinary_user())
+            base = stack.enter_context(as_user.ground(user))
+            log = stack.enter_context(open(directory / "log", "w+b"))
+            # Style does not depend on who looks.
+            arguments = [f"--ignore={TIMED}", "--ignore=tests/style", "tests"]
+            second = stack.enter_context(_running(base / "t", as_user.NAME, arguments, user, log))
+            first.wait()
+            second.wait()
+            _say(f"the suite as the ordinary user {as_user.NAME}, at the same time")
+            log.seek(0)
+            print(log.read().decode(errors="replace"), flush=True)
+            _say(f"what is timed, as the ordinary user {as_user.NAME}")
+            third = stack.enter_context(_running(base / "t", as_user.NAME, [TIMED], user))
+            third.wait()
+            left = as_user.left_over(user)
+            passes += [second, third]
+        first.wait()
+        _say(f"what is timed, as {name}")
+        last = stack.enter_context(_running(directory, name, [TIMED]))
+        last.wait()
+        summaries = [each.summary() for each in [*passes, last]]
     print()
     for line, _ in summaries:
         print(line)
-    return 0 if all(ok for _, ok in summaries) else 1
+    for thing in left:
+        print(f"left behind by {as_user.NAME}: {thing}")
+    return 0 if all(ok for _, ok in summaries) and not left else 1
 
 
-def as_current_user() -> tuple[str, bool]:
-    name = pwd.getpwuid(os.geteuid()).pw_name
-    _say(f"the suite as {name}")
-    with tempfile.TemporaryDirectory(prefix="suite-") as directory:
-        report = Path(directory, "report.xml")
-        command = [sys.executable, "-m", "pytest", "--durations=15", f"--junitxml={report}", "tests"]
-        status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode
-        return _summary(name, report, status)
+class Pass:
+    """One run of pytest, as somebody."""
+
+    def __init__(self, name: str, report: Path, process: subprocess.Popen[bytes]) -> None:
+        self._name = name
+        self._report = report
+        self._process = process
+
+    def wait(self) -> None:
+        self._process.wait()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def summary(self) -> tuple[str, bool]:
+        """The counts, from the report that pytest wrote."""
+        status = self._process.wait()
+        try:
+            suite = next(ElementTree.parse(self._report).getroot().iter("testsuite")).attrib
+        except (OSError, ElementTree.ParseError, StopIteration):
+            return f"as {self._name}: pytest did not come to an end (exit code {status})", False
+        total, failed, errors, skipped = (
+            int(suite[key]) for key in ("tests", "failures", "errors", "skipped")
+        )
+        passed = total - failed - errors - skipped
+        counts = f"{passed} passed, {failed} failed, {errors} errors, {skipped} skipped"
+        return f"as {self._name}: {counts} in {float(suite['time']):.0f} s (exit code {status})", status == 0
 
 
-def as_ordinary_user() -> tuple[str, bool]:
-    _say(f"the suite as the ordinary user {as_user.NAME}")
-    with as_user.ordinary_user() as user, as_user.ground(user) as base:
-        report = base / "t" / "report.xml"
-        # Style does not depend on who looks.
-        arguments = ["--durations=15", f"--junitxml={report}", "--ignore=tests/style", "tests"]
-        status = as_user.pytest(base, user, arguments)
-        line, ok = _summary(as_user.NAME, report, status)
-        left = as_user.left_over(user)
-        for thing in left:
-            print(f"left behind by {as_user.NAME}: {thing}")
-        return line + (f", {len(left)} things left behind" if left else ""), ok and not left
+@contextlib.contextmanager
+def _running(
+    directory: Path,
+    name: str,
+    arguments: list[str],
+    user: pwd.struct_passwd | None = None,
+    output: IO[bytes] | None = None,
+) -> Iterator[Pass]:
+    """A pass that has begun; it does not outlive its context."""
+    report = directory / f"{Path(arguments[-1]).name}.xml"
+    arguments = [*OPTIONS, f"--junitxml={report}", *arguments]
+    if user is None:
+        command = [sys.executable, "-m", "pytest", *arguments]
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
+    else:
+        process = as_user.pytest(directory.parent, user, arguments, output)
+    begun = Pass(name, report, process)
+    try:
+        yield begun
+    finally:
+        begun.end()
 
 
 def _say(line: str) -> None:
     print(f"\n== {line}", flush=True)
-
-
-def _summary(name: str, report: Path, status: int) -> tuple[str, bool]:
-    """The counts of one run, from the report that pytest wrote."""
-    try:
-        suite = next(ElementTree.parse(report).getroot().iter("testsuite")).attrib
-    except (OSError, ElementTree.ParseError, StopIteration):
-        return f"as {name}: pytest did not come to an end (exit code {status})", False
-    total, failed, errors, skipped = (int(suite[key]) for key in ("tests", "failures", "errors", "skipped"))
-    passed = total - failed - errors - skipped
-    counts = f"{passed} passed, {failed} failed, {errors} errors, {skipped} skipped"
-    return f"as {name}: {counts} in {float(suite['time']):.0f} s (exit code {status})", status == 0
 
 
 if __name__ == "__main__":

@@ -69,6 +69,8 @@ def parser(command: str) -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("-p", "--policy", metavar="FILE", help="the policy; no other file is looked at")
+    add("--agent", metavar="NAME", default="", help="the policy that your layers give this agent")
+    add("--category", metavar="NAME", default="", help="its category, where the layers do not say")
     add("--read", metavar="PATH", action="append", help="show a path read-only")
     add("--write", metavar="PATH", action="append", help="show a path writable for real")
     add("--deny", metavar="PATH", action="append", help="hide a path, also inside what is shown")
@@ -133,7 +135,14 @@ def discovered(args: argparse.Namespace) -> Discovered:
         if reason and not args.quiet:
             output.say(f"no workspace, a private home instead: {reason}")
     return discover(
-        caller.cwd, caller.environ, caller.home, flags=_flags(args), file=args.policy, workspace=workspace
+        caller.cwd,
+        caller.environ,
+        caller.home,
+        flags=_flags(args),
+        file=args.policy,
+        workspace=workspace,
+        agent=args.agent,
+        category=args.category,
     )
 
 

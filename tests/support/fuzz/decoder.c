@@ -164,7 +164,9 @@ static void repair(unsigned char *bytes, size_t size)
 static void touch(const struct plan *plan)
 {
 	unsigned sum = 0;
-	for (size_t i = 0; i < plan->base_size; i++)
+	if (plan->ahead_size < plan->base_size || plan->ahead <= plan->base || plan->ahead > plan->count)
+		abort();
+	for (size_t i = 0; i < plan->ahead_size; i++)
 		sum += plan->base_bytes[i];
 	for (unsigned i = 0; i < plan->count; i++) {
 		const struct op *op = &plan->ops[i];

@@ -5,7 +5,9 @@
  *             (and for an ordinary user a user namespace), holding its control socket, a network
  *             namespace made ahead and the base: the read-only part of the root that sandboxes
  *             of one profile share. It clones the first process of each sandbox into fresh
- *             namespaces and writes its id maps.
+ *             namespaces, writes its id maps and hands it the launch.
+ *   spare     such a first process that was born before its launch, when the resident had nothing
+ *             to do, and has made what the last plan began with. It serves one launch or none.
  *   inside    that first process: PID 1 of the sandbox, with the caller's ids and, once its plan
  *             is executed, no capability. It raises the walls on itself, waits for "go", and then
  *             starts programs on request; they inherit the walls.
@@ -97,10 +99,11 @@ struct exec_body {
 /* One sandbox, as its first process sees it. */
 struct box {
 	int socket, supervisor;
-	int word; /* from the resident: a byte when the ids are mapped, another when we have been looked at */
+	int word; /* to the resident: brings a word when the ids are mapped, then the launch */
 	const int *descriptors;
 	unsigned descriptor_count;
 	struct plan plan;
+	unsigned ahead; /* operations before this one have been executed, but for the cgroups */
 	int root;    /* the new root, by descriptor */
 	int upper;   /* what a private overlay changed, until it has been handed out, or -1 */
 	int image;   /* the file system that takes what programs write instead of the private tmpfs, or -1 */
@@ -181,6 +184,7 @@ int confirm_walls(const struct box *box, const char **culprit);
 int confirm_seccomp(void);
 
 int read_whole(int fd, size_t limit, unsigned char **bytes, size_t *size);
+int send_message(int socket, const void *bytes, size_t size, const int *descriptors, unsigned count);
 int send_reply(int socket, const struct reply *reply, const int *descriptors, unsigned count);
 int receive(int socket, void *data, size_t size, int *descriptors, unsigned *count);
 

@@ -35,13 +35,6 @@ static void tell(const struct box *box, uint32_t kind)
 		_exit(1);
 }
 
-static void await_word(const struct box *box)
-{
-	char word;
-	if (read(box->word, &word, 1) != 1)
-		_exit(1); /* the resident has said why */
-}
-
 static int execute(struct box *box, const struct op *op, const char **culprit)
 {
 	*culprit = op->s[0];
@@ -66,7 +59,6 @@ static int execute(struct box *box, const struct op *op, const char **culprit)
 		 * cannot keep it from starting another. */
 		return set_limit(op, GRACE_TASKS);
 	case OP_PRIVILEGES:
-		await_word(box); /* afterwards nobody can look at our namespaces any more */
 		return wall_privileges();
 	case OP_LANDLOCK:
 		return wall_landlock_begin(box, op);
@@ -78,6 +70,49 @@ static int execute(struct box *box, const struct op *op, const char **culprit)
 	return mount_op(box, op, culprit);
 }
 
+/* What the plan begins with and any launch of its kind would need. What fails is told when there is
+ * somebody to tell: the operation, and in *error why. */
+static unsigned prepare(struct box *box, int *error, const char **culprit)
+{
+	for (unsigned i = box->plan.base + 1; i < box->ahead; i++)
+		if (box->plan.ops[i].type != OP_CGROUP && !sabotaged_op(i) &&
+		    execute(box, &box->plan.ops[i], culprit)) {
+			*error = errno;
+			return i;
+		}
+	return 0;
+}
+
+/* Waits for the resident: without a word there is nothing to do. */
+static unsigned await(const struct box *box, int *descriptors, unsigned room)
+{
+	uint32_t word;
+	unsigned count = room;
+	if (receive(box->word, &word, sizeof word, descriptors, &count) != 1)
+		_exit(1);
+	return count;
+}
+
+/* The launch, with its plan. The resident has decoded it already, and refused what is none. */
+static void await_launch(struct box *box)
+{
+	static int descriptors[MAX_DESCRIPTORS + LAUNCH_FIRST];
+	unsigned count = await(box, descriptors, MAX_DESCRIPTORS + LAUNCH_FIRST);
+	unsigned char *bytes;
+	size_t size;
+	struct plan_error wrong;
+	box->socket = descriptors[LAUNCH_SOCKET];
+	box->supervisor = descriptors[LAUNCH_SUPERVISOR];
+	box->descriptors = descriptors + LAUNCH_FIRST;
+	box->descriptor_count = count - LAUNCH_FIRST;
+	if (read_whole(descriptors[LAUNCH_PLAN], PLAN_MAX_SIZE, &bytes, &size))
+		refuse(box, 0, 0, errno, "read");
+	close(descriptors[LAUNCH_PLAN]);
+	if (plan_decode(bytes, size, box->descriptor_count, &box->plan, &wrong))
+		refuse(box, wrong.index, 0, EBADMSG, wrong.reason);
+	await(box, NULL, 0); /* until the supervisor has been told of us: it hears of nothing before that */
+}
+
 static void raise_walls(struct box *box)
 {
 	const char *culprit = NULL;
@@ -85,7 +120,8 @@ static void raise_walls(struct box *box)
 	unsigned last = plan->count - 1; /* the filter: the decoder saw to that */
 	box->keyring = session_keyring();
 	for (unsigned i = plan->base + 1; i < last; i++) {
-		if (!sabotaged_op(i) && execute(box, &plan->ops[i], &culprit))
+		if ((i >= box->ahead || plan->ops[i].type == OP_CGROUP) && !sabotaged_op(i) &&
+		    execute(box, &plan->ops[i], &culprit))
 			refuse(box, i, plan->ops[i].type, errno, culprit);
 		/* No operation after this one mounts anything: the decoder saw to that as well. The
 		 * supervisor can read the mounts while we go on. */
@@ -282,11 +318,20 @@ void inside_main(struct box *box)
 	signal(SIGCHLD, SIG_DFL);
 	signal(SIGPIPE, SIG_DFL);
 
-	await_word(box);
-	int signals = signalfd(-1, &heard, SFD_CLOEXEC | SFD_NONBLOCK);
-	if (signals < 0)
-		refuse(box, 0, 0, errno, "signalfd");
+	await(box, NULL, 0); /* until our ids are mapped */
+	int signals = signalfd(-1, &heard, SFD_CLOEXEC | SFD_NONBLOCK), error = errno;
 	setsid();
+	const char *culprit = "signalfd";
+	unsigned failed = 0;
+	if (box->ahead) {
+		prctl(PR_SET_NAME, "stockade-spare");
+		failed = prepare(box, &error, &culprit);
+	}
+	await_launch(box);
+	if (failed || signals < 0)
+		refuse(box, failed, box->plan.ops[failed].type, error, culprit);
+	if (box->ahead)
+		prctl(PR_SET_NAME, "stockade-gate");
 	raise_walls(box);
 	close(box->root);
 	close(box->image);

@@ -6,7 +6,7 @@
 #include <string.h>
 
 enum { MAX_MASKS = 1024, NOEXEC = 8 /* MOUNT_ATTR_NOEXEC */ };
-enum { PATHS = 1, BLOB = 2, ONCE = 4, NEEDED = 8, BASE = 16 };
+enum { PATHS = 1, BLOB = 2, ONCE = 4, NEEDED = 8, BASE = 16, AHEAD = 32 };
 
 /* `rank` fixes the order of the stages: a plan may never go back to an earlier one, so
  * no mount is made after the walls are up and no wall is left for after the filter. */
@@ -15,21 +15,21 @@ static const struct shape {
 	unsigned char strings, rank, flags;
 } shapes[OP_END] = {
 	[OP_NAMESPACES] = {"namespaces", 0, 0, ONCE | NEEDED},
-	[OP_HOSTNAME] = {"hostname", 1, 1, ONCE},
-	[OP_ROOT] = {"root", 0, 2, ONCE | NEEDED},
+	[OP_HOSTNAME] = {"hostname", 1, 1, ONCE | AHEAD},
+	[OP_ROOT] = {"root", 0, 2, ONCE | NEEDED | AHEAD},
 	[OP_IMAGE] = {"image", 0, 2, ONCE},
-	[OP_DIR] = {"dir", 1, 3, PATHS | BASE},
-	[OP_FILE] = {"file", 1, 3, PATHS | BLOB | BASE},
-	[OP_LINK] = {"link", 2, 3, PATHS | BASE},
+	[OP_DIR] = {"dir", 1, 3, PATHS | BASE | AHEAD},
+	[OP_FILE] = {"file", 1, 3, PATHS | BLOB | BASE | AHEAD},
+	[OP_LINK] = {"link", 2, 3, PATHS | BASE | AHEAD},
 	[OP_BIND] = {"bind", 2, 3, PATHS | BASE},
-	[OP_SCRATCH] = {"scratch", 1, 3, PATHS},
+	[OP_SCRATCH] = {"scratch", 1, 3, PATHS | AHEAD},
 	[OP_PROC] = {"proc", 1, 3, PATHS},
-	[OP_PTS] = {"pts", 1, 3, PATHS},
+	[OP_PTS] = {"pts", 1, 3, PATHS | AHEAD},
 	[OP_OVERLAY] = {"overlay", 4, 3, PATHS},
-	[OP_SHOW] = {"show", 1, 3, PATHS},
+	[OP_SHOW] = {"show", 1, 3, PATHS | AHEAD},
 	[OP_VIEW] = {"view", 2, 3, PATHS},
 	[OP_MASK] = {"mask", 3, 3, PATHS},
-	[OP_CGROUP] = {"cgroup", 0, 1, 0},
+	[OP_CGROUP] = {"cgroup", 0, 1, AHEAD},
 	[OP_PIVOT] = {"pivot", 0, 4, ONCE | NEEDED},
 	[OP_KEYRING] = {"keyring", 0, 5, ONCE},
 	[OP_RLIMIT] = {"rlimit", 0, 6, 0},
@@ -211,8 +211,14 @@ int plan_decode(const void *bytes, size_t size, unsigned descriptors, struct pla
 		left -= used;
 		if (i == 0)
 			plan->base_bytes = at;
-		if (i == header.base)
-			plan->base_size = (size_t)(at - plan->base_bytes);
+		if (i == header.base) {
+			plan->base_size = plan->ahead_size = (size_t)(at - plan->base_bytes);
+			plan->ahead = i + 1;
+		}
+		if (i == plan->ahead && i > header.base && (shapes[ops[i].type].flags & AHEAD)) {
+			plan->ahead_size = (size_t)(at - plan->base_bytes);
+			plan->ahead = i + 1;
+		}
 	}
 	error->index = header.count;
 	if (left)

@@ -62,6 +62,10 @@ struct plan {
 	struct op *ops;
 	const unsigned char *base_bytes;
 	size_t base_size;
+	/* The operations before this one need nothing that only a launch brings, bar the cgroups among
+	 * them; their records and the base's. */
+	unsigned ahead;
+	size_t ahead_size;
 };
 
 /* Where and why a plan was refused. */

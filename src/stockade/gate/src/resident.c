@@ -1,9 +1,11 @@
 /* The resident gate: clones the first process of each sandbox.
  *
- * It is small, so that a clone is cheap however large the supervising program is. Two things are
- * made ahead of a launch. A network namespace, which costs more than any other part of a start; each
- * is used by one sandbox and never before. And the base, the part of the root that plans of one
- * profile have in common; it is read-only and built again when a plan asks for another.
+ * It is small, so that a clone is cheap however large the supervising program is. Three things are
+ * made ahead of a launch. The base, the part of the root that plans of one profile have in common;
+ * it is read-only and built again when a plan asks for another. A network namespace, which costs more
+ * than any other part of a start. And from the second launch on a spare: the whole first process of a
+ * sandbox, with what the last plan began with. Network and spare serve one sandbox and never served
+ * another; a spare that does not suit the next plan is ended.
  */
 #define _GNU_SOURCE
 #include "gate.h"
@@ -26,7 +28,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-enum { CONTROL = 3, SUPERVISOR = 4, PATIENCE_MS = 5 };
+enum { CONTROL = 3, SUPERVISOR = 4, PATIENCE_MS = 5, KEPT_PLAN = 64 << 10 };
 
 static const uint64_t NEEDED_NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID;
 static const uint64_t KNOWN_NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC |
@@ -37,6 +39,8 @@ static int spare_network; /* the network namespace we are in is fresh and ours t
 /* Our end of the pipe to the last sandbox that was born: in error once its first program has been
  * started, or it died. Until then our idle work would take the processor that it needs. */
 static int newborn = -1;
+/* A pidfd of the same: when it has ended, a program that runs one sandbox after another has none. */
+static int last_born = -1;
 static mode_t mask;
 static uid_t uid;
 static gid_t gid;
@@ -170,43 +174,60 @@ static void refuse(int socket, unsigned index, uint32_t op, int error, const cha
 	send_reply(socket, &reply, NULL, 0);
 }
 
-/* Shows the supervisor who was born: a pidfd and the namespaces, as the kernel has them. */
-static int announce(int socket, pid_t pid, int pidfd)
+/* The first process of the next sandbox: its namespaces are fresh, its ids mapped, and it waits for a launch. */
+static struct {
+	pid_t pid; /* 0: there is none */
+	int socket;
+	int shown[8]; /* a pidfd and the namespaces, as the kernel has them */
+	uint64_t flags;
+	uint64_t every;
+	int ahead; /* it has made what the last plan began with */
+} spare;
+
+/* The last plan: the next one is probably of its kind. */
+static struct {
+	unsigned char *bytes; /* NULL: there is none, or none that a process made ahead could serve */
+	struct plan plan;
+	uint64_t flags;
+	unsigned launches;
+} last;
+
+static void forget_spare(int end)
 {
-	static const char *const names[] = {"user", "mnt", "pid", "ipc", "uts", "net", "cgroup"};
-	int shown[8] = {pidfd, -1, -1, -1, -1, -1, -1, -1}, result = 0;
-	for (unsigned i = 1; i < 8 && result == 0; i++) {
-		char path[48];
-		snprintf(path, sizeof path, "/proc/%d/ns/%s", (int)pid, names[i - 1]);
-		shown[i] = open(path, O_RDONLY | O_CLOEXEC);
-		result = shown[i] < 0 ? -1 : 0;
-	}
-	struct reply reply = {.kind = REPLY_BORN, .status = (uint32_t)pid};
-	if (result == 0)
-		result = send_reply(socket, &reply, shown, 8);
-	int error = errno;
-	for (unsigned i = 1; i < 8; i++)
-		if (shown[i] >= 0)
-			close(shown[i]);
-	errno = error;
-	return result;
+	if (end)
+		syscall(SYS_pidfd_send_signal, spare.shown[0], SIGKILL, NULL, 0);
+	for (unsigned i = 0; i < 8; i++)
+		if (spare.shown[i] >= 0)
+			close(spare.shown[i]);
+	spare.pid = 0;
 }
 
-/* Clones the first process. The plan is in its memory already, decoded. */
-static void start(const struct plan *plan, const int *descriptors, unsigned count, uint64_t flags)
+/* In the order in which the supervisor knows them. Looking them up in /proc takes as long as half a
+ * network namespace, so the pidfd is asked where it can answer (Linux 6.11). */
+static int namespace_of(pid_t pid, int pidfd, unsigned index)
+{
+	static const struct {
+		const char *name;
+		unsigned char number;
+	} kinds[] = {{"user", 10}, {"mnt", 3}, {"pid", 5}, {"ipc", 2}, {"uts", 9}, {"net", 4}, {"cgroup", 1}};
+	char path[48];
+	int found = ioctl(pidfd, _IO(0xff, kinds[index].number), 0);
+	if (found >= 0 || (errno != ENOTTY && errno != EINVAL && errno != EOPNOTSUPP))
+		return found;
+	snprintf(path, sizeof path, "/proc/%d/ns/%s", (int)pid, kinds[index].name);
+	return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+/* Clones a first process. `like` is the plan that it is to begin with, or NULL. NULL, or what failed. */
+static const char *make_spare(const struct plan *like, uint64_t flags, uint64_t every, int cgroup)
 {
 	static struct box box; /* static: the clone keeps it after this frame is gone */
-	int socket = descriptors[LAUNCH_SOCKET], word[2], pidfd = -1;
-	if (pipe2(word, O_CLOEXEC)) {
-		refuse(socket, 0, OP_NAMESPACES, errno, "pipe");
-		return;
-	}
-	box = (struct box){.socket = socket,
-			   .supervisor = descriptors[LAUNCH_SUPERVISOR],
-			   .word = word[0],
-			   .descriptors = descriptors + LAUNCH_FIRST,
-			   .descriptor_count = count - LAUNCH_FIRST,
-			   .plan = *plan,
+	int ends[2];
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
+		return "socketpair";
+	memset(spare.shown, -1, sizeof spare.shown);
+	box = (struct box){.socket = -1,
+			   .word = ends[1],
 			   .mask = mask,
 			   .root = -1,
 			   .upper = -1,
@@ -214,44 +235,152 @@ static void start(const struct plan *plan, const int *descriptors, unsigned coun
 			   .base = -1,
 			   .canary = -1,
 			   .ruleset = -1};
+	if (like) {
+		box.plan = *like;
+		box.ahead = like->ahead;
+	}
 	struct clone_args args = {.flags = (flags & ~(uint64_t)CLONE_NEWNET) | CLONE_PIDFD,
-				  .pidfd = (uintptr_t)&pidfd,
+				  .pidfd = (uintptr_t)&spare.shown[0],
 				  .exit_signal = SIGCHLD};
-	for (unsigned i = plan->base + 1; i < plan->count; i++)
-		if (plan->ops[i].type == OP_CGROUP && plan->ops[i].a == 2 && !sabotaged_op(i)) {
-			args.flags |= CLONE_INTO_CGROUP;
-			args.cgroup = (uint64_t)descriptors[LAUNCH_FIRST + plan->ops[i].b - 1];
-		}
+	if (cgroup >= 0) {
+		args.flags |= CLONE_INTO_CGROUP;
+		args.cgroup = (uint64_t)cgroup;
+	}
 	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
 	if (pid == 0) {
-		close(CONTROL);
-		close(SUPERVISOR);
-		close(descriptors[LAUNCH_PLAN]);
-		close(word[1]);
-		if (newborn >= 0)
-			close(newborn);
+		/* Of ours it needs nothing: what it works with comes with the launch. */
+		close(ends[0]);
+		if (dup3(ends[1], CONTROL, O_CLOEXEC) < 0)
+			_exit(1);
+		box.word = CONTROL;
+		sys_close_range(SUPERVISOR, ~0u);
 		inside_main(&box);
 	}
-	close(word[0]);
+	int error = errno;
+	close(ends[1]);
+	errno = error;
+	const char *failed = pid < 0 ? "clone" : NULL;
 	if (flags & CLONE_NEWNET)
 		spare_network = 0;
-	const char *failed = NULL;
-	if (pid < 0)
-		failed = "clone";
-	else if (!sabotaged_maps() && write_maps(pid, plan->ops[0].b == 1))
+	if (!failed && !sabotaged_maps() && write_maps(pid, every == 1))
 		failed = "id maps";
-	else if (write(word[1], "", 1) != 1 || announce(socket, pid, pidfd) || write(word[1], "", 1) != 1)
-		failed = "announce";
-	if (failed) {
-		refuse(socket, 0, OP_NAMESPACES, errno, failed);
-		close(word[1]); /* whoever was born waits for a word and ends without it */
-		word[1] = -1;
+	/* Now: later it cannot be looked at any more. */
+	for (unsigned i = 1; i < 8 && !failed; i++) {
+		spare.shown[i] = namespace_of(pid, spare.shown[0], i - 1);
+		if (spare.shown[i] < 0)
+			failed = "namespaces";
 	}
-	if (pidfd >= 0)
-		close(pidfd);
+	uint32_t mapped = 0;
+	if (!failed && send_message(ends[0], &mapped, sizeof mapped, NULL, 0))
+		failed = "word";
+	spare.pid = pid;
+	spare.socket = ends[0];
+	spare.flags = flags;
+	spare.every = every;
+	spare.ahead = like != NULL;
+	if (failed) {
+		error = errno;
+		close(ends[0]);
+		forget_spare(pid > 0);
+		errno = error;
+	}
+	return failed;
+}
+
+/* Whether the spare has begun as this plan does. */
+static int suits(const struct plan *plan, uint64_t flags)
+{
+	return spare.flags == flags && spare.every == plan->ops[0].b &&
+	       last.plan.ahead_size == plan->ahead_size &&
+	       memcmp(last.plan.base_bytes, plan->base_bytes, plan->ahead_size) == 0;
+}
+
+static void drop_spare(void)
+{
+	if (spare.pid == 0)
+		return;
+	close(spare.socket);
+	forget_spare(1);
+}
+
+/* Hands the launch over to the first process of a sandbox, one that was made ahead if it suits. */
+static void start(const struct plan *plan, const int *descriptors, unsigned count, uint64_t flags)
+{
+	int socket = descriptors[LAUNCH_SOCKET], cgroup = -1;
+	uint32_t word = 0;
+	for (unsigned i = plan->base + 1; i < plan->ahead; i++)
+		if (plan->ops[i].type == OP_CGROUP && plan->ops[i].a == 2 && !sabotaged_op(i))
+			cgroup = descriptors[LAUNCH_FIRST + plan->ops[i].b - 1];
+	if (spare.pid && (cgroup >= 0 || !suits(plan, flags) ||
+			  send_message(spare.socket, &word, sizeof word, descriptors, count)))
+		drop_spare();
+	if (spare.pid == 0) {
+		const char *failed = NULL;
+		if ((flags & CLONE_NEWNET) && make_network())
+			failed = "network";
+		if (!failed)
+			failed = make_spare(NULL, flags, plan->ops[0].b, cgroup);
+		if (!failed && send_message(spare.socket, &word, sizeof word, descriptors, count)) {
+			failed = "launch";
+			drop_spare();
+		}
+		if (failed) {
+			refuse(socket, 0, OP_NAMESPACES, errno, failed);
+			return;
+		}
+	}
+	/* A supervisor that cannot be told is gone, and the sandbox, which hears no word, with it. */
+	struct reply born = {.kind = REPLY_BORN, .status = (uint32_t)spare.pid};
+	if (send_reply(socket, &born, spare.shown, 8) ||
+	    send_message(spare.socket, &word, sizeof word, NULL, 0)) {
+		drop_spare();
+		return;
+	}
 	if (newborn >= 0)
 		close(newborn);
-	newborn = word[1];
+	if (last_born >= 0)
+		close(last_born);
+	newborn = spare.socket;
+	last_born = spare.shown[0];
+	spare.shown[0] = -1;
+	forget_spare(0);
+}
+
+/* Keeps the plan, which from now on belongs to `last`. */
+static void remember(struct plan *plan, unsigned char *bytes, size_t size, uint64_t flags)
+{
+	int serves = size <= KEPT_PLAN;
+	for (unsigned i = plan->base + 1; i < plan->ahead; i++)
+		if (plan->ops[i].type == OP_CGROUP && plan->ops[i].a == 2)
+			serves = 0; /* the process is born there */
+	plan_free(&last.plan);
+	free(last.bytes);
+	last.bytes = NULL;
+	last.launches++;
+	if (serves) {
+		last.bytes = bytes;
+		last.plan = *plan;
+		last.flags = flags;
+	} else {
+		last.plan = (struct plan){0};
+		plan_free(plan);
+		free(bytes);
+	}
+}
+
+/* A process that started one sandbox may have no more to start; one that started two has. */
+static int wants_spare(void)
+{
+	return spare.pid == 0 && last.bytes && last.launches > 1;
+}
+
+/* Whether something was made for the next launch. A failure is reported by the launch that needs it. A
+ * network first: a spare takes longer, and the program that has just been started needs the processors. */
+static int get_ahead(void)
+{
+	if (!spare_network && !host_network)
+		return make_network() == 0 && spare_network;
+	return make_spare(&last.plan, last.flags, last.plan.ops[0].b, -1) == NULL;
 }
 
 static void launch(const int *descriptors, unsigned count)
@@ -278,10 +407,11 @@ static void launch(const int *descriptors, unsigned count)
 		refuse(socket, 0, OP_NAMESPACES, EBADMSG, "not for this gate");
 	else if (make_base(&plan, &index, &culprit))
 		refuse(socket, index, plan.ops[index].type, errno, culprit);
-	else if ((flags & CLONE_NEWNET) && make_network())
-		refuse(socket, 0, OP_NAMESPACES, errno, "network");
-	else
+	else {
 		start(&plan, descriptors, count, flags);
+		remember(&plan, bytes, size, flags);
+		return;
+	}
 	plan_free(&plan);
 	free(bytes);
 }
@@ -308,9 +438,11 @@ int resident_main(int argc, char **argv)
 	mask = umask(0); /* modes are as the plan says; programs get the caller's mask back */
 	int owner_error = become_owner() ? errno : 0, gave_up = 0;
 	for (;;) {
-		struct pollfd watched[] = {{CONTROL, POLLIN, 0}, {SUPERVISOR, POLLIN, 0}, {newborn, 0, 0}};
-		int wants = !spare_network && !host_network && !owner_error && !gave_up;
-		int found = poll(watched, 3, wants ? PATIENCE_MS : -1);
+		struct pollfd watched[] = {
+		    {CONTROL, POLLIN, 0}, {SUPERVISOR, POLLIN, 0}, {newborn, 0, 0}, {last_born, POLLIN, 0}};
+		int wants = !owner_error && !gave_up && spare.pid == 0 &&
+			    (wants_spare() || (!spare_network && !host_network));
+		int found = poll(watched, 4, !wants ? -1 : last_born < 0 ? 0 : PATIENCE_MS);
 		if (found < 0 && errno != EINTR)
 			return 1;
 		if (watched[1].revents)
@@ -319,9 +451,12 @@ int resident_main(int argc, char **argv)
 			close(newborn);
 			newborn = -1;
 		}
+		if (watched[3].revents) {
+			close(last_born);
+			last_born = -1;
+		}
 		if (!watched[0].revents) {
-			/* A failure is reported by the launch that needs it, which tries again. */
-			if (wants && (make_network() || !spare_network))
+			if (wants && !get_ahead())
 				gave_up = 1;
 			continue;
 		}

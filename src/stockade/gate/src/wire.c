@@ -9,18 +9,20 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-int send_reply(int socket, const struct reply *reply, const int *descriptors, unsigned count)
+/* Room for as many descriptors as a launch may bring. */
+static union {
+	struct cmsghdr header;
+	char bytes[CMSG_SPACE(sizeof(int) * (MAX_DESCRIPTORS + LAUNCH_FIRST))];
+} control;
+
+int send_message(int socket, const void *bytes, size_t size, const int *descriptors, unsigned count)
 {
-	union {
-		struct cmsghdr header;
-		char bytes[CMSG_SPACE(sizeof(int) * 16)];
-	} control;
-	struct iovec data = {(void *)(uintptr_t)reply, sizeof *reply};
+	struct iovec data = {(void *)(uintptr_t)bytes, size};
 	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
 	if (count) {
-		memset(&control, 0, sizeof control);
 		message.msg_control = control.bytes;
 		message.msg_controllen = CMSG_SPACE(sizeof(int) * count);
+		memset(&control, 0, message.msg_controllen);
 		struct cmsghdr *header = CMSG_FIRSTHDR(&message);
 		header->cmsg_level = SOL_SOCKET;
 		header->cmsg_type = SCM_RIGHTS;
@@ -30,14 +32,15 @@ int send_reply(int socket, const struct reply *reply, const int *descriptors, un
 	return sendmsg(socket, &message, MSG_NOSIGNAL) < 0 ? -1 : 0;
 }
 
+int send_reply(int socket, const struct reply *reply, const int *descriptors, unsigned count)
+{
+	return send_message(socket, reply, sizeof *reply, descriptors, count);
+}
+
 /* One message of exactly `size` bytes; *count is the room for descriptors and then their number.
  * 1 for a message, 0 at the end of the connection, -1 for anything else (nothing is kept then). */
 int receive(int socket, void *data, size_t size, int *descriptors, unsigned *count)
 {
-	static union {
-		struct cmsghdr header;
-		char bytes[CMSG_SPACE(sizeof(int) * (MAX_DESCRIPTORS + LAUNCH_FIRST))];
-	} control;
 	struct iovec part = {data, size};
 	struct msghdr message = {.msg_iov = &part,
 				 .msg_iovlen = 1,
