@@ -29,7 +29,7 @@ signal.signal(signal.SIGCONT, wake)
 event, timer = ctypes.create_string_buffer(64), ctypes.c_void_p()
 struct.pack_into("Pii", event, 0, 0, signal.SIGCONT, 0)
 assert libc.timer_create(1, event, ctypes.byref(timer)) == 0
-every = struct.pack("llll", 0, 50_000_000, 0, 50_000_000)
+every = struct.pack("llll", 0, 150_000_000, 0, 150_000_000)
 assert libc.timer_settime(timer, 0, every, None) == 0
 while True: os.kill(os.getpid(), signal.SIGSTOP)
 """
@@ -51,6 +51,10 @@ while True:
     os.rename("part", "one")
     if os.fork(): os._exit(0)
 """
+
+
+#: On a busy machine it may be awake whenever it is looked at.
+REFUSED = "went on while it was held still|does not stop"
 
 
 def count(box: Sandbox) -> str:
@@ -91,7 +95,7 @@ def test_what_was_copied_while_a_timer_woke_its_program_is_worth_nothing(
             "snapshot": lambda: box.workspace.snapshot("torn"),
             "fork": lambda: box.workspace.fork(2),
         }
-        with pytest.raises(SetupError, match="went on while it was held still"):
+        with pytest.raises(SetupError, match=REFUSED):
             act[action]()
         assert os.listdir(workspace) == [], "something was committed"
         assert not box.workspace.snapshots() and len(Workspace.list()) == 1
@@ -104,7 +108,7 @@ def test_a_program_that_stopped_again_is_found_out(workspace: Path) -> None:
         box.start([PYTHON, "-c", WOKEN]) as process,
     ):
         changed_since(box, "")
-        with pytest.raises(SetupError, match="went on while it was held still"), box.workspace._alone():
+        with pytest.raises(SetupError, match=REFUSED), box.workspace._alone():
             changed_since(box, count(box))
             time.sleep(0.01)  # it sleeps most of the time
         process.kill(0)

@@ -81,7 +81,10 @@ def held_still(box: Box, *, stays: bool = False) -> Iterator[Callable[[], None]]
                 sure()
         finally:
             if not stays:
-                _go_on(box, before)
+                # Not through the gate: whoever asks next must find them as they are to be.
+                for pid in _inside(_tasks("/proc"), box.number()).keys() - before:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGCONT)
 
 
 @contextlib.contextmanager
@@ -111,7 +114,8 @@ def _stop(box: Box, proc: str, before: set[int]) -> Look:
             if not seen.moving and (not seen.threads or seen == earlier):
                 return seen
             time.sleep(0.002)
-        _go_on(box, before)
+        # Also those that were stopped before: one may be a child that its parent waits for in vfork.
+        box.connection.signal(signal.SIGCONT, everything=True)
         while time.monotonic() < until + PATIENCE and _stopped(box) - before:
             time.sleep(0.002)
     raise SetupError(
@@ -119,13 +123,6 @@ def _stop(box: Box, proc: str, before: set[int]) -> Look:
         stage="workspace",
         hint="it waits for a disk or a network file system, or is woken again and again: end it",
     )
-
-
-def _go_on(box: Box, before: set[int]) -> None:
-    """Not through the gate: whoever asks next must find them as they are to be."""
-    for pid in _inside(_tasks("/proc"), box.number()).keys() - before:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
 
 
 def _compare(seen: Look, now: Look) -> None:
