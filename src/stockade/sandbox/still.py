@@ -31,6 +31,8 @@ STOPPED, DEAD = frozenset("Tt"), frozenset("ZXx")
 #: How often everything is stopped anew, and how long one attempt may take.
 ATTEMPTS = 20
 PATIENCE = 0.25
+#: How much longer everything is let go on after each attempt.
+PACE = 0.005
 #: What a signal that is on its way is given to arrive.
 SETTLED = 0.02
 #: How often processes may come and go while they are listed: the gate reaps what has ended.
@@ -75,7 +77,7 @@ def held_still(box: Box, *, stays: bool = False) -> Iterator[Callable[[], None]]
             _compare(seen, _look(proc))
 
         try:
-            seen = _stop(box, proc, before)
+            seen = _stop(box, proc)
             yield sure
             if not asked:
                 sure()
@@ -102,10 +104,10 @@ def _inner_proc(box: Box) -> Iterator[str]:
         os.close(proc)
 
 
-def _stop(box: Box, proc: str, before: set[int]) -> Look:
+def _stop(box: Box, proc: str) -> Look:
     """Stop everything; the result is how it was when nothing moved any more."""
     seen = Look()
-    for _ in range(ATTEMPTS):
+    for attempt in range(ATTEMPTS):
         box.connection.signal(signal.SIGSTOP, everything=True)
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
@@ -116,8 +118,9 @@ def _stop(box: Box, proc: str, before: set[int]) -> Look:
             time.sleep(0.002)
         # Also those that were stopped before: one may be a child that its parent waits for in vfork.
         box.connection.signal(signal.SIGCONT, everything=True)
-        while time.monotonic() < until + PATIENCE and _stopped(box) - before:
+        while time.monotonic() < until + PATIENCE and _stopped(box):
             time.sleep(0.002)
+        time.sleep(attempt * PACE)  # on a busy machine it has not come far yet
     raise SetupError(
         f"process {_first(seen, Look())} in the sandbox does not stop",
         stage="workspace",
