@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from stockade._version import __version__
 from stockade.errors import (
     CommandError,
@@ -24,7 +22,10 @@ from stockade.errors import (
     UnsupportedError,
 )
 
+TYPE_CHECKING = False  # typing, where the name is from, takes as long to load as an interpreter to start
 if TYPE_CHECKING:
+    from typing import Any
+
     from stockade.controls import Control
     from stockade.host import host
     from stockade.live.pool import Pool

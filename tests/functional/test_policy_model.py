@@ -343,6 +343,8 @@ def test_the_schema_describes_the_forms_that_may_be_written() -> None:
     assert not re.search(text["pattern"], "30 s")
     assert re.search(models["Limits"]["properties"]["output"]["anyOf"][1]["pattern"], "10M")
     assert {"type": "string", "minLength": 1} in models["Policy"]["properties"]["workspace"]["anyOf"]
+    for clauses in (model.get("properties", {}) for model in models.values()):
+        assert all(clause["description"] for clause in clauses.values())
     references = re.findall(r'"\$ref":"#/\$defs/(\w+)"', msgspec.json.encode(made).decode())
     assert set(references) <= set(models)
 

@@ -28,6 +28,7 @@ pass_env = ["LANG"]
 image = "host"
 backend = "native"
 accept = ["limits.tasks"]
+toolchain = ["cargo"]
 
 [workspace]
 path = "."

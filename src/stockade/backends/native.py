@@ -104,6 +104,8 @@ class Inputs(msgspec.Struct, frozen=True):
     image: bool = False
     #: The version of each cgroup that the gate enters, and in words what they limit.
     groups: tuple[tuple[int, ...], str] = ((), "")
+    #: Links to what is granted, and where each leads.
+    links: tuple[tuple[str, str], ...] = ()
 
 
 @lru_cache(maxsize=8)
@@ -176,6 +178,7 @@ def inputs(
         disk=limits.disk or 0,
         image=resolved.needs_image,
         groups=groups or ((), ""),
+        links=tuple(sorted(resolved.links.items())),
     )
 
 
@@ -410,8 +413,21 @@ def _root(given: Inputs) -> list[ops.AnyOp]:
     found += [
         ops.Scratch(path=path, mode=mode, noexec=noexec, image=given.image) for path, mode in scratch.items()
     ]
+    found += _links(given, scratch)
     # Last: what is behind the scratch directories disappears below it.
     return [*found, *_granted(given), ops.Proc()]
+
+
+def _links(given: Inputs, scratch: dict[str, int]) -> list[ops.AnyOp]:
+    """The links that lead to a toolchain, where nothing else is at their place."""
+    taken = ["/dev", "/etc", "/proc", *scratch, *(shown.path for shown in given.system)]
+    granted = [path for path, *_ in given.grants]
+    return [
+        ops.Link(path=path, target=target, clause="toolchain")
+        for path, target in given.links
+        if not any(_within(path, tree) for tree in granted)
+        and not any(_within(tree, path) for tree in (*taken, *granted))
+    ]
 
 
 def _masks(

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import signal
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from stockade.cli import output
-
-ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+from stockade.cli.ending import ended_in_order
 
 
 def main(argv: list[str]) -> int:
@@ -19,9 +14,9 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["soak"]:
         from stockade.cli import soak
 
-        with _ended_in_order():
+        with ended_in_order():
             return soak.main(argv[1:])
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     from stockade.bench import report, rivals, sections
     from stockade.bench.measure import Section
 
@@ -30,7 +25,7 @@ def main(argv: list[str]) -> int:
         output.say(f"{rival} is not installed and not compared with: {rivals.INSTALL}")
     kept = report.load_baseline(options.baseline).get(report.machine(), {})
     found: dict[str, Section] = {}
-    with _ended_in_order(), sections.ground(quick=options.quick) as ground:
+    with ended_in_order(), sections.ground(quick=options.quick) as ground:
         for name in chosen:
             output.say(f"measuring {name}")
             found[name] = sections.measure(name, ground)
@@ -46,34 +41,11 @@ def main(argv: list[str]) -> int:
     return 0 if good else 1
 
 
-@contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Ended from outside, what the bench made still goes, however often it is told."""
-    before = {number: signal.getsignal(number) for number in ENDINGS}
-    ended = False
-
-    def end(number: int, _: object) -> None:
-        nonlocal ended
-        ended = True
-        for one in ENDINGS:
-            signal.signal(one, signal.SIG_IGN)
-        sys.exit(128 + number)
-
-    for number in ENDINGS:
-        # What is ignored already, as under nohup, stays so.
-        if before[number] is not signal.SIG_IGN:
-            signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items() if not ended else ():
-            signal.signal(number, handler)
-
-
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
     from stockade.bench.sections import SECTIONS
 
-    parser = argparse.ArgumentParser(
+    made = argparse.ArgumentParser(
         prog="stockade bench",
         description="Measures the cost of a sandbox beside posix_spawn, bwrap and sandlock, interleaved, and "
         "the cost of working in one. Only ratios are judged. Exit code 0: every bar holds and no ratio is "
@@ -81,13 +53,13 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: stockade bench --quick --only cold --only walls --json bench.json; "
         "`stockade bench soak` runs very many sandboxes instead: see its own --help",
     )
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, and only what is judged")
-    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="one part; may be repeated")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found")
+    made.add_argument("--quick", action="store_true", help="fewer rounds, and only what is judged")
+    made.add_argument("--only", action="append", choices=list(SECTIONS), help="one part; may be repeated")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found")
     kept = _baseline()
-    parser.add_argument("--baseline", type=Path, metavar="FILE", default=kept, help=f"compare with ({kept})")
-    parser.add_argument("--update-baseline", action="store_true", help="keep these ratios as the baseline")
-    return parser
+    made.add_argument("--baseline", type=Path, metavar="FILE", default=kept, help=f"compare with ({kept})")
+    made.add_argument("--update-baseline", action="store_true", help="keep these ratios as the baseline")
+    return output.with_manners(made)
 
 
 def _baseline() -> Path:

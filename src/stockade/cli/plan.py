@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from stockade.cli import output
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options: those of `run`."""
+    from stockade.cli.run import parser
+
+    return parser("plan")
 
 
 def main(argv: list[str]) -> int:
     """Print the operations, each with the clause of the policy that it serves."""
-    from stockade.cli.run import command, continued, discovered, parser
+    from stockade.cli.run import command, continued, discovered, parsed
 
-    args = parser("plan").parse_args(argv)
+    args = parsed("plan", argv)
     words = command(args)
     workspace = continued(args)
     found = discovered(args)
     from stockade.sandbox.launch import prepare
 
-    prepared = prepare(found.policy, pinned=found.pinned, dry=True, workspace=workspace)
+    prepared = prepare(found.policy, pinned=found.pinned, dry=True, command=words, workspace=workspace)
     try:
         plan = prepared.plan
         if args.json:
@@ -25,11 +36,11 @@ def main(argv: list[str]) -> int:
 
             ops = [{**msgspec.to_builtins(op), "does": op.describe()} for op in plan.ops]
             shown = {"backend": plan.backend, "hash": plan.hash, "command": words, "operations": ops}
-            sys.stdout.buffer.write(msgspec.json.encode(output.plain(shown)) + b"\n")
+            sys.stdout.buffer.write(output.as_json(shown))
             return 0
         rows = [[str(number), op.describe(), op.clause] for number, op in enumerate(plan.ops, 1)]
-        print(output.table(rows, ["", "operation", "because of"]))
-        print(output.clean(f"\nthen execute: {' '.join(words)}"))
+        print(output.table(rows, ["", "operation", "because of"], wrap=(1, 2)))
+        print(f"\nthen execute: {output.name(' '.join(words))}")
         print(f"backend {plan.backend}, policy {found.policy.hash[:16]}, plan {plan.hash}")
         return 0
     finally:

@@ -80,7 +80,9 @@ def parser() -> argparse.ArgumentParser:
         parsers["diff"].add_argument(name, metavar=name.upper(), help="a policy file")
     for name in ("check", "resolve", "diff"):
         parsers[name].add_argument("--json", action="store_true", help="print JSON")
-    return made
+    for part in parsers.values():
+        output.with_manners(part)
+    return output.with_manners(made)
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -120,7 +122,7 @@ def _resolve(args: argparse.Namespace) -> int:
         for field, names in found.origins.items()
     ]
     ceiling = "no ceiling" if known.ceiling is None else "within the ceiling"
-    print(output.table(rows, ["FIELD", "VALUE", "FROM"]))
+    print(output.table(rows, ["FIELD", "VALUE", "FROM"], wrap=(1, 2)))
     print(f"\nall else is the default; {ceiling}\nsha256 {found.policy.hash}")
     return 0
 
@@ -173,7 +175,7 @@ def _summary(found: Discovered) -> str:
     ]
     return (
         f"{output.paint('ok', 'green')}: {output.clean(', '.join(found.sources)) or 'the default policy'}\n"
-        f"sha256 {policy.hash}\n\n" + output.table(rows, ["CONTROL", "", "BECAUSE OF"])
+        f"sha256 {policy.hash}\n\n" + output.table(rows, ["CONTROL", "", "BECAUSE OF"], wrap=(2,))
     )
 
 

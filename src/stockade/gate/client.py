@@ -8,13 +8,13 @@ other; a forked child of the supervisor starts a resident gate of its own.
 
 from __future__ import annotations
 
+import _socket as socket  # without what makes socket slow to load: names for its numbers, and selectors
 import array
 import atexit
 import contextlib
 import errno
 import os
 import select
-import socket
 import struct
 import threading
 import time
@@ -26,10 +26,12 @@ from stockade.errors import PolicyError, SetupError
 from stockade.host.cgroups import scope
 
 # The numbers of gate.h.
-FAILED, BORN, MOUNTED, READY, TERMINAL, STARTED, EXEC_FAILED, EXITED, ROOTS = range(1, 10)
+FAILED, BORN, MOUNTED, READY, TERMINAL, STARTED, EXEC_FAILED, EXITED, ROOTS, STOPPED = range(1, 11)
 EXEC, SIGNAL, END, WATCH, SHOW_ROOTS = range(1, 6)
-KEPT, TELL, ENTER, ON_TERMINAL = 1, 2, 4, 8
-EVERYTHING = 1
+KEPT, TELL, ENTER, ON_TERMINAL, BEHIND = 1, 2, 4, 8, 64
+#: By the number of the stream that is none of the terminal's.
+APART = {1: 16, 2: 32}
+EVERYTHING, GIVE_FRONT, GIVE_BEHIND = 1, 2, 4
 WATCH_MEMORY, WATCH_COUNTED, WATCH_CPU = 1, 2, 4
 ITSELF, BY_TIME, BY_REQUEST, FROM_OUTSIDE, BY_MEMORY, BY_CPU = range(6)
 
@@ -49,7 +51,7 @@ OPERATIONS = (
 
 _REPLY = struct.Struct("=IIiIIIQQQQ256s")
 _REQUEST = struct.Struct("=IIIIQ")
-_BODY = struct.Struct("=III")
+_BODY = struct.Struct("=IIII36s")
 _CREDENTIALS = struct.Struct("=iII")
 _ANCILLARY = socket.CMSG_SPACE(16 * 4) + socket.CMSG_SPACE(_CREDENTIALS.size)
 
@@ -61,6 +63,7 @@ class Reply(msgspec.Struct, frozen=True):
     operation: str
     error: int
     status: int
+    #: Of a failure the operation's number, of an end how often a network was missed.
     index: int
     #: Who or what ended the run: ITSELF, BY_TIME and so on.
     ended: int
@@ -115,9 +118,13 @@ class Channel:
             switches, words.partition(b"\0")[0].decode("utf-8", "replace"), pid, descriptors,
         )  # fmt: skip
 
-    def signal(self, number: int, *, everything: bool = False) -> None:
-        """Signal the program's process group, or every process of the run."""
-        self._send(_REQUEST.pack(SIGNAL, EVERYTHING if everything else 0, number, 0, 0))
+    def signal(self, number: int, *, everything: bool = False, in_front: bool | None = None) -> None:
+        """Signal the program's process group, or every process of the run.
+
+        `in_front` first says whether the program has the foreground of its terminal from now on.
+        """
+        place = 0 if in_front is None else GIVE_FRONT if in_front else GIVE_BEHIND
+        self._send(_REQUEST.pack(SIGNAL, place | (EVERYTHING if everything else 0), number, 0, 0))
 
     def end(self, grace: float) -> None:
         """Ask every process of the run to end; what is left after the grace is killed."""
@@ -126,7 +133,7 @@ class Channel:
     def _send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
         # The gate may have ended; the reader of its socket learns that and says why.
         try:
-            socket.send_fds(self._socket, [data], list(descriptors))
+            _send_fds(self._socket, data, list(descriptors))
         except OSError as failure:
             if failure.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EBADF):
                 raise
@@ -178,8 +185,8 @@ class Connection(Channel):
     ) -> Channel:
         """Ask for a program to be started, and return where it is heard of.
 
-        `stdio` is empty for a program on a terminal. Unless it is `kept` apart, the sandbox ends with it.
-        `entrance` is the file through which it enters a cgroup.
+        For a program on a terminal `stdio` is only what is `apart` from that. Unless the run is `kept`, the
+        sandbox ends with it. `entrance` is the file through which it enters a cgroup.
         """
         last = () if entrance is None else (entrance,)
         strings = [program.cwd, *program.argv, *(f"{key}={value}" for key, value in program.env.items())]
@@ -191,14 +198,19 @@ class Connection(Channel):
             )
         flags = (
             (KEPT if kept else 0)
-            | (0 if stdio else ON_TERMINAL)
+            | (ON_TERMINAL if len(stdio) < 3 else 0)
+            | sum(APART[number] for number in program.apart)
+            | (BEHIND if program.behind else 0)
             | (TELL if program.tell else 0)
             | (0 if entrance is None else ENTER)
         )
         lines, columns = program.size
         wall = 0 if program.wall is None else max(1, int(program.wall * 1e6))
         request = _REQUEST.pack(EXEC, flags, lines << 16 | columns, _milliseconds(program.grace), wall)
-        header = _BODY.pack(_BODY.size + len(content), len(program.argv), len(program.env))
+        settings = program.settings
+        header = _BODY.pack(
+            _BODY.size + len(content), len(program.argv), len(program.env), bool(settings), settings
+        )
         body = _memory("exec", header + content)
         try:
             if not kept:
@@ -274,6 +286,16 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     tell: bool = False
     #: Lines and columns of its terminal, if it has one.
     size: tuple[int, int] = (24, 80)
+    #: The terminal's settings as the kernel has them (TCGETS); empty: those of any new one.
+    settings: bytes = b""
+    #: Which of stdout and stderr (1, 2) are descriptors although there is a terminal.
+    apart: tuple[int, ...] = ()
+    #: It begins in the terminal's background: it is stopped, and that is told, when it wants to read.
+    behind: bool = False
+
+
+def _send_fds(through: socket.socket, data: bytes, descriptors: list[int]) -> None:
+    through.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))])
 
 
 def _milliseconds(seconds: float) -> int:
@@ -350,7 +372,7 @@ class Resident:
         try:
             connection = Connection(ours, self)
             passed = [theirs.fileno(), memory, self._supervisor, *descriptors]
-            socket.send_fds(self._socket, [b"\0\0\0\0"], passed)
+            _send_fds(self._socket, b"\0\0\0\0", passed)
             return connection
         except BaseException:
             ours.close()

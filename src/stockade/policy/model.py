@@ -210,6 +210,15 @@ def _programs(key: str, value: Any) -> tuple[str, ...] | None:
     return found
 
 
+def _toolchain(key: str, value: Any) -> bool | tuple[str, ...]:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        raise Invalid(key, value, "must be true, false or a list", f"write {key} = [{values.show(value)}]")
+    # An empty list asks for nothing more than the command's own.
+    return values.many(values.command)(key, value) or True
+
+
 def _accepted(key: str, value: Any) -> Control:
     try:
         return Control(value)
@@ -239,6 +248,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     workspace: WorkspaceRule | None = None
     limits: Limits = Limits()
     syscalls: Syscalls = Syscalls()
+    #: Whether the install that the command belongs to is shown; further commands whose installs are.
+    toolchain: bool | tuple[str, ...] = True
 
     _checks = {
         "profile": values.one_of(*PROFILES),
@@ -256,6 +267,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "workspace": _workspace,
         "limits": _LIMITS,
         "syscalls": _SYSCALLS,
+        "toolchain": _toolchain,
     }
 
     if TYPE_CHECKING:
@@ -278,6 +290,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             workspace: WorkspaceRule | Mapping[str, Any] | str | None = None,
             limits: Limits | Mapping[str, Any] = ...,
             syscalls: Syscalls | Mapping[str, Any] = ...,
+            toolchain: bool | Sequence[str] = True,
         ) -> None: ...
 
     @classmethod
@@ -292,7 +305,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         return {
             name: _plain(value)
             for name in self.__struct_fields__
-            if (value := getattr(self, name)) is not None and (full or value != getattr(_DEFAULT, name))
+            if (value := getattr(self, name)) is not None and (full or value != getattr(DEFAULT, name))
         }
 
     def to_toml(self) -> str:
@@ -304,12 +317,11 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     @property
     def hash(self) -> str:
         """SHA-256 of every clause, defaults included: equal policies, equal hashes."""
-        import hashlib
-
+        from stockade.digest import sha256
         from stockade.policy.text import write
 
         canonical = "stockade policy 1\n" + write(self.table(full=True))
-        return hashlib.sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
+        return sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
 
     def within(self, other: Policy) -> bool:
         """Whether this policy asks for no more than the other: paths are compared as they are written."""
@@ -366,7 +378,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         return control is not Control.LIMITS_TASKS or self.limits.tasks is not None
 
 
-_DEFAULT = Policy()
+DEFAULT = Policy()
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -35,6 +36,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Further paths, read-only, written as a policy's `read`."""
     env: Mapping[str, str] = FrozenMap()
     pass_env: tuple[str, ...] = ()
+    searches_path: bool = False
+    """Whether commands are looked for in the caller's PATH too, as far as it is shown."""
     limits: Limits = Limits()
 
 
@@ -54,17 +57,49 @@ def source(name: str) -> str:
 @functools.cache
 def profile(name: str) -> Profile:
     """One profile; the file is read once per process."""
-    import tomllib
+    text = source(name)
+    table = _plain(text)
+    if table is None:
+        import tomllib
 
-    table = tomllib.loads(source(name))
+        table = tomllib.loads(text)
     limits = table.pop("limits", {})
     if table.get("extends"):
         base = profile(table["extends"])
         for key in ("system", "etc", "read", "pass_env"):
             table[key] = [*getattr(base, key), *table.get(key, ())]
+        table.setdefault("searches_path", base.searches_path)
         table["env"] = {**base.env, **table.get("env", {})}
         limits = {key: getattr(base.limits, key) for key in Limits.__struct_fields__} | limits
     for key in ("system", "etc", "read", "pass_env"):
         table[key] = tuple(table.get(key, ()))
     table |= {"name": name, "env": FrozenMap(table.get("env", {})), "limits": Limits(**limits)}
     return Profile(**table)
+
+
+def _plain(text: str) -> dict[str, Any] | None:
+    """A file of plain keys, tables and lists, read without tomllib: that takes longer to load than all else.
+
+    None where there is anything that is not plain; then tomllib reads it.
+    """
+    found: dict[str, Any] = {}
+    table = found
+    pending = ""
+    for line in map(str.strip, text.splitlines()):
+        if not line or line.startswith("#"):
+            continue
+        if line.startswith("[") and line.endswith("]") and not pending:
+            table = found.setdefault(line[1:-1], {})
+            continue
+        pending += line
+        key, equals, value = pending.partition(" = ")
+        if value.startswith("[") and not value.endswith("]"):
+            continue
+        pending = ""
+        try:
+            table[key] = msgspec.json.decode(value.replace(",]", "]"))
+        except msgspec.DecodeError:
+            return None
+        if not equals or not key.replace("_", "").isalnum():
+            return None
+    return None if pending else found

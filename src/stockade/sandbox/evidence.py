@@ -60,7 +60,7 @@ OBSERVED = {
     Control.PRIVILEGES: "capability sets, no_new_privs and id maps read from the kernel",
     Control.ENVIRONMENT: "handed over by the supervisor",
     Control.DEVICES: "mounts read from the kernel",
-    Control.TERMINAL: "none is handed in; filter as for syscalls",
+    Control.TERMINAL: "none of the host's is handed in; filter as for syscalls",
     Control.LIMITS_MEMORY: "limit and membership read from the kernel",
     Control.LIMITS_TASKS: "confirmed by the gate",
     Control.LIMITS_CPU: "limit and membership read from the kernel",

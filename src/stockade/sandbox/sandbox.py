@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
-from stockade import state
-from stockade.errors import PolicyError, SetupError, StockadeError
+from stockade.errors import PolicyError, SetupError, StockadeError, one_line
 from stockade.gate import client
-from stockade.policy import Limits, Policy
+from stockade.policy import Policy
+from stockade.policy.model import DEFAULT
+from stockade.sandbox import runlog
 from stockade.sandbox.continued import commit_and_close, opened, snapshot_before
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
-from stockade.sandbox.limits import measured
+from stockade.sandbox.limits import measured, seconds_of
 from stockade.sandbox.outcome import judge
 from stockade.sandbox.process import PIPE, Parts, Process, starting
 from stockade.sandbox.result import Outcome, Result, Usage
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.still import held_still
-from stockade.sandbox.streams import Sink, SpillPlace, Streams
+from stockade.sandbox.streams import Sink, Streams, Terminal, spill_place
 from stockade.sandbox.supervise import GRACE, Ended, Run, supervise
 from stockade.workspace import record
 from stockade.workspace.layers import Layer, lost
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from stockade.workspace.workspace import Workspace
 
 OnExit = Literal["keep", "discard", "commit"]
-DEFAULT = Policy()
 LONGEST_GRACE = 3600
 #: How the names of snapshots begin that are taken before each run.
 RUN = "run-"
@@ -383,6 +383,7 @@ def run(
     keep_output: bool = True,
     pinned: bool = False,
     cancelled_by: tuple[type[BaseException], ...] = (),
+    terminal: Terminal | None = None,
 ) -> Result:
     """Run one command in a sandbox of its own.
 
@@ -391,6 +392,7 @@ def run(
 
     `stdin` is a descriptor whose content is handed to the program; a terminal is not. Exceptions named
     in `cancelled_by` end the run and make its outcome "cancelled"; others end it and are raised.
+    `terminal` looks after a terminal of the sandbox's own, which the program gets instead of pipes.
 
     >>> import stockade
     >>> result = stockade.run(["cat"], input=b"hello")
@@ -405,6 +407,7 @@ def run(
         one = command(
             prepared, argv, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
             on_stderr=on_stderr, source=stdin, keep=keep_output, kept=False, cancelled_by=cancelled_by,
+            terminal=terminal,
         )  # fmt: skip
         if snapshot:
             snapshot_before(prepared, RUN)
@@ -436,7 +439,8 @@ def _committed(result: Result, prepared: Prepared) -> Result:
     try:
         done = commit_and_close(prepared)
     except StockadeError as error:
-        return replace(result, commit_error=f"{error.message}\n{error.hint}".strip())
+        why = f"{error.message}\n{error.hint}" if error.hint else one_line(error.message)
+        return replace(result, commit_error=why)
     gone = done is None or done.closed
     return replace(result, committed=done, workspace="" if gone else result.workspace)
 
@@ -471,6 +475,7 @@ def command(
     keep: bool = True,
     kept: bool,
     cancelled_by: tuple[type[BaseException], ...] = (),
+    terminal: Terminal | None = None,
 ) -> Run:
     """What the caller asks for, checked."""
     argv = words(cmd)
@@ -484,35 +489,27 @@ def command(
     if not 0 <= grace <= LONGEST_GRACE:
         raise PolicyError(f"grace = {grace!r}: is not a time", hint=f"seconds, from 0 to {LONGEST_GRACE}")
     limits, workspace = prepared.resolved.limits, prepared.resolved.workspace
-    seconds = [time for time in (_seconds(timeout), limits.wall) if time is not None]
+    seconds = [time for time in (seconds_of(timeout), limits.wall) if time is not None]
     here = workspace.path if workspace is not None else prepared.home
+    program = client.Program(
+        argv=argv,
+        env={**prepared.resolved.environ, "HOME": prepared.home, **_variables(env)},
+        cwd=os.path.join(here, place),
+        wall=min(seconds) if seconds else None,
+        grace=grace,
+    )
     return Run(
-        program=client.Program(
-            argv=argv,
-            env={**prepared.resolved.environ, "HOME": prepared.home, **_variables(env)},
-            cwd=os.path.join(here, place),
-            wall=min(seconds) if seconds else None,
-            grace=grace,
-        ),
+        program=program if terminal is None else terminal.fit(program),
         given=given,
         source=source,
         limit=int(limits.output or 0),
         on_stdout=on_stdout,
         on_stderr=on_stderr,
-        spill=_spill_place(prepared) if keep else None,
+        spill=spill_place(prepared.state, prepared.made.entry) if keep else None,
         kept=kept,
         cancelled_by=cancelled_by,
+        terminal=terminal,
     )
-
-
-def _seconds(timeout: float | None) -> float | None:
-    if timeout is None:
-        return None
-    try:
-        return Limits(wall=timeout).wall
-    except PolicyError as error:
-        said = error.message.rpartition(": ")[2]
-        raise PolicyError(f"timeout = {timeout!r}: {said}", hint=error.hint) from None
 
 
 def words(cmd: Sequence[str]) -> list[str]:
@@ -527,18 +524,6 @@ def words(cmd: Sequence[str]) -> list[str]:
     return argv
 
 
-def _spill_place(prepared: Prepared) -> SpillPlace:
-    def place(stream: str) -> tuple[str, str]:
-        directory = f"{state.ensure(prepared.state)}/output"
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        name = f"{os.urandom(6).hex()}.{stream}"
-        entry, final = prepared.made.entry, f"{directory}/{name}"
-        # Without an entry nobody would collect it when this process is killed, wherever it is.
-        return final if entry is None else entry.scratch(name), final
-
-    return place
-
-
 def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
     for name, value in (env or {}).items():
         if not name or "=" in name or "\0" in name or "\0" in value:
@@ -551,11 +536,14 @@ def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
 def _result(
     ended: Ended, program: client.Program, prepared: Prepared, box: Box, *, closed: bool = False
 ) -> Result:
-    limits, reply, entry = prepared.resolved.limits, ended.reply, prepared.made.entry
+    reply, entry = ended.reply, prepared.made.entry
     # What a closed sandbox had is gone.
     group, layer = (None, None) if closed else (box.group, prepared.layer)
     killed = entry is not None and entry.was_killed()
-    verdict = judge(ended, program, prepared.resolved.caller, limits, group, closed=closed, killed=killed)
+    verdict = judge(
+        ended, program, prepared.resolved, group, closed=closed, killed=killed,
+        full=layer is not None and layer.is_full(),
+    )  # fmt: skip
     changes = tuple(layer.changes()) if layer is not None else ()
     usage = Usage(wall=ended.wall, bytes_written=None if layer is None else layer.written)
     if reply is not None and reply.kind == client.EXITED:
@@ -566,7 +554,7 @@ def _result(
             peak_memory=reply.peak,
             context_switches=reply.switches,
         )
-    return Result(
+    result = Result(
         outcome=verdict.outcome,
         exit_code=verdict.exit_code,
         signal=verdict.signal,
@@ -582,3 +570,12 @@ def _result(
         workspace=layer.id if layer is not None and (changes or layer.continued) else "",
         plan=prepared.plan.hash,
     )
+    place = prepared.resolved.workspace
+    runlog.note(
+        prepared.state,
+        program.argv,
+        result,
+        sandbox="" if entry is None else entry.record.id,
+        directory="" if place is None else place.path,
+    )
+    return result

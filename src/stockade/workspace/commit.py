@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from stockade.errors import ConflictError, NotFoundError, SetupError
+from stockade.errors import ConflictError, NotFoundError, SetupError, one_line
 from stockade.policy.resolve import mounted_below
 from stockade.workspace import bases, copying, descend, journal
 from stockade.workspace.caution import Held, covers, held, leads_out
@@ -143,7 +143,7 @@ class Job(msgspec.Struct):
         if found:
             raise ConflictError(
                 "the host's files are not what the program saw:\n"
-                + "\n".join(f"{one.path}: {one.reason}" for one in found),
+                + "\n".join(f"{one_line(one.path)}: {one.reason}" for one in found),
                 paths=tuple(one.path for one in found),
                 hint="compare them; --force PATH overwrites what the host has there"
                 + ("" if merge else ", --merge puts changes to different lines together"),

@@ -171,6 +171,13 @@ class Layer:
         finally:
             os.close(live)
 
+    def is_full(self) -> bool:
+        """Whether the private memory that the changes are in has no room left."""
+        if self._live < 0:
+            return False
+        room = os.fstatvfs(self._live)
+        return room.f_bavail == 0 or room.f_favail == 0
+
     def bring(self) -> None:
         """Copy the changes that are in a living sandbox's private memory to the layer: all, or nothing."""
         if self._live < 0:

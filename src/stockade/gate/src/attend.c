@@ -29,6 +29,8 @@ struct watch {
 	uint32_t breaches; /* before it began */
 	pid_t leader; /* 0: it has ended */
 	int status;
+	int terminal; /* whether it has one */
+	int stopped;  /* and was stopped, as the supervisor knows */
 	uint64_t grace, deadline; /* of the next step, 0: never */
 	enum { RUNNING, ASKED, KILLED } stage;
 	enum ended ended;
@@ -163,13 +165,26 @@ static void end_run(struct watch *watch, enum ended ended, uint64_t grace)
 	signal_all(watch, SIGCONT); /* a stopped program hears nothing else */
 }
 
+/* Once until the supervisor has answered, so that no program can fill the socket with its stops. */
+static void tell_stopped(struct watch *watch, int number)
+{
+	struct reply reply = {.kind = REPLY_STOPPED, .status = (uint32_t)number};
+	if (watch->stopped || watch->stage != RUNNING)
+		return;
+	watch->stopped = 1;
+	send_reply(watch->socket, &reply, NULL, 0);
+}
+
 /* Reaps what has ended. Returns whether anything is left. */
 static int reap(struct watch *watch)
 {
 	int status;
 	pid_t pid;
-	while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
-		if (pid == watch->leader) {
+	while ((pid = waitpid(-1, &status, WNOHANG | (watch->terminal ? WUNTRACED : 0))) > 0) {
+		if (WIFSTOPPED(status)) {
+			if (pid == watch->leader)
+				tell_stopped(watch, WSTOPSIG(status));
+		} else if (pid == watch->leader) {
 			watch->leader = 0;
 			watch->status = status;
 		}
@@ -189,6 +204,8 @@ static _Noreturn void report(const struct box *box, const struct watch *watch)
 	reply.system_us = (uint64_t)usage.ru_stime.tv_sec * 1000000 + (uint64_t)usage.ru_stime.tv_usec;
 	reply.peak_kib = (uint64_t)usage.ru_maxrss;
 	reply.switches = (uint64_t)(usage.ru_nvcsw + usage.ru_nivcsw);
+	if (watch->status)
+		reply.index = unreached(box);
 	send_reply(watch->socket, &reply, NULL, 0);
 	_exit(0);
 }
@@ -202,6 +219,15 @@ static void finish(const struct box *box, const struct watch *watch)
 			;
 	}
 	report(box, watch);
+}
+
+static void give_terminal(pid_t group)
+{
+	int terminal = open("/dev/tty", O_RDWR | O_NOCTTY | O_CLOEXEC);
+	if (terminal < 0)
+		return; /* hung up */
+	tcsetpgrp(terminal, group);
+	close(terminal);
 }
 
 static void hear(struct watch *watch)
@@ -218,6 +244,10 @@ static void hear(struct watch *watch)
 	} else if (request.kind == REQUEST_SIGNAL && (request.flags & SIGNAL_ALL)) {
 		signal_all(watch, (int)request.value);
 	} else if (request.kind == REQUEST_SIGNAL && watch->leader) {
+		if (watch->terminal && (request.flags & (SIGNAL_INFRONT | SIGNAL_BEHIND)))
+			give_terminal(request.flags & SIGNAL_INFRONT ? watch->leader : getpgrp());
+		if (request.value == SIGCONT)
+			watch->stopped = 0;
 		kill(-watch->leader, (int)request.value);
 	}
 }
@@ -271,6 +301,7 @@ void attend(const struct box *box, struct program *program, int children, int al
 	struct watch watch = {.socket = program->socket,
 			      .children = children,
 			      .all = all,
+			      .terminal = (request->flags & EXEC_TERMINAL) != 0,
 			      .breaches = box->breaches->count,
 			      .grace = request->grace_ms};
 	watch.deadline = request->wall_us ? now_ms() + (request->wall_us + 999) / 1000 : 0;

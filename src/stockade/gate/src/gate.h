@@ -44,6 +44,7 @@ enum reply_kind {
 	REPLY_EXEC_FAILED, /* error, text: what could not be entered or executed */
 	REPLY_EXITED,      /* status, ended, and what the run used */
 	REPLY_ROOTS,       /* descriptors: the root, and the overlay if there is one */
+	REPLY_STOPPED,     /* the program on a terminal was stopped; status: by which signal */
 };
 
 /* Who ended a run, if it was not the program itself. */
@@ -67,7 +68,7 @@ struct reply {
 /* From the supervisor to the gate, or on a run's own socket to its keeper. */
 enum request_kind {
 	REQUEST_EXEC = 1, /* descriptors: body; stdin, stdout, stderr; and as the flags say */
-	REQUEST_SIGNAL,   /* value: the signal; flags: SIGNAL_ALL */
+	REQUEST_SIGNAL,   /* value: the signal; flags: to whom, and whose the terminal is first */
 	REQUEST_END,      /* TERM to everything, KILL to what is left after grace_ms */
 	REQUEST_WATCH,    /* descriptors as the flags say; value: cores; wall_us: processor time */
 	REQUEST_ROOTS,    /* for looking at the files from outside */
@@ -77,23 +78,35 @@ enum {
 	EXEC_TELL = 2,     /* say REPLY_STARTED */
 	EXEC_ENTER = 4,    /* one more descriptor: the file by which the program enters its cgroup */
 	EXEC_TERMINAL = 8, /* no stdio but a new terminal of value >> 16 lines and value & 0xffff columns */
+	EXEC_STDOUT = 16,  /* with a terminal: stdout is a descriptor all the same */
+	EXEC_STDERR = 32,  /* and stderr */
+	EXEC_BEHIND = 64,  /* with a terminal: in its background, so that the program stops when it wants to read */
 };
 enum {
 	WATCH_MEMORY = 1,  /* an eventfd of cgroup v1 */
 	WATCH_COUNTED = 2, /* or the memory.events of v2 */
 	WATCH_CPU = 4,     /* the file that counts processor time */
 };
-enum { SIGNAL_ALL = 1 }; /* not the program's process group, but every process of the run */
+enum {
+	SIGNAL_ALL = 1,     /* not the program's process group, but every process of the run */
+	SIGNAL_INFRONT = 2, /* the program gets the foreground of its terminal */
+	SIGNAL_BEHIND = 4,  /* or its background */
+};
 
 struct request {
 	uint32_t kind, flags, value, grace_ms;
 	uint64_t wall_us; /* of an exec: how long it may take, 0 for ever */
 };
 
+/* What the kernel calls struct termios, which has another size in the C library. */
+enum { SETTINGS_SIZE = 36 };
+
 /* The body of an exec request: counts, then cwd, the arguments and the environment,
  * each ended by a NUL. */
 struct exec_body {
 	uint32_t size, argc, envc;
+	uint32_t settled; /* whether a terminal gets these settings, or those of any new one */
+	unsigned char settings[SETTINGS_SIZE];
 };
 
 /* One sandbox, as its first process sees it. */
@@ -131,6 +144,7 @@ struct program {
 	unsigned char *bytes;
 	const char *cwd;
 	char **argv, **envp;
+	const unsigned char *settings; /* of its terminal, or NULL */
 	struct request request;
 	int socket; /* of the run */
 	int entrance; /* of its cgroup, or -1 */
@@ -154,6 +168,9 @@ int guard_patience(int otherwise);
 int guard_spent(void);
 /* What is over, if anything; a mount that came off ends the sandbox here. */
 enum ended guard_check(const struct box *box, const struct pollfd *polls);
+
+/* How often programs tried to reach a network that is not there. */
+uint32_t unreached(const struct box *box);
 
 uint64_t now_ms(void);
 /* A signal to every descendant of a process but those in `spared`. */

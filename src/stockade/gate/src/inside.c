@@ -182,13 +182,16 @@ static void start_kept(struct box *box, struct program *program, int children)
 static void start(struct box *box, const struct request *request, int *descriptors, unsigned count,
 		  int children)
 {
-	unsigned stdio = request->flags & EXEC_TERMINAL ? 0 : 3, next = 1 + stdio;
+	unsigned next = 1;
 	int kept = (request->flags & EXEC_KEPT) != 0, enters = (request->flags & EXEC_ENTER) != 0;
+	static const uint32_t apart[3] = {0, EXEC_STDOUT, EXEC_STDERR};
 	struct program program = {
 	    .request = *request, .socket = box->socket, .entrance = -1, .stdio = {-1, -1, -1}};
+	for (unsigned i = 0; i < 3; i++)
+		if (next < count && (!(request->flags & EXEC_TERMINAL) || (request->flags & apart[i])))
+			program.stdio[i] = descriptors[next++];
 	if (count != next + (unsigned)(kept + enters))
 		_exit(1);
-	memcpy(program.stdio, descriptors + 1, stdio * sizeof(int));
 	if (kept)
 		program.socket = descriptors[next++];
 	if (enters)
