@@ -6,6 +6,7 @@ own second look or the supervisor's evidence has to notice.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from stockade.gate import client
 from stockade.gate import plan as ops
 from stockade.host import CGROUP_PROBES, host
 from stockade.sandbox import launch
-from support.means import applies
+from stockade.workspace import image
+from support.means import applies, need
 
 Order = Callable[[str], None]
 NOTHING = "op:9999"
@@ -147,4 +149,17 @@ def test_every_kind_of_operation_was_among_those_left_out(tmp_path: Path, worksp
             limits=LIMITS if CGROUPS else {"files": 512},
         )
         seen |= {type(op) for op in plan_of(policy).ops}
-    assert seen == set(ops.Op.__subclasses__()) - (set() if CGROUPS else {ops.Cgroup})
+    # An image takes root and a loop device, and has a test of its own.
+    assert seen == set(ops.Op.__subclasses__()) - (set() if CGROUPS else {ops.Cgroup}) - {ops.Image}
+
+
+def test_an_image_cannot_be_left_out(workspace: Path, out: Path, order: Order) -> None:
+    applies(os.geteuid() == 0, "only root mounts an image")
+    need(not image.missing(), f"no images: {image.missing()}")
+    rule = {"path": str(workspace), "durable": True}
+    policy = Policy(workspace=rule, write=[str(out)], limits={"disk": "8M"}, protect=[])
+    order(NOTHING)
+    assert starts(policy, out)
+    index = [type(op) for op in plan_of(policy).ops].index(ops.Image)
+    order(f"op:{index}")
+    assert not starts(policy, out)

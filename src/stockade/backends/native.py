@@ -92,7 +92,13 @@ class Native(Backend):
         if Control.IPC in policy.accept:
             shared = f"{kept.mechanism}; sockets in what is shown read-only can be reached"
             kept = msgspec.structs.replace(kept, mechanism=shared, weaker=True)
-        return {**controls, Control.IPC: kept}
+        found = {**controls, Control.IPC: kept}
+        rule = policy.workspace
+        if Control.LIMITS_DISK in found and rule is not None and rule.mode == "overlay" and rule.durable:
+            found[Control.LIMITS_DISK] = msgspec.structs.replace(
+                found[Control.LIMITS_DISK], mechanism="size of a file system in an image, on a loop device"
+            )
+        return found
 
 
 class Inputs(msgspec.Struct, frozen=True):
@@ -124,6 +130,8 @@ class Inputs(msgspec.Struct, frozen=True):
     programs: tuple[tuple[str, bool, str], ...] | None = None
     #: Size of the private file system; 0 for the kernel's default.
     disk: int = 0
+    #: Whether that is an image in the layer, which outlives the supervisor.
+    image: bool = False
     #: The version of each cgroup that the gate enters, and in words what they limit.
     groups: tuple[tuple[int, ...], str] = ((), "")
     #: Links to what is granted, and where each leads.
@@ -165,6 +173,7 @@ def inputs(given: Given) -> Inputs:
         denied=resolved.denied,
         programs=_programs(resolved, system),
         disk=limits.disk or 0,
+        image=resolved.needs_image,
         groups=given.groups,
         links=tuple(sorted(resolved.links.items())),
     )
@@ -290,7 +299,7 @@ def compile_plan(given: Inputs) -> ops.Plan:
             *base,
             *_groups(given),
             ops.Hostname(name=HOSTNAME),
-            _private(given),
+            *_private(given),
             *_root(given),
             ops.Pivot(),
             ops.Keyring(),
@@ -305,19 +314,22 @@ def compile_plan(given: Inputs) -> ops.Plan:
     )
 
 
-def _private(given: Inputs) -> ops.Root:
+def _private(given: Inputs) -> list[ops.AnyOp]:
     if not given.disk:
-        return ops.Root()
+        return [ops.Root()]
+    clause = f"limits.disk = {given.disk}"
+    if given.image:
+        return [ops.Root(), ops.Image(size=given.disk, descriptor=len(given.grants) + 1, clause=clause)]
     # Empty files take up memory of the kernel too.
     inodes = max(LEAST_INODES, given.disk // PAGE)
-    return ops.Root(size=given.disk, inodes=inodes, clause=f"limits.disk = {given.disk}")
+    return [ops.Root(size=given.disk, inodes=inodes, clause=clause)]
 
 
 def _groups(given: Inputs) -> list[ops.AnyOp]:
-    """Their descriptors come last, after the two directories of an overlay that is not private."""
+    """Their descriptors come last, after an image or the two directories of an overlay in the layer."""
     versions, words = given.groups
     overlay = any(access == "overlay" for _, access, *_ in given.grants) and not given.disk
-    first = len(given.grants) + 2 * overlay + 1
+    first = len(given.grants) + 2 * overlay + given.image + 1
     return [
         ops.Cgroup(version=version, descriptor=first + number, limits=words, clause="limits")
         for number, version in enumerate(versions)
@@ -380,7 +392,9 @@ def _root(given: Inputs) -> list[ops.AnyOp]:
     if not any(within("/var/tmp", path) for path in (*scratch, *(path for path, *_ in given.grants))):
         found.append(ops.Link(path="/var/tmp", target="/tmp"))
     noexec = given.programs is not None
-    found += [ops.Scratch(path=path, mode=mode, noexec=noexec) for path, mode in scratch.items()]
+    found += [
+        ops.Scratch(path=path, mode=mode, noexec=noexec, image=given.image) for path, mode in scratch.items()
+    ]
     found += _links(given, scratch)
     # Last: what is behind the scratch directories disappears below it.
     return [*found, *_granted(given), ops.Proc()]
@@ -426,6 +440,7 @@ def _granted(given: Inputs) -> list[ops.AnyOp]:
                 masks=masks,
                 noexec=noexec,
                 private=bool(given.disk),
+                image=given.image,
                 clause=clause,
             )
         elif access == "write":

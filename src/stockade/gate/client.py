@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import errno
 import os
+import select
 import struct
 import threading
 import time
@@ -48,7 +49,7 @@ SCOPE_SECONDS = 5.0
 OPERATIONS = (
     "plan", "namespaces", "hostname", "root", "dir", "file", "link", "bind", "scratch", "proc", "pts",
     "overlay", "show", "view", "pivot", "keyring", "rlimit", "privileges", "landlock", "grant", "seccomp",
-    "mask", "cgroup",
+    "mask", "cgroup", "image",
 )  # fmt: skip
 
 _REPLY = struct.Struct("=IIiIIIQQQQ256s")
@@ -246,9 +247,18 @@ class Connection(Channel):
         )
         self._send(_REQUEST.pack(WATCH, flags, cores, 0, int(seconds * 1e6)), tuple(found))
 
-    def ask_for_roots(self) -> None:
-        """Ask for descriptors of the sandbox's root and of its overlay."""
-        self._send(_REQUEST.pack(SHOW_ROOTS, 0, 0, 0, 0))
+    def roots(self, seconds: float) -> tuple[int, ...]:
+        """Descriptors of the sandbox's root and of its overlay; none if its gate does not answer."""
+        with self._lock:
+            if self._refused is not None or self._socket.fileno() < 0:
+                return ()
+            self._send(_REQUEST.pack(SHOW_ROOTS, 0, 0, 0, 0))
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            reply = self.receive() if poll.poll(seconds * 1000) else None
+            if reply is not None and reply.kind == FAILED:
+                self._refused = reply
+            return () if reply is None or reply.kind != ROOTS else reply.descriptors
 
     def stop(self) -> None:
         """End everything inside at once, also for a thread that waits on it or a forked child with a copy."""

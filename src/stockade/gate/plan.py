@@ -116,6 +116,20 @@ class Root(Op, frozen=True, kw_only=True):
         return {"/": (READONLY | NOSUID | NODEV, "tmpfs")}
 
 
+class Image(Op, frozen=True, kw_only=True):
+    """A file system in a file of Stockade's state; `descriptor` + 1 is its mount."""
+
+    kind = 23
+    size: int
+    descriptor: int
+
+    def numbers(self) -> tuple[int, int]:
+        return self.size, self.descriptor
+
+    def describe(self) -> str:
+        return f"take a file system of {self.size} bytes, in a file of Stockade's state, for what is written"
+
+
 class Dir(Op, frozen=True, kw_only=True):
     kind = 4
     path: str
@@ -197,6 +211,8 @@ class Scratch(Op, frozen=True, kw_only=True):
     path: str
     mode: int
     noexec: bool = False
+    #: On the image that comes before.
+    image: bool = False
 
     def numbers(self) -> tuple[int, int]:
         return self.mode, NOEXEC if self.noexec else 0
@@ -205,10 +221,11 @@ class Scratch(Op, frozen=True, kw_only=True):
         return text(self.path)
 
     def describe(self) -> str:
-        return f"make {self.path} an empty writable directory in private memory{_without_exec(self.noexec)}"
+        where = "in that file system" if self.image else "in private memory"
+        return f"make {self.path} an empty writable directory {where}{_without_exec(self.noexec)}"
 
     def mounts(self) -> dict[str, tuple[int, str]]:
-        return {self.path: (NOSUID | NODEV | self.numbers()[1], "tmpfs")}
+        return {self.path: (NOSUID | NODEV | self.numbers()[1], "ext4" if self.image else "tmpfs")}
 
 
 class Proc(Op, frozen=True, kw_only=True):
@@ -242,7 +259,7 @@ class Pts(Op, frozen=True, kw_only=True):
 class Overlay(Op, frozen=True, kw_only=True):
     """`layer` is the directory of the state that receives the changes, `masks` the number of its masks.
 
-    Those of a `private` one are in the private file system until the sandbox has ended.
+    Those of a `private` one are in the private file system until the sandbox has ended, or in the `image`.
     """
 
     kind = 11
@@ -252,6 +269,7 @@ class Overlay(Op, frozen=True, kw_only=True):
     masks: int = 0
     noexec: bool = False
     private: bool = False
+    image: bool = False
 
     def numbers(self) -> tuple[int, int]:
         attributes = NOEXEC << 32 if self.noexec else 0
@@ -264,6 +282,8 @@ class Overlay(Op, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         how = f"copy-on-write{_without_exec(self.noexec)}"
+        if self.image:
+            return f"show {self.path} {how}: changes go to that file system, and are in Stockade's state"
         if self.private:
             return (
                 f"show {self.path} {how}: changes go to private memory, and to Stockade's state when the "
@@ -435,7 +455,7 @@ class Cgroup(Op, frozen=True, kw_only=True):
 
 AnyOp = (
     Namespaces | Hostname | Root | Dir | File | Link | Bind | Scratch | Proc | Pts | Overlay | Show | View
-    | Mask | Pivot | Keyring | Limit | Privileges | Landlock | Grant | Seccomp | Cgroup
+    | Mask | Pivot | Keyring | Limit | Privileges | Landlock | Grant | Seccomp | Cgroup | Image
 )  # fmt: skip
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -83,7 +83,7 @@ class Prepared(msgspec.Struct, frozen=True):
             found += self.layer.descriptors
         if self.made.scratch is not None:
             found.append(self.made.scratch.descriptor)
-        return (*found, *self.made.entrances)
+        return (*found, *self.made.image, *self.made.entrances)
 
     @property
     def environ(self) -> dict[str, str]:
@@ -126,8 +126,9 @@ class Made:
         self.layer: Layer | None = None
         self.scratch: Scratch | None = None
         self.group: Group | None = None
-        #: The descriptors through which the gate enters its cgroups.
+        #: The descriptors through which the gate enters its cgroups, and the mount of an image.
         self.entrances: tuple[int, ...] = ()
+        self.image: tuple[int, ...] = ()
         self._layer_path = ""
 
     def make(
@@ -177,15 +178,17 @@ class Made:
             else:
                 self._layer_path = f"{home}/workspaces/{id}"
                 self.layer = Layer(home, workspace.fd, workspace.path, id, held)
+                if resolved.needs_image:
+                    self.image = (self.layer.make_image(resolved.limits.disk or 0),)
         if kept is not None:
             self.group = Group(group, kept.limits, kept.places, living=living)
             self.entrances = tuple(entrance for _, entrance in self.group.entrances())
 
     def entered(self) -> None:
         """The gate is in; nobody needs the way any more."""
-        for entrance in self.entrances:
+        for entrance in (*self.entrances, *self.image):
             os.close(entrance)
-        self.entrances = ()
+        self.entrances = self.image = ()
 
     def close(self, *, discard: bool, earlier: bool = False) -> None:
         self.entered()
@@ -238,24 +241,31 @@ class Box:
         self.group = prepared.group
         #: Whether it was closed: its descriptors are somebody else's then.
         self.is_closed = False
+        self._closing = threading.Lock()
 
     def last_words(self) -> client.Reply | None:
         """Why a gate that has died gave up, if it said so."""
         return None if self.is_closed else self.connection.refusal()
 
+    def number(self) -> int:
+        """The number of its first process on the host; -1 if that has ended."""
+        with self._closing:
+            if self.is_closed:
+                return -1
+            with open(f"/proc/self/fdinfo/{self.pidfd}", encoding="ascii") as file:
+                return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
+
     def roots(self) -> tuple[int, ...]:
-        """Descriptors of its root and, if it has one, of its overlay. One thread at a time asks."""
-        self.connection.ask_for_roots()
-        poll = select.poll()
-        poll.register(self.connection.fileno(), select.POLLIN)
-        reply = self.connection.receive() if poll.poll(SETUP_SECONDS * 1000) else None
-        if reply is None or reply.kind != client.ROOTS or not reply.descriptors:
+        """Descriptors of its root and, if it has one, of its overlay."""
+        roots = self.connection.roots(SETUP_SECONDS)
+        if not roots:
             raise SetupError("the sandbox does not show its files", stage="files")
-        return reply.descriptors
+        return roots
 
     def closed(self, events: Events) -> Steps[None]:
         """End everything inside and wait until it is gone. A forked child only lets go of its copy."""
-        self.is_closed = True
+        with self._closing:
+            self.is_closed = True
         if self.owner != os.getpid():
             self.connection.forget()
             os.close(self.pidfd)

@@ -9,6 +9,7 @@ import msgspec
 
 from stockade.backends.select import Selection
 from stockade.controls import Control
+from stockade.errors import PolicyError
 from stockade.gate import client
 from stockade.host import Host, cgroups
 from stockade.policy import Limits, Resolved
@@ -87,3 +88,14 @@ def measured(usage: Usage, group: Group | None, *, alone: bool) -> Usage:
         changed["peak_tasks"] = tasks
         source["tasks"] = "cgroup"
     return msgspec.structs.replace(usage, source=source, **changed)
+
+
+def seconds_of(timeout: float | None) -> float | None:
+    """The time that a caller gives a run; what is none is refused by its own name."""
+    if timeout is None:
+        return None
+    try:
+        return Limits(wall=timeout).wall
+    except PolicyError as error:
+        said = error.message.rpartition(": ")[2]
+        raise PolicyError(f"timeout = {timeout!r}: {said}", hint=error.hint) from None

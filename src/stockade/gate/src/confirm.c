@@ -51,6 +51,17 @@ static int confirm_size(int root, const struct op *op)
 	return info.f_blocks == pages && info.f_files == op->b ? 0 : missing();
 }
 
+/* That /tmp and the others are on it, the supervisor sees in the mount table. */
+static int confirm_image(const struct box *box, const struct op *op)
+{
+	struct statfs info;
+	if (box->image < 0)
+		return missing();
+	if (fstatfs(box->image, &info))
+		return -1;
+	return (uint64_t)info.f_blocks * (uint64_t)info.f_bsize <= op->a ? 0 : missing();
+}
+
 int confirm_op(const struct box *box, const struct op *op, const char **culprit)
 {
 	struct utsname name;
@@ -66,6 +77,8 @@ int confirm_op(const struct box *box, const struct op *op, const char **culprit)
 		return confirm_file(box->root, op);
 	case OP_ROOT:
 		return confirm_size(box->root, op);
+	case OP_IMAGE:
+		return confirm_image(box, op);
 	case OP_MASK:
 		/* By its name from the root: no mount made since may show it again. */
 		if (fstatat(box->root, op->s[0] + 1, &info, AT_SYMLINK_NOFOLLOW) == 0)

@@ -120,6 +120,7 @@ struct box {
 	unsigned ahead; /* operations before this one have been executed, but for the cgroups */
 	int root;    /* the new root, by descriptor */
 	int upper;   /* what a private overlay changed, until it has been handed out, or -1 */
+	int image;   /* the file system that takes what programs write instead of the private tmpfs, or -1 */
 	int base;    /* the shared part of it that the resident made */
 	int canary;  /* an unnamed file that Landlock must refuse */
 	int ruleset; /* Landlock, until it is enforced */
@@ -137,7 +138,7 @@ struct box {
 	pid_t warden; /* in a sandbox without namespaces, or 0 */
 	int told;     /* from it: a byte to end, and its end; or -1 */
 	unsigned mask; /* the caller's umask, for the programs */
-	uint64_t root_device;
+	uint64_t root_device, image_device;
 };
 
 int resident_main(int argc, char **argv);
@@ -197,6 +198,7 @@ int mount_base(struct box *box);
 int mount_base_drop(void);
 int mount_seal(const struct box *box);
 int mount_root(struct box *box, const struct op *op);
+int mount_image(struct box *box, const struct op *op);
 int mount_op(struct box *box, const struct op *op, const char **culprit);
 int mount_pivot(struct box *box);
 int wall_privileges(const struct box *box);

@@ -62,6 +62,9 @@ static int execute(struct box *box, const struct op *op, const char **culprit)
 		return sethostname(op->s[0], strlen(op->s[0]));
 	case OP_ROOT:
 		return mount_root(box, op);
+	case OP_IMAGE:
+		*culprit = "attach";
+		return mount_image(box, op);
 	case OP_PIVOT:
 		return mount_pivot(box);
 	case OP_KEYRING:
@@ -361,6 +364,7 @@ void inside_main(struct box *box)
 		prctl(PR_SET_NAME, "stockade-gate");
 	raise_walls(box);
 	close(box->root);
+	close(box->image);
 	close(box->base);
 	close(box->canary);
 	close(box->ruleset);

@@ -17,6 +17,7 @@ static const struct shape {
 	[OP_NAMESPACES] = {"namespaces", 0, 0, ONCE | NEEDED | PLAIN},
 	[OP_HOSTNAME] = {"hostname", 1, 1, ONCE | AHEAD},
 	[OP_ROOT] = {"root", 0, 2, ONCE | NEEDED | AHEAD},
+	[OP_IMAGE] = {"image", 0, 2, ONCE},
 	[OP_DIR] = {"dir", 1, 3, PATHS | BASE | AHEAD},
 	[OP_FILE] = {"file", 1, 3, PATHS | BLOB | BASE | AHEAD},
 	[OP_LINK] = {"link", 2, 3, PATHS | BASE | AHEAD},
@@ -115,6 +116,10 @@ static const char *check(const struct op *op, unsigned descriptors)
 	case OP_CGROUP:
 		if ((op->a != 1 && op->a != 2) || op->b == 0 || op->b > descriptors)
 			return "not a cgroup that was passed";
+		break;
+	case OP_IMAGE:
+		if (op->a == 0 || op->b == 0 || op->b > descriptors)
+			return "not a file system that was passed";
 		break;
 	case OP_HOSTNAME:
 		if (strlen(op->s[0]) > 64)

@@ -43,6 +43,7 @@ enum op_type {
 	OP_MASK,       /* path in tree, tree, source of the tree; a: number of the masks that it is one of,
 			  b: descriptor + 1 that must be the same directory as the source */
 	OP_CGROUP,     /* a: version, b: descriptor + 1: its tasks file, or in version 2 its directory */
+	OP_IMAGE,      /* a: size in bytes, b: descriptor + 1: a file system, mounted nowhere, for what programs write */
 	OP_END
 };
 

@@ -143,7 +143,7 @@ static int make_base(const struct plan *plan, unsigned *index, const char **culp
 		return 0;
 	if (base.bytes)
 		drop_base(1);
-	struct box tree = {.root = -1, .upper = -1};
+	struct box tree = {.root = -1, .upper = -1, .image = -1};
 	int mounted = 0;
 	base.size = plan->base_size;
 	base.bytes = malloc(base.size + 1);
@@ -238,6 +238,7 @@ static const char *make_spare(const struct plan *like, uint64_t flags, uint64_t 
 			   .mask = mask,
 			   .root = -1,
 			   .upper = -1,
+			   .image = -1,
 			   .base = -1,
 			   .canary = -1,
 			   .ruleset = -1,
