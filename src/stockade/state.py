@@ -26,6 +26,7 @@ ENTRIES = {
     "runs.log.1": "what earlier runs did",
     "trust": "the policies of projects that you agreed to",
     "run": "the register of living sandboxes",
+    "scratch": "the homes of sandboxes without namespaces",
     CACHE: "what can be made again",
     "schema": "how all this is laid out",
 }
