@@ -31,6 +31,7 @@ ENTRIES = {
     "keys": "what signs receipts, and what verifies them",
     "trust": "the policies of projects that you agreed to",
     "run": "the register of living sandboxes",
+    "scratch": "the homes of sandboxes without namespaces",
     CACHE: "what can be made again",
     "schema": "how all this is laid out",
 }

@@ -116,7 +116,7 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
     ),
     "workspace.durable": (
         Control.LIMITS_DISK,
-        ("test_what_must_be_durable_is_refused", "test_a_killed_supervisor_leaves_the_tree_as_it_was"),
+        ("test_what_cannot_be_durable_is_refused_with_the_reason", "test_a_killed_supervisor_loses_nothing"),
     ),
 }
 #: Controls that no clause asks for, because every run has them.

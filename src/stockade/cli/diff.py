@@ -102,6 +102,8 @@ def _words(one: FileDiff) -> list[str]:
         found.append(f"mode {one.old_mode:04o} → {one.new_mode:04o}")
     elif one.kind == "added" and one.type == "file" and (one.new_mode or 0) & 0o7111:
         found.append(f"mode {one.new_mode:04o}")
+    if "attributes" in one.what:
+        found.append("its attributes changed")
     if one.type == "link":
         found.append(f"leads to {output.name(one.target)}")
     if one.binary or one.cut:

@@ -313,6 +313,10 @@ def _supervised(
             output.error("output was lost: its reader took nothing more until the time was over")
     if not quiet:
         _report(result, verbose=args.verbose, discarded=args.on_exit == "discard")
+    if result.lost and not args.json:
+        from stockade.workspace.layers import lost
+
+        output.error(lost(result.lost), hint="free some space in Stockade's state, and run it again")
     if result.commit_error and not args.json:
         reason, _, hint = result.commit_error.rpartition("\n")
         output.error(f"not committed: {reason or hint}", hint=hint if reason else "")

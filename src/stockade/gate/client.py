@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import errno
 import os
+import select
 import struct
 import threading
 import time
@@ -34,6 +35,9 @@ EVERYTHING, GIVE_FRONT, GIVE_BEHIND = 1, 2, 4
 WATCH_MEMORY, WATCH_COUNTED, WATCH_CPU = 1, 2, 4
 ITSELF, BY_TIME, BY_REQUEST, FROM_OUTSIDE, BY_MEMORY, BY_CPU = range(6)
 
+#: What a resident gate is for: sandboxes with a network of their own, with the host's, without namespaces.
+OWN_NETWORK, HOST_NETWORK, PLAIN = "own-network", "host-network", "plain"
+
 #: What one launch can carry for its plan, and one exec request for its arguments: gate.h, inside.c.
 MOST_DESCRIPTORS = 250
 MOST_BYTES = 8 << 20
@@ -45,7 +49,7 @@ SCOPE_SECONDS = 5.0
 OPERATIONS = (
     "plan", "namespaces", "hostname", "root", "dir", "file", "link", "bind", "scratch", "proc", "pts",
     "overlay", "show", "view", "pivot", "keyring", "rlimit", "privileges", "landlock", "grant", "seccomp",
-    "mask", "cgroup",
+    "mask", "cgroup", "image",
 )  # fmt: skip
 
 _REPLY = struct.Struct("=IIiIIIQQQQQ256s")
@@ -245,9 +249,18 @@ class Connection(Channel):
         )
         self._send(_REQUEST.pack(WATCH, flags, cores, 0, int(seconds * 1e6)), tuple(found))
 
-    def ask_for_roots(self) -> None:
-        """Ask for descriptors of the sandbox's root and of its overlay."""
-        self._send(_REQUEST.pack(SHOW_ROOTS, 0, 0, 0, 0))
+    def roots(self, seconds: float) -> tuple[int, ...]:
+        """Descriptors of the sandbox's root and of its overlay; none if its gate does not answer."""
+        with self._lock:
+            if self._refused is not None or self._socket.fileno() < 0:
+                return ()
+            self._send(_REQUEST.pack(SHOW_ROOTS, 0, 0, 0, 0))
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            reply = self.receive() if poll.poll(seconds * 1000) else None
+            if reply is not None and reply.kind == FAILED:
+                self._refused = reply
+            return () if reply is None or reply.kind != ROOTS else reply.descriptors
 
     def stop(self) -> None:
         """End everything inside at once, also for a thread that waits on it or a forked child with a copy."""
@@ -297,7 +310,7 @@ def _milliseconds(seconds: float) -> int:
 class Resident:
     """One resident gate process."""
 
-    def __init__(self, *, host_network: bool, scoped: bool) -> None:
+    def __init__(self, kind: str, *, scoped: bool) -> None:
         self.owner = os.getpid()
         self.filters = _own_filters()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -307,7 +320,7 @@ class Resident:
             self._socket.close()
             theirs.close()
             raise
-        command = [gate.executable(), "resident", "host-network" if host_network else "own-network"]
+        command = [gate.executable(), "resident", kind]
         command += EXTRA_ARGUMENTS
         environ: dict[str, str] = {}
         if scoped:
@@ -402,25 +415,25 @@ class _Shared:
     lock = threading.Lock()
 
 
-#: By whether they share the host's network, and whether systemd has started them in a scope.
-_residents: dict[tuple[bool, bool], Resident] = {}
+#: By kind, and whether systemd has started them in a scope.
+_residents: dict[tuple[str, bool], Resident] = {}
 
 
-def resident(*, host_network: bool, scoped: bool) -> Resident:
+def resident(kind: str, *, scoped: bool) -> Resident:
     """This process's resident gate of that kind, started where it is missing."""
-    kind = (host_network, scoped)
+    key = (kind, scoped)
     with _Shared.lock:
-        if kind not in _residents:
-            _residents[kind] = Resident(host_network=host_network, scoped=scoped)
-        return _residents[kind]
+        if key not in _residents:
+            _residents[key] = Resident(kind, scoped=scoped)
+        return _residents[key]
 
 
 def launch(
-    plan: bytes, descriptors: tuple[int, ...], *, host_network: bool, scoped: bool = False
+    plan: bytes, descriptors: tuple[int, ...], kind: str = OWN_NETWORK, *, scoped: bool = False
 ) -> Connection:
     """Begin a sandbox through a resident gate, started again where it has died."""
     for _ in range(3):
-        chosen = resident(host_network=host_network, scoped=scoped)
+        chosen = resident(kind, scoped=scoped)
         try:
             return chosen.launch(plan, descriptors)
         except OSError as error:

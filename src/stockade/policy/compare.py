@@ -114,9 +114,13 @@ def excess(mine: Policy, other: Policy) -> list[str]:
             found.append(f"limits.{name}: {words} where {limit_text(name, had)} is allowed")
     if other.required(Control.LIMITS_TASKS) and not mine.required(Control.LIMITS_TASKS):
         found.append("without limits.tasks being required")
-    if other.backend not in ("auto", mine.backend):
+    if other.backend != "auto" and not _backends(mine) <= _backends(other):
         found.append(f"backend = {show(mine.backend)} where {show(other.backend)} is asked for")
     return found
+
+
+def _backends(policy: Policy) -> set[str]:
+    return {policy.backend} if isinstance(policy.backend, str) else set(policy.backend)
 
 
 def _installs(policy: Policy) -> tuple[str, ...]:

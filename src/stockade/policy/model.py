@@ -38,7 +38,8 @@ NOTHING = object()
 LATER: dict[str, tuple[str, object]] = {
     "secrets": ("hold secrets back from the program", {}),
 }
-LATER_BACKENDS = ("landlock", "bwrap", "gvisor", "container", "microvm", "seatbelt")
+LATER_BACKENDS = ("bwrap", "gvisor", "container", "microvm", "seatbelt")
+BACKENDS = ("native", "landlock")
 
 #: Controls that every run needs, whatever its policy says.
 ALWAYS = (
@@ -201,6 +202,20 @@ def _net(key: str, value: Any) -> tuple[()] | str:
     raise Invalid(key, value, 'is neither [] nor "open"', 'write [] for no network, "open" for the host\'s')
 
 
+_ONE_BACKEND = values.one_of("auto", *BACKENDS, later=LATER_BACKENDS)
+_SEVERAL_BACKENDS = values.many(values.one_of(*BACKENDS, later=LATER_BACKENDS))
+
+
+def _backend(key: str, value: Any) -> str | tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        one: str = _ONE_BACKEND(key, value)
+        return one
+    several: tuple[str, ...] = _SEVERAL_BACKENDS(key, value)
+    if not several:
+        raise Invalid(key, value, "names no backend", 'write "auto", or name one')
+    return several if len(several) > 1 else several[0]
+
+
 def _programs(key: str, value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
@@ -243,7 +258,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     env: Mapping[str, str] = FrozenMap()
     pass_env: tuple[str, ...] = ()
     image: Literal["host"] = "host"
-    backend: Literal["auto", "native"] = "auto"
+    #: One of them, several in the order of preference, or whichever enforces it all.
+    backend: Literal["auto", "native", "landlock"] | tuple[Literal["native", "landlock"], ...] = "auto"
     accept: tuple[Control, ...] = ()
     workspace: WorkspaceRule | None = None
     limits: Limits = Limits()
@@ -262,7 +278,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "env": values.variables,
         "pass_env": values.many(values.variable),
         "image": values.one_of("host"),
-        "backend": values.one_of("auto", "native", later=LATER_BACKENDS),
+        "backend": _backend,
         "accept": values.many(_accepted),
         "workspace": _workspace,
         "limits": _LIMITS,
@@ -285,7 +301,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             env: Mapping[str, str] = ...,
             pass_env: Sequence[str] = (),
             image: str = "host",
-            backend: str = "auto",
+            backend: str | Sequence[str] = "auto",
             accept: Sequence[str] = (),
             workspace: WorkspaceRule | Mapping[str, Any] | str | None = None,
             limits: Limits | Mapping[str, Any] = ...,
@@ -348,7 +364,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         if self.workspace is not None:
             if self.workspace.mode == "overlay":
                 needed[Control.WORKSPACE_OVERLAY] = 'workspace.mode = "overlay"'
-            if self.protect:
+            # In mode ro nothing lands on the host, unless something in it is writable after all.
+            if self.protect and (self.workspace.mode != "ro" or self.write):
                 written = f"protect = {values.show(self.protect)}"
                 needed[Control.PROTECT] = "default" if self.protect == PROTECT else written
         limits = self.limits

@@ -75,6 +75,13 @@ class Resolved(msgspec.Struct, frozen=True):
     """Links of the host that lead to what is granted, made again inside."""
     _open: list[int]
 
+    @property
+    def needs_image(self) -> bool:
+        """Whether what is written is limited, and must outlive the supervisor all the same."""
+        rule = self.policy.workspace
+        limited = self.limits.disk is not None
+        return limited and rule is not None and rule.mode == "overlay" and rule.durable
+
     def close(self) -> None:
         """Close every descriptor; harmless when repeated."""
         while self._open:
@@ -116,7 +123,6 @@ def resolve(
             workspace = opener.workspace(policy.workspace.path, policy.workspace.mode)
             _settle(grants, workspace)
             protected = tuple((path, _exists(path, workspace.fd)) for path in policy.protect)
-        _refuse_durable(policy)
         chain = _toolchain(policy, base, opener, grants, workspace, command)
         denied = _deny((*policy.deny, *map(literal, chain.hidden)), caller, grants, workspace)
         for grant in (*grants.values(), workspace):
@@ -124,7 +130,7 @@ def resolve(
                 _refuse_mounted(grant)
         if workspace is not None and workspace.access == "overlay":
             _refuse_foreign(workspace, caller)
-        return Resolved(
+        resolved = Resolved(
             policy=policy,
             profile=base,
             caller=caller,
@@ -138,6 +144,8 @@ def resolve(
             links=chain.links,
             _open=opener.open,
         )
+        _refuse_durable(resolved)
+        return resolved
     except BaseException:
         for fd in opener.open:
             os.close(fd)
@@ -343,15 +351,17 @@ def _programs(patterns: tuple[str, ...] | None, caller: Caller) -> dict[str, Pro
     return found
 
 
-def _refuse_durable(policy: Policy) -> None:
-    rule = policy.workspace
-    if policy.limits.disk is None or rule is None or rule.mode != "overlay" or not rule.durable:
+def _refuse_durable(resolved: Resolved) -> None:
+    if not resolved.needs_image:
         return
-    raise PolicyError(
-        f"workspace.durable = true: under limits.disk = {policy.limits.disk} the changes are in memory until "
-        "the sandbox ends, and a killed supervisor loses them",
-        hint="leave one of the two out",
-    )
+    from stockade.workspace import image
+
+    if why := image.missing():
+        raise PolicyError(
+            f"workspace.durable = true: under limits.disk = {resolved.limits.disk} the changes are in memory "
+            f"until the sandbox ends, and a killed supervisor loses them, because {why}",
+            hint="leave one of the two out, or run as root where loop devices and mkfs.ext4 are",
+        )
 
 
 def covers(tree: str, path: str) -> bool:
@@ -480,6 +490,8 @@ def _refuse_mounted(grant: Grant | None) -> None:
             if grant.access == "overlay"
             else 'grant directories beside them, or write accept = ["ipc"] to let sockets in it be reached'
         )
+        if grant.clause.startswith("toolchain"):
+            fix = f"show what is needed of {grant.path} by hand, and write --no-toolchain"
         what = f"other file systems are mounted in it: {', '.join(inner)}"
         raise PolicyError(f"{grant.clause}: {what}", hint=fix)
 

@@ -40,7 +40,10 @@ CLAUSES: dict[str, Clause] = {
         "whether the install that the command belongs to is shown; or further commands whose installs are",
         Control.FILES,
     ),
-    "backend": Clause("", "who raises the walls; a named one is used or the run is refused"),
+    "backend": Clause(
+        '`"auto"`, `"native"`, `"landlock"`, or a list of names',
+        "who raises the walls; a named one is used or the run is refused; a list is by preference",
+    ),
     "accept": Clause("controls", "may be weaker where the host cannot do better"),
     "workspace": Clause("a path or a table", "the directory that commands work in"),
     "workspace.path": Clause("a path", "appears inside at the same path as outside", Control.FILES),

@@ -18,6 +18,7 @@ import re
 
 import msgspec
 
+from stockade.backends.base import Backend
 from stockade.backends.select import Selection
 from stockade.controls import Control, Grade
 from stockade.digest import sha256
@@ -85,12 +86,17 @@ def observe_mounts(pid: int, plan: ops.Plan, evidence: Evidence) -> None:
 
 def observe_walls(ready: Reply, plan: ops.Plan, filters_before: int, evidence: Evidence) -> None:
     """Look at what a gate that is ready may still do, and at what it has installed."""
-    process = f"/proc/{ready.pid}"
-    _privileges(_read(f"{process}/status"), filters_before)
-    evidence.capabilities = {name.decode(): NOTHING.decode() for name in CAPABILITIES}
+    _privileges(_read(f"/proc/{ready.pid}/status"), filters_before)
+    _installed(ready, plan, CAPABILITIES, filters_before, evidence)
+
+
+def _installed(
+    ready: Reply, plan: ops.Plan, empty: tuple[bytes, ...], filters_before: int, evidence: Evidence
+) -> None:
+    evidence.capabilities = {name.decode(): NOTHING.decode() for name in empty}
     evidence.no_new_privs = True
     evidence.seccomp, evidence.filters = 2, filters_before + 1
-    evidence.rlimits = _limits(_read(f"{process}/limits"), plan)
+    evidence.rlimits = _limits(_read(f"/proc/{ready.pid}/limits"), plan)
     if ready.text != plan.filter:
         raise _missing("the gate installed another system call filter")
     if ready.index != plan.rules:
@@ -106,6 +112,19 @@ CANARIES = (
     "a refused system call was refused",
 )
 SCOPED = ("an abstract socket of outside was refused",)
+
+
+def observe_plain(
+    ready: Reply, plan: ops.Plan, warden: int | None, filters_before: int, evidence: Evidence
+) -> None:
+    """The same of a gate without namespaces, which its warden has started."""
+    status = _lines(_read(f"/proc/{ready.pid}/status"))
+    if warden is None or int(status[b"PPid"]) != warden:
+        raise _missing("the gate is not its warden's child")
+    # What bounds them only root may take away; below no_new_privs nothing is gained from it.
+    empty = tuple(name for name in CAPABILITIES if name != b"CapBnd")
+    _bounded(status, filters_before, empty)
+    _installed(ready, plan, empty, filters_before, evidence)
 
 
 #: How each control is seen, once everything above and the gate's own trials have passed.
@@ -162,31 +181,34 @@ GRADES = {
 }
 
 
-def reported(selection: Selection, policy: Policy) -> dict[str, Enforced]:
+#: Where a backend without namespaces enforces them: by Landlock and the filter, or the parents of processes.
+PLAIN_GRADES = {
+    Control.FILES: Grade.GATE,
+    Control.NETWORK_NONE: Grade.GATE,
+    Control.PROCESSES: Grade.GATE,
+    Control.IPC: Grade.GATE,
+    Control.DEVICES: Grade.GATE,
+    Control.CLEANUP: Grade.KERNEL,
+}
+
+
+def reported(backend: type[Backend], selection: Selection, policy: Policy) -> dict[str, Enforced]:
     """What a run under the policy reports of its controls once everything has been observed."""
     controls = {}
-    for control, chosen in selection.controls.items():
-        words = OBSERVED_IN_CGROUP if control in selection.by_cgroup else {}
-        weaker = Grade.WEAKER if chosen.mechanism else Grade.ABSENT
+    for control, chosen in backend.adjusted(policy, selection.controls).items():
+        in_cgroup = OBSERVED_IN_CGROUP if control in selection.by_cgroup else {}
+        observed = (OBSERVED | dict(backend.observed) | in_cgroup)[control]
+        plain = PLAIN_GRADES if control in backend.observed else {}
+        grade = plain.get(control, GRADES[control])
+        if chosen.weaker:
+            observed, grade = Grade.WEAKER.value, Grade.WEAKER if chosen.mechanism else Grade.ABSENT
         controls[control.value] = Enforced(
             requested=chosen.requested,
             mechanism=chosen.mechanism or f"none: {chosen.reason}",
-            observed=Grade.WEAKER.value if chosen.weaker else words.get(control, OBSERVED[control]),
-            grade=weaker if chosen.weaker else GRADES[control],
+            observed=observed,
+            grade=grade,
         )
-    controls[Control.IPC] = _ipc(controls[Control.IPC], policy)
     return controls
-
-
-def _ipc(kept: Enforced, policy: Policy) -> Enforced:
-    if policy.write or (policy.workspace is not None and policy.workspace.mode == "rw"):
-        shared = f"{kept.mechanism}; sockets in writable grants are shared with the host"
-        kept = msgspec.structs.replace(kept, mechanism=shared)
-    if Control.IPC in policy.accept:
-        shared = f"{kept.mechanism}; sockets in what is shown read-only can be reached"
-        weaker = Grade.WEAKER
-        kept = msgspec.structs.replace(kept, mechanism=shared, observed=weaker.value, grade=weaker)
-    return kept
 
 
 def incomplete() -> SetupError:
@@ -247,19 +269,29 @@ def _privileges(text: bytes, filters_before: int) -> None:
     if text.find(WANTED_STATUS % (filters_before + 1)) > 0 and b"\t1\nNSpgid:" in text:
         return
     # Something is amiss, or this kernel writes its lines in another order: one by one.
-    status = dict(line.split(b":\t", 1) for line in text.splitlines())
-    for name in CAPABILITIES:
+    status = _lines(text)
+    _bounded(status, filters_before, CAPABILITIES)
+    if not status[b"NSpid"].endswith(b"\t1"):
+        raise _missing("the gate is not the first process of its namespace")
+
+
+def _lines(status: bytes) -> dict[bytes, bytes]:
+    return dict(line.split(b":\t", 1) for line in status.splitlines())
+
+
+def _bounded(status: dict[bytes, bytes], filters_before: int, capabilities: tuple[bytes, ...]) -> None:
+    for name in capabilities:
         if status[name] != NOTHING:
             raise _missing(f"{name.decode()} is {status[name].decode()} instead of empty")
     if status[b"NoNewPrivs"] != b"1":
         raise _missing("no_new_privs is not set")
     if status[b"Seccomp"] != b"2" or int(status[b"Seccomp_filters"]) != filters_before + 1:
         raise _missing("the system call filter is not in force")
-    if not status[b"NSpid"].endswith(b"\t1"):
-        raise _missing("the gate is not the first process of its namespace")
 
 
 def _id_maps(process: str, plan: ops.Plan) -> tuple[str, str]:
+    if plan.plain:
+        return "", ""  # it is in the user namespace of the caller, as was just seen
     found = []
     for kind, own in (("uid_map", os.geteuid()), ("gid_map", os.getegid())):
         wanted = ["0", "0", "4294967295"] if plan.namespaces.every_id else [str(own), str(own), "1"]

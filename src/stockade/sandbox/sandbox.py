@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
-from stockade import state
 from stockade.errors import PolicyError, SetupError, StockadeError, one_line
 from stockade.gate import client
-from stockade.policy import Limits, Policy
+from stockade.policy import Policy
 from stockade.policy.model import DEFAULT
 from stockade.receipt.account import Account, named
 from stockade.sandbox.continued import commit_and_close, opened, snapshot_before
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
+from stockade.sandbox.limits import seconds_of
 from stockade.sandbox.process import PIPE, Parts, Process, starting
 from stockade.sandbox.report import result_of
 from stockade.sandbox.result import Outcome, Result
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.still import held_still
-from stockade.sandbox.streams import Sink, Streams, Terminal
+from stockade.sandbox.streams import Sink, Streams, Terminal, spill_place
 from stockade.sandbox.supervise import GRACE, Ended, Run, supervise
 from stockade.workspace import record
-from stockade.workspace.layers import Layer
+from stockade.workspace.layers import Layer, lost
 
 if TYPE_CHECKING:
     from stockade.receipt.statement import Receipt, Who
@@ -157,6 +157,7 @@ class Living:
             self._on_exit = "keep"
 
     def _put_away(self, prepared: Prepared) -> None:
+        layer = prepared.layer
         with self._looking:
             if self._on_exit == "commit":
                 self.committed = commit_and_close(prepared)
@@ -165,6 +166,8 @@ class Living:
             if discard and self._files is not None and prepared.layer is not None:
                 self._files.close()  # there is nothing left to look at
             prepared.close(discard=discard, earlier=self._on_exit == "discard")
+        if layer is not None and layer.lost:
+            raise SetupError(lost(layer.lost), stage="workspace", hint=f"the others are in {layer.path}")
 
     def _found_files(self) -> Files:
         """The sandbox's files, asked for when they are first needed."""
@@ -173,7 +176,7 @@ class Living:
                 from stockade.workspace.files import Files
 
                 box, prepared = self._opened()
-                roots = box.roots()
+                roots = () if prepared.plan.plain else box.roots()
                 self._files = Files.from_descriptors(roots, prepared.resolved, prepared.home)
             return self._files
 
@@ -196,19 +199,19 @@ class Living:
             self.workspace.snapshot(prefix=RUN)
 
     @contextlib.contextmanager
-    def _alone(self, layer: Layer) -> Iterator[bool]:
+    def _alone(self, layer: Layer) -> Iterator[record.Hold]:
         """Keep the sandbox off its layer while somebody uses it; once it is closed, everybody else."""
         with self._looking:
             box, prepared = self._box, self._prepared
             if box is None or prepared is None or prepared.layer is not layer:
-                with record.held(layer.path, layer.id) as living:
-                    yield living
+                with record.held(layer.path, layer.id) as hold:
+                    yield hold
             else:
-                with held_still(box, stays=self._paused):
-                    layer.bring(ended=False)
+                with held_still(box, stays=self._paused) as sure:
+                    layer.bring()
                     layer.changes()
                     layer.note()
-                    yield True
+                    yield record.Hold(living=True, sure=sure)
 
     def pause(self) -> None:
         """Stop every process inside until `resume`. Time limits go on."""
@@ -456,6 +459,8 @@ def run(
                 snapshot_before(prepared, RUN)
             with Events() as events:
                 result = drive(_once(prepared, one, account, events), events)
+            if end != "discard" and result.workspace and prepared.layer is not None:
+                result = msgspec.structs.replace(result, lost=prepared.layer.bring_last())
             if end == "commit":
                 return _committed(result, prepared)
             discard = not result.workspace
@@ -475,6 +480,8 @@ def _committed(result: Result, prepared: Prepared) -> Result:
     if result.outcome != Outcome.EXITED:
         why = f"nothing was committed, because the run was not finished: {result.outcome}"
         return replace(result, commit_error=why if result.changes else "")
+    if result.lost:
+        return replace(result, commit_error=f"nothing was committed, because of {lost(result.lost)}")
     try:
         done = commit_and_close(prepared)
     except StockadeError as error:
@@ -530,12 +537,11 @@ def command(
     if not 0 <= grace <= LONGEST_GRACE:
         raise PolicyError(f"grace = {grace!r}: is not a time", hint=f"seconds, from 0 to {LONGEST_GRACE}")
     limits, workspace = prepared.resolved.limits, prepared.resolved.workspace
-    given_time = None if timeout is None else Limits(wall=timeout).wall
-    seconds = [time for time in (given_time, limits.wall) if time is not None]
+    seconds = [time for time in (seconds_of(timeout), limits.wall) if time is not None]
     here = workspace.path if workspace is not None else prepared.home
     program = client.Program(
         argv=argv,
-        env={**prepared.resolved.environ, "HOME": prepared.home, **_variables(env)},
+        env={**prepared.environ, **_variables(env)},
         cwd=os.path.join(here, place),
         wall=min(seconds) if seconds else None,
         grace=grace,
@@ -547,7 +553,7 @@ def command(
         limit=int(limits.output or 0),
         on_stdout=on_stdout,
         on_stderr=on_stderr,
-        spill=_spill_place(prepared) if keep else None,
+        spill=spill_place(prepared.state, prepared.made.entry) if keep else None,
         kept=kept,
         cancelled_by=cancelled_by,
         meanwhile=meanwhile,
@@ -565,15 +571,6 @@ def words(cmd: Sequence[str]) -> list[str]:
     if any("\0" in word for word in argv):
         raise PolicyError("the command has a NUL byte in it")
     return argv
-
-
-def _spill_place(prepared: Prepared) -> Callable[[str], str]:
-    def place(stream: str) -> str:
-        directory = f"{state.ensure(prepared.state)}/output"
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        return f"{directory}/{os.urandom(6).hex()}.{stream}"
-
-    return place
 
 
 def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:

@@ -9,19 +9,25 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from stockade import state
 from stockade.digest import Streamed
 from stockade.errors import StockadeError
 from stockade.gate import client
 from stockade.sandbox.steps import READABLE, WRITABLE, Events
 
+if TYPE_CHECKING:
+    from stockade.sandbox.register import Entry
+
 CHUNK = 1 << 16
 #: A program that prints for ever must not fill the disk: from here on output is counted, not kept.
 MOST_SPILLED = 4 << 30
 Sink = Callable[[bytes], object]
+#: For a stream's name: where its output is written to, and where it is put when it is whole.
+SpillPlace = Callable[[str], tuple[str, str]]
 
 
 class Spilled(msgspec.Struct, frozen=True):
@@ -36,10 +42,10 @@ class Spilled(msgspec.Struct, frozen=True):
 class Spill:
     """Receives what is too much for memory. Made when it is first needed."""
 
-    def __init__(self, stream: str, path: Callable[[], str]) -> None:
+    def __init__(self, stream: str, place: SpillPlace) -> None:
         self.stream = stream
-        self.path = ""
-        self._find = path
+        self._place = place
+        self._part = self._path = ""
         self._file = -1
         self._size = self._lost = 0
 
@@ -47,9 +53,9 @@ class Spill:
         """Keep the data if there is room; a full disk loses it, and never the run."""
         view = memoryview(data)
         try:
-            if not self.path:
-                self.path = self._find()
-                self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            if not self._part:
+                self._part, self._path = self._place(self.stream)
+                self._file = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             while view and self._file >= 0 and self._size < MOST_SPILLED:
                 wrote = os.write(self._file, view)
                 self._size += wrote
@@ -63,12 +69,30 @@ class Spill:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-            if not self._size:  # the disk was full
+            try:
+                if self._size:
+                    os.rename(self._part, self._path)
+            except OSError:
+                self._lost, self._size = self._lost + self._size, 0
+            if not self._size:  # the disk was full, or its place is gone
                 with contextlib.suppress(OSError):
-                    os.unlink(self.path)
+                    os.unlink(self._part)
         if self._size or self._lost:
-            return Spilled(self.stream, self.path if self._size else "", self._size, self._lost)
+            return Spilled(self.stream, self._path if self._size else "", self._size, self._lost)
         return None
+
+
+def spill_place(home: str, entry: Entry | None) -> SpillPlace:
+    """Where output past the limit goes: beside the sandbox's record until it is whole."""
+
+    def place(stream: str) -> tuple[str, str]:
+        directory = f"{state.ensure(home)}/output"
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        name = f"{os.urandom(6).hex()}.{stream}"
+        final = f"{directory}/{name}"
+        return final if entry is None else entry.scratch(name), final
+
+    return place
 
 
 class Output:
@@ -192,7 +216,7 @@ class Streams:
         source: int | None,
         limit: int,
         sinks: tuple[Sink | None, Sink | None],
-        spill: Callable[[str], str] | None,
+        spill: SpillPlace | None,
         terminal: Terminal | None = None,
         apart: tuple[int, ...] = (1, 2),
     ) -> None:
@@ -231,11 +255,8 @@ class Streams:
         """The SHA-256 of each stream; what a terminal shows is not one."""
         return {("stdout", "stderr")[number - 1]: output.digest() for number, output in self._outputs.items()}
 
-    def _output(
-        self, number: int, limit: int, sink: Sink | None, path: Callable[[str], str] | None
-    ) -> Output:
-        name = ("stdout", "stderr")[number - 1]
-        kept = None if path is None else Spill(name, lambda: path(name))
+    def _output(self, number: int, limit: int, sink: Sink | None, place: SpillPlace | None) -> Output:
+        kept = None if place is None else Spill(("stdout", "stderr")[number - 1], place)
         output = Output(limit, sink, kept)
         self._open |= {output.reader, output.writer}
         if kept is not None:

@@ -21,7 +21,7 @@ from stockade.gate import client
 from stockade.sandbox import scarce
 from stockade.sandbox.launch import Box, died
 from stockade.sandbox.steps import Events, Steps
-from stockade.sandbox.streams import Output, Sink, Spilled, Streams, Terminal
+from stockade.sandbox.streams import Output, Sink, Spilled, SpillPlace, Streams, Terminal
 
 LEFT = 1 << 20  # as much as a pipe can be made to hold
 GRACE = 2.0
@@ -41,7 +41,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     on_stdout: Sink | None = None
     on_stderr: Sink | None = None
     #: Where output beyond the limit goes, by the name of its stream. None: nothing is kept at all.
-    spill: Callable[[str], str] | None
+    spill: SpillPlace | None
     #: The sandbox goes on when this run has ended.
     kept: bool
     #: What to do once the program has been started.

@@ -25,6 +25,7 @@ enum { AGAIN_MS = 10, PATIENCE_MS = 2000, STOPS = 200 };
 
 struct watch {
 	int socket, children, all;
+	int scoped; /* every process that can be signalled is of this run */
 	int orphaned; /* the supervisor is gone */
 	uint32_t breaches; /* before it began */
 	pid_t leader; /* 0: it has ended */
@@ -51,6 +52,20 @@ int told_to_end(int signals)
 	while (read(signals, &info, sizeof info) == sizeof info)
 		told |= info.ssi_signo == SIGTERM && info.ssi_code == SI_USER && info.ssi_pid == 0;
 	return told;
+}
+
+int told_by_warden(const struct box *box, short events)
+{
+	char byte;
+	if (!events)
+		return 0;
+	if (read(box->told, &byte, 1) == 1)
+		return 1;
+	/* It is gone: whatever lives below us would live on if we waited. */
+	do
+		kill(-1, SIGKILL);
+	while (waitpid(-1, NULL, 0) > 0 || errno == EINTR);
+	_exit(1);
 }
 
 struct task {
@@ -147,7 +162,7 @@ void signal_descendants(pid_t ancestor, int number, const pid_t *spared, unsigne
 
 static void signal_all(const struct watch *watch, int number)
 {
-	if (watch->all)
+	if (watch->scoped)
 		kill(-1, number);
 	else
 		signal_descendants(getpid(), number, NULL, 0);
@@ -304,6 +319,7 @@ void attend(const struct box *box, struct program *program, int children, int al
 	struct watch watch = {.socket = program->socket,
 			      .children = children,
 			      .all = all,
+			      .scoped = all || box->warden,
 			      .terminal = (request->flags & EXEC_TERMINAL) != 0,
 			      .breaches = box->breaches->count,
 			      .grace = request->grace_ms};
@@ -320,22 +336,23 @@ void attend(const struct box *box, struct program *program, int children, int al
 		int left = reap(&watch);
 		if (watch.leader == 0 && (watch.stage == RUNNING || !left))
 			finish(box, &watch);
-		struct pollfd watched[3 + GUARD_POLLS] = {
+		struct pollfd watched[4 + GUARD_POLLS] = {
 		    {watch.socket, POLLIN, 0},
 		    {watch.orphaned ? -1 : box->supervisor, POLLIN, 0},
-		    {children, POLLIN, 0}};
+		    {children, POLLIN, 0},
+		    {all ? box->told : -1, POLLIN, 0}};
 		if (all)
-			guard_polls(watched + 3);
+			guard_polls(watched + 4);
 		int wait = patience(&watch);
-		if (poll(watched, all ? 3 + GUARD_POLLS : 3, all ? guard_patience(wait) : wait) < 0 && errno != EINTR)
+		if (poll(watched, all ? 4 + GUARD_POLLS : 4, all ? guard_patience(wait) : wait) < 0 && errno != EINTR)
 			_exit(1);
 		if (watched[1].revents)
 			be_orphaned(&watch);
-		if (watched[2].revents && told_to_end(children) && all)
+		if (told_by_warden(box, watched[3].revents) || (watched[2].revents && told_to_end(children) && all))
 			end_run(&watch, ENDED_FROM_OUTSIDE, watch.grace);
 		if (watched[0].revents)
 			hear(&watch);
-		if (all && watch.stage != KILLED && guard_check(box, watched + 3))
+		if (all && watch.stage != KILLED && guard_check(box, watched + 4))
 			end_run(&watch, ENDED_ITSELF, 0);
 		keep_time(&watch);
 	}

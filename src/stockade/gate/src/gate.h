@@ -11,6 +11,7 @@
  *   inside    that first process: PID 1 of the sandbox, with the caller's ids and, once its plan
  *             is executed, no capability. It raises the walls on itself, waits for "go", and then
  *             starts programs on request; they inherit the walls.
+ *   warden    in a sandbox without namespaces only, between the two: see warden.c.
  * Both end when the supervisor ends: they watch a pidfd of it beside their socket, because a
  * forked child of the supervisor may keep the socket open, and PDEATHSIG means a thread.
  */
@@ -120,10 +121,12 @@ struct box {
 	unsigned ahead; /* operations before this one have been executed, but for the cgroups */
 	int root;    /* the new root, by descriptor */
 	int upper;   /* what a private overlay changed, until it has been handed out, or -1 */
+	int image;   /* the file system that takes what programs write instead of the private tmpfs, or -1 */
 	int base;    /* the shared part of it that the resident made */
 	int canary;  /* an unnamed file that Landlock must refuse */
 	int outsider; /* a socket by an abstract name that Landlock must refuse, or -1 */
 	int ruleset; /* Landlock, until it is enforced */
+	int inner;   /* where programs are put behind one wall more: its rules, or -1 */
 	unsigned rules, scratches;
 	char filter[65]; /* the SHA-256 of what was installed */
 	unsigned kept; /* keepers that live */
@@ -133,13 +136,23 @@ struct box {
 		volatile enum ended kind;
 	} *breaches;
 	long keyring;
+	const char *problem; /* what kept the warden from its work, for the supervisor to be told */
+	int problem_error;
+	pid_t warden; /* in a sandbox without namespaces, or 0 */
+	int told;     /* from it: a byte to end, and its end; or -1 */
 	unsigned mask; /* the caller's umask, for the programs */
-	uint64_t root_device;
+	uint64_t root_device, image_device;
 };
 
 int resident_main(int argc, char **argv);
 
 _Noreturn void inside_main(struct box *box);
+
+_Noreturn void warden_main(struct box *box, pid_t resident, int supervisor);
+/* From here on signals reach only what is started below; `known` is a process of ours that is not. */
+int keep_signals_in(pid_t known);
+/* 0 if a process of ours outside cannot be signalled. */
+int signals_stay_in(pid_t known);
 
 /* A program that is to be started, and where. */
 struct program {
@@ -180,25 +193,31 @@ void signal_descendants(pid_t ancestor, int number, const pid_t *spared, unsigne
 /* Whether somebody outside the sandbox sent SIGTERM. */
 int told_to_end(int signals);
 int set_limit(const struct op *op, uint64_t reserve);
+/* What the warden says; it does not return if that has died. */
+int told_by_warden(const struct box *box, short events);
 
 /* Each returns 0, or -1 with errno set and *culprit naming the operand where that is not op->s[0]. */
 int mount_base(struct box *box);
 int mount_base_drop(void);
 int mount_seal(const struct box *box);
 int mount_root(struct box *box, const struct op *op);
+int mount_image(struct box *box, const struct op *op);
 int mount_op(struct box *box, const struct op *op, const char **culprit);
 int mount_pivot(struct box *box);
-int wall_privileges(void);
+int wall_privileges(const struct box *box);
 int wall_keyring(void);
 int wall_landlock_begin(struct box *box, const struct op *op);
 int wall_landlock_grant(struct box *box, const struct op *op);
 int wall_landlock_enforce(struct box *box);
+/* For a program's own process, where it is put behind one wall more. */
+int wall_inner(const struct box *box);
 int wall_seccomp(struct box *box, const struct op *op);
 long session_keyring(void);
 
 /* Looks again at what was done, through other calls than those that did it. */
 int confirm_op(const struct box *box, const struct op *op, const char **culprit);
 int confirm_walls(const struct box *box, const char **culprit);
+int confirm_inner(const struct box *box);
 int confirm_seccomp(void);
 
 enum { SHA256_TEXT = 65 };

@@ -186,9 +186,14 @@ static _Noreturn void become(const struct box *box, const struct program *progra
 	for (unsigned i = 0; i < box->plan.count; i++)
 		if (box->plan.ops[i].type == OP_RLIMIT && set_limit(&box->plan.ops[i], box->kept))
 			goto failed;
+	what = "landlock";
+	if (wall_inner(box))
+		goto failed;
 	what = "cwd";
-	/* Magic links would lead to descriptors instead of directories of the sandbox. */
-	int cwd = sys_openat2(AT_FDCWD, program->cwd, O_PATH | O_DIRECTORY, RESOLVE_NO_MAGICLINKS);
+	/* Magic links would lead to descriptors instead of directories of the sandbox. Where the host's own tree
+	 * is seen, a directory is one of the sandbox if it may be read. */
+	int flags = (box->inner < 0 ? O_PATH : O_RDONLY) | O_DIRECTORY;
+	int cwd = sys_openat2(AT_FDCWD, program->cwd, (uint64_t)flags, RESOLVE_NO_MAGICLINKS);
 	if (cwd < 0 || fchdir(cwd))
 		goto failed;
 	what = "cgroup";
