@@ -461,7 +461,9 @@ def _launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object])
         if attempt or reply.error != errno.ESTALE:
             break
         client.renew(connection.resident)
-    raise _failure(reply)
+    from stockade.sandbox.failures import failure
+
+    raise failure(reply)
 
 
 def _raised(
@@ -570,34 +572,3 @@ def _next(connection: client.Connection, events: Events) -> Steps[client.Reply]:
     if reply is None:
         raise GateDiedError("the gate died while it raised the walls", stage="gate")
     return reply
-
-
-#: What to tell a user about a failure that is likelier theirs than ours.
-HINTS = {
-    ("view", errno.EINVAL): "its file system cannot be shown through an overlay: copy what is needed, "
-    "or, if it is the install of the command, do without: --no-toolchain",
-    ("mask", errno.EACCES): "it is in a directory that you may not enter: deny that one",
-    ("bind", errno.ENOENT): "it was removed after it was looked up: try again",
-    ("bind", errno.ELOOP): "a directory on the way was replaced by a link after it was looked up",
-    ("bind", errno.ESTALE): "another file has taken its place since it was looked up: try again",
-    (
-        "overlay",
-        errno.EINVAL,
-    ): 'the file system cannot be the lower layer of an overlay: use mode "ro" or "rw"',
-    ("keyring", errno.EDQUOT): "each sandbox takes one of this user's keys: see sysctl kernel.keys.maxkeys",
-    ("namespaces", errno.EPERM): "`stockade doctor` says what keeps user namespaces from being made",
-    ("namespaces", errno.ENOSPC): "the limit of namespaces is reached: see sysctl user.max_user_namespaces",
-}
-
-
-def _failure(reply: client.Reply) -> SetupError:
-    what = f" {reply.text}" if reply.text else ""
-    why = os.strerror(reply.error)
-    if reply.error == errno.ESTALE:
-        why = "it is not the same file any more"
-    return SetupError(
-        f"nothing was run: {reply.operation}{what}: {why}",
-        stage=reply.operation,
-        errno=reply.error,
-        hint=HINTS.get((reply.operation, reply.error), "`stockade doctor` shows what this machine can do"),
-    )
