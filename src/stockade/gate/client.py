@@ -26,8 +26,8 @@ from stockade.host.cgroups import scope
 
 # The numbers of gate.h.
 FAILED, BORN, MOUNTED, READY, TERMINAL, STARTED, EXEC_FAILED, EXITED, ROOTS = range(1, 10)
-EXEC, SIGNAL, END, WATCH, SHOW_ROOTS = range(1, 6)
-KEPT, TELL, ENTER, ON_TERMINAL = 1, 2, 4, 8
+EXEC, SIGNAL, END, WATCH, SHOW_ROOTS, TIME = range(1, 7)
+KEPT, TELL, ENTER, ON_TERMINAL, MORE = 1, 2, 4, 8, 16
 EVERYTHING = 1
 WATCH_MEMORY, WATCH_COUNTED, WATCH_CPU = 1, 2, 4
 ITSELF, BY_TIME, BY_REQUEST, FROM_OUTSIDE, BY_MEMORY, BY_CPU = range(6)
@@ -122,6 +122,10 @@ class Channel:
         """Ask every process of the run to end; what is left after the grace is killed."""
         self._send(_REQUEST.pack(END, 0, 0, _milliseconds(grace), 0))
 
+    def allow(self, seconds: float | None) -> None:
+        """How long the run may still take."""
+        self._send(_REQUEST.pack(TIME, 0, 0, 0, 0 if seconds is None else max(1, int(seconds * 1e6))))
+
     def _send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
         # The gate may have ended; the reader of its socket learns that and says why.
         try:
@@ -177,7 +181,8 @@ class Connection(Channel):
     ) -> Channel:
         """Ask for a program to be started, and return where it is heard of.
 
-        `stdio` is empty for a program on a terminal. Unless it is `kept` apart, the sandbox ends with it.
+        `stdio` is empty for a program on a terminal; a fourth one is the program's descriptor 3. Unless it
+        is `kept` apart, the sandbox ends with it.
         `entrance` is the file through which it enters a cgroup.
         """
         last = () if entrance is None else (entrance,)
@@ -191,6 +196,7 @@ class Connection(Channel):
         flags = (
             (KEPT if kept else 0)
             | (0 if stdio else ON_TERMINAL)
+            | (MORE if len(stdio) > 3 else 0)
             | (TELL if program.tell else 0)
             | (0 if entrance is None else ENTER)
         )

@@ -20,6 +20,7 @@ from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE, Ended
 
 if TYPE_CHECKING:
+    from stockade.live.shell import AsyncShell
     from stockade.workspace.files_async import AsyncFiles
     from stockade.workspace.workspace import Workspace
 
@@ -194,6 +195,12 @@ class AsyncSandbox(Living):
                 await process.close()
                 raise
             return process
+
+    def shell(self) -> AsyncShell:
+        """One bash for many runs: directory, variables and functions stay. It starts with the first."""
+        from stockade.live.shell import AsyncShell
+
+        return AsyncShell(self)
 
     async def _snapshotted(self) -> None:
         if self._snapshot:

@@ -29,6 +29,7 @@ from stockade.workspace import record
 from stockade.workspace.layers import Layer
 
 if TYPE_CHECKING:
+    from stockade.live.shell import Shell
     from stockade.workspace.commit import Commit
     from stockade.workspace.files import Files
     from stockade.workspace.workspace import Workspace
@@ -85,7 +86,7 @@ class Living:
         return self._box, self._prepared
 
     def _running(self, box: Box, prepared: Prepared, run: Run, events: Events) -> Steps[Result]:
-        yield from _calm(box)
+        yield from calm(box)
         streams = run.streams()
         try:
             ended = yield from supervise(box, run, streams, events)
@@ -101,7 +102,7 @@ class Living:
         pty: bool | tuple[int, int],
         events: Events,
     ) -> Steps[Parts]:
-        yield from _calm(box)
+        yield from calm(box)
         return (yield from starting(box, program, stdio, pty, events))
 
     def _judged(self, ended: Ended, program: client.Program, prepared: Prepared, box: Box) -> Result:
@@ -197,7 +198,7 @@ class Living:
             self._paused = False
 
 
-def _calm(box: Box) -> Steps[None]:
+def calm(box: Box) -> Steps[None]:
     """Wait while everything inside is held still."""
     while box.connection.starting.locked():
         yield 0.01
@@ -325,6 +326,12 @@ class Sandbox(Living):
         with self._used() as (box, prepared), Events() as events:
             parts = drive(self._starting(box, program, (stdin, stdout, stderr), pty, events), events)
         return Process(parts, lambda ended: self._judged(ended, program, prepared, box))
+
+    def shell(self) -> Shell:
+        """One bash for many runs: directory, variables and functions stay. It starts with the first."""
+        from stockade.live.shell import Shell
+
+        return Shell(self)
 
     @contextlib.contextmanager
     def _used(self) -> Iterator[tuple[Box, Prepared]]:

@@ -219,6 +219,8 @@ static void hear(struct watch *watch)
 		signal_all(watch, (int)request.value);
 	} else if (request.kind == REQUEST_SIGNAL && watch->leader) {
 		kill(-watch->leader, (int)request.value);
+	} else if (request.kind == REQUEST_TIME && watch->stage == RUNNING) {
+		watch->deadline = request.wall_us ? now_ms() + (request.wall_us + 999) / 1000 : 0;
 	}
 }
 
@@ -282,6 +284,8 @@ void attend(const struct box *box, struct program *program, int children, int al
 	for (int i = 0; i < 3; i++)
 		if (i == 0 || program->stdio[i] != program->stdio[0]) /* a terminal is one descriptor */
 			close(program->stdio[i]);
+	if (program->more >= 0)
+		close(program->more);
 	for (;;) {
 		int left = reap(&watch);
 		if (watch.leader == 0 && (watch.stage == RUNNING || !left))

@@ -71,12 +71,14 @@ enum request_kind {
 	REQUEST_END,      /* TERM to everything, KILL to what is left after grace_ms */
 	REQUEST_WATCH,    /* descriptors as the flags say; value: cores; wall_us: processor time */
 	REQUEST_ROOTS,    /* for looking at the files from outside */
+	REQUEST_TIME,     /* to a keeper; wall_us: how long the run may still take, 0 for ever */
 };
 enum {
 	EXEC_KEPT = 1,     /* the sandbox outlives this run; one more descriptor: a socket for its keeper */
 	EXEC_TELL = 2,     /* say REPLY_STARTED */
 	EXEC_ENTER = 4,    /* one more descriptor: the file by which the program enters its cgroup */
 	EXEC_TERMINAL = 8, /* no stdio but a new terminal of value >> 16 lines and value & 0xffff columns */
+	EXEC_MORE = 16,    /* one more descriptor after stdio: the program's 3 */
 };
 enum {
 	WATCH_MEMORY = 1,  /* an eventfd of cgroup v1 */
@@ -134,6 +136,7 @@ struct program {
 	int socket; /* of the run */
 	int entrance; /* of its cgroup, or -1 */
 	int stdio[3];
+	int more; /* the program's descriptor 3, or -1 */
 };
 
 int program_read(int body, struct program *program);

@@ -127,16 +127,32 @@ static void execute_program(const struct program *program)
 	errno = refused ? EACCES : ENOENT;
 }
 
+/* The program's descriptors. What we still need ourselves may lie where the last of them belongs. */
+static int take_descriptors(const struct program *program, int *socket, int *entrance)
+{
+	for (int i = 0; i < 3; i++)
+		if (dup2(program->stdio[i], i) < 0)
+			return -1;
+	if (program->more >= 0) {
+		if (*socket == 3 && (*socket = fcntl(3, F_DUPFD, 4)) < 0)
+			return -1;
+		if (*entrance == 3 && (*entrance = fcntl(3, F_DUPFD, 4)) < 0)
+			return -1;
+		if (program->more == 3 ? fcntl(3, F_SETFD, 0) : dup2(program->more, 3) < 0)
+			return -1;
+	}
+	unsigned first = program->more >= 0 ? 4 : 3;
+	return (int)syscall(SYS_close_range, first, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */);
+}
+
 static _Noreturn void become(const struct box *box, const struct program *program)
 {
 	struct reply reply = {.kind = REPLY_EXEC_FAILED};
 	const char *what = "descriptors";
+	int socket = program->socket, entrance = program->entrance;
 	sigset_t none;
 	sigemptyset(&none);
-	for (int i = 0; i < 3; i++)
-		if (dup2(program->stdio[i], i) < 0)
-			goto failed;
-	if (syscall(SYS_close_range, 3, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */))
+	if (take_descriptors(program, &socket, &entrance))
 		goto failed;
 	what = "session";
 	if (setsid() < 0 || sigprocmask(SIG_SETMASK, &none, NULL))
@@ -156,17 +172,17 @@ static _Noreturn void become(const struct box *box, const struct program *progra
 	if (cwd < 0 || fchdir(cwd))
 		goto failed;
 	what = "cgroup";
-	if (program->entrance >= 0 && write(program->entrance, "0", 1) != 1)
+	if (entrance >= 0 && write(entrance, "0", 1) != 1)
 		goto failed;
 	struct reply started = {.kind = REPLY_STARTED};
 	if (program->request.flags & EXEC_TELL)
-		send_reply(program->socket, &started, NULL, 0);
+		send_reply(socket, &started, NULL, 0);
 	what = "command";
 	execute_program(program);
 failed:
 	reply.error = errno;
 	snprintf(reply.text, sizeof reply.text, "%s", what);
-	send_reply(program->socket, &reply, NULL, 0);
+	send_reply(socket, &reply, NULL, 0);
 	_exit(127);
 }
 

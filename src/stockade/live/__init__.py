@@ -1,0 +1,1 @@
+"""Sessions in a living sandbox: one shell or interpreter, many runs."""

@@ -1,0 +1,145 @@
+"""The line to a program inside that is asked again and again.
+
+Inside runs a driver: a shell or an interpreter that waits on its descriptor 3,
+a socket, for what to run. It answers there, with the number that the request
+came with, chosen anew for each and not to be guessed. What is printed goes
+through two pipes and holds no marks: when the answer is there, everything
+that was printed before is in the pipes, and is taken out. Input goes through
+a pipe that the supervisor opens for writing for one run and closes again, so
+that each run sees an end.
+
+The driver is made of the same untrusted stuff as the code it runs. What it
+says is judged as such code's own words about itself: an exit code, a value.
+It can lie about those or keep silent, no more. How long it may take, what it
+uses and whether it has died are not asked of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import msgspec
+
+from stockade.gate import client
+from stockade.live import family
+from stockade.sandbox import scarce
+from stockade.sandbox.launch import Box
+from stockade.sandbox.process import GONE
+from stockade.sandbox.steps import Events, Steps
+from stockade.sandbox.still import number_of
+from stockade.sandbox.streams import empty_input
+from stockade.sandbox.supervise import Watch
+
+
+class Line:
+    """A driver that lives, and our ends of what it holds."""
+
+    def __init__(self, box: Box, watch: Watch, control: socket.socket, ends: tuple[int, int, int]) -> None:
+        self.box, self.channel, self.control = box, watch.channel, control
+        #: The reading ends of its stdin, stdout and stderr.
+        self.stdin, self.stdout, self.stderr = ends
+        self.owner = os.getpid()
+        #: Of the driver, as the host counts; and a pidfd of it, -1 if it ended at once.
+        self._pid, self._process = 0, -1
+
+    def born(self, pid: int) -> None:
+        """The driver's process is there: a child of its keeper, which is one of the gate."""
+        process = family.look(pid)
+        keeper = None if process is None else family.look(process.parent)
+        if keeper is not None and keeper.parent == number_of(self.box.pidfd):
+            self._pid, self._process = pid, family.hold(process)
+
+    def used(self) -> tuple[float, float] | None:
+        """Seconds of the processor that it and those it waited for have had; None when it has ended."""
+        process = family.look(self._pid) if self._process >= 0 else None
+        return None if process is None else (process.user, process.system)
+
+    def signal(self, number: int, since: family.Moment, *, itself: bool) -> None:
+        """Signal what it has started since then, and if so wished `itself`."""
+        if self._process < 0:
+            return
+        family.signal_below(self._pid, number, since)
+        if itself:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, number)
+
+    def writer(self) -> int:
+        """A new writing end of its stdin: the one before was closed, and this one is the only one."""
+        return os.open(f"/proc/self/fd/{self.stdin}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def forget_input(self) -> None:
+        """Take out what an earlier run was given and did not read."""
+        empty = os.open(f"/proc/self/fd/{self.stdin}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            while os.read(empty, 1 << 16):
+                pass
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(empty)
+
+    def close(self) -> None:
+        """Let go. Its keeper ends what still runs when nobody listens any more."""
+        self.channel.close()
+        self.control.close()
+        for end in (self.stdin, self.stdout, self.stderr, self._process):
+            if end >= 0:
+                os.close(end)
+
+
+def opening(box: Box, program: client.Program, events: Events) -> Steps[Line | client.Reply]:
+    """Start a driver, or say why that was refused."""
+    with scarce.refused(), _ends() as (ours, theirs):
+        watch = Watch(box, msgspec.structs.replace(program, tell=True), events)
+        watch.start(theirs, kept=True)
+        line = Line(box, watch, *ours)
+    try:
+        while True:
+            yield None
+            if watch.channel.fileno() not in events.ready:
+                continue
+            reply = watch.channel.receive()
+            if reply is not None and reply.kind == client.STARTED:
+                line.born(reply.pid)
+                return line
+            line.close()
+            return reply or GONE
+    except BaseException:
+        watch.channel.end(0)
+        watch.close()
+        line.close()
+        raise
+    finally:
+        watch.close()
+
+
+@contextmanager
+def _ends() -> Iterator[tuple[tuple[socket.socket, tuple[int, int, int]], tuple[int, ...]]]:
+    """Our ends and the driver's, which are closed when it has them; ours are if it was not started."""
+    mine: list[int] = []
+    given: list[int] = []
+    control, inner = socket.socketpair()
+    try:
+        control.setblocking(False)
+        mine.append(empty_input())
+        given.append(os.dup(mine[0]))
+        for _ in range(2):
+            reader, writer = os.pipe()
+            # The driver can open its own end for reading and be faster: the supervisor must not wait then.
+            os.set_blocking(reader, False)
+            mine.append(reader)
+            given.append(writer)
+        yield (control, (mine[0], mine[1], mine[2])), (*given, inner.fileno())
+    except BaseException:
+        control.close()
+        for end in mine:
+            os.close(end)
+        raise
+    finally:
+        inner.close()
+        for end in given:
+            os.close(end)
