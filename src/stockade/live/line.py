@@ -62,10 +62,10 @@ class Line:
         """Signal what it has started since then, and if so wished `itself`."""
         if self._process < 0:
             return
-        family.signal_below(self._pid, number, since)
-        if itself:
+        if itself:  # first, lest it goes on when what it waits for has ended
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._process, number)
+        family.signal_below(self._pid, number, since)
 
     def writer(self) -> int:
         """A new writing end of its stdin: the one before was closed, and this one is the only one."""

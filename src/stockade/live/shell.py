@@ -53,10 +53,12 @@ class Session:
         if self._line is not None and self._line.box is not box:
             self._let_go()
         if self._line is None:
-            opened = yield from opening(box, driver.program, events)
+            # The policy's time is that of one run.
+            program = msgspec.structs.replace(driver.program, wall=None)
+            opened = yield from opening(box, program, events)
             if isinstance(opened, client.Reply):
                 return None, self._living._judged(Ended(reply=opened, wall=0), driver.program, prepared, box)
-            self._line = opened
+            self._line, request = opened, self._first() + request
         talk = Talk(self._line, run, request, number, events, most)
         try:
             told, ended = yield from talk.steps()
@@ -65,6 +67,10 @@ class Session:
                 self._let_go()
         result = self._living._judged(ended, run.program, prepared, box)
         return told, self._told(result, gone=talk.ended)
+
+    def _first(self) -> bytes:
+        """What a new driver is sent before anything else."""
+        return b""
 
     def _told(self, result: Result, *, gone: bool) -> Result:
         """The result, with whoever counted its time, and what became of the driver."""
@@ -118,7 +124,6 @@ class Bash(Session):
             prepared, words, given=given, env=env, cwd=None, timeout=timeout, grace=grace,
             on_stdout=on_stdout, on_stderr=on_stderr, kept=True,
         )  # fmt: skip
-        driver = msgspec.structs.replace(driver, program=msgspec.structs.replace(driver.program, wall=None))
         number = os.urandom(12).hex().encode()
         request = bash.request(code, env or {}, number, files)
         _, result = yield from self._running(box, prepared, driver, run, request, number, NOTHING, events)

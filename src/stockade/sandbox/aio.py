@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, TypeVar
 
 from stockade.policy import Policy
@@ -20,6 +20,7 @@ from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE, Ended
 
 if TYPE_CHECKING:
+    from stockade.live.interpreter import AsyncInterpreter
     from stockade.live.shell import AsyncShell
     from stockade.workspace.files_async import AsyncFiles
     from stockade.workspace.workspace import Workspace
@@ -201,6 +202,12 @@ class AsyncSandbox(Living):
         from stockade.live.shell import AsyncShell
 
         return AsyncShell(self)
+
+    def python(self, *, preload: Iterable[str] = (), executable: str = "python3") -> AsyncInterpreter:
+        """One Python for many runs: its variables stay. It starts with the first, and imports `preload`."""
+        from stockade.live.interpreter import AsyncInterpreter
+
+        return AsyncInterpreter(self, preload, executable)
 
     async def _snapshotted(self) -> None:
         if self._snapshot:

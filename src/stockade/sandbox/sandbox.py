@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
@@ -29,6 +29,7 @@ from stockade.workspace import record
 from stockade.workspace.layers import Layer
 
 if TYPE_CHECKING:
+    from stockade.live.interpreter import Interpreter
     from stockade.live.shell import Shell
     from stockade.workspace.commit import Commit
     from stockade.workspace.files import Files
@@ -332,6 +333,12 @@ class Sandbox(Living):
         from stockade.live.shell import Shell
 
         return Shell(self)
+
+    def python(self, *, preload: Iterable[str] = (), executable: str = "python3") -> Interpreter:
+        """One Python for many runs: its variables stay. It starts with the first, and imports `preload`."""
+        from stockade.live.interpreter import Interpreter
+
+        return Interpreter(self, preload, executable)
 
     @contextlib.contextmanager
     def _used(self) -> Iterator[tuple[Box, Prepared]]:
