@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from stockade._version import __version__
 from stockade.errors import (
     CommandError,
@@ -24,9 +22,13 @@ from stockade.errors import (
     UnsupportedError,
 )
 
+TYPE_CHECKING = False  # typing, where the name is from, takes as long to load as an interpreter to start
 if TYPE_CHECKING:
+    from typing import Any
+
     from stockade.controls import Control
     from stockade.host import host
+    from stockade.live.pool import Pool
     from stockade.policy import Limits, Policy, Syscalls, WorkspaceRule
     from stockade.sandbox.aio import AsyncProcess, AsyncSandbox
     from stockade.sandbox.process import Process
@@ -47,6 +49,7 @@ __all__ = [
     "Outcome",
     "Policy",
     "PolicyError",
+    "Pool",
     "Process",
     "Result",
     "Sandbox",
@@ -72,6 +75,7 @@ _LAZY = {
     "AsyncProcess": "stockade.sandbox.aio",
     "AsyncSandbox": "stockade.sandbox.aio",
     "Outcome": "stockade.sandbox.result",
+    "Pool": "stockade.live.pool",
     "Process": "stockade.sandbox.process",
     "Result": "stockade.sandbox.result",
     "Sandbox": "stockade.sandbox.sandbox",

@@ -146,3 +146,36 @@ def test_an_editable_install_builds_the_gate_beside_the_sources(tmp_path: Path) 
     look = "import importlib.util as u; print(u.find_spec('stockade').origin)"
     where = call([str(python), "-c", look], PYTHONPATH="")
     assert where.stdout.strip() == str(source / "src" / "stockade" / "__init__.py")
+
+
+def test_uninstalled_it_leaves_nothing_but_what_purge_removes(wheel: Path, tmp_path: Path) -> None:
+    venv, home = tmp_path / "venv", tmp_path / "home"
+    python = venv / "bin" / "python"
+    home.mkdir()
+    made = call([sys.executable, "-m", "venv", "--without-pip", str(venv)])
+    assert made.returncode == 0, made.stdout
+
+    def files() -> set[Path]:
+        return {path for path in tmp_path.rglob("*") if "state" not in path.relative_to(tmp_path).parts[:1]}
+
+    before = files()
+    pip = [*PIP, "--python", str(python)]
+    installed = call([*pip, "install", "--no-deps", "--no-index", str(wheel)])
+    assert installed.returncode == 0, installed.stdout
+    # What it needs comes from the environment that the tests run in.
+    environ = {"PYTHONPATH": sysconfig.get_path("purelib"), "HOME": str(home), "XDG_STATE_HOME": ""}
+    environ["STOCKADE_HOME"] = ""
+    where = call([str(python), "-c", "import stockade; print(stockade.__file__)"], **environ)
+    assert where.stdout.startswith(str(venv)), where.stdout
+    ran = call([str(venv / "bin/stockade"), "run", "-q", "--", "true"], **environ)
+    assert ran.returncode == 0, ran.stdout
+    state = home / ".local/state/stockade"
+    assert state.is_dir()
+    outside = {path for path in files() - before if venv not in path.parents}
+    assert all(path == state or state in path.parents or path in state.parents for path in outside)
+    purged = call([str(venv / "bin/stockade"), "purge", "--yes"], **environ)
+    assert purged.returncode == 0 and not state.exists(), purged.stdout
+    gone = call([*pip, "uninstall", "--yes", "stockade"])
+    assert gone.returncode == 0, gone.stdout
+    left = {path for path in files() - before if path not in state.parents}
+    assert left == set()

@@ -48,7 +48,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
 
 
 def the_file(home: Path) -> Path:
-    return home / f"host-{os.geteuid()}.json"
+    return home / "cache" / f"host-{os.geteuid()}.json"
 
 
 def test_a_second_process_does_not_probe(spy: Spy) -> None:
@@ -72,7 +72,7 @@ def test_asking_for_fresh_answers_probes_again(spy: Spy) -> None:
 def test_the_file_is_private_and_nothing_lies_beside_it(spy: Spy, stockade_home: Path) -> None:
     spy.new_process()
     assert the_file(stockade_home).stat().st_mode & 0o777 == 0o600
-    assert [path.name for path in stockade_home.glob("host-*")] == [the_file(stockade_home).name]
+    assert [path.name for path in stockade_home.glob("cache/host-*")] == [the_file(stockade_home).name]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_the_key_holds_what_the_answers_depend_on(change: dict[str, Any]) -> Non
 
 
 def test_the_file_of_another_key_is_not_believed(tmp_path: Path) -> None:
-    file = str(tmp_path / "state" / "host.json")
+    file = str(tmp_path / "state" / "cache" / "host.json")
     lie = Host.pretend()
     cache.save(file, {"boot": "yesterday"}, lie)
     assert cache.load(file, {"boot": "yesterday"}) == lie
@@ -169,7 +169,7 @@ def test_a_file_that_others_could_have_written_is_not_believed(spy: Spy, stockad
 
 
 def test_answers_survive_the_file(tmp_path: Path) -> None:
-    file = str(tmp_path / "state" / "host.json")
+    file = str(tmp_path / "state" / "cache" / "host.json")
     told = msgspec.structs.replace(
         Host.pretend(), probes={"userns": Probe(ok=False, errno=1, detail="d", reason="r", fix="f")}
     )

@@ -24,6 +24,7 @@ NAMES = [
     "Outcome",
     "Policy",
     "PolicyError",
+    "Pool",
     "Process",
     "Result",
     "Sandbox",

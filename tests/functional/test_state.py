@@ -61,7 +61,7 @@ class TestFilter:
         syscalls.program.cache_clear()
         syscalls.program((), (), str(stockade_home))
         syscalls.program.cache_clear()
-        (file,) = stockade_home.glob("filter-*.bpf")
+        (file,) = stockade_home.glob("cache/filter-*.bpf")
         return file
 
     @pytest.mark.parametrize("left", [0, 1, 12], ids=["nothing", "a byte", "one and a half instructions"])

@@ -101,7 +101,7 @@ def program(
     check_names(allow, listed)
     if not home:
         return compile_filter(allow, deny, listed)
-    path = os.path.join(state.ensure(home), f"filter-{fingerprint(allow, deny, listed)}.bpf")
+    path = os.path.join(state.ensure(home), state.CACHE, f"filter-{fingerprint(allow, deny, listed)}.bpf")
     try:
         return _kept(path) or _keep(path, compile_filter(allow, deny, listed))
     except OSError as error:
@@ -119,6 +119,7 @@ def _kept(path: str) -> bytes:
 
 
 def _keep(path: str, compiled: bytes) -> bytes:
+    state.cache(os.path.dirname(os.path.dirname(path)))
     temporary = f"{path}.{os.urandom(6).hex()}"  # threads may meet here
     with open(temporary, "wb") as file:
         file.write(compiled)
@@ -128,9 +129,9 @@ def _keep(path: str, compiled: bytes) -> bytes:
 
 def fingerprint(allow: tuple[str, ...], deny: tuple[str, ...], listed: bool = False) -> str:
     """What the compiled filter depends on, as a file name."""
-    import hashlib
+    from stockade.digest import sha256
 
-    digest = hashlib.sha256()
+    digest = sha256()
     for source in (__file__, filters.__file__):
         with open(source, "rb", buffering=0) as file:
             digest.update(file.read())

@@ -46,5 +46,7 @@ BARS = {
     "workspace/checkout": Bar(
         1.15, "git commits and checkouts in an overlay, by a plain directory's", aim=True
     ),
+    "start/import": Bar(2.0, "time to import stockade in a new interpreter, by that of an empty one"),
+    "start/run": Bar(5.0, "time of `stockade run -- true`, by that of an empty interpreter"),
     "walls/open": Bar(0, "attacks of the probe that get through", unit="walls", exact=True),
 }

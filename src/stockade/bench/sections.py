@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -308,6 +309,38 @@ def heap(ground: Ground) -> Section:
     return Section(tuple(figures), timings)
 
 
+def start(ground: Ground) -> Section:
+    """The command as a shell starts it, and the import, against an interpreter that does nothing."""
+    lines = {
+        "empty": ("pass",),
+        "import": ("import stockade",),
+        "run": ("from stockade.cli import command; command()", "run", "-q", "--", "true"),
+    }
+    # Modules are compiled as after an install, whatever this process was told about that.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environ["PYTHONPYCACHEPREFIX"] = str(ground.disk / "compiled")
+
+    def turn(line: tuple[str, ...]) -> Callable[[], float]:
+        def once() -> float:
+            began = time.perf_counter()
+            subprocess.run(
+                [sys.executable, "-c", *line],
+                cwd=ground.disk,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                check=True,
+            )
+            return (time.perf_counter() - began) * 1000
+
+        return once
+
+    turns = {name: turn(line) for name, line in lines.items()}
+    interleaved(turns, 2)
+    times = interleaved(turns, ground.rounds(15, 60))
+    figures = tuple(Figure(f"start/{name}", ratio(times[name], times["empty"])) for name in ("import", "run"))
+    return Section(figures, {f"python, {name}": timing(taken) for name, taken in times.items()})
+
+
 def walls(ground: Ground) -> Section:
     """The same attacks on everyone: a comparison of speed means little without it."""
     secret = ground.disk / "home" / ".ssh" / "id_ed25519"
@@ -341,6 +374,7 @@ SECTIONS: dict[str, Callable[[Ground], Section]] = {
     "memory": memory,
     "heap": heap,
     "workspace": workspace,
+    "start": start,
     "walls": walls,
 }
 ATTEMPTS = 3

@@ -7,6 +7,7 @@ parser; only the module that was asked for is imported, so that
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -14,12 +15,19 @@ import sys
 from stockade.cli import output
 from stockade.errors import StockadeError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import NoReturn
+
 #: Every subcommand: the module that serves it and its line in `stockade --help`.
 COMMANDS = {
     "run": ("stockade.cli.run", "run a command behind every wall of the policy"),
+    "init": ("stockade.cli.init", "write a policy for this project, with which its tests run"),
     "plan": ("stockade.cli.plan", "show what `run` would do, without doing it"),
     "ps": ("stockade.cli.ps", "list the sandboxes that live now"),
     "kill": ("stockade.cli.kill", "end sandboxes, whoever started them"),
+    "logs": ("stockade.cli.logs", "list what earlier runs did"),
     "diff": ("stockade.cli.diff", "show what a run changed in its workspace"),
     "commit": ("stockade.cli.commit", "take a run's changes over into your files"),
     "discard": ("stockade.cli.discard", "forget a run's changes"),
@@ -32,14 +40,42 @@ COMMANDS = {
     "profiles": ("stockade.cli.profiles", "list the named starting points for a policy"),
     "policy": ("stockade.cli.policy", "check a policy file, or print the schema"),
     "trust": ("stockade.cli.trust", "let this project's own policy widen yours"),
+    "purge": ("stockade.cli.purge", "remove everything that Stockade keeps"),
+    "completion": ("stockade.cli.completion", "print what a shell needs to complete command lines"),
+    "man": ("stockade.cli.man", "print the manual page"),
     "bench": ("stockade.cli.bench", "measure Stockade against its rivals on this machine"),
 }
 
 REFUSED = 125
+#: How many objects are made before garbage is looked for: starting makes many, and hardly any garbage.
+GARBAGE = 50_000
+
+
+def command() -> NoReturn:
+    """The installed command: runs this process's command line and ends the process.
+
+    What is left is the kernel's to take back. The interpreter would first take everything apart, piece by
+    piece, for as long as a sandbox takes to start.
+    """
+    import atexit
+
+    gc.set_threshold(GARBAGE)
+    try:
+        code = main()
+    except SystemExit as end:  # argparse's way out
+        code = end.code if isinstance(end.code, int) else 1 if end.code else 0
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = code or 120  # as the interpreter itself has it
+    os._exit(code)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code."""
+    output.Manner.quiet = output.Manner.verbose = False
     try:
         _open_streams()
         try:
@@ -85,8 +121,30 @@ def _main(args: list[str]) -> int:
     if args[0] not in COMMANDS:
         output.error(f"there is no command {args[0]!r}", hint=nearest_command(args[0]))
         return 2
+    _load_msgspec()
     module = importlib.import_module(COMMANDS[args[0]][0])
     return int(module.main(args[1:]))
+
+
+def _load_msgspec() -> None:
+    """Load it without the two slowest things in a start, which it has no use for.
+
+    From typing_extensions, where that is installed, it takes a function that Python has as well; and
+    Python's uuid (3.11) loads platform, with all its patterns, to be told the system's name.
+    """
+    if "msgspec" in sys.modules:
+        return
+    instead: dict[str, ModuleType | None] = {"typing_extensions": None}
+    if "uuid" not in sys.modules:
+        instead["platform"] = named = type(sys)("platform")
+        named.system = lambda: os.uname().sysname  # type: ignore[attr-defined]
+    instead = {name: module for name, module in instead.items() if name not in sys.modules}
+    sys.modules.update(instead)  # type: ignore[arg-type]
+    try:
+        importlib.import_module("msgspec")
+    finally:
+        for name in instead:
+            del sys.modules[name]
 
 
 def usage() -> str:

@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
 
         with _ended_in_order():
             return soak.main(argv[1:])
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     from stockade.bench import report, rivals, sections
     from stockade.bench.measure import Section
 
@@ -70,10 +70,11 @@ def _ended_in_order() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
     from stockade.bench.sections import SECTIONS
 
-    parser = argparse.ArgumentParser(
+    made = argparse.ArgumentParser(
         prog="stockade bench",
         description="Measures the cost of a sandbox beside posix_spawn, bwrap and sandlock, interleaved, and "
         "the cost of working in one. Only ratios are judged. Exit code 0: every bar holds and no ratio is "
@@ -81,13 +82,13 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: stockade bench --quick --only cold --only walls --json bench.json; "
         "`stockade bench soak` runs very many sandboxes instead: see its own --help",
     )
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, and only what is judged")
-    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="one part; may be repeated")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found")
+    made.add_argument("--quick", action="store_true", help="fewer rounds, and only what is judged")
+    made.add_argument("--only", action="append", choices=list(SECTIONS), help="one part; may be repeated")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found")
     kept = _baseline()
-    parser.add_argument("--baseline", type=Path, metavar="FILE", default=kept, help=f"compare with ({kept})")
-    parser.add_argument("--update-baseline", action="store_true", help="keep these ratios as the baseline")
-    return parser
+    made.add_argument("--baseline", type=Path, metavar="FILE", default=kept, help=f"compare with ({kept})")
+    made.add_argument("--update-baseline", action="store_true", help="keep these ratios as the baseline")
+    return output.with_manners(made)
 
 
 def _baseline() -> Path:

@@ -22,7 +22,7 @@ CANCELLED = 130
 
 def main(argv: list[str]) -> int:
     """Commit, and say what was not taken over as it was."""
-    args = _parser().parse_intermixed_args(argv)
+    args = parser().parse_intermixed_args(argv)
     try:
         return _commit(args)
     except StockadeError as error:
@@ -33,8 +33,9 @@ def main(argv: list[str]) -> int:
         return REFUSED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
         prog="stockade commit",
         description="Take the changes of a run over into your files: all of them, or those at and below\n"
         "some paths. It happens as a whole or not at all.",
@@ -46,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         "exit codes: 0 committed; 1 committed, and something was held back; 125 refused, nothing was done",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
+    add = made.add_argument
     add("id", nargs="?", help="the workspace, or the beginning of its id; without it, the last")
     add("paths", nargs="*", metavar="PATH", help="relative to the workspace")
     add(
@@ -60,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--allow-exec-config", action="store_true", help="also files that your tools run or obey")
     add("--keep", action="store_true", help="keep the workspace when nothing is left in it")
     add("--json", action="store_true", help="print JSON and nothing else")
-    return parser
+    return output.with_manners(made)
 
 
 def _commit(args: argparse.Namespace) -> int:
@@ -131,7 +132,7 @@ class _Progress:
         self._shown = False
 
     def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() >= self._next and sys.stderr.isatty():
+        if time.monotonic() >= self._next and output.steered(sys.stderr) and not output.Manner.quiet:
             print(f"\rstockade: copied {done} of {total} files", end="\x1b[K", file=sys.stderr, flush=True)
             self._shown, self._next = True, time.monotonic() + 0.1
 

@@ -23,7 +23,7 @@ STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 def main(argv: list[str]) -> int:
     """Print the differences in the form that was asked for."""
-    args = _parser().parse_intermixed_args(argv)
+    args = parser().parse_intermixed_args(argv)
     workspace = chosen(args.id)
     found = workspace.diff(args.paths or None, patch=args.patch)
     if args.json:
@@ -43,8 +43,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
         prog="stockade diff",
         description="Show what a run changed in its workspace, compared with your files as they are now.",
         epilog="examples:\n"
@@ -53,11 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         "  stockade diff --patch 443c22c193c6 src | git apply",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "id", nargs="?", help="the workspace, or the beginning of its id; without it, the last"
-    )
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="only at and below these")
-    form = parser.add_mutually_exclusive_group()
+    made.add_argument("id", nargs="?", help="the workspace, or the beginning of its id; without it, the last")
+    made.add_argument("paths", nargs="*", metavar="PATH", help="only at and below these")
+    form = made.add_mutually_exclusive_group()
     form.add_argument("--stat", action="store_true", help="count lines instead of showing them")
     form.add_argument(
         "--name-only", action="store_true", help="print names, those that need it quoted as by git"
@@ -65,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("-z", "--null", action="store_true", help="print names as they are, a NUL after each")
     form.add_argument("--patch", "--git", action="store_true", help="print a patch for `git apply`")
     form.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--no-pager", action="store_true", help="print without a pager")
-    return parser
+    made.add_argument("--no-pager", action="store_true", help="print without a pager")
+    return output.with_manners(made)
 
 
 def _plain(found: Diff) -> dict[str, object]:

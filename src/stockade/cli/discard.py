@@ -10,17 +10,7 @@ from stockade.cli.workspaces import chosen, print_json
 
 def main(argv: list[str]) -> int:
     """Remove one workspace or several."""
-    parser = argparse.ArgumentParser(
-        prog="stockade discard",
-        description="Forget the changes of a run for good. Your files are as they were.",
-        epilog="example:\n  stockade discard 443c22c193c6",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "id", nargs="*", help="the workspace, or the beginning of its id; without it, the last"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     gone = []
     for id in args.id or [None]:
         workspace = chosen(id)
@@ -31,3 +21,16 @@ def main(argv: list[str]) -> int:
     if args.json:
         print_json({"discarded": gone})
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
+        prog="stockade discard",
+        description="Forget the changes of a run for good. Your files are as they were.",
+        epilog="example:\n  stockade discard 443c22c193c6",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("id", nargs="*", help="the workspace, or the beginning of its id; without it, the last")
+    made.add_argument("--json", action="store_true", help="print JSON")
+    return output.with_manners(made)

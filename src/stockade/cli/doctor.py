@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """Try everything out now and tell; 0 if the default policy can be enforced here."""
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     from stockade import backends
     from stockade.backends.select import select
     from stockade.errors import UnsupportedError
@@ -43,16 +43,17 @@ def main(argv: list[str]) -> int:
     return 1 if isinstance(verdict, UnsupportedError) else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
         prog="stockade doctor",
         description="Tries out on this machine everything that the walls need, and says which controls "
         "can be enforced, by what, and how to fix what is missing. Exit code 0: the default policy can be "
         "enforced here.",
         epilog="example: stockade doctor --json | jq .default_policy",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    return parser
+    made.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    return output.with_manners(made)
 
 
 def as_json(

@@ -10,19 +10,7 @@ from stockade.cli.workspaces import chosen, print_json
 
 def main(argv: list[str]) -> int:
     """Fork a workspace, and print the ids."""
-    parser = argparse.ArgumentParser(
-        prog="stockade fork",
-        description="Make workspaces of their own with the same changes over the same directory, to try\n"
-        "several things from one point. The ids are printed, one on a line.",
-        epilog="example:\n"
-        "  for id in $(stockade fork 443c22c193c6 -n 3); do stockade run -w @$id -- ./attempt; done",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("id", nargs="?", help="the workspace, or the beginning of its id; without it, the last")
-    add("-n", metavar="N", dest="count", type=int, default=1, help="how many (default: 1)")
-    add("--json", action="store_true", help="print JSON")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     workspace = chosen(args.id, quiet=args.json)
     ids = [fork.id for fork in workspace.fork(args.count)]
     if args.json:
@@ -32,3 +20,20 @@ def main(argv: list[str]) -> int:
         print(id)
     output.say(f"`stockade run -w @{ids[0]} -- COMMAND` goes on in the first of them")
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
+        prog="stockade fork",
+        description="Make workspaces of their own with the same changes over the same directory, to try\n"
+        "several things from one point. The ids are printed, one on a line.",
+        epilog="example:\n"
+        "  for id in $(stockade fork 443c22c193c6 -n 3); do stockade run -w @$id -- ./attempt; done",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = made.add_argument
+    add("id", nargs="?", help="the workspace, or the beginning of its id; without it, the last")
+    add("-n", metavar="N", dest="count", type=int, default=1, help="how many (default: 1)")
+    add("--json", action="store_true", help="print JSON")
+    return output.with_manners(made)

@@ -17,19 +17,10 @@ AT_ONCE = 64
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="stockade kill",
-        description="End sandboxes with all that runs in them: TERM to the programs, two seconds, KILL.\n"
-        "Who supervises one is told, and keeps what it changed.",
-        epilog="example:\n  stockade kill 3f9a    # the beginning of an id in `stockade ps`",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("ids", nargs="*", metavar="ID", help="an id, or the beginning of one")
-    parser.add_argument("--all", action="store_true", help="every one of yours")
-    parser.add_argument("--now", action="store_true", help="KILL at once")
-    args = parser.parse_args(argv)
+    made = parser()
+    args = made.parse_args(argv)
     if args.all == bool(args.ids):
-        parser.error("name the sandboxes, or --all")
+        made.error("name the sandboxes, or --all")
     caller = Caller.current()
     home = state_dir(caller.environ, caller.home)
     failed: list[StockadeError] = []
@@ -50,6 +41,21 @@ def main(argv: list[str]) -> int:
     if args.all and not found:
         print("no sandbox is running")
     return REFUSED if failed else 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
+        prog="stockade kill",
+        description="End sandboxes with all that runs in them: TERM to the programs, two seconds, KILL.\n"
+        "Who supervises one is told, and keeps what it changed.",
+        epilog="example:\n  stockade kill 3f9a    # the beginning of an id in `stockade ps`",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("ids", nargs="*", metavar="ID", help="an id, or the beginning of one")
+    made.add_argument("--all", action="store_true", help="every one of yours")
+    made.add_argument("--now", action="store_true", help="KILL at once")
+    return output.with_manners(made)
 
 
 def _named(home: str, ids: list[str], failed: list[StockadeError]) -> list[Record]:

@@ -14,23 +14,7 @@ REFUSED = 125
 
 def main(argv: list[str]) -> int:
     """Merge, and say what was taken over."""
-    parser = argparse.ArgumentParser(
-        prog="stockade merge",
-        description="Take the changes of other workspaces of the same directory over into one. Where two of\n"
-        "them changed a path to different results nothing is done, and the paths are named.",
-        epilog="example:\n  stockade merge 443c22c193c6 9b1e4c0d77aa 0c52f1e6b3d8\n\n"
-        "exit codes: 0 merged; 125 refused, nothing was done",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add(
-        "id",
-        nargs="?",
-        help="the workspace that receives them, or the beginning of its id; @ is the last",
-    )
-    add("others", nargs="*", metavar="OTHER", help="those whose changes are taken; they stay as they are")
-    add("--json", action="store_true", help="print JSON and nothing else")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     try:
         if not args.others:
             raise PolicyError("merge needs two workspaces", hint="`stockade workspaces` lists them")
@@ -52,3 +36,24 @@ def main(argv: list[str]) -> int:
     if len(taken) > SHOWN:
         print(f"  and {len(taken) - SHOWN} more")
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
+        prog="stockade merge",
+        description="Take the changes of other workspaces of the same directory over into one. Where two of\n"
+        "them changed a path to different results nothing is done, and the paths are named.",
+        epilog="example:\n  stockade merge 443c22c193c6 9b1e4c0d77aa 0c52f1e6b3d8\n\n"
+        "exit codes: 0 merged; 125 refused, nothing was done",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = made.add_argument
+    add(
+        "id",
+        nargs="?",
+        help="the workspace that receives them, or the beginning of its id; @ is the last",
+    )
+    add("others", nargs="*", metavar="OTHER", help="those whose changes are taken; they stay as they are")
+    add("--json", action="store_true", help="print JSON and nothing else")
+    return output.with_manners(made)

@@ -10,14 +10,28 @@ from __future__ import annotations
 import os
 import sys
 
+from stockade.cli.light import Light
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+    from typing import Any, TypeVar
+
+    Parser = TypeVar("Parser", bound=argparse.ArgumentParser | Light)
+
 _SGR = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
 def coloured(stream: object = None) -> bool:
     """Whether colour is welcome on the stream (stdout unless given)."""
-    stream = stream or sys.stdout
+    return steered(stream or sys.stdout) and not os.environ.get("NO_COLOR")
+
+
+def steered(stream: object) -> bool:
+    """Whether the stream is a terminal that obeys more than line ends."""
     isatty = getattr(stream, "isatty", lambda: False)
-    return isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return isatty() and os.environ.get("TERM") != "dumb"
 
 
 def paint(text: str, style: str, stream: object = None) -> str:
@@ -61,8 +75,62 @@ def silence(descriptor: int) -> None:
     os.close(nowhere)
 
 
+class Manner:
+    """How much this process says: `-q` leaves errors only, `-v` adds what the library logs."""
+
+    quiet = False
+    verbose = False
+
+
+def heed(*, quiet: bool, verbose: bool) -> None:
+    """Speak as the command line wishes."""
+    Manner.quiet |= quiet
+    Manner.verbose |= verbose
+    if verbose:
+        show_log()
+
+
+def with_manners(parser: Parser, verbose: str = "say more", quiet: str = "say nothing but errors") -> Parser:
+    """The parser with `-v` and `-q`, which every command has."""
+    action: Any = "store_true"
+    if not isinstance(parser, Light):
+        action = _heeding()
+    for short, word, effect in (("-v", "verbose", verbose), ("-q", "quiet", quiet)):
+        parser.add_argument(short, f"--{word}", action=action, help=effect)
+    return parser
+
+
+def _heeding() -> type[argparse.Action]:
+    import argparse
+
+    class Heeding(argparse.Action):
+        def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+            super().__init__(option_strings, dest, nargs=0, default=False, help=help)
+
+        def __call__(self, _: object, chosen: argparse.Namespace, *__: object) -> None:
+            setattr(chosen, self.dest, True)
+            heed(quiet=self.dest == "quiet", verbose=self.dest == "verbose")
+
+    return Heeding
+
+
+def show_log() -> None:
+    """Let what the library logs be seen among our own lines."""
+    import logging
+
+    class Ours(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(record.getMessage())
+
+    logger = logging.getLogger("stockade")
+    if not any(type(handler).__name__ == Ours.__name__ for handler in logger.handlers):
+        logger.addHandler(Ours())
+
+
 def say(text: str) -> None:
-    """One line of Stockade's own, on stderr."""
+    """One line of Stockade's own, on stderr, unless `-q` forbids it."""
+    if Manner.quiet:
+        return
     for line in clean(text).splitlines():
         _tell(line)
 
@@ -83,11 +151,57 @@ def _tell(line: str) -> None:
         silence(2)
 
 
-def table(rows: list[list[str]], head: list[str]) -> str:
-    """Columns padded to their widest cell; cells hold no colour."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+def table(
+    rows: Sequence[Sequence[str]], head: Sequence[str], *, cut: Sequence[int] = (), wrap: Sequence[int] = ()
+) -> str:
+    """Columns padded to their widest cell; cells hold no colour.
+
+    On a terminal that is too narrow the columns in `cut` are shortened and those in `wrap` continued on
+    the next line, in that order. In a pipe every row is a line, and nothing is missing from it.
+    """
+    cells = [[name(cell) for cell in row] for row in [head, *rows]]
+    if sys.stdout.isatty():
+        _narrow(cells, _columns(), cut, wrap)
+    widths = _widths(cells)
     lines = []
-    for number, row in enumerate([head, *rows]):
-        text = "  ".join(clean(cell).ljust(width) for cell, width in zip(row, widths, strict=True))
-        lines.append(paint(text.rstrip(), "bold") if number == 0 else text.rstrip())
+    for number, row in enumerate(cells):
+        for parts in _lines(row):
+            text = "  ".join(part.ljust(width) for part, width in zip(parts, widths, strict=True)).rstrip()
+            lines.append(paint(text, "bold") if number == 0 else text)
     return "\n".join(lines)
+
+
+def _columns() -> int:
+    import shutil
+
+    return shutil.get_terminal_size().columns
+
+
+def _narrow(cells: list[list[str]], columns: int, cut: Sequence[int], wrap: Sequence[int]) -> None:
+    """Make the columns that give way as narrow as is needed, and sensible."""
+    for column in (*cut, *wrap):
+        widths = _widths(cells)
+        over = sum(widths) + 2 * (len(widths) - 1) - columns
+        room = max(len(cells[0][column]), 12, widths[column] - max(0, over))
+        for row in cells:
+            if len(row[column]) > room:
+                row[column] = f"{row[column][: room - 1]}…" if column in cut else _wrapped(row[column], room)
+
+
+def _widths(cells: list[list[str]]) -> list[int]:
+    return [
+        max(len(line) for cell in column for line in cell.split("\n")) for column in zip(*cells, strict=True)
+    ]
+
+
+def _wrapped(text: str, room: int) -> str:
+    import textwrap
+
+    return "\n".join(textwrap.wrap(text, room))
+
+
+def _lines(row: list[str]) -> list[list[str]]:
+    """The lines that a row takes, each with a part of every cell."""
+    parts = [cell.split("\n") for cell in row]
+    most = max(map(len, parts))
+    return [[part[n] if n < len(part) else "" for part in parts] for n in range(most)]

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from stockade.cli import output
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options: those of `run`."""
+    from stockade.cli.run import parser
+
+    return parser("plan")
 
 
 def main(argv: list[str]) -> int:
     """Print the operations, each with the clause of the policy that it serves."""
-    from stockade.cli.run import command, continued, discovered, parser
+    from stockade.cli.run import command, continued, discovered, parsed
 
-    args = parser("plan").parse_args(argv)
+    args = parsed("plan", argv)
     words = command(args)
     workspace = continued(args)
     found = discovered(args)
@@ -28,7 +39,7 @@ def main(argv: list[str]) -> int:
             sys.stdout.buffer.write(msgspec.json.encode(output.plain(shown)) + b"\n")
             return 0
         rows = [[str(number), op.describe(), op.clause] for number, op in enumerate(plan.ops, 1)]
-        print(output.table(rows, ["", "operation", "because of"]))
+        print(output.table(rows, ["", "operation", "because of"], wrap=(1, 2)))
         print(output.clean(f"\nthen execute: {' '.join(words)}"))
         print(f"backend {plan.backend}, policy {found.policy.hash[:16]}, plan {plan.hash}")
         return 0

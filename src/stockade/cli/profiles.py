@@ -9,17 +9,7 @@ from stockade.policy.profile import names, profile, source
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="stockade profiles",
-        description="List the profiles, or show one profile's file.",
-        epilog="example:\n  stockade profiles dev",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("name", nargs="?", help="the profile to show")
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON, with everything a profile takes over"
-    )
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     wanted = [args.name] if args.name else names()
     if args.json:
         import msgspec
@@ -30,5 +20,18 @@ def main(argv: list[str]) -> int:
         print(source(args.name), end="")
     else:
         rows = [[one.name, one.extends or "-", one.description] for one in map(profile, wanted)]
-        print(output.table(rows, ["PROFILE", "EXTENDS", "WHAT IT SHOWS"]))
+        print(output.table(rows, ["PROFILE", "EXTENDS", "WHAT IT SHOWS"], wrap=(2,)))
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
+        prog="stockade profiles",
+        description="List the profiles, or show one profile's file.",
+        epilog="example:\n  stockade profiles dev",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("name", nargs="?", help="the profile to show")
+    made.add_argument("--json", action="store_true", help="print JSON, with everything a profile takes over")
+    return output.with_manners(made)

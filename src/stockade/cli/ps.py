@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import shutil
 import sys
 from datetime import UTC, datetime
 
@@ -16,15 +15,7 @@ from stockade.state import state_dir
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="stockade ps",
-        description="List your sandboxes that live now, whichever process started them. Root's are root's:\n"
-        "each user has a state directory, and sees what is registered there.",
-        epilog="example:\n  stockade ps --json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, with everything that is recorded")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     caller = Caller.current()
     found, remarks = register.survey(state_dir(caller.environ, caller.home))
     for remark in remarks:
@@ -33,11 +24,26 @@ def main(argv: list[str]) -> int:
         import msgspec
 
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    elif args.quiet:
+        print("".join(f"{record.id}\n" for record in found), end="")
     elif found:
         print(_shown(found))
     else:
         print("no sandbox is running")
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
+        prog="stockade ps",
+        description="List your sandboxes that live now, whichever process started them. Root's are root's:\n"
+        "each user has a state directory, and sees what is registered there.",
+        epilog="example:\n  stockade ps --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--json", action="store_true", help="print JSON, with everything that is recorded")
+    return output.with_manners(made, quiet="print ids only")
 
 
 def _shown(found: list[Record]) -> str:
@@ -53,20 +59,7 @@ def _shown(found: list[Record]) -> str:
         for record in found
     ]
     head = ["ID", "AGE", "PID", "COMMAND", "WORKSPACE"]
-    if sys.stdout.isatty():
-        _fit(rows, head, shutil.get_terminal_size().columns)
-    return output.table(rows, head)
-
-
-def _fit(rows: list[list[str]], head: list[str], columns: int) -> None:
-    """Shorten commands, then workspaces, until a row is a line. In a pipe nothing is cut."""
-    for column in (3, 4):
-        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-        over = sum(widths) + 2 * (len(widths) - 1) - columns
-        room = max(len(head[column]), 12, widths[column] - over)
-        for row in rows:
-            if len(row[column]) > room:
-                row[column] = row[column][: room - 1] + "…"
+    return output.table(rows, head, cut=(3, 4))
 
 
 def _age(started: str, now: datetime) -> str:

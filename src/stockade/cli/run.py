@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import os
 import select
@@ -12,9 +11,12 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stockade.cli import output
+from stockade.cli.light import REST, Light, NotPlainError
 from stockade.errors import PolicyError, SetupError, StockadeError
 
 if TYPE_CHECKING:
+    import argparse
+
     from stockade.policy import Discovered
     from stockade.sandbox.result import Result
     from stockade.workspace.workspace import Workspace
@@ -37,7 +39,7 @@ STALLED_SECONDS = 1.0
 
 def main(argv: list[str]) -> int:
     """Run the command line and return the exit code that API users script against."""
-    args = parser("run").parse_args(argv)
+    args = parsed("run", argv)
     try:
         return _run(args)
     except KeyboardInterrupt:
@@ -57,8 +59,22 @@ def main(argv: list[str]) -> int:
         return 125
 
 
-def parser(command: str) -> argparse.ArgumentParser:
-    """The options that say what to run and under which policy; `plan` takes them too."""
+def parsed(command: str, argv: list[str]) -> argparse.Namespace:
+    """The command line, read without argparse where it is plain."""
+    try:
+        light = Light()
+        options(light, command)
+        args: argparse.Namespace = light.parse(argv)
+    except NotPlainError:
+        return parser(command).parse_args(argv)
+    output.heed(quiet=args.quiet, verbose=args.verbose)
+    return args
+
+
+def parser(command: str = "run") -> argparse.ArgumentParser:
+    """The command's options."""
+    import argparse
+
     made = argparse.ArgumentParser(
         prog=f"stockade {command}",
         description="Run a command behind walls the kernel keeps."
@@ -67,8 +83,16 @@ def parser(command: str) -> argparse.ArgumentParser:
         epilog=EXAMPLES if command == "run" else "example: stockade plan -w . --mode ro -- make check",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    options(made, command)
+    return made
+
+
+def options(made: argparse.ArgumentParser | Light, command: str) -> None:
+    """The options that say what to run and under which policy; `plan` takes them too."""
     add = made.add_argument
     add("-p", "--policy", metavar="FILE", help="the policy; no other file is looked at")
+    add("--agent", metavar="NAME", default="", help="the policy that your layers give this agent")
+    add("--category", metavar="NAME", default="", help="its category, where the layers do not say")
     add("--read", metavar="PATH", action="append", help="show a path read-only")
     add("--write", metavar="PATH", action="append", help="show a path writable for real")
     add("--deny", metavar="PATH", action="append", help="hide a path, also inside what is shown")
@@ -99,10 +123,8 @@ def parser(command: str) -> argparse.ArgumentParser:
         )
         add("--json-fd", metavar="N", type=int, help="write the result as JSON to descriptor N")
     add("--json", action="store_true", help="print JSON and nothing else")
-    add("-v", "--verbose", action="store_true", help="say what was enforced")
-    add("-q", "--quiet", action="store_true", help="say nothing but errors")
-    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
-    return made
+    output.with_manners(made, verbose="say what was enforced")
+    add("command", nargs=REST, metavar="-- COMMAND ...")
 
 
 def continued(args: argparse.Namespace) -> Workspace | None:
@@ -133,7 +155,14 @@ def discovered(args: argparse.Namespace) -> Discovered:
         if reason and not args.quiet:
             output.say(f"no workspace, a private home instead: {reason}")
     return discover(
-        caller.cwd, caller.environ, caller.home, flags=_flags(args), file=args.policy, workspace=workspace
+        caller.cwd,
+        caller.environ,
+        caller.home,
+        flags=_flags(args),
+        file=args.policy,
+        workspace=workspace,
+        agent=args.agent,
+        category=args.category,
     )
 
 
@@ -213,7 +242,7 @@ def _run(args: argparse.Namespace) -> int:
     if sinks:
         _report_end(result, quiet=quiet)
         if any(sink.lost for sink in sinks):
-            output.say("output was lost: its reader took nothing more until the time was over")
+            output.error("output was lost: its reader took nothing more until the time was over")
     if not quiet:
         _report(result, verbose=args.verbose, discarded=args.on_exit == "discard")
     if result.commit_error and not args.json:

@@ -11,24 +11,7 @@ from stockade.cli.workspaces import age, chosen, print_json
 
 def main(argv: list[str]) -> int:
     """Take a snapshot, list those there are, or forget one."""
-    parser = argparse.ArgumentParser(
-        prog="stockade snapshot",
-        description="Keep the changes of a workspace as they are now. `stockade restore` comes back to them.",
-        epilog="examples:\n"
-        "  stockade snapshot                          the last workspace; the snapshot gets a number\n"
-        "  stockade snapshot 443c22c193c6 tests-pass\n"
-        "  stockade snapshot @ before-refactoring     the last workspace, and a name\n"
-        "  stockade snapshot --list",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("id", nargs="?", help="the workspace, or the beginning of its id; without it, or as @, the last")
-    add("name", nargs="?", help="the name of the snapshot; without it, the next number")
-    only = parser.add_mutually_exclusive_group()
-    only.add_argument("--list", action="store_true", help="list the snapshots of the workspace")
-    only.add_argument("--drop", metavar="NAME", help="forget a snapshot")
-    add("--json", action="store_true", help="print JSON")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     workspace = chosen(args.id, quiet=args.json)
     if args.list:
         found = workspace.snapshots()
@@ -53,3 +36,25 @@ def main(argv: list[str]) -> int:
             print(f"snapshot {taken.name} of workspace {workspace.id}")
             output.say(f"`stockade restore {workspace.id} {taken.name}` comes back to it")
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
+        prog="stockade snapshot",
+        description="Keep the changes of a workspace as they are now. `stockade restore` comes back to them.",
+        epilog="examples:\n"
+        "  stockade snapshot                          the last workspace; the snapshot gets a number\n"
+        "  stockade snapshot 443c22c193c6 tests-pass\n"
+        "  stockade snapshot @ before-refactoring     the last workspace, and a name\n"
+        "  stockade snapshot --list",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = made.add_argument
+    add("id", nargs="?", help="the workspace, or the beginning of its id; without it, or as @, the last")
+    add("name", nargs="?", help="the name of the snapshot; without it, the next number")
+    only = made.add_mutually_exclusive_group()
+    only.add_argument("--list", action="store_true", help="list the snapshots of the workspace")
+    only.add_argument("--drop", metavar="NAME", help="forget a snapshot")
+    add("--json", action="store_true", help="print JSON")
+    return output.with_manners(made)

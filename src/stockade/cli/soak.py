@@ -12,7 +12,7 @@ from stockade.cli import output
 
 def main(argv: list[str]) -> int:
     """Soak and tell; 0 if everything is as it was."""
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     from stockade.bench.soak import QUICK, Finding, Size, soak
 
     found = soak(QUICK if options.quick else Size(), output.say)
@@ -28,14 +28,15 @@ def main(argv: list[str]) -> int:
     return 0 if found.good else 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
         prog="stockade bench soak",
         description="Runs thousands of sandboxes in a row, hundreds at once, and kills supervisors, gates "
         "and programs at random moments. Exit code 0: memory, descriptors and latency are flat, and nothing "
         "is left.",
         epilog="example: stockade bench soak --quick --json soak.json",
     )
-    parser.add_argument("--quick", action="store_true", help="fewer of each, with more slack")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found")
-    return parser
+    made.add_argument("--quick", action="store_true", help="fewer of each, with more slack")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found")
+    return output.with_manners(made)

@@ -13,23 +13,12 @@ from stockade.state import state_dir
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="stockade trust",
-        description="Agree to a project's policy file as it is now: it may then ask for more than your own\n"
-        "policy allows. Any change to the file ends the agreement.",
-        epilog="example:\n  stockade trust ./stockade.toml",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("path", nargs="?", help="the file or its project; without it, the project you are in")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--list", action="store_true", help="list what you have agreed to")
-    what.add_argument("--revoke", action="store_true", help="take the agreement back")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     caller = Caller.current()
     state = state_dir(caller.environ, caller.home)
     if args.list:
         rows = [[_standing(path, digest), path] for path, digest in trust.recorded(state).items()]
-        print(output.table(rows, ["STATE", "FILE"]) if rows else "nothing is trusted")
+        print(output.table(rows, ["STATE", "FILE"], cut=(1,)) if rows else "nothing is trusted")
     elif args.revoke:
         path = _recorded(args.path, caller, state)
         trust.revoke(path, state)
@@ -40,6 +29,22 @@ def main(argv: list[str]) -> int:
         trust.record(project, state)
         print(f"{output.clean(project.path)} is trusted as it is now (sha256 {project.hash})")
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
+        prog="stockade trust",
+        description="Agree to a project's policy file as it is now: it may then ask for more than your own\n"
+        "policy allows. Any change to the file ends the agreement.",
+        epilog="example:\n  stockade trust ./stockade.toml",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("path", nargs="?", help="the file or its project; without it, the project you are in")
+    what = made.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="list what you have agreed to")
+    what.add_argument("--revoke", action="store_true", help="take the agreement back")
+    return output.with_manners(made)
 
 
 def _project(path: str | None, caller: Caller) -> Project:

@@ -19,22 +19,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 def main(argv: list[str]) -> int:
     """List the workspaces, or remove those that are old."""
-    parser = argparse.ArgumentParser(
-        prog="stockade workspaces",
-        description="List the workspaces that are kept aside, the last one first, or remove old ones.\n"
-        "Or check a directory for files that no overlay of yours can take: those of other owners\n"
-        "that you may write.",
-        epilog="examples:\n  stockade workspaces\n  stockade workspaces prune --older-than 7d\n"
-        "  stockade workspaces check ~/project        exit code 1 if there are such files",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    actions = ["list", "prune", "check"]
-    parser.add_argument("action", nargs="?", choices=actions, default="list", help="default: list")
-    parser.add_argument("path", nargs="?", metavar="PATH", help="check: the directory; default: this one")
-    parser.add_argument("--older-than", metavar="T", help="prune: those last changed before: 12h, 7d, 4w")
-    parser.add_argument("--yes", action="store_true", help="prune: do not ask")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     if args.path is not None and args.action != "check":
         raise PolicyError(f"{args.path!r}: a path is for check", hint="stockade workspaces check PATH")
     if args.action == "prune":
@@ -45,6 +30,9 @@ def main(argv: list[str]) -> int:
         )
     if args.action == "check":
         return _check(args)
+    if args.quiet and not args.json:
+        print("".join(f"{workspace.id}\n" for workspace in Workspace.list()), end="")
+        return 0
     found = [_about(workspace) for workspace in Workspace.list()]
     if args.json:
         print_json(found)
@@ -60,10 +48,30 @@ def main(argv: list[str]) -> int:
             ]
             for one in found
         ]
-        print(output.table(rows, ["ID", "AGE", "SIZE", "CHANGES", "SNAPSHOTS", "OF"]))
+        print(output.table(rows, ["ID", "AGE", "SIZE", "CHANGES", "SNAPSHOTS", "OF"], cut=(5,)))
     else:
         print("no changes are kept")
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(
+        prog="stockade workspaces",
+        description="List the workspaces that are kept aside, the last one first, or remove old ones.\n"
+        "Or check a directory for files that no overlay of yours can take: those of other owners\n"
+        "that you may write.",
+        epilog="examples:\n  stockade workspaces\n  stockade workspaces prune --older-than 7d\n"
+        "  stockade workspaces check ~/project        exit code 1 if there are such files",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = ["list", "prune", "check"]
+    made.add_argument("action", nargs="?", choices=actions, default="list", help="default: list")
+    made.add_argument("path", nargs="?", metavar="PATH", help="check: the directory; default: this one")
+    made.add_argument("--older-than", metavar="T", help="prune: those last changed before: 12h, 7d, 4w")
+    made.add_argument("--yes", action="store_true", help="prune: do not ask")
+    made.add_argument("--json", action="store_true", help="print JSON")
+    return output.with_manners(made, quiet="say nothing but errors; list: print ids only")
 
 
 def _about(workspace: Workspace) -> dict[str, Any]:
@@ -71,7 +79,7 @@ def _about(workspace: Workspace) -> dict[str, Any]:
         "id": workspace.id,
         "path": workspace.path,
         "age": max(0.0, time.time() - workspace.changed),
-        "size": _size(f"{workspace.layer}/upper") + _size(f"{workspace.layer}/snapshots"),
+        "size": weight(f"{workspace.layer}/upper") + weight(f"{workspace.layer}/snapshots"),
         "snapshots": [one.name for one in workspace.snapshots()],
         "changes": None,
         "in_use": False,
@@ -90,7 +98,7 @@ def _count(one: dict[str, Any]) -> str:
     return f"{one['changes']}, in use" if one["in_use"] else str(one["changes"])
 
 
-def _size(top: str) -> int:
+def weight(top: str) -> int:
     """What a layer takes on the disk; a directory that its program closed counts by itself."""
     total = 0
     for path, directories, files in os.walk(top):
@@ -143,7 +151,8 @@ def _prune(args: argparse.Namespace) -> int:
     old = [workspace for workspace in Workspace.list() if workspace.changed < limit]
     for workspace in old:
         output.say(f"{workspace.id}  {age(time.time() - workspace.changed)}  {output.name(workspace.path)}")
-    if old and not args.yes and not _agreed(len(old)):
+    count = many(len(old), "workspace")
+    if old and not args.yes and not agreed(f"Remove {count} with all changes in them?", count):
         output.say("nothing was removed")
         return 1
     removed, kept = [], []
@@ -161,17 +170,11 @@ def _prune(args: argparse.Namespace) -> int:
     return 1 if kept else 0
 
 
-def _agreed(count: int) -> bool:
+def agreed(question: str, what: str) -> bool:
+    """Whether whoever sits at the terminal says yes; where nobody does, nothing is removed."""
     if not sys.stdin.isatty():
-        raise PolicyError(
-            f"{many(count, 'workspace')} would be removed, and there is nobody to ask", hint="add --yes"
-        )
-    print(
-        f"Remove {many(count, 'workspace')} with all changes in them? [y/N] ",
-        end="",
-        file=sys.stderr,
-        flush=True,
-    )
+        raise PolicyError(f"{what} would be removed, and there is nobody to ask", hint="add --yes")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

@@ -8,12 +8,12 @@ other; a forked child of the supervisor starts a resident gate of its own.
 
 from __future__ import annotations
 
+import _socket as socket  # without what makes socket slow to load: names for its numbers, and selectors
 import array
 import atexit
 import contextlib
 import errno
 import os
-import socket
 import struct
 import threading
 import time
@@ -129,7 +129,7 @@ class Channel:
     def _send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
         # The gate may have ended; the reader of its socket learns that and says why.
         try:
-            socket.send_fds(self._socket, [data], list(descriptors))
+            _send_fds(self._socket, data, list(descriptors))
         except OSError as failure:
             if failure.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EBADF):
                 raise
@@ -272,6 +272,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     size: tuple[int, int] = (24, 80)
 
 
+def _send_fds(through: socket.socket, data: bytes, descriptors: list[int]) -> None:
+    through.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))])
+
+
 def _milliseconds(seconds: float) -> int:
     return min(int(seconds * 1000), 0xFFFFFFFF)
 
@@ -346,7 +350,7 @@ class Resident:
         try:
             connection = Connection(ours, self)
             passed = [theirs.fileno(), memory, self._supervisor, *descriptors]
-            socket.send_fds(self._socket, [b"\0\0\0\0"], passed)
+            _send_fds(self._socket, b"\0\0\0\0", passed)
             return connection
         except BaseException:
             ours.close()

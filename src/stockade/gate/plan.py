@@ -450,12 +450,12 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def hash(self) -> str:
         """The same for the same plan: where an overlay keeps its changes does not count."""
-        import hashlib
+        from stockade.digest import sha256
 
         ops = tuple(
             msgspec.structs.replace(op, layer="") if isinstance(op, Overlay) else op for op in self.ops
         )
-        return hashlib.sha256(self.backend.encode() + b"\0" + encode(ops, self.base)).hexdigest()
+        return sha256(self.backend.encode() + b"\0" + encode(ops, self.base)).hexdigest()
 
     @cached_property
     def mounts(self) -> dict[str, tuple[int, str]]:

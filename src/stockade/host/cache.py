@@ -61,9 +61,9 @@ def key(facts: Host, gate: str) -> dict[str, str]:
 
 def path(environ: Mapping[str, str], home: str, uid: int) -> str:
     """Where the answers for this user are kept."""
-    from stockade.state import state_dir
+    from stockade.state import CACHE, state_dir
 
-    return os.path.join(state_dir(environ, home), f"host-{uid}.json")
+    return os.path.join(state_dir(environ, home), CACHE, f"host-{uid}.json")
 
 
 def load(file: str, wanted: Mapping[str, str]) -> Host | None:
@@ -74,7 +74,7 @@ def load(file: str, wanted: Mapping[str, str]) -> Host | None:
     from stockade.state import check
 
     try:
-        check(os.path.dirname(file))
+        check(os.path.dirname(os.path.dirname(file)))
         with open(file, "rb") as stream:
             saved = msgspec.json.decode(stream.read(), type=_Saved)
     except (OSError, StockadeError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -89,13 +89,13 @@ def load(file: str, wanted: Mapping[str, str]) -> Host | None:
 
 def save(file: str, wanted: dict[str, str], host: Host) -> None:
     """Keep the host for the next start, if the state directory can be written."""
-    from stockade.state import ensure
+    from stockade.state import cache, ensure
 
     if not wanted:
         return
     fresh = f"{file}.{os.getpid()}"
     try:
-        ensure(os.path.dirname(file))
+        cache(ensure(os.path.dirname(os.path.dirname(file))))
         with open(fresh, "wb", opener=_private) as stream:
             stream.write(msgspec.json.encode(_Saved(key=wanted, host=host)))
         os.replace(fresh, file)

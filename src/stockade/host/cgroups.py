@@ -198,12 +198,14 @@ def scope(environ: Mapping[str, str]) -> tuple[str, ...]:
     systemd-run becomes the command itself, so the process id stays. Once the
     command is running, `places(pid)` makes its cgroup ready.
     """
+    whose = () if os.geteuid() == 0 else ("--user",)
+    runtime = "/run" if os.geteuid() == 0 else environ.get("XDG_RUNTIME_DIR", "")
+    if not os.path.exists(f"{runtime}/systemd/private"):
+        return ()
     import shutil
 
     program = shutil.which("systemd-run", path=environ.get("PATH", os.defpath))
-    whose = () if os.geteuid() == 0 else ("--user",)
-    runtime = "/run" if os.geteuid() == 0 else environ.get("XDG_RUNTIME_DIR", "")
-    if not program or not os.path.exists(f"{runtime}/systemd/private"):
+    if not program:
         return ()
     options = ("--scope", "--quiet", "--collect", "--property=Delegate=yes")
     return (program, *whose, *options, "--")
@@ -213,11 +215,11 @@ def probe_in_scope(
     names: Iterable[str], environ: Mapping[str, str], *, proc: str = "/proc"
 ) -> dict[str, Answer]:
     """The same for a process that systemd starts in a scope of its own; {} without systemd."""
-    import subprocess
-
     prefix = scope(environ)
     if not prefix:
         return {}
+    import subprocess
+
     command = [*prefix, "sh", "-c", "echo; exec cat"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as waiting:
         try:

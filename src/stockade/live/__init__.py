@@ -1,1 +1,1 @@
-"""Sessions in a living sandbox: one shell or interpreter, many runs."""
+"""Sandboxes that live for a while: warm ones, and what runs in them from one command to the next."""

@@ -106,6 +106,7 @@ def opening(box: Box, program: client.Program, events: Events) -> Steps[Line | c
             if reply is not None and reply.kind == client.STARTED:
                 line.born(reply.pid)
                 return line
+            watch.close()
             line.close()
             return reply or GONE
     except BaseException:

@@ -45,9 +45,9 @@ class Project(msgspec.Struct, frozen=True):
 
     @property
     def hash(self) -> str:
-        import hashlib
+        from stockade.digest import sha256
 
-        return hashlib.sha256(self.data).hexdigest()
+        return sha256(self.data).hexdigest()
 
 
 def config_dir(environ: Mapping[str, str], home: str) -> str:
@@ -80,7 +80,7 @@ def load(path: str) -> Policy:
     """The policy in a file; its relative paths count from the file's directory."""
     base = os.path.realpath(os.path.dirname(os.path.abspath(path)))
     section = SECTION if os.path.basename(path) == NAMES[1] else ()
-    return parse(_text(read_file(path), path), base=base, name=path, section=section)
+    return parse(text_of(read_file(path), path), base=base, name=path, section=section)
 
 
 def merge(policy: Policy, flags: Mapping[str, Any]) -> Policy:
@@ -100,25 +100,59 @@ def discover(
     flags: Mapping[str, Any] | None = None,
     file: str | None = None,
     workspace: str | None = None,
+    agent: str = "",
+    category: str = "",
 ) -> Discovered:
     """The policy for a run in `cwd`.
 
     `file` is the policy that was named (`-p`); then no other file counts. `workspace`
-    is the directory to work in where no file names one.
+    is the directory to work in where no file names one. For an `agent`, or one of a
+    `category`, the layers for it take the place of the user's own policy. Whatever
+    comes out is within the layers' ceiling.
     """
-    flags = flags or {}
-    if file is not None:
-        return Discovered(merge(_with_workspace(load(file), workspace), flags), (file,))
-    config = os.path.join(config_dir(environ, home), "config.toml")
-    sources: tuple[str, ...] = ()
-    own = Policy()
-    if os.path.lexists(config):
-        own, sources = load(config), (config,)
-    own = _with_workspace(own, workspace)
-    project = find_project(cwd, home)
+    from stockade.policy import layers
+
+    config = config_dir(environ, home)
+    place = layers.find(config)
+    known = None if place is None else layers.Layers.load(place)
+    if (agent or category) and known is None:
+        raise PolicyError(
+            f"there are no layers for the agent {agent or category!r}",
+            hint=f"write them to {config}/{layers.NAME}.toml: [global], [agent.NAME] and clauses below",
+        )
+    if (agent or category) and file is not None:
+        raise PolicyError(f"both the policy {file} and an agent are named", hint="name one of them")
+    own, sources = _own(config) if file is None else (load(file), (file,))
+    if known is not None and (agent or category):
+        found = known.resolve(agent, category)
+        own, sources = found.policy, tuple(dict.fromkeys(layer.source for layer in found.layers))
+    chosen = _discover(
+        cwd, environ, home, flags or {}, _with_workspace(own, workspace), sources, file is None
+    )
+    if known is not None:
+        known.refuse_beyond(chosen.policy, home, cwd, environ)
+    return chosen
+
+
+def _own(config: str) -> tuple[Policy, tuple[str, ...]]:
+    """The user's own policy, and where it is written."""
+    path = os.path.join(config, "config.toml")
+    return (load(path), (path,)) if os.path.lexists(path) else (Policy(), ())
+
+
+def _discover(
+    cwd: str,
+    environ: Mapping[str, str],
+    home: str,
+    flags: Mapping[str, Any],
+    own: Policy,
+    sources: tuple[str, ...],
+    with_project: bool,
+) -> Discovered:
+    project = find_project(cwd, home) if with_project else None
     if project is None:
         return Discovered(merge(own, flags), sources)
-    allowed, asked = (_real(policy, home, cwd, environ) for policy in layers(own, project, flags))
+    allowed, asked = (real_names(policy, home, cwd, environ) for policy in layers(own, project, flags))
     beyond = asked.excess(allowed)
     if beyond:
         from stockade.policy.trust import trusted
@@ -176,7 +210,7 @@ def read_project(directory: str) -> Project | None:
         section = SECTION if name == NAMES[1] else ()
         if section and b"stockade" not in data:  # most are somebody else's business, well-formed or not
             continue
-        written = clauses(_text(data, path), base=directory, name=path, section=section)
+        written = clauses(text_of(data, path), base=directory, name=path, section=section)
         if written or not section:
             found.append(Project(path, data, written))
     if len(found) > 1:
@@ -187,7 +221,8 @@ def read_project(directory: str) -> Project | None:
     return found[0] if found else None
 
 
-def _text(data: bytes, path: str) -> str:
+def text_of(data: bytes, path: str) -> str:
+    """The text of a policy file."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -217,7 +252,7 @@ def _laid(lower: Mapping[str, Any], upper: Mapping[str, Any], *, grow: bool) -> 
     return result
 
 
-def _real(policy: Policy, home: str, cwd: str, environ: Mapping[str, str]) -> Policy:
+def real_names(policy: Policy, home: str, cwd: str, environ: Mapping[str, str]) -> Policy:
     """The policy with every path replaced by its real name."""
     table = policy.table()
     for key in ("read", "write", "exec"):

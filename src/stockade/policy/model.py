@@ -292,7 +292,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         return {
             name: _plain(value)
             for name in self.__struct_fields__
-            if (value := getattr(self, name)) is not None and (full or value != getattr(_DEFAULT, name))
+            if (value := getattr(self, name)) is not None and (full or value != getattr(DEFAULT, name))
         }
 
     def to_toml(self) -> str:
@@ -304,12 +304,11 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     @property
     def hash(self) -> str:
         """SHA-256 of every clause, defaults included: equal policies, equal hashes."""
-        import hashlib
-
+        from stockade.digest import sha256
         from stockade.policy.text import write
 
         canonical = "stockade policy 1\n" + write(self.table(full=True))
-        return hashlib.sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
+        return sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
 
     def within(self, other: Policy) -> bool:
         """Whether this policy asks for no more than the other: paths are compared as they are written."""
@@ -366,7 +365,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         return control is not Control.LIMITS_TASKS or self.limits.tasks is not None
 
 
-_DEFAULT = Policy()
+DEFAULT = Policy()
 
 
 def _plain(value: Any) -> Any:

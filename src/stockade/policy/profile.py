@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -54,9 +55,12 @@ def source(name: str) -> str:
 @functools.cache
 def profile(name: str) -> Profile:
     """One profile; the file is read once per process."""
-    import tomllib
+    text = source(name)
+    table = _plain(text)
+    if table is None:
+        import tomllib
 
-    table = tomllib.loads(source(name))
+        table = tomllib.loads(text)
     limits = table.pop("limits", {})
     if table.get("extends"):
         base = profile(table["extends"])
@@ -68,3 +72,31 @@ def profile(name: str) -> Profile:
         table[key] = tuple(table.get(key, ()))
     table |= {"name": name, "env": FrozenMap(table.get("env", {})), "limits": Limits(**limits)}
     return Profile(**table)
+
+
+def _plain(text: str) -> dict[str, Any] | None:
+    """A file of plain keys, tables and lists, read without tomllib: that takes longer to load than all else.
+
+    None where there is anything that is not plain; then tomllib reads it.
+    """
+    found: dict[str, Any] = {}
+    table = found
+    pending = ""
+    for line in map(str.strip, text.splitlines()):
+        if not line or line.startswith("#"):
+            continue
+        if line.startswith("[") and line.endswith("]") and not pending:
+            table = found.setdefault(line[1:-1], {})
+            continue
+        pending += line
+        key, equals, value = pending.partition(" = ")
+        if value.startswith("[") and not value.endswith("]"):
+            continue
+        pending = ""
+        try:
+            table[key] = msgspec.json.decode(value.replace(",]", "]"))
+        except msgspec.DecodeError:
+            return None
+        if not equals or not key.replace("_", "").isalnum():
+            return None
+    return None if pending else found

@@ -35,26 +35,36 @@ def clauses(
         table = table.get(part, {}) if isinstance(table, dict) else {}
     if not isinstance(table, dict):
         raise PolicyError(f"{name}: {'.'.join(section)} must be a table")
+    try:
+        return written(table, base)
+    except Invalid as error:
+        raise located(error, text, name, section) from None
+
+
+def written(table: dict[str, Any], base: str | None) -> dict[str, Any]:
+    """The clauses of a decoded table, checked, their relative paths counted from `base`."""
     if isinstance(table.get("workspace"), str):
         table = {**table, "workspace": {"path": table["workspace"]}}
-    try:
-        checked = Policy(**table).table(full=True)
-    except Invalid as error:
-        line = line_of(text, (*section, *error.key.split(".")), error.value)
-        where = f"{name or 'line'}:{line}: " if line else f"{name}: " if name else ""
-        raise PolicyError(where + error.message, hint=error.hint) from None
-    written = {
+    checked = Policy(**table).table(full=True)
+    found = {
         key: {part: value[part] for part in table[key] if part in value} if isinstance(value, dict) else value
         for key, value in checked.items()
         if key in table
     }
     if base is not None:
         for key in ("read", "write", "deny", "exec"):
-            if key in written:
-                written[key] = [rebase(path, base) for path in written[key]]
-        if "path" in written.get("workspace", ()):
-            written["workspace"]["path"] = rebase(written["workspace"]["path"], base)
-    return written
+            if key in found:
+                found[key] = [rebase(path, base) for path in found[key]]
+        if "path" in found.get("workspace", ()):
+            found["workspace"]["path"] = rebase(found["workspace"]["path"], base)
+    return found
+
+
+def located(error: Invalid, text: str, name: str, section: tuple[str, ...]) -> PolicyError:
+    """The error with the place in the text that it is about."""
+    line = line_of(text, (*section, *error.key.split(".")), error.value)
+    where = f"{name or 'line'}:{line}: " if line else f"{name}: " if name else ""
+    return PolicyError(where + error.message, hint=error.hint)
 
 
 def anchored(table: dict[str, Any], base: str | None) -> dict[str, Any]:

@@ -375,9 +375,11 @@ def _prepare(
 
 def _files(resolved: Resolved) -> int:
     """The limit of open files: what the policy writes or is refused, or the default as far as it goes."""
+    wanted = resolved.limits.files or 0
+    if wanted <= os.sysconf("SC_OPEN_MAX"):
+        return wanted
     import resource
 
-    wanted = resolved.limits.files or 0
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if most == resource.RLIM_INFINITY or wanted <= most:
         return wanted

@@ -9,7 +9,6 @@ import io
 import os
 import signal as signals
 import struct
-import termios
 import threading
 import time
 from collections.abc import Callable
@@ -182,6 +181,8 @@ class Started:
         if self._terminal < 0:
             raise SetupError("the process has no terminal", stage="terminal", hint="start it with pty=True")
         size = struct.pack("HHHH", lines, columns, 0, 0)
+        import termios
+
         fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, size)
 
     def _waiting(self, events: Events, timeout: float | None, began: float) -> Steps[Result]:

@@ -16,7 +16,7 @@ import signal
 import stat
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -27,6 +27,7 @@ RUN = "run"
 LOCK = "lock"
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOST_BYTES = 1 << 17
+MOST_COMMAND = 4096
 
 _FLOCK = struct.Struct("hhqqi4x")
 _HEX = frozenset("0123456789abcdef")
@@ -70,11 +71,27 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return self.here and 0 != self.gate_born != born(self.gate)
 
 
+def bounded(command: Sequence[str], room: int = MOST_COMMAND) -> tuple[str, ...]:
+    """The words of a command, as many as there is room for, in text that JSON can hold."""
+    kept: list[str] = []
+    for word in command:
+        if len(word) >= room:
+            return (*kept, f"{text(word[:room])}…")
+        kept.append(text(word))
+        room -= len(word) + 1
+    return tuple(kept)
+
+
+def text(words: str) -> str:
+    """A name of the system's as JSON can hold it."""
+    return words if words.isascii() else os.fsencode(words).decode("utf-8", "replace")
+
+
 @lru_cache(maxsize=1)
 def where(pid: int) -> str:
     """The boot and the pid namespace of this process."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             boot = file.read().strip()
     except OSError:
         boot = "?"

@@ -37,9 +37,8 @@ import msgspec
 from stockade import state
 from stockade.errors import NotFoundError, SetupError, StockadeError
 from stockade.sandbox import records
-from stockade.sandbox.records import DIRECTORY, LOCK, RUN, Record
+from stockade.sandbox.records import DIRECTORY, LOCK, RUN, Record, bounded, text
 
-MOST_COMMAND = 4096
 #: What a sandbox that is told to end is given: the grace that the gate gives its programs, and a second.
 PATIENCE = 3.0
 #: What a killed process is given to go: one that waits for a dead disk does not.
@@ -290,8 +289,8 @@ def _complete(record: Record) -> Record:
     pid = os.getpid()
     return msgspec.structs.replace(
         record,
-        command=_bounded(record.command),
-        workspace=_text(record.workspace),
+        command=bounded(record.command),
+        workspace=text(record.workspace),
         gate_born=record.gate_born or records.born(record.gate),
         supervisor=pid,
         supervisor_born=_own_birth(pid),
@@ -303,21 +302,6 @@ def _complete(record: Record) -> Record:
 @lru_cache(maxsize=1)
 def _own_birth(pid: int) -> int:
     return records.born(pid)
-
-
-def _bounded(command: tuple[str, ...]) -> tuple[str, ...]:
-    room = MOST_COMMAND
-    kept: list[str] = []
-    for word in command:
-        if len(word) >= room:
-            return (*kept, f"{_text(word[:room])}…")
-        kept.append(_text(word))
-        room -= len(word) + 1
-    return tuple(kept)
-
-
-def _text(words: str) -> str:
-    return words if words.isascii() else os.fsencode(words).decode("utf-8", "replace")
 
 
 def _unwritable(path: str, error: OSError) -> SetupError:

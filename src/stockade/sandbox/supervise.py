@@ -198,7 +198,7 @@ class Watch:
     def start(self, stdio: tuple[int, ...], *, kept: bool) -> client.Channel:
         """Ask the gate to start the program."""
         with scarce.refused():
-            entrance = group.program_entrance() if kept and (group := self.box.group) is not None else None
+            entrance = group.program_entrance() if (group := self.box.group) is not None else None
             try:
                 self.channel = self.box.connection.execute(self.program, stdio, kept=kept, entrance=entrance)
             finally:

@@ -130,7 +130,7 @@ def threshold(record: Record) -> int:
 
 @functools.cache
 def _boot() -> str:
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+    with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
         return file.read().strip()
 
 
@@ -187,7 +187,7 @@ def held(layer: str, id: str) -> Iterator[bool]:
 def _holder(directory: int) -> str:
     """Who has the lock on an open directory, in words."""
     number = os.fstat(directory).st_ino
-    with contextlib.suppress(OSError, ValueError), open("/proc/locks", encoding="ascii") as table:
+    with contextlib.suppress(OSError, ValueError), open("/proc/locks", encoding="utf-8") as table:
         for line in table:
             words = line.split()
             if words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(number):

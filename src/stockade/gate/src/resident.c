@@ -39,6 +39,8 @@ static int spare_network; /* the network namespace we are in is fresh and ours t
 /* Our end of the pipe to the last sandbox that was born: in error once its first program has been
  * started, or it died. Until then our idle work would take the processor that it needs. */
 static int newborn = -1;
+/* A pidfd of the same: when it has ended, a program that runs one sandbox after another has none. */
+static int last_born = -1;
 static mode_t mask;
 static uid_t uid;
 static gid_t gid;
@@ -335,7 +337,11 @@ static void start(const struct plan *plan, const int *descriptors, unsigned coun
 	}
 	if (newborn >= 0)
 		close(newborn);
+	if (last_born >= 0)
+		close(last_born);
 	newborn = spare.socket;
+	last_born = spare.shown[0];
+	spare.shown[0] = -1;
 	forget_spare(0);
 }
 
@@ -431,10 +437,11 @@ int resident_main(int argc, char **argv)
 	mask = umask(0); /* modes are as the plan says; programs get the caller's mask back */
 	int owner_error = become_owner() ? errno : 0, gave_up = 0;
 	for (;;) {
-		struct pollfd watched[] = {{CONTROL, POLLIN, 0}, {SUPERVISOR, POLLIN, 0}, {newborn, 0, 0}};
+		struct pollfd watched[] = {
+		    {CONTROL, POLLIN, 0}, {SUPERVISOR, POLLIN, 0}, {newborn, 0, 0}, {last_born, POLLIN, 0}};
 		int wants = !owner_error && !gave_up && spare.pid == 0 &&
 			    (wants_spare() || (!spare_network && !host_network));
-		int found = poll(watched, 3, wants ? PATIENCE_MS : -1);
+		int found = poll(watched, 4, !wants ? -1 : last_born < 0 ? 0 : PATIENCE_MS);
 		if (found < 0 && errno != EINTR)
 			return 1;
 		if (watched[1].revents)
@@ -442,6 +449,10 @@ int resident_main(int argc, char **argv)
 		if (watched[2].revents) {
 			close(newborn);
 			newborn = -1;
+		}
+		if (watched[3].revents) {
+			close(last_born);
+			last_born = -1;
 		}
 		if (!watched[0].revents) {
 			if (wants && !get_ahead())

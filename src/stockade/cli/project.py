@@ -1,0 +1,198 @@
+"""What kind of project a directory holds, read from the files that its tools leave there.
+
+Nothing of the project is run, and its files are read as data: a name that
+comes from one reaches the policy only as a choice among words written here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import NamedTuple
+
+#: More of a file than this says no more about it.
+MOST = 1 << 20
+
+
+class Kind(NamedTuple):
+    """What is known about one kind of project."""
+
+    language: str
+    #: Who installs what it needs, and how; that happens outside, where there is a network.
+    manager: str
+    install: str
+    #: Runs its tests.
+    command: tuple[str, ...]
+    env: dict[str, str]
+    #: Programs that must be found; their place decides what has to be shown.
+    tools: tuple[str, ...]
+    #: What they look up in the home, where they themselves are not the system's.
+    caches: tuple[str, ...] = ()
+
+
+def kinds(directory: str) -> list[Kind]:
+    """Every kind that the directory shows signs of; the first one is the likeliest."""
+    look = (_node, _python, _rust, _go, _deno, _java, _ruby, _cmake, _meson, _make)
+    found = [kind for kind in (one(_Files(directory)) for one in look) if kind is not None]
+    # A manifest beside a Makefile says more than the Makefile; and one that has tests more than one without.
+    return sorted(found, key=lambda kind: not kind.command)
+
+
+class _Files:
+    """The top of a project."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def has(self, *names: str) -> str:
+        """The first of these that is there."""
+        return next((name for name in names if os.path.exists(os.path.join(self.directory, name))), "")
+
+    def text(self, name: str) -> str:
+        try:
+            with open(os.path.join(self.directory, name), encoding="utf-8", errors="replace") as file:
+                return file.read(MOST)
+        except OSError:
+            return ""
+
+    def below(self, name: str, beginning: str, end: str) -> bool:
+        """Whether a directory has a file with such a name."""
+        try:
+            names = os.listdir(os.path.join(self.directory, name))
+        except OSError:
+            return False
+        return any(one.startswith(beginning) and one.endswith(end) for one in names)
+
+
+def _python(files: _Files) -> Kind | None:
+    manifest = files.has("pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "tox.ini", "Pipfile")
+    tests = any(files.below(name, "test", ".py") for name in ("tests", "test", "."))
+    if not manifest and not tests:
+        return None
+    managers = {
+        "uv.lock": ("uv", "uv sync"),
+        "poetry.lock": ("poetry", "poetry install"),
+        "pdm.lock": ("pdm", "pdm install"),
+        "Pipfile": ("pipenv", "pipenv install --dev"),
+        "requirements.txt": ("pip", "python3 -m venv .venv && .venv/bin/pip install -r requirements.txt"),
+    }
+    known = files.has(*managers)
+    manager, install = managers.get(known, ("pip", ""))
+    venv = files.has(".venv/bin/python", "venv/bin/python", "env/bin/python")
+    words = "".join(
+        map(files.text, ("pyproject.toml", "setup.cfg", "tox.ini", "requirements.txt", "Pipfile"))
+    )
+    pytest = bool(files.has("pytest.ini", "conftest.py", "tests/conftest.py")) or "pytest" in words
+    if not pytest and venv:
+        pytest = bool(files.has(venv.replace("/python", "/pytest")))
+    if not pytest and not tests:
+        command: tuple[str, ...] = ()
+    elif pytest:
+        command = (venv or "python3", "-m", "pytest", "-p", "no:cacheprovider")
+    else:
+        command = (venv or "python3", "-m", "unittest", "discover")
+    env = {"PYTHONDONTWRITEBYTECODE": "1"}
+    return Kind("Python", manager, install, command, env, (venv or "python3",))
+
+
+def _node(files: _Files) -> Kind | None:
+    if not files.has("package.json"):
+        return None
+    import json
+
+    managers = {
+        "pnpm-lock.yaml": ("pnpm", "pnpm install"),
+        "yarn.lock": ("yarn", "yarn install"),
+        "bun.lockb": ("bun", "bun install"),
+        "bun.lock": ("bun", "bun install"),
+        "package-lock.json": ("npm", "npm ci"),
+    }
+    manager, install = managers.get(files.has(*managers), ("npm", "npm install"))
+    try:
+        manifest = json.loads(files.text("package.json"))
+        script = manifest.get("scripts", {}).get("test", "")
+    except (ValueError, AttributeError):
+        script = ""
+    # What `npm init` writes fails on purpose.
+    tested = isinstance(script, str) and script and "no test specified" not in script
+    env = {"CI": "1", "npm_config_update_notifier": "false"}
+    command = (manager, "run", "test") if manager == "bun" else (manager, "test")
+    return Kind("JavaScript", manager, install, command if tested else (), env, ("node", manager))
+
+
+def _rust(files: _Files) -> Kind | None:
+    if not files.has("Cargo.toml"):
+        return None
+    command = ("cargo", "test", "--offline")
+    return Kind(
+        "Rust", "cargo", "cargo fetch", command, {}, ("cargo", "rustc"), ("~/.cargo/registry?", "~/.rustup?")
+    )
+
+
+def _go(files: _Files) -> Kind | None:
+    if not files.has("go.mod"):
+        return None
+    env = {"GOPROXY": "off", "GOFLAGS": "-buildvcs=false"}
+    return Kind("Go", "go", "go mod download", ("go", "test", "./..."), env, ("go",), ("~/go/pkg/mod?",))
+
+
+def _deno(files: _Files) -> Kind | None:
+    if not files.has("deno.json", "deno.jsonc"):
+        return None
+    command = ("deno", "test", "--cached-only")
+    return Kind("TypeScript", "deno", "deno install", command, {}, ("deno",))
+
+
+def _java(files: _Files) -> Kind | None:
+    if files.has("pom.xml"):
+        own = files.has("mvnw")
+        command = (f"./{own}" if own else "mvn", "--offline", "test")
+        return Kind(
+            "Java", "Maven", "mvn dependency:go-offline", command, {}, ("java",), ("~/.m2/repository?",)
+        )
+    if files.has("build.gradle", "build.gradle.kts"):
+        own = files.has("gradlew")
+        command = (f"./{own}" if own else "gradle", "--offline", "test")
+        return Kind("Java", "Gradle", "gradle dependencies", command, {}, ("java",), ("~/.gradle/wrapper?",))
+    return None
+
+
+def _ruby(files: _Files) -> Kind | None:
+    if not files.has("Gemfile"):
+        return None
+    tool = ("rspec",) if files.has("spec") else ("rake", "test")
+    return Kind("Ruby", "bundler", "bundle install", ("bundle", "exec", *tool), {}, ("ruby", "bundle"))
+
+
+def _cmake(files: _Files) -> Kind | None:
+    if not files.has("CMakeLists.txt"):
+        return None
+    steps = "cmake -B build && cmake --build build && ctest --test-dir build --output-on-failure"
+    return Kind("C and C++", "CMake", "", ("sh", "-c", steps), {}, ("cmake", "cc"))
+
+
+def _meson(files: _Files) -> Kind | None:
+    if not files.has("meson.build"):
+        return None
+    steps = "meson setup build && meson test -C build"
+    return Kind("C and C++", "Meson", "", ("sh", "-c", steps), {}, ("meson", "cc"))
+
+
+def _make(files: _Files) -> Kind | None:
+    name = files.has("GNUmakefile", "Makefile", "makefile")
+    if not name:
+        return None
+    lines = files.text(name).splitlines()
+    target = next(
+        (word for word in ("check", "test") if any(line.startswith(f"{word}:") for line in lines)), ""
+    )
+    sources = files.below(".", "", ".c") or files.below("src", "", ".c")
+    language = "C" if sources else "make"
+    tools = ("make", "cc") if sources else ("make",)
+    return Kind(language, "make", "", ("make", target) if target else (), {}, tools)
+
+
+def place(tool: str, directory: str) -> str:
+    """Where a program really is; "" if it is not found."""
+    found = os.path.join(directory, tool) if "/" in tool else shutil.which(tool) or ""
+    return os.path.realpath(found) if found and os.path.exists(found) else ""
