@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from stockade import AsyncSandbox, Policy, PolicyError, Sandbox, SetupError
+from stockade.live import talk
 from stockade.live.interpreter import Interpreter, Opaque
 from support.means import need
 
@@ -171,7 +172,10 @@ class TestTime:
         assert result.error is not None and result.error.type == "KeyboardInterrupt"
         assert python.run("x").value == 1
 
-    def test_one_that_does_not_heed_it_is_ended(self, python: Interpreter) -> None:
+    def test_one_that_does_not_heed_it_is_ended(
+        self, python: Interpreter, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(talk, "ANSWER", 0.2)
         code = "import time\nwhile True:\n    try: time.sleep(60)\n    except BaseException: pass"
         result = python.run(code, timeout=0.3, grace=0)
         assert result.outcome == "timed-out" and result.reason.startswith("the interpreter ended")
@@ -229,8 +233,9 @@ class TestDisplays:
         with Sandbox(policy) as box, box.python(preload=("matplotlib.pyplot",)) as python:
             result = python.run(
                 "import matplotlib.pyplot as plt\n"
-                "plt.figure(); plt.axhspan(0, 1, color='#12ab34'); plt.axis('off'); plt.show()\n"
-                "fig, ax = plt.subplots(); ax.plot([1, 2], color='#ff0000', linewidth=30)\n"
+                "plt.figure(figsize=(1, 1)); plt.axhspan(0, 1, color='#12ab34')\n"
+                "plt.axis('off'); plt.show()\n"
+                "fig, ax = plt.subplots(figsize=(1, 1)); ax.plot([1, 2], color='#ff0000', linewidth=30)\n"
                 "fig",
                 timeout=100,
             )

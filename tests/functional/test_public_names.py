@@ -93,6 +93,7 @@ def test_every_error_is_a_stockade_error_with_a_hint() -> None:
         "stockade",
         "stockade.sandbox.sandbox",
         "stockade.sandbox.process",
+        "stockade.live.background",
         "stockade.live.interpreter",
         "stockade.live.shell",
         "stockade.sandbox.aio",

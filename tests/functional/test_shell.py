@@ -271,7 +271,10 @@ class TestTime:
     @pytest.mark.parametrize(
         "code", ["trap '' INT TERM; while :; do :; done", "builtin() { :; }; true", "set -n"]
     )
-    def test_a_shell_that_does_not_come_back_is_ended(self, shell: Shell, code: str) -> None:
+    def test_a_shell_that_does_not_come_back_is_ended(
+        self, shell: Shell, code: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(talk, "ANSWER", 0.2)
         result = shell.run(code, timeout=0.2, grace=0)
         assert (result.outcome, result.exit_code) == ("timed-out", 124)
         assert result.reason.startswith("the shell ended")

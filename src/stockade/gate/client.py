@@ -85,8 +85,13 @@ class Channel:
 
     def receive(self) -> Reply | None:
         """The next record; None when the gate has ended."""
+        arguments = (_REPLY.size, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         try:
-            data, ancillary, flags, _ = self._socket.recvmsg(_REPLY.size, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+            try:
+                data, ancillary, flags, _ = self._socket.recvmsg(*arguments)
+            except ConnectionResetError:
+                # It ended before it read all that we said. That is told once; its own last words come after.
+                data, ancillary, flags, _ = self._socket.recvmsg(*arguments)
         except ConnectionResetError:
             return None
         except OSError as failure:

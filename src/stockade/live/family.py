@@ -58,6 +58,12 @@ def look(pid: int) -> Process | None:
     )
 
 
+def number_of(pidfd: int) -> int:
+    """The process that a pidfd stands for; one that has ended is -1."""
+    with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
+
+
 def hold(process: Process | None) -> int:
     """A pidfd of a process that was looked at, if it is still the same one; otherwise -1."""
     if process is None:

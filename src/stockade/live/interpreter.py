@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import os
@@ -264,6 +263,8 @@ class AsyncInterpreter(Python):
     """One Python in an `AsyncSandbox`; as `Interpreter`, with `await`. A cancelled run is interrupted."""
 
     def __init__(self, sandbox: AsyncSandbox, preload: Iterable[str], executable: str) -> None:
+        import asyncio
+
         super().__init__(sandbox)
         self._set(preload, executable)
         self._sandbox = sandbox

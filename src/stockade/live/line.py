@@ -30,7 +30,6 @@ from stockade.sandbox import scarce
 from stockade.sandbox.launch import Box
 from stockade.sandbox.process import GONE
 from stockade.sandbox.steps import Events, Steps
-from stockade.sandbox.still import number_of
 from stockade.sandbox.streams import empty_input
 from stockade.sandbox.supervise import Watch
 
@@ -50,7 +49,7 @@ class Line:
         """The driver's process is there: a child of its keeper, which is one of the gate."""
         process = family.look(pid)
         keeper = None if process is None else family.look(process.parent)
-        if keeper is not None and keeper.parent == number_of(self.box.pidfd):
+        if keeper is not None and keeper.parent == family.number_of(self.box.pidfd):
             self._pid, self._process = pid, family.hold(process)
 
     def used(self) -> tuple[float, float] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections.abc import Mapping
@@ -195,6 +194,8 @@ class AsyncShell(Bash):
     """One bash in an `AsyncSandbox`; as `Shell`, with `await`. A cancelled run is interrupted."""
 
     def __init__(self, sandbox: AsyncSandbox) -> None:
+        import asyncio
+
         super().__init__(sandbox)
         self._sandbox = sandbox
         self._lock = asyncio.Lock()

@@ -20,6 +20,7 @@ from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE, Ended
 
 if TYPE_CHECKING:
+    from stockade.live.background import AsyncBackground
     from stockade.live.interpreter import AsyncInterpreter
     from stockade.live.shell import AsyncShell
     from stockade.workspace.files_async import AsyncFiles
@@ -208,6 +209,21 @@ class AsyncSandbox(Living):
         from stockade.live.interpreter import AsyncInterpreter
 
         return AsyncInterpreter(self, preload, executable)
+
+    async def background(
+        self,
+        cmd: Sequence[str],
+        *,
+        input: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+        grace: float = GRACE,
+    ) -> AsyncBackground:
+        """Start a command whose output is kept aside, outside, to be read from any byte on."""
+        from stockade.live.background import AsyncBackground
+
+        return AsyncBackground(self, cmd, input=input, env=env, cwd=cwd, timeout=timeout, grace=grace)
 
     async def _snapshotted(self) -> None:
         if self._snapshot:

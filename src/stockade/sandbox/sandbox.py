@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
@@ -22,7 +22,7 @@ from stockade.sandbox.continued import commit_and_close, opened, snapshot_before
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
 from stockade.sandbox.limits import measured
 from stockade.sandbox.outcome import judge
-from stockade.sandbox.process import PIPE, Parts, Process, starting
+from stockade.sandbox.process import PIPE, Opening, Parts, Process, starting
 from stockade.sandbox.result import Outcome, Result, Usage
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.still import held_still
@@ -32,8 +32,6 @@ from stockade.workspace import record
 from stockade.workspace.layers import Layer
 
 if TYPE_CHECKING:
-    from stockade.live.interpreter import Interpreter
-    from stockade.live.shell import Shell
     from stockade.workspace.commit import Commit
     from stockade.workspace.files import Files
     from stockade.workspace.workspace import Workspace
@@ -215,7 +213,7 @@ def _way(on_exit: OnExit) -> OnExit:
     return on_exit
 
 
-class Sandbox(Living):
+class Sandbox(Opening, Living):
     """A policy and a backend, living: several commands behind the same walls, also at the same time.
 
     >>> import stockade
@@ -350,18 +348,6 @@ class Sandbox(Living):
         with self._used() as (box, prepared), Events() as events:
             parts = drive(self._starting(box, program, (stdin, stdout, stderr), pty, events), events)
         return Process(parts, lambda ended: self._judged(ended, program, prepared, box))
-
-    def shell(self) -> Shell:
-        """One bash for many runs: directory, variables and functions stay. It starts with the first."""
-        from stockade.live.shell import Shell
-
-        return Shell(self)
-
-    def python(self, *, preload: Iterable[str] = (), executable: str = "python3") -> Interpreter:
-        """One Python for many runs: its variables stay. It starts with the first, and imports `preload`."""
-        from stockade.live.interpreter import Interpreter
-
-        return Interpreter(self, preload, executable)
 
     @contextlib.contextmanager
     def _used(self) -> Iterator[tuple[Box, Prepared]]:

@@ -32,7 +32,7 @@ def held_still(box: Box, *, stays: bool = False) -> Iterator[None]:
     What was stopped before stays so, and with `stays` everything does.
     """
     with box.connection.starting:
-        gate = number_of(box.pidfd)
+        gate = _number(box.pidfd)
         before = _stopped(gate)
         if before:
             time.sleep(SETTLED)  # one that was just told to go on has gone on by then
@@ -54,7 +54,7 @@ def held_still(box: Box, *, stays: bool = False) -> Iterator[None]:
                         os.kill(pid, signal.SIGCONT)
 
 
-def number_of(pidfd: int) -> int:
+def _number(pidfd: int) -> int:
     """The process that a pidfd stands for; one that has ended is -1."""
     with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
