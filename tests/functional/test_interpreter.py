@@ -300,7 +300,7 @@ class TestLies:
         code = FIND + (
             f"content = {content!r}\n"
             "driver.answer = lambda request, status, said: os.write(\n"
-            "    driver.control, f\"\\n{request['number']} 3 {len(content)}\\n{content}\".encode())\n"
+            "    driver.answers, f\"\\n{request['number']} 3 {len(content)}\\n{content}\".encode())\n"
         )
         result = python.run(code, timeout=20)
         assert (result.outcome, result.exit_code, result.value, result.left_out) == ("exited", 3, None, 1)
@@ -309,7 +309,7 @@ class TestLies:
         with Sandbox(Policy(limits={"output": "1K"})) as box, box.python() as python:
             result = python.run(
                 FIND + "def lie(request, status, said):\n"
-                "    os.write(driver.control, f\"\\n{request['number']} 0 {1 << 40}\\n\".encode())\n"
+                "    os.write(driver.answers, f\"\\n{request['number']} 0 {1 << 40}\\n\".encode())\n"
                 "    time.sleep(60)\n"
                 "driver.answer = lie",
                 timeout=30,

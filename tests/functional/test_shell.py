@@ -15,8 +15,8 @@ from stockade.live import talk
 from stockade.live.shell import Shell
 from stockade.live.talk import Answers, Told
 
-#: Where the driver has its control socket.
-CONTROL = 253
+#: Where the driver answers.
+ANSWERS = 253
 EVERY_BYTE = bytes(range(256)) * 40
 
 
@@ -182,8 +182,8 @@ ENDS_IT = [
     ("exec bash", "exited", 0),
     ("exec sh -c 'exit 4'", "exited", 4),
     ("for f in /proc/$$/fd/*; do eval \"exec ${f##*/}>&-\"; done; (exit 6)", "exited", 6),
-    (f"exec {CONTROL}>&-; (exit 5)", "exited", 5),
-    (f"exec {CONTROL}</dev/null; (exit 5)", "exited", 5),
+    (f"exec {ANSWERS}>&-; (exit 5)", "exited", 5),
+    (f"exec {ANSWERS}</dev/null; (exit 5)", "exited", 5),
     ("trap 'echo bye' EXIT; exit 3", "exited", 3),
     ("set -o posix; exit 9", "exited", 9),
     ("kill -9 $$", "signalled", 137),
@@ -208,6 +208,20 @@ class TestItsEnd:
         assert (result.outcome, result.exit_code) == (outcome, status)
         assert result.reason.startswith("the shell ended") and "fresh" in result.hint
         assert shell.run("echo [$X]", timeout=20).text == "[]\n"
+
+    def test_one_that_ends_between_two_runs_is_replaced_and_that_is_said(self, shell: Shell) -> None:
+        shell.run("mkfifo /tmp/go; (cat /tmp/go; kill -9 $$) & X=1")
+        assert shell._line is not None and not shell._line.ended
+        shell._sandbox.run(["sh", "-c", "echo > /tmp/go"])
+        while not shell._line.ended:
+            pass
+        result = shell.run("echo [$X]")
+        assert (result.text, result.ok) == ("[]\n", True) and "fresh" in result.hint
+
+    def test_what_it_hands_to_programs_are_pipes(self, shell: Shell) -> None:
+        found = shell.run("for f in /proc/self/fd/*; do readlink $f; done").text.split()
+        kinds = {name.partition(":")[0] for name in found}
+        assert kinds == {"pipe"} or kinds == {"pipe", f"/proc/{shell.run('echo $$').text.strip()}/fd"}
 
     def test_a_sandbox_without_bash_says_so(self) -> None:
         with Sandbox(Policy(exec=["/usr/bin/true"])) as box, box.shell() as shell:
@@ -318,7 +332,7 @@ class TestLies:
     """The shell is made of the code it runs: it can lie about itself, and that is all."""
 
     def test_its_own_exit_code(self, shell: Shell) -> None:
-        result = shell.run(f"printf '\\n%s 42 0\\n' $_stockade >&{CONTROL}; false")
+        result = shell.run(f"printf '\\n%s 42 0\\n' $_stockade >&{ANSWERS}; false")
         assert (result.outcome, result.exit_code) == ("exited", 42)
 
     @pytest.mark.parametrize(
@@ -334,15 +348,15 @@ class TestLies:
     )
     def test_what_is_no_answer_is_passed_over(self, shell: Shell, said: str) -> None:
         shell.run("OLD=$_stockade")
-        result = shell.run(f"{{ {said}; }} >&{CONTROL}; echo out; (exit 5)", timeout=20)
+        result = shell.run(f"{{ {said}; }} >&{ANSWERS}; echo out; (exit 5)", timeout=20)
         assert (result.outcome, result.exit_code, result.text) == ("exited", 5, "out\n")
 
     def test_an_answer_that_announces_more_than_it_may_ends_it(self, shell: Shell) -> None:
-        result = shell.run(f"printf '\\n%s 0 99999999999\\n' $_stockade >&{CONTROL}; sleep 60", timeout=30)
+        result = shell.run(f"printf '\\n%s 0 99999999999\\n' $_stockade >&{ANSWERS}; sleep 60", timeout=30)
         assert result.outcome == "cancelled" and shell.run("echo fresh").text == "fresh\n"
 
     def test_a_job_of_an_earlier_run_cannot_answer_for_a_later_one(self, shell: Shell) -> None:
-        shell.run(f"while printf '\\n%s 0 0\\n' $_stockade >&{CONTROL}; do :; done & mkfifo /tmp/never")
+        shell.run(f"while printf '\\n%s 0 0\\n' $_stockade >&{ANSWERS}; do :; done & mkfifo /tmp/never")
         for n in range(5):
             assert shell.run(f"(exit {n})", timeout=20).exit_code == n
 

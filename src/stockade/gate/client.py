@@ -186,8 +186,8 @@ class Connection(Channel):
     ) -> Channel:
         """Ask for a program to be started, and return where it is heard of.
 
-        `stdio` is empty for a program on a terminal; a fourth one is the program's descriptor 3. Unless it
-        is `kept` apart, the sandbox ends with it.
+        `stdio` is empty for a program on a terminal; two more are the program's descriptors 3 and 4.
+        Unless it is `kept` apart, the sandbox ends with it.
         `entrance` is the file through which it enters a cgroup.
         """
         last = () if entrance is None else (entrance,)

@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from stockade.errors import PolicyError
 from stockade.gate.client import MOST_BYTES
 
-#: Where the driver keeps its four descriptors: beyond those that scripts name.
-HIGHEST, LOWEST = 250, 10
+#: Where the driver keeps its five descriptors: beyond those that scripts name.
+HIGHEST, LOWEST = 249, 10
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 UNSAFE = re.compile(rb"[^ -&(-\[\]-~]")
 
@@ -36,15 +36,16 @@ STATE = (
 DEADLY = ("HUP", "PIPE", "ALRM", "TERM", "USR1", "USR2")
 DRIVER = (
     'if [[ $1 == again ]]; then _stockade_f=${2##*/}; builtin . "$2"; exec {_stockade_f}<&-; '
-    "else exec %(in)d<&0 %(out)d>&1 %(err)d>&2 %(control)d<&3 3<&- </dev/null >/dev/null 2>&1; "
+    "else exec %(in)d<&0 %(out)d>&1 %(err)d>&2 %(asks)d<&3 %(answers)d>&4 "
+    "3<&- 4>&- </dev/null >/dev/null 2>&1; "
     "_stockade= _stockade_s=0 _stockade_r=; fi; "
     "builtin trap '_stockade_s=$?; [[ -o posix ]] || builtin exec -a bash /proc/self/exe "
     '-c "$BASH_EXECUTION_STRING" bash again <(%(state)s) </dev/null >/dev/null 2>&1\' EXIT; '
     "builtin trap '[[ $_stockade ]] && builtin exit 130' INT; %(deadly)s"
     'while builtin eval "$_stockade_r"; _stockade_r=; '
-    'builtin printf \'\\n%%s %%d 0\\n\' "$_stockade" "$_stockade_s" >&%(control)d; _stockade=; '
-    "TMOUT= builtin read -r -N 9 -u %(control)d _stockade_n && "
-    'TMOUT= builtin read -r -N "$_stockade_n" -u %(control)d _stockade_c || '
+    'builtin printf \'\\n%%s %%d 0\\n\' "$_stockade" "$_stockade_s" >&%(answers)d && _stockade= && '
+    "TMOUT= builtin read -r -N 9 -u %(asks)d _stockade_n && "
+    'TMOUT= builtin read -r -N "$_stockade_n" -u %(asks)d _stockade_c || '
     '{ builtin trap - EXIT; builtin exit "$_stockade_s"; }; '
     'do builtin eval "$_stockade_c"; _stockade_s=$?; done'
 )
@@ -101,5 +102,5 @@ def quoted(text: str) -> str:
 
 
 def _numbers(files: int) -> dict[str, int]:
-    first = max(LOWEST, min(HIGHEST, files - 6))
-    return dict(zip(("in", "out", "err", "control"), range(first, first + 4), strict=True))
+    first = max(LOWEST, min(HIGHEST, files - 7))
+    return dict(zip(("in", "out", "err", "asks", "answers"), range(first, first + 5), strict=True))

@@ -1,8 +1,8 @@
 """What runs inside as `box.python()`: it takes code, runs it, and says what came of it.
 
 This file is sent in as text and executed there, by whatever Python that is
-(3.8 or newer), so it imports nothing of Stockade. Each request and its answer
-go over descriptor 3, which no child inherits; the code has fresh streams for
+(3.8 or newer), so it imports nothing of Stockade. Requests come on descriptor
+3 and answers go to 4, which no child inherits; the code has fresh streams for
 each run, opened from the pipes. Its variables are those of `__main__`.
 """
 
@@ -155,8 +155,9 @@ class Driver:
     def __init__(self, take: Callable[[int, int], bytes]) -> None:
         self.take = take
         self.pid = os.getpid()
-        self.control = os.dup(3)
+        self.asks, self.answers = os.dup(3), os.dup(4)
         os.close(3)
+        os.close(4)
         self.pipes = [os.dup(number) for number in range(3)]
         self.running = False
         self.count = 0
@@ -185,7 +186,7 @@ class Driver:
             self.answer(request, status, said)
 
     def read(self, size: int) -> bytes:
-        return self.take(self.control, size)
+        return self.take(self.asks, size)
 
     def streams(self) -> None:
         """Open the three streams anew: what an earlier run has done to them is gone."""
@@ -326,7 +327,7 @@ class Driver:
         text = f"\n{request['number']} {status} {len(content)}\n".encode() + content
         view = memoryview(text)
         while view:
-            view = view[os.write(self.control, view) :]
+            view = view[os.write(self.answers, view) :]
 
 
 Driver(globals()["take"]).serve()  # whoever executes this text gives it

@@ -1,8 +1,9 @@
 """The line to a program inside that is asked again and again.
 
-Inside runs a driver: a shell or an interpreter that waits on its descriptor 3,
-a socket, for what to run. It answers there, with the number that the request
-came with, chosen anew for each and not to be guessed. What is printed goes
+Inside runs a driver: a shell or an interpreter that waits on its descriptor 3
+for what to run. It answers on descriptor 4, with the number that the request
+came with, chosen anew for each and not to be guessed. Both are pipes: to
+whoever has the other end of a socket, the kernel hands out a pidfd of us. What is printed goes
 through two pipes and holds no marks: when the answer is there, everything
 that was printed before is in the pipes, and is taken out. Input goes through
 a pipe that the supervisor opens for writing for one run and closes again, so
@@ -17,8 +18,8 @@ uses and whether it has died are not asked of it.
 from __future__ import annotations
 
 import os
+import select
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -37,10 +38,10 @@ from stockade.sandbox.supervise import Watch
 class Line:
     """A driver that lives, and our ends of what it holds."""
 
-    def __init__(self, box: Box, watch: Watch, control: socket.socket, ends: tuple[int, int, int]) -> None:
-        self.box, self.channel, self.control = box, watch.channel, control
-        #: The reading ends of its stdin, stdout and stderr.
-        self.stdin, self.stdout, self.stderr = ends
+    def __init__(self, box: Box, watch: Watch, ends: tuple[int, ...]) -> None:
+        self.box, self.channel = box, watch.channel
+        #: The reading ends of its stdin, stdout and stderr; where it is asked, and where it answers.
+        self.stdin, self.stdout, self.stderr, self.asks, self.answers = ends
         self.owner = os.getpid()
         #: Of the driver, as the host counts; and a pidfd of it, -1 if it ended at once.
         self._pid, self._process = 0, -1
@@ -51,6 +52,13 @@ class Line:
         keeper = None if process is None else family.look(process.parent)
         if keeper is not None and keeper.parent == family.number_of(self.box.pidfd):
             self._pid, self._process = pid, family.hold(process)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended since it last answered."""
+        poll = select.poll()
+        poll.register(self.channel.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def used(self) -> tuple[float, float] | None:
         """Seconds of the processor that it and those it waited for have had; None when it has ended."""
@@ -84,8 +92,7 @@ class Line:
     def close(self) -> None:
         """Let go. Its keeper ends what still runs when nobody listens any more."""
         self.channel.close()
-        self.control.close()
-        for end in (self.stdin, self.stdout, self.stderr, self._process):
+        for end in (self.stdin, self.stdout, self.stderr, self.asks, self.answers, self._process):
             if end >= 0:
                 os.close(end)
 
@@ -95,7 +102,7 @@ def opening(box: Box, program: client.Program, events: Events) -> Steps[Line | c
     with scarce.refused(), _ends() as (ours, theirs):
         watch = Watch(box, msgspec.structs.replace(program, tell=True), events)
         watch.start(theirs, kept=True)
-        line = Line(box, watch, *ours)
+        line = Line(box, watch, ours)
     try:
         while True:
             yield None
@@ -118,28 +125,25 @@ def opening(box: Box, program: client.Program, events: Events) -> Steps[Line | c
 
 
 @contextmanager
-def _ends() -> Iterator[tuple[tuple[socket.socket, tuple[int, int, int]], tuple[int, ...]]]:
+def _ends() -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Our ends and the driver's, which are closed when it has them; ours are if it was not started."""
-    mine: list[int] = []
-    given: list[int] = []
-    control, inner = socket.socketpair()
+    ours: list[int] = []
+    theirs: list[int] = []
     try:
-        control.setblocking(False)
-        mine.append(empty_input())
-        given.append(os.dup(mine[0]))
-        for _ in range(2):
+        ours.append(empty_input())
+        theirs.append(os.dup(ours[0]))
+        for given in ("out", "err", "asks", "answers"):
             reader, writer = os.pipe()
-            # The driver can open its own end for reading and be faster: the supervisor must not wait then.
-            os.set_blocking(reader, False)
-            mine.append(reader)
-            given.append(writer)
-        yield (control, (mine[0], mine[1], mine[2])), (*given, inner.fileno())
+            mine, its = (writer, reader) if given == "asks" else (reader, writer)
+            ours.append(mine)
+            theirs.append(its)
+            # The driver can open the other end as well and be faster: the supervisor must not wait then.
+            os.set_blocking(mine, False)
+        yield tuple(ours), tuple(theirs)
     except BaseException:
-        control.close()
-        for end in mine:
+        for end in ours:
             os.close(end)
         raise
     finally:
-        inner.close()
-        for end in given:
+        for end in theirs:
             os.close(end)

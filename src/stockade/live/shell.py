@@ -49,7 +49,9 @@ class Session:
         if self._closed:
             raise SetupError(f"the {self.name} was closed", stage=self.name)
         yield from calm(box)
-        if self._line is not None and self._line.box is not box:
+        lost = False
+        if self._line is not None and (self._line.box is not box or self._line.ended):
+            lost = self._line.box is box
             self._let_go()
         if self._line is None:
             # The policy's time is that of one run.
@@ -65,7 +67,11 @@ class Session:
             if talk.ended:
                 self._let_go()
         result = self._living._judged(ended, run.program, prepared, box)
-        return told, self._told(result, gone=talk.ended)
+        result = self._told(result, gone=talk.ended)
+        if lost and not result.hint:
+            hint = f"the {self.name} had ended since the last run: this one had a fresh one"
+            result = msgspec.structs.replace(result, hint=hint)
+        return told, result
 
     def _first(self) -> bytes:
         """What a new driver is sent before anything else."""

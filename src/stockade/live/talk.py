@@ -23,7 +23,7 @@ from stockade.live.family import Moment
 from stockade.live.line import Line
 from stockade.sandbox import scarce
 from stockade.sandbox.launch import died
-from stockade.sandbox.steps import READABLE, WRITABLE, Events, Steps
+from stockade.sandbox.steps import WRITABLE, Events, Steps
 from stockade.sandbox.streams import CHUNK, Output, Spill, Spilled
 from stockade.sandbox.supervise import LAST_WORDS, LATE, LEFT, Ended, Run
 
@@ -94,7 +94,7 @@ class Sending:
             self._pending = self._pending[os.write(self.descriptor, self._pending) :]
         except BlockingIOError:
             return True
-        except (BrokenPipeError, ConnectionResetError):
+        except BrokenPipeError:
             return False
         return bool(self._pending)
 
@@ -120,7 +120,7 @@ class Talk:
             reader: Output(run.limit, sink, spill, reader)
             for reader, sink, spill in zip(readers, sinks, self._spills, strict=True)
         }
-        self._sending: Sending | None = Sending(line.control.fileno(), request)
+        self._sending: Sending | None = Sending(line.asks, request)
         self._feed: Sending | None = None
         self._watched: list[int] = []
         self._ladder = Ladder(line, run.program)
@@ -183,7 +183,8 @@ class Talk:
             self._feed = Sending(line.writer(), self._run.given)
             self._watch(self._feed.descriptor, WRITABLE)
         self._watch(line.channel.fileno())
-        self._watch(line.control.fileno(), READABLE | WRITABLE)
+        self._watch(line.asks, WRITABLE)
+        self._watch(line.answers)
         for reader in self._outputs:
             self._watch(reader)
         self._ladder.begin()
@@ -205,28 +206,28 @@ class Talk:
         line = self._line
         if end in self._outputs:
             self._drain(end)
-        elif end == line.control.fileno():
-            self._converse()
+        elif end == line.answers:
+            self._listen()
+        elif end == line.asks:
+            self._ask()
         elif end == line.channel.fileno():
             self._hear(line.channel.receive())
         elif self._feed is not None and end == self._feed.descriptor and not self._feed.step():
             self._stop_feeding()
 
-    def _converse(self) -> None:
-        control = self._line.control
+    def _ask(self) -> None:
         if self._sending is not None and not self._sending.step():
             self._sending = None
-            self._forget(control.fileno())
-            self._watch(control.fileno())
+            self._forget(self._line.asks)
+
+    def _listen(self) -> None:
         try:
-            data = control.recv(CHUNK)
+            data = os.read(self._line.answers, CHUNK)
         except BlockingIOError:
             return
-        except ConnectionResetError:
-            data = b""
         if not data:
             # Its keeper says how it ends.
-            self._forget(control.fileno())
+            self._forget(self._line.answers)
         elif self._told is None:
             self._told = self._answers.feed(data)
             if self._answers.too_much:

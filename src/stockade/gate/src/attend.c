@@ -284,8 +284,9 @@ void attend(const struct box *box, struct program *program, int children, int al
 	for (int i = 0; i < 3; i++)
 		if (i == 0 || program->stdio[i] != program->stdio[0]) /* a terminal is one descriptor */
 			close(program->stdio[i]);
-	if (program->more >= 0)
-		close(program->more);
+	for (int i = 0; i < 2; i++)
+		if (program->more[i] >= 0)
+			close(program->more[i]);
 	for (;;) {
 		int left = reap(&watch);
 		if (watch.leader == 0 && (watch.stage == RUNNING || !left))

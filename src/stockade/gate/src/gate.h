@@ -78,7 +78,7 @@ enum {
 	EXEC_TELL = 2,     /* say REPLY_STARTED */
 	EXEC_ENTER = 4,    /* one more descriptor: the file by which the program enters its cgroup */
 	EXEC_TERMINAL = 8, /* no stdio but a new terminal of value >> 16 lines and value & 0xffff columns */
-	EXEC_MORE = 16,    /* one more descriptor after stdio: the program's 3 */
+	EXEC_MORE = 16,    /* two more descriptors after stdio: the program's 3 and 4 */
 };
 enum {
 	WATCH_MEMORY = 1,  /* an eventfd of cgroup v1 */
@@ -136,7 +136,7 @@ struct program {
 	int socket; /* of the run */
 	int entrance; /* of its cgroup, or -1 */
 	int stdio[3];
-	int more; /* the program's descriptor 3, or -1 */
+	int more[2]; /* the program's descriptors 3 and 4, or -1 */
 };
 
 int program_read(int body, struct program *program);

@@ -13,8 +13,8 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-/* The body, three streams and one more, the socket of a keeper and the entrance of a cgroup. */
-enum { EXEC_DESCRIPTORS = 7 };
+/* The body, three streams and two more, the socket of a keeper and the entrance of a cgroup. */
+enum { EXEC_DESCRIPTORS = 8 };
 
 /* The keepers of the runs that go on. */
 static pid_t keepers[MAX_RUNS];
@@ -181,14 +181,14 @@ static void start(struct box *box, const struct request *request, int *descripto
 {
 	unsigned stdio = request->flags & EXEC_TERMINAL ? 0 : 3, next = 1 + stdio;
 	int kept = (request->flags & EXEC_KEPT) != 0, enters = (request->flags & EXEC_ENTER) != 0;
-	int more = (request->flags & EXEC_MORE) != 0;
+	unsigned more = request->flags & EXEC_MORE ? 2 : 0;
 	struct program program = {
-	    .request = *request, .socket = box->socket, .entrance = -1, .stdio = {-1, -1, -1}, .more = -1};
-	if (count != next + (unsigned)(more + kept + enters))
+	    .request = *request, .socket = box->socket, .entrance = -1, .stdio = {-1, -1, -1}, .more = {-1, -1}};
+	if (count != next + more + (unsigned)(kept + enters))
 		_exit(1);
 	memcpy(program.stdio, descriptors + 1, stdio * sizeof(int));
-	if (more)
-		program.more = descriptors[next++];
+	memcpy(program.more, descriptors + next, more * sizeof(int));
+	next += more;
 	if (kept)
 		program.socket = descriptors[next++];
 	if (enters)

@@ -127,22 +127,20 @@ static void execute_program(const struct program *program)
 	errno = refused ? EACCES : ENOENT;
 }
 
-/* The program's descriptors. What we still need ourselves may lie where the last of them belongs. */
+/* The program's descriptors. Where it has more than three, what is still needed may lie where they belong, and
+ * is moved out of the way first. */
 static int take_descriptors(const struct program *program, int *socket, int *entrance)
 {
-	for (int i = 0; i < 3; i++)
-		if (dup2(program->stdio[i], i) < 0)
+	int given[5] = {program->stdio[0], program->stdio[1], program->stdio[2], program->more[0], program->more[1]};
+	int count = program->more[0] < 0 ? 3 : 5;
+	int *needed[] = {&given[0], &given[1], &given[2], &given[3], &given[4], socket, entrance};
+	for (size_t i = 0; count > 3 && i < sizeof needed / sizeof *needed; i++)
+		if (*needed[i] >= 0 && (*needed[i] = fcntl(*needed[i], F_DUPFD, count)) < 0)
 			return -1;
-	if (program->more >= 0) {
-		if (*socket == 3 && (*socket = fcntl(3, F_DUPFD, 4)) < 0)
+	for (int i = 0; i < count; i++)
+		if (dup2(given[i], i) < 0)
 			return -1;
-		if (*entrance == 3 && (*entrance = fcntl(3, F_DUPFD, 4)) < 0)
-			return -1;
-		if (program->more == 3 ? fcntl(3, F_SETFD, 0) : dup2(program->more, 3) < 0)
-			return -1;
-	}
-	unsigned first = program->more >= 0 ? 4 : 3;
-	return (int)syscall(SYS_close_range, first, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */);
+	return (int)syscall(SYS_close_range, (unsigned)count, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */);
 }
 
 static _Noreturn void become(const struct box *box, const struct program *program)
