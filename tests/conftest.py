@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 
 from support import gatebuild, leaks
+from support.installs import SYSTEM_PATH
 
 FAILED = pytest.StashKey[bool]()
 
@@ -61,6 +62,8 @@ def stockade_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The state directory of this test; the library makes it."""
     home = tmp_path / "state"
     monkeypatch.setenv("STOCKADE_HOME", str(home))
+    # Commands are the system's: what else is installed where the tests run is none of theirs.
+    monkeypatch.setenv("PATH", SYSTEM_PATH)
     return home
 
 

@@ -9,6 +9,11 @@ from __future__ import annotations
 import builtins
 
 
+def one_line(text: str) -> str:
+    """Text of which a file name is a part, where a newline in that must not begin a line of ours."""
+    return text.replace("\n", "\\n")
+
+
 class StockadeError(Exception):
     """The base of every error that Stockade raises itself."""
 

@@ -8,6 +8,7 @@ neither read nor touched.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ ENTRIES = {
     "runs.log.1": "what earlier runs did",
     "trust": "the policies of projects that you agreed to",
     "run": "the register of living sandboxes",
+    "scratch": "the homes of sandboxes without namespaces",
     CACHE: "what can be made again",
     "schema": "how all this is laid out",
 }
@@ -120,11 +122,14 @@ def cache(path: str) -> str:
 
 def unusable(path: str, error: OSError) -> SetupError:
     """What to raise where something in the state directory cannot be read or written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return SetupError(
         f"cannot use {path} for Stockade's state: {error.strerror}",
         stage="state",
         errno=error.errno or 0,
-        hint="set STOCKADE_HOME to a directory you can write to",
+        hint="free some space, or set STOCKADE_HOME to a directory elsewhere"
+        if full
+        else "set STOCKADE_HOME to a directory you can write to",
     )
 
 

@@ -1,4 +1,4 @@
-"""Ending `stockade run` from outside: by Ctrl-C, by a signal, by the worst one; and at a terminal."""
+"""Ending `stockade run` from outside: by Ctrl-C, by a signal, by the worst one; and its colours."""
 
 from __future__ import annotations
 
@@ -136,17 +136,6 @@ def at_a_terminal(
 
 
 class TestAtATerminal:
-    def test_it_is_not_handed_in_and_the_program_reads_an_empty_input(self, workspace: Path) -> None:
-        code, shown = at_a_terminal(["run", "--", "sh", "-c", "cat; echo end"], workspace, b"typed\n")
-        assert code == 0
-        assert b"stdin is a terminal, which is never handed in" in shown
-        assert b"end\r\n" in shown and shown.count(b"typed") <= 1, "an echo of the terminal at most"
-
-    def test_the_program_has_no_terminal_at_all(self, workspace: Path) -> None:
-        script = "for n in 0 1 2; do test -t $n && echo stream $n; done; exec 3<>/dev/tty || echo none"
-        code, shown = at_a_terminal(["run", "-q", "--", "bash", "-c", script], workspace)
-        assert code == 0 and b"none" in shown and b"stream" not in shown
-
     def test_an_error_is_coloured(self, workspace: Path) -> None:
         clean = {"TERM": "xterm", "NO_COLOR": ""}
         _, shown = at_a_terminal(["run", "--", "no-such-command"], workspace, environment=clean)
@@ -156,18 +145,3 @@ class TestAtATerminal:
     def test_unless_colour_is_not_wanted(self, workspace: Path, environment: dict[str, str]) -> None:
         _, shown = at_a_terminal(["run", "--", "no-such-command"], workspace, environment=environment)
         assert b"error:" in shown and b"\x1b" not in shown
-
-    def test_ctrl_c_cancels(self, workspace: Path) -> None:
-        pid, terminal = pty.fork()
-        if pid == 0:
-            os.chdir(workspace)
-            os.execv(STOCKADE, [STOCKADE, "run", "-q", "--", "sh", "-c", "echo started; sleep 300"])
-        try:
-            shown = b""
-            while b"started" not in shown:
-                shown += os.read(terminal, 4096)
-            os.write(terminal, b"\x03")
-            _, status = os.waitpid(pid, 0)
-        finally:
-            os.close(terminal)
-        assert os.waitstatus_to_exitcode(status) == 130

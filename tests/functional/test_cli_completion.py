@@ -114,7 +114,7 @@ def test_bash_completes_at_a_prompt(scripts: dict[str, Path], in_path: None, kep
     """Really typed: bash itself splits the words, and takes @ for a word of its own."""
     lines = [
         f"source {scripts['bash']}",
-        f"stockade run --mode=ov\t -w @{kept[:6]}\t -- true",
+        f"stockade run --mode=ov\t -w @{kept[:6]}\t -- true </dev/null",
         f"stockade disc\t{kept[:6]}\t; echo",
         "exit\n",
     ]
@@ -130,7 +130,7 @@ def test_zsh_completes_at_a_prompt(
     setup = f'autoload -U compinit; compinit -u -d {tmp_path}/dump; eval "$(cat {scripts["zsh"]})"'
     lines = [
         setup,
-        f"stockade run --mo\tov\t -w @{kept[:6]}\t -- true",
+        f"stockade run --mo\tov\t -w @{kept[:6]}\t -- true </dev/null",
         f"stockade disc\t{kept[:6]}\t; echo",
         "exit\n",
     ]

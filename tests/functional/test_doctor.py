@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from stockade import cli, host
+from stockade import backends, cli, host
 from stockade.controls import Control
 from stockade.host import Host, Probe
 from support.means import need, need_program
@@ -68,6 +68,26 @@ def test_json_says_everything() -> None:
         assert offer["mechanism"] if offer["available"] else offer["reason"] and offer["fix"]
     assert told["host"]["landlock"] == host.host().landlock
     assert set(told["means"]) == {"bwrap", "runsc", "container", "kvm"}
+
+
+def test_every_control_is_shown_by_every_backend(on: Pretend, capsys: pytest.CaptureFixture[str]) -> None:
+    on(Host.pretend())
+    assert cli.main(["doctor"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    at = lines.index(["CONTROL", *(name.upper() for name in backends.BACKENDS)])
+    marks = {line[0]: line[1:] for line in lines[at + 1 : at + 1 + len(Control)]}
+    for number, name in enumerate(backends.BACKENDS):
+        for control, offer in backends.load(name).offers(Host.pretend()).items():
+            assert marks[control][number] == ("yes" if offer.available else "part" if offer.weaker else "no")
+    assert marks["files"] == ["yes", "part"] and marks["deny"] == ["yes", "no"]
+
+
+def test_json_has_a_mechanism_or_a_reason_for_every_control_and_backend() -> None:
+    told = json.loads(doctor("--json").stdout)["backends"]
+    assert set(told) == set(backends.BACKENDS)
+    for table in told.values():
+        assert set(table) == {control.value for control in Control}
+        assert all(offer["mechanism"] if offer["available"] else offer["reason"] for offer in table.values())
 
 
 def test_a_really_blocked_machine_is_a_failure_with_its_fix() -> None:

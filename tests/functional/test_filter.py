@@ -138,7 +138,7 @@ def test_bounds_hold(program: bytes, name: str, arguments: tuple[int, ...], answ
     ],
 )
 def test_memory_files_are_sealed_where_programs_are_listed(program: bytes, flags: int, answer: int) -> None:
-    listed = syscalls.compile_filter((), (), True)
+    listed = syscalls.compile_filter((), (), syscalls.Kind(listed=True))
     assert decide(listed, number("memfd_create"), 0, flags) == answer
     assert decide(program, number("memfd_create"), 0, flags) == ALLOW
 

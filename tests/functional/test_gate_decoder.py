@@ -93,8 +93,46 @@ def with_mount(*records: bytes) -> bytes:
 SMALLEST = plan(*ROOTED, *WALLS)
 
 
-def test_the_smallest_plan_is_accepted() -> None:
-    assert decode(SMALLEST) == ACCEPTED
+#: A plan without namespaces has no mounts either.
+PLAIN = plan(record(NAMESPACES), *WALLS[1:])
+
+
+@pytest.mark.parametrize("data", [SMALLEST, PLAIN], ids=["walled", "plain"])
+def test_the_smallest_plan_is_accepted(data: bytes) -> None:
+    assert decode(data) == ACCEPTED
+
+
+@pytest.mark.parametrize(
+    "mount",
+    [
+        record(ROOT),
+        record(DIR, 0o755, 0, b"/a\0"),
+        record(PROC, 0, 0, b"/proc\0"),
+        record(HOSTNAME, 0, 0, b"a\0"),
+        record(PIVOT),
+    ],
+)
+def test_without_namespaces_nothing_is_mounted_or_named(mount: bytes) -> None:
+    assert decode(plan(record(NAMESPACES), mount, *WALLS[1:])) == (1, "needs namespaces")
+    assert decode(plan(record(NAMESPACES), mount, *WALLS[1:], base=1))[1] in (
+        "needs namespaces",
+        "does not belong in the base",
+    )
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_without_namespaces_every_other_wall_is_needed(missing: int) -> None:
+    walls = [wall for number, wall in enumerate(WALLS) if number not in (0, missing)]
+    assert decode(plan(record(NAMESPACES), *walls)) == (3, "an operation that every plan needs is missing")
+
+
+def test_a_right_is_granted_to_a_descriptor_that_was_passed() -> None:
+    def granting(b: int) -> bytes:
+        return plan(record(NAMESPACES), *WALLS[1:3], record(GRANT, 1, b, b"/a\0"), WALLS[3])
+
+    assert decode(granting(1), 1) == decode(granting(1 | ops.GRANT_GATE), 1) == ACCEPTED
+    for number in (2, 2 | ops.GRANT_GATE, 1 << 33):
+        assert decode(granting(number), 1) == (3, "names a descriptor that was not passed")
 
 
 @pytest.fixture
@@ -110,6 +148,7 @@ def policies(workspace: Path, tmp_path: Path) -> list[Policy]:
         Policy(workspace=rw, protect=[".vscode"], write=[str(tmp_path / "data")], limits={"files": 99}),
         Policy(workspace=str(workspace), deny=[str(workspace / "a/b"), "/usr/bin/env"], exec=["/usr/bin/*"]),
         Policy(limits={"disk": "1M"}),
+        Policy(backend="landlock", accept=["files", "processes", "devices"], read=[str(tmp_path / "data")]),
     ]
 
 
@@ -349,13 +388,13 @@ class TestSentToARealGate:
     @pytest.fixture(autouse=True)
     def one_gate_before_and_after(self) -> Iterator[None]:
         stockade.run(["true"]).check()
-        before = client._residents[False, False].pid
+        before = client._residents["own-network", False].pid
         yield
         stockade.run(["true"]).check()
-        assert client._residents[False, False].pid == before, "the gate died of a bad plan"
+        assert client._residents["own-network", False].pid == before, "the gate died of a bad plan"
 
     def answer(self, data: bytes) -> client.Reply:
-        connection = client.launch(data, (), host_network=False)
+        connection = client.launch(data, ())
         try:
             reply = connection.receive()
             assert reply is not None
@@ -375,17 +414,21 @@ class TestSentToARealGate:
         assert self.answer(b"").kind == client.FAILED
         assert self.answer(bytes((4 << 20) + 1)).kind == client.FAILED
 
-    @pytest.mark.parametrize("flags", [0, 0x10000000, 0x30020000, 0x7E020001], ids=hex)
+    def test_a_plan_without_namespaces_is_refused_by_a_gate_that_makes_them(self) -> None:
+        reply = self.answer(PLAIN)
+        assert (reply.kind, reply.operation, reply.text) == (client.FAILED, "namespaces", "not for this gate")
+
+    @pytest.mark.parametrize("flags", [0x10000000, 0x30020000, 0x7E020001], ids=hex)
     def test_a_plan_with_other_namespaces_than_the_gates_is_refused(self, flags: int) -> None:
         reply = self.answer(plan(record(NAMESPACES, flags), record(ROOT), *WALLS))
         assert (reply.kind, reply.operation, reply.text) == (client.FAILED, "namespaces", "not for this gate")
 
     def test_a_refused_plan_has_no_side_effect(self, tmp_path: Path) -> None:
-        before = Path(f"/proc/{client._residents[False, False].pid}/mountinfo").read_bytes()
+        before = Path(f"/proc/{client._residents['own-network', False].pid}/mountinfo").read_bytes()
         good = compiled(Policy()).encoded
         # The last record, the filter, is damaged: everything before it would have been executed by now.
         assert self.answer(good[:-8] + bytes(8) + good[:8]).kind == client.FAILED
-        assert Path(f"/proc/{client._residents[False, False].pid}/mountinfo").read_bytes() == before
+        assert Path(f"/proc/{client._residents['own-network', False].pid}/mountinfo").read_bytes() == before
 
 
 @pytest.mark.timeout(300)

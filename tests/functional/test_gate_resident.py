@@ -22,7 +22,7 @@ from support.means import applies
 def resident() -> int:
     """The process id of this process's own resident gate."""
     stockade.run(["true"]).check()
-    return client._residents[False, False].pid
+    return client._residents["own-network", False].pid
 
 
 def is_alive(pid: int) -> bool:
@@ -47,14 +47,14 @@ def descriptors(pid: int) -> list[str]:
 def test_one_serves_every_launch(resident: int) -> None:
     for _ in range(3):
         stockade.run(["true"]).check()
-    assert client._residents[False, False].pid == resident
+    assert client._residents["own-network", False].pid == resident
 
 
 def test_it_is_started_again_when_it_was_killed(resident: int) -> None:
     os.kill(resident, signal.SIGKILL)
     assert ends(resident)
     assert stockade.run(["echo", "again"]).text == "again\n"
-    assert client._residents[False, False].pid != resident
+    assert client._residents["own-network", False].pid != resident
 
 
 def test_a_sandbox_outlives_its_resident_gate() -> None:
@@ -67,7 +67,7 @@ def test_a_sandbox_outlives_its_resident_gate() -> None:
 def test_a_policy_that_shares_the_hosts_network_has_a_gate_of_its_own(resident: int) -> None:
     inside = stockade.run(["readlink", "/proc/self/ns/net"], Policy(net="open")).text.strip()
     assert inside == os.readlink("/proc/self/ns/net")
-    assert client._residents[True, False].pid != resident
+    assert client._residents["host-network", False].pid != resident
     assert stockade.run(["readlink", "/proc/self/ns/net"]).text.strip() != inside
 
 
@@ -77,7 +77,7 @@ import stockade
 from stockade.gate import client
 box = stockade.Sandbox()
 box.open()
-print(client._residents[False, False].pid, flush=True)
+print(client._residents["own-network", False].pid, flush=True)
 import threading
 threading.Thread(target=lambda: box.run(["sleep", "300"]), daemon=True).start()
 sys.stdin.read()
@@ -120,7 +120,7 @@ def test_a_fork_of_the_supervisor_does_not_keep_it_alive() -> None:
         "import os, time, stockade\n"
         "from stockade.gate import client\n"
         "stockade.run(['true'])\n"
-        "print(client._residents[False, False].pid, flush=True)\n"
+        "print(client._residents['own-network', False].pid, flush=True)\n"
         "if os.fork() == 0:\n"
         "    os.close(1); time.sleep(20); os._exit(0)\n"
         "os._exit(0)\n"
@@ -239,7 +239,7 @@ class TestDescriptors:
     """An ordinary user may not look at its gate's descriptors: it lives in a user namespace of its own."""
 
     def own(self) -> list[str]:
-        return descriptors(client._residents[False, False].pid)
+        return descriptors(client._residents["own-network", False].pid)
 
     def settled(self) -> list[str]:
         time.sleep(0.3)
@@ -302,7 +302,7 @@ class TestDescriptors:
         assert len(os.listdir("/proc/self/fd")) == ours
         if os.geteuid() == 0:
             assert len(self.settled()) == theirs
-        assert client._residents[False, False].pid == resident
+        assert client._residents["own-network", False].pid == resident
 
     def test_refused_launches_leave_it_as_it_was(self, resident: int) -> None:
         applies(os.geteuid() == 0, "an ordinary user may not look at its gate's descriptors")
@@ -310,7 +310,7 @@ class TestDescriptors:
         before = self.own()
         for data in (b"", bytes(100), bytes(5 << 20)):
             for _ in range(20):
-                connection = client.launch(data, (0, 1, 2), host_network=False)
+                connection = client.launch(data, (0, 1, 2))
                 connection.receive()
                 connection.close()
         assert self.settled() == before

@@ -6,6 +6,7 @@ own second look or the supervisor's evidence has to notice.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from stockade.gate import client
 from stockade.gate import plan as ops
 from stockade.host import CGROUP_PROBES, host
 from stockade.sandbox import launch
+from stockade.workspace import image
+from support.means import applies, need
 
 Order = Callable[[str], None]
 NOTHING = "op:9999"
@@ -46,7 +49,7 @@ def out(tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.fixture(params=["overlay", "rw", "open network", "deny", "exec", "limits"])
+@pytest.fixture(params=["overlay", "rw", "open network", "deny", "exec", "limits", "landlock"])
 def policy(request: pytest.FixtureRequest, tmp_path: Path, workspace: Path, out: Path) -> Policy:
     """Between them, these have an operation of every kind."""
     data = tmp_path / "data"
@@ -55,6 +58,14 @@ def policy(request: pytest.FixtureRequest, tmp_path: Path, workspace: Path, out:
         (workspace / name).mkdir(parents=True)
     for name in (".env", "a/b"):
         (workspace / name).write_text("")
+    if request.param == "landlock":
+        return Policy(
+            backend="landlock",
+            accept=["files", "processes", "devices"],
+            read=[str(data)],
+            write=[str(out)],
+            limits=LIMITS if CGROUPS else {"files": 512},
+        )
     mode = "rw" if request.param == "rw" else "overlay"
     return Policy(
         workspace={"path": str(workspace), "mode": mode},
@@ -119,6 +130,7 @@ def test_no_namespace_can_be_left_out(policy: Policy, out: Path, order: Order) -
 
 
 def test_the_id_maps_cannot_be_left_out(policy: Policy, out: Path, order: Order) -> None:
+    applies(policy.backend != "landlock", "a sandbox without namespaces has no maps")
     order("maps")
     assert not starts(policy, out)
 
@@ -137,4 +149,17 @@ def test_every_kind_of_operation_was_among_those_left_out(tmp_path: Path, worksp
             limits=LIMITS if CGROUPS else {"files": 512},
         )
         seen |= {type(op) for op in plan_of(policy).ops}
-    assert seen == set(ops.Op.__subclasses__()) - (set() if CGROUPS else {ops.Cgroup})
+    # An image takes root and a loop device, and has a test of its own.
+    assert seen == set(ops.Op.__subclasses__()) - (set() if CGROUPS else {ops.Cgroup}) - {ops.Image}
+
+
+def test_an_image_cannot_be_left_out(workspace: Path, out: Path, order: Order) -> None:
+    applies(os.geteuid() == 0, "only root mounts an image")
+    need(not image.missing(), f"no images: {image.missing()}")
+    rule = {"path": str(workspace), "durable": True}
+    policy = Policy(workspace=rule, write=[str(out)], limits={"disk": "8M"}, protect=[])
+    order(NOTHING)
+    assert starts(policy, out)
+    index = [type(op) for op in plan_of(policy).ops].index(ops.Image)
+    order(f"op:{index}")
+    assert not starts(policy, out)

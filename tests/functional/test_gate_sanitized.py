@@ -90,6 +90,31 @@ def test_started_processes() -> None:
         assert box.run(["true"], timeout=60).ok
 
 
+def test_without_namespaces(workspace: Path) -> None:
+    policy = Policy(
+        backend="landlock",
+        accept=["files", "processes", "devices"],
+        write=[str(workspace)],
+        limits={"cpu_time": "30s", "memory": "256M"} if os.geteuid() == 0 else {},
+    )
+    result = stockade.run(["sh", "-c", "(setsid sleep 60 &); cat; exit 3"], policy, input=b"in", timeout=60)
+    assert (result.exit_code, result.stdout) == (3, b"in")
+    assert stockade.run(["sh", "-c", "kill -9 -1; sleep 60"], policy, timeout=0.3).outcome == "timed-out"
+    with Sandbox(policy) as box:
+        started = [box.start(["sh", "-c", "(setsid sleep 60 &); sleep 60"]) for _ in range(4)]
+        box.pause()
+        box.resume()
+        for process in started:
+            process.kill(0)
+        assert [process.wait(30).outcome for process in started] == ["cancelled"] * 4
+        with box.start(["sh", "-c", "read x; echo $x"], pty=(30, 90)) as process:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(b"hello\n")
+            assert b"hello" in process.stdout.read()
+        for process in started:
+            process.close()
+
+
 def test_limits_that_a_cgroup_keeps() -> None:
     applies(all(host().has(name) for name in CGROUP_PROBES), "no cgroups for this user")
     limits = {"memory": "256M", "tasks": 32, "cpu": 2, "cpu_time": "1s"}
@@ -117,7 +142,7 @@ def test_bad_plans() -> None:
     damaged += [good[:8] + bytes([n]) + good[9:] for n in range(4)]
     damaged += [bytes(100), os.urandom(4096)]
     for data in damaged:
-        connection = client.launch(data, (), host_network=False)
+        connection = client.launch(data, ())
         reply = connection.receive()
         connection.close()
         assert reply is not None and reply.kind == client.FAILED

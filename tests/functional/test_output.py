@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import stockade
 from stockade import Policy, Result, Sandbox
+from stockade.sandbox import register
 from support.means import applies, need_program
 
 PYTHON = "/usr/bin/python3"
@@ -79,6 +81,26 @@ def test_a_run_that_is_ended_keeps_what_it_had_printed() -> None:
     result = stockade.run(["sh", "-c", "seq 1000; exec sleep 60"], policy, timeout=0.6)
     assert result.outcome == "timed-out"
     assert result.stdout + spilled(result) == b"".join(b"%d\n" % n for n in range(1, 1001))
+
+
+KILLED = """
+import os, signal, stockade
+from stockade import Policy
+seen = []
+def kill(data):
+    seen.append(data)
+    if len(seen) > 5: os.kill(os.getpid(), signal.SIGKILL)
+stockade.run(["yes"], Policy(limits={"output": 10}), on_stdout=kill)
+"""
+
+
+@pytest.mark.usefixtures("swept")
+def test_what_a_killed_supervisor_had_written_of_it_is_swept(stockade_home: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED], timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert list(stockade_home.glob("run/*/*.stdout")), "nothing was written yet"
+    assert register.sweep(str(stockade_home))
+    assert not list(stockade_home.rglob("*.stdout"))
 
 
 GROWTH = """

@@ -15,8 +15,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stockade.backends import native
-from stockade.backends.native import Inputs, Shown
+from stockade.backends import landlock, native
+from stockade.backends.native import Inputs
+from stockade.backends.shared import Shown
 from stockade.gate import plan as ops
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -104,6 +105,43 @@ CASES = {
 }
 
 
+#: Without namespaces.
+PLAIN = landlock.Inputs(
+    files=1024,
+    landlock=7,
+    program=bytes(80),
+    own_network=True,
+    system=(
+        Shown("/usr", source="/usr"),
+        Shown("/etc/alternatives", source="/etc/alternatives"),
+        Shown("/etc/os-release", source="/usr/lib/os-release", is_dir=False),
+    ),
+    devices=("/dev/null", "/dev/tty"),
+    terminals=("/dev/ptmx", "/dev/pts"),
+    figures=(Shown("/proc/cpuinfo", is_dir=False), Shown("/proc/sys")),
+    grants=(),
+)
+PLAIN_CASES = {
+    "landlock": PLAIN,
+    "landlock-grants": msgspec.structs.replace(
+        PLAIN,
+        own_network=False,
+        grants=(
+            ("/opt/data", "read", True, 'read = "/opt/data"'),
+            ("/srv/one.txt", "write", False, 'write = "/srv/one.txt"'),
+            (PROJECT, "write", True, 'workspace = "."'),
+        ),
+        memory=64 << 20,
+        cpu_time=10,
+        groups=((1, 2), "tasks to 8"),
+    ),
+}
+PLANS = {
+    **{name: native.compile_plan(inputs) for name, inputs in CASES.items()},
+    **{name: landlock.compile_plan(inputs) for name, inputs in PLAIN_CASES.items()},
+}
+
+
 def described(plan: ops.Plan) -> str:
     lines = [f"backend {plan.backend}, {plan.base} operations of the base"]
     for number, op in enumerate(plan.ops):
@@ -116,17 +154,17 @@ def described(plan: ops.Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PLANS)
 def test_the_plan_is_as_written_down(name: str) -> None:
     file = GOLDEN / f"plan-{name}.txt"
-    found = described(native.compile_plan(CASES[name]))
+    found = described(PLANS[name])
     if os.environ.get("STOCKADE_REGENERATE"):
         file.write_text(found)
     assert found == file.read_text()
 
 
 def test_there_is_no_file_for_a_plan_that_is_not_compiled() -> None:
-    assert {file.stem for file in GOLDEN.glob("plan-*.txt")} == {f"plan-{name}" for name in CASES}
+    assert {file.stem for file in GOLDEN.glob("plan-*.txt")} == {f"plan-{name}" for name in PLANS}
 
 
 def test_compiling_does_not_look_at_the_host() -> None:
@@ -147,6 +185,7 @@ def test_compiling_does_not_look_at_the_host() -> None:
         ):
             patch.setattr(os, name, look)
         assert native.compile_plan(changed(uid=4242, user="nobody-else")).ops
+        assert landlock.compile_plan(msgspec.structs.replace(PLAIN, files=4242)).ops
 
 
 def test_an_equal_value_compiles_to_an_equal_plan() -> None:
@@ -158,9 +197,9 @@ def test_an_equal_value_compiles_to_an_equal_plan() -> None:
     assert (first.encoded, first.hash) == (second.encoded, second.hash)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PLANS)
 def test_the_filter_comes_last_and_the_namespaces_first(name: str) -> None:
-    plan = native.compile_plan(CASES[name])
+    plan = PLANS[name]
     assert isinstance(plan.ops[0], ops.Namespaces) and isinstance(plan.ops[-1], ops.Seccomp)
 
 
@@ -171,3 +210,12 @@ def test_nothing_but_what_was_granted_is_writable_on_the_host(name: str) -> None
     for op in native.compile_plan(inputs).ops:
         if isinstance(op, ops.Bind) and op.writable:
             assert any(op.path == path or op.path.startswith(f"{path}/") for path in granted), op.path
+
+
+@pytest.mark.parametrize("name", PLAIN_CASES)
+def test_without_namespaces_nothing_but_what_was_granted_is_writable(name: str) -> None:
+    changing = landlock.handled_rights(7) & ~(landlock.READING | landlock.WRITE_FILE | landlock.IOCTL_DEVICE)
+    for op in PLANS[name].ops:
+        if isinstance(op, ops.Grant) and op.rights & (changing | landlock.WRITE_FILE):
+            device = op.path.startswith("/dev/") and not op.rights & changing
+            assert op.grant or device, op.path

@@ -327,7 +327,9 @@ def test_no_profile_shows_credentials(name: str) -> None:
 def test_the_words_of_the_model_are_those_of_the_program() -> None:
     hints = get_type_hints(Policy)
     assert set(get_args(hints["profile"])) == set(PROFILES)
-    assert set(get_args(hints["backend"])) == {"auto", *backends.BACKENDS}
+    one, several = get_args(hints["backend"])
+    assert set(get_args(one)) == {"auto", *backends.BACKENDS}
+    assert set(get_args(get_args(several)[0])) == set(backends.BACKENDS)
 
 
 def test_the_schema_describes_the_forms_that_may_be_written() -> None:
@@ -343,6 +345,8 @@ def test_the_schema_describes_the_forms_that_may_be_written() -> None:
     assert not re.search(text["pattern"], "30 s")
     assert re.search(models["Limits"]["properties"]["output"]["anyOf"][1]["pattern"], "10M")
     assert {"type": "string", "minLength": 1} in models["Policy"]["properties"]["workspace"]["anyOf"]
+    for clauses in (model.get("properties", {}) for model in models.values()):
+        assert all(clause["description"] for clause in clauses.values())
     references = re.findall(r'"\$ref":"#/\$defs/(\w+)"', msgspec.json.encode(made).decode())
     assert set(references) <= set(models)
 

@@ -28,6 +28,7 @@ pass_env = ["LANG"]
 image = "host"
 backend = "native"
 accept = ["limits.tasks"]
+toolchain = ["cargo"]
 
 [workspace]
 path = "."
@@ -150,3 +151,10 @@ def test_pyproject_holds_a_policy_in_its_own_table(tmp_path: Path) -> None:
 def test_toml_is_what_tomllib_reads() -> None:
     table = {"workspace": {"path": ".", "mode": "overlay", "durable": False}}
     assert tomllib.loads(Policy(workspace=".").to_toml()) == table
+
+
+def test_backends_can_be_listed_in_the_order_of_preference() -> None:
+    policy = Policy.from_toml('backend = ["landlock", "native"]\n')
+    assert policy.backend == ("landlock", "native")
+    assert Policy.from_toml(policy.to_toml()) == policy
+    assert Policy.from_toml('backend = ["native"]') == Policy(backend="native")

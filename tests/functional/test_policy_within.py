@@ -186,3 +186,10 @@ def test_a_protected_path_stays_protected_whatever_else_is_granted() -> None:
 def test_nothing_is_visible_without_a_clause() -> None:
     assert Files(Policy()).at("/home/me") == NONE
     assert Files(Policy()).at("/etc/shadow") == NONE
+
+
+def test_a_policy_within_another_uses_none_but_its_backends() -> None:
+    both, auto = Policy(backend=["landlock", "native"]), Policy()
+    one = Policy(backend="native")
+    assert one.within(both) and both.within(auto) and both.within(Policy(backend=["native", "landlock"]))
+    assert not auto.within(both) and not both.within(one)

@@ -309,6 +309,19 @@ class TestTerminal:
             process.stdin.write(b"\x03")
             assert process.wait(10).signal == signal.SIGINT
 
+    def test_a_program_that_was_stopped_from_its_terminal_can_be_resumed(self, box: Sandbox) -> None:
+        with sh(box, "echo ready; read x; echo got $x", pty=True) as process:
+            assert process.stdin is not None and process.stdout is not None
+            assert process.stdout.readline() == b"ready\r\n"
+            process.stdin.write(b"\x1a")
+            status = Path(f"/proc/{process.pid}/stat")
+            while status.read_text().rpartition(")")[2].split()[0] != "T":
+                time.sleep(0.01)
+            process.resume()
+            process.stdin.write(b"this\n")
+            assert b"got this\r\n" in process.stdout.read()
+            assert process.wait(10).ok
+
     def test_closing_hangs_up(self, box: Sandbox) -> None:
         process = sh(box, f"{HIDES}; echo up; sleep 60", pty=True, grace=0.2)
         assert line(process) == b"up\r\n"

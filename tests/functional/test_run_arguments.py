@@ -21,6 +21,13 @@ def test_there_must_be_a_command() -> None:
         stockade.run([])
 
 
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "soon"])
+def test_a_timeout_that_is_none_is_refused_by_its_own_name(timeout: float) -> None:
+    with pytest.raises(PolicyError, match=r"^timeout = ") as caught:
+        stockade.run(["true"], timeout=timeout)
+    assert "limits.wall" not in str(caught.value) and "seconds" in caught.value.hint
+
+
 def test_an_empty_word_is_no_command() -> None:
     result = stockade.run([""])
     assert (result.outcome, result.exit_code) == ("setup-failed", 127)

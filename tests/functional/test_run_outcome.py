@@ -68,11 +68,11 @@ def test_a_command_that_the_policy_hides_says_where_it_is_and_how_to_show_it(tmp
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\necho ran\n")
     tool.chmod(0o755)
-    hidden = stockade.run([str(tool)])
+    hidden = stockade.run([str(tool)], Policy(toolchain=False))
     assert (hidden.outcome, hidden.exit_code) == ("setup-failed", 127)
     assert "hidden by the policy" in hidden.reason
-    assert f'read = ["{tool.parent}"]' in hidden.hint
-    assert stockade.run([str(tool)], Policy(read=[str(tool.parent)])).text == "ran\n"
+    assert f'read = ["{tool}"]' in hidden.hint
+    assert stockade.run([str(tool)], Policy(read=[str(tool)], toolchain=False)).text == "ran\n"
 
 
 def test_a_hidden_command_is_found_on_the_hosts_path_for_the_hint(
@@ -82,7 +82,7 @@ def test_a_hidden_command_is_found_on_the_hosts_path_for_the_hint(
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin")
-    result = stockade.run(["only-on-the-host"])
+    result = stockade.run(["only-on-the-host"], Policy(toolchain=False))
     assert result.exit_code == 127 and str(tool) in result.reason and str(tmp_path) in result.hint
 
 

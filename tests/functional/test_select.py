@@ -49,6 +49,7 @@ TAKEN = {
     "notify": set(),
     "nested": set(),
     "nproc": set(),
+    "scopes": set(),
     "cgroup.memory": {"limits.memory"},
     "cgroup.pids": set(),
     "cgroup.cpu": {"limits.cpu"},

@@ -70,7 +70,7 @@ def test_a_restore_that_is_killed(ground: Workspace) -> None:
         seen.add(found == after)
         Workspace.open(ground.id).restore("now")
         assert upper(ground) == before
-        left = {"upper", "work", "workspace.json", "seen", "snapshots"}
+        left = {"upper", "work", "workspace.json", "seen", "snapshots", "base"}
         assert set(os.listdir(ground.layer)) == left
 
     assert every_moment(lambda: ground.restore("first"), check) > 20

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stockade import SetupError
+import stockade
+from stockade import Policy, SetupError
 from stockade.workspace import diff as module
 from stockade.workspace.diff import Diff, FileDiff
 from stockade.workspace.lines import unified
-from support.means import need_program
+from support.means import need, need_program
 from support.trees import changed, snapshot
 
 
@@ -245,3 +246,44 @@ def test_nothing_is_left_open_by_unreadable_things(project: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
     workspace.diff(patch=True)
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+class TestAttributes:
+    """What is kept beside a file's content."""
+
+    @pytest.fixture
+    def marked(self, workspace: Path) -> Path:
+        (workspace / "file").write_text("same\n")
+        (workspace / "dir").mkdir()
+        try:
+            for path in (workspace, workspace / "file", workspace / "dir"):
+                os.setxattr(path, "user.note", b"old")
+        except OSError as error:
+            need(False, f"the file system keeps no attributes: {error.strerror}")
+        return workspace
+
+    def test_one_that_is_new_changed_or_gone_is_a_change(self, marked: Path) -> None:
+        script = """
+import os
+for name in ("gone", "new", "other"): open(name, "w").write("x")
+os.setxattr("file", "user.note", b"new")
+os.setxattr("dir", "user.more", b"1")
+"""
+        one = changed(marked, script, python=True)
+        found = {file.path: (file.kind, file.what) for file in one.diff().files}
+        assert found["file"] == found["dir"] == ("modified", ("attributes",))
+        assert "file" in one.diff(patch=True).left_out
+        done = one.commit()
+        assert os.getxattr(marked / "file", "user.note") == b"new" and done.closed
+        assert {note.path for note in done.notes} == {"dir"}, "those of directories are not taken over"
+        assert os.listxattr(marked / "dir") == ["user.note"]
+        gone = changed(marked, "import os; os.removexattr('file', 'user.note')", python=True)
+        assert [(file.path, file.what) for file in gone.diff().files] == [("file", ("attributes",))]
+        gone.commit()
+        assert os.listxattr(marked / "file") == []
+
+    def test_a_file_that_was_copied_up_and_is_as_it_was_has_none(self, marked: Path) -> None:
+        result = stockade.run(
+            ["sh", "-c", "touch -r dir file; chmod 700 dir; chmod 755 dir"], Policy(workspace=str(marked))
+        )
+        assert result.ok and not result.changes

@@ -12,6 +12,7 @@ import pytest
 
 import stockade
 from stockade import Policy, PolicyError, Sandbox, SetupError, Workspace
+from stockade.workspace import copying
 from support.means import applies
 
 EDITS = (
@@ -129,13 +130,6 @@ def test_the_plan_says_that_a_killed_supervisor_loses_it(tree: Path) -> None:
     assert any("a killed supervisor loses them" in line for line in words)
 
 
-def test_what_must_be_durable_is_refused(tree: Path) -> None:
-    with pytest.raises(PolicyError, match=r"workspace.durable = true.*loses them"):
-        stockade.run(["true"], limited(tree, durable=True))
-    rule = {"path": str(tree), "durable": True}
-    assert stockade.run(["true"], Policy(workspace=rule, protect=[]), timeout=60).ok
-
-
 def test_one_that_is_continued_is_refused(tree: Path) -> None:
     first = stockade.run(["sh", "-c", "echo x > new"], Policy(workspace=str(tree)), timeout=60)
     kept = Workspace.open(first.workspace)
@@ -160,7 +154,7 @@ def test_a_killed_supervisor_leaves_the_tree_as_it_was(tree: Path) -> None:
     assert listing(tree) == before
 
 
-def test_changes_that_cannot_be_kept_are_an_error(tree: Path, stockade_home: Path) -> None:
+def test_a_run_whose_changes_cannot_be_kept_says_so_and_is_not_lost(tree: Path, stockade_home: Path) -> None:
     applies(os.geteuid() != 0, "root writes everywhere")
 
     def lock(_: bytes) -> None:
@@ -168,15 +162,73 @@ def test_changes_that_cannot_be_kept_are_an_error(tree: Path, stockade_home: Pat
         layer.chmod(0o500)
 
     try:
-        with pytest.raises(SetupError, match="cannot be kept"):
-            stockade.run(["sh", "-c", "echo x > new; echo up"], limited(tree), on_stdout=lock, timeout=60)
+        result = stockade.run(
+            ["sh", "-c", "echo x > new; echo up; exit 3"], limited(tree), on_stdout=lock, timeout=60
+        )
+        assert (result.outcome, result.exit_code, result.text) == ("exited", 3, "up\n")
+        assert [(one.path, one.why) for one in result.lost] == [(".", "Permission denied")]
     finally:
         for layer in (stockade_home / "workspaces").iterdir():
             layer.chmod(0o700)
 
 
-def test_changes_that_a_program_made_too_deep_are_an_error_and_nothing_leaks(tree: Path) -> None:
-    script = "import os\nfor _ in range(1100): os.mkdir('d'); os.chdir('d')"
-    with pytest.raises(SetupError, match="too deep"):
-        stockade.run(["/usr/bin/python3", "-c", script], limited(tree, 16 * MIB), timeout=60)
-    assert stockade.run(["true"], limited(tree), timeout=60).ok
+#: Tries to take everything else along: names too deep to be copied, beside things that can be.
+DEEP = """
+import os
+for name in ("before", "zz-after"): open(name, "w").write(name)
+os.mkdir("m"); open("m/beside", "w").write("beside"); os.chdir("m")
+for _ in range(30): os.mkdir("d"); os.chdir("d")
+"""
+
+
+@pytest.fixture
+def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real depth takes seconds."""
+    monkeypatch.setattr(copying, "DEEPEST", 20)
+
+
+@pytest.mark.usefixtures("shallow")
+def test_what_is_too_deep_is_lost_alone(tree: Path) -> None:
+    result = stockade.run(["/usr/bin/python3", "-c", DEEP], limited(tree, 16 * MIB), timeout=60)
+    assert result.ok
+    (lost,) = result.lost
+    assert lost.path.startswith("m/d/d") and "too deep" in lost.why
+    kept = Workspace.open(result.workspace)
+    assert {"before", "m/beside", "zz-after"} <= {change.path for change in kept.changes()}
+    done = kept.commit(["before", "m/beside"])
+    assert (tree / "m" / "beside").read_text() == "beside"
+    assert [note.path for note in done.notes] == [lost.path], "whoever takes the rest over is told"
+    kept.discard()
+
+
+@pytest.mark.usefixtures("shallow")
+def test_what_is_not_all_there_is_not_committed_unasked(tree: Path) -> None:
+    policy = limited(tree, 16 * MIB)
+    result = stockade.run(["/usr/bin/python3", "-c", DEEP], policy, on_exit="commit", timeout=60)
+    assert result.ok and result.committed is None and "too deep" in result.commit_error
+    assert not (tree / "before").exists()
+    Workspace.open(result.workspace).discard()
+    box = Sandbox(policy, on_exit="commit")
+    with pytest.raises(SetupError, match=r"nothing was committed.*too deep"), box:
+        box.run(["/usr/bin/python3", "-c", DEEP])
+    assert not (tree / "before").exists()
+    with pytest.raises(SetupError, match=r"could not be kept.*too deep"), Sandbox(policy) as box:
+        box.run(["/usr/bin/python3", "-c", DEEP])
+    for left in Workspace.list():
+        left.discard()
+
+
+def test_a_full_disk_loses_what_does_not_fit_and_keeps_the_rest(tree: Path, stockade_home: Path) -> None:
+    applies(os.geteuid() == 0, "only root mounts a small file system")
+    small = stockade_home / "workspaces"
+    stockade_home.mkdir(mode=0o700)
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2M,mode=0700", "tmpfs", str(small)], check=True)
+    try:
+        script = "head -c 100000 /dev/zero > a; head -c 6M /dev/zero > big; head -c 100000 /dev/zero > z"
+        result = stockade.run(["sh", "-c", script], limited(tree, 16 * MIB), timeout=60)
+        assert result.ok and [one.path for one in result.lost] == ["big"]
+        kept = {change.path for change in Workspace.open(result.workspace).changes()}
+        assert kept == {"a", "z"}
+    finally:
+        subprocess.run(["umount", str(small)], check=True)

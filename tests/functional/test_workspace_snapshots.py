@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 import time
@@ -191,6 +192,24 @@ def test_large_files_are_copied_by_hand_where_the_kernel_cannot(
     with open(tmp_path / "old", "rb") as old, open(tmp_path / "new", "wb") as new:
         copying.content(old.fileno(), new.fileno(), len(data))
     assert (tmp_path / "new").read_bytes() == data
+
+
+def test_forks_of_which_one_fails_are_none(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = changed(workspace, "echo 1 > file")
+    real, done = os.rename, 0
+
+    def rename(*words: str, **options: int) -> None:
+        nonlocal done
+        done += 1
+        if done == 3:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(*words, **options)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(SetupError, match="Input/output error"):
+        one.fork(4)
+    monkeypatch.undo()
+    assert os.listdir(os.path.dirname(one.layer)) == [one.id]
 
 
 def test_forks_go_their_own_ways(workspace: Path) -> None:

@@ -10,6 +10,7 @@ import os
 import pty
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+import stockade
 from stockade import ConflictError, Policy, Sandbox, SetupError, StockadeError, Workspace
 from support.means import applies, need
 from support.trees import changed, snapshot
@@ -196,9 +198,32 @@ class TestNewInodes:
         assert stat.S_IMODE((hidden / "secret").stat().st_mode) == 0o644
         assert (project / "shared").read_text() == "evil\n"
 
-    def test_hard_links_of_the_program_become_files_of_their_own(self, project: Path) -> None:
-        changed(project, "echo x > a; ln a b; ln a c").commit()
-        assert {(project / name).stat().st_nlink for name in "abc"} == {1}
+    def test_names_of_one_file_are_names_of_one_new_file(self, project: Path) -> None:
+        (project / "b").write_text("old")
+        (project / "b").chmod(0o664)
+        workspace = changed(project, "echo x > a; for n in c d e; do ln a $n; done; ln -f a b; ln a sub/b")
+        kept = os.stat(f"{workspace.layer}/upper/a").st_ino
+        workspace.commit()
+        found = {os.stat(project / name).st_ino for name in ("a", "b", "c", "d", "e", "sub/b")}
+        assert len(found) == 1 and found != {kept}
+
+    def test_a_large_file_with_many_names_is_paid_once(self, project: Path) -> None:
+        script = "head -c 4194304 /dev/urandom > a; for n in $(seq 50); do ln a $n; done"
+        result = stockade.run(["sh", "-c", script], Policy(workspace=str(project), limits={"disk": "16M"}))
+        assert result.usage.bytes_written == 4 << 20
+        Workspace.open(result.workspace).commit()
+        used = {
+            (project / name).stat().st_ino: (project / name).stat().st_blocks for name in ("a", "1", "50")
+        }
+        assert list(used.values()) == [(4 << 20) // 512]
+        assert (project / "50").stat().st_nlink == 51
+
+    def test_names_that_may_not_be_written_by_the_same_people_are_apart(self, project: Path) -> None:
+        (project / "ours").write_text("old")
+        (project / "ours").chmod(0o664)
+        changed(project, "echo x > a; chmod 666 a; ln -f a ours").commit()
+        assert stat.S_IMODE((project / "ours").stat().st_mode) == 0o664
+        assert stat.S_IMODE((project / "a").stat().st_mode) == 0o644
 
 
 class TestWhatIsTakenAway:
@@ -208,11 +233,52 @@ class TestWhatIsTakenAway:
     def test_bits_that_give_privileges(self, project: Path, mode: str, words: list[str]) -> None:
         done = changed(project, f"cp /bin/true tool; chmod {mode} tool; mkdir d; chmod 2777 d").commit()
         assert stat.S_IMODE((project / "tool").stat().st_mode) == 0o755
-        assert stat.S_IMODE((project / "d").stat().st_mode) == 0o777
+        assert stat.S_IMODE((project / "d").stat().st_mode) == 0o755
         assert [(note.path, note.what.split()[0]) for note in done.notes] == [
             ("d", "set-gid"),
+            ("d", "leave"),
+            ("d", "leave"),
             *(("tool", word) for word in words),
         ]
+
+    def test_leave_to_write_that_nobody_had(self, project: Path) -> None:
+        (project / "shared").write_text("ours")
+        (project / "shared").chmod(0o664)
+        (project / "sub").chmod(0o775)
+        script = "chmod 666 file shared; chmod 777 sub; mkdir d; echo > d/new; chmod 777 d d/new"
+        done = changed(project, script).commit()
+        modes = {
+            path: stat.S_IMODE((project / path).stat().st_mode) for path in ("file", "shared", "sub", "d")
+        }
+        assert modes == {"file": 0o644, "shared": 0o664, "sub": 0o775, "d": 0o755}
+        assert stat.S_IMODE((project / "d" / "new").stat().st_mode) == 0o755
+        assert {note.path for note in done.notes} == {"file", "shared", "sub", "d", "d/new"}
+        assert {note.what for note in done.notes} == {
+            "leave for its group to write taken away",
+            "leave for everybody to write taken away",
+        }
+        assert done.closed, "bits that are never taken over would stay for ever"
+
+    def test_a_umask_that_lets_the_group_write_lets_it_write_to_what_is_new(self, project: Path) -> None:
+        workspace = changed(project, "echo > new; chmod 666 new")
+        before = os.umask(0o002)
+        try:
+            workspace.commit()
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE((project / "new").stat().st_mode) == 0o664
+
+    def test_an_access_list_gives_nobody_leave_to_write(self, project: Path) -> None:
+        # Version 2; the owner, user 1234, the group, the mask and others may read and write.
+        rules = [(1, 6, -1), (2, 6, 1234), (4, 6, -1), (16, 6, -1), (32, 6, -1)]
+        acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *rule) for rule in rules)
+        workspace = changed(project, "echo > new")
+        try:
+            os.setxattr(f"{workspace.layer}/upper/new", "system.posix_acl_access", acl)
+        except OSError as error:
+            need(False, f"the file system keeps no access lists: {error.strerror}")
+        workspace.commit()
+        assert stat.S_IMODE((project / "new").stat().st_mode) & 0o022 == 0
 
     def test_control_a_copy_by_hand_keeps_them(self, project: Path) -> None:
         workspace = changed(project, "cp /bin/true tool; chmod 4755 tool")

@@ -66,6 +66,13 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
         Control.WORKSPACE_OVERLAY,
         ("test_changes_in_an_overlay_workspace_stay_in_the_overlay",),
     ),
+    "toolchain": (
+        Control.FILES,
+        (
+            "test_a_workspace_cannot_have_anything_of_the_home_shown",
+            "test_a_project_chooses_among_the_installed_versions_and_nothing_else",
+        ),
+    ),
     "limits": (Control.LIMITS_FILES, ("test_a_program_cannot_raise_its_own_limits",)),
     "syscalls": (Control.SYSCALLS, ("test_a_call_that_reaches_deep_into_the_kernel_is_refused",)),
     "limits.tasks": (Control.LIMITS_TASKS, ("test_a_fork_bomb_is_stopped_by_the_task_limit",)),
@@ -109,7 +116,7 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
     ),
     "workspace.durable": (
         Control.LIMITS_DISK,
-        ("test_what_must_be_durable_is_refused", "test_a_killed_supervisor_leaves_the_tree_as_it_was"),
+        ("test_what_cannot_be_durable_is_refused_with_the_reason", "test_a_killed_supervisor_loses_nothing"),
     ),
 }
 #: Controls that no clause asks for, because every run has them.

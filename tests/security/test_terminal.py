@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,15 +15,22 @@ from security import arena
 from security.arena import inside, outside
 from stockade import Policy, Sandbox
 from support.means import need
+from support.screens import Terminal, shell
+from support.screens import stockade as at_a_terminal
 
 LEGACY = Path("/proc/sys/dev/tty/legacy_tiocsti")
+
+
+def need_typing() -> None:
+    """The controls need a kernel that lets somebody type."""
+    legacy = not LEGACY.exists() or LEGACY.read_text().strip() == "1"
+    need(legacy or arena.IS_ROOT, "this kernel lets nobody type into a terminal (dev.tty.legacy_tiocsti = 0)")
 
 
 def test_keystrokes_cannot_be_typed_whatever_the_high_half_of_the_request_is() -> None:
     verdict = inside("terminal")
     assert verdict == {"TIOCSTI": ["EPERM"] * 4, "TIOCLINUX": ["EPERM"] * 4, "typed": 0}
-    legacy = not LEGACY.exists() or LEGACY.read_text().strip() == "1"
-    need(legacy or arena.IS_ROOT, "this kernel lets nobody type into a terminal (dev.tty.legacy_tiocsti = 0)")
+    need_typing()
     control = outside("terminal")
     assert (control["TIOCSTI"], control["typed"]) == (["ok"] * 4, 4)
     assert "EPERM" not in control["TIOCLINUX"] or not arena.IS_ROOT
@@ -95,7 +103,6 @@ def test_a_program_on_a_terminal_can_do_no_more_to_its_own() -> None:
         assert process.stdout is not None
         verdict = arena.verdict_of(process.stdout.read())
         assert process.wait(10).ok
-    assert verdict.pop("TIOCSCTTY") == "ok"  # it has it already
     assert set(verdict.pop("TIOCSETD").values()) == {"EPERM"}
     assert set(verdict.values()) == {"EPERM"}, verdict
 
@@ -104,3 +111,73 @@ def test_outside_a_new_terminal_is_anybodys() -> None:
     control = outside("steal", start_new_session=True)
     assert control["TIOCSETD"]["27"] != "EPERM"
     assert control["TIOCSCTTY"] == "ok"
+
+
+class TestAtTheUsersTerminal:
+    """`stockade run` connects the user's terminal with one inside: only bytes pass."""
+
+    def test_nothing_is_typed_through_any_terminal_inside(self, workspace: Path) -> None:
+        command, _ = arena.command_of("types")
+        with at_a_terminal(workspace, "run", "-q", "--", *command, size=(24, 500)) as terminal:
+            assert terminal.code() == 0
+            assert terminal.typed_ahead == 0
+            verdict = arena.verdict_of(terminal.shown)
+            assert os.fstat(terminal.inner).st_dev not in verdict.pop("devices")
+        assert verdict.pop("descriptors") == [0, 1, 2]
+        assert verdict.pop("new, controlling") == 0
+        assert set(map(tuple, verdict.values())) == {("EPERM",)}, verdict
+
+    def test_outside_it_becomes_the_users_next_command(self, workspace: Path) -> None:
+        need_typing()
+        command, _ = arena.command_of("types")
+        with Terminal(command, workspace, size=(24, 500)) as terminal:
+            assert terminal.code() == 0
+            assert terminal.typed_ahead > 0
+            assert os.fstat(terminal.inner).st_dev in arena.verdict_of(terminal.shown)["devices"]
+
+    def test_answers_to_floods_of_questions_do_not_bar_the_way_out(self, workspace: Path) -> None:
+        script = r"trap '' INT TERM; stty raw -echo; while :; do printf '\033[6n\033[c\033[5n'; done"
+        with at_a_terminal(workspace, "run", "-q", "--", "bash", "-c", script) as terminal:
+            terminal.until(lambda: len(terminal.shown) > 100_000)
+            for _ in range(3):
+                seen = len(terminal.shown)
+                terminal.type(b"\x1d")
+                terminal.until(lambda before=seen: len(terminal.shown) > before)  # type: ignore[misc]
+            assert terminal.code() == 130
+            assert terminal.settings() == terminal.fresh
+            assert terminal.typed_ahead == 0
+
+    def test_who_stops_itself_for_ever_does_not_lengthen_its_time(self, workspace: Path) -> None:
+        options = ("run", "-q", "--timeout", "1", "--")
+        script = "(while :; do kill -CONT $$; done) & while :; do kill -STOP $$; done"
+        with at_a_terminal(workspace, *options, "bash", "-c", script) as terminal:
+            assert terminal.code() == 124
+            assert terminal.settings() == terminal.fresh
+
+    def test_time_goes_on_while_everything_is_stopped(self, workspace: Path) -> None:
+        with shell(workspace) as terminal:
+            terminal.type("$S run -q --timeout 1 -- sh -c 'echo $$ > file; kill -STOP $$'\n")
+            terminal.until("Stopped")
+            terminal.type("sleep 1; fg; echo code $?\n")
+            terminal.until("code 124")
+
+    def test_the_foreground_that_is_handed_away_takes_nothing_from_the_user(self, workspace: Path) -> None:
+        """A program gives the gate's own process group the keyboard, and with it Ctrl-C."""
+        script = (
+            "import os, signal, time\n"
+            "signal.signal(signal.SIGTTOU, signal.SIG_IGN)\n"
+            "os.tcsetpgrp(0, os.getpgid(os.getppid()))\n"
+            "print('ready', flush=True); time.sleep(300)\n"
+        )
+        with at_a_terminal(workspace, "run", "-q", "--", "/usr/bin/python3", "-c", script) as terminal:
+            terminal.until("ready")
+            terminal.type(b"\x03\x1a\x1c\x1d\x1d\x1d")
+            assert terminal.code() == 130
+
+    @pytest.mark.usefixtures("swept")
+    def test_when_we_are_killed_everything_inside_ends(self, workspace: Path) -> None:
+        script = "trap '' HUP TERM; echo ready; while :; do sleep 0.1; done"
+        with at_a_terminal(workspace, "run", "--", "bash", "-c", script) as terminal:
+            terminal.until("ready")
+            terminal.kill(signal.SIGKILL)
+            assert terminal.code() == -signal.SIGKILL

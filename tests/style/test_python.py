@@ -14,7 +14,7 @@ from support.paths import PACKAGE, ROOT
 LONGEST = 600
 CODE = [
     path
-    for folder in ("src", "tests", "bench")
+    for folder in ("src", "tests", "scripts")
     for path in sorted((ROOT / folder).rglob("*"))
     if path.suffix in (".py", ".c", ".h") and "build" not in path.relative_to(ROOT).parts
 ]

@@ -14,7 +14,10 @@ from stockade.backends.base import Backend, Mechanism, Offer
 __all__ = ["BACKENDS", "Backend", "Mechanism", "Offer", "load"]
 
 #: name → module:Class, best first.
-BACKENDS = {"native": "stockade.backends.native:Native"}
+BACKENDS = {
+    "native": "stockade.backends.native:Native",
+    "landlock": "stockade.backends.landlock:Landlock",
+}
 
 
 def load(name: str) -> type[Backend]:

@@ -1,20 +1,29 @@
-"""What every backend must be able to say.
+"""What every backend must be able to say and do. Nothing else in Stockade asks which one it is.
 
 A backend answers for every control there is: by which mechanism it enforces
 it and what the host must be able to do for that. A table with a hole is a
-TypeError when the class is made, so a new control cannot be forgotten.
+TypeError when the class is made, so a new control cannot be forgotten. And it
+turns a policy that was met with this host into a plan, which the gate
+executes. All the rest follows from the plan: what must be seen before
+anything starts, how commands are started and ended, which files can be
+looked at from outside, what changed.
 """
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from stockade.controls import Control
 from stockade.host.model import Host
+
+if TYPE_CHECKING:
+    from stockade.backends.select import Selected, Selection
+    from stockade.gate.plan import Plan
+    from stockade.policy import Policy, Resolved
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -52,14 +61,55 @@ class Mechanism(msgspec.Struct, frozen=True):
     weaker: str = ""
 
 
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy has come to on this host: everything that a plan is made from."""
+
+    resolved: Resolved
+    selection: Selection
+    #: Landlock's ABI.
+    landlock: int
+    #: Open files of each process.
+    files: int
+    #: Where an overlay keeps its changes.
+    layer: str
+    #: The version of each cgroup that the gate enters, and in words what they limit.
+    groups: tuple[tuple[int, ...], str] = ((), "")
+    #: Where compiled filters are kept; empty: nowhere.
+    state: str
+
+
 class Backend(abc.ABC):
-    """One way to raise walls. Concrete ones set the four attributes below."""
+    """One way to raise walls. Concrete ones set the attributes below and compile plans."""
 
     name: ClassVar[str]
     system: ClassVar[str]
     #: Probes without which the backend cannot start anything.
     foundation: ClassVar[tuple[str, ...]] = ()
     mechanisms: ClassVar[Mapping[Control, Mechanism]]
+    #: How a control is seen to be in force, where that is not as in `evidence.OBSERVED`.
+    observed: ClassVar[Mapping[Control, str]] = {}
+    #: Whether it needs a private directory of the host, as the home and for temporary files.
+    scratch: ClassVar[bool] = False
+
+    @classmethod
+    @abc.abstractmethod
+    def plan(cls, given: Given) -> Plan:
+        """The operations that enforce the policy. What it looks at on the host, it looks at here."""
+
+    @classmethod
+    @abc.abstractmethod
+    def resident(cls, policy: Policy) -> str:
+        """Which kind of resident gate starts its sandboxes: see `gate.client`."""
+
+    @classmethod
+    @abc.abstractmethod
+    def home(cls, resolved: Resolved, scratch: str) -> str:
+        """Where commands have their home; `scratch` is the private directory, if there is one."""
+
+    @classmethod
+    def adjusted(cls, policy: Policy, controls: Mapping[Control, Selected]) -> Mapping[Control, Selected]:
+        """What is enforced, with what the policy's own clauses change about it."""
+        return controls
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -80,10 +130,12 @@ class Backend(abc.ABC):
                 reason=f"the {cls.name} backend works on {cls.system}, this is {host.system}",
                 fix=f"use a {cls.system} machine",
             )
-        if mechanism.never:
-            return Offer(reason=mechanism.never, waivable=mechanism.optional)
+        if mechanism.never and not mechanism.optional:
+            return Offer(reason=mechanism.never)
         if lacking := [name for name in cls.foundation if not host.has(name)]:
             return Offer(reason=_reason(lacking[0], host), fix=_fix(lacking[0], host))
+        if mechanism.never:
+            return Offer(reason=mechanism.never, waivable=True, weaker=mechanism.weaker)
         failed: list[str] = []
         way: Mechanism | None = mechanism
         while way is not None:

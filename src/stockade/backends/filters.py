@@ -23,6 +23,13 @@ AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 NETLINK_ROUTE = 0
 PERSONALITY_LINUX, PERSONALITY_QUERY = 0, 0xFFFFFFFF
 TIOCSTI, TIOCLINUX, TIOCSETD = 0x5412, 0x541C, 0x5423
+TERMINAL_REQUESTS, SOCKET_REQUESTS = (0x5400, 0x5500), (0x8900, 0x8A00)
+#: TCGETS2, TCSETS2 and its two relatives, TIOCGPTN, TIOCSPTLCK; FIGETBSZ, FICLONE, FICLONERANGE, FIEMAP
+OTHER_REQUESTS = (
+    0x802C542A, 0x402C542B, 0x402C542C, 0x402C542D, 0x80045430, 0x40045431,
+    2, 0x40049409, 0x4020940D, 0xC020660B,
+)  # fmt: skip
+SOCK_STREAM, SOCK_SEQPACKET, SOCK_FLAGS = 1, 5, (0x800, 0x80000)  # SOCK_NONBLOCK, SOCK_CLOEXEC
 X32 = 0x40000000
 MFD_NOEXEC_SEAL = 8
 SELF, GATE, PRIO_PROCESS, IOPRIO_WHO_PROCESS = 0, 1, 0, 1
@@ -32,12 +39,15 @@ IDLE = 4  # a bit of SCHED_IDLE and not of SCHED_OTHER, SCHED_FIFO, SCHED_RR and
 LOAD, EQUAL, AT_LEAST, ANY_BIT, GIVE = 0x20, 0x15, 0x35, 0x45, 0x06
 NUMBER, ARCHITECTURE = 0, 4  # where struct seccomp_data has them
 FIRST, SECOND, THIRD = 16, 24, 32
+HIGHER = 4  # of the same argument
 ERRNO = 0x00050000  # SECCOMP_RET_ERRNO
 ENDS = {
     "allow": 0x7FFF0000,
     "refuse": ERRNO | errno.EPERM,
     "absent": ERRNO | errno.ENOSYS,
     "unsupported": ERRNO | errno.EAFNOSUPPORT,
+    "not offered": ERRNO | errno.EOPNOTSUPP,
+    "not a terminal": ERRNO | errno.ENOTTY,
     "kill": 0x80000000,  # the whole process
 }
 
@@ -115,6 +125,64 @@ BOUNDS: dict[str, list[Line]] = {
     ],
 }
 
+
+def _pairs_of_streams() -> list[Line]:
+    """The address that a datagram is sent to is in memory, where no filter can look: streams have none."""
+    kinds = [
+        kind | flags for kind in (SOCK_STREAM, SOCK_SEQPACKET) for flags in (0, *SOCK_FLAGS, sum(SOCK_FLAGS))
+    ]
+    return [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, AF_UNIX, "", "unsupported"),
+        (LOAD, SECOND, "", ""),
+        *((EQUAL, kind, "allow", "") for kind in kinds[:-1]),
+        (EQUAL, kinds[-1], "allow", "refuse"),
+    ]
+
+
+#: And what is asked where no namespace stands between the program and the host.
+BOUNDS_ALONE: dict[str, list[Line]] = {
+    # No attribute of a file is changed through a descriptor that can only read it.
+    "few requests": [
+        (LOAD, SECOND, "", ""),
+        (EQUAL, TIOCSETD, "refuse", ""),
+        (EQUAL, TIOCSTI, "refuse", ""),
+        (EQUAL, TIOCLINUX, "refuse", ""),
+        *((EQUAL, request, "allow", "") for request in OTHER_REQUESTS),
+        (AT_LEAST, TERMINAL_REQUESTS[0], "", "not a terminal"),
+        (AT_LEAST, TERMINAL_REQUESTS[1], "", "allow"),
+        (AT_LEAST, SOCKET_REQUESTS[0], "", "not a terminal"),
+        (AT_LEAST, SOCKET_REQUESTS[1], "not a terminal", "allow"),
+    ],
+    # A named socket of the host could be reached by a path that Landlock does not look at.
+    "no unix names": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, AF_INET, "allow", ""),
+        (EQUAL, AF_INET6, "allow", ""),
+        (EQUAL, AF_NETLINK, "", "unsupported"),
+        (LOAD, THIRD, "", ""),
+        (EQUAL, NETLINK_ROUTE, "allow", "unsupported"),
+    ],
+    "pairs of streams": _pairs_of_streams(),
+    # To set the time of an open file to now, as `touch` does; no path, no time.
+    "now": [
+        (LOAD, SECOND, "", ""),
+        (EQUAL, 0, "", "refuse"),
+        (LOAD, SECOND + HIGHER, "", ""),
+        (EQUAL, 0, "", "refuse"),
+        (LOAD, THIRD, "", ""),
+        (EQUAL, 0, "", "refuse"),
+        (LOAD, THIRD + HIGHER, "", ""),
+        (EQUAL, 0, "allow", "refuse"),
+    ],
+    "own io priority": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, IOPRIO_WHO_PROCESS, "", "refuse"),
+        (LOAD, SECOND, "", ""),
+        (EQUAL, SELF, "allow", "refuse"),
+    ],
+}
+
 #: The calls that are allowed within bounds, and which.
 BOUNDED = {
     "ioctl": "terminal",
@@ -131,6 +199,19 @@ BOUNDED = {
     "ioprio_set": "io priorities",
 }
 
+#: Where there are no namespaces, every process of the user could be meant.
+BOUNDED_ALONE = {
+    "ioctl": "few requests",
+    "socketpair": "pairs of streams",
+    "utimensat": "now",
+    "prlimit64": "itself",
+    "sched_setaffinity": "itself",
+    "sched_setattr": "itself",
+    "sched_setparam": "itself",
+    "sched_setscheduler": "itself",
+    "ioprio_set": "own io priority",
+}
+
 #: What is bounded besides, where the policy says which files may be executed.
 BOUNDED_BY_EXEC = {"memfd_create": "sealed memory"}
 
@@ -145,10 +226,11 @@ def program(machine: str, answers: dict[int, str]) -> bytes:
         *_tree(_intervals(answers)),
     ]
     used = set(answers.values())
-    for name, bounds in BOUNDS.items():
+    for name, bounds in (BOUNDS | BOUNDS_ALONE).items():
         lines += [name, *bounds] if name in used else []
+    led_to = {target for line in lines if not isinstance(line, str) for target in line[2:]}
     for name, value in ENDS.items():
-        lines += [name, (GIVE, value, "", "")]
+        lines += [name, (GIVE, value, "", "")] if name in led_to else []
     return _assemble(lines)
 
 

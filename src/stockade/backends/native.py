@@ -7,28 +7,49 @@ of /etc exist) comes in as a value.
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Collection
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import ClassVar
 
 import msgspec
 
-from stockade.backends.base import Backend
+from stockade.backends import syscalls
+from stockade.backends.base import Backend, Given
 from stockade.backends.native_offers import FOUNDATION, MECHANISMS
+from stockade.backends.select import Selected
+from stockade.backends.shared import (
+    DEVICES,
+    EXECUTE,
+    IOCTL_DEVICE,
+    MAKE_BLOCK,
+    MAKE_CHAR,
+    OF_FILES,
+    READ_DIR,
+    READ_FILE,
+    READING,
+    SCOPES,
+    SCOPES_ABI,
+    WRITE_FILE,
+    Shown,
+    by_process,
+    cpu_seconds,
+    handled_rights,
+    system_layout,
+    within,
+)
 from stockade.controls import Control
 from stockade.errors import PolicyError
 from stockade.gate import plan as ops
-from stockade.policy import Resolved
+from stockade.gate.client import HOST_NETWORK, OWN_NETWORK
+from stockade.policy import Policy, Resolved
 from stockade.policy.load import NAMES as PROJECT_POLICIES
 from stockade.policy.programs import Programs, loaders
 from stockade.policy.resolve import mounted_below
-from stockade.policy.values import show, time_text
+from stockade.policy.values import show
 
 HOSTNAME = "stockade"
 HOST_NAMES = ("hosts?", "resolv.conf?")
-DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_LINKS = {
     "ptmx": "pts/ptmx",
     "fd": "/proc/self/fd",
@@ -36,17 +57,6 @@ DEVICE_LINKS = {
     "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
 }
-
-# Landlock's file rights, by bit, and the ABI that brought them.
-EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-MAKE_CHAR, MAKE_BLOCK = 1 << 6, 1 << 11
-FIRST_RIGHTS = (1 << 13) - 1
-REFER, TRUNCATE, IOCTL_DEVICE = 1 << 13, 1 << 14, 1 << 15
-LATER_RIGHTS = {2: REFER, 3: TRUNCATE, 5: IOCTL_DEVICE}
-OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEVICE
-READING = EXECUTE | READ_FILE | READ_DIR
-SCOPES = 0b11  # abstract sockets, signals
-SCOPES_ABI = 6
 
 PAGE, LEAST_INODES = 4096, 1024
 #: The gate takes a plan of at most 4096 operations.
@@ -61,14 +71,34 @@ class Native(Backend):
     foundation = FOUNDATION
     mechanisms = MECHANISMS
 
+    @classmethod
+    def plan(cls, given: Given) -> ops.Plan:
+        return compile_plan(inputs(given))
 
-class Shown(msgspec.Struct, frozen=True):
-    """One system path of the host as the sandbox shall see it: a link, or the tree itself."""
+    @classmethod
+    def resident(cls, policy: Policy) -> str:
+        return HOST_NETWORK if policy.net == "open" else OWN_NETWORK
 
-    path: str
-    link: str = ""
-    source: str = ""
-    is_dir: bool = True
+    @classmethod
+    def home(cls, resolved: Resolved, scratch: str) -> str:
+        return home_inside(resolved.caller.home, resolved.profile.system)
+
+    @classmethod
+    def adjusted(cls, policy: Policy, controls: Mapping[Control, Selected]) -> Mapping[Control, Selected]:
+        kept = controls[Control.IPC]
+        if policy.write or (policy.workspace is not None and policy.workspace.mode == "rw"):
+            shared = f"{kept.mechanism}; sockets in writable grants are shared with the host"
+            kept = msgspec.structs.replace(kept, mechanism=shared)
+        if Control.IPC in policy.accept:
+            shared = f"{kept.mechanism}; sockets in what is shown read-only can be reached"
+            kept = msgspec.structs.replace(kept, mechanism=shared, weaker=True)
+        found = {**controls, Control.IPC: kept}
+        rule = policy.workspace
+        if Control.LIMITS_DISK in found and rule is not None and rule.mode == "overlay" and rule.durable:
+            found[Control.LIMITS_DISK] = msgspec.structs.replace(
+                found[Control.LIMITS_DISK], mechanism="size of a file system in an image, on a loop device"
+            )
+        return found
 
 
 class Inputs(msgspec.Struct, frozen=True):
@@ -100,79 +130,52 @@ class Inputs(msgspec.Struct, frozen=True):
     programs: tuple[tuple[str, bool, str], ...] | None = None
     #: Size of the private file system; 0 for the kernel's default.
     disk: int = 0
+    #: Whether that is an image in the layer, which outlives the supervisor.
+    image: bool = False
     #: The version of each cgroup that the gate enters, and in words what they limit.
     groups: tuple[tuple[int, ...], str] = ((), "")
+    #: Links to what is granted, and where each leads.
+    links: tuple[tuple[str, str], ...] = ()
 
 
-@lru_cache(maxsize=8)
-def system_layout(system: tuple[str, ...], etc: tuple[str, ...]) -> tuple[Shown, ...]:
-    """How the host's system paths look. They belong to root and are looked at once per process."""
-    shown = []
-    for entry in (*system, *(f"/etc/{name}" for name in etc)):
-        path = entry.removesuffix("?")
-        if os.path.islink(path) and (link := os.readlink(path)) and _stays_visible(path, link, system):
-            shown.append(Shown(path, link=link))
-        elif os.path.exists(path):
-            source = os.path.realpath(path)
-            shown.append(Shown(path, source=source, is_dir=os.path.isdir(source)))
-        elif not entry.endswith("?"):
-            raise PolicyError(f"the profile shows {path}, which this host does not have")
-    return tuple(shown)
-
-
-def _stays_visible(path: str, link: str, system: tuple[str, ...]) -> bool:
-    """Whether a symlink may be kept: its target is in a tree that is shown as well."""
-    target = os.path.normpath(os.path.join(os.path.dirname(path), link))
-    trees = [entry.removesuffix("?") for entry in system]
-    return any(target == tree or target.startswith(tree + "/") for tree in trees if not os.path.islink(tree))
-
-
-def inputs(
-    resolved: Resolved,
-    landlock: int,
-    program: bytes,
-    layer: str,
-    uses_tasks: bool,
-    files: int,
-    by_process: Collection[Control] = (),
-    groups: tuple[tuple[int, ...], str] | None = None,
-) -> Inputs:
-    """The value that a plan is compiled from.
-
-    `layer` is where an overlay keeps its changes; `uses_tasks` says that RLIMIT_NPROC limits the tasks,
-    and `by_process` which controls are accepted to be weaker and are limited for each process.
-    """
-    caller, limits, workspace = resolved.caller, resolved.limits, resolved.workspace
-    grants = list(resolved.grants)
-    if workspace is not None:
-        grants.append(workspace)
-    protected = _protected(resolved)
+def inputs(given: Given) -> Inputs:
+    """The value that a plan is compiled from."""
+    resolved, selection = given.resolved, given.selection
+    caller, limits, policy = resolved.caller, resolved.limits, resolved.policy
+    grants = [*resolved.grants, *((resolved.workspace,) if resolved.workspace is not None else ())]
     # In the host's network its names are found the host's way.
-    names = HOST_NAMES if resolved.policy.net == "open" else ()
+    names = HOST_NAMES if policy.net == "open" else ()
     system = _shown(system_layout(resolved.profile.system, (*resolved.profile.etc, *names)), resolved.denied)
+    by_rlimit = "nproc" in selection.controls[Control.LIMITS_TASKS].means
     return Inputs(
         uid=caller.uid,
         gid=caller.gid,
         user=caller.user,
         group=caller.group,
         home=home_inside(caller.home, resolved.profile.system),
-        own_network=resolved.policy.net != "open",
-        tasks=(limits.tasks or 0) if uses_tasks else 0,
-        files=files,
-        memory=(limits.memory or 0) if Control.LIMITS_MEMORY in by_process else 0,
-        # Whole seconds are what the kernel counts there.
-        cpu_time=math.ceil(limits.cpu_time or 0) if Control.LIMITS_CPU_TIME in by_process else 0,
-        landlock=landlock,
-        program=program,
+        own_network=policy.net != "open",
+        tasks=(limits.tasks or 0) if by_rlimit else 0,
+        files=given.files,
+        memory=(limits.memory or 0) if Control.LIMITS_MEMORY in selection.by_process else 0,
+        cpu_time=cpu_seconds(limits) if Control.LIMITS_CPU_TIME in selection.by_process else 0,
+        landlock=given.landlock,
+        program=syscalls.program(
+            policy.syscalls.allow,
+            policy.syscalls.deny,
+            given.state,
+            syscalls.Kind(listed=policy.exec is not None),
+        ),
         system=system,
         grants=tuple((g.path, g.access, g.is_dir, g.clause) for g in grants),
-        protected=protected,
-        sockets=Control.IPC in resolved.policy.accept,
-        layer=layer,
+        protected=_protected(resolved),
+        sockets=Control.IPC in policy.accept,
+        layer=given.layer,
         denied=resolved.denied,
         programs=_programs(resolved, system),
         disk=limits.disk or 0,
-        groups=groups or ((), ""),
+        image=resolved.needs_image,
+        groups=given.groups,
+        links=tuple(sorted(resolved.links.items())),
     )
 
 
@@ -183,9 +186,7 @@ def _shown(system: tuple[Shown, ...], denied: tuple[str, ...]) -> tuple[Shown, .
     kept = tuple(
         shown
         for shown in system
-        if not any(
-            _within(name, tree) for tree in denied for name in (shown.path, shown.source or shown.path)
-        )
+        if not any(within(name, tree) for tree in denied for name in (shown.path, shown.source or shown.path))
     )
     for shown in kept:
         if _inner(shown.path, shown.source, denied) and (inner := mounted_below(shown.source)):
@@ -233,11 +234,11 @@ def _placed(
     """Where programs are inside; those that are not shown are left out."""
     wanted = dict.fromkeys(named.files, False) | dict.fromkeys(named.trees, True)
     # In a directory, also what is shown there on its own.
-    wanted |= {tree: True for tree in trees if any(_within(tree, name) for name in named.trees)}
+    wanted |= {tree: True for tree in trees if any(within(tree, name) for name in named.trees)}
     found: dict[str, tuple[str, bool, str]] = {}
     for name, is_dir in wanted.items():
-        tree = max((tree for tree in trees if _within(name, tree)), key=len, default="")
-        if not tree or any(_within(name, hidden) for hidden in denied):
+        tree = max((tree for tree in trees if within(name, tree)), key=len, default="")
+        if not tree or any(within(name, hidden) for hidden in denied):
             continue
         place, access = trees[tree]
         if access != "read":
@@ -255,7 +256,7 @@ def _inner(path: str, source: str, denied: tuple[str, ...]) -> list[tuple[str, s
     return [
         (path + name[len(source) :], name)
         for name in denied
-        if source and name != source and _within(name, source)
+        if source and name != source and within(name, source)
     ]
 
 
@@ -269,9 +270,9 @@ def _protected(resolved: Resolved) -> tuple[str, ...]:
     absent: list[str] = []
     for name, exists in resolved.protected:
         path = f"{workspace.path}/{name}"
-        if any(_within(path, tree) for tree in resolved.denied):
+        if any(within(path, tree) for tree in resolved.denied):
             continue
-        if any(_within(path, tree) for tree in writable):
+        if any(within(path, tree) for tree in writable):
             (found if exists else absent).append(path)
         elif workspace.access == "overlay" and exists and os.path.basename(name) in PROJECT_POLICIES:
             # Its changes would not land, but the policy that the project brings is not to be touched at all.
@@ -298,14 +299,14 @@ def compile_plan(given: Inputs) -> ops.Plan:
             *base,
             *_groups(given),
             ops.Hostname(name=HOSTNAME),
-            _private(given),
+            *_private(given),
             *_root(given),
             ops.Pivot(),
             ops.Keyring(),
             ops.Limit(resource="core", value=0),
             ops.Limit(resource="files", value=given.files, clause=f"limits.files = {given.files}"),
             *_tasks(given),
-            *_by_process(given),
+            *by_process(given.memory, given.cpu_time),
             ops.Privileges(),
             *_landlock(given),
             ops.Seccomp(program=given.program, clause="syscalls"),
@@ -313,19 +314,22 @@ def compile_plan(given: Inputs) -> ops.Plan:
     )
 
 
-def _private(given: Inputs) -> ops.Root:
+def _private(given: Inputs) -> list[ops.AnyOp]:
     if not given.disk:
-        return ops.Root()
+        return [ops.Root()]
+    clause = f"limits.disk = {given.disk}"
+    if given.image:
+        return [ops.Root(), ops.Image(size=given.disk, descriptor=len(given.grants) + 1, clause=clause)]
     # Empty files take up memory of the kernel too.
     inodes = max(LEAST_INODES, given.disk // PAGE)
-    return ops.Root(size=given.disk, inodes=inodes, clause=f"limits.disk = {given.disk}")
+    return [ops.Root(size=given.disk, inodes=inodes, clause=clause)]
 
 
 def _groups(given: Inputs) -> list[ops.AnyOp]:
-    """Their descriptors come last, after the two directories of an overlay that is not private."""
+    """Their descriptors come last, after an image or the two directories of an overlay in the layer."""
     versions, words = given.groups
     overlay = any(access == "overlay" for _, access, *_ in given.grants) and not given.disk
-    first = len(given.grants) + 2 * overlay + 1
+    first = len(given.grants) + 2 * overlay + given.image + 1
     return [
         ops.Cgroup(version=version, descriptor=first + number, limits=words, clause="limits")
         for number, version in enumerate(versions)
@@ -339,24 +343,11 @@ def _tasks(given: Inputs) -> list[ops.AnyOp]:
     return [ops.Limit(resource="tasks", value=given.tasks + 1, clause=f"limits.tasks = {given.tasks}")]
 
 
-def _by_process(given: Inputs) -> list[ops.AnyOp]:
-    """The weaker form of limits on the whole sandbox."""
-    found: list[ops.AnyOp] = []
-    if given.memory:
-        found.append(
-            ops.Limit(resource="memory", value=given.memory, clause=f"limits.memory = {given.memory}")
-        )
-    if given.cpu_time:
-        clause = f'limits.cpu_time = "{time_text(given.cpu_time)}"'
-        found.append(ops.Limit(resource="cpu_time", value=given.cpu_time, clause=clause))
-    return found
-
-
 def home_inside(home: str, system: tuple[str, ...]) -> str:
     """The private home: the caller's own path, unless that is no place for one."""
     home = os.path.normpath(home) if home else "/"
     taken = ["/dev", "/etc", "/proc", "/sys", *(entry.removesuffix("?") for entry in system)]
-    return "/tmp" if home == "/" or any(_within(home, path) for path in taken) else home
+    return "/tmp" if home == "/" or any(within(home, path) for path in taken) else home
 
 
 def _base(given: Inputs) -> list[ops.AnyOp]:
@@ -374,7 +365,7 @@ def _base(given: Inputs) -> list[ops.AnyOp]:
     found += [
         ops.File(path=path, content=content)
         for path, content in _etc(given).items()
-        if path not in taken and not any(_within(path, tree) for tree in given.denied)
+        if path not in taken and not any(within(path, tree) for tree in given.denied)
     ]
     found += [ops.Bind(path=f"/dev/{name}", source=f"/dev/{name}", device=True) for name in DEVICES]
     found += [ops.Link(path=f"/dev/{name}", target=target) for name, target in DEVICE_LINKS.items()]
@@ -398,12 +389,27 @@ def _root(given: Inputs) -> list[ops.AnyOp]:
             )
     found.append(ops.Pts())
     scratch = _scratch(given)
-    if not any(_within("/var/tmp", path) for path in (*scratch, *(path for path, *_ in given.grants))):
+    if not any(within("/var/tmp", path) for path in (*scratch, *(path for path, *_ in given.grants))):
         found.append(ops.Link(path="/var/tmp", target="/tmp"))
     noexec = given.programs is not None
-    found += [ops.Scratch(path=path, mode=mode, noexec=noexec) for path, mode in scratch.items()]
+    found += [
+        ops.Scratch(path=path, mode=mode, noexec=noexec, image=given.image) for path, mode in scratch.items()
+    ]
+    found += _links(given, scratch)
     # Last: what is behind the scratch directories disappears below it.
     return [*found, *_granted(given), ops.Proc()]
+
+
+def _links(given: Inputs, scratch: dict[str, int]) -> list[ops.AnyOp]:
+    """The links that lead to a toolchain, where nothing else is at their place."""
+    taken = ["/dev", "/etc", "/proc", *scratch, *(shown.path for shown in given.system)]
+    granted = [path for path, *_ in given.grants]
+    return [
+        ops.Link(path=path, target=target, clause="toolchain")
+        for path, target in given.links
+        if not any(within(path, tree) for tree in granted)
+        and not any(within(tree, path) for tree in (*taken, *granted))
+    ]
 
 
 def _masks(
@@ -434,6 +440,7 @@ def _granted(given: Inputs) -> list[ops.AnyOp]:
                 masks=masks,
                 noexec=noexec,
                 private=bool(given.disk),
+                image=given.image,
                 clause=clause,
             )
         elif access == "write":
@@ -452,7 +459,7 @@ def _granted(given: Inputs) -> list[ops.AnyOp]:
     for path in list(found):
         for tree in writable:
             above = os.path.dirname(path)
-            while path not in writable and _within(above, tree) and above != tree:
+            while path not in writable and within(above, tree) and above != tree:
                 writing = ops.Bind(path=above, source=above, writable=True, noexec=noexec, clause="protect")
                 found.setdefault(above, writing)
                 above = os.path.dirname(above)
@@ -464,13 +471,9 @@ def _scratch(given: Inputs) -> dict[str, int]:
     wanted = {"/dev/shm": 0o1777, "/tmp": 0o1777}
     wanted.setdefault(given.home, 0o700)
     granted = [path for path, *_ in given.grants]
-    if any(_within(path, "/var/tmp") for path in (given.home, *granted)):
+    if any(within(path, "/var/tmp") for path in (given.home, *granted)):
         wanted["/var/tmp"] = 0o1777
-    return {path: wanted[path] for path in sorted(wanted) if not any(_within(path, tree) for tree in granted)}
-
-
-def _within(path: str, tree: str) -> bool:
-    return path == tree or path.startswith(tree + "/")
+    return {path: wanted[path] for path in sorted(wanted) if not any(within(path, tree) for tree in granted)}
 
 
 def _etc(given: Inputs) -> dict[str, bytes]:
@@ -495,10 +498,7 @@ def _etc(given: Inputs) -> dict[str, bytes]:
 
 def _landlock(given: Inputs) -> list[ops.AnyOp]:
     """The second wall, under the mounts: the same tree again, by rights."""
-    handled = FIRST_RIGHTS
-    for abi, right in LATER_RIGHTS.items():
-        if given.landlock >= abi:
-            handled |= right
+    handled = handled_rights(given.landlock)
     reading, may = (READING, "read and execute") if given.programs is None else (READING & ~EXECUTE, "read")
     writing = handled & ~(MAKE_CHAR | MAKE_BLOCK)
     changing = "read, execute and write"

@@ -23,7 +23,8 @@ class Asks(Protocol):
     """The part of a Policy that selection reads."""
 
     @property
-    def backend(self) -> str: ...
+    def backend(self) -> str | tuple[str, ...]:
+        """A name, several in the order of preference, or "auto"."""
 
     def controls(self) -> Mapping[Control, str]:
         """Each control that is asked for, with the clause that asks."""
@@ -69,45 +70,53 @@ class Selection(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def by_process(self) -> frozenset[Control]:
         """The controls that are accepted to be weaker and that a limit for each process stands in for."""
-        return frozenset(control for control, selected in self.weaker.items() if selected.mechanism)
+        weaker = self.weaker.items()
+        return frozenset(control for control, by in weaker if by.mechanism and control.startswith("limits."))
 
 
 def select(policy: Asks, host: Host, backends: Mapping[str, type[Backend]] | None = None) -> Selection:
-    """The backend that meets every requirement, the one with the fewest weaker controls first.
+    """The backend that meets every requirement: the one with the fewest weaker controls, then the first.
 
     `backends` is for tests; otherwise the registry's are considered.
     """
-    considered = _considered(policy.backend, backends)
+    considered = _considered(policy.backend, registry.BACKENDS if backends is None else backends)
     asked = policy.controls()
     missing: dict[str, dict[Control, Offer]] = {}
     fitting: list[Selection] = []
-    for name, backend in considered.items():
-        offers = backend.offers(host)
+    for name in considered:
+        offers = (registry.load(name) if backends is None else backends[name]).offers(host)
         lacking = {control: offers[control] for control in asked if not offers[control].available}
         refused = {c: offer for c, offer in lacking.items() if policy.required(c) or not offer.waivable}
         if refused:
             missing[name] = refused
-        else:
-            fitting.append(
-                Selection(backend=name, controls={c: _selected(asked[c], offers[c]) for c in asked})
-            )
+            continue
+        fits = Selection(backend=name, controls={c: _selected(asked[c], offers[c]) for c in asked})
+        if not fits.weaker:
+            return fits  # none that comes after it can be better
+        fitting.append(fits)
     if not fitting:
         raise _unsupported(missing, asked)
     return min(fitting, key=lambda selection: len(selection.weaker))
 
 
-def _considered(wanted: str, backends: Mapping[str, type[Backend]] | None) -> Mapping[str, type[Backend]]:
-    names = list(registry.BACKENDS if backends is None else backends)
-    if wanted != "auto" and wanted not in names:
-        import difflib
+def _considered(wanted: str | tuple[str, ...], known: Iterable[str]) -> list[str]:
+    """The backends that may be used, the preferred first."""
+    names = list(known)
+    if wanted == "auto":
+        return names
+    chosen = [wanted] if isinstance(wanted, str) else list(wanted)
+    for name in chosen:
+        if name not in names:
+            import difflib
 
-        near = difflib.get_close_matches(wanted, ["auto", *names], n=1)
-        raise PolicyError(
-            f"backend = {_toml(wanted)}: there is no such backend",
-            hint=f"did you mean {_toml(near[0])}?" if near else f"the backends are: auto, {', '.join(names)}",
-        )
-    names = names if wanted == "auto" else [wanted]
-    return {name: registry.load(name) if backends is None else backends[name] for name in names}
+            near = difflib.get_close_matches(name, ["auto", *names], n=1)
+            raise PolicyError(
+                f"backend = {_toml(name)}: there is no such backend",
+                hint=f"did you mean {_toml(near[0])}?"
+                if near
+                else f"the backends are: auto, {', '.join(names)}",
+            )
+    return chosen
 
 
 def _selected(requested: str, offer: Offer) -> Selected:
@@ -144,7 +153,9 @@ def _unsupported(
     ]
     hints = _unique(fix for fix in fixes if fix)
     if waivers:
-        hints.append(f"or waive it in the policy: accept = {_toml(min(waivers, key=len))}")
+        hints.append(
+            f"{'or ' if hints else ''}waive it in the policy: accept = {_toml(min(waivers, key=len))}"
+        )
     return UnsupportedError(
         "\n".join(lines),
         missing={

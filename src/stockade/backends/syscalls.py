@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
+import msgspec
+
 from stockade import state
 from stockade.backends import filters
 from stockade.errors import PolicyError, SetupError
@@ -74,16 +76,60 @@ set_mempolicy_home_node migrate_pages move_pages uselib _sysctl
 """
 REFUSED = frozenset(_REFUSED.split())
 
+#: Where no namespace and no mount stands between the program and the host, these are answered so. Landlock
+#: looks at none of them: they change or tell what is outside every grant, or meet others of the same user.
+_REFUSED_ALONE = """
+chmod fchmod fchmodat fchmodat2 chown fchown fchownat lchown utime utimes futimesat
+shmget shmat shmctl shmdt semget semop semtimedop semctl msgget msgsnd msgrcv msgctl
+mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr
+"""
+#: File attributes, as on a file system that has none: programs that copy them go on.
+_NOT_OFFERED_ALONE = """
+setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr getxattr lgetxattr listxattr llistxattr
+"""
+#: They would tell what happens in every directory of the host.
+_ABSENT_ALONE = "inotify_init inotify_init1 inotify_add_watch inotify_rm_watch"
+ALONE = (
+    dict.fromkeys(_REFUSED_ALONE.split(), "refuse")
+    | dict.fromkeys(_NOT_OFFERED_ALONE.split(), "not offered")
+    | dict.fromkeys(_ABSENT_ALONE.split(), "absent")
+    | filters.BOUNDED_ALONE
+)
+#: By whether the host's network is open.
+SOCKETS_ALONE = {
+    True: {"socket": "no unix names"},
+    False: {"socket": "unsupported", "connect": "refuse", "bind": "refuse"},
+}
 
-def check_names(allow: tuple[str, ...], listed: bool = False) -> None:
+
+class Kind(msgspec.Struct, frozen=True):
+    """What a filter depends on besides the policy's own names."""
+
+    #: The policy lists what may be executed.
+    listed: bool = False
+    #: There are no namespaces.
+    alone: bool = False
+    #: And the host's network is open.
+    network: bool = False
+
+
+WALLED = Kind()
+
+
+def check_names(allow: tuple[str, ...], kind: Kind = WALLED) -> None:
     """Refuse names that no policy can allow, before anything is compiled."""
     for name in allow:
+        if kind.alone and name in ALONE:
+            raise PolicyError(
+                f"syscalls.allow: {name!r} would reach past the walls where there are no namespaces",
+                hint="remove it, or use a backend that has them",
+            )
         if name in REFUSED or name == "clone3":
             raise PolicyError(
                 f"syscalls.allow: {name!r} is refused to every sandbox",
                 hint="remove it: no policy can allow it",
             )
-        if name in filters.BOUNDED or (listed and name in filters.BOUNDED_BY_EXEC):
+        if name in filters.BOUNDED or (kind.listed and name in filters.BOUNDED_BY_EXEC):
             raise PolicyError(
                 f"syscalls.allow: {name!r} is allowed already, within bounds that no policy can lift",
                 hint="remove it",
@@ -92,18 +138,20 @@ def check_names(allow: tuple[str, ...], listed: bool = False) -> None:
 
 @lru_cache(maxsize=16)
 def program(
-    allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), home: str = "", listed: bool = False
+    allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), home: str = "", kind: Kind = WALLED
 ) -> bytes:
-    """The filter as BPF bytes, compiled once per host and kept in the state directory `home`.
-
-    `listed` is for a policy that lists what may be executed.
-    """
-    check_names(allow, listed)
+    """The filter as BPF bytes, compiled once per host and kept in the state directory `home`."""
+    check_names(allow, kind)
+    if kind.alone and (needed := [name for name in deny if name.startswith("landlock_")]):
+        raise PolicyError(
+            f"syscalls.deny: {needed[0]!r} is how every command is put behind its wall here",
+            hint="remove it, or use a backend with namespaces",
+        )
     if not home:
-        return compile_filter(allow, deny, listed)
-    path = os.path.join(state.ensure(home), state.CACHE, f"filter-{fingerprint(allow, deny, listed)}.bpf")
+        return compile_filter(allow, deny, kind)
+    path = os.path.join(state.ensure(home), state.CACHE, f"filter-{fingerprint(allow, deny, kind)}.bpf")
     try:
-        return _kept(path) or _keep(path, compile_filter(allow, deny, listed))
+        return _kept(path) or _keep(path, compile_filter(allow, deny, kind))
     except OSError as error:
         raise state.unusable(path, error) from None
 
@@ -127,7 +175,7 @@ def _keep(path: str, compiled: bytes) -> bytes:
     return compiled
 
 
-def fingerprint(allow: tuple[str, ...], deny: tuple[str, ...], listed: bool = False) -> str:
+def fingerprint(allow: tuple[str, ...], deny: tuple[str, ...], kind: Kind = WALLED) -> str:
     """What the compiled filter depends on, as a file name."""
     from stockade.digest import sha256
 
@@ -135,23 +183,23 @@ def fingerprint(allow: tuple[str, ...], deny: tuple[str, ...], listed: bool = Fa
     for source in (__file__, filters.__file__):
         with open(source, "rb", buffering=0) as file:
             digest.update(file.read())
-    digest.update(repr((sorted(allow), sorted(deny), listed, os.uname().machine)).encode())
+    digest.update(repr((sorted(allow), sorted(deny), kind, os.uname().machine)).encode())
     return digest.hexdigest()[:32]
 
 
-def compile_filter(allow: tuple[str, ...], deny: tuple[str, ...], listed: bool = False) -> bytes:
+def compile_filter(allow: tuple[str, ...], deny: tuple[str, ...], kind: Kind = WALLED) -> bytes:
     """Compile the allowlist, with `allow` added to it and `deny` taken away."""
     machine = os.uname().machine
     if machine not in filters.ARCHITECTURES:
         raise SetupError(
             f"there is no system call filter for {machine}",
             stage="seccomp",
-            hint="the native backend runs on " + " and ".join(filters.ARCHITECTURES),
+            hint="sandboxes run on " + " and ".join(filters.ARCHITECTURES),
         )
-    return filters.program(machine, answers(allow, deny, listed))
+    return filters.program(machine, answers(allow, deny, kind))
 
 
-def answers(allow: tuple[str, ...], deny: tuple[str, ...], listed: bool = False) -> dict[int, str]:
+def answers(allow: tuple[str, ...], deny: tuple[str, ...], kind: Kind = WALLED) -> dict[int, str]:
     """The answer to each system call of this architecture, by number; what has none does not exist."""
     try:
         import pyseccomp
@@ -163,7 +211,9 @@ def answers(allow: tuple[str, ...], deny: tuple[str, ...], listed: bool = False)
         ) from error
 
     given = dict.fromkeys(ALLOWED | set(allow), "allow")
-    given |= filters.BOUNDED | (filters.BOUNDED_BY_EXEC if listed else {})
+    given |= filters.BOUNDED | (filters.BOUNDED_BY_EXEC if kind.listed else {})
+    if kind.alone:
+        given |= ALONE | SOCKETS_ALONE[kind.network]
     given |= dict.fromkeys(REFUSED | set(deny), "refuse")
     found = {}
     for name, answer in given.items():

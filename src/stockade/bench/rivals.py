@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stockade.backends.native import DEVICES, system_layout
+from stockade.backends.shared import DEVICES, system_layout
 from stockade.policy.profile import profile
 
 if TYPE_CHECKING:

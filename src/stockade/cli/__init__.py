@@ -11,6 +11,7 @@ import gc
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 
 from stockade.cli import output
 from stockade.errors import StockadeError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 #: Every subcommand: the module that serves it and its line in `stockade --help`.
 COMMANDS = {
     "run": ("stockade.cli.run", "run a command behind every wall of the policy"),
+    "shell": ("stockade.cli.shell", "a shell behind every wall of the policy"),
     "init": ("stockade.cli.init", "write a policy for this project, with which its tests run"),
     "plan": ("stockade.cli.plan", "show what `run` would do, without doing it"),
     "ps": ("stockade.cli.ps", "list the sandboxes that live now"),
@@ -40,6 +42,7 @@ COMMANDS = {
     "profiles": ("stockade.cli.profiles", "list the named starting points for a policy"),
     "policy": ("stockade.cli.policy", "check a policy file, or print the schema"),
     "trust": ("stockade.cli.trust", "let this project's own policy widen yours"),
+    "demo": ("stockade.cli.demo", "watch an agent run into the walls, on a project made for it"),
     "purge": ("stockade.cli.purge", "remove everything that Stockade keeps"),
     "completion": ("stockade.cli.completion", "print what a shell needs to complete command lines"),
     "man": ("stockade.cli.man", "print the manual page"),
@@ -91,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
         return 141
     except OSError as error:
         # A full disk, a file that cannot be read: the exit code must not look like the command's own.
-        output.error(output.reason(error))
+        output.error(output.reason(error), hint=output.advice(error))
         output.silence(1)
         return REFUSED
 
@@ -119,7 +122,7 @@ def _main(args: list[str]) -> int:
         print(f"stockade {__version__}")
         return 0
     if args[0] not in COMMANDS:
-        output.error(f"there is no command {args[0]!r}", hint=nearest_command(args[0]))
+        output.error(f"there is no command {args[0]!r}", hint=nearest_command(args[0], args[1:]))
         return 2
     _load_msgspec()
     module = importlib.import_module(COMMANDS[args[0]][0])
@@ -160,9 +163,13 @@ def usage() -> str:
     )
 
 
-def nearest_command(word: str) -> str:
+def nearest_command(word: str, rest: Sequence[str] = ()) -> str:
     """What to type instead of a word that is no command."""
     import difflib
+    import shlex
+    import shutil
 
+    if shutil.which(word):
+        return f"to run that program: stockade run -- {shlex.join([word, *rest])}"
     near = difflib.get_close_matches(word, COMMANDS, n=1)
     return f"did you mean `stockade {near[0]}`?" if near else "`stockade --help` lists the commands"

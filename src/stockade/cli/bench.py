@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import signal
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from stockade.cli import output
-
-ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+from stockade.cli.ending import ended_in_order
 
 
 def main(argv: list[str]) -> int:
@@ -19,7 +14,7 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["soak"]:
         from stockade.cli import soak
 
-        with _ended_in_order():
+        with ended_in_order():
             return soak.main(argv[1:])
     options = parser().parse_args(argv)
     from stockade.bench import report, rivals, sections
@@ -30,7 +25,7 @@ def main(argv: list[str]) -> int:
         output.say(f"{rival} is not installed and not compared with: {rivals.INSTALL}")
     kept = report.load_baseline(options.baseline).get(report.machine(), {})
     found: dict[str, Section] = {}
-    with _ended_in_order(), sections.ground(quick=options.quick) as ground:
+    with ended_in_order(), sections.ground(quick=options.quick) as ground:
         for name in chosen:
             output.say(f"measuring {name}")
             found[name] = sections.measure(name, ground)
@@ -44,30 +39,6 @@ def main(argv: list[str]) -> int:
     figures = [figure for section in found.values() for figure in section.figures]
     good = all(figure.holds() and not report.regressed(figure.name, figure.value, kept) for figure in figures)
     return 0 if good else 1
-
-
-@contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Ended from outside, what the bench made still goes, however often it is told."""
-    before = {number: signal.getsignal(number) for number in ENDINGS}
-    ended = False
-
-    def end(number: int, _: object) -> None:
-        nonlocal ended
-        ended = True
-        for one in ENDINGS:
-            signal.signal(one, signal.SIG_IGN)
-        sys.exit(128 + number)
-
-    for number in ENDINGS:
-        # What is ignored already, as under nohup, stays so.
-        if before[number] is not signal.SIG_IGN:
-            signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items() if not ended else ():
-            signal.signal(number, handler)
 
 
 def parser() -> argparse.ArgumentParser:

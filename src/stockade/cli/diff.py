@@ -32,14 +32,14 @@ def main(argv: list[str]) -> int:
         for path in found.left_out:
             output.say(f"not in the patch, which has no word for it: {output.name(path)}")
         _patch(found.patch, args)
-    elif args.null:
+    elif args.null and not sys.stdout.isatty():
         _raw(b"".join(os.fsencode(path) + b"\0" for path in _names(found)))
-    elif args.name_only:
+    elif args.name_only or args.null:
         _show("".join(quoted(path).decode() + "\n" for path in _names(found)), args)
     elif args.stat:
         _show(_stat(found), args)
     else:
-        _show("".join(map(_file, found.files)) or "no changes\n", args)
+        _show("".join(map(file_text, found.files)) or "no changes\n", args)
     return 0
 
 
@@ -83,7 +83,7 @@ def _names(found: Diff) -> list[str]:
     return list(dict.fromkeys(one.path for one in found.files))
 
 
-def _file(one: FileDiff) -> str:
+def file_text(one: FileDiff) -> str:
     """One file in words, and its lines."""
     name = output.name(one.path) + ("/" if one.type == "directory" else "")
     if one.kind == "renamed":
@@ -102,6 +102,8 @@ def _words(one: FileDiff) -> list[str]:
         found.append(f"mode {one.old_mode:04o} → {one.new_mode:04o}")
     elif one.kind == "added" and one.type == "file" and (one.new_mode or 0) & 0o7111:
         found.append(f"mode {one.new_mode:04o}")
+    if "attributes" in one.what:
+        found.append("its attributes changed")
     if one.type == "link":
         found.append(f"leads to {output.name(one.target)}")
     if one.binary or one.cut:

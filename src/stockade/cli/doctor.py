@@ -102,7 +102,8 @@ def as_text(
     facts = f"{host.system} {host.kernel} on {host.machine}, uid {host.uid}, Landlock ABI {host.landlock}"
     sections = [
         _wrapped(facts, width) + _wrapped("works: " + (", ".join(working) or "nothing"), width, "  "),
-        _table(offers, width),
+        _table(offers),
+        *(_mechanisms(name, table, width) for name, table in offers.items()),
         *(_missing(name, table, width) for name, table in offers.items()),
         _others(others, width),
     ]
@@ -115,23 +116,31 @@ def as_text(
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
-def _table(offers: Mapping[str, Mapping[Control, Offer]], width: int) -> list[str]:
+def _mark(offer: Offer) -> str:
+    return "yes" if offer.available else "part" if offer.weaker else "no"
+
+
+def _table(offers: Mapping[str, Mapping[Control, Offer]]) -> list[str]:
+    """Every control by every backend: yes, no, or in part where the policy accepts that."""
     from stockade.controls import Control
 
-    head = ["CONTROL", *(name.upper() for name in offers), "BY"]
-    taken = max(map(len, Control)) + sum(len(name) + 2 for name in offers) + 2
-    room = max(20, width - taken)
-    rows = []
-    for control in Control:
-        marks = ["yes" if table[control].available else "no" for table in offers.values()]
-        # The backends stand best first: the mechanism shown is the one that would be used.
-        by = next((table[control].mechanism for table in offers.values() if table[control].available), "")
-        weaker = next((table[control].weaker for table in offers.values() if table[control].weaker), "")
-        by = by or (f"if accepted: {weaker}" if weaker else "")
-        first, *rest = textwrap.wrap(by, room) or [""]
-        rows.append([control.value, *marks, first])
-        rows += [["", *("" for _ in offers), line] for line in rest]
+    head = ["CONTROL", *(name.upper() for name in offers)]
+    rows = [[control.value, *(_mark(table[control]) for table in offers.values())] for control in Control]
     return output.table(rows, head).splitlines()
+
+
+def _mechanisms(name: str, table: Mapping[Control, Offer], width: int) -> list[str]:
+    """By what one backend enforces each control, or would; a backend that enforces nothing has no table."""
+    if not any(offer.available for offer in table.values()):
+        return []
+    room = max(20, width - max(map(len, table)) - len(name) - 4)
+    rows = []
+    for control, offer in table.items():
+        by = offer.mechanism or (f"if accepted: {offer.weaker}" if offer.weaker else "")
+        first, *rest = textwrap.wrap(by, room) or [""]
+        rows.append([control.value, "yes" if offer.available else "no", first])
+        rows += [["", "", line] for line in rest]
+    return output.table(rows, ["CONTROL", name.upper(), "BY"]).splitlines()
 
 
 def _missing(name: str, table: Mapping[Control, Offer], width: int) -> list[str]:
@@ -141,7 +150,8 @@ def _missing(name: str, table: Mapping[Control, Offer], width: int) -> list[str]
     lacking = {control: offer for control, offer in table.items() if not offer.available}
     for (reason, fix), controls in by_reason(lacking).items():
         what = "every control" if len(controls) == len(table) else ", ".join(controls)
-        lines += _wrapped(f"{name} misses {what}: {reason}", width) + _wrapped(f"fix: {fix}", width, "  ")
+        lines += _wrapped(f"{name} misses {what}: {reason}", width)
+        lines += _wrapped(f"fix: {fix}", width, "  ") if fix else []
     return lines
 
 

@@ -7,6 +7,7 @@ untrusted text cannot drive the reader's terminal.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -41,7 +42,13 @@ def paint(text: str, style: str, stream: object = None) -> str:
 
 def clean(text: str) -> str:
     """The text without anything a terminal would obey."""
-    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
+    return "".join(c if c.isprintable() or c in "\n\t" else _spelled(ord(c)) for c in text)
+
+
+def _spelled(code: int) -> str:
+    """A character in letters; a byte of a file name that is no UTF-8 as that byte."""
+    byte = code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code
+    return f"\\x{byte:02x}" if byte < 0x100 else f"\\u{byte:04x}"
 
 
 def name(path: str) -> str:
@@ -62,10 +69,36 @@ def plain(value: object) -> object:
     return value
 
 
+def as_json(value: object) -> bytes:
+    """The value as JSON on one line, in which nothing is left that a terminal would obey."""
+    import msgspec
+
+    data = msgspec.json.encode(plain(value))
+    if data.isascii() and b"\x7f" not in data:
+        return data + b"\n"
+    text = data.decode("utf-8")
+    return text.translate({ord(c): _escaped(c) for c in set(text) if not c.isprintable()}).encode() + b"\n"
+
+
+def _escaped(char: str) -> str:
+    """As JSON writes it: in one or two units of UTF-16."""
+    units = char.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
+
+
 def reason(error: OSError) -> str:
     """What the system said, and about which file."""
     said = error.strerror or str(error)
     return f"{error.filename}: {said}" if error.filename else said
+
+
+def advice(error: OSError) -> str:
+    """What to do about it, where that is certain."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space where the output goes and in Stockade's state (STOCKADE_HOME)"
+    if error.errno in (errno.EACCES, errno.EPERM) and error.filename:
+        return f"`ls -ld {error.filename}` shows who may"
+    return ""
 
 
 def silence(descriptor: int) -> None:

@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     found = discovered(args)
     from stockade.sandbox.launch import prepare
 
-    prepared = prepare(found.policy, pinned=found.pinned, dry=True, workspace=workspace)
+    prepared = prepare(found.policy, pinned=found.pinned, dry=True, command=words, workspace=workspace)
     try:
         plan = prepared.plan
         if args.json:
@@ -36,11 +36,11 @@ def main(argv: list[str]) -> int:
 
             ops = [{**msgspec.to_builtins(op), "does": op.describe()} for op in plan.ops]
             shown = {"backend": plan.backend, "hash": plan.hash, "command": words, "operations": ops}
-            sys.stdout.buffer.write(msgspec.json.encode(output.plain(shown)) + b"\n")
+            sys.stdout.buffer.write(output.as_json(shown))
             return 0
         rows = [[str(number), op.describe(), op.clause] for number, op in enumerate(plan.ops, 1)]
         print(output.table(rows, ["", "operation", "because of"], wrap=(1, 2)))
-        print(output.clean(f"\nthen execute: {' '.join(words)}"))
+        print(f"\nthen execute: {output.name(' '.join(words))}")
         print(f"backend {plan.backend}, policy {found.policy.hash[:16]}, plan {plan.hash}")
         return 0
     finally:

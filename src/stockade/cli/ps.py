@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     if args.json:
         import msgspec
 
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.format(output.as_json(msgspec.to_builtins(found))) + b"\n")
     elif args.quiet:
         print("".join(f"{record.id}\n" for record in found), end="")
     elif found:

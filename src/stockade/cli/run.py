@@ -16,12 +16,20 @@ from stockade.errors import PolicyError, SetupError, StockadeError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
+    from stockade.cli.terminal import Terminal
     from stockade.policy import Discovered
     from stockade.sandbox.result import Result
     from stockade.workspace.workspace import Workspace
 
-EXAMPLES = """examples:
+ABOUT = {
+    "run": "Run a command behind walls the kernel keeps.",
+    "shell": "A shell behind walls the kernel keeps: yours ($SHELL) if it is there inside, else sh.",
+    "plan": "Show what `stockade run` would do, without doing it.",
+}
+
+_RUN = """examples:
   stockade run -- python3 job.py              the current directory is an overlay: changes are kept aside
   stockade run --mode ro -- make check        read-only
   stockade run --read /opt/data --timeout 30s -- ./analyse
@@ -29,7 +37,20 @@ EXAMPLES = """examples:
   stockade run --json -- ./job | jq .outcome
 
 exit codes: the command's own; 128+n killed by signal n; 124 timed out; 125 refused, nothing was run;
-126 denied by a wall; 127 not found inside; 130 cancelled"""
+126 denied by a wall; 127 not found inside; 130 cancelled
+
+At a terminal the command gets one of its own. Ctrl-] three times within a second ends it."""
+
+EXAMPLES = {
+    "run": _RUN,
+    "shell": """examples:
+  stockade shell                              in an overlay of the current directory
+  stockade shell --read /opt/data --discard
+  stockade shell -w @443c                     goes on in the workspace of an earlier run
+
+Ctrl-] three times within a second ends it, whatever runs in it.""",
+    "plan": "example: stockade plan -w . --mode ro -- make check",
+}
 
 SHOWN_CHANGES = 20
 
@@ -40,8 +61,13 @@ STALLED_SECONDS = 1.0
 def main(argv: list[str]) -> int:
     """Run the command line and return the exit code that API users script against."""
     args = parsed("run", argv)
+    return run(args, lambda: [command(args)])
+
+
+def run(args: argparse.Namespace, commands: Callable[[], list[list[str]]]) -> int:
+    """Run the first of the commands that exists inside, and tell how it ended."""
     try:
-        return _run(args)
+        return _run(args, commands())
     except KeyboardInterrupt:
         if args.json or args.json_fd is not None:
             _write_json(args, {"outcome": "cancelled", "ok": False, "exit_code": 130, "reason": "cancelled"})
@@ -75,12 +101,12 @@ def parser(command: str = "run") -> argparse.ArgumentParser:
     """The command's options."""
     import argparse
 
-    made = argparse.ArgumentParser(
+    from stockade.cli.options import Parser
+
+    made = Parser(
         prog=f"stockade {command}",
-        description="Run a command behind walls the kernel keeps."
-        if command == "run"
-        else "Show what `stockade run` would do, without doing it.",
-        epilog=EXAMPLES if command == "run" else "example: stockade plan -w . --mode ro -- make check",
+        description=ABOUT[command],
+        epilog=EXAMPLES[command],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     options(made, command)
@@ -108,8 +134,10 @@ def options(made: argparse.ArgumentParser | Light, command: str) -> None:
         help="the directory to work in (default: the current one); @ID goes on with a workspace, @ the last",
     )
     add("--mode", choices=("overlay", "rw", "ro"), help="how the workspace appears (default: overlay)")
+    add("--toolchain", metavar="NAME", action="append", help="show the install that a command belongs to")
+    add("--no-toolchain", action="store_true", help="show no install of yours that the policy does not name")
     add("--backend", metavar="NAME", help="use this backend or refuse")
-    if command == "run":
+    if command != "plan":
         add("--timeout", metavar="T", help="end the command after this long: 30, 250ms, 5m")
         ends = made.add_mutually_exclusive_group()
         for word, effect in (
@@ -122,9 +150,11 @@ def options(made: argparse.ArgumentParser | Light, command: str) -> None:
             "--snapshot", action="store_true", help="take a snapshot of the workspace before the command runs"
         )
         add("--json-fd", metavar="N", type=int, help="write the result as JSON to descriptor N")
-    add("--json", action="store_true", help="print JSON and nothing else")
+    if command != "shell":
+        add("--json", action="store_true", help="print JSON and nothing else")
     output.with_manners(made, verbose="say what was enforced")
-    add("command", nargs=REST, metavar="-- COMMAND ...")
+    if command != "shell":
+        add("command", nargs=REST, metavar="-- COMMAND ...")
 
 
 def continued(args: argparse.Namespace) -> Workspace | None:
@@ -186,8 +216,9 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
         "env": _pairs("--env", args.env),
         "limits": _pairs("--limit", args.limit),
         "workspace": workspace,
+        "toolchain": False if args.no_toolchain else args.toolchain,
     }
-    return {key: value for key, value in flags.items() if value}
+    return {key: value for key, value in flags.items() if value or value is False}
 
 
 def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
@@ -200,8 +231,7 @@ def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
     return pairs
 
 
-def _run(args: argparse.Namespace) -> int:
-    words = command(args)
+def _run(args: argparse.Namespace, commands: list[list[str]]) -> int:
     if args.json_fd is not None and not _serves(args.json_fd, os.O_WRONLY):
         raise PolicyError(
             f"--json-fd {args.json_fd}: is not open for writing", hint="open it: --json-fd 3 3> result.json"
@@ -215,40 +245,59 @@ def _run(args: argparse.Namespace) -> int:
     quiet = args.quiet or args.json
     # `nohup` gives its command a stdin that cannot be read.
     stdin: int | None = 0 if _serves(0, os.O_RDONLY) else None
-    if stdin is not None and os.isatty(stdin):
+    at_terminal = stdin is not None and os.isatty(stdin)
+    if at_terminal:
         stdin = None
-        if not quiet:
-            output.say("stdin is a terminal, which is never handed in: the program gets an empty one")
     timeout = _seconds(args.timeout)
     limits = [limit for limit in (timeout, found.policy.limits.wall) if limit is not None]
     until = time.monotonic() + min(limits) + STALLED_SECONDS if limits else None
     sinks = None if args.json else (_Passing(1, until), _Passing(2, until))
-    result = sandbox.run(
-        words,
-        found.policy,
-        timeout=timeout,
-        stdin=stdin,
-        on_stdout=sinks and sinks[0],
-        on_stderr=sinks and sinks[1],
-        on_exit=args.on_exit or "keep",
-        workspace=workspace,
-        snapshot=args.snapshot,
-        keep_output=bool(args.json),
-        pinned=found.pinned,
-        cancelled_by=(KeyboardInterrupt,),
-    )
+    for words in commands:
+        terminal = _terminal(until) if at_terminal and sinks else None
+        try:
+            result = sandbox.run(
+                words,
+                found.policy,
+                timeout=timeout,
+                stdin=stdin,
+                on_stdout=sinks and sinks[0],
+                on_stderr=sinks and sinks[1],
+                on_exit=args.on_exit or "keep",
+                workspace=workspace,
+                snapshot=args.snapshot,
+                keep_output=bool(args.json),
+                pinned=found.pinned,
+                cancelled_by=(KeyboardInterrupt,),
+                terminal=terminal,
+            )
+        finally:
+            if terminal is not None:
+                terminal.close()
+        if (result.outcome, result.exit_code) != ("setup-failed", 127):
+            break
     if args.json or args.json_fd is not None:
         _write_json(args, _plain(result))
     if sinks:
-        _report_end(result, quiet=quiet)
-        if any(sink.lost for sink in sinks):
+        if terminal is None or result.signal != signal.SIGINT:  # who typed Ctrl-C knows why it ended
+            _report_end(result, quiet=quiet)
+        if any(sink.lost for sink in sinks) or (terminal is not None and terminal.lost):
             output.error("output was lost: its reader took nothing more until the time was over")
     if not quiet:
         _report(result, verbose=args.verbose, discarded=args.on_exit == "discard")
+    if result.lost and not args.json:
+        from stockade.workspace.layers import lost
+
+        output.error(lost(result.lost), hint="free some space in Stockade's state, and run it again")
     if result.commit_error and not args.json:
         reason, _, hint = result.commit_error.rpartition("\n")
         output.error(f"not committed: {reason or hint}", hint=hint if reason else "")
     return result.exit_code
+
+
+def _terminal(until: float | None) -> Terminal:
+    from stockade.cli.terminal import Terminal
+
+    return Terminal(until)
 
 
 def _seconds(text: str | None) -> float | None:
@@ -318,7 +367,10 @@ def _report_end(result: Result, *, quiet: bool) -> None:
     if result.outcome == "cancelled":
         if not quiet:
             output.say(f"cancelled: {result.reason}")
-    elif result.outcome != "exited":
+    elif result.outcome == "exited":
+        if result.hint and not quiet:
+            output.say(f"hint: {result.hint}")
+    else:
         output.error(f"{result.outcome}: {result.reason}", hint=result.hint)
 
 
@@ -368,9 +420,7 @@ def _plain(result: Result) -> dict[str, Any]:
 
 
 def _write_json(args: argparse.Namespace, value: dict[str, Any]) -> None:
-    import msgspec
-
-    data = msgspec.json.encode(output.plain(value)) + b"\n"
+    data = output.as_json(value)
     if args.json:
         sys.stdout.flush()
     _Passing(1 if args.json else args.json_fd)(data)

@@ -22,12 +22,12 @@ def main(argv: list[str]) -> int:
     elif args.revoke:
         path = _recorded(args.path, caller, state)
         trust.revoke(path, state)
-        print(f"{output.clean(path)} is no longer trusted")
+        print(f"{output.name(path)} is no longer trusted")
     else:
         project = _project(args.path, caller)
         print(output.clean(project.data.decode()).rstrip() + "\n")
         trust.record(project, state)
-        print(f"{output.clean(project.path)} is trusted as it is now (sha256 {project.hash})")
+        print(f"{output.name(project.path)} is trusted as it is now (sha256 {project.hash})")
     return 0
 
 

@@ -75,6 +75,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _about(workspace: Workspace) -> dict[str, Any]:
+    try:
+        workspace.recover()
+    except StockadeError as error:
+        reason = error.message
+    else:
+        reason = ""
     about: dict[str, Any] = {
         "id": workspace.id,
         "path": workspace.path,
@@ -85,9 +91,11 @@ def _about(workspace: Workspace) -> dict[str, Any]:
         "in_use": False,
     }
     try:
-        about["changes"] = len(workspace.changes())
+        about["changes"] = None if reason else len(workspace.changes())
     except StockadeError as error:
-        about["reason"] = error.message
+        reason = error.message
+    if reason:
+        about["reason"] = reason
     about["in_use"] = workspace.in_use()
     return about
 
@@ -239,5 +247,5 @@ def print_json(value: object) -> None:
     import msgspec
 
     sys.stdout.flush()
-    sys.stdout.buffer.write(msgspec.json.encode(output.plain(msgspec.to_builtins(value))) + b"\n")
+    sys.stdout.buffer.write(output.as_json(msgspec.to_builtins(value)))
     sys.stdout.buffer.flush()

@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import errno
 import os
+import select
 import struct
 import threading
 import time
@@ -25,12 +26,17 @@ from stockade.errors import PolicyError, SetupError
 from stockade.host.cgroups import scope
 
 # The numbers of gate.h.
-FAILED, BORN, MOUNTED, READY, TERMINAL, STARTED, EXEC_FAILED, EXITED, ROOTS = range(1, 10)
+FAILED, BORN, MOUNTED, READY, TERMINAL, STARTED, EXEC_FAILED, EXITED, ROOTS, STOPPED = range(1, 11)
 EXEC, SIGNAL, END, WATCH, SHOW_ROOTS, TIME = range(1, 7)
-KEPT, TELL, ENTER, ON_TERMINAL, MORE = 1, 2, 4, 8, 16
-EVERYTHING = 1
+KEPT, TELL, ENTER, ON_TERMINAL, BEHIND, MORE = 1, 2, 4, 8, 64, 128
+#: By the number of the stream that is none of the terminal's.
+APART = {1: 16, 2: 32}
+EVERYTHING, GIVE_FRONT, GIVE_BEHIND = 1, 2, 4
 WATCH_MEMORY, WATCH_COUNTED, WATCH_CPU = 1, 2, 4
 ITSELF, BY_TIME, BY_REQUEST, FROM_OUTSIDE, BY_MEMORY, BY_CPU = range(6)
+
+#: What a resident gate is for: sandboxes with a network of their own, with the host's, without namespaces.
+OWN_NETWORK, HOST_NETWORK, PLAIN = "own-network", "host-network", "plain"
 
 #: What one launch can carry for its plan, and one exec request for its arguments: gate.h, inside.c.
 MOST_DESCRIPTORS = 250
@@ -43,12 +49,12 @@ SCOPE_SECONDS = 5.0
 OPERATIONS = (
     "plan", "namespaces", "hostname", "root", "dir", "file", "link", "bind", "scratch", "proc", "pts",
     "overlay", "show", "view", "pivot", "keyring", "rlimit", "privileges", "landlock", "grant", "seccomp",
-    "mask", "cgroup",
+    "mask", "cgroup", "image",
 )  # fmt: skip
 
 _REPLY = struct.Struct("=IIiIIIQQQQ256s")
 _REQUEST = struct.Struct("=IIIIQ")
-_BODY = struct.Struct("=III")
+_BODY = struct.Struct("=IIII36s")
 _CREDENTIALS = struct.Struct("=iII")
 _ANCILLARY = socket.CMSG_SPACE(16 * 4) + socket.CMSG_SPACE(_CREDENTIALS.size)
 
@@ -60,6 +66,7 @@ class Reply(msgspec.Struct, frozen=True):
     operation: str
     error: int
     status: int
+    #: Of a failure the operation's number, of an end how often a network was missed.
     index: int
     #: Who or what ended the run: ITSELF, BY_TIME and so on.
     ended: int
@@ -119,9 +126,13 @@ class Channel:
             switches, words.partition(b"\0")[0].decode("utf-8", "replace"), pid, descriptors,
         )  # fmt: skip
 
-    def signal(self, number: int, *, everything: bool = False) -> None:
-        """Signal the program's process group, or every process of the run."""
-        self._send(_REQUEST.pack(SIGNAL, EVERYTHING if everything else 0, number, 0, 0))
+    def signal(self, number: int, *, everything: bool = False, in_front: bool | None = None) -> None:
+        """Signal the program's process group, or every process of the run.
+
+        `in_front` first says whether the program has the foreground of its terminal from now on.
+        """
+        place = 0 if in_front is None else GIVE_FRONT if in_front else GIVE_BEHIND
+        self._send(_REQUEST.pack(SIGNAL, place | (EVERYTHING if everything else 0), number, 0, 0))
 
     def end(self, grace: float) -> None:
         """Ask every process of the run to end; what is left after the grace is killed."""
@@ -186,9 +197,9 @@ class Connection(Channel):
     ) -> Channel:
         """Ask for a program to be started, and return where it is heard of.
 
-        `stdio` is empty for a program on a terminal; two more are the program's descriptors 3 and 4.
-        Unless it is `kept` apart, the sandbox ends with it.
-        `entrance` is the file through which it enters a cgroup.
+        For a program on a terminal `stdio` is only what is `apart` from that; two more than three are the
+        program's descriptors 3 and 4. Unless the run is `kept`, the sandbox ends with it. `entrance` is the
+        file through which it enters a cgroup.
         """
         last = () if entrance is None else (entrance,)
         strings = [program.cwd, *program.argv, *(f"{key}={value}" for key, value in program.env.items())]
@@ -200,7 +211,9 @@ class Connection(Channel):
             )
         flags = (
             (KEPT if kept else 0)
-            | (0 if stdio else ON_TERMINAL)
+            | (ON_TERMINAL if len(stdio) < 3 else 0)
+            | sum(APART[number] for number in program.apart)
+            | (BEHIND if program.behind else 0)
             | (MORE if len(stdio) > 3 else 0)
             | (TELL if program.tell else 0)
             | (0 if entrance is None else ENTER)
@@ -208,7 +221,10 @@ class Connection(Channel):
         lines, columns = program.size
         wall = 0 if program.wall is None else max(1, int(program.wall * 1e6))
         request = _REQUEST.pack(EXEC, flags, lines << 16 | columns, _milliseconds(program.grace), wall)
-        header = _BODY.pack(_BODY.size + len(content), len(program.argv), len(program.env))
+        settings = program.settings
+        header = _BODY.pack(
+            _BODY.size + len(content), len(program.argv), len(program.env), bool(settings), settings
+        )
         body = _memory("exec", header + content)
         try:
             if not kept:
@@ -242,9 +258,18 @@ class Connection(Channel):
         )
         self._send(_REQUEST.pack(WATCH, flags, cores, 0, int(seconds * 1e6)), tuple(found))
 
-    def ask_for_roots(self) -> None:
-        """Ask for descriptors of the sandbox's root and of its overlay."""
-        self._send(_REQUEST.pack(SHOW_ROOTS, 0, 0, 0, 0))
+    def roots(self, seconds: float) -> tuple[int, ...]:
+        """Descriptors of the sandbox's root and of its overlay; none if its gate does not answer."""
+        with self._lock:
+            if self._refused is not None or self._socket.fileno() < 0:
+                return ()
+            self._send(_REQUEST.pack(SHOW_ROOTS, 0, 0, 0, 0))
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            reply = self.receive() if poll.poll(seconds * 1000) else None
+            if reply is not None and reply.kind == FAILED:
+                self._refused = reply
+            return () if reply is None or reply.kind != ROOTS else reply.descriptors
 
     def stop(self) -> None:
         """End everything inside at once, also for a thread that waits on it or a forked child with a copy."""
@@ -275,6 +300,12 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     tell: bool = False
     #: Lines and columns of its terminal, if it has one.
     size: tuple[int, int] = (24, 80)
+    #: The terminal's settings as the kernel has them (TCGETS); empty: those of any new one.
+    settings: bytes = b""
+    #: Which of stdout and stderr (1, 2) are descriptors although there is a terminal.
+    apart: tuple[int, ...] = ()
+    #: It begins in the terminal's background: it is stopped, and that is told, when it wants to read.
+    behind: bool = False
 
 
 def _send_fds(through: socket.socket, data: bytes, descriptors: list[int]) -> None:
@@ -288,7 +319,7 @@ def _milliseconds(seconds: float) -> int:
 class Resident:
     """One resident gate process."""
 
-    def __init__(self, *, host_network: bool, scoped: bool) -> None:
+    def __init__(self, kind: str, *, scoped: bool) -> None:
         self.owner = os.getpid()
         self.filters = _own_filters()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -298,7 +329,7 @@ class Resident:
             self._socket.close()
             theirs.close()
             raise
-        command = [gate.executable(), "resident", "host-network" if host_network else "own-network"]
+        command = [gate.executable(), "resident", kind]
         command += EXTRA_ARGUMENTS
         environ: dict[str, str] = {}
         if scoped:
@@ -393,25 +424,25 @@ class _Shared:
     lock = threading.Lock()
 
 
-#: By whether they share the host's network, and whether systemd has started them in a scope.
-_residents: dict[tuple[bool, bool], Resident] = {}
+#: By kind, and whether systemd has started them in a scope.
+_residents: dict[tuple[str, bool], Resident] = {}
 
 
-def resident(*, host_network: bool, scoped: bool) -> Resident:
+def resident(kind: str, *, scoped: bool) -> Resident:
     """This process's resident gate of that kind, started where it is missing."""
-    kind = (host_network, scoped)
+    key = (kind, scoped)
     with _Shared.lock:
-        if kind not in _residents:
-            _residents[kind] = Resident(host_network=host_network, scoped=scoped)
-        return _residents[kind]
+        if key not in _residents:
+            _residents[key] = Resident(kind, scoped=scoped)
+        return _residents[key]
 
 
 def launch(
-    plan: bytes, descriptors: tuple[int, ...], *, host_network: bool, scoped: bool = False
+    plan: bytes, descriptors: tuple[int, ...], kind: str = OWN_NETWORK, *, scoped: bool = False
 ) -> Connection:
     """Begin a sandbox through a resident gate, started again where it has died."""
     for _ in range(3):
-        chosen = resident(host_network=host_network, scoped=scoped)
+        chosen = resident(kind, scoped=scoped)
         try:
             return chosen.launch(plan, descriptors)
         except OSError as error:

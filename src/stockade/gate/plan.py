@@ -26,6 +26,7 @@ RESOURCES = {"cpu_time": 0, "core": 4, "tasks": 6, "files": 7, "memory": 9}
 
 READONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
 OVERLAY_PRIVATE = 1 << 31
+GRANT_GATE = 1 << 32
 ATTRIBUTES = {READONLY: b"ro", NOSUID: b"nosuid", NODEV: b"nodev", NOEXEC: b"noexec"}
 
 _HEADER = struct.Struct("=8sIIII")
@@ -82,6 +83,8 @@ class Namespaces(Op, frozen=True, kw_only=True):
         return self.flags(), int(self.every_id)
 
     def describe(self) -> str:
+        if not self.names:
+            return "start a warden, and the gate below it; each ends everything if the other dies"
         who = "every id as it is" if self.every_id else "the caller's own ids and no other"
         return f"enter new namespaces: {', '.join(self.names)}; the user namespace maps {who}"
 
@@ -111,6 +114,20 @@ class Root(Op, frozen=True, kw_only=True):
 
     def mounts(self) -> dict[str, tuple[int, str]]:
         return {"/": (READONLY | NOSUID | NODEV, "tmpfs")}
+
+
+class Image(Op, frozen=True, kw_only=True):
+    """A file system in a file of Stockade's state; `descriptor` + 1 is its mount."""
+
+    kind = 23
+    size: int
+    descriptor: int
+
+    def numbers(self) -> tuple[int, int]:
+        return self.size, self.descriptor
+
+    def describe(self) -> str:
+        return f"take a file system of {self.size} bytes, in a file of Stockade's state, for what is written"
 
 
 class Dir(Op, frozen=True, kw_only=True):
@@ -194,6 +211,8 @@ class Scratch(Op, frozen=True, kw_only=True):
     path: str
     mode: int
     noexec: bool = False
+    #: On the image that comes before.
+    image: bool = False
 
     def numbers(self) -> tuple[int, int]:
         return self.mode, NOEXEC if self.noexec else 0
@@ -202,10 +221,11 @@ class Scratch(Op, frozen=True, kw_only=True):
         return text(self.path)
 
     def describe(self) -> str:
-        return f"make {self.path} an empty writable directory in private memory{_without_exec(self.noexec)}"
+        where = "in that file system" if self.image else "in private memory"
+        return f"make {self.path} an empty writable directory {where}{_without_exec(self.noexec)}"
 
     def mounts(self) -> dict[str, tuple[int, str]]:
-        return {self.path: (NOSUID | NODEV | self.numbers()[1], "tmpfs")}
+        return {self.path: (NOSUID | NODEV | self.numbers()[1], "ext4" if self.image else "tmpfs")}
 
 
 class Proc(Op, frozen=True, kw_only=True):
@@ -239,7 +259,7 @@ class Pts(Op, frozen=True, kw_only=True):
 class Overlay(Op, frozen=True, kw_only=True):
     """`layer` is the directory of the state that receives the changes, `masks` the number of its masks.
 
-    Those of a `private` one are in the private file system until the sandbox has ended.
+    Those of a `private` one are in the private file system until the sandbox has ended, or in the `image`.
     """
 
     kind = 11
@@ -249,6 +269,7 @@ class Overlay(Op, frozen=True, kw_only=True):
     masks: int = 0
     noexec: bool = False
     private: bool = False
+    image: bool = False
 
     def numbers(self) -> tuple[int, int]:
         attributes = NOEXEC << 32 if self.noexec else 0
@@ -261,6 +282,8 @@ class Overlay(Op, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         how = f"copy-on-write{_without_exec(self.noexec)}"
+        if self.image:
+            return f"show {self.path} {how}: changes go to that file system, and are in Stockade's state"
         if self.private:
             return (
                 f"show {self.path} {how}: changes go to private memory, and to Stockade's state when the "
@@ -352,24 +375,30 @@ class Landlock(Op, frozen=True, kw_only=True):
         return self.files, self.network | self.scopes << 32
 
     def describe(self) -> str:
+        ports = ", and every TCP port" if self.network else ""
         scopes = "; signals and abstract sockets stay inside" if self.scopes else ""
-        return f"let Landlock refuse every file that is not granted below{scopes}"
+        return f"let Landlock refuse every file that is not granted below{ports}{scopes}"
 
 
 class Grant(Op, frozen=True, kw_only=True):
+    """`grant` is the descriptor + 1 that stands for the path, 0 for none; `gate`: not for programs."""
+
     kind = 19
     path: str
     rights: int
     words: str
+    grant: int = 0
+    gate: bool = False
 
     def numbers(self) -> tuple[int, int]:
-        return self.rights, 0
+        return self.rights, self.grant | (GRANT_GATE if self.gate else 0)
 
     def data(self) -> bytes:
         return text(self.path)
 
     def describe(self) -> str:
-        return f"grant {self.path}: {self.words}"
+        whom = " the gate alone" if self.gate else ""
+        return f"grant{whom} {self.path}: {self.words}"
 
 
 class Seccomp(Op, frozen=True, kw_only=True):
@@ -426,7 +455,7 @@ class Cgroup(Op, frozen=True, kw_only=True):
 
 AnyOp = (
     Namespaces | Hostname | Root | Dir | File | Link | Bind | Scratch | Proc | Pts | Overlay | Show | View
-    | Mask | Pivot | Keyring | Limit | Privileges | Landlock | Grant | Seccomp | Cgroup
+    | Mask | Pivot | Keyring | Limit | Privileges | Landlock | Grant | Seccomp | Cgroup | Image
 )  # fmt: skip
 
 
@@ -469,6 +498,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     def verified(self) -> set[bytes]:
         """Mount tables that were compared with this plan and found right."""
         return set()
+
+    @property
+    def plain(self) -> bool:
+        """Whether it makes no namespaces, and so no mounts either."""
+        return not self.namespaces.names
 
     @cached_property
     def namespaces(self) -> Namespaces:

@@ -18,7 +18,7 @@ from stockade.host.model import Host
 SINCE = {
     "userns": (3, 8), "mountapi": (5, 12), "pidns": (3, 8), "netns": (3, 8), "ipcns": (3, 8), "utsns": (3, 8),
     "cgroupns": (4, 6), "overlay": (5, 11), "landlock": (5, 13), "seccomp": (3, 17), "notify": (5, 0),
-    "pidfd": (5, 3), "nested": (3, 8), "nproc": (5, 14),
+    "pidfd": (5, 3), "nested": (3, 8), "nproc": (5, 14), "scopes": (6, 12),
 }  # fmt: skip
 
 APPARMOR = "kernel.apparmor_restrict_unprivileged_userns"
@@ -84,7 +84,7 @@ def _explain(name: str, errno: int, detail: str, host: Host, gate: str) -> tuple
             "parts of /proc are masked, as in containers, and the kernel then refuses a fresh one",
             f"start the container with the whole /proc: {_flags(host)}",
         )
-    if name == "landlock" and errno == errors.EOPNOTSUPP:
+    if name in ("landlock", "scopes") and errno == errors.EOPNOTSUPP:
         return (
             "Landlock is switched off at boot",
             "add landlock to the list in /sys/kernel/security/lsm, as lsm=... on the kernel's command line, "

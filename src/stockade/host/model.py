@@ -9,7 +9,7 @@ import msgspec
 #: Everything the gate can try out, in the order in which it is tried.
 GATE_PROBES = (
     "userns", "mountapi", "pidns", "netns", "ipcns", "utsns", "cgroupns",
-    "overlay", "landlock", "seccomp", "notify", "pidfd", "nested", "nproc",
+    "overlay", "landlock", "seccomp", "notify", "pidfd", "nested", "nproc", "scopes",
 )  # fmt: skip
 #: What is tried from here, because it is the supervisor who does it.
 CGROUP_PROBES = ("cgroup.memory", "cgroup.pids", "cgroup.cpu", "cgroup.cpuacct")

@@ -92,7 +92,7 @@ class Kept:
         with scarce.refused():
             try:
                 for stream in ("stdout", "stderr"):
-                    self._logs[stream] = Log(run.spill(stream))
+                    self._logs[stream] = Log(run.spill(stream)[0])
             except BaseException:
                 self._close_logs()
                 raise

@@ -112,8 +112,7 @@ class Talk:
         self._over = False
         self._failure: BaseException | None = None
         self._spills = [
-            Spill(name, lambda name=name: place(name)) if (place := run.spill) is not None else None  # type: ignore[misc]
-            for name in ("stdout", "stderr")
+            None if run.spill is None else Spill(name, run.spill) for name in ("stdout", "stderr")
         ]
         sinks, readers = (run.on_stdout, run.on_stderr), (line.stdout, line.stderr)
         self._outputs = {

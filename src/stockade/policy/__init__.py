@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from stockade.policy.caller import Caller
 from stockade.policy.load import Discovered, discover, load, merge
 from stockade.policy.model import Limits, Policy, Syscalls, WorkspaceRule
 from stockade.policy.profile import Profile
-from stockade.policy.resolve import Caller, Grant, Resolved, resolve
+from stockade.policy.resolve import Grant, Resolved, resolve
 from stockade.policy.text import parse
 
 __all__ = [

@@ -102,6 +102,9 @@ def excess(mine: Policy, other: Policy) -> list[str]:
     calls, known = mine.syscalls, other.syscalls
     found += [f"syscalls.allow = {show(name)}" for name in calls.allow if name not in known.allow]
     found += [f"without syscalls.deny = {show(name)}" for name in known.deny if name not in calls.deny]
+    if mine.toolchain is not False and other.toolchain is False:
+        found.append("toolchain: the installs that commands belong to")
+    found += [f"toolchain = {show(name)}" for name in _installs(mine) if name not in _installs(other)]
     found += [f"accept = {show(c.value)}: without that wall" for c in mine.accept if c not in other.accept]
     ours, theirs = limits(mine), limits(other)
     for name in Limits.__struct_fields__:
@@ -111,9 +114,17 @@ def excess(mine: Policy, other: Policy) -> list[str]:
             found.append(f"limits.{name}: {words} where {limit_text(name, had)} is allowed")
     if other.required(Control.LIMITS_TASKS) and not mine.required(Control.LIMITS_TASKS):
         found.append("without limits.tasks being required")
-    if other.backend not in ("auto", mine.backend):
+    if other.backend != "auto" and not _backends(mine) <= _backends(other):
         found.append(f"backend = {show(mine.backend)} where {show(other.backend)} is asked for")
     return found
+
+
+def _backends(policy: Policy) -> set[str]:
+    return {policy.backend} if isinstance(policy.backend, str) else set(policy.backend)
+
+
+def _installs(policy: Policy) -> tuple[str, ...]:
+    return () if isinstance(policy.toolchain, bool) else policy.toolchain
 
 
 def _files(mine: Files, other: Files) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from errno import ENOENT
 from typing import Any
 
 import msgspec
@@ -70,7 +71,10 @@ def read_file(path: str) -> bytes:
         finally:
             os.close(fd)
     except OSError as error:
-        raise PolicyError(f"cannot read {path}: {error.strerror}") from error
+        hint = (
+            "check the path; `stockade policy schema` says what a policy has" if error.errno == ENOENT else ""
+        )
+        raise PolicyError(f"cannot read {path}: {error.strerror}", hint=hint) from error
     if len(data) > LARGEST:
         raise PolicyError(f"{path} is larger than {LARGEST >> 20} MiB", hint="a policy is a few lines")
     return data

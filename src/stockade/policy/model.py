@@ -38,7 +38,8 @@ NOTHING = object()
 LATER: dict[str, tuple[str, object]] = {
     "secrets": ("hold secrets back from the program", {}),
 }
-LATER_BACKENDS = ("landlock", "bwrap", "gvisor", "container", "microvm", "seatbelt")
+LATER_BACKENDS = ("bwrap", "gvisor", "container", "microvm", "seatbelt")
+BACKENDS = ("native", "landlock")
 
 #: Controls that every run needs, whatever its policy says.
 ALWAYS = (
@@ -201,6 +202,20 @@ def _net(key: str, value: Any) -> tuple[()] | str:
     raise Invalid(key, value, 'is neither [] nor "open"', 'write [] for no network, "open" for the host\'s')
 
 
+_ONE_BACKEND = values.one_of("auto", *BACKENDS, later=LATER_BACKENDS)
+_SEVERAL_BACKENDS = values.many(values.one_of(*BACKENDS, later=LATER_BACKENDS))
+
+
+def _backend(key: str, value: Any) -> str | tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        one: str = _ONE_BACKEND(key, value)
+        return one
+    several: tuple[str, ...] = _SEVERAL_BACKENDS(key, value)
+    if not several:
+        raise Invalid(key, value, "names no backend", 'write "auto", or name one')
+    return several if len(several) > 1 else several[0]
+
+
 def _programs(key: str, value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
@@ -208,6 +223,15 @@ def _programs(key: str, value: Any) -> tuple[str, ...] | None:
     if not found:
         raise Invalid(key, value, "nothing could run", "leave it out, or name the programs")
     return found
+
+
+def _toolchain(key: str, value: Any) -> bool | tuple[str, ...]:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        raise Invalid(key, value, "must be true, false or a list", f"write {key} = [{values.show(value)}]")
+    # An empty list asks for nothing more than the command's own.
+    return values.many(values.command)(key, value) or True
 
 
 def _accepted(key: str, value: Any) -> Control:
@@ -234,11 +258,14 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     env: Mapping[str, str] = FrozenMap()
     pass_env: tuple[str, ...] = ()
     image: Literal["host"] = "host"
-    backend: Literal["auto", "native"] = "auto"
+    #: One of them, several in the order of preference, or whichever enforces it all.
+    backend: Literal["auto", "native", "landlock"] | tuple[Literal["native", "landlock"], ...] = "auto"
     accept: tuple[Control, ...] = ()
     workspace: WorkspaceRule | None = None
     limits: Limits = Limits()
     syscalls: Syscalls = Syscalls()
+    #: Whether the install that the command belongs to is shown; further commands whose installs are.
+    toolchain: bool | tuple[str, ...] = True
 
     _checks = {
         "profile": values.one_of(*PROFILES),
@@ -251,11 +278,12 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "env": values.variables,
         "pass_env": values.many(values.variable),
         "image": values.one_of("host"),
-        "backend": values.one_of("auto", "native", later=LATER_BACKENDS),
+        "backend": _backend,
         "accept": values.many(_accepted),
         "workspace": _workspace,
         "limits": _LIMITS,
         "syscalls": _SYSCALLS,
+        "toolchain": _toolchain,
     }
 
     if TYPE_CHECKING:
@@ -273,11 +301,12 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             env: Mapping[str, str] = ...,
             pass_env: Sequence[str] = (),
             image: str = "host",
-            backend: str = "auto",
+            backend: str | Sequence[str] = "auto",
             accept: Sequence[str] = (),
             workspace: WorkspaceRule | Mapping[str, Any] | str | None = None,
             limits: Limits | Mapping[str, Any] = ...,
             syscalls: Syscalls | Mapping[str, Any] = ...,
+            toolchain: bool | Sequence[str] = True,
         ) -> None: ...
 
     @classmethod
@@ -335,7 +364,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         if self.workspace is not None:
             if self.workspace.mode == "overlay":
                 needed[Control.WORKSPACE_OVERLAY] = 'workspace.mode = "overlay"'
-            if self.protect:
+            # In mode ro nothing lands on the host, unless something in it is writable after all.
+            if self.protect and (self.workspace.mode != "ro" or self.write):
                 written = f"protect = {values.show(self.protect)}"
                 needed[Control.PROTECT] = "default" if self.protect == PROTECT else written
         limits = self.limits

@@ -36,6 +36,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Further paths, read-only, written as a policy's `read`."""
     env: Mapping[str, str] = FrozenMap()
     pass_env: tuple[str, ...] = ()
+    searches_path: bool = False
+    """Whether commands are looked for in the caller's PATH too, as far as it is shown."""
     limits: Limits = Limits()
 
 
@@ -66,6 +68,7 @@ def profile(name: str) -> Profile:
         base = profile(table["extends"])
         for key in ("system", "etc", "read", "pass_env"):
             table[key] = [*getattr(base, key), *table.get(key, ())]
+        table.setdefault("searches_path", base.searches_path)
         table["env"] = {**base.env, **table.get("env", {})}
         limits = {key: getattr(base.limits, key) for key in Limits.__struct_fields__} | limits
     for key in ("system", "etc", "read", "pass_env"):

@@ -21,9 +21,11 @@ import msgspec
 
 from stockade.controls import Control
 from stockade.errors import PolicyError
+from stockade.policy.caller import Caller
 from stockade.policy.model import Limits, Policy
 from stockade.policy.profile import Profile, profile
 from stockade.policy.programs import Programs, find
+from stockade.policy.toolchain import Surroundings, Toolchain, shown_by, toolchain
 from stockade.policy.values import literal, show
 
 #: Inside they are the sandbox's own, so a grant in them could not appear.
@@ -40,55 +42,6 @@ _USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 MOST_DENIED = 1000
 NO_LIMITS = Limits()
 PACKAGE = os.path.realpath(os.path.dirname(os.path.dirname(__file__)))
-
-
-class Caller(msgspec.Struct, frozen=True):
-    """Who asks for the run."""
-
-    uid: int
-    gid: int
-    user: str
-    group: str
-    home: str
-    cwd: str
-    environ: Mapping[str, str]
-
-    @classmethod
-    def current(cls) -> Caller:
-        """The user of this process, also where HOME is unset or nobody knows the uid."""
-        user, group, known_home = _names(os.getuid(), os.getgid())
-        environ = os.environ  # not copied: of all its variables a run needs a few
-        home = environ.get("HOME", "")
-        try:
-            cwd = os.getcwd()
-        except FileNotFoundError:  # removed under us; only relative paths need it
-            cwd = ""
-        return cls(
-            uid=os.getuid(),
-            gid=os.getgid(),
-            user=user,
-            group=group,
-            home=home if home.startswith("/") else known_home,
-            cwd=cwd,
-            environ=environ,
-        )
-
-
-@functools.cache
-def _names(uid: int, gid: int) -> tuple[str, str, str]:
-    import grp
-    import pwd
-
-    try:
-        entry = pwd.getpwuid(uid)
-        user, home = entry.pw_name, entry.pw_dir
-    except KeyError:
-        user, home = str(uid), "/"
-    try:
-        group = grp.getgrgid(gid).gr_name
-    except KeyError:
-        group = str(gid)
-    return user, group, home if home.startswith("/") else "/"
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -118,7 +71,16 @@ class Resolved(msgspec.Struct, frozen=True):
     """By pattern, the files that may be executed; None for whatever can be."""
     environ: dict[str, str]
     limits: Limits
+    links: dict[str, str]
+    """Links of the host that lead to what is granted, made again inside."""
     _open: list[int]
+
+    @property
+    def needs_image(self) -> bool:
+        """Whether what is written is limited, and must outlive the supervisor all the same."""
+        rule = self.policy.workspace
+        limited = self.limits.disk is not None
+        return limited and rule is not None and rule.mode == "overlay" and rule.durable
 
     def close(self) -> None:
         """Close every descriptor; harmless when repeated."""
@@ -132,8 +94,10 @@ class Resolved(msgspec.Struct, frozen=True):
         self.close()
 
 
-def resolve(policy: Policy, caller: Caller, state: str, *, pinned: bool = False) -> Resolved:
-    """Find and open everything the policy names.
+def resolve(
+    policy: Policy, caller: Caller, state: str, *, pinned: bool = False, command: str = ""
+) -> Resolved:
+    """Find and open everything the policy names, and what the command needs.
 
     `state` is Stockade's own directory, which no grant may touch. `pinned` says
     that the policy's paths are real names already (see `discover`): a link met
@@ -159,14 +123,14 @@ def resolve(policy: Policy, caller: Caller, state: str, *, pinned: bool = False)
             workspace = opener.workspace(policy.workspace.path, policy.workspace.mode)
             _settle(grants, workspace)
             protected = tuple((path, _exists(path, workspace.fd)) for path in policy.protect)
-        _refuse_durable(policy)
-        denied = _deny(policy.deny, caller, grants, workspace)
+        chain = _toolchain(policy, base, opener, grants, workspace, command)
+        denied = _deny((*policy.deny, *map(literal, chain.hidden)), caller, grants, workspace)
         for grant in (*grants.values(), workspace):
             if grant and (Control.IPC not in policy.accept or any(covers(grant.path, d) for d in denied)):
                 _refuse_mounted(grant)
         if workspace is not None and workspace.access == "overlay":
             _refuse_foreign(workspace, caller)
-        return Resolved(
+        resolved = Resolved(
             policy=policy,
             profile=base,
             caller=caller,
@@ -175,10 +139,13 @@ def resolve(policy: Policy, caller: Caller, state: str, *, pinned: bool = False)
             protected=protected,
             denied=denied,
             programs=_programs(policy.exec, caller),
-            environ=environment(policy, base, caller),
+            environ=environment(policy, base, caller, chain.path),
             limits=effective(policy.limits, base.limits),
+            links=chain.links,
             _open=opener.open,
         )
+        _refuse_durable(resolved)
+        return resolved
     except BaseException:
         for fd in opener.open:
             os.close(fd)
@@ -194,13 +161,58 @@ def unfit(path: str, caller: Caller, state: str) -> str:
     return ""
 
 
-def environment(policy: Policy, base: Profile, caller: Caller) -> dict[str, str]:
-    """The whole environment inside: nothing of the host's unless it is passed by name."""
+def _toolchain(
+    policy: Policy,
+    base: Profile,
+    opener: _Opener,
+    grants: dict[str, Grant],
+    workspace: Grant | None,
+    command: str,
+) -> Toolchain:
+    """Grant what the command needs of the caller's installs."""
+    mine = [grant for grant in grants.values() if not grant.clause.startswith("profile")]
+    mine += [] if workspace is None else [workspace]
+    found = toolchain(
+        policy,
+        base,
+        opener.caller,
+        command,
+        lambda: Surroundings(
+            home=opener.home.rstrip("/"),
+            environ=opener.caller.environ,
+            cwd=opener.caller.home if workspace is None else workspace.path,
+            caller_cwd=opener.caller.cwd or "/",
+            uid=opener.caller.uid,
+            shown=(*shown_by(base), *(path for path, grant in grants.items() if grant not in mine)),
+            granted=tuple(grant.path for grant in mine),
+            own=(
+                opener.state,
+                opener.config,
+                *(grant.path for grant in mine if grant is workspace or grant.access == "write"),
+            ),
+            path=tuple(base.env["PATH"].split(":")),
+        ),
+    )
+    for tree, name in found.trees.items():
+        # Pinned: what was found is what is shown, or the run is refused. The ? is not part of the name.
+        grant = opener.grant(f"{literal(tree)}?", "read", f"toolchain = {show(name)}", pinned=True)
+        if grant is not None:
+            grants.setdefault(grant.path, grant)
+    return found
+
+
+def environment(policy: Policy, base: Profile, caller: Caller, path: tuple[str, ...] = ()) -> dict[str, str]:
+    """The whole environment inside: nothing of the host's unless it is passed by name.
+
+    `path` is searched before the directories of the profile.
+    """
     environ = {"HOME": caller.home, "USER": caller.user, "LOGNAME": caller.user, "SHELL": "/bin/sh"}
     environ.update(base.env)
     for name in (*base.pass_env, *policy.pass_env):
         if name in caller.environ:
             environ[name] = caller.environ[name]
+    if path:
+        environ["PATH"] = ":".join((*path, environ["PATH"]))
     environ.update(policy.env)
     return environ
 
@@ -339,15 +351,17 @@ def _programs(patterns: tuple[str, ...] | None, caller: Caller) -> dict[str, Pro
     return found
 
 
-def _refuse_durable(policy: Policy) -> None:
-    rule = policy.workspace
-    if policy.limits.disk is None or rule is None or rule.mode != "overlay" or not rule.durable:
+def _refuse_durable(resolved: Resolved) -> None:
+    if not resolved.needs_image:
         return
-    raise PolicyError(
-        f"workspace.durable = true: under limits.disk = {policy.limits.disk} the changes are in memory until "
-        "the sandbox ends, and a killed supervisor loses them",
-        hint="leave one of the two out",
-    )
+    from stockade.workspace import image
+
+    if why := image.missing():
+        raise PolicyError(
+            f"workspace.durable = true: under limits.disk = {resolved.limits.disk} the changes are in memory "
+            f"until the sandbox ends, and a killed supervisor loses them, because {why}",
+            hint="leave one of the two out, or run as root where loop devices and mkfs.ext4 are",
+        )
 
 
 def covers(tree: str, path: str) -> bool:
@@ -401,6 +415,9 @@ class _Opener:
             if covers(tree, name):
                 raise PolicyError(f"{clause}: {name} is a system directory", hint="use one of your own")
         self._refuse(name, mode == "rw", clause)
+        if not os.access(name, os.R_OK | os.X_OK):
+            hint = f"`chmod u+rwx {name}` if it is yours, or ask its owner"
+            raise PolicyError(f"{clause}: you may not read and enter {name}", hint=hint)
         access: dict[str, Any] = {"ro": "read", "rw": "write", "overlay": "overlay"}
         return Grant(name, access[mode], True, clause, fd)
 
@@ -417,7 +434,11 @@ class _Opener:
                 _missing(clause, wanted, hint=not clause.startswith("workspace"))
             if error.errno in _USED_UP:
                 raise  # no policy is to blame
-            raise PolicyError(f"{clause}: cannot open {wanted}: {error.strerror}") from None
+            hint = f"you may not enter a directory on the way: `namei -l {wanted}` shows which"
+            raise PolicyError(
+                f"{clause}: cannot open {wanted}: {error.strerror}",
+                hint=hint if error.errno == errno.EACCES else "check the path",
+            ) from None
         self.open.append(fd)
         moved = sys.platform == "linux" and os.readlink(f"/proc/self/fd/{fd}") != name
         if moved or (pinned and name != wanted):
@@ -469,6 +490,8 @@ def _refuse_mounted(grant: Grant | None) -> None:
             if grant.access == "overlay"
             else 'grant directories beside them, or write accept = ["ipc"] to let sockets in it be reached'
         )
+        if grant.clause.startswith("toolchain"):
+            fix = f"show what is needed of {grant.path} by hand, and write --no-toolchain"
         what = f"other file systems are mounted in it: {', '.join(inner)}"
         raise PolicyError(f"{grant.clause}: {what}", hint=fix)
 

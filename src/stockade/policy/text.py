@@ -86,7 +86,10 @@ def decode(text: str, name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PolicyError(f"{name or 'the policy'} is not TOML: {error or 'nested too deeply'}") from None
+        raise PolicyError(
+            f"{name or 'the policy'} is not TOML: {error or 'nested too deeply'}",
+            hint='text is written in quotes, lists in brackets: read = ["/opt/data"]',
+        ) from None
 
 
 def write(table: Mapping[str, Any]) -> str:

@@ -178,7 +178,7 @@ def count(most: int, least: int = 1) -> Check:
             return None
         number = int(value) if isinstance(value, str) and _whole(value) else value
         if not isinstance(number, int) or isinstance(number, bool):
-            raise Invalid(key, value, "is not a whole number")
+            raise Invalid(key, value, "is not a whole number", "write a number such as 64")
         if not least <= number <= most:
             raise Invalid(key, value, f"must be between {least} and {most}")
         return number
@@ -282,6 +282,11 @@ def variables(key: str, value: Any) -> FrozenMap:
         if not isinstance(text, str) or "\0" in text:
             raise Invalid(f"{key}.{name}", text, "must be text without NUL", f'write {name} = "{text}"')
     return FrozenMap(value)
+
+
+def command(key: str, value: Any) -> str:
+    """A command by its name or path."""
+    return _plain(key, value, "a command")
 
 
 def syscall(key: str, value: Any) -> str:

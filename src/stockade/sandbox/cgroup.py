@@ -262,13 +262,6 @@ class Group:
         group = self._programs or self._by.get("pids")
         return group.count("pids.events", "max") if group is not None and group.has("pids.events") else 0
 
-    def kill(self) -> None:
-        """Kill everything inside, the gate too, and wait until it is gone."""
-        # Where tasks are counted first: nobody is born there any more.
-        counted = [group for group in (self._by.get("pids"), self._programs) if group is not None]
-        for group in (*counted, *reversed(self._made)):
-            group.end()
-
     def close(self) -> None:
         """Remove it. What could not be removed, because something in it does not end, stays in `paths`.
 
@@ -307,6 +300,7 @@ def remove(paths: Iterable[str]) -> None:
         for directory in (f"{path}/{PROGRAMS}", f"{path}/{GATE}", path):
             with contextlib.suppress(OSError):
                 groups.append(Cgroup(directory, 0, existing=True))
+    # Where tasks are counted first: nobody is born there any more.
     for group in sorted(groups, key=lambda group: not group.has("pids.max")):
         if group.has("cgroup.procs"):
             group.end()

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stockade.errors import PolicyError
+from stockade.errors import PolicyError, SetupError
 from stockade.policy import Policy, Resolved, WorkspaceRule
 from stockade.policy.resolve import Grant
 from stockade.policy.values import literal, show
-from stockade.workspace.layers import Layer, has_snapshots
+from stockade.workspace.layers import Layer, has_snapshots, lost
+from stockade.workspace.record import Hold
 
 if TYPE_CHECKING:
     from stockade.sandbox.launch import Prepared
@@ -83,7 +84,12 @@ def snapshot_before(prepared: Prepared, prefix: str) -> None:
     from stockade.workspace.workspace import Workspace
 
     if prepared.layer is not None:
-        Workspace(prepared.layer.path, lambda: contextlib.nullcontext(True)).snapshot(prefix=prefix)
+        Workspace(prepared.layer.path, _ours).snapshot(prefix=prefix)
+
+
+def _ours() -> contextlib.AbstractContextManager[Hold]:
+    """The lock is held already, by a sandbox in which nothing runs."""
+    return contextlib.nullcontext(Hold(living=True))
 
 
 def commit_and_close(prepared: Prepared) -> Commit | None:
@@ -96,11 +102,15 @@ def commit_and_close(prepared: Prepared) -> Commit | None:
         return None
     gone = False
     try:
-        layer.bring(ended=True)
+        if layer.bring_last():
+            raise SetupError(
+                f"nothing was committed, because of {lost(layer.lost)}",
+                stage="workspace",
+                hint=f"`stockade diff {layer.id}` shows the others",
+            )
         layer.changes()
         layer.note()
-        # The layer's lock is held already.
-        done = Workspace(layer.path, lambda: contextlib.nullcontext(True)).commit()
+        done = Workspace(layer.path, _ours).commit()
         gone = not layer.changes() and not has_snapshots(layer.path)
         return msgspec.structs.replace(done, closed=gone)
     finally:

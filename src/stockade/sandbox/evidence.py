@@ -46,6 +46,15 @@ def observe_privileges(pid: int, filters_before: int) -> None:
     _privileges(_read(f"/proc/{pid}/status"), filters_before)
 
 
+def observe_plain(pid: int, warden: int | None, filters_before: int) -> None:
+    """The same of a gate without namespaces, which its warden has started."""
+    status = _lines(_read(f"/proc/{pid}/status"))
+    if warden is None or int(status[b"PPid"]) != warden:
+        raise _missing("the gate is not its warden's child")
+    # What bounds them only root may take away; below no_new_privs nothing is gained from it.
+    _bounded(status, filters_before, tuple(name for name in CAPABILITIES if name != b"CapBnd"))
+
+
 #: How each control is seen, once everything above and the gate's own trials have passed.
 OBSERVED = {
     Control.FILES: "mounts read from the kernel, Landlock tried by the gate",
@@ -60,7 +69,7 @@ OBSERVED = {
     Control.PRIVILEGES: "capability sets, no_new_privs and id maps read from the kernel",
     Control.ENVIRONMENT: "handed over by the supervisor",
     Control.DEVICES: "mounts read from the kernel",
-    Control.TERMINAL: "none is handed in; filter as for syscalls",
+    Control.TERMINAL: "none of the host's is handed in; filter as for syscalls",
     Control.LIMITS_MEMORY: "limit and membership read from the kernel",
     Control.LIMITS_TASKS: "confirmed by the gate",
     Control.LIMITS_CPU: "limit and membership read from the kernel",
@@ -129,19 +138,29 @@ def _privileges(text: bytes, filters_before: int) -> None:
     if text.find(WANTED_STATUS % (filters_before + 1)) > 0 and b"\t1\nNSpgid:" in text:
         return
     # Something is amiss, or this kernel writes its lines in another order: one by one.
-    status = dict(line.split(b":\t", 1) for line in text.splitlines())
-    for name in CAPABILITIES:
+    status = _lines(text)
+    _bounded(status, filters_before, CAPABILITIES)
+    if not status[b"NSpid"].endswith(b"\t1"):
+        raise _missing("the gate is not the first process of its namespace")
+
+
+def _lines(status: bytes) -> dict[bytes, bytes]:
+    return dict(line.split(b":\t", 1) for line in status.splitlines())
+
+
+def _bounded(status: dict[bytes, bytes], filters_before: int, capabilities: tuple[bytes, ...]) -> None:
+    for name in capabilities:
         if status[name] != NOTHING:
             raise _missing(f"{name.decode()} is {status[name].decode()} instead of empty")
     if status[b"NoNewPrivs"] != b"1":
         raise _missing("no_new_privs is not set")
     if status[b"Seccomp"] != b"2" or int(status[b"Seccomp_filters"]) != filters_before + 1:
         raise _missing("the system call filter is not in force")
-    if not status[b"NSpid"].endswith(b"\t1"):
-        raise _missing("the gate is not the first process of its namespace")
 
 
 def _id_maps(process: str, plan: ops.Plan) -> None:
+    if plan.plain:
+        return  # it is in the user namespace of the caller, as was just seen
     for kind, own in (("uid_map", os.geteuid()), ("gid_map", os.getegid())):
         wanted = ["0", "0", "4294967295"] if plan.namespaces.every_id else [str(own), str(own), "1"]
         if _read(f"{process}/{kind}").decode().split() != wanted:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stockade import state
-from stockade.backends import native, syscalls
+from stockade import backends, state
+from stockade.backends.base import Backend, Given
 from stockade.backends.select import Selection
 from stockade.backends.select import select as select_backend
-from stockade.controls import Control
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.gate.plan import Plan
@@ -36,6 +35,7 @@ from stockade.sandbox.evidence import (
     incomplete,
     observe_birth,
     observe_mounts,
+    observe_plain,
     observe_privileges,
     shared_network,
 )
@@ -47,6 +47,7 @@ from stockade.sandbox.steps import Events, Steps
 from stockade.workspace.layers import Layer, has_snapshots
 
 if TYPE_CHECKING:
+    from stockade.sandbox.scratch import Scratch
     from stockade.workspace.workspace import Workspace
 
 #: A set-up takes milliseconds; one that takes this long hangs, as on a dead network file system.
@@ -63,6 +64,8 @@ class Prepared(msgspec.Struct, frozen=True):
     controls: dict[str, Enforced]
     resolved: Resolved
     plan: Plan
+    #: The kind of resident gate that starts it.
+    gate: str
     home: str
     #: Stockade's own directory.
     state: str
@@ -78,7 +81,15 @@ class Prepared(msgspec.Struct, frozen=True):
             found.append(self.resolved.workspace.fd)
         if self.layer is not None and not self.keeps_privately:
             found += self.layer.descriptors
-        return (*found, *self.made.entrances)
+        if self.made.scratch is not None:
+            found.append(self.made.scratch.descriptor)
+        return (*found, *self.made.image, *self.made.entrances)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What every command inside finds in its environment."""
+        private = {} if self.made.scratch is None else {"TMPDIR": self.home}
+        return {**private, **self.resolved.environ, "HOME": self.home}
 
     @property
     def keeps_privately(self) -> bool:
@@ -113,9 +124,11 @@ class Made:
         self._owner = os.getpid()
         self.entry: Entry | None = None
         self.layer: Layer | None = None
+        self.scratch: Scratch | None = None
         self.group: Group | None = None
-        #: The descriptors through which the gate enters its cgroups.
+        #: The descriptors through which the gate enters its cgroups, and the mount of an image.
         self.entrances: tuple[int, ...] = ()
+        self.image: tuple[int, ...] = ()
         self._layer_path = ""
 
     def make(
@@ -127,8 +140,12 @@ class Made:
         living: bool,
         command: tuple[str, ...],
         again: str = "",
+        scratch: bool = False,
     ) -> None:
-        """Make it all; `again` is the id of a layer that is there already, and is continued."""
+        """Make it all; `again` is the id of a layer that is there already, and is continued.
+
+        `scratch` asks for a private directory.
+        """
         workspace = resolved.workspace
         id = register.new_id()
         group = f"{os.getpid()}-{id}"  # says whose it is to whoever finds it
@@ -139,14 +156,19 @@ class Made:
             workspace="" if workspace is None else workspace.path,
             # One that is continued is not a sweeper's to remove.
             layer=id if overlay and not again else "",
+            scratch=id if scratch else "",
             groups=() if kept is None else kept.paths(group),
         )
         try:
             self.entry = register.enter(home, record)
         except SetupError:
             # Nothing would be left to collect, so that only `stockade ps` misses it.
-            if record.layer or record.groups:
+            if record.layer or record.groups or record.scratch:
                 raise
+        if scratch:
+            from stockade.sandbox.scratch import Scratch
+
+            self.scratch = Scratch(home, id)
         if workspace is not None and overlay:
             held = _held_back(resolved, workspace)
             if again:
@@ -156,15 +178,17 @@ class Made:
             else:
                 self._layer_path = f"{home}/workspaces/{id}"
                 self.layer = Layer(home, workspace.fd, workspace.path, id, held)
+                if resolved.needs_image:
+                    self.image = (self.layer.make_image(resolved.limits.disk or 0),)
         if kept is not None:
             self.group = Group(group, kept.limits, kept.places, living=living)
             self.entrances = tuple(entrance for _, entrance in self.group.entrances())
 
     def entered(self) -> None:
         """The gate is in; nobody needs the way any more."""
-        for entrance in self.entrances:
+        for entrance in (*self.entrances, *self.image):
             os.close(entrance)
-        self.entrances = ()
+        self.entrances = self.image = ()
 
     def close(self, *, discard: bool, earlier: bool = False) -> None:
         self.entered()
@@ -176,9 +200,16 @@ class Made:
         finally:
             if self.group is not None and self._owner == os.getpid():
                 self.group.close()
+            if self.scratch is not None:
+                with contextlib.suppress(OSError):  # then it is left
+                    self.scratch.close(ours=self._owner == os.getpid())
             # What is left stays in the register, and goes when somebody sweeps.
-            if self.entry is not None and not (discard and self._left):
+            if self.entry is not None and not (self._scratch_left or (discard and self._left)):
                 self.entry.close()
+
+    @property
+    def _scratch_left(self) -> bool:
+        return self.scratch is not None and self.scratch.left
 
     @property
     def _left(self) -> bool:
@@ -210,24 +241,31 @@ class Box:
         self.group = prepared.group
         #: Whether it was closed: its descriptors are somebody else's then.
         self.is_closed = False
+        self._closing = threading.Lock()
 
     def last_words(self) -> client.Reply | None:
         """Why a gate that has died gave up, if it said so."""
         return None if self.is_closed else self.connection.refusal()
 
+    def number(self) -> int:
+        """The number of its first process on the host; -1 if that has ended."""
+        with self._closing:
+            if self.is_closed:
+                return -1
+            with open(f"/proc/self/fdinfo/{self.pidfd}", encoding="ascii") as file:
+                return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
+
     def roots(self) -> tuple[int, ...]:
-        """Descriptors of its root and, if it has one, of its overlay. One thread at a time asks."""
-        self.connection.ask_for_roots()
-        poll = select.poll()
-        poll.register(self.connection.fileno(), select.POLLIN)
-        reply = self.connection.receive() if poll.poll(SETUP_SECONDS * 1000) else None
-        if reply is None or reply.kind != client.ROOTS or not reply.descriptors:
+        """Descriptors of its root and, if it has one, of its overlay."""
+        roots = self.connection.roots(SETUP_SECONDS)
+        if not roots:
             raise SetupError("the sandbox does not show its files", stage="files")
-        return reply.descriptors
+        return roots
 
     def closed(self, events: Events) -> Steps[None]:
         """End everything inside and wait until it is gone. A forked child only lets go of its copy."""
-        self.is_closed = True
+        with self._closing:
+            self.is_closed = True
         if self.owner != os.getpid():
             self.connection.forget()
             os.close(self.pidfd)
@@ -283,30 +321,23 @@ def _gone(pidfd: int, events: Events) -> Steps[None]:
 
 
 @lru_cache(maxsize=64)
-def _selected(policy: Policy, uid: int, probed: int) -> tuple[Selection, dict[str, Enforced]]:
+def _selected(policy: Policy, uid: int, probed: int) -> tuple[type[Backend], Selection, dict[str, Enforced]]:
     """The backend for a policy, and what a run under it reports once everything has been observed."""
     selection = select_backend(policy, host())
+    backend = backends.load(selection.backend)
     in_cgroup = {
         control: words for control, words in OBSERVED_IN_CGROUP.items() if control in selection.by_cgroup
     }
-    observed = OBSERVED | in_cgroup
+    observed = OBSERVED | dict(backend.observed) | in_cgroup
     controls = {
         control.value: Enforced(
             requested=chosen.requested,
             mechanism=chosen.mechanism or f"none: {chosen.reason}",
             observed="accepted weaker" if chosen.weaker else observed[control],
         )
-        for control, chosen in selection.controls.items()
+        for control, chosen in backend.adjusted(policy, selection.controls).items()
     }
-    kept = controls[Control.IPC]
-    if policy.write or (policy.workspace is not None and policy.workspace.mode == "rw"):
-        shared = f"{kept.mechanism}; sockets in writable grants are shared with the host"
-        kept = msgspec.structs.replace(kept, mechanism=shared)
-    if Control.IPC in policy.accept:
-        shared = f"{kept.mechanism}; sockets in what is shown read-only can be reached"
-        kept = msgspec.structs.replace(kept, mechanism=shared, observed="accepted weaker")
-    controls[Control.IPC] = kept
-    return selection, controls
+    return backend, selection, controls
 
 
 def prepare(
@@ -339,34 +370,33 @@ def _prepare(
     if workspace is not None:
         policy = continued.laid(policy, workspace, home)
     known: Host = host()
-    selection, controls = _selected(policy, caller.uid, id(known))
-    resolved = resolve(policy, caller, home, pinned=pinned)
+    backend, selection, controls = _selected(policy, caller.uid, id(known))
+    resolved = resolve(policy, caller, home, pinned=pinned, command=command[0] if command else "")
     made = Made()
     try:
         if workspace is not None:
             continued.check_tree(resolved, workspace)
-        kept = kept_by_cgroup(selection, resolved, known)
+        gate = backend.resident(policy)
+        kept = kept_by_cgroup(selection, resolved, known, gate)
         if not dry:
             again = "" if workspace is None else workspace.id
-            made.make(home, resolved, kept, living=living, command=command, again=again)
-        program = syscalls.program(
-            policy.syscalls.allow, policy.syscalls.deny, "" if dry else home, policy.exec is not None
-        )
-        plan = native.compile_plan(
-            native.inputs(
-                resolved,
-                known.landlock,
-                program,
-                "/overlay" if made.layer is None else made.layer.path,
-                "nproc" in selection.controls[Control.LIMITS_TASKS].means,
-                _files(resolved),
-                selection.by_process,
-                None if kept is None else (kept.versions, kept.words),
+            made.make(
+                home, resolved, kept, living=living, command=command, again=again, scratch=backend.scratch
+            )
+        plan = backend.plan(
+            Given(
+                resolved=resolved,
+                selection=selection,
+                landlock=known.landlock,
+                files=_files(resolved),
+                layer="/overlay" if made.layer is None else made.layer.path,
+                groups=((), "") if kept is None else (kept.versions, kept.words),
+                state="" if dry else home,
             )
         )
-        inside = native.home_inside(caller.home, resolved.profile.system)
+        inside = backend.home(resolved, "" if made.scratch is None else made.scratch.path)
         scoped = kept is not None and kept.scoped
-        return Prepared(controls, resolved, plan, inside, home, made, scoped)
+        return Prepared(controls, resolved, plan, gate, inside, home, made, scoped)
     except BaseException:
         made.close(discard=True)
         resolved.close()
@@ -410,7 +440,7 @@ def _launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object])
         connection = client.launch(
             prepared.plan.encoded,
             prepared.descriptors,
-            host_network=prepared.resolved.policy.net == "open",
+            prepared.gate,
             scoped=prepared.scoped,
         )
         held: list[int] = []
@@ -462,6 +492,11 @@ def _raised(
                 if prepared.group is not None:
                     prepared.group.confirm(reply.pid)
             elif reply.kind == client.READY:
+                if prepared.plan.plain:
+                    observe_plain(reply.pid, seen.get(client.BORN), connection.filters_before)
+                    if prepared.group is not None:
+                        prepared.group.confirm(reply.pid)
+                    return reply
                 if seen != {client.BORN: reply.pid, client.MOUNTED: reply.pid}:
                     raise incomplete()
                 observe_privileges(reply.pid, connection.filters_before)
@@ -539,7 +574,8 @@ def _next(connection: client.Connection, events: Events) -> Steps[client.Reply]:
 
 #: What to tell a user about a failure that is likelier theirs than ours.
 HINTS = {
-    ("view", errno.EINVAL): "its file system cannot be shown through an overlay: copy what is needed",
+    ("view", errno.EINVAL): "its file system cannot be shown through an overlay: copy what is needed, "
+    "or, if it is the install of the command, do without: --no-toolchain",
     ("mask", errno.EACCES): "it is in a directory that you may not enter: deny that one",
     ("bind", errno.ENOENT): "it was removed after it was looked up: try again",
     ("bind", errno.ELOOP): "a directory on the way was replaced by a link after it was looked up",

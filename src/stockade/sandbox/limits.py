@@ -9,6 +9,7 @@ import msgspec
 
 from stockade.backends.select import Selection
 from stockade.controls import Control
+from stockade.errors import PolicyError
 from stockade.gate import client
 from stockade.host import Host, cgroups
 from stockade.policy import Limits, Resolved
@@ -37,13 +38,13 @@ class Kept(msgspec.Struct, frozen=True, dict=True):
         return planned(id, self.limits, self.places)
 
 
-def kept_by_cgroup(selection: Selection, resolved: Resolved, host: Host) -> Kept | None:
-    """What the selection leaves to cgroups; None if that is nothing."""
+def kept_by_cgroup(selection: Selection, resolved: Resolved, host: Host, gate: str) -> Kept | None:
+    """What the selection leaves to cgroups; None if that is nothing. `gate` is the kind of resident gate."""
     if not (controls := selection.by_cgroup):
         return None
     if any(_in_scope(host, mean) for control in controls for mean in selection.controls[control].means):
         # Below the scope in which systemd starts the resident gate.
-        resident = client.resident(host_network=resolved.policy.net == "open", scoped=True)
+        resident = client.resident(gate, scoped=True)
         return _kept(controls, resolved.limits, cgroups.places(resident.pid), scoped=True)
     return _kept_here(controls, resolved.limits, cgroups.membership())
 
@@ -87,3 +88,14 @@ def measured(usage: Usage, group: Group | None, *, alone: bool) -> Usage:
         changed["peak_tasks"] = tasks
         source["tasks"] = "cgroup"
     return msgspec.structs.replace(usage, source=source, **changed)
+
+
+def seconds_of(timeout: float | None) -> float | None:
+    """The time that a caller gives a run; what is none is refused by its own name."""
+    if timeout is None:
+        return None
+    try:
+        return Limits(wall=timeout).wall
+    except PolicyError as error:
+        said = error.message.rpartition(": ")[2]
+        raise PolicyError(f"timeout = {timeout!r}: {said}", hint=error.hint) from None

@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal as signals
-import stat
-
-import msgspec
 
 from stockade.gate import client
-from stockade.policy import Caller, Limits
+from stockade.policy import Resolved
+from stockade.policy.model import Limits
 from stockade.policy.values import size_text, time_text
 from stockade.sandbox.cgroup import Group
 from stockade.sandbox.result import Outcome
 from stockade.sandbox.supervise import Ended
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """The outcome, the exit code that stands for it, and what to tell the user."""
-
-    outcome: Outcome
-    exit_code: int
-    reason: str = ""
-    hint: str = ""
-    signal: int | None = None
+from stockade.sandbox.verdict import Verdict
 
 
 def judge(
     ended: Ended,
     program: client.Program,
-    caller: Caller,
-    limits: Limits,
+    resolved: Resolved,
     group: Group | None,
     *,
     closed: bool = False,
     killed: bool = False,
+    full: bool = False,
 ) -> Verdict:
     """The verdict on a run that is over.
 
     `closed` says that its sandbox was closed under it, `killed` that somebody has named that to
-    `stockade kill`.
+    `stockade kill`, `full` that limits.disk is used up.
     """
-    reply = ended.reply
+    reply, limits = ended.reply, resolved.limits
     if killed:
         return Verdict(Outcome.CANCELLED, 130, "ended by `stockade kill`")
     if (verdict := _over_limit(ended, limits, group)) is not None:
@@ -57,9 +45,12 @@ def judge(
         reason = f"{reply.text} was replaced on the host, and so came uncovered inside: everything was ended"
         return Verdict(Outcome.DENIED, 126, reason, 'use workspace.mode = "overlay"')
     if reply.kind == client.EXEC_FAILED:
-        return _not_started(reply, program, caller)
+        from stockade.sandbox.unstarted import explain
+
+        return explain(reply, program, resolved)
     if reply.ended == client.BY_TIME:
-        return Verdict(Outcome.TIMED_OUT, 124, f"ended after {program.wall:g} s, the time it was given")
+        reason = f"ended after {program.wall:g} s, the time it was given"
+        return Verdict(Outcome.TIMED_OUT, 124, reason, "give it more: --timeout, timeout= or limits.wall")
     if reply.ended == client.BY_REQUEST:
         return Verdict(Outcome.CANCELLED, 130, "ended because it was cancelled")
     if reply.ended == client.FROM_OUTSIDE:
@@ -68,7 +59,10 @@ def judge(
         return Verdict(Outcome.EXITED, 0)
     hint = _task_hint(limits, group)
     if os.WIFEXITED(reply.status):
+        from stockade.sandbox.hints import hints
+
         code = os.WEXITSTATUS(reply.status)
+        hint = "; ".join(filter(None, (hint, hints(code, reply, program, resolved, full))))
         return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
     number = os.WTERMSIG(reply.status)
     cause = f": {CAUSES[number]}" if number in CAUSES else ""
@@ -87,7 +81,8 @@ def _over_limit(ended: Ended, limits: Limits, group: Group | None) -> Verdict | 
         peak = group.peak_memory()
         seen = f" ({size_text(peak)} used)" if peak is not None else ""
         reason = f'memory ran out: limits.memory = "{size_text(limits.memory)}"{seen}'
-        return Verdict(Outcome.OUT_OF_MEMORY, 137, reason, "raise limits.memory, or use less")
+        more = f"raise limits.memory, or use less: --limit memory={size_text(2 * limits.memory)}"
+        return Verdict(Outcome.OUT_OF_MEMORY, 137, reason, more)
     if limits.cpu_time is not None and reply is not None:
         used = group.cpu_used() if by == client.BY_CPU and group is not None else reply.user + reply.system
         if by == client.BY_CPU or (_killed(reply) and used >= limits.cpu_time):
@@ -108,70 +103,6 @@ def _task_hint(limits: Limits, group: Group | None) -> str:
 
 
 ALL_KILLED = "a program killed everything in the sandbox"
-
-
-def _not_started(reply: client.Reply, program: client.Program, caller: Caller) -> Verdict:
-    why, cwd = os.strerror(reply.error), program.cwd
-    if reply.text == "cwd":
-        if reply.error == errno.EACCES:
-            refused = f"the directory {cwd} cannot be entered: {why}"
-            return Verdict(Outcome.SETUP_FAILED, 125, refused, "inside, nobody has the privileges of root")
-        hint = f'show it: read = ["{cwd}"]' if os.path.isdir(cwd) else "name a directory that exists"
-        return Verdict(Outcome.SETUP_FAILED, 125, f"the sandbox has no directory {cwd}: {why}", hint)
-    if reply.text != "command":
-        return Verdict(Outcome.SETUP_FAILED, 125, f"the command was not started: {reply.text}: {why}")
-    name = program.argv[0]
-    if reply.error == errno.ENOENT:
-        return _not_found(name, _on_host(name, caller.environ.get("PATH", os.defpath), cwd))
-    reason = f"{name}: cannot be executed inside: {why}"
-    if reply.error in (errno.EACCES, errno.EPERM):
-        return Verdict(Outcome.DENIED, 126, reason, "is it executable, and in a tree that may be executed?")
-    if reply.error == errno.ENOEXEC:
-        return Verdict(Outcome.DENIED, 126, reason, "a script needs a first line such as #!/bin/sh")
-    return Verdict(Outcome.SETUP_FAILED, 125, reason)
-
-
-def _not_found(name: str, on_host: str) -> Verdict:
-    if not on_host:
-        return Verdict(
-            Outcome.SETUP_FAILED, 127, f"{name}: there is no such command inside", "check its name"
-        )
-    if interpreter := _interpreter(on_host):
-        return Verdict(
-            Outcome.SETUP_FAILED,
-            127,
-            f"{name}: it or {interpreter}, which its first line names, is missing or hidden by the policy",
-            f"install it, or show it: `--read {os.path.dirname(interpreter)}`",
-        )
-    real = os.path.realpath(on_host)
-    where = f" ({real})" if real != on_host else ""
-    place = os.path.dirname(real)
-    return Verdict(
-        Outcome.SETUP_FAILED,
-        127,
-        f"{name}: {on_host}{where} is hidden by the policy, or the interpreter it names is",
-        f'show what it needs: read = ["{place}"], or `--read {place}`',
-    )
-
-
-def _interpreter(path: str) -> str:
-    """What the first line of a script names, unless that is where every sandbox has it."""
-    try:
-        # Opening a pipe would otherwise wait for its writer.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            first = file.readline(256) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
-    except OSError:
-        return ""
-    words = first[2:].decode("utf-8", "replace").split() if first.startswith(b"#!") else []
-    there = words and os.path.exists(words[0]) and os.path.realpath(words[0]).startswith("/usr/")
-    return words[0] if words and not there else ""
-
-
-def _on_host(name: str, path: str, cwd: str) -> str:
-    """Where the command is on the host, so that the error can say what the policy hides."""
-    places = [cwd] if "/" in name else [place for place in path.split(":") if place]
-    candidates = (os.path.join(place, name) for place in places)
-    return next((found for found in candidates if os.access(found, os.X_OK) and not os.path.isdir(found)), "")
 
 
 def signal_name(number: int) -> str:

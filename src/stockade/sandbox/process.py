@@ -58,50 +58,40 @@ def starting(
 ) -> Steps[Parts]:
     """Start a program and wait until it is there."""
     with scarce.refused():
-        return (yield from _starting(box, program, stdio, pty, events))
-
-
-def _starting(
-    box: Box,
-    program: client.Program,
-    stdio: tuple[int | None, int | None, int | None],
-    pty: bool | tuple[int, int],
-    events: Events,
-) -> Steps[Parts]:
-    size = pty if isinstance(pty, tuple) else program.size
-    program = msgspec.structs.replace(program, tell=True, size=size)
-    watch = Watch(box, program, events)
-    ours, theirs = ([-1, -1, -1], ()) if pty else _pipes(*stdio)
-    try:
-        watch.start(theirs, kept=True)
-    except BaseException:
-        _close(*ours)
-        raise
-    finally:
-        _close(*set(theirs))
-    try:
-        while True:
-            yield None
-            if watch.channel.fileno() not in events.ready:
-                continue
-            reply = watch.channel.receive()
-            if reply is not None and reply.kind == client.TERMINAL:
-                (ours[0],) = reply.descriptors
-                ours[1] = os.dup(ours[0])
-            elif reply is not None and reply.kind == client.STARTED:
-                return Parts(watch, reply.pid, (ours[0], ours[1], ours[2]), bool(pty), os.dup(box.pidfd))
-            else:
-                return Parts(
-                    watch, 0, (ours[0], ours[1], ours[2]), bool(pty), os.dup(box.pidfd), reply or GONE
-                )
-    except BaseException:
-        watch.close()
-        watch.channel.end(0)
-        watch.channel.close()
-        _close(*ours)
-        raise
-    finally:
-        watch.close()
+        size = pty if isinstance(pty, tuple) else program.size
+        program = msgspec.structs.replace(program, tell=True, size=size)
+        watch = Watch(box, program, events)
+        ours, theirs = ([-1, -1, -1], ()) if pty else _pipes(*stdio)
+        try:
+            watch.start(theirs, kept=True)
+        except BaseException:
+            _close(*ours)
+            raise
+        finally:
+            _close(*set(theirs))
+        try:
+            while True:
+                yield None
+                if watch.channel.fileno() not in events.ready:
+                    continue
+                reply = watch.channel.receive()
+                if reply is not None and reply.kind == client.TERMINAL:
+                    (ours[0],) = reply.descriptors
+                    ours[1] = os.dup(ours[0])
+                elif reply is not None and reply.kind == client.STARTED:
+                    return Parts(watch, reply.pid, (ours[0], ours[1], ours[2]), bool(pty), os.dup(box.pidfd))
+                else:
+                    return Parts(
+                        watch, 0, (ours[0], ours[1], ours[2]), bool(pty), os.dup(box.pidfd), reply or GONE
+                    )
+        except BaseException:
+            watch.close()
+            watch.channel.end(0)
+            watch.channel.close()
+            _close(*ours)
+            raise
+        finally:
+            watch.close()
 
 
 GONE = client.Reply(

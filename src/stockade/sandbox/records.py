@@ -43,6 +43,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     workspace: str = ""
     #: The id of the layer that receives the changes.
     layer: str = ""
+    #: The id of its private directory on the host.
+    scratch: str = ""
     #: The directories of its cgroups.
     groups: tuple[str, ...] = ()
     #: PID 1 of the sandbox as the supervisor sees it, and its birth.
@@ -193,7 +195,9 @@ def _read(name: str, directory: int) -> Record | None:
     if not content:
         return None
     record = msgspec.json.decode(content.rpartition(b"\n")[0].rpartition(b"\n")[2], type=Record)
-    if f"{record.id}.json" != name or not all(_is_id(word) for word in (record.id, record.layer or "0")):
+    if f"{record.id}.json" != name or not all(
+        _is_id(word) for word in (record.id, record.layer or "0", record.scratch or "0")
+    ):
         raise ValueError("not a record of this name")
     return record
 

@@ -407,6 +407,10 @@ def _remains(home: str, record: Record, remove_groups: RemoveGroups) -> bool:
             remove_groups(record.groups)
         if record.layer:
             _remove_unchanged(home, record)
+        if record.scratch:
+            from stockade.sandbox import scratch
+
+            scratch.remove(home, record.scratch)
     except Exception as error:  # whatever it is, the sandbox that is about to start has no part in it
         _log(f"what is left of sandbox {record.id} cannot be removed yet: {error}")
         return False
@@ -422,7 +426,7 @@ def _remove_groups(paths: tuple[str, ...]) -> None:
 
 def _remove_unchanged(home: str, record: Record) -> None:
     """Remove a layer, unless there is a change in it or that cannot be found out: it is the user's then."""
-    from stockade.workspace import journal, layers
+    from stockade.workspace import image, journal, layers
     from stockade.workspace.record import InUseError
     from stockade.workspace.record import held as alone
 
@@ -433,6 +437,7 @@ def _remove_unchanged(home: str, record: Record) -> None:
     held: list[int] = []
     # One that is in use is being continued, and one that is gone was discarded.
     with contextlib.suppress(NotFoundError, InUseError), alone(path, record.layer):
+        image.recover(path)
         try:
             held.append(os.open(path, DIRECTORY))
             held.append(os.open("upper", DIRECTORY, dir_fd=held[0]))

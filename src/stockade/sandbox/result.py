@@ -9,7 +9,7 @@ import msgspec
 
 from stockade.errors import CommandError, DeniedError, LimitError, SetupError, TimeoutError
 from stockade.sandbox.streams import Spilled
-from stockade.workspace.layers import Change
+from stockade.workspace.layers import Change, Lost
 
 if TYPE_CHECKING:
     from stockade.workspace.commit import Commit
@@ -80,6 +80,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     controls: dict[str, Enforced] = {}
     changes: tuple[Change, ...] = ()
     workspace: str = ""
+    #: Changes that could not be kept: under `limits.disk` they are in memory until the sandbox ends.
+    lost: tuple[Lost, ...] = ()
     #: With `on_exit="commit"`: what was committed, or why nothing was.
     committed: Commit | None = None
     commit_error: str = ""

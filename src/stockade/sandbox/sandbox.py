@@ -7,29 +7,28 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
-from stockade import state
-from stockade.errors import PolicyError, SetupError, StockadeError
+from stockade.errors import PolicyError, SetupError, StockadeError, one_line
 from stockade.gate import client
-from stockade.policy import Limits, Policy
+from stockade.policy import Policy
 from stockade.policy.model import DEFAULT
 from stockade.sandbox import runlog
 from stockade.sandbox.continued import commit_and_close, opened, snapshot_before
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
-from stockade.sandbox.limits import measured
+from stockade.sandbox.limits import measured, seconds_of
 from stockade.sandbox.outcome import judge
 from stockade.sandbox.process import PIPE, Opening, Parts, Process, starting
 from stockade.sandbox.result import Outcome, Result, Usage
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.still import held_still
-from stockade.sandbox.streams import Sink, Streams
+from stockade.sandbox.streams import Sink, Streams, Terminal, spill_place
 from stockade.sandbox.supervise import GRACE, Ended, Run, supervise
 from stockade.workspace import record
-from stockade.workspace.layers import Layer
+from stockade.workspace.layers import Layer, lost
 
 if TYPE_CHECKING:
     from stockade.workspace.commit import Commit
@@ -133,6 +132,7 @@ class Living:
             self._on_exit = "keep"
 
     def _put_away(self, prepared: Prepared) -> None:
+        layer = prepared.layer
         with self._looking:
             if self._on_exit == "commit":
                 self.committed = commit_and_close(prepared)
@@ -141,6 +141,8 @@ class Living:
             if discard and self._files is not None and prepared.layer is not None:
                 self._files.close()  # there is nothing left to look at
             prepared.close(discard=discard, earlier=self._on_exit == "discard")
+        if layer is not None and layer.lost:
+            raise SetupError(lost(layer.lost), stage="workspace", hint=f"the others are in {layer.path}")
 
     def _found_files(self) -> Files:
         """The sandbox's files, asked for when they are first needed."""
@@ -149,7 +151,7 @@ class Living:
                 from stockade.workspace.files import Files
 
                 box, prepared = self._opened()
-                roots = box.roots()
+                roots = () if prepared.plan.plain else box.roots()
                 self._files = Files.from_descriptors(roots, prepared.resolved, prepared.home)
             return self._files
 
@@ -172,19 +174,19 @@ class Living:
             self.workspace.snapshot(prefix=RUN)
 
     @contextlib.contextmanager
-    def _alone(self, layer: Layer) -> Iterator[bool]:
+    def _alone(self, layer: Layer) -> Iterator[record.Hold]:
         """Keep the sandbox off its layer while somebody uses it; once it is closed, everybody else."""
         with self._looking:
             box, prepared = self._box, self._prepared
             if box is None or prepared is None or prepared.layer is not layer:
-                with record.held(layer.path, layer.id) as living:
-                    yield living
+                with record.held(layer.path, layer.id) as hold:
+                    yield hold
             else:
-                with held_still(box, stays=self._paused):
-                    layer.bring(ended=False)
+                with held_still(box, stays=self._paused) as sure:
+                    layer.bring()
                     layer.changes()
                     layer.note()
-                    yield True
+                    yield record.Hold(living=True, sure=sure)
 
     def pause(self) -> None:
         """Stop every process inside until `resume`. Time limits go on."""
@@ -381,6 +383,7 @@ def run(
     keep_output: bool = True,
     pinned: bool = False,
     cancelled_by: tuple[type[BaseException], ...] = (),
+    terminal: Terminal | None = None,
 ) -> Result:
     """Run one command in a sandbox of its own.
 
@@ -389,6 +392,7 @@ def run(
 
     `stdin` is a descriptor whose content is handed to the program; a terminal is not. Exceptions named
     in `cancelled_by` end the run and make its outcome "cancelled"; others end it and are raised.
+    `terminal` looks after a terminal of the sandbox's own, which the program gets instead of pipes.
 
     >>> import stockade
     >>> result = stockade.run(["cat"], input=b"hello")
@@ -403,11 +407,14 @@ def run(
         one = command(
             prepared, argv, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
             on_stderr=on_stderr, source=stdin, keep=keep_output, kept=False, cancelled_by=cancelled_by,
+            terminal=terminal,
         )  # fmt: skip
         if snapshot:
             snapshot_before(prepared, RUN)
         with Events() as events:
             result = drive(_once(prepared, one, events), events)
+        if end != "discard" and result.workspace and prepared.layer is not None:
+            result = msgspec.structs.replace(result, lost=prepared.layer.bring_last())
         if end == "commit":
             return _committed(result, prepared)
         discard = not result.workspace
@@ -427,10 +434,13 @@ def _committed(result: Result, prepared: Prepared) -> Result:
     if result.outcome != Outcome.EXITED:
         why = f"nothing was committed, because the run was not finished: {result.outcome}"
         return replace(result, commit_error=why if result.changes else "")
+    if result.lost:
+        return replace(result, commit_error=f"nothing was committed, because of {lost(result.lost)}")
     try:
         done = commit_and_close(prepared)
     except StockadeError as error:
-        return replace(result, commit_error=f"{error.message}\n{error.hint}".strip())
+        why = f"{error.message}\n{error.hint}" if error.hint else one_line(error.message)
+        return replace(result, commit_error=why)
     gone = done is None or done.closed
     return replace(result, committed=done, workspace="" if gone else result.workspace)
 
@@ -465,6 +475,7 @@ def command(
     keep: bool = True,
     kept: bool,
     cancelled_by: tuple[type[BaseException], ...] = (),
+    terminal: Terminal | None = None,
 ) -> Run:
     """What the caller asks for, checked."""
     argv = words(cmd)
@@ -478,25 +489,26 @@ def command(
     if not 0 <= grace <= LONGEST_GRACE:
         raise PolicyError(f"grace = {grace!r}: is not a time", hint=f"seconds, from 0 to {LONGEST_GRACE}")
     limits, workspace = prepared.resolved.limits, prepared.resolved.workspace
-    given_time = None if timeout is None else Limits(wall=timeout).wall
-    seconds = [time for time in (given_time, limits.wall) if time is not None]
+    seconds = [time for time in (seconds_of(timeout), limits.wall) if time is not None]
     here = workspace.path if workspace is not None else prepared.home
+    program = client.Program(
+        argv=argv,
+        env={**prepared.environ, **_variables(env)},
+        cwd=os.path.join(here, place),
+        wall=min(seconds) if seconds else None,
+        grace=grace,
+    )
     return Run(
-        program=client.Program(
-            argv=argv,
-            env={**prepared.resolved.environ, "HOME": prepared.home, **_variables(env)},
-            cwd=os.path.join(here, place),
-            wall=min(seconds) if seconds else None,
-            grace=grace,
-        ),
+        program=program if terminal is None else terminal.fit(program),
         given=given,
         source=source,
         limit=int(limits.output or 0),
         on_stdout=on_stdout,
         on_stderr=on_stderr,
-        spill=_spill_place(prepared) if keep else None,
+        spill=spill_place(prepared.state, prepared.made.entry) if keep else None,
         kept=kept,
         cancelled_by=cancelled_by,
+        terminal=terminal,
     )
 
 
@@ -512,15 +524,6 @@ def words(cmd: Sequence[str]) -> list[str]:
     return argv
 
 
-def _spill_place(prepared: Prepared) -> Callable[[str], str]:
-    def place(stream: str) -> str:
-        directory = f"{state.ensure(prepared.state)}/output"
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        return f"{directory}/{os.urandom(6).hex()}.{stream}"
-
-    return place
-
-
 def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
     for name, value in (env or {}).items():
         if not name or "=" in name or "\0" in name or "\0" in value:
@@ -533,11 +536,14 @@ def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
 def _result(
     ended: Ended, program: client.Program, prepared: Prepared, box: Box, *, closed: bool = False
 ) -> Result:
-    limits, reply, entry = prepared.resolved.limits, ended.reply, prepared.made.entry
+    reply, entry = ended.reply, prepared.made.entry
     # What a closed sandbox had is gone.
     group, layer = (None, None) if closed else (box.group, prepared.layer)
     killed = entry is not None and entry.was_killed()
-    verdict = judge(ended, program, prepared.resolved.caller, limits, group, closed=closed, killed=killed)
+    verdict = judge(
+        ended, program, prepared.resolved, group, closed=closed, killed=killed,
+        full=layer is not None and layer.is_full(),
+    )  # fmt: skip
     changes = tuple(layer.changes()) if layer is not None else ()
     usage = Usage(wall=ended.wall, bytes_written=None if layer is None else layer.written)
     if reply is not None and reply.kind == client.EXITED:

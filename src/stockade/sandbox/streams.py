@@ -9,16 +9,24 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from stockade import state
 from stockade.errors import StockadeError
-from stockade.sandbox.steps import READABLE, WRITABLE
+from stockade.gate import client
+from stockade.sandbox.steps import READABLE, WRITABLE, Events
+
+if TYPE_CHECKING:
+    from stockade.sandbox.register import Entry
 
 CHUNK = 1 << 16
 #: A program that prints for ever must not fill the disk: from here on output is counted, not kept.
 MOST_SPILLED = 4 << 30
 Sink = Callable[[bytes], object]
+#: For a stream's name: where its output is written to, and where it is put when it is whole.
+SpillPlace = Callable[[str], tuple[str, str]]
 
 
 class Spilled(msgspec.Struct, frozen=True):
@@ -33,10 +41,10 @@ class Spilled(msgspec.Struct, frozen=True):
 class Spill:
     """Receives what is too much for memory. Made when it is first needed."""
 
-    def __init__(self, stream: str, path: Callable[[], str]) -> None:
+    def __init__(self, stream: str, place: SpillPlace) -> None:
         self.stream = stream
-        self.path = ""
-        self._find = path
+        self._place = place
+        self._part = self._path = ""
         self._file = -1
         self._size = self._lost = 0
 
@@ -44,9 +52,9 @@ class Spill:
         """Keep the data if there is room; a full disk loses it, and never the run."""
         view = memoryview(data)
         try:
-            if not self.path:
-                self.path = self._find()
-                self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            if not self._part:
+                self._part, self._path = self._place(self.stream)
+                self._file = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             while view and self._file >= 0 and self._size < MOST_SPILLED:
                 wrote = os.write(self._file, view)
                 self._size += wrote
@@ -60,12 +68,30 @@ class Spill:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-            if not self._size:  # the disk was full
+            try:
+                if self._size:
+                    os.rename(self._part, self._path)
+            except OSError:
+                self._lost, self._size = self._lost + self._size, 0
+            if not self._size:  # the disk was full, or its place is gone
                 with contextlib.suppress(OSError):
-                    os.unlink(self.path)
+                    os.unlink(self._part)
         if self._size or self._lost:
-            return Spilled(self.stream, self.path if self._size else "", self._size, self._lost)
+            return Spilled(self.stream, self._path if self._size else "", self._size, self._lost)
         return None
+
+
+def spill_place(home: str, entry: Entry | None) -> SpillPlace:
+    """Where output past the limit goes: beside the sandbox's record until it is whole."""
+
+    def place(stream: str) -> tuple[str, str]:
+        directory = f"{state.ensure(home)}/output"
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        name = f"{os.urandom(6).hex()}.{stream}"
+        final = f"{directory}/{name}"
+        return final if entry is None else entry.scratch(name), final
+
+    return place
 
 
 class Output:
@@ -139,6 +165,40 @@ class Input:
         return bool(self._pending) or self.source is not None
 
 
+class Terminal(Protocol):
+    """Whoever looks after the terminal of a program; `cli.terminal` connects it with the user's."""
+
+    def fit(self, program: client.Program) -> client.Program:
+        """The program, with what its terminal is to be like."""
+
+    def connect(self, outer: int, channel: client.Channel, events: Events) -> None:
+        """Take over the outer end, and the channel by which the program can be woken."""
+
+    def stopped(self, number: int) -> None:
+        """The program was stopped by this signal."""
+
+    def move(self, end: int) -> None:
+        """Do what the descriptor is ready for, if it is one that this terminal watches."""
+
+    def patience(self) -> float | None:
+        """How long to wait at most before `look` is called."""
+
+    def look(self) -> None:
+        """See to what no descriptor tells."""
+
+    def rest(self) -> None:
+        """After the end, take what was left."""
+
+    def end(self) -> None:
+        """The run is being ended; nobody needs to ask for that again."""
+
+    def drop(self) -> None:
+        """Show nothing more; what comes is only drained."""
+
+    def close(self) -> None:
+        """Let go of everything; harmless when repeated."""
+
+
 class Streams:
     """The pipes of one run. Whoever makes them closes them."""
 
@@ -149,27 +209,43 @@ class Streams:
         source: int | None,
         limit: int,
         sinks: tuple[Sink | None, Sink | None],
-        spill: Callable[[str], str] | None,
+        spill: SpillPlace | None,
+        terminal: Terminal | None = None,
+        apart: tuple[int, ...] = (1, 2),
     ) -> None:
         self._open: set[int] = set()
         self._spills: list[Spill] = []
+        self.terminal = terminal
+        self.feed: Input | None = None
+        self._outputs: dict[int, Output] = {}
+        stdin: tuple[int, ...] = ()
         try:
-            self.outputs = [self._output(n, limit, sinks[n], spill) for n in range(2)]
-            self.feed = Input(given, source) if given or source is not None else None
-            if self.feed is None:
-                self.stdin = empty_input()
-            else:
-                self.stdin = self.feed.reader
-                self._open.add(self.feed.writer)
-            self._open.add(self.stdin)
+            for number in apart:
+                self._outputs[number] = self._output(number, limit, sinks[number - 1], spill)
+            if terminal is None:
+                stdin = (self._input(given, source),)
         except BaseException:
             self.close()
             raise
-        self.theirs = (self.stdin, *(output.writer for output in self.outputs))
+        self.outputs = tuple(self._outputs.values())
+        self.theirs = (*stdin, *(output.writer for output in self.outputs))
 
-    def _output(self, n: int, limit: int, sink: Sink | None, path: Callable[[str], str] | None) -> Output:
-        name = ("stdout", "stderr")[n]
-        kept = None if path is None else Spill(name, lambda: path(name))
+    def _input(self, given: bytes, source: int | None) -> int:
+        self.feed = Input(given, source) if given or source is not None else None
+        if self.feed is None:
+            stdin = empty_input()
+        else:
+            stdin = self.feed.reader
+            self._open.add(self.feed.writer)
+        self._open.add(stdin)
+        return stdin
+
+    def content(self, number: int) -> bytes:
+        """What was kept of stdout (1) or stderr (2)."""
+        return self._outputs[number].content() if number in self._outputs else b""
+
+    def _output(self, number: int, limit: int, sink: Sink | None, place: SpillPlace | None) -> Output:
+        kept = None if place is None else Spill(("stdout", "stderr")[number - 1], place)
         output = Output(limit, sink, kept)
         self._open |= {output.reader, output.writer}
         if kept is not None:

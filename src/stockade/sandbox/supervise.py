@@ -13,7 +13,6 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
 
 import msgspec
 
@@ -21,7 +20,7 @@ from stockade.gate import client
 from stockade.sandbox import scarce
 from stockade.sandbox.launch import Box, died
 from stockade.sandbox.steps import Events, Steps
-from stockade.sandbox.streams import Output, Sink, Spilled, Streams
+from stockade.sandbox.streams import Output, Sink, Spilled, SpillPlace, Streams, Terminal
 
 LEFT = 1 << 20  # as much as a pipe can be made to hold
 GRACE = 2.0
@@ -41,9 +40,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     on_stdout: Sink | None = None
     on_stderr: Sink | None = None
     #: Where output beyond the limit goes, by the name of its stream. None: nothing is kept at all.
-    spill: Callable[[str], str] | None
+    spill: SpillPlace | None
     #: The sandbox goes on when this run has ended.
     kept: bool
+    #: What looks after the program's terminal, if it has one instead of pipes.
+    terminal: Terminal | None = None
     #: What ends the run when it is raised and is part of the result, instead of being raised further.
     cancelled_by: tuple[type[BaseException], ...] = ()
 
@@ -56,6 +57,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
                 limit=self.limit,
                 sinks=(self.on_stdout, self.on_stderr),
                 spill=self.spill,
+                terminal=self.terminal,
+                apart=(1, 2) if self.terminal is None else self.program.apart,
             )
 
 
@@ -86,9 +89,11 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
         try:
             reply = yield from watch.until_end(pumps)
         except run.cancelled_by:
+            pumps.end()
             reply = yield from watch.ended_by_us(pumps)
         except BaseException:
             # Whoever stops watching stops the run; a living sandbox goes on without it.
+            pumps.end()
             pumps.drop()
             yield from watch.ended_by_us(pumps)
             raise
@@ -104,8 +109,8 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
             gate_died=gate_died,
             alone=not run.kept,
             ooms=watch.ooms,
-            stdout=streams.outputs[0].content(),
-            stderr=streams.outputs[1].content(),
+            stdout=streams.content(1),
+            stderr=streams.content(2),
             truncated=streams.truncated,
             spilled=streams.spilled(),
         )
@@ -117,13 +122,14 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
 
 
 class Pumps:
-    """Moves what is in the pipes of a run whenever there is something to move."""
+    """Moves what is in the pipes of a run, or its terminal, whenever there is something to move."""
 
     def __init__(self, streams: Streams, events: Events) -> None:
         self._streams, self._events = streams, events
         self._outputs: dict[int, Output] = {output.reader: output for output in streams.outputs}
         self._feed = streams.feed
         self._fed = -1
+        self._terminal = streams.terminal
         for end in self._outputs:
             events.watch(end)
         self._aim()
@@ -137,18 +143,50 @@ class Pumps:
                 self._aim()
             else:
                 self._stop_feeding()
+        elif self._terminal is not None:
+            self._terminal.move(end)
+
+    def hear(self, reply: client.Reply, channel: client.Channel) -> None:
+        """What is said of a run that goes on."""
+        if self._terminal is None:
+            return
+        if reply.kind == client.TERMINAL:
+            self._terminal.connect(reply.descriptors[0], channel, self._events)
+        elif reply.kind == client.STOPPED:
+            self._terminal.stopped(reply.status)
+
+    def patience(self) -> float | None:
+        """How long to wait at most before `look` is called."""
+        return None if self._terminal is None else self._terminal.patience()
+
+    def look(self) -> None:
+        """See to what no descriptor tells."""
+        if self._terminal is not None:
+            self._terminal.look()
 
     def rest(self) -> None:
         """After the end, take what was left in the pipes; others may write for ever."""
         for end in tuple(self._outputs):
             self._drain(end, LEFT)
+        if self._terminal is not None:
+            self._terminal.rest()
+
+    def end(self) -> None:
+        """The run is being ended."""
+        if self._terminal is not None:
+            self._terminal.end()
 
     def drop(self) -> None:
         """From now on only drain: a program that is to end must not wait for a reader."""
         for output in self._outputs.values():
             output.drop()
+        if self._terminal is not None:
+            self._terminal.drop()
 
     def close(self) -> None:
+        if self._terminal is not None:
+            self._terminal.close()
+            self._terminal = None
         for end in tuple(self._outputs):
             self._events.forget(end)
             del self._outputs[end]
@@ -214,14 +252,18 @@ class Watch:
         """Wait for the word that the run has ended; None if that never comes."""
         own = self.channel.fileno()
         while True:
-            yield self._patience()
+            yield self._patience(pumps)
             for end in self.events.ready:
                 if end == own:
                     reply = self.channel.receive()
                     if reply is None or reply.kind in LAST_WORDS:
                         return reply
+                    if pumps is not None:
+                        pumps.hear(reply, self.channel)
                 elif pumps is not None:
                     pumps.move(end)
+            if pumps is not None:
+                pumps.look()
             self._check_time()
 
     def ended_by_us(self, pumps: Pumps | None = None) -> Steps[client.Reply | None]:
@@ -242,8 +284,10 @@ class Watch:
         self.events.watch(descriptor, *what)
         self._watched.append(descriptor)
 
-    def _patience(self) -> float | None:
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+    def _patience(self, pumps: Pumps | None) -> float | None:
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        other = None if pumps is None else pumps.patience()
+        return min((wait for wait in (left, other) if wait is not None), default=None)
 
     def _check_time(self) -> None:
         """Kill a gate that does not keep the time."""

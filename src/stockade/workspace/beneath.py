@@ -64,7 +64,8 @@ class Status(NamedTuple):
     mounted: bool
 
 
-def _call(number: int, *arguments: object) -> int:
+def call(number: int, *arguments: object) -> int:
+    """A system call that Python has no name for."""
     result = int(_libc.syscall(ctypes.c_long(number), *arguments))
     if result < 0:
         failed = ctypes.get_errno()
@@ -98,7 +99,7 @@ def _resolved(root: int, path: bytes, flags: int, resolve: int) -> int:
     how = _How(os.O_PATH | os.O_CLOEXEC | flags, 0, resolve)
     for attempt in range(ATTEMPTS):
         try:
-            return _call(_OPENAT2, root, path, ctypes.byref(how), ctypes.sizeof(how))
+            return call(_OPENAT2, root, path, ctypes.byref(how), ctypes.sizeof(how))
         except BlockingIOError:  # something was renamed meanwhile, and the kernel cannot be sure of a `..`
             time.sleep(0.0001 * (attempt > 20))
     raise OSError(errno.EBUSY, "names on the way keep changing")
@@ -108,7 +109,7 @@ def status(directory: int, name: str = "") -> Status:
     """What a directory has under the name, or what the descriptor itself is."""
     buffer = ctypes.create_string_buffer(256)
     flags = _AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT | (0 if name else _AT_EMPTY_PATH)
-    _call(_STATX, directory, os.fsencode(name), flags, _STATX_BASIC | _STATX_BTIME, buffer)
+    call(_STATX, directory, os.fsencode(name), flags, _STATX_BASIC | _STATX_BTIME, buffer)
     known, _, attributes, _, uid, gid, mode, _, size = struct.unpack_from("=IIQIIIH10sQ", buffer)
     born, born_part = struct.unpack_from("=qI", buffer, 80)
     changed, changed_part = struct.unpack_from("=qI", buffer, 112)
@@ -189,7 +190,7 @@ def rename(source: int, name: str, target: int, new: str, *, overwrite: bool) ->
     if overwrite:
         os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
     else:
-        _call(_RENAMEAT2, source, os.fsencode(name), target, os.fsencode(new), _RENAME_NOREPLACE)
+        call(_RENAMEAT2, source, os.fsencode(name), target, os.fsencode(new), _RENAME_NOREPLACE)
 
 
 @contextlib.contextmanager

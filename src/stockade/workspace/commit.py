@@ -3,8 +3,9 @@
 Nothing of the layer itself ever appears in the tree: whoever still holds a
 descriptor of a file in it could write to it there. Every file is copied into
 a new inode, which lies ready in a staging directory until all of them do
-(`journal` then moves them), without set-uid bits, foreign attributes and
-anything that is neither a file nor a directory nor a link.
+(`journal` then moves them), without set-uid bits, leave for others to write,
+foreign attributes and anything that is neither a file nor a directory nor a
+link. Names of one file become names of one file.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from stockade.errors import ConflictError, NotFoundError, SetupError
+from stockade.errors import ConflictError, NotFoundError, SetupError, one_line
 from stockade.policy.resolve import mounted_below
 from stockade.workspace import bases, copying, descend, journal
 from stockade.workspace.caution import Held, covers, held, leads_out
@@ -27,13 +28,14 @@ from stockade.workspace.journal import Aside, Journal, Make, Put, Settle, Unlock
 from stockade.workspace.layers import Change, change
 from stockade.workspace.rebase import Merge, lay, merges
 from stockade.workspace.record import Record, Seen
-from stockade.workspace.walk import FOREIGN, Found, Walk
+from stockade.workspace.walk import FOREIGN, Found, Walk, counts
 
 #: Told how many files of how many are staged.
 Progress = Callable[[int, int], None]
 #: Attributes that the kernel's overlay writes for itself.
 OWN = tuple(f"user.overlay.{name}" for name in ("origin", "impure", "opaque", "nlink", "uuid", "upper"))
-KEPT = ("system.posix_acl_access", "system.posix_acl_default")
+#: Group's and others' leave to write.
+WRITERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -67,10 +69,15 @@ class Job(msgspec.Struct):
     walk: Walk
     notes: list[Note] = []
     held: list[Held] = []
+    #: By the number of a file that was copied, and its mode there: where the copy lies.
+    _names: dict[tuple[int, int], str] = {}
 
     def choose(self, paths: Sequence[str] | None, *, protect: Sequence[str], allow: bool) -> list[Found]:
         """The changes at and below the paths and the new directories they need, without what is held."""
-        wanted = [one for one in self.walk.found if not _moot(one)]
+        wanted = [one for one in self.walk.found if not self._moot(one)]
+        for one in self.walk.found:
+            if self._moot(one) and (paths is None or any(covers(path, one.path) for path in paths)):
+                self._mode(one)
         if paths is not None:
             for path in paths:
                 if not any(covers(path, one.path) for one in wanted):
@@ -136,7 +143,7 @@ class Job(msgspec.Struct):
         if found:
             raise ConflictError(
                 "the host's files are not what the program saw:\n"
-                + "\n".join(f"{one.path}: {one.reason}" for one in found),
+                + "\n".join(f"{one_line(one.path)}: {one.reason}" for one in found),
                 paths=tuple(one.path for one in found),
                 hint="compare them; --force PATH overwrites what the host has there"
                 + ("" if merge else ", --merge puts changes to different lines together"),
@@ -193,19 +200,16 @@ class Job(msgspec.Struct):
 
     def _settled(self, one: Found, new: bool) -> Settle:
         assert one.after is not None
-        mode = stat.S_IMODE(one.after.st_mode)
-        # A directory keeps the group bit that the host gave it, or that it would inherit there.
-        like = one.before if not new else self._nearest(one.path)
-        allowed = mode & 0o1777 | (mode & like.st_mode & stat.S_ISGID if like is not None else 0)
-        self._stripped(one.path, mode, allowed)
+        allowed = self._mode(one)
+        if new or "attributes" in one.what:
+            with descend.listed(self.upper, one.path, own=True) as directory:
+                for name in os.listxattr(directory):
+                    if name in FOREIGN:
+                        raise _foreign(one.path, name)
+                    if name not in OWN:
+                        self.notes.append(Note(one.path, f"attribute {name} dropped"))
         if not new:
             return Settle(os.fsencode(one.path), allowed)
-        with descend.listed(self.upper, one.path, own=True) as directory:
-            for name in os.listxattr(directory):
-                if name in FOREIGN:
-                    raise _foreign(one.path, name)
-                if name not in OWN:
-                    self.notes.append(Note(one.path, f"attribute {name} dropped"))
         times = one.after.st_atime_ns, one.after.st_mtime_ns
         return Settle(os.fsencode(one.path), allowed, (one.after.st_uid, one.after.st_gid), times)
 
@@ -213,10 +217,38 @@ class Job(msgspec.Struct):
         known = [above for above in parents(path) if above in self.walk.merged]
         return self.walk.merged[known[-1]] if known else None
 
-    def _stripped(self, path: str, mode: int, allowed: int) -> None:
-        for bit, word in ((stat.S_ISUID, "set-uid"), (stat.S_ISGID, "set-gid")):
+    def _mode(self, one: Found) -> int:
+        """The mode that a path gets, with a note for every bit that is not taken over."""
+        assert one.after is not None
+        mode, allowed = stat.S_IMODE(one.after.st_mode), self._allowed(one)
+        for bit, words in (
+            (stat.S_ISUID, "set-uid bit taken away"),
+            (stat.S_ISGID, "set-gid bit taken away"),
+            (stat.S_IWGRP, "leave for its group to write taken away"),
+            (stat.S_IWOTH, "leave for everybody to write taken away"),
+        ):
             if mode & bit and not allowed & bit:
-                self.notes.append(Note(path, f"{word} bit taken away"))
+                self.notes.append(Note(one.path, words))
+        return allowed
+
+    def _allowed(self, one: Found) -> int:
+        assert one.after is not None
+        mode = stat.S_IMODE(one.after.st_mode)
+        same = one.before if "type" not in one.what else None
+        # Nobody may write who could not before; to what is new, those whom the caller lets by its umask.
+        writers = WRITERS & (~umask() if same is None else same.st_mode)
+        allowed = mode & 0o1777 & ~(WRITERS & ~writers)
+        if stat.S_ISDIR(one.after.st_mode):
+            # A directory keeps the group bit that the host gave it, or that it would inherit there.
+            like = same or self._nearest(one.path)
+            allowed |= mode & like.st_mode & stat.S_ISGID if like is not None else 0
+        return allowed
+
+    def _moot(self, one: Found) -> bool:
+        """Whether a file differs only in bits that no commit takes over."""
+        if one.what != ("mode",) or one.before is None or one.after is None:
+            return False
+        return not stat.S_ISDIR(one.after.st_mode) and stat.S_IMODE(one.before.st_mode) == self._allowed(one)
 
     def stage(self, staging: int, chosen: list[Found], progress: Progress | None) -> None:
         """Copy everything new into the staging directory, and make it last."""
@@ -234,7 +266,7 @@ class Job(msgspec.Struct):
                 if stat.S_ISLNK(one.after.st_mode):
                     self._link(one, source, name, staging, slot)
                 else:
-                    self._file(one.path, one.after, source, name, staging, slot, len(files) <= journal.MANY)
+                    self._file(one, source, name, staging, slot, len(files) <= journal.MANY)
         if len(files) > journal.MANY:
             journal.everything(staging)
         directory = os.open(f"/proc/self/fd/{staging}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -254,30 +286,41 @@ class Job(msgspec.Struct):
         times = one.after.st_atime_ns, one.after.st_mtime_ns
         os.utime(slot, ns=times, dir_fd=staging, follow_symlinks=False)
 
-    def _file(
-        self, path: str, wanted: os.stat_result, source: int, name: str, staging: int, slot: str, sync: bool
-    ) -> None:
+    def _file(self, one: Found, source: int, name: str, staging: int, slot: str, sync: bool) -> None:
+        assert one.after is not None
+        path, wanted, mode = one.path, one.after, self._mode(one)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with descend.content(source, name, own=True) as old:
             info = os.fstat(old)
-            new = os.open(slot, flags, 0o600, dir_fd=staging)
-            try:
-                copying.content(old, new, info.st_size)
-                self._attributes(path, old, new)
-                if os.geteuid() == 0:
-                    os.fchown(new, info.st_uid, info.st_gid)
-                mode = stat.S_IMODE(wanted.st_mode)
-                self._stripped(path, mode, mode & 0o1777)
-                os.fchmod(new, mode & 0o1777)
-                os.utime(new, ns=(wanted.st_atime_ns, wanted.st_mtime_ns))
-                if sync:
-                    os.fsync(new)
-            finally:
-                os.close(new)
+            if not self._again(info, mode, staging, slot):
+                new = os.open(slot, flags, 0o600, dir_fd=staging)
+                try:
+                    copying.content(old, new, info.st_size)
+                    self._attributes(path, old, new)
+                    if os.geteuid() == 0:
+                        os.fchown(new, info.st_uid, info.st_gid)
+                    os.fchmod(new, mode)
+                    os.utime(new, ns=(wanted.st_atime_ns, wanted.st_mtime_ns))
+                    if sync:
+                        os.fsync(new)
+                finally:
+                    os.close(new)
+                self._names[info.st_ino, mode] = slot
             if identity(info) != identity(wanted) or identity(os.fstat(old)) != identity(wanted):
                 raise SetupError(
                     f"{path} changed while it was copied", stage="commit", hint="end what writes to it"
                 )
+
+    def _again(self, info: os.stat_result, mode: int, staging: int, slot: str) -> bool:
+        """Give a copy that lies ready another name, if it is of the same file: it is paid once."""
+        ready = self._names.get((info.st_ino, mode)) if info.st_nlink > 1 else None
+        if ready is None:
+            return False
+        try:
+            os.link(ready, slot, src_dir_fd=staging, dst_dir_fd=staging, follow_symlinks=False)
+        except OSError:  # no more names on this file system
+            return False
+        return True
 
     def _attributes(self, path: str, old: int, new: int) -> None:
         for name in os.listxattr(old):
@@ -285,7 +328,7 @@ class Job(msgspec.Struct):
                 raise _foreign(path, name)
             if name in OWN:
                 continue
-            taken = name in KEPT or (name.startswith("user.") and not name.startswith("user.overlay."))
+            taken = counts(name)
             try:
                 if taken:
                     os.setxattr(new, name, os.getxattr(old, name))
@@ -295,11 +338,10 @@ class Job(msgspec.Struct):
                 self.notes.append(Note(path, f"attribute {name} dropped"))
 
 
-def _moot(one: Found) -> bool:
-    """Whether a file differs only in bits that no commit takes over."""
-    if one.what != ("mode",) or one.before is None or one.after is None or stat.S_ISDIR(one.after.st_mode):
-        return False
-    return stat.S_IMODE(one.before.st_mode) == one.after.st_mode & 0o1777
+def umask() -> int:
+    """What this process takes from the modes of new files. To read it otherwise is to change it."""
+    with open("/proc/self/status", "rb") as file:
+        return next(int(line.split()[1], 8) for line in file if line.startswith(b"Umask:"))
 
 
 def _new_directory(one: Found) -> bool:
@@ -323,8 +365,12 @@ def commit(
     allow_exec_config: bool,
     merge: bool,
     progress: Progress | None,
+    sure: Callable[[], None],
 ) -> Commit:
-    """Take changes over; the caller holds the workspace's lock and has recovered its journal."""
+    """Take changes over; the caller holds the workspace's lock and has recovered its journal.
+
+    `sure` raises if what was copied may not be how the workspace was at one moment.
+    """
     chosen = job.choose(paths, protect=protect, allow=allow_exec_config)
     chosen = job.check(chosen, force, merge=merge)
     if chosen:
@@ -337,6 +383,7 @@ def commit(
             with descend.reached(job.root, name) as staging:
                 job.stage(staging, chosen, progress)
                 inode = os.fstat(staging).st_ino
+            sure()
         except BaseException:
             journal.clean(job.layer, job.root, plan)
             raise
@@ -349,5 +396,5 @@ def commit(
         changes=tuple(map(change, chosen)),
         held=tuple(job.held),
         notes=tuple(job.notes),
-        closed=len(chosen) == sum(not _moot(one) for one in job.walk.found),
+        closed=len(chosen) == sum(not job._moot(one) for one in job.walk.found),
     )

@@ -8,11 +8,13 @@ own state and shares blocks with the original where the file system can.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
 import os
 import stat
+from collections.abc import Iterator
 
 from stockade.errors import SetupError
 from stockade.workspace import descend
@@ -29,59 +31,90 @@ KEPT = ("user.", "system.posix_acl_")
 _BY_HAND = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 
 
-def tree(source: int, place: int, name: str) -> None:
-    """Copy the directory `source` with everything in it to a new `name` in the directory `place`."""
+#: Paths, each with why there is no copy of it or of what is in it.
+LeftOut = list[tuple[str, str]]
+
+
+def tree(source: int, place: int, name: str, left_out: LeftOut | None = None) -> None:
+    """Copy the directory `source` with everything in it to a new `name` in the directory `place`.
+
+    What cannot be copied is an error, or if there is a list for it, left out and added to that.
+    """
     os.mkdir(name, 0o700, dir_fd=place)
     with descend.reached(place, name) as target:
-        _Copy(source, target).all()
+        _Copy(source, target, left_out).all()
 
 
 class _Copy:
     """One copy of a tree. Directories are open to their owner until everything is in them."""
 
-    def __init__(self, source: int, target: int) -> None:
+    def __init__(self, source: int, target: int, left_out: LeftOut | None) -> None:
         self._source = source
         self._target = target
+        self._left_out = left_out
         #: By number, where the first name of a file with several was put.
         self._names: dict[int, str] = {}
 
     def all(self) -> None:
         made = [("", os.fstat(self._source))]
         for path, _ in made:  # which grows meanwhile
-            if path.count("/") >= DEEPEST:
-                raise SetupError(
-                    f"{path[:80]}... has directories too deep in one another to be copied",
-                    stage="workspace",
-                    hint="remove them in a run",
-                )
             with (
+                self._or_left_out(path),
                 descend.listed(self._source, path, own=True) as above,
                 descend.reached(self._target, path) as to,
             ):
                 attributes(above, f"/proc/self/fd/{to}")
                 for name in os.listdir(above):
-                    info = descend.look(above, name)
-                    if info is None:
-                        raise _moved(path, name)
-                    if stat.S_ISDIR(info.st_mode):
-                        os.mkdir(name, 0o700, dir_fd=to)
-                        made.append((f"{path}/{name}" if path else name, info))
-                    else:
-                        self._entry(f"{path}/{name}" if path else name, info, above, to)
+                    self._named(path, name, above, to, made)
         for path, info in reversed(made):
-            with descend.reached(self._target, path) as to:
+            with self._or_left_out(path), descend.reached(self._target, path) as to:
                 settle(f"/proc/self/fd/{to}", info)
+
+    def _named(
+        self, path: str, name: str, above: int, to: int, made: list[tuple[str, os.stat_result]]
+    ) -> None:
+        below = f"{path}/{name}" if path else name
+        with self._or_left_out(below):
+            info = descend.look(above, name)
+            if info is None:
+                raise _moved(path, name)
+            if not stat.S_ISDIR(info.st_mode):
+                self._entry(below, info, above, to)
+                return
+            if below.count("/") >= DEEPEST:
+                raise SetupError(
+                    f"{below[:80]}... has directories too deep in one another to be copied",
+                    stage="workspace",
+                    hint="remove them in a run",
+                )
+            os.mkdir(name, 0o700, dir_fd=to)
+            made.append((below, info))
+
+    @contextlib.contextmanager
+    def _or_left_out(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SetupError) as error:
+            if self._left_out is None:
+                raise
+            words = error.message if isinstance(error, SetupError) else error.strerror or str(error)
+            self._left_out.append((path or ".", words))
 
     def _entry(self, path: str, info: os.stat_result, above: int, to: int) -> None:
         name = descend.split(path)[1]
-        if info.st_nlink > 1 and not is_whiteout(info):
-            if info.st_ino in self._names:
-                parent, first = descend.split(self._names[info.st_ino])
-                with descend.reached(self._target, parent) as at:
-                    os.link(first, name, src_dir_fd=at, dst_dir_fd=to, follow_symlinks=False)
-                return
+        has_names = info.st_nlink > 1 and not is_whiteout(info)
+        if has_names and info.st_ino in self._names:
+            parent, first = descend.split(self._names[info.st_ino])
+            with descend.reached(self._target, parent) as at:
+                os.link(first, name, src_dir_fd=at, dst_dir_fd=to, follow_symlinks=False)
+            return
+        try:
+            entry(path, info, above, to)
+        except BaseException:
+            descend.remove(to, name)  # half of it is nothing
+            raise
+        if has_names:
             self._names[info.st_ino] = path
-        entry(path, info, above, to)
 
 
 def entry(path: str, info: os.stat_result, above: int, to: int) -> None:
@@ -143,13 +176,13 @@ def content(old: int, new: int, size: int) -> None:
         os.ftruncate(new, size)
     at = 0
     while at < size:
+        end = size
         try:
             at = os.lseek(old, at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            return  # nothing but a hole to the end
-        end = min(os.lseek(old, at, os.SEEK_HOLE), size)
+            end = min(os.lseek(old, at, os.SEEK_HOLE), size)
+        except OSError as error:  # a file system that does not know its holes has none
+            if error.errno == errno.ENXIO:
+                return  # nothing but a hole to the end
         while at < end:
             copied = _piece(old, new, at, end)
             if not copied:

@@ -63,7 +63,7 @@ class Diff(msgspec.Struct, frozen=True):
     patch: bytes = b""
     """What `git apply` takes, if it was asked for."""
     left_out: tuple[str, ...] = ()
-    """Paths that a patch cannot hold: directories without files, pipes, sockets."""
+    """Paths that a patch cannot hold: directories without files, pipes, sockets, attributes."""
 
     @property
     def added(self) -> int:

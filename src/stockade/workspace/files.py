@@ -85,10 +85,13 @@ class Files:
 
     @classmethod
     def from_descriptors(cls, descriptors: tuple[int, ...], resolved: Resolved, home: str) -> Files:
-        """The files behind what a gate has handed out, which is taken over: its root, and its overlay."""
-        root, *overlay = descriptors
+        """The files behind what a gate has handed out, which is taken over: its root, and its overlay.
+
+        A sandbox without a root of its own hands out nothing; of its files there is the workspace.
+        """
+        root, *overlay = descriptors or (None,)
         workspace = resolved.workspace
-        behind = overlay[0] if overlay else None
+        behind: int | None = overlay[0] if overlay else None
         writable = True
         if workspace is not None and workspace.access != "overlay":
             # What lies over parts of the host's directory goes with the sandbox.

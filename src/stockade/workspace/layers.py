@@ -23,6 +23,8 @@ from stockade.workspace.walk import Found, Walk, is_whiteout, walk
 
 #: How deep changes are listed after a run: below that, a directory stands for what is in it.
 DEEPEST = 100
+#: How many lost changes are named in words.
+SHOWN_LOST = 10
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -30,6 +32,20 @@ class Change(msgspec.Struct, frozen=True):
 
     path: str
     kind: Literal["added", "modified", "deleted"]
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """A change that could not be kept when its sandbox ended, with everything in it; and why."""
+
+    path: str
+    why: str
+
+
+def lost(changes: Sequence[Lost]) -> str:
+    """What was lost, in words."""
+    named = ", ".join(f"{one.path} ({one.why})" for one in changes[:SHOWN_LOST])
+    more = f" and {len(changes) - SHOWN_LOST} more" if len(changes) > SHOWN_LOST else ""
+    return f"changes that could not be kept when the sandbox ended: {named}{more}"
 
 
 def change(found: Found) -> Change:
@@ -60,8 +76,11 @@ class Layer:
         self._found: Walk | None = None
         #: Bytes of the files in it, as `changes` last found them.
         self.written = 0
-        #: The changes of a sandbox that keeps them in its private memory.
+        #: The changes of a sandbox that keeps them in its private memory, and those that were lost with it.
         self._live = -1
+        self.lost: tuple[Lost, ...] = ()
+        #: Whether that memory is an image in the layer, which outlives this process.
+        self.has_image = False
         self._open: list[int] = []
         if continued:
             self._enter(lower_path, protect)
@@ -94,7 +113,7 @@ class Layer:
 
     def _enter(self, lower_path: str, protect: Sequence[str]) -> None:
         """Go on with a layer that is there: as it was left, over the directory that it was made over."""
-        from stockade.workspace import journal
+        from stockade.workspace import image, journal
 
         lock = record.lock(self.path, self.id)
         try:
@@ -106,6 +125,7 @@ class Layer:
                     stage="workspace",
                     hint=f"move it back; `stockade diff {self.id}` shows the changes",
                 )
+            image.recover(self.path)
             journal.recover(self.path, self.lower)
             descend.remove_doomed(lock)
             record.protect_too(self.path, protect)
@@ -136,6 +156,14 @@ class Layer:
         """Whether this process holds it, and is no forked copy."""
         return bool(self._open) and self._owner == os.getpid()
 
+    def make_image(self, size: int) -> int:
+        """Let the sandbox write to a file system in the layer; its mount is the caller's to close."""
+        from stockade.workspace import image
+
+        mount = image.make(self.path, size)
+        self.has_image = True
+        return mount
+
     def adopt(self, live: int) -> None:
         """The changes are in this directory, in a sandbox's private memory, until they are brought here."""
         try:
@@ -143,29 +171,19 @@ class Layer:
         finally:
             os.close(live)
 
-    def bring(self, *, ended: bool) -> None:
-        """Copy the changes that are in private memory to the layer: all as they are now, or nothing.
+    def is_full(self) -> bool:
+        """Whether the private memory that the changes are in has no room left."""
+        if self._live < 0:
+            return False
+        room = os.fstatvfs(self._live)
+        return room.f_bavail == 0 or room.f_favail == 0
 
-        When the sandbox has `ended`, they are in the layer alone from then on.
-        """
+    def bring(self) -> None:
+        """Copy the changes that are in a living sandbox's private memory to the layer: all, or nothing."""
         if self._live < 0:
             return
-        from stockade.workspace import copying
-        from stockade.workspace.snapshots import begun
-
         try:
-            with (
-                descend.reached(self._open[2], "") as top,
-                begun(top) as doomed,
-                descend.reached(top, doomed) as made,
-            ):
-                copying.tree(self._live, made, "upper")
-                copying.exchange(top, "upper", made, "upper")
-            os.close(self._open[0])
-            self._open[0] = os.open(f"{self.path}/upper", descend.DIRECTORY)
-            if ended:
-                live, self._live = self._live, -1
-                os.close(live)
+            self._bring(None)
         except OSError as error:
             raise SetupError(
                 f"the changes cannot be kept in {self.path}: {error.strerror}",
@@ -174,13 +192,51 @@ class Layer:
                 hint="free some space there: what was changed in this sandbox is lost when it ends",
             ) from error
 
+    def bring_last(self) -> tuple[Lost, ...]:
+        """Copy the changes of a sandbox that has ended: they are in the layer alone from then on.
+
+        Never fails: what cannot be kept is gone, and is the result.
+        """
+        if self._live < 0:
+            return self.lost
+        left_out: list[tuple[str, str]] = []
+        try:
+            if self.has_image:
+                from stockade.workspace import image
+
+                left_out = image.bring(self.path, self._live)
+                image.remove(self.path)
+            else:
+                self._bring(left_out)
+        except OSError as error:
+            words = error.strerror or str(error)
+            still = f"; they are still in {self.path}/image: free some space" if self.has_image else ""
+            left_out = [(".", words + still)]
+        live, self._live = self._live, -1
+        os.close(live)
+        self.lost = tuple(Lost(path, why) for path, why in left_out)
+        if self.lost:
+            with contextlib.suppress(OSError):  # the same full disk, say; whoever has ended it is told
+                record.lose(self.path, left_out)
+        return self.lost
+
+    def _bring(self, left_out: list[tuple[str, str]] | None) -> None:
+        from stockade.workspace.snapshots import replace
+
+        with descend.reached(self._open[2], "") as top:
+            replace(top, self._live, left_out)
+        os.close(self._open[0])
+        self._open[0] = os.open(f"{self.path}/upper", descend.DIRECTORY)
+
     def changes(self) -> list[Change]:
         """What differs from the host's tree, found by walking the changes only."""
         try:
             seen = walk(self._upper, self.lower, deepest=DEEPEST)
         except OSError as error:
             raise unlisted(self.path, error) from error
-        self.written = sum(_size(one.after) for one in seen.found)
+        # A file with several names is one.
+        sizes = {one.after.st_ino: _size(one.after) for one in seen.found if one.after is not None}
+        self.written = sum(sizes.values())
         self._seen, self._found = _there(seen), seen
         return sorted(map(change, seen.found), key=lambda one: one.path)
 
@@ -213,7 +269,7 @@ class Layer:
         """Let go of the layer, which stays."""
         try:
             if self.is_mine:
-                self.bring(ended=True)
+                self.bring_last()
             self.note()
             if self._found is not None and self.is_mine:
                 keep_bases(self.path, self._found, self.lower)
@@ -281,8 +337,8 @@ def has_snapshots(layer: str) -> bool:
         return True  # a program has closed the top of its tree
 
 
-def _size(info: os.stat_result | None) -> int:
-    return info.st_size if info is not None and stat.S_ISREG(info.st_mode) else 0
+def _size(info: os.stat_result) -> int:
+    return info.st_size if stat.S_ISREG(info.st_mode) else 0
 
 
 def remove(layer: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,7 +23,7 @@ from stockade.workspace.commit import Job
 from stockade.workspace.descend import parents
 from stockade.workspace.layers import Change, change
 from stockade.workspace.snapshots import begun, opened
-from stockade.workspace.walk import OPAQUE, Found, same_content
+from stockade.workspace.walk import OPAQUE, Found, same_attributes, same_content
 
 if TYPE_CHECKING:
     from stockade.workspace.workspace import Workspace
@@ -43,8 +43,8 @@ def check_other(one: Workspace, other: Workspace) -> None:
         )
 
 
-def merge(one: Job, others: Sequence[Job]) -> list[Change]:
-    """Merge others into one; the caller holds all of their locks."""
+def merge(one: Job, others: Sequence[Job], sure: Sequence[Callable[[], None]]) -> list[Change]:
+    """Merge others into one; the caller holds all of their locks. `sure` raise if one of them moved."""
     claims = {found.path: (found, one.upper) for found in one.walk.found}
     new: Claims = {}
     problems: dict[str, None] = {}
@@ -69,6 +69,8 @@ def merge(one: Job, others: Sequence[Job]) -> list[Change]:
             with descend.reached(made, "upper") as target:
                 for path in sorted(new, key=lambda path: path.split("/")):
                     _apply(*new[path], target)
+            for ask in sure:
+                ask()
             copying.exchange(top, "upper", made, "upper")
     return sorted((change(found) for found, _ in new.values()), key=lambda found: found.path)
 
@@ -104,13 +106,15 @@ def _agree(one: Found, upper: int, other: Found, other_upper: int) -> bool:
         return one.after is other.after
     if one.after.st_mode != other.after.st_mode:
         return False
-    parent, name = descend.split(one.path)
-    if stat.S_ISDIR(one.after.st_mode):
+    if not one.path:
         return True
+    parent, name = descend.split(one.path)
     with (
         descend.listed(upper, parent, own=True) as here,
         descend.listed(other_upper, parent, own=True) as there,
     ):
+        if not same_attributes(name, here, there):
+            return False
         if stat.S_ISLNK(one.after.st_mode):
             return os.readlink(name, dir_fd=here) == os.readlink(name, dir_fd=there)
         if stat.S_ISREG(one.after.st_mode):

@@ -69,9 +69,14 @@ def ended(path: str) -> StockadeError:
 
 
 def nowhere(path: str, workspace: str) -> StockadeError:
-    """What to tell about a path beside a workspace that no sandbox has."""
+    """What to tell about a path beside a workspace that no sandbox has, or one without a root of its own."""
+    if not workspace:
+        return PolicyError(
+            f"{path}: the files of this sandbox are the host's own, and it has no workspace",
+            hint="give it one: of such a sandbox only the workspace can be looked at from here",
+        )
     return PolicyError(
-        f"{path}: is not in the workspace {workspace}, and there is no sandbox with other files",
+        f"{path}: is not in the workspace {workspace}, and there is no sandbox with files of its own",
         hint="name paths below it, or open a sandbox: `Sandbox(workspace=...)`",
     )
 

@@ -12,7 +12,7 @@ import fcntl
 import functools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -29,6 +29,15 @@ ABSENT = (0, 0)
 
 class InUseError(SetupError):
     """A sandbox or a commit has the workspace now."""
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """Nobody else has a workspace meanwhile."""
+
+    living: bool = False
+    """Whether a sandbox lives in it, which is held still."""
+    sure: Callable[[], None] = lambda: None
+    """Raises if somebody inside was awake all the same: asked before what was copied counts."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +160,22 @@ def remember(layer: str, more: Seen) -> None:
     os.replace(part, f"{layer}/seen")
 
 
+def lose(layer: str, paths: list[tuple[str, str]]) -> None:
+    """Write down which changes could not be kept in a layer, and why."""
+    with open(f"{layer}/lost", "wb", opener=_private) as file:
+        file.write(msgspec.msgpack.encode([(os.fsencode(path), why) for path, why in paths]))
+
+
+def lost(layer: str) -> list[tuple[str, str]]:
+    """The changes that could not be kept in a layer, and why."""
+    try:
+        with open(f"{layer}/lost", "rb") as file:
+            known = msgspec.msgpack.decode(file.read(), type=list[tuple[bytes, str]])
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return []
+    return [(os.fsdecode(path), why) for path, why in known]
+
+
 def lock(layer: str, id: str) -> int:
     """Take the workspace for this process alone; closing the descriptor gives it back."""
     try:
@@ -175,11 +200,11 @@ def lock(layer: str, id: str) -> int:
 
 
 @contextlib.contextmanager
-def held(layer: str, id: str) -> Iterator[bool]:
-    """The workspace is this process's alone meanwhile; no sandbox lives in it, which is the result."""
+def held(layer: str, id: str) -> Iterator[Hold]:
+    """The workspace is this process's alone meanwhile; no sandbox lives in it."""
     descriptor = lock(layer, id)
     try:
-        yield False
+        yield Hold()
     finally:
         os.close(descriptor)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -45,7 +45,7 @@ def known(layer: str) -> list[Snapshot]:
     return [Snapshot(name, taken / 1e9) for taken, name in sorted(found)]
 
 
-def take(layer: str, name: str | None, prefix: str = "") -> Snapshot:
+def take(layer: str, name: str | None, prefix: str = "", *, sure: Callable[[], None]) -> Snapshot:
     """Keep a copy of the changes; without a name it gets the next number, after the prefix."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(f"{layer}/{PLACE}", 0o700)
@@ -64,6 +64,7 @@ def take(layer: str, name: str | None, prefix: str = "") -> Snapshot:
         with begun(place) as doomed:
             with descend.reached(place, doomed) as made:
                 copying.tree(upper, made, "upper")
+            sure()
             os.rename(doomed, name, src_dir_fd=place, dst_dir_fd=place)
     return next(one for one in known(layer) if one.name == name)
 
@@ -74,10 +75,17 @@ def restore(layer: str, name: str) -> None:
         opened(layer) as top,
         _named(layer, name) as place,
         descend.reached(place, "upper") as upper,
-        begun(top) as doomed,
-        descend.reached(top, doomed) as made,
     ):
-        copying.tree(upper, made, "upper")
+        replace(top, upper)
+
+
+def replace(
+    top: int, upper: int, left_out: copying.LeftOut | None = None, sure: Callable[[], None] = lambda: None
+) -> None:
+    """Let a layer have a copy of some changes instead of its own, at one moment; `sure` may refuse it."""
+    with begun(top) as doomed, descend.reached(top, doomed) as made:
+        copying.tree(upper, made, "upper", left_out)
+        sure()
         copying.exchange(top, "upper", made, "upper")
 
 
@@ -89,7 +97,7 @@ def drop(layer: str, name: str) -> None:
         descend.remove_doomed(place)
 
 
-def fork(layer: str, count: int) -> list[str]:
+def fork(layer: str, count: int, *, sure: Callable[[], None]) -> list[str]:
     """Make workspaces of their own with the same changes over the same tree; the result are their ids."""
     if not 1 <= count <= MOST_FORKS:
         raise PolicyError(f"{count} workspaces cannot be made at once", hint=f"from 1 to {MOST_FORKS}")
@@ -111,8 +119,16 @@ def fork(layer: str, count: int) -> list[str]:
                 _copied(f"{layer}/{name}", name, made)
             with contextlib.suppress(FileNotFoundError), opened(f"{layer}/{BASES}") as bases:
                 copying.tree(bases, made, BASES)
-        for id in ids:
-            os.rename(f"{descend.REMOVED}{id}", id, src_dir_fd=place, dst_dir_fd=place)
+        sure()
+        for number, id in enumerate(ids):
+            try:
+                os.rename(f"{descend.REMOVED}{id}", id, src_dir_fd=place, dst_dir_fd=place)
+            except BaseException:
+                # All or none: nobody would hear of those that are there already.
+                for made_before in ids[:number]:
+                    doomed = f"{descend.REMOVED}{made_before}"
+                    os.rename(made_before, doomed, src_dir_fd=place, dst_dir_fd=place)
+                raise
         return ids
 
 

@@ -15,6 +15,7 @@ import re
 import stat
 from collections.abc import Iterator
 
+from stockade.workspace import copying
 from stockade.workspace.beneath import (
     NO_XDEV,
     STRAIGHT,
@@ -36,7 +37,7 @@ BATCH = 4096
 STUBBORN = 1000
 #: The longest path that is searched: each directory is reached anew.
 DEEPEST = 1 << 16
-#: How much is copied at a time.
+#: How much is read at a time.
 CHUNK = 1 << 20
 
 
@@ -207,35 +208,10 @@ def _copy_one(source: int, name: str, found: Status, target: int, new: str) -> N
     with held(node(source, name, WITHIN, follow=False)) as place, held(opened(place)) as old:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with held(os.open(new, flags, 0o600, dir_fd=target)) as made:
-            pour(old, made)
+            copying.content(old, made, os.fstat(old).st_size)
             _alike(made, found)
 
 
 def _alike(made: int | str, found: Status) -> None:
     os.chmod(made, stat.S_IMODE(found.mode) & 0o1777)
     os.utime(made, (found.modified, found.modified))
-
-
-def pour(old: int, made: int) -> None:
-    """Copy the content of a file, holes as holes: a small file can claim any size."""
-    size = os.fstat(old).st_size
-    at = 0
-    while at < size:
-        try:
-            at = os.lseek(old, at, os.SEEK_DATA)
-        except OSError as error:  # a file system that does not know its holes has none
-            if error.errno == errno.ENXIO:
-                break
-        data = os.pread(old, CHUNK, at)
-        if not data:
-            break
-        at += _put(made, data, at)
-    os.ftruncate(made, size)
-
-
-def _put(file: int, data: bytes, at: int) -> int:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(file, view, at)
-        view, at = view[written:], at + written
-    return len(data)

@@ -20,11 +20,13 @@ from stockade.workspace import descend
 OPAQUE = "user.overlay.opaque"
 #: On everything that the kernel copied up: it was there when the program first changed it.
 ORIGIN = "user.overlay.origin"
+#: Access lists.
+LISTS = ("system.posix_acl_access", "system.posix_acl_default")
 #: Marks that an overlay of ours never makes, and that would change what a file means.
 FOREIGN = ("user.overlay.redirect", "user.overlay.metacopy")
 
 Kind = Literal["added", "modified", "deleted"]
-Aspect = Literal["type", "content", "target", "mode"]
+Aspect = Literal["type", "content", "target", "mode", "attributes"]
 PIECE = 1 << 20
 
 
@@ -130,6 +132,8 @@ def _compared(
             what = ("content", *what)
         elif stat.S_ISLNK(after.st_mode) and _target(name, above) != _target(name, below):
             what = ("target", *what)
+        if not stat.S_ISLNK(after.st_mode) and not same_attributes(name, above, below):
+            what = (*what, "attributes")
     if not what and not deep:
         return None
     return Found(path, "modified", before, after, what, copied=copied, deep=deep)
@@ -161,6 +165,32 @@ def _copied(above: int, name: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def counts(attribute: str) -> bool:
+    """Whether an attribute is the program's, and no mark of the overlay's."""
+    return attribute in LISTS or (attribute.startswith("user.") and not attribute.startswith("user.overlay."))
+
+
+def same_attributes(name: str, above: int, below: int) -> bool:
+    """Whether two directories have something with the same attributes by a name."""
+    one, other = _attributes(name, above), _attributes(name, below)
+    if one.keys() != other.keys():
+        return False
+    return all(None in (one[known], other[known]) or one[known] == other[known] for known in one)
+
+
+def _attributes(name: str, directory: int) -> dict[str, bytes | None]:
+    """What is kept beside a file; None for what is closed to its owner."""
+    path = f"/proc/self/fd/{directory}/{name}"
+    found: dict[str, bytes | None] = {}
+    with contextlib.suppress(OSError):  # there are none on this file system, or the file is gone
+        for known in filter(counts, os.listxattr(path, follow_symlinks=False)):
+            try:
+                found[known] = os.getxattr(path, known, follow_symlinks=False)
+            except PermissionError:
+                found[known] = None
+    return found
 
 
 def _target(name: str, directory: int) -> str | None:

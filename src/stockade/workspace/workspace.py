@@ -21,8 +21,8 @@ import msgspec
 from stockade import state
 from stockade.errors import NotFoundError, PolicyError, SetupError, StockadeError
 from stockade.policy.model import PROTECT
-from stockade.workspace import journal, record
-from stockade.workspace.commit import Commit, Job, Progress, commit
+from stockade.workspace import image, journal, record
+from stockade.workspace.commit import Commit, Job, Note, Progress, commit
 from stockade.workspace.layers import Change, change, has_snapshots, keep_bases, note, remove
 from stockade.workspace.walk import walk
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from stockade.workspace.files import Files
     from stockade.workspace.snapshots import Snapshot
 
-#: Keeps everybody else off a workspace meanwhile, and says whether a sandbox lives in it.
-Alone = Callable[[], AbstractContextManager[bool]]
+#: Keeps everybody else off a workspace meanwhile.
+Alone = Callable[[], AbstractContextManager[record.Hold]]
 #: How deep a layer is looked at. Each directory is reached from the top, so it costs as much as it is deep.
 DEEPEST = 1000
 
@@ -62,7 +62,7 @@ class Workspace:
         self._files: weakref.ref[Files] | None = None
         self._alone: Alone = alone or (lambda: record.held(layer, self.id))
         #: For whoever only reads: another process's sandbox goes on working meanwhile.
-        self._steady: Alone = alone or (lambda: contextlib.nullcontext(True))
+        self._steady: Alone = alone or (lambda: contextlib.nullcontext(record.Hold()))
 
     @classmethod
     def open(cls, id: str, home: str | None = None) -> Workspace:
@@ -107,12 +107,18 @@ class Workspace:
 
     def recover(self) -> str:
         """Bring an interrupted commit to an end; the result says to which."""
+        if image.is_left(self.layer):
+            # A sandbox that lives in it uses the image.
+            with contextlib.suppress(record.InUseError), self._alone() as hold:
+                self._recover(hold)
         if journal.read(self.layer) is not None:
-            with self._alone():
-                self._recover()
+            with self._alone() as hold:
+                self._recover(hold)
         return self.recovered
 
-    def _recover(self) -> None:
+    def _recover(self, hold: record.Hold) -> None:
+        if not hold.living:
+            image.recover(self.layer)
         if journal.read(self.layer) is None:
             return
         with self._tree() as root, self._trying("recovered"):
@@ -174,10 +180,11 @@ class Workspace:
         if protect is None:
             recorded = self.record.protect
             protect = PROTECT if recorded is None else [os.fsdecode(path) for path in recorded]
-        with self._alone() as living:
+        with self._alone() as hold:
+            living = hold.living
             # What is merged is written to the layer first, which a living overlay does not expect.
             self._refuse(living and merge, "merged")
-            self._recover()
+            self._recover(hold)
             with self._job() as job, self._trying("committed"):
                 done = commit(
                     job,
@@ -187,7 +194,13 @@ class Workspace:
                     allow_exec_config=allow_exec_config,
                     merge=merge,
                     progress=progress,
+                    sure=hold.sure,
                 )
+                missing = [
+                    Note(path, f"was not kept when its run ended: {why}")
+                    for path, why in record.lost(self.layer)
+                ]
+                done = msgspec.structs.replace(done, notes=(*done.notes, *missing))
                 if done.closed and (keep or living or has_snapshots(self.layer)):
                     return msgspec.structs.replace(done, closed=False)
                 if done.closed:
@@ -196,10 +209,10 @@ class Workspace:
 
     def discard(self) -> None:
         """Forget every change and remove the workspace."""
-        with self._alone() as living, self._trying("discarded"):
-            self._refuse(living, "discarded")
+        with self._alone() as hold, self._trying("discarded"):
+            self._refuse(hold.living, "discarded")
             if os.path.isdir(self.path):
-                self._recover()
+                self._recover(hold)
             remove(self.layer)
 
     def snapshot(self, name: str | None = None, *, prefix: str = "") -> Snapshot:
@@ -209,9 +222,9 @@ class Workspace:
         """
         from stockade.workspace import snapshots
 
-        with self._alone(), self._trying("copied"):
-            self._recover()
-            return snapshots.take(self.layer, name, prefix)
+        with self._alone() as hold, self._trying("copied"):
+            self._recover(hold)
+            return snapshots.take(self.layer, name, prefix, sure=hold.sure)
 
     def snapshots(self) -> builtins.list[Snapshot]:
         """Every snapshot, the oldest first."""
@@ -224,9 +237,9 @@ class Workspace:
         """Put the changes back as they were when the snapshot was taken. Those since then are gone."""
         from stockade.workspace import snapshots
 
-        with self._alone() as living, self._trying("restored"):
-            self._refuse(living, "restored")
-            self._recover()
+        with self._alone() as hold, self._trying("restored"):
+            self._refuse(hold.living, "restored")
+            self._recover(hold)
             snapshots.restore(self.layer, name)
 
     def drop(self, name: str) -> None:
@@ -240,10 +253,10 @@ class Workspace:
         """Workspaces of their own that begin with the same changes; snapshots stay with this one."""
         from stockade.workspace import snapshots
 
-        with self._alone(), self._trying("copied"):
-            self._recover()
+        with self._alone() as hold, self._trying("copied"):
+            self._recover(hold)
             place = os.path.dirname(self.layer)
-            return [Workspace(f"{place}/{id}") for id in snapshots.fork(self.layer, n)]
+            return [Workspace(f"{place}/{id}") for id in snapshots.fork(self.layer, n, sure=hold.sure)]
 
     def merge(self, *others: Workspace) -> builtins.list[Change]:
         """Take the changes of other workspaces of the same tree over; the result are those that were new.
@@ -254,16 +267,16 @@ class Workspace:
         from stockade.workspace import merge
 
         with contextlib.ExitStack() as stack:
-            living = stack.enter_context(self._alone())
-            self._refuse(living, "merged into")
+            holds = [stack.enter_context(self._alone())]
+            self._refuse(holds[0].living, "merged into")
             for other in others:
                 merge.check_other(self, other)
-                stack.enter_context(other._alone())
+                holds.append(stack.enter_context(other._alone()))
             with self._trying("merged"):
-                for one in (self, *others):
-                    one._recover()
+                for one, hold in zip((self, *others), holds, strict=True):
+                    one._recover(hold)
                 jobs = [stack.enter_context(one._job()) for one in (self, *others)]
-                return merge.merge(jobs[0], jobs[1:])
+                return merge.merge(jobs[0], jobs[1:], [hold.sure for hold in holds])
 
     def _refuse(self, living: bool, what: str) -> None:
         if living:

@@ -25,10 +25,13 @@ enum { AGAIN_MS = 10, PATIENCE_MS = 2000, STOPS = 200 };
 
 struct watch {
 	int socket, children, all;
+	int scoped; /* every process that can be signalled is of this run */
 	int orphaned; /* the supervisor is gone */
 	uint32_t breaches; /* before it began */
 	pid_t leader; /* 0: it has ended */
 	int status;
+	int terminal; /* whether it has one */
+	int stopped;  /* and was stopped, as the supervisor knows */
 	uint64_t grace, deadline; /* of the next step, 0: never */
 	enum { RUNNING, ASKED, KILLED } stage;
 	enum ended ended;
@@ -49,6 +52,20 @@ int told_to_end(int signals)
 	while (read(signals, &info, sizeof info) == sizeof info)
 		told |= info.ssi_signo == SIGTERM && info.ssi_code == SI_USER && info.ssi_pid == 0;
 	return told;
+}
+
+int told_by_warden(const struct box *box, short events)
+{
+	char byte;
+	if (!events)
+		return 0;
+	if (read(box->told, &byte, 1) == 1)
+		return 1;
+	/* It is gone: whatever lives below us would live on if we waited. */
+	do
+		kill(-1, SIGKILL);
+	while (waitpid(-1, NULL, 0) > 0 || errno == EINTR);
+	_exit(1);
 }
 
 struct task {
@@ -145,7 +162,7 @@ void signal_descendants(pid_t ancestor, int number, const pid_t *spared, unsigne
 
 static void signal_all(const struct watch *watch, int number)
 {
-	if (watch->all)
+	if (watch->scoped)
 		kill(-1, number);
 	else
 		signal_descendants(getpid(), number, NULL, 0);
@@ -163,13 +180,26 @@ static void end_run(struct watch *watch, enum ended ended, uint64_t grace)
 	signal_all(watch, SIGCONT); /* a stopped program hears nothing else */
 }
 
+/* Once until the supervisor has answered, so that no program can fill the socket with its stops. */
+static void tell_stopped(struct watch *watch, int number)
+{
+	struct reply reply = {.kind = REPLY_STOPPED, .status = (uint32_t)number};
+	if (watch->stopped || watch->stage != RUNNING)
+		return;
+	watch->stopped = 1;
+	send_reply(watch->socket, &reply, NULL, 0);
+}
+
 /* Reaps what has ended. Returns whether anything is left. */
 static int reap(struct watch *watch)
 {
 	int status;
 	pid_t pid;
-	while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
-		if (pid == watch->leader) {
+	while ((pid = waitpid(-1, &status, WNOHANG | (watch->terminal ? WUNTRACED : 0))) > 0) {
+		if (WIFSTOPPED(status)) {
+			if (pid == watch->leader)
+				tell_stopped(watch, WSTOPSIG(status));
+		} else if (pid == watch->leader) {
 			watch->leader = 0;
 			watch->status = status;
 		}
@@ -189,6 +219,8 @@ static _Noreturn void report(const struct box *box, const struct watch *watch)
 	reply.system_us = (uint64_t)usage.ru_stime.tv_sec * 1000000 + (uint64_t)usage.ru_stime.tv_usec;
 	reply.peak_kib = (uint64_t)usage.ru_maxrss;
 	reply.switches = (uint64_t)(usage.ru_nvcsw + usage.ru_nivcsw);
+	if (watch->status)
+		reply.index = unreached(box);
 	send_reply(watch->socket, &reply, NULL, 0);
 	_exit(0);
 }
@@ -202,6 +234,15 @@ static void finish(const struct box *box, const struct watch *watch)
 			;
 	}
 	report(box, watch);
+}
+
+static void give_terminal(pid_t group)
+{
+	int terminal = open("/dev/tty", O_RDWR | O_NOCTTY | O_CLOEXEC);
+	if (terminal < 0)
+		return; /* hung up */
+	tcsetpgrp(terminal, group);
+	close(terminal);
 }
 
 static void hear(struct watch *watch)
@@ -218,6 +259,10 @@ static void hear(struct watch *watch)
 	} else if (request.kind == REQUEST_SIGNAL && (request.flags & SIGNAL_ALL)) {
 		signal_all(watch, (int)request.value);
 	} else if (request.kind == REQUEST_SIGNAL && watch->leader) {
+		if (watch->terminal && (request.flags & (SIGNAL_INFRONT | SIGNAL_BEHIND)))
+			give_terminal(request.flags & SIGNAL_INFRONT ? watch->leader : getpgrp());
+		if (request.value == SIGCONT)
+			watch->stopped = 0;
 		kill(-watch->leader, (int)request.value);
 	} else if (request.kind == REQUEST_TIME && watch->stage == RUNNING) {
 		watch->deadline = request.wall_us ? now_ms() + (request.wall_us + 999) / 1000 : 0;
@@ -273,6 +318,8 @@ void attend(const struct box *box, struct program *program, int children, int al
 	struct watch watch = {.socket = program->socket,
 			      .children = children,
 			      .all = all,
+			      .scoped = all || box->warden,
+			      .terminal = (request->flags & EXEC_TERMINAL) != 0,
 			      .breaches = box->breaches->count,
 			      .grace = request->grace_ms};
 	watch.deadline = request->wall_us ? now_ms() + (request->wall_us + 999) / 1000 : 0;
@@ -291,22 +338,23 @@ void attend(const struct box *box, struct program *program, int children, int al
 		int left = reap(&watch);
 		if (watch.leader == 0 && (watch.stage == RUNNING || !left))
 			finish(box, &watch);
-		struct pollfd watched[3 + GUARD_POLLS] = {
+		struct pollfd watched[4 + GUARD_POLLS] = {
 		    {watch.socket, POLLIN, 0},
 		    {watch.orphaned ? -1 : box->supervisor, POLLIN, 0},
-		    {children, POLLIN, 0}};
+		    {children, POLLIN, 0},
+		    {all ? box->told : -1, POLLIN, 0}};
 		if (all)
-			guard_polls(watched + 3);
+			guard_polls(watched + 4);
 		int wait = patience(&watch);
-		if (poll(watched, all ? 3 + GUARD_POLLS : 3, all ? guard_patience(wait) : wait) < 0 && errno != EINTR)
+		if (poll(watched, all ? 4 + GUARD_POLLS : 4, all ? guard_patience(wait) : wait) < 0 && errno != EINTR)
 			_exit(1);
 		if (watched[1].revents)
 			be_orphaned(&watch);
-		if (watched[2].revents && told_to_end(children) && all)
+		if (told_by_warden(box, watched[3].revents) || (watched[2].revents && told_to_end(children) && all))
 			end_run(&watch, ENDED_FROM_OUTSIDE, watch.grace);
 		if (watched[0].revents)
 			hear(&watch);
-		if (all && watch.stage != KILLED && guard_check(box, watched + 3))
+		if (all && watch.stage != KILLED && guard_check(box, watched + 4))
 			end_run(&watch, ENDED_ITSELF, 0);
 		keep_time(&watch);
 	}

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <sys/utsname.h>
 #include <sys/vfs.h>
+#include <sys/wait.h>
 
 static int missing(void)
 {
@@ -50,6 +51,17 @@ static int confirm_size(int root, const struct op *op)
 	return info.f_blocks == pages && info.f_files == op->b ? 0 : missing();
 }
 
+/* That /tmp and the others are on it, the supervisor sees in the mount table. */
+static int confirm_image(const struct box *box, const struct op *op)
+{
+	struct statfs info;
+	if (box->image < 0)
+		return missing();
+	if (fstatfs(box->image, &info))
+		return -1;
+	return (uint64_t)info.f_blocks * (uint64_t)info.f_bsize <= op->a ? 0 : missing();
+}
+
 int confirm_op(const struct box *box, const struct op *op, const char **culprit)
 {
 	struct utsname name;
@@ -65,6 +77,8 @@ int confirm_op(const struct box *box, const struct op *op, const char **culprit)
 		return confirm_file(box->root, op);
 	case OP_ROOT:
 		return confirm_size(box->root, op);
+	case OP_IMAGE:
+		return confirm_image(box, op);
 	case OP_MASK:
 		/* By its name from the root: no mount made since may show it again. */
 		if (fstatat(box->root, op->s[0] + 1, &info, AT_SYMLINK_NOFOLLOW) == 0)
@@ -83,6 +97,15 @@ int confirm_op(const struct box *box, const struct op *op, const char **culprit)
 	return 0;
 }
 
+/* Of a plan without namespaces: a system's tree, the first that is granted. */
+static const char *granted_directory(const struct box *box)
+{
+	for (unsigned i = 0; i < box->plan.count; i++)
+		if (box->plan.ops[i].type == OP_GRANT)
+			return box->plan.ops[i].s[0];
+	return "/";
+}
+
 /* Landlock cannot be read from outside, so it is tried: a file that exists but was not granted
  * must be refused, a directory that was granted must open. */
 int confirm_walls(const struct box *box, const char **culprit)
@@ -93,8 +116,9 @@ int confirm_walls(const struct box *box, const char **culprit)
 	*culprit = "Landlock rules";
 	if (granted != box->rules)
 		return missing();
-	char path[32];
-	snprintf(path, sizeof path, "/proc/self/fd/%d", box->canary);
+	char path[32] = "/";
+	if (!box->warden)
+		snprintf(path, sizeof path, "/proc/self/fd/%d", box->canary);
 	*culprit = "a file that Landlock must refuse";
 	int refused = open(path, O_RDONLY | O_CLOEXEC);
 	if (refused >= 0) {
@@ -104,16 +128,44 @@ int confirm_walls(const struct box *box, const char **culprit)
 	if (errno != EACCES)
 		return -1;
 	*culprit = "a directory that Landlock must allow";
-	int allowed = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int allowed = open(box->warden ? granted_directory(box) : "/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (allowed < 0)
 		return -1;
 	close(allowed);
-	return 0;
+	*culprit = "a signal that Landlock must refuse";
+	return box->warden ? signals_stay_in(box->warden) : 0;
+}
+
+/* Behind the wall that programs have besides, /proc and the gate itself are out of reach. */
+static int try_inner(const struct box *box, pid_t gate)
+{
+	if (wall_inner(box->inner))
+		return -1;
+	int refused = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (refused >= 0 || errno != EACCES)
+		return missing();
+	return signals_stay_in(gate);
+}
+
+int confirm_inner(const struct box *box)
+{
+	int status;
+	if (!box->warden)
+		return 0;
+	if (box->inner < 0)
+		return missing();
+	pid_t gate = getpid(), pid = fork();
+	if (pid == 0)
+		_exit(try_inner(box, gate) ? 1 : 0);
+	if (pid < 0 || waitpid(pid, &status, 0) != pid)
+		return -1;
+	return status ? missing() : 0;
 }
 
 int confirm_seccomp(void)
 {
 	if (session_keyring() >= 0 || errno != EPERM)
 		return missing();
-	return 0;
+	/* In a container that one is refused already. */
+	return syscall(SYS_adjtimex, NULL) < 0 && errno == EPERM ? 0 : missing();
 }

@@ -11,6 +11,7 @@
  *   inside    that first process: PID 1 of the sandbox, with the caller's ids and, once its plan
  *             is executed, no capability. It raises the walls on itself, waits for "go", and then
  *             starts programs on request; they inherit the walls.
+ *   warden    in a sandbox without namespaces only, between the two: see warden.c.
  * Both end when the supervisor ends: they watch a pidfd of it beside their socket, because a
  * forked child of the supervisor may keep the socket open, and PDEATHSIG means a thread.
  */
@@ -44,6 +45,7 @@ enum reply_kind {
 	REPLY_EXEC_FAILED, /* error, text: what could not be entered or executed */
 	REPLY_EXITED,      /* status, ended, and what the run used */
 	REPLY_ROOTS,       /* descriptors: the root, and the overlay if there is one */
+	REPLY_STOPPED,     /* the program on a terminal was stopped; status: by which signal */
 };
 
 /* Who ended a run, if it was not the program itself. */
@@ -67,7 +69,7 @@ struct reply {
 /* From the supervisor to the gate, or on a run's own socket to its keeper. */
 enum request_kind {
 	REQUEST_EXEC = 1, /* descriptors: body; stdin, stdout, stderr; and as the flags say */
-	REQUEST_SIGNAL,   /* value: the signal; flags: SIGNAL_ALL */
+	REQUEST_SIGNAL,   /* value: the signal; flags: to whom, and whose the terminal is first */
 	REQUEST_END,      /* TERM to everything, KILL to what is left after grace_ms */
 	REQUEST_WATCH,    /* descriptors as the flags say; value: cores; wall_us: processor time */
 	REQUEST_ROOTS,    /* for looking at the files from outside */
@@ -78,24 +80,36 @@ enum {
 	EXEC_TELL = 2,     /* say REPLY_STARTED */
 	EXEC_ENTER = 4,    /* one more descriptor: the file by which the program enters its cgroup */
 	EXEC_TERMINAL = 8, /* no stdio but a new terminal of value >> 16 lines and value & 0xffff columns */
-	EXEC_MORE = 16,    /* two more descriptors after stdio: the program's 3 and 4 */
+	EXEC_STDOUT = 16,  /* with a terminal: stdout is a descriptor all the same */
+	EXEC_STDERR = 32,  /* and stderr */
+	EXEC_BEHIND = 64,  /* with a terminal: in its background, so that the program stops when it wants to read */
+	EXEC_MORE = 128,   /* two more descriptors after stdio: the program's 3 and 4 */
 };
 enum {
 	WATCH_MEMORY = 1,  /* an eventfd of cgroup v1 */
 	WATCH_COUNTED = 2, /* or the memory.events of v2 */
 	WATCH_CPU = 4,     /* the file that counts processor time */
 };
-enum { SIGNAL_ALL = 1 }; /* not the program's process group, but every process of the run */
+enum {
+	SIGNAL_ALL = 1,     /* not the program's process group, but every process of the run */
+	SIGNAL_INFRONT = 2, /* the program gets the foreground of its terminal */
+	SIGNAL_BEHIND = 4,  /* or its background */
+};
 
 struct request {
 	uint32_t kind, flags, value, grace_ms;
 	uint64_t wall_us; /* of an exec: how long it may take, 0 for ever */
 };
 
+/* What the kernel calls struct termios, which has another size in the C library. */
+enum { SETTINGS_SIZE = 36 };
+
 /* The body of an exec request: counts, then cwd, the arguments and the environment,
  * each ended by a NUL. */
 struct exec_body {
 	uint32_t size, argc, envc;
+	uint32_t settled; /* whether a terminal gets these settings, or those of any new one */
+	unsigned char settings[SETTINGS_SIZE];
 };
 
 /* One sandbox, as its first process sees it. */
@@ -108,9 +122,11 @@ struct box {
 	unsigned ahead; /* operations before this one have been executed, but for the cgroups */
 	int root;    /* the new root, by descriptor */
 	int upper;   /* what a private overlay changed, until it has been handed out, or -1 */
+	int image;   /* the file system that takes what programs write instead of the private tmpfs, or -1 */
 	int base;    /* the shared part of it that the resident made */
 	int canary;  /* an unnamed file that Landlock must refuse */
 	int ruleset; /* Landlock, until it is enforced */
+	int inner;   /* where programs are put behind one wall more: its rules, or -1 */
 	unsigned rules, scratches;
 	unsigned kept; /* keepers that live */
 	/* Shared with the keepers: how often a limit of the whole sandbox was met, and which. */
@@ -119,19 +135,30 @@ struct box {
 		volatile enum ended kind;
 	} *breaches;
 	long keyring;
+	const char *problem; /* what kept the warden from its work, for the supervisor to be told */
+	int problem_error;
+	pid_t warden; /* in a sandbox without namespaces, or 0 */
+	int told;     /* from it: a byte to end, and its end; or -1 */
 	unsigned mask; /* the caller's umask, for the programs */
-	uint64_t root_device;
+	uint64_t root_device, image_device;
 };
 
 int resident_main(int argc, char **argv);
 
 _Noreturn void inside_main(struct box *box);
 
+_Noreturn void warden_main(struct box *box, pid_t resident, int supervisor);
+/* From here on signals reach only what is started below; `known` is a process of ours that is not. */
+int keep_signals_in(pid_t known);
+/* 0 if a process of ours outside cannot be signalled. */
+int signals_stay_in(pid_t known);
+
 /* A program that is to be started, and where. */
 struct program {
 	unsigned char *bytes;
 	const char *cwd;
 	char **argv, **envp;
+	const unsigned char *settings; /* of its terminal, or NULL */
 	struct request request;
 	int socket; /* of the run */
 	int entrance; /* of its cgroup, or -1 */
@@ -157,31 +184,40 @@ int guard_spent(void);
 /* What is over, if anything; a mount that came off ends the sandbox here. */
 enum ended guard_check(const struct box *box, const struct pollfd *polls);
 
+/* How often programs tried to reach a network that is not there. */
+uint32_t unreached(const struct box *box);
+
 uint64_t now_ms(void);
 /* A signal to every descendant of a process but those in `spared`. */
 void signal_descendants(pid_t ancestor, int number, const pid_t *spared, unsigned count);
 /* Whether somebody outside the sandbox sent SIGTERM. */
 int told_to_end(int signals);
 int set_limit(const struct op *op, uint64_t reserve);
+/* What the warden says; it does not return if that has died. */
+int told_by_warden(const struct box *box, short events);
 
 /* Each returns 0, or -1 with errno set and *culprit naming the operand where that is not op->s[0]. */
 int mount_base(struct box *box);
 int mount_base_drop(void);
 int mount_seal(const struct box *box);
 int mount_root(struct box *box, const struct op *op);
+int mount_image(struct box *box, const struct op *op);
 int mount_op(struct box *box, const struct op *op, const char **culprit);
 int mount_pivot(struct box *box);
-int wall_privileges(void);
+int wall_privileges(const struct box *box);
 int wall_keyring(void);
 int wall_landlock_begin(struct box *box, const struct op *op);
 int wall_landlock_grant(struct box *box, const struct op *op);
 int wall_landlock_enforce(struct box *box);
+/* For a program's own process, where it is put behind one wall more. */
+int wall_inner(int rules);
 int wall_seccomp(const struct op *op);
 long session_keyring(void);
 
 /* Looks again at what was done, through other calls than those that did it. */
 int confirm_op(const struct box *box, const struct op *op, const char **culprit);
 int confirm_walls(const struct box *box, const char **culprit);
+int confirm_inner(const struct box *box);
 int confirm_seccomp(void);
 
 int read_whole(int fd, size_t limit, unsigned char **bytes, size_t *size);

@@ -35,18 +35,36 @@ static void tell(const struct box *box, uint32_t kind)
 		_exit(1);
 }
 
+/* The warden stays outside, so that it counts for nothing. */
+static int enter_group(int directory)
+{
+	int processes = openat(directory, "cgroup.procs", O_WRONLY | O_CLOEXEC);
+	if (processes < 0)
+		return -1;
+	ssize_t wrote = write(processes, "0", 1);
+	int error = errno;
+	close(processes);
+	errno = error;
+	return wrote == 1 ? 0 : -1;
+}
+
 static int execute(struct box *box, const struct op *op, const char **culprit)
 {
 	*culprit = op->s[0];
 	switch (op->type) {
 	case OP_CGROUP:
 		*culprit = "enter";
+		if (op->a == 2 && box->warden)
+			return enter_group(box->descriptors[op->b - 1]);
 		/* In version 2 we were born there. */
 		return op->a == 2 || write(box->descriptors[op->b - 1], "0", 1) == 1 ? 0 : -1;
 	case OP_HOSTNAME:
 		return sethostname(op->s[0], strlen(op->s[0]));
 	case OP_ROOT:
 		return mount_root(box, op);
+	case OP_IMAGE:
+		*culprit = "attach";
+		return mount_image(box, op);
 	case OP_PIVOT:
 		return mount_pivot(box);
 	case OP_KEYRING:
@@ -56,7 +74,7 @@ static int execute(struct box *box, const struct op *op, const char **culprit)
 		 * cannot keep it from starting another. */
 		return set_limit(op, GRACE_TASKS);
 	case OP_PRIVILEGES:
-		return wall_privileges();
+		return wall_privileges(box);
 	case OP_LANDLOCK:
 		return wall_landlock_begin(box, op);
 	case OP_GRANT:
@@ -133,6 +151,9 @@ static void raise_walls(struct box *box)
 	}
 	if (box->ruleset >= 0 && wall_landlock_enforce(box))
 		refuse(box, last, OP_LANDLOCK, errno, "enforce");
+	if (box->warden)
+		for (unsigned d = 0; d < box->descriptor_count; d++)
+			close(box->descriptors[d]);
 	for (unsigned i = plan->base + 1; i < last; i++)
 		if (confirm_op(box, &plan->ops[i], &culprit))
 			refuse(box, i, plan->ops[i].type, errno, culprit);
@@ -142,6 +163,8 @@ static void raise_walls(struct box *box)
 		refuse(box, last, OP_SECCOMP, errno, "install");
 	if (confirm_seccomp())
 		refuse(box, last, OP_SECCOMP, errno, "a call that the filter must refuse");
+	if (confirm_inner(box))
+		refuse(box, last, OP_LANDLOCK, errno, "what programs must not reach");
 }
 
 /* A kept run: its keeper adopts whatever the program's processes leave, so that all of them can be found
@@ -159,10 +182,10 @@ static void start_kept(struct box *box, struct program *program, int children)
 		return;
 	}
 	box->kept++;
-	pid_t pid = fork();
+	pid_t gate = getpid(), pid = fork();
 	if (pid == 0) {
 		close(box->socket);
-		if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+		if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) || (box->warden && keep_signals_in(gate)))
 			_exit(1);
 		attend(box, program, children, 0);
 	}
@@ -179,16 +202,18 @@ static void start_kept(struct box *box, struct program *program, int children)
 static void start(struct box *box, const struct request *request, int *descriptors, unsigned count,
 		  int children)
 {
-	unsigned stdio = request->flags & EXEC_TERMINAL ? 0 : 3, next = 1 + stdio;
+	unsigned next = 1;
 	int kept = (request->flags & EXEC_KEPT) != 0, enters = (request->flags & EXEC_ENTER) != 0;
-	unsigned more = request->flags & EXEC_MORE ? 2 : 0;
+	static const uint32_t apart[3] = {0, EXEC_STDOUT, EXEC_STDERR};
 	struct program program = {
 	    .request = *request, .socket = box->socket, .entrance = -1, .stdio = {-1, -1, -1}, .more = {-1, -1}};
-	if (count != next + more + (unsigned)(kept + enters))
+	for (unsigned i = 0; i < 3; i++)
+		if (next < count && (!(request->flags & EXEC_TERMINAL) || (request->flags & apart[i])))
+			program.stdio[i] = descriptors[next++];
+	for (unsigned i = 0; i < 2 && next < count && (request->flags & EXEC_MORE); i++)
+		program.more[i] = descriptors[next++];
+	if (count != next + (unsigned)(kept + enters))
 		_exit(1);
-	memcpy(program.stdio, descriptors + 1, stdio * sizeof(int));
-	memcpy(program.more, descriptors + next, more * sizeof(int));
-	next += more;
 	if (kept)
 		program.socket = descriptors[next++];
 	if (enters)
@@ -216,7 +241,8 @@ static void show_roots(const struct box *box)
 	for (unsigned i = box->plan.base + 1; i < box->plan.count; i++)
 		if (box->plan.ops[i].type == OP_OVERLAY && count == 1)
 			roots[count++] = open(box->plan.ops[i].s[0], O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	if (roots[0] < 0 || (count == 2 && roots[1] < 0))
+	/* Without namespaces that is the host's root. */
+	if (box->warden || roots[0] < 0 || (count == 2 && roots[1] < 0))
 		count = 0;
 	send_reply(box->socket, &reply, roots, count);
 	for (unsigned i = 0; i < 2; i++)
@@ -252,8 +278,10 @@ static _Noreturn void leave(int children)
 		while (waitpid(-1, NULL, WNOHANG) > 0)
 			;
 		uint64_t now = now_ms();
-		if (now >= deadline || (waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD))
+		if (now >= deadline || (waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD)) {
+			kill(-1, SIGKILL); /* where the kernel does not do it when we end */
 			_exit(0);
+		}
 		struct pollfd ended = {children, POLLIN, 0};
 		poll(&ended, 1, (int)(deadline - now));
 		told_to_end(children);
@@ -262,20 +290,20 @@ static _Noreturn void leave(int children)
 
 static void serve(struct box *box, int children)
 {
-	struct pollfd watched[3 + GUARD_POLLS] = {
-	    {box->socket, POLLIN, 0}, {box->supervisor, POLLIN, 0}, {children, POLLIN, 0}};
+	struct pollfd watched[4 + GUARD_POLLS] = {
+	    {box->socket, POLLIN, 0}, {box->supervisor, POLLIN, 0}, {children, POLLIN, 0}, {box->told, POLLIN, 0}};
 	for (;;) {
-		guard_polls(watched + 3);
-		if (poll(watched, 3 + GUARD_POLLS, guard_patience(-1)) < 0 && errno != EINTR)
+		guard_polls(watched + 4);
+		if (poll(watched, 4 + GUARD_POLLS, guard_patience(-1)) < 0 && errno != EINTR)
 			_exit(1);
-		if (watched[1].revents)
+		if (watched[1].revents || told_by_warden(box, watched[3].revents))
 			leave(children);
 		if (watched[2].revents) {
 			if (told_to_end(children))
 				leave(children);
 			reap(box);
 		}
-		if (guard_check(box, watched + 3))
+		if (guard_check(box, watched + 4))
 			signal_descendants(getpid(), SIGKILL, keepers, box->kept);
 		if (!watched[0].revents)
 			continue;
@@ -309,12 +337,14 @@ static void serve(struct box *box, int children)
 
 void inside_main(struct box *box)
 {
-	/* SIGTERM is heard only where it comes from outside: `told_to_end`. */
+	/* SIGTERM is heard only where it comes from outside: `told_to_end`; where that cannot be seen, never. */
 	sigset_t heard;
 	sigemptyset(&heard);
 	sigaddset(&heard, SIGCHLD);
 	sigaddset(&heard, SIGTERM);
 	sigprocmask(SIG_BLOCK, &heard, NULL);
+	if (box->warden)
+		sigdelset(&heard, SIGTERM);
 	signal(SIGCHLD, SIG_DFL);
 	signal(SIGPIPE, SIG_DFL);
 
@@ -328,12 +358,15 @@ void inside_main(struct box *box)
 		failed = prepare(box, &error, &culprit);
 	}
 	await_launch(box);
+	if (box->problem)
+		refuse(box, 0, OP_NAMESPACES, box->problem_error, box->problem);
 	if (failed || signals < 0)
 		refuse(box, failed, box->plan.ops[failed].type, error, culprit);
 	if (box->ahead)
 		prctl(PR_SET_NAME, "stockade-gate");
 	raise_walls(box);
 	close(box->root);
+	close(box->image);
 	close(box->base);
 	close(box->canary);
 	close(box->ruleset);

@@ -30,6 +30,7 @@ struct landlock_path {
 } __attribute__((packed));
 
 #define LANDLOCK_PATH_RULE 1
+#define LANDLOCK_SCOPE_SIGNALS 2 /* ABI 6 */
 
 static inline int sys_open_tree(int dir, const char *path, unsigned flags)
 {

@@ -2,7 +2,7 @@
  *
  * A source is opened once, without following any symlink, and is mounted from that descriptor;
  * where the supervisor looked at it before, it must still be the very same file. Mount points are
- * made only on the private tmpfs, never on a file system of the host.
+ * made only on the private tmpfs or in the image, never on a file system of the host.
  */
 #define _GNU_SOURCE
 #include "gate.h"
@@ -104,7 +104,7 @@ static int on_private(const struct box *box, int directory)
 	struct stat info;
 	if (fstat(directory, &info))
 		return -1;
-	if (info.st_dev != box->root_device) {
+	if (info.st_dev != box->root_device && (box->image < 0 || info.st_dev != box->image_device)) {
 		errno = EROFS;
 		return -1;
 	}
@@ -232,13 +232,43 @@ static int hidden(const struct box *box, const char *name)
 	return directory;
 }
 
-/* A writable directory on the private tmpfs: a mount of its own, which stays writable when the root
- * is sealed. One file system for root, /tmp, /dev/shm and $HOME also means one size limit. */
+/* Only what is attached can be cloned from, so it is, where nobody looks; `mount_pivot` lets go of it. */
+int mount_image(struct box *box, const struct op *op)
+{
+	struct stat info;
+	int mount = box->descriptors[op->b - 1], point = hidden(box, "image");
+	if (point < 0)
+		return -1;
+	int failed = sys_move_mount(mount, "", point, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
+	int error = errno;
+	close(point);
+	errno = error;
+	if (failed)
+		return -1;
+	box->image = openat(mount, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (box->image < 0 || fstat(box->image, &info))
+		return -1;
+	box->image_device = info.st_dev;
+	return 0;
+}
+
+/* A directory for what programs write: in the image if there is one, else on the private tmpfs. */
+static int written(const struct box *box, const char *name)
+{
+	if (box->image < 0)
+		return hidden(box, name);
+	if (mkdirat(box->image, name, 0700))
+		return -1;
+	return openat(box->image, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+/* A writable directory: a mount of its own, which stays writable when the root is sealed. One file system
+ * for /tmp, /dev/shm, $HOME and a private overlay also means one size limit. */
 static int scratch(struct box *box, const struct op *op)
 {
 	char name[16];
 	snprintf(name, sizeof name, "%u", box->scratches++);
-	int tree = -1, behind = hidden(box, name);
+	int tree = -1, behind = written(box, name);
 	if (behind < 0)
 		return -1;
 	if (fchmodat(behind, ".", (mode_t)op->a, 0) == 0)
@@ -364,11 +394,11 @@ static int mask(const struct box *box, const struct op *op)
 	return result;
 }
 
-/* Where an overlay on the private tmpfs keeps its changes. The merged root shows its owner and mode. */
+/* Where a private overlay keeps its changes. The merged root shows its owner and mode. */
 static int private_upper(struct box *box, int lower)
 {
 	struct stat like;
-	int upper = hidden(box, "upper");
+	int upper = written(box, "upper");
 	if (upper < 0 || fstat(lower, &like))
 		return -1;
 	/* An owner without a place in the id map cannot be given; the caller is shown then. */
@@ -392,7 +422,7 @@ static int overlay(struct box *box, const struct op *op, const char **culprit)
 		if (i == 0 || !(op->a & OVERLAY_PRIVATE))
 			layer[i] = open_source(box, op->s[i + 1], op->b + (unsigned)i);
 		else
-			layer[i] = i == 1 ? private_upper(box, layer[0]) : hidden(box, "work");
+			layer[i] = i == 1 ? private_upper(box, layer[0]) : written(box, "work");
 		if (layer[i] < 0)
 			goto out;
 		snprintf(where[i], sizeof where[i], "/proc/self/fd/%d", layer[i]);
@@ -518,6 +548,9 @@ int mount_op(struct box *box, const struct op *op, const char **culprit)
 int mount_pivot(struct box *box)
 {
 	if (mount_seal(box))
+		return -1;
+	/* What was made in the image has mounts of its own. */
+	if (box->image >= 0 && (fchdir(box->image) || umount2(".", MNT_DETACH)))
 		return -1;
 	/* pivot_root(".", ".") puts the old root on top of the new one, from where it is detached:
 	 * no directory has to be made for it. */

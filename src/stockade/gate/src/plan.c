@@ -6,7 +6,7 @@
 #include <string.h>
 
 enum { MAX_MASKS = 1024, NOEXEC = 8 /* MOUNT_ATTR_NOEXEC */ };
-enum { PATHS = 1, BLOB = 2, ONCE = 4, NEEDED = 8, BASE = 16, AHEAD = 32 };
+enum { PATHS = 1, BLOB = 2, ONCE = 4, NEEDED = 8, BASE = 16, AHEAD = 32, PLAIN = 64 /* also without namespaces */ };
 
 /* `rank` fixes the order of the stages: a plan may never go back to an earlier one, so
  * no mount is made after the walls are up and no wall is left for after the filter. */
@@ -14,9 +14,10 @@ static const struct shape {
 	const char *name;
 	unsigned char strings, rank, flags;
 } shapes[OP_END] = {
-	[OP_NAMESPACES] = {"namespaces", 0, 0, ONCE | NEEDED},
+	[OP_NAMESPACES] = {"namespaces", 0, 0, ONCE | NEEDED | PLAIN},
 	[OP_HOSTNAME] = {"hostname", 1, 1, ONCE | AHEAD},
 	[OP_ROOT] = {"root", 0, 2, ONCE | NEEDED | AHEAD},
+	[OP_IMAGE] = {"image", 0, 2, ONCE},
 	[OP_DIR] = {"dir", 1, 3, PATHS | BASE | AHEAD},
 	[OP_FILE] = {"file", 1, 3, PATHS | BLOB | BASE | AHEAD},
 	[OP_LINK] = {"link", 2, 3, PATHS | BASE | AHEAD},
@@ -28,14 +29,14 @@ static const struct shape {
 	[OP_SHOW] = {"show", 1, 3, PATHS | AHEAD},
 	[OP_VIEW] = {"view", 2, 3, PATHS},
 	[OP_MASK] = {"mask", 3, 3, PATHS},
-	[OP_CGROUP] = {"cgroup", 0, 1, AHEAD},
+	[OP_CGROUP] = {"cgroup", 0, 1, AHEAD | PLAIN},
 	[OP_PIVOT] = {"pivot", 0, 4, ONCE | NEEDED},
-	[OP_KEYRING] = {"keyring", 0, 5, ONCE},
-	[OP_RLIMIT] = {"rlimit", 0, 6, 0},
-	[OP_PRIVILEGES] = {"privileges", 0, 7, ONCE | NEEDED},
-	[OP_LANDLOCK] = {"landlock", 0, 8, ONCE | NEEDED},
-	[OP_GRANT] = {"grant", 1, 9, PATHS},
-	[OP_SECCOMP] = {"seccomp", 0, 10, ONCE | NEEDED | BLOB},
+	[OP_KEYRING] = {"keyring", 0, 5, ONCE | PLAIN},
+	[OP_RLIMIT] = {"rlimit", 0, 6, PLAIN},
+	[OP_PRIVILEGES] = {"privileges", 0, 7, ONCE | NEEDED | PLAIN},
+	[OP_LANDLOCK] = {"landlock", 0, 8, ONCE | NEEDED | PLAIN},
+	[OP_GRANT] = {"grant", 1, 9, PATHS | PLAIN},
+	[OP_SECCOMP] = {"seccomp", 0, 10, ONCE | NEEDED | BLOB | PLAIN},
 };
 
 const char *op_name(uint32_t type)
@@ -116,9 +117,17 @@ static const char *check(const struct op *op, unsigned descriptors)
 		if ((op->a != 1 && op->a != 2) || op->b == 0 || op->b > descriptors)
 			return "not a cgroup that was passed";
 		break;
+	case OP_IMAGE:
+		if (op->a == 0 || op->b == 0 || op->b > descriptors)
+			return "not a file system that was passed";
+		break;
 	case OP_HOSTNAME:
 		if (strlen(op->s[0]) > 64)
 			return "too long";
+		break;
+	case OP_GRANT:
+		if ((op->b & ~(uint64_t)GRANT_GATE) > descriptors)
+			return "names a descriptor that was not passed";
 		break;
 	case OP_SECCOMP:
 		if (op->b == 0 || op->b % 8 || op->b / 8 > 4096)
@@ -160,6 +169,12 @@ static const char *decode_record(const unsigned char *at, size_t left, struct op
 	return NULL;
 }
 
+/* Of operations whose first one has been decoded. */
+int plan_is_plain(const struct op *ops)
+{
+	return ops[0].type == OP_NAMESPACES && ops[0].a == 0;
+}
+
 int plan_decode(const void *bytes, size_t size, unsigned descriptors, struct plan *plan,
 		struct plan_error *error)
 {
@@ -193,6 +208,8 @@ int plan_decode(const void *bytes, size_t size, unsigned descriptors, struct pla
 				error->reason = "out of order";
 			else if ((shape->flags & ONCE) && seen[ops[i].type])
 				error->reason = "given twice";
+			else if (plan_is_plain(ops) && !(shape->flags & PLAIN))
+				error->reason = "needs namespaces";
 			else
 				error->reason = check(&ops[i], descriptors);
 			rank = base ? 0 : shape->rank;
@@ -219,7 +236,7 @@ int plan_decode(const void *bytes, size_t size, unsigned descriptors, struct pla
 	if (left)
 		error->reason = "bytes after the last record";
 	for (unsigned type = 1; type < OP_END; type++)
-		if ((shapes[type].flags & NEEDED) && !seen[type])
+		if ((shapes[type].flags & NEEDED) && !seen[type] && !(plan_is_plain(ops) && !(shapes[type].flags & PLAIN)))
 			error->reason = "an operation that every plan needs is missing";
 	if (error->reason) {
 		free(ops);

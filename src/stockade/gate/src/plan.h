@@ -19,7 +19,7 @@
 
 /* The numbers are shared with gate/plan.py. */
 enum op_type {
-	OP_NAMESPACES = 1, /* a: clone flags, b: 1 maps every id, 0 the caller's own */
+	OP_NAMESPACES = 1, /* a: clone flags, b: 1 maps every id, 0 the caller's own; a = 0: none at all, a plain plan */
 	OP_HOSTNAME,       /* name */
 	OP_ROOT,           /* a: size in bytes of the private file system, b: its inodes; 0: the kernel's default */
 	OP_DIR,            /* path; a: mode */
@@ -38,13 +38,17 @@ enum op_type {
 	OP_RLIMIT,     /* a: resource, b: value */
 	OP_PRIVILEGES,
 	OP_LANDLOCK,   /* a: handled file rights, b: handled network rights | scopes << 32 */
-	OP_GRANT,      /* path; a: file rights */
+	OP_GRANT,      /* path; a: file rights, b: descriptor + 1 that stands for the path | GRANT_GATE */
 	OP_SECCOMP,    /* blob; b: length */
 	OP_MASK,       /* path in tree, tree, source of the tree; a: number of the masks that it is one of,
 			  b: descriptor + 1 that must be the same directory as the source */
 	OP_CGROUP,     /* a: version, b: descriptor + 1: its tasks file, or in version 2 its directory */
+	OP_IMAGE,      /* a: size in bytes, b: descriptor + 1: a file system, mounted nowhere, for what programs write */
 	OP_END
 };
+
+/* For the gate alone: programs are put behind one wall more, without it. */
+#define GRANT_GATE 0x100000000u
 
 /* The changes go to the private file system, and are bounded with it. */
 #define OVERLAY_PRIVATE 0x80000000u
@@ -91,6 +95,7 @@ struct plan_record {
 int plan_decode(const void *bytes, size_t size, unsigned descriptors, struct plan *plan,
 		struct plan_error *error);
 void plan_free(struct plan *plan);
+int plan_is_plain(const struct op *ops);
 const char *op_name(uint32_t type);
 
 #endif

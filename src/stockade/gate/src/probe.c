@@ -55,6 +55,7 @@ enum {
 #define ATTR_RDONLY 1u
 #define ATTR_NOSUID 2u
 #define LANDLOCK_ABI_VERSION 1u
+#define LANDLOCK_SCOPE_OF_SIGNALS 2u
 #define LANDLOCK_READ_FILE_AND_DIR (4u | 8u)
 
 struct mount_attributes {
@@ -387,6 +388,45 @@ static int probe_landlock(void)
 	return 0;
 }
 
+static int wait_for_signal(void)
+{
+	pause();
+	return -1;
+}
+
+static pid_t outsider;
+
+/* Signals stay in the domain: whoever was started in it can be reached, our own parent cannot. */
+static int scoped(void)
+{
+	struct {
+		uint64_t files, network, scopes;
+	} attr = {.scopes = LANDLOCK_SCOPE_OF_SIGNALS};
+	int answer = -1;
+	int rules = (int)syscall(NR_landlock_create_ruleset, &attr, sizeof attr, 0);
+	if (rules < 0)
+		return fails("landlock_create_ruleset with scopes");
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
+		return fails("no_new_privs");
+	if (syscall(NR_landlock_restrict_self, rules, 0) < 0)
+		return fails("landlock_restrict_self");
+	if (kill(outsider, 0) == 0 || errno != EPERM)
+		return no_effect("a process outside could be signalled");
+	pid_t within = start(wait_for_signal, &answer);
+	if (within < 0)
+		return -1;
+	if (kill(within, SIGKILL) < 0)
+		return fails("signal a process inside");
+	waitpid(within, NULL, 0);
+	return 0;
+}
+
+static int probe_scopes(void)
+{
+	outsider = getpid();
+	return in_child(scoped);
+}
+
 /* Everything passes but getppid, which has this answer. Returns what seccomp() does. */
 static int install_filter(uint32_t answer, unsigned flags)
 {
@@ -447,12 +487,6 @@ static int probe_notify(void)
 	if (ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &out) < 0)
 		return fails("answer a notification");
 	return finish(pid, answer);
-}
-
-static int wait_for_signal(void)
-{
-	pause();
-	return -1;
 }
 
 static void end(pid_t pid)
@@ -522,7 +556,7 @@ static const struct {
 	{"netns", probe_netns},     {"ipcns", probe_ipcns},       {"utsns", probe_utsns},
 	{"cgroupns", probe_cgroupns}, {"overlay", probe_overlay}, {"landlock", probe_landlock},
 	{"seccomp", probe_seccomp}, {"notify", probe_notify},     {"pidfd", probe_pidfd},
-	{"nested", probe_nested},   {"nproc", probe_nproc},
+	{"nested", probe_nested},   {"nproc", probe_nproc},       {"scopes", probe_scopes},
 };
 
 int gate_probe(const char *name)

@@ -45,6 +45,8 @@ int program_read(int body, struct program *program)
 	memcpy(&header, program->bytes, sizeof header);
 	if (header.size != size || header.argc == 0 || header.argc > size || header.envc > size)
 		return -1;
+	if (header.settled)
+		program->settings = program->bytes + offsetof(struct exec_body, settings);
 	size_t strings = 1 + (size_t)header.argc + header.envc;
 	program->argv = calloc(strings + 1, sizeof(char *));
 	if (program->argv == NULL)
@@ -72,6 +74,24 @@ void program_free(struct program *program)
 	free(program->argv);
 }
 
+/* Those that a terminal sends. */
+static void set_terminal_signals(void (*handler)(int))
+{
+	static const int numbers[] = {SIGHUP, SIGINT, SIGQUIT, SIGTSTP, SIGTTIN, SIGTTOU};
+	for (unsigned i = 0; i < sizeof numbers / sizeof *numbers; i++)
+		signal(numbers[i], handler);
+}
+
+/* From its terminal a program can be stopped only if somebody of its session, and not of its process group,
+ * is its parent: the kernel leaves alone what nobody could wake. So the session is that of whoever attends. */
+static int lead_session(int terminal)
+{
+	set_terminal_signals(SIG_IGN);
+	if (getsid(0) != getpid() && setsid() < 0)
+		return -1;
+	return ioctl(terminal, TIOCSCTTY, 0);
+}
+
 /* A terminal of the sandbox's own: its outer end goes to the supervisor, the program gets the inner one. */
 int program_terminal(struct program *program)
 {
@@ -83,11 +103,16 @@ int program_terminal(struct program *program)
 		return -1;
 	if (ioctl(outer, TIOCSPTLCK, &unlocked) == 0 && ioctl(outer, TIOCSWINSZ, &size) == 0)
 		inner = ioctl(outer, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
-	int result = inner < 0 ? -1 : send_reply(program->socket, &reply, &outer, 1);
+	int result = inner < 0 || (program->settings && ioctl(inner, TCSETS, program->settings)) ||
+			     lead_session(inner) || send_reply(program->socket, &reply, &outer, 1)
+			 ? -1
+			 : 0;
 	int error = errno;
 	close(outer);
 	errno = error;
-	program->stdio[0] = program->stdio[1] = program->stdio[2] = inner;
+	for (int i = 0; i < 3; i++)
+		if (program->stdio[i] < 0)
+			program->stdio[i] = inner;
 	return result;
 }
 
@@ -129,11 +154,11 @@ static void execute_program(const struct program *program)
 
 /* The program's descriptors. Where it has more than three, what is still needed may lie where they belong, and
  * is moved out of the way first. */
-static int take_descriptors(const struct program *program, int *socket, int *entrance)
+static int take_descriptors(const struct program *program, int *socket, int *entrance, int *inner)
 {
 	int given[5] = {program->stdio[0], program->stdio[1], program->stdio[2], program->more[0], program->more[1]};
 	int count = program->more[0] < 0 ? 3 : 5;
-	int *needed[] = {&given[0], &given[1], &given[2], &given[3], &given[4], socket, entrance};
+	int *needed[] = {&given[0], &given[1], &given[2], &given[3], &given[4], socket, entrance, inner};
 	for (size_t i = 0; count > 3 && i < sizeof needed / sizeof *needed; i++)
 		if (*needed[i] >= 0 && (*needed[i] = fcntl(*needed[i], F_DUPFD, count)) < 0)
 			return -1;
@@ -143,19 +168,30 @@ static int take_descriptors(const struct program *program, int *socket, int *ent
 	return (int)syscall(SYS_close_range, (unsigned)count, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */);
 }
 
+/* A process group of its own in the session of its terminal, which hears what that sends. */
+static int join_session(const struct program *program)
+{
+	if (setpgid(0, 0))
+		return -1;
+	if (!(program->request.flags & EXEC_BEHIND) && tcsetpgrp(0, getpid()))
+		return -1;
+	set_terminal_signals(SIG_DFL);
+	return 0;
+}
+
 static _Noreturn void become(const struct box *box, const struct program *program)
 {
 	struct reply reply = {.kind = REPLY_EXEC_FAILED};
 	const char *what = "descriptors";
-	int socket = program->socket, entrance = program->entrance;
+	int socket = program->socket, entrance = program->entrance, inner = box->inner;
 	sigset_t none;
 	sigemptyset(&none);
-	if (take_descriptors(program, &socket, &entrance))
+	if (take_descriptors(program, &socket, &entrance, &inner))
 		goto failed;
 	what = "session";
-	if (setsid() < 0 || sigprocmask(SIG_SETMASK, &none, NULL))
+	if (program->request.flags & EXEC_TERMINAL ? join_session(program) : setsid() < 0)
 		goto failed;
-	if ((program->request.flags & EXEC_TERMINAL) && ioctl(0, TIOCSCTTY, 0))
+	if (sigprocmask(SIG_SETMASK, &none, NULL))
 		goto failed;
 	umask(box->mask);
 	what = "limits";
@@ -164,9 +200,14 @@ static _Noreturn void become(const struct box *box, const struct program *progra
 	for (unsigned i = 0; i < box->plan.count; i++)
 		if (box->plan.ops[i].type == OP_RLIMIT && set_limit(&box->plan.ops[i], box->kept))
 			goto failed;
+	what = "landlock";
+	if (wall_inner(inner))
+		goto failed;
 	what = "cwd";
-	/* Magic links would lead to descriptors instead of directories of the sandbox. */
-	int cwd = sys_openat2(AT_FDCWD, program->cwd, O_PATH | O_DIRECTORY, RESOLVE_NO_MAGICLINKS);
+	/* Magic links would lead to descriptors instead of directories of the sandbox. Where the host's own tree
+	 * is seen, a directory is one of the sandbox if it may be read. */
+	int flags = (box->inner < 0 ? O_PATH : O_RDONLY) | O_DIRECTORY;
+	int cwd = sys_openat2(AT_FDCWD, program->cwd, (uint64_t)flags, RESOLVE_NO_MAGICLINKS);
 	if (cwd < 0 || fchdir(cwd))
 		goto failed;
 	what = "cgroup";

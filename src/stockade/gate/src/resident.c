@@ -34,6 +34,7 @@ static const uint64_t NEEDED_NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NE
 static const uint64_t KNOWN_NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC |
 					 CLONE_NEWUTS | CLONE_NEWCGROUP | CLONE_NEWNET;
 
+static int plain;        /* started for sandboxes without namespaces */
 static int host_network; /* started for sandboxes that share the host's network */
 static int spare_network; /* the network namespace we are in is fresh and ours to give away */
 /* Our end of the pipe to the last sandbox that was born: in error once its first program has been
@@ -98,6 +99,12 @@ static int make_network(void)
 
 static const char *const dispensable[] = {"/sys", "/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/hugepages"};
 
+/* Where nothing can be unshared there is only the groups to let go of, and not everybody may. */
+static int become_plain(void)
+{
+	return uid == 0 && setgroups(0, NULL) && errno != EPERM ? -1 : 0;
+}
+
 /* An ordinary user may make namespaces and mounts only in a user namespace of its own. */
 static int become_owner(void)
 {
@@ -136,7 +143,7 @@ static int make_base(const struct plan *plan, unsigned *index, const char **culp
 		return 0;
 	if (base.bytes)
 		drop_base(1);
-	struct box tree = {.root = -1, .upper = -1};
+	struct box tree = {.root = -1, .upper = -1, .image = -1};
 	int mounted = 0;
 	base.size = plan->base_size;
 	base.bytes = malloc(base.size + 1);
@@ -209,7 +216,7 @@ static int namespace_of(pid_t pid, int pidfd, unsigned index)
 	static const struct {
 		const char *name;
 		unsigned char number;
-	} kinds[] = {{"user", 10}, {"mnt", 3}, {"pid", 5}, {"ipc", 2}, {"uts", 9}, {"net", 4}, {"cgroup", 1}};
+	} kinds[] = {{"user", 9}, {"mnt", 3}, {"pid", 5}, {"ipc", 2}, {"uts", 10}, {"net", 4}, {"cgroup", 1}};
 	char path[48];
 	int found = ioctl(pidfd, _IO(0xff, kinds[index].number), 0);
 	if (found >= 0 || (errno != ENOTTY && errno != EINVAL && errno != EOPNOTSUPP))
@@ -231,9 +238,12 @@ static const char *make_spare(const struct plan *like, uint64_t flags, uint64_t 
 			   .mask = mask,
 			   .root = -1,
 			   .upper = -1,
+			   .image = -1,
 			   .base = -1,
 			   .canary = -1,
-			   .ruleset = -1};
+			   .ruleset = -1,
+			   .inner = -1,
+			   .told = -1};
 	if (like) {
 		box.plan = *like;
 		box.ahead = like->ahead;
@@ -245,23 +255,27 @@ static const char *make_spare(const struct plan *like, uint64_t flags, uint64_t 
 		args.flags |= CLONE_INTO_CGROUP;
 		args.cgroup = (uint64_t)cgroup;
 	}
-	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
+	pid_t resident = getpid(), pid = plain ? fork() : (pid_t)syscall(SYS_clone3, &args, sizeof args);
 	if (pid == 0) {
 		/* Of ours it needs nothing: what it works with comes with the launch. */
 		close(ends[0]);
 		if (dup3(ends[1], CONTROL, O_CLOEXEC) < 0)
 			_exit(1);
 		box.word = CONTROL;
-		sys_close_range(SUPERVISOR, ~0u);
+		sys_close_range(SUPERVISOR + plain, ~0u);
+		if (plain)
+			warden_main(&box, resident, SUPERVISOR);
 		inside_main(&box);
 	}
 	int error = errno;
 	close(ends[1]);
 	errno = error;
 	const char *failed = pid < 0 ? "clone" : NULL;
+	if (!failed && plain && (spare.shown[0] = (int)syscall(SYS_pidfd_open, pid, 0)) < 0)
+		failed = "pidfd";
 	if (flags & CLONE_NEWNET)
 		spare_network = 0;
-	if (!failed && !sabotaged_maps() && write_maps(pid, every == 1))
+	if (!failed && !plain && !sabotaged_maps() && write_maps(pid, every == 1))
 		failed = "id maps";
 	/* Now: later it cannot be looked at any more. */
 	for (unsigned i = 1; i < 8 && !failed; i++) {
@@ -370,7 +384,7 @@ static void remember(struct plan *plan, unsigned char *bytes, size_t size, uint6
 /* A process that started one sandbox may have no more to start; one that started two has. */
 static int wants_spare(void)
 {
-	return spare.pid == 0 && last.bytes && last.launches > 1;
+	return spare.pid == 0 && !plain && last.bytes && last.launches > 1;
 }
 
 /* Whether something was made for the next launch. A failure is reported by the launch that needs it. A
@@ -401,10 +415,10 @@ static void launch(const int *descriptors, unsigned count)
 	uint64_t wanted = plan.ops[0].a, flags = sabotaged_flags(wanted);
 	unsigned index;
 	const char *culprit;
-	if ((wanted & ~KNOWN_NAMESPACES) || (wanted & NEEDED_NAMESPACES) != NEEDED_NAMESPACES ||
+	if (plain ? wanted : (wanted & ~KNOWN_NAMESPACES) || (wanted & NEEDED_NAMESPACES) != NEEDED_NAMESPACES ||
 	    ((wanted & CLONE_NEWNET) == 0) != host_network)
 		refuse(socket, 0, OP_NAMESPACES, EBADMSG, "not for this gate");
-	else if (make_base(&plan, &index, &culprit))
+	else if (!plain && make_base(&plan, &index, &culprit))
 		refuse(socket, index, plan.ops[index].type, errno, culprit);
 	else {
 		start(&plan, descriptors, count, flags);
@@ -418,6 +432,7 @@ static void launch(const int *descriptors, unsigned count)
 int resident_main(int argc, char **argv)
 {
 	host_network = argc > 2 && strcmp(argv[2], "host-network") == 0;
+	plain = argc > 2 && strcmp(argv[2], "plain") == 0;
 	uid = geteuid();
 	gid = getegid();
 	/* What the host program left open or ignored is not for sandboxes. The C library keeps two
@@ -435,12 +450,12 @@ int resident_main(int argc, char **argv)
 	 * an ordinary user may have 200 keys in all. Each sandbox joins one of its own all the same. */
 	wall_keyring();
 	mask = umask(0); /* modes are as the plan says; programs get the caller's mask back */
-	int owner_error = become_owner() ? errno : 0, gave_up = 0;
+	int owner_error = (plain ? become_plain() : become_owner()) ? errno : 0, gave_up = 0;
 	for (;;) {
 		struct pollfd watched[] = {
 		    {CONTROL, POLLIN, 0}, {SUPERVISOR, POLLIN, 0}, {newborn, 0, 0}, {last_born, POLLIN, 0}};
 		int wants = !owner_error && !gave_up && spare.pid == 0 &&
-			    (wants_spare() || (!spare_network && !host_network));
+			    (wants_spare() || (!spare_network && !host_network && !plain));
 		int found = poll(watched, 4, !wants ? -1 : last_born < 0 ? 0 : PATIENCE_MS);
 		if (found < 0 && errno != EINTR)
 			return 1;

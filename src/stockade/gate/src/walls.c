@@ -11,7 +11,9 @@
 #include <linux/securebits.h>
 #include <sys/prctl.h>
 
-int wall_privileges(void)
+/* Below no_new_privs an execve gives nothing that was not permitted before, so what follows is a second
+ * bolt; without a user namespace of its own only root can shove it. */
+static int wall_bounds(void)
 {
 	/* Without these, execve as uid 0 would fill the permitted set again. */
 	if (prctl(PR_SET_SECUREBITS, SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP |
@@ -22,7 +24,12 @@ int wall_privileges(void)
 	/* EINVAL: past the last capability that this kernel has. */
 	for (unsigned long cap = 0; prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) == 0; cap++)
 		;
-	if (errno != EINVAL)
+	return errno == EINVAL ? 0 : -1;
+}
+
+int wall_privileges(const struct box *box)
+{
+	if (wall_bounds() && !(box->warden && errno == EPERM))
 		return -1;
 	if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))
 		return -1;
@@ -56,18 +63,29 @@ int wall_landlock_begin(struct box *box, const struct op *op)
 	/* An older kernel refuses a larger structure even where the new fields are zero. */
 	size_t size = attr.scoped ? sizeof attr : attr.handled_access_net ? 16 : 8;
 	box->ruleset = (int)syscall(SYS_landlock_create_ruleset, &attr, size, 0);
-	return box->ruleset < 0 ? -1 : 0;
+	if (box->ruleset < 0)
+		return -1;
+	for (unsigned i = 0; i < box->plan.count && box->inner < 0; i++)
+		if (box->plan.ops[i].type == OP_GRANT && (box->plan.ops[i].b & GRANT_GATE)) {
+			box->inner = (int)syscall(SYS_landlock_create_ruleset, &attr, size, 0);
+			return box->inner < 0 ? -1 : 0;
+		}
+	return 0;
 }
 
 int wall_landlock_grant(struct box *box, const struct op *op)
 {
-	int path = open(op->s[0], O_PATH | O_CLOEXEC);
+	uint32_t passed = (uint32_t)op->b;
+	int path = passed ? box->descriptors[passed - 1] : open(op->s[0], O_PATH | O_CLOEXEC);
 	if (path < 0)
 		return -1;
 	struct landlock_path rule = {.allowed_access = op->a, .parent_fd = path};
 	int result = (int)syscall(SYS_landlock_add_rule, box->ruleset, LANDLOCK_PATH_RULE, &rule, 0);
+	if (result == 0 && box->inner >= 0 && !(op->b & GRANT_GATE))
+		result = (int)syscall(SYS_landlock_add_rule, box->inner, LANDLOCK_PATH_RULE, &rule, 0);
 	int error = errno;
-	close(path);
+	if (!passed)
+		close(path);
 	errno = error;
 	if (result == 0)
 		box->rules++;
@@ -77,6 +95,11 @@ int wall_landlock_grant(struct box *box, const struct op *op)
 int wall_landlock_enforce(struct box *box)
 {
 	return (int)syscall(SYS_landlock_restrict_self, box->ruleset, 0);
+}
+
+int wall_inner(int rules)
+{
+	return rules < 0 ? 0 : (int)syscall(SYS_landlock_restrict_self, rules, 0);
 }
 
 int wall_seccomp(const struct op *op)

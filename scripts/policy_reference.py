@@ -1,0 +1,138 @@
+"""Writes the reference part of docs/policy.md from the model, so that the two cannot part.
+
+python scripts/policy_reference.py           write it
+python scripts/policy_reference.py --check   exit code 1 if it is stale
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from stockade.backends.base import Mechanism
+from stockade.backends.native import Native
+from stockade.controls import Control
+from stockade.policy import Limits, Policy, Syscalls, WorkspaceRule
+from stockade.policy.model import LATER, LATER_BACKENDS, limit_text
+from stockade.policy.profile import profile
+from stockade.policy.words import CLAUSES, CONTROLS
+from stockade.sandbox.evidence import OBSERVED
+
+PAGE = Path(__file__).parents[1] / "docs" / "policy.md"
+PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end of what is generated -->)", re.DOTALL)
+TABLES: dict[str, type[msgspec.Struct]] = {"workspace": WorkspaceRule, "limits": Limits, "syscalls": Syscalls}
+
+
+def clauses() -> Iterator[str]:
+    """Every clause with its form, its default and its control."""
+    yield "| clause | value | default | says | control |"
+    yield "|---|---|---|---|---|"
+    for name, model, field in _fields():
+        known = CLAUSES[name]
+        if name in ("limits", "syscalls"):
+            continue  # their keys have rows of their own
+        control = f"`{known.control}`" if known.control else ""
+        value, default = _form(name, model, field), _default(name, model, field)
+        yield f"| `{name}` | {value} | {default} | {known.says} | {control} |"
+    yield ""
+    later = ", ".join(f"`{name}`" for name in LATER)
+    backends = ", ".join(f"`{name}`" for name in LATER_BACKENDS)
+    yield f"Known and refused in this version, because nothing here enforces them: {later}, network rules in"
+    yield f"`net`, and the backends {backends}."
+    yield "The value that asks for nothing (`secrets = {}`) is allowed."
+
+
+def controls() -> Iterator[str]:
+    """Every control: what it promises, by which means, how that is seen, and whether it may be weaker."""
+    yield "| control | promises | by | seen | where the host cannot |"
+    yield "|---|---|---|---|---|"
+    for control in Control:
+        way = Native.mechanisms[control]
+        without = _without(control, way)
+        yield f"| `{control}` | {CONTROLS[control]} | {_ways(way)} | {OBSERVED[control]} | {without} |"
+
+
+def _fields() -> Iterator[tuple[str, type[msgspec.Struct], str]]:
+    whole: type[msgspec.Struct] = Policy
+    for name in whole.__struct_fields__:
+        yield name, whole, name
+        if model := TABLES.get(name):
+            for inner in model.__struct_fields__:
+                yield f"{name}.{inner}", model, inner
+
+
+def _form(name: str, model: type[msgspec.Struct], field: str) -> str:
+    words = _literals(get_type_hints(model)[field])
+    form = CLAUSES[name].form
+    return form or ", ".join(f'`"{word}"`' for word in words)
+
+
+def _literals(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) is Literal else ()
+
+
+def _default(name: str, model: type[msgspec.Struct], field: str) -> str:
+    value = getattr(model(), field)
+    if model is Limits:
+        value = getattr(profile("strict").limits, field)
+        return "none" if value is None else f"`{limit_text(field, value)}`"
+    if name == "workspace":
+        return "none; `stockade run`: the current directory"
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, str):
+        return f'`"{value}"`'
+    if value and isinstance(value, tuple):
+        return ", ".join(f"`{item}`" for item in value)
+    return "`{}`" if field == "env" else "`[]`"
+
+
+def _ways(way: Mechanism) -> str:
+    # Words that depend on the machine are functions; their names say what they are made of.
+    words = way.words if isinstance(way.words, str) else BY_HOST[way.words.__name__]
+    return f"{words}; for root: {_ways(way.otherwise)}" if way.otherwise else words
+
+
+#: What `native_offers` says on a machine of today.
+BY_HOST = {"_files": "mount namespace, pivot_root, Landlock", "_ipc": "ipc namespace, Landlock scopes"}
+
+
+def _without(control: Control, way: Mechanism) -> str:
+    if not way.optional:
+        return "refused"
+    by_default = "the profile's limit is not kept, and that is said; one you write is refused"
+    refused = by_default if control is Control.LIMITS_TASKS else "refused"
+    instead = f" ({way.weaker})" if way.weaker else ""
+    return f'{refused}, unless `accept = ["{control}"]`{instead}'
+
+
+def page(text: str) -> str:
+    """The page with its generated parts made anew."""
+    makers = {"clauses": clauses, "controls": controls}
+    made, count = PART.subn(lambda part: part[1] + "\n".join(makers[part[2]]()) + "\n" + part[3], text)
+    if count != len(makers):
+        raise SystemExit(f"{PAGE.name} has {count} generated parts instead of {len(makers)}")
+    return made
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or say whether it is stale."""
+    text = PAGE.read_text(encoding="utf-8")
+    made = page(text)
+    if "--check" in arguments:
+        if made != text:
+            print(f"{PAGE.name} is stale: run `python scripts/policy_reference.py`", file=sys.stderr)
+        return int(made != text)
+    PAGE.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,28 @@
+"""The `stockade` command as its users start it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+STOCKADE = str(Path(sys.executable).with_name("stockade"))
+
+
+def stockade_command(
+    *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, input: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run it to its end, with what it printed as text."""
+    return subprocess.run(
+        [STOCKADE, *arguments],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        input=input,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=60,
+    )
