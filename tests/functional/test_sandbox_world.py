@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import stockade
-from stockade import Sandbox
+from stockade import Policy, Sandbox
 from stockade.policy import Caller
 
 PYTHON = "/usr/bin/python3"
@@ -76,6 +76,12 @@ def test_nothing_can_be_made_outside_the_private_directories(box: Sandbox, path:
     assert result.exit_code != 0
     assert b"Read-only" in result.stderr or b"denied" in result.stderr or b"nonexistent" in result.stderr
     assert not os.path.exists(f"{path}/stockade-made-this")
+
+
+def test_a_grant_of_what_the_profile_shows_changes_nothing() -> None:
+    """Also with something hidden in it, and with another grant below."""
+    policy = Policy(read=["/usr", "/usr/share", "/etc/ssl/certs?"], deny=["/usr/share/doc"])
+    assert stockade.run(["sh", "-c", "ls /usr/bin/env; ls /usr/share/doc"], policy).text == "/usr/bin/env\n"
 
 
 class TestEtc:

@@ -428,7 +428,10 @@ def _granted(given: Inputs) -> list[ops.AnyOp]:
     found: dict[str, ops.AnyOp] = {}
     hidden: list[ops.AnyOp] = []
     noexec = given.programs is not None
+    system = {shown.path for shown in given.system if not shown.link}
     for number, (path, access, is_dir, clause) in enumerate(given.grants, 1):
+        if access == "read" and path in system:
+            continue  # it is shown already
         inner = _inner(path, path, given.denied) if is_dir else []
         masks = len(given.system) + number if inner else 0
         hidden += _masks(inner, path, path, masks, number)
