@@ -58,6 +58,15 @@ def look(pid: int) -> Process | None:
     )
 
 
+def is_below(process: Process | None, ancestor: int) -> bool:
+    """Whether it descends from that one."""
+    while process is not None and process.parent > 1:
+        if process.parent == ancestor:
+            return True
+        process = look(process.parent)
+    return False
+
+
 def number_of(pidfd: int) -> int:
     """The process that a pidfd stands for; one that has ended is -1."""
     with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as file:

@@ -47,10 +47,9 @@ class Line:
         self._pid, self._process = 0, -1
 
     def born(self, pid: int) -> None:
-        """The driver's process is there: a child of its keeper, which is one of the gate."""
+        """The driver's process is there, somewhere below the gate."""
         process = family.look(pid)
-        keeper = None if process is None else family.look(process.parent)
-        if keeper is not None and keeper.parent == family.number_of(self.box.pidfd):
+        if family.is_below(process, family.number_of(self.box.pidfd)):
             self._pid, self._process = pid, family.hold(process)
 
     @property
