@@ -567,3 +567,11 @@ class TestLimits:
         result = stockade.run(["sh", "-c", "while :; do :; done"], policy(backend, limits=limits), timeout=20)
         assert (result.outcome, result.exit_code) == ("limit-exceeded", 137)
         assert result.usage.source["cpu"] == "cgroup"
+
+
+def test_a_session_stays_and_is_interrupted(backend: str) -> None:
+    with stockade.Sandbox(policy(backend)) as box, box.shell() as shell:
+        shell.run("X=kept")
+        result = shell.run("sleep 60", timeout=0.3, grace=20)
+        assert result.outcome == "timed-out" and result.usage.wall < 10
+        assert shell.run("exit 3").exit_code == 3 and shell.run("echo $X").text == "kept\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -16,6 +17,7 @@ import pytest
 
 import stockade
 from stockade import Policy, PolicyError, Process, Sandbox, SetupError
+from stockade.gate import client
 from support.marks import HIDES, MARK, gone, marked
 
 PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
@@ -418,3 +420,17 @@ class TestLettingGo:
             signal.pidfd_send_signal(box._box.pidfd, signal.SIGKILL)
             result = process.wait(10)
         assert (result.outcome, result.exit_code) == ("setup-failed", 125) and "gate" in result.reason
+
+
+def test_last_words_are_heard_although_not_all_that_was_said_before_was_read() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel = client.Channel(ours)
+    channel.signal(0)
+    theirs.send(client._REPLY.pack(client.EXITED, 0, 0, 4 << 8, 0, 0, 0, 0, 0, 0, b""))
+    theirs.close()
+    try:
+        reply = channel.receive()
+        assert reply is not None and (reply.kind, reply.status) == (client.EXITED, 4 << 8)
+        assert channel.receive() is None
+    finally:
+        channel.close()

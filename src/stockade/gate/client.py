@@ -27,8 +27,8 @@ from stockade.host.cgroups import scope
 
 # The numbers of gate.h.
 FAILED, BORN, MOUNTED, READY, TERMINAL, STARTED, EXEC_FAILED, EXITED, ROOTS, STOPPED = range(1, 11)
-EXEC, SIGNAL, END, WATCH, SHOW_ROOTS = range(1, 6)
-KEPT, TELL, ENTER, ON_TERMINAL, BEHIND = 1, 2, 4, 8, 64
+EXEC, SIGNAL, END, WATCH, SHOW_ROOTS, TIME = range(1, 7)
+KEPT, TELL, ENTER, ON_TERMINAL, BEHIND, MORE = 1, 2, 4, 8, 64, 128
 #: By the number of the stream that is none of the terminal's.
 APART = {1: 16, 2: 32}
 EVERYTHING, GIVE_FRONT, GIVE_BEHIND = 1, 2, 4
@@ -94,8 +94,13 @@ class Channel:
 
     def receive(self) -> Reply | None:
         """The next record; None when the gate has ended."""
+        arguments = (_REPLY.size, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         try:
-            data, ancillary, flags, _ = self._socket.recvmsg(_REPLY.size, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+            try:
+                data, ancillary, flags, _ = self._socket.recvmsg(*arguments)
+            except ConnectionResetError:
+                # It ended before it read all that we said. That is told once; its own last words come after.
+                data, ancillary, flags, _ = self._socket.recvmsg(*arguments)
         except ConnectionResetError:
             return None
         except OSError as failure:
@@ -134,6 +139,10 @@ class Channel:
     def end(self, grace: float) -> None:
         """Ask every process of the run to end; what is left after the grace is killed."""
         self._send(_REQUEST.pack(END, 0, 0, _milliseconds(grace), 0))
+
+    def allow(self, seconds: float | None) -> None:
+        """How long the run may still take."""
+        self._send(_REQUEST.pack(TIME, 0, 0, 0, 0 if seconds is None else max(1, int(seconds * 1e6))))
 
     def _send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
         # The gate may have ended; the reader of its socket learns that and says why.
@@ -190,8 +199,9 @@ class Connection(Channel):
     ) -> Channel:
         """Ask for a program to be started, and return where it is heard of.
 
-        For a program on a terminal `stdio` is only what is `apart` from that. Unless the run is `kept`, the
-        sandbox ends with it. `entrance` is the file through which it enters a cgroup.
+        For a program on a terminal `stdio` is only what is `apart` from that; two more than three are the
+        program's descriptors 3 and 4. Unless the run is `kept`, the sandbox ends with it. `entrance` is the
+        file through which it enters a cgroup.
         """
         last = () if entrance is None else (entrance,)
         strings = [program.cwd, *program.argv, *(f"{key}={value}" for key, value in program.env.items())]
@@ -206,6 +216,7 @@ class Connection(Channel):
             | (ON_TERMINAL if len(stdio) < 3 else 0)
             | sum(APART[number] for number in program.apart)
             | (BEHIND if program.behind else 0)
+            | (MORE if len(stdio) > 3 else 0)
             | (TELL if program.tell else 0)
             | (0 if entrance is None else ENTER)
         )

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, TypeVar
 
 from stockade.policy import Policy
@@ -20,6 +20,9 @@ from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE, Ended
 
 if TYPE_CHECKING:
+    from stockade.live.background import AsyncBackground
+    from stockade.live.interpreter import AsyncInterpreter
+    from stockade.live.shell import AsyncShell
     from stockade.receipt.statement import Who
     from stockade.workspace.files_async import AsyncFiles
     from stockade.workspace.workspace import Workspace
@@ -169,7 +172,7 @@ class AsyncSandbox(Living):
                     on_stdout=on_stdout, on_stderr=on_stderr, kept=True, meanwhile=account.ready,
                 )  # fmt: skip
                 with Events() as events:
-                    return await drive(self._running(box, prepared, run, account, events), events)
+                    return await drive(self._running(box, prepared, run, events, account), events)
 
     async def start(
         self,
@@ -205,6 +208,33 @@ class AsyncSandbox(Living):
                     await process.close()
                     raise
                 return process
+
+    def shell(self) -> AsyncShell:
+        """One bash for many runs: directory, variables and functions stay. It starts with the first."""
+        from stockade.live.shell import AsyncShell
+
+        return AsyncShell(self)
+
+    def python(self, *, preload: Iterable[str] = (), executable: str = "python3") -> AsyncInterpreter:
+        """One Python for many runs: its variables stay. It starts with the first, and imports `preload`."""
+        from stockade.live.interpreter import AsyncInterpreter
+
+        return AsyncInterpreter(self, preload, executable)
+
+    async def background(
+        self,
+        cmd: Sequence[str],
+        *,
+        input: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+        grace: float = GRACE,
+    ) -> AsyncBackground:
+        """Start a command whose output is kept aside, outside, to be read from any byte on."""
+        from stockade.live.background import AsyncBackground
+
+        return AsyncBackground(self, cmd, input=input, env=env, cwd=cwd, timeout=timeout, grace=grace)
 
     async def _snapshotted(self) -> None:
         if self._snapshot:

@@ -12,8 +12,8 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -24,7 +24,13 @@ from stockade.sandbox.launch import Box, died
 from stockade.sandbox.result import Result
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.streams import empty_input
-from stockade.sandbox.supervise import LAST_WORDS, Ended, Watch
+from stockade.sandbox.supervise import GRACE, LAST_WORDS, Ended, Watch
+
+if TYPE_CHECKING:
+    from stockade.live.background import Background
+    from stockade.live.interpreter import Interpreter
+    from stockade.live.shell import Shell
+    from stockade.sandbox.sandbox import Sandbox
 
 #: The numbers of `subprocess`, which is slow to import.
 PIPE, STDOUT, DEVNULL = -1, -2, -3
@@ -291,6 +297,39 @@ class Process(Started):
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
+
+
+class Opening:
+    """What else a `Sandbox` opens: things that live longer than one command."""
+
+    def shell(self) -> Shell:
+        """One bash for many runs: directory, variables and functions stay. It starts with the first."""
+        from stockade.live.shell import Shell
+
+        return Shell(cast("Sandbox", self))
+
+    def python(self, *, preload: Iterable[str] = (), executable: str = "python3") -> Interpreter:
+        """One Python for many runs: its variables stay. It starts with the first, and imports `preload`."""
+        from stockade.live.interpreter import Interpreter
+
+        return Interpreter(cast("Sandbox", self), preload, executable)
+
+    def background(
+        self,
+        cmd: Sequence[str],
+        *,
+        input: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+        grace: float = GRACE,
+    ) -> Background:
+        """Start a command whose output is kept aside, outside, to be read from any byte on."""
+        from stockade.live.background import Background
+
+        return Background(
+            cast("Sandbox", self), cmd, input=input, env=env, cwd=cwd, timeout=timeout, grace=grace
+        )
 
 
 def closed() -> SetupError:

@@ -20,7 +20,7 @@ from stockade.receipt.account import Account, named
 from stockade.sandbox.continued import commit_and_close, opened, snapshot_before
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
 from stockade.sandbox.limits import seconds_of
-from stockade.sandbox.process import PIPE, Parts, Process, starting
+from stockade.sandbox.process import PIPE, Opening, Parts, Process, starting
 from stockade.sandbox.report import result_of
 from stockade.sandbox.result import Outcome, Result
 from stockade.sandbox.steps import Events, Steps, drive
@@ -100,9 +100,9 @@ class Living:
         return account
 
     def _running(
-        self, box: Box, prepared: Prepared, run: Run, account: Account, events: Events
+        self, box: Box, prepared: Prepared, run: Run, events: Events, account: Account | None = None
     ) -> Steps[Result]:
-        yield from _calm(box)
+        yield from calm(box)
         streams = run.streams()
         try:
             ended = yield from supervise(box, run, streams, events)
@@ -118,12 +118,20 @@ class Living:
         pty: bool | tuple[int, int],
         events: Events,
     ) -> Steps[Parts]:
-        yield from _calm(box)
+        yield from calm(box)
         return (yield from starting(box, program, stdio, pty, events))
 
     def _judged(
-        self, ended: Ended, program: client.Program, prepared: Prepared, box: Box, account: Account
+        self,
+        ended: Ended,
+        program: client.Program,
+        prepared: Prepared,
+        box: Box,
+        account: Account | None = None,
     ) -> Result:
+        if account is None:
+            account = Account(self.policy, program.argv, self._who, self._receipts)
+            account.prepared, account.box = prepared, box
         return result_of(ended, program, prepared, box, account, closed=self._box is not box)
 
     @property
@@ -226,7 +234,7 @@ class Living:
             self._paused = False
 
 
-def _calm(box: Box) -> Steps[None]:
+def calm(box: Box) -> Steps[None]:
     """Wait while everything inside is held still."""
     while box.connection.starting.locked():
         yield 0.01
@@ -240,7 +248,7 @@ def _way(on_exit: OnExit) -> OnExit:
     return on_exit
 
 
-class Sandbox(Living):
+class Sandbox(Opening, Living):
     """A policy and a backend, living: several commands behind the same walls, also at the same time.
 
     >>> import stockade
@@ -347,7 +355,7 @@ class Sandbox(Living):
             with self._used() as (box, prepared), Events() as events:
                 if not run.kept:
                     events.watch(box.connection.fileno())
-                return drive(self._running(box, prepared, run, account, events), events)
+                return drive(self._running(box, prepared, run, events, account), events)
 
     @property
     def gate(self) -> int | None:

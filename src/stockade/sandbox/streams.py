@@ -98,8 +98,9 @@ def spill_place(home: str, entry: Entry | None) -> SpillPlace:
 class Output:
     """One stream of the program: handed on as it comes, kept up to the limit, spilled beyond it."""
 
-    def __init__(self, limit: int, sink: Sink | None, spill: Spill | None) -> None:
-        self.reader, self.writer = os.pipe()
+    def __init__(self, limit: int, sink: Sink | None, spill: Spill | None, reader: int = -1) -> None:
+        """A pipe of its own, or the reading end of one that somebody else has and closes."""
+        self.reader, self.writer = (reader, -1) if reader >= 0 else os.pipe()
         # The program can open its own end for reading and be faster: the supervisor must not wait then.
         os.set_blocking(self.reader, False)
         self._room = limit if spill else 0

@@ -267,6 +267,8 @@ static void hear(struct watch *watch)
 		if (request.value == SIGCONT)
 			watch->stopped = 0;
 		kill(-watch->leader, (int)request.value);
+	} else if (request.kind == REQUEST_TIME && watch->stage == RUNNING) {
+		watch->deadline = request.wall_us ? now_ms() + (request.wall_us + 999) / 1000 : 0;
 	}
 }
 
@@ -332,6 +334,9 @@ void attend(const struct box *box, struct program *program, int children, int al
 	for (int i = 0; i < 3; i++)
 		if (i == 0 || program->stdio[i] != program->stdio[0]) /* a terminal is one descriptor */
 			close(program->stdio[i]);
+	for (int i = 0; i < 2; i++)
+		if (program->more[i] >= 0)
+			close(program->more[i]);
 	for (;;) {
 		int left = reap(&watch);
 		if (watch.leader == 0 && (watch.stage == RUNNING || !left))

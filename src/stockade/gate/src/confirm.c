@@ -161,7 +161,7 @@ int confirm_walls(const struct box *box, const char **culprit)
 /* Behind the wall that programs have besides, /proc and the gate itself are out of reach. */
 static int try_inner(const struct box *box, pid_t gate)
 {
-	if (wall_inner(box))
+	if (wall_inner(box->inner))
 		return -1;
 	int refused = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (refused >= 0 || errno != EACCES)

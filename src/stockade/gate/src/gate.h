@@ -74,6 +74,7 @@ enum request_kind {
 	REQUEST_END,      /* TERM to everything, KILL to what is left after grace_ms */
 	REQUEST_WATCH,    /* descriptors as the flags say; value: cores; wall_us: processor time */
 	REQUEST_ROOTS,    /* for looking at the files from outside */
+	REQUEST_TIME,     /* to a keeper; wall_us: how long the run may still take, 0 for ever */
 };
 enum {
 	EXEC_KEPT = 1,     /* the sandbox outlives this run; one more descriptor: a socket for its keeper */
@@ -83,6 +84,7 @@ enum {
 	EXEC_STDOUT = 16,  /* with a terminal: stdout is a descriptor all the same */
 	EXEC_STDERR = 32,  /* and stderr */
 	EXEC_BEHIND = 64,  /* with a terminal: in its background, so that the program stops when it wants to read */
+	EXEC_MORE = 128,   /* two more descriptors after stdio: the program's 3 and 4 */
 };
 enum {
 	WATCH_MEMORY = 1,  /* an eventfd of cgroup v1 */
@@ -164,6 +166,7 @@ struct program {
 	int socket; /* of the run */
 	int entrance; /* of its cgroup, or -1 */
 	int stdio[3];
+	int more[2]; /* the program's descriptors 3 and 4, or -1 */
 };
 
 int program_read(int body, struct program *program);
@@ -210,7 +213,7 @@ int wall_landlock_begin(struct box *box, const struct op *op);
 int wall_landlock_grant(struct box *box, const struct op *op);
 int wall_landlock_enforce(struct box *box);
 /* For a program's own process, where it is put behind one wall more. */
-int wall_inner(const struct box *box);
+int wall_inner(int rules);
 int wall_seccomp(struct box *box, const struct op *op);
 long session_keyring(void);
 

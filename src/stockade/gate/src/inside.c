@@ -13,8 +13,8 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-/* The body, three streams, the socket of a keeper and the entrance of a cgroup. */
-enum { EXEC_DESCRIPTORS = 6 };
+/* The body, three streams and two more, the socket of a keeper and the entrance of a cgroup. */
+enum { EXEC_DESCRIPTORS = 8 };
 
 /* The keepers of the runs that go on. */
 static pid_t keepers[MAX_RUNS];
@@ -207,10 +207,12 @@ static void start(struct box *box, const struct request *request, int *descripto
 	int kept = (request->flags & EXEC_KEPT) != 0, enters = (request->flags & EXEC_ENTER) != 0;
 	static const uint32_t apart[3] = {0, EXEC_STDOUT, EXEC_STDERR};
 	struct program program = {
-	    .request = *request, .socket = box->socket, .entrance = -1, .stdio = {-1, -1, -1}};
+	    .request = *request, .socket = box->socket, .entrance = -1, .stdio = {-1, -1, -1}, .more = {-1, -1}};
 	for (unsigned i = 0; i < 3; i++)
 		if (next < count && (!(request->flags & EXEC_TERMINAL) || (request->flags & apart[i])))
 			program.stdio[i] = descriptors[next++];
+	for (unsigned i = 0; i < 2 && next < count && (request->flags & EXEC_MORE); i++)
+		program.more[i] = descriptors[next++];
 	if (count != next + (unsigned)(kept + enters))
 		_exit(1);
 	if (kept)

@@ -152,6 +152,22 @@ static void execute_program(const struct program *program)
 	errno = refused ? EACCES : ENOENT;
 }
 
+/* The program's descriptors. Where it has more than three, what is still needed may lie where they belong, and
+ * is moved out of the way first. */
+static int take_descriptors(const struct program *program, int *socket, int *entrance, int *inner)
+{
+	int given[5] = {program->stdio[0], program->stdio[1], program->stdio[2], program->more[0], program->more[1]};
+	int count = program->more[0] < 0 ? 3 : 5;
+	int *needed[] = {&given[0], &given[1], &given[2], &given[3], &given[4], socket, entrance, inner};
+	for (size_t i = 0; count > 3 && i < sizeof needed / sizeof *needed; i++)
+		if (*needed[i] >= 0 && (*needed[i] = fcntl(*needed[i], F_DUPFD, count)) < 0)
+			return -1;
+	for (int i = 0; i < count; i++)
+		if (dup2(given[i], i) < 0)
+			return -1;
+	return (int)syscall(SYS_close_range, (unsigned)count, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */);
+}
+
 /* A process group of its own in the session of its terminal, which hears what that sends. */
 static int join_session(const struct program *program)
 {
@@ -167,12 +183,10 @@ static _Noreturn void become(const struct box *box, const struct program *progra
 {
 	struct reply reply = {.kind = REPLY_EXEC_FAILED};
 	const char *what = "descriptors";
+	int socket = program->socket, entrance = program->entrance, inner = box->inner;
 	sigset_t none;
 	sigemptyset(&none);
-	for (int i = 0; i < 3; i++)
-		if (dup2(program->stdio[i], i) < 0)
-			goto failed;
-	if (syscall(SYS_close_range, 3, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */))
+	if (take_descriptors(program, &socket, &entrance, &inner))
 		goto failed;
 	what = "session";
 	if (program->request.flags & EXEC_TERMINAL ? join_session(program) : setsid() < 0)
@@ -187,7 +201,7 @@ static _Noreturn void become(const struct box *box, const struct program *progra
 		if (box->plan.ops[i].type == OP_RLIMIT && set_limit(&box->plan.ops[i], box->kept))
 			goto failed;
 	what = "landlock";
-	if (wall_inner(box))
+	if (wall_inner(inner))
 		goto failed;
 	what = "cwd";
 	/* Magic links would lead to descriptors instead of directories of the sandbox. Where the host's own tree
@@ -197,17 +211,17 @@ static _Noreturn void become(const struct box *box, const struct program *progra
 	if (cwd < 0 || fchdir(cwd))
 		goto failed;
 	what = "cgroup";
-	if (program->entrance >= 0 && write(program->entrance, "0", 1) != 1)
+	if (entrance >= 0 && write(entrance, "0", 1) != 1)
 		goto failed;
 	struct reply started = {.kind = REPLY_STARTED};
 	if (program->request.flags & EXEC_TELL)
-		send_reply(program->socket, &started, NULL, 0);
+		send_reply(socket, &started, NULL, 0);
 	what = "command";
 	execute_program(program);
 failed:
 	reply.error = errno;
 	snprintf(reply.text, sizeof reply.text, "%s", what);
-	send_reply(program->socket, &reply, NULL, 0);
+	send_reply(socket, &reply, NULL, 0);
 	_exit(127);
 }
 

@@ -106,9 +106,9 @@ int wall_landlock_enforce(struct box *box)
 	return (int)syscall(SYS_landlock_restrict_self, box->ruleset, 0);
 }
 
-int wall_inner(const struct box *box)
+int wall_inner(int rules)
 {
-	return box->inner < 0 ? 0 : (int)syscall(SYS_landlock_restrict_self, box->inner, 0);
+	return rules < 0 ? 0 : (int)syscall(SYS_landlock_restrict_self, rules, 0);
 }
 
 int wall_seccomp(struct box *box, const struct op *op)

@@ -1,0 +1,245 @@
+"""`Shell`: one bash in a living sandbox, whose directory, variables and functions stay from run to run."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stockade.errors import SetupError
+from stockade.gate import client
+from stockade.live import bash
+from stockade.live.line import Line, opening
+from stockade.live.talk import Talk, Told
+from stockade.sandbox.launch import Box, Prepared
+from stockade.sandbox.result import Outcome, Result, Usage
+from stockade.sandbox.sandbox import calm, command
+from stockade.sandbox.steps import Events, Steps, drive
+from stockade.sandbox.streams import Sink
+from stockade.sandbox.supervise import GRACE, Ended, Run
+
+if TYPE_CHECKING:
+    from stockade.sandbox.aio import AsyncSandbox
+    from stockade.sandbox.sandbox import Living, Sandbox
+
+#: What an answer may carry besides the status.
+NOTHING = 0
+
+
+class Session:
+    """What every session shares: a driver, started when it is needed, that is asked one thing at a time."""
+
+    #: What it is called in messages, and what is lost with it.
+    name = "session"
+    state = ""
+
+    def __init__(self, sandbox: Living) -> None:
+        self._living = sandbox
+        self._line: Line | None = None
+        self._closed = False
+
+    def _running(
+        self, box: Box, prepared: Prepared, driver: Run, run: Run, request: bytes, number: bytes, most: int,
+        events: Events,
+    ) -> Steps[tuple[Told | None, Result]]:  # fmt: skip
+        """Ask the driver, one that is started for it if there is none."""
+        if self._closed:
+            raise SetupError(f"the {self.name} was closed", stage=self.name)
+        yield from calm(box)
+        lost = False
+        if self._line is not None and (self._line.box is not box or self._line.ended):
+            lost = self._line.box is box
+            self._let_go()
+        if self._line is None:
+            # The policy's time is that of one run.
+            program = msgspec.structs.replace(driver.program, wall=None)
+            opened = yield from opening(box, program, events)
+            if isinstance(opened, client.Reply):
+                return None, self._living._judged(Ended(reply=opened, wall=0), driver.program, prepared, box)
+            self._line, request = opened, self._first() + request
+        talk = Talk(self._line, run, request, number, events, most)
+        try:
+            told, ended = yield from talk.steps()
+        finally:
+            if talk.ended:
+                self._let_go()
+        result = self._living._judged(ended, run.program, prepared, box)
+        result = self._told(result, gone=talk.ended)
+        if lost and not result.hint:
+            hint = f"the {self.name} had ended since the last run: this one had a fresh one"
+            result = msgspec.structs.replace(result, hint=hint)
+        return told, result
+
+    def _first(self) -> bytes:
+        """What a new driver is sent before anything else."""
+        return b""
+
+    def _told(self, result: Result, *, gone: bool) -> Result:
+        """The result, with whoever counted its time, and what became of the driver."""
+        replace = msgspec.structs.replace
+        if not gone:
+            return replace(result, usage=_counted(result.usage))
+        if result.outcome not in (Outcome.EXITED, Outcome.SIGNALLED, Outcome.TIMED_OUT):
+            return result
+        how = f"with {result.exit_code}" if result.outcome is Outcome.EXITED else f": {result.reason}"
+        return replace(
+            result,
+            reason=f"the {self.name} ended {how}".replace(" :", ":"),
+            hint=f"{self.state} went with it; the next run starts a fresh one",
+        )
+
+    def _let_go(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
+
+    def _hang_up(self) -> None:
+        """Whoever waits for it stops. A forked child only lets go of its copy."""
+        self._closed = True
+        if (line := self._line) is not None and line.owner == os.getpid():
+            line.channel.hang_up()
+
+
+def _counted(usage: Usage) -> Usage:
+    """What one run of a driver that lives on has used: /proc tells its time, and nobody its memory."""
+    source = {what: "proc" if by == "rusage" else by for what, by in usage.source.items()}
+    if source["memory"] == "proc":
+        del source["memory"]
+    return msgspec.structs.replace(usage, source=source)
+
+
+class Bash(Session):
+    """What `Shell` and `AsyncShell` share: everything but the waiting."""
+
+    name = "shell"
+    state = "its directory, variables and functions"
+
+    def _asking(
+        self, box: Box, prepared: Prepared, code: str, events: Events, *, given: bytes,
+        env: Mapping[str, str] | None, timeout: float | None, grace: float, on_stdout: Sink | None,
+        on_stderr: Sink | None,
+    ) -> Steps[Result]:  # fmt: skip
+        files = int(prepared.resolved.limits.files or bash.HIGHEST)
+        words = bash.command(files)
+        driver = command(prepared, words, env=None, cwd=None, timeout=None, kept=True)
+        run = command(
+            prepared, words, given=given, env=env, cwd=None, timeout=timeout, grace=grace,
+            on_stdout=on_stdout, on_stderr=on_stderr, kept=True,
+        )  # fmt: skip
+        number = os.urandom(12).hex().encode()
+        request = bash.request(code, env or {}, number, files)
+        _, result = yield from self._running(box, prepared, driver, run, request, number, NOTHING, events)
+        return result
+
+
+class Shell(Bash):
+    """One bash in a `Sandbox`.
+
+    >>> import stockade
+    >>> with stockade.Sandbox() as box, box.shell() as shell:
+    ...     _ = shell.run("cd /usr; greet() { echo hello from $PWD; }")
+    ...     shell.run("greet; exit 3").exit_code, shell.run("greet").text
+    (3, 'hello from /usr\\n')
+
+    Directory, variables, functions and jobs stay from run to run, also after `exit`, `set -e` and a
+    timeout (but for the list of jobs). When the shell itself is gone, the result says so, and the next run
+    starts a fresh one. Several threads may use it; one run waits for the other. Each run has the timeout
+    or `limits.wall`, whichever is shorter.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        super().__init__(sandbox)
+        self._sandbox = sandbox
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Shell:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._let_go()
+
+    def run(
+        self,
+        code: str,
+        *,
+        input: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        grace: float = GRACE,
+        on_stdout: Sink | None = None,
+        on_stderr: Sink | None = None,
+    ) -> Result:
+        """Run code in the shell. `input` is its standard input, `env` holds for this run only.
+
+        When the time is over, the foreground is interrupted, after the grace killed, and the shell stays
+        where it can. Background jobs go on; what they print comes with the next run.
+        """
+        with self._lock:
+            self._sandbox._before_run()
+            with self._sandbox._used() as (box, prepared), Events() as events:
+                steps = self._asking(
+                    box, prepared, code, events, given=input, env=env, timeout=timeout, grace=grace,
+                    on_stdout=on_stdout, on_stderr=on_stderr,
+                )  # fmt: skip
+                return drive(steps, events)
+
+    def close(self) -> None:
+        """End the shell and what it has started."""
+        self._hang_up()
+        with self._lock:
+            self._let_go()
+
+
+class AsyncShell(Bash):
+    """One bash in an `AsyncSandbox`; as `Shell`, with `await`. A cancelled run is interrupted."""
+
+    def __init__(self, sandbox: AsyncSandbox) -> None:
+        import asyncio
+
+        super().__init__(sandbox)
+        self._sandbox = sandbox
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> AsyncShell:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        self._let_go()
+
+    async def run(
+        self,
+        code: str,
+        *,
+        input: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        grace: float = GRACE,
+        on_stdout: Sink | None = None,
+        on_stderr: Sink | None = None,
+    ) -> Result:
+        """Run code in the shell, as `Shell.run` does."""
+        from stockade.sandbox import aio
+
+        async with self._lock, self._sandbox._used() as (box, prepared):
+            await self._sandbox._snapshotted()
+            with Events() as events:
+                steps = self._asking(
+                    box, prepared, code, events, given=input, env=env, timeout=timeout, grace=grace,
+                    on_stdout=on_stdout, on_stderr=on_stderr,
+                )  # fmt: skip
+                return await aio.drive(steps, events)
+
+    async def close(self) -> None:
+        """End the shell and what it has started."""
+        self._hang_up()
+        async with self._lock:
+            self._let_go()
