@@ -123,6 +123,15 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def own_gates() -> set[int]:
+    """This process's resident gates, and what they have made ahead."""
+    from stockade.gate import client
+
+    gates = client.resident_pids()
+    ahead = {child for gate in gates for child in children(gate) if name_of(child) == "stockade-spare"}
+    return gates | ahead
+
+
 def name_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
@@ -146,7 +155,7 @@ def find(victim: Victim, supervisor: int) -> int | None:
     if victim == "supervisor":
         return supervisor
     residents = [pid for pid in children(supervisor) if name_of(pid) == "stockade-gate"]
-    gates = [gate for pid in residents for gate in children(pid)]
+    gates = [gate for pid in residents for gate in children(pid) if name_of(gate) != "stockade-spare"]
     below = [pid for gate in gates for pid in children(gate)]
     keepers = [pid for pid in below if name_of(pid) == "stockade-gate"]
     programs = [pid for pid in below if pid not in keepers] + [p for k in keepers for p in children(k)]
@@ -164,19 +173,17 @@ def rounds(
 ) -> list[Round]:
     """Kill in `count` rounds. `home` is a state directory for these alone, which the environment names."""
     import stockade
-    from stockade.gate import client
 
     dice = random.Random(seed)
     found = []
     stockade.run(["true"])
-    spared = client.resident_pids
     with reaping():
         lives = {work: _life(work, workspace) for work in WORKS}
         for number in range(count):
             work, victim = dice.choice(WORKS), VICTIMS[number % len(VICTIMS)]
             if victim == "keeper":
                 work = "living"
-            inventory = Inventory(home, spared)
+            inventory = Inventory(home, own_gates)
             after, wrong = _kill(work, victim, dice.uniform(0, lives[work]), workspace)
             wrong += _afterwards(home, inventory)
             found.append(Round(number, work, victim, after, tuple(wrong)))

@@ -70,7 +70,7 @@ def soak(size: Size, say: Callable[[str], object] = lambda _: None) -> Soaked:
     wrong: list[str] = []
     with _ground() as (home, workspace), faults.reaping():
         _warm_up(workspace)
-        inventory = faults.Inventory(home, _residents)
+        inventory = faults.Inventory(home, faults.own_gates)
         before = _counts()
         say(f"{size.row} sandboxes in a row")
         findings += _in_a_row(size)
