@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stockade.cli.modes import Modes
+from stockade.cli.modes import EVERYTHING, Modes
 
 LINES = 24
+#: What full-screen programs show, and no terminal answers.
+HARMLESS = (
+    b"\x1b[?1049h\x1b[22;0;0t\x1b[?1h\x1b=\x1b[1;24r\x1b(B\x1b[m\x1b[4l\x1b[?7h\x1b[H\x1b[2J\x1b[31mred"
+    b"\x1b[m\x1b]0;title?\x07\x1b]8;;https://a/?b\x1b\\link\x1b]8;;\x1b\\\x1b]11;#000\x07\x1b]52;c;YQ==\x07"
+    b"\x1b[>4;2m\x1b[2 q\x1b[?25l\x1b7\x1b[5;5H\x1b8\x1b[K\x1bM\x1b[3X\x1b[>1u\x1b[<u\x1b[23;0;0t\x1b[?1049l"
+)
 
 
 def off(*pieces: bytes) -> bytes:
@@ -46,11 +52,45 @@ def off(*pieces: bytes) -> bytes:
         (b"\x1b[3", b"\x18"),
         (b"\x1b]0;a title\x07", b""),
         (b"\x1b]0;a title\x1b\\", b""),
-        (b"\x1b[?" + b"9" * 5000 + b"h", b""),
+        (b"\x1b[?" + b"0" * 116 + b"1003h", b"\x1b[?1003l"),
+        (b"\x1b[2h\x1b[4h\x1b[20h\x1b[12l", b"\x1b[2l\x1b[4l\x1b[12h\x1b[20l"),
+        (b"\x1b[4h\x1b[4l\x1b[12l\x1b[12h", b""),
+        (b"\x1b[?69h", b"\x1b[?69l"),
+        (b"\x0e", b"\x0f"),
+        (b"\x0elqk\x0f", b""),
+        ("Û\u201b\U0001f600".encode(), b""),
     ],
 )
 def test_what_was_left_on_is_switched_off_and_nothing_else(shown: bytes, reset: bytes) -> None:
     assert off(shown) == reset
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        b"\x1b[?" + b"9" * 5000 + b"h",
+        b"\x1b[?" + b"0;" * 80 + b"1003h",
+        b"\x1b[?" + b"1;" * 40 + b"1003l",
+        b"\x1b[?66539h",
+        b"\x1b[?10\n03h",
+        b"\x1b\n[?1003h",
+        b"\xc2\x9b?1003h",
+        b"\x9b?1003h",
+        b"\x1b[?1003r",
+        b"\x1b G",
+        b"\x1b[>1;2m",
+        b"\x1b[5i",
+        b"\x1b[<1:2u",
+    ],
+)
+def test_where_terminals_differ_everything_is_switched_off(shown: bytes) -> None:
+    assert off(b"text", shown) == off(shown[:-3], shown[-3:] + b"text") == EVERYTHING
+    for mode in (b"?1003l", b"?1049l", b"?25h", b"4l", b"12h", b"!p"):
+        assert b"\x1b[" + mode in EVERYTHING
+
+
+def test_a_soft_reset_does_not_count_for_what_it_leaves_on() -> None:
+    assert off(b"\x1b[?1003h\x1b[!p") == b"\x1b[?1003l"
 
 
 PIECES = st.sampled_from(
@@ -85,14 +125,37 @@ def test_where_it_is_cut_does_not_matter(shown: bytes, data: st.DataObject) -> N
         b"\x1bP+q544e\x1b\\",
         b"\x05",
         b"\x1b[>q",
+        b"\x1b[" + b"0" * 5000 + b"6n",
+        b"\x1b[6\nn",
+        b"\x1b[6\x7fn",
+        b"\xc2\x9b6n",
+        b"\x1b]52;c;?\x07",
+        b"\x1b]0052;;?\x1b\\",
+        b"\x1b[1;1;1;1;9;9*y",
+        b"\x1b[?1;1;0S",
+        b"\x1b[?4m",
+        b"\x1b[21t",
+        b"\x1b]" + b"x" * 5000 + b"\x07",
+        b"\x1b_Gi=1,a=q;\x1b\\",
     ],
 )
 def test_questions_are_noticed(asks: bytes) -> None:
+    for pieces in ([asks], [asks[i : i + 1] for i in range(len(asks))]):
+        modes = Modes()
+        modes.see(HARMLESS)
+        assert modes.asked is None
+        for piece in pieces:
+            modes.see(piece)
+        assert modes.asked is not None
+
+
+@pytest.mark.parametrize("asks", [b"\x1b[5n", b"\x1b[005n", b"\x1b[5;n", b"\xc2\x9b5n", b"\x1b[\n5n"])
+def test_it_is_counted_how_often_a_terminal_may_say_that_it_is_well(asks: bytes) -> None:
     modes = Modes()
-    modes.see(b"\x1b[31mno question\x1b[m\x1b]0;title\x07")
-    assert modes.asked is None
-    modes.see(asks)
-    assert modes.asked is not None
+    modes.see(HARMLESS + b"\x1b[6n\x1b[c")
+    assert modes.statuses == 0
+    modes.see(asks * 3)
+    assert modes.statuses == 3
 
 
 @given(st.lists(st.binary(max_size=40), max_size=5))

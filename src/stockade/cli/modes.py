@@ -2,7 +2,11 @@
 
 A program that is killed leaves the user's terminal as it had it: on the
 alternate screen, without a cursor, reporting each move of the mouse. Only
-what it has changed itself and not changed back is reset.
+what it has changed itself and not changed back is reset; where that cannot be
+told, since terminals differ about what was shown, everything is.
+
+What is not known to be harmless counts as a question, whose answer will come
+as if it were typed: there are more questions than a list can have.
 """
 
 from __future__ import annotations
@@ -10,30 +14,63 @@ from __future__ import annotations
 import re
 import time
 
-#: Private modes that are off in a fresh terminal. Those whose default is a matter of taste are left alone.
-SWITCHED_ON = frozenset(
-    {1, 5, 6, 9, 47, 66, *range(1000, 1007), 1015, 1016, 1047, 1049, 2004, 2026, 2031, 2048}
-)
-#: And those that are on: wrapping at the margin, the cursor.
-SWITCHED_OFF = frozenset({7, 25})
+#: Modes that are off in a fresh terminal, private ones and the standard's. Those whose default is a matter
+#: of taste are left alone.
+SWITCHED_ON = {
+    b"?": frozenset(
+        {1, 5, 6, 9, 47, 66, 69, *range(1000, 1007), 1015, 1016, 1047, 1049, 2004, 2026, 2031, 2048}
+    ),
+    b"": frozenset({2, 4, 20}),
+}
+#: And those that are on: wrapping at the margin, the cursor; that what is typed is not shown twice.
+SWITCHED_OFF = {b"?": frozenset({7, 25}), b"": frozenset({12})}
 SCREENS = (47, 1047, 1049)
+#: More numbers, or larger ones, are not the same to every terminal.
+MOST_NUMBERS, LARGEST_NUMBER = 16, 9999
 
 _SEQUENCE = re.compile(
     rb"\x1b(?:"
-    rb"(?P<reset>c|\[!p)"
-    rb"|\[\?(?P<modes>[0-9;]{1,80})(?P<switch>[hl])"
-    rb"|\[(?P<style>[0-9;:]{0,80})m"
-    rb"|\[(?P<region>[0-9;]{0,20})r"
-    rb"|\[(?P<way>[<>=])(?P<keys>[0-9;]{0,20})(?P<kind>[um])"
-    rb"|(?P<keypad>[=>])"
-    rb"|\((?P<letters>[0-9A-Za-z])"
-    rb"|(?P<asks>\[[?>=]?[0-9;]{0,20}(?:[cnxt]|\$p)|\[>[0-9;]{0,20}q|\[\?u|\][0-9;]{1,20}\?|P[+$]q|_G|Z)"
-    rb")|(?P<answerback>\x05)"
+    rb"\[(?P<body>[\x00-\x17\x19\x1c-?\x7f]*)(?P<final>[@-~\x80-\xff])"
+    rb"|\](?P<text>[^\x07\x18\x1a\x1b]*)(?:[\x07\x18\x1a]|(?=\x1b))"
+    rb"|(?P<short>[ -/]+[^ -/\x18\x1a\x1b]|[^ -/\[\]\x18\x1a\x1b])"
+    rb")|(?P<alone>[\x05\x0e\x0f]|(?<![\x80-\xc1\xc3-\xff])[\x80-\x9f])"
 )
 #: A sequence that has begun and not ended.
-_BEGUN = re.compile(rb"\x1b(?:[ -/]*|\[[0-?]*[ -/]*|[]PX^_][^\x07\x18\x1a\x1b]*)", re.DOTALL)
+_BEGUN = re.compile(
+    rb"\x1b(?:[ -/]*|\[[\x00-\x17\x19\x1c-?\x7f]*|\][^\x07\x18\x1a\x1b]*|[PX^_][^\x18\x1a\x1b]*)"
+)
+_ZEROS = re.compile(rb"(?<![0-9])0+(?=[0-9])")
+_BODY = re.compile(rb"([<-?]?)([0-9;:]{0,80})([ -/]{0,2})")
 _LONGEST = 256
 CANCEL = b"\x18"
+#: What a terminal does and does not speak of: it moves the cursor, erases, saves and restores.
+_SILENT = frozenset(
+    {*(b"%c" % final for final in b"@ABCDEFGHIJKLMPSXZ`abdefgsu"), b"?J", b"?K", b"?W", b" q", b'"q', b"!p"}
+)
+_SILENT_SHORT = re.compile(rb"[78DEHMNO\\]|[)*+].|#[3-8]|%G| F", re.DOTALL)
+#: Strings that are not text: terminals answer some of them.
+_STRINGS = (b"P", b"X", b"^", b"_", b"Z")
+_TEXT = re.compile(rb"0*([0-9]{1,4})(?:;.*)?", re.DOTALL)
+#: Of text for the terminal itself: titles, directories, links, prompts; and colours and the clipboard, unless
+#: there is a question mark.
+_TITLES, _SETTINGS = (0, 1, 2, 7, 8, 133), (4, *range(10, 20), 52, 104, *range(110, 120))
+
+
+def _everything() -> bytes:
+    """What puts back all that is known here. The screen last, since some modes belong to it."""
+    modes = sorted(SWITCHED_ON[b"?"] - {*SCREENS})
+    return b"".join(
+        (
+            b"\x1b[4i\x1b%G\x1b F\x0f\x1b7",
+            *(b"\x1b[?%dl" % mode for mode in modes),
+            b"\x1b[r\x1b8\x1b[!p\x1b(B\x1b>\x1b[0m\x1b[2l\x1b[4l\x1b[20l\x1b[12h\x1b[?7h\x1b[?25h\x1b[=0u\x1b[<99u",
+            *(b"\x1b[>%dm" % keys for keys in range(5)),
+            *(b"\x1b[?%dl" % screen for screen in SCREENS),
+        )
+    )
+
+
+EVERYTHING = _everything()
 
 
 class Modes:
@@ -42,49 +79,114 @@ class Modes:
     def __init__(self) -> None:
         #: When the terminal was last asked something; its answer comes as if it were typed.
         self.asked: float | None = None
-        self._tail = b""
+        #: How often it may have been asked whether it is well.
+        self.statuses = 0
+        self._tail = self._before = b""
         self._forget()
 
     def _forget(self) -> None:
-        self._changed: set[int] = set()
+        self._changed: set[tuple[bytes, int]] = set()
         self._styled = self._keypad = self._letters = self._modified = self._set = False
+        self._shifted = self._unsure = False
         self._pushed = 0
         self._region = b""
 
     def see(self, data: bytes) -> None:
         """Take note of the next piece; sequences may be cut anywhere."""
-        data = self._tail + data
-        for found in _SEQUENCE.finditer(data):
+        start = len(self._before)
+        data = self._before + self._tail + data
+        last = data.rfind(b"\x1b", start)
+        end = last if last >= 0 and _BEGUN.fullmatch(data, last) else len(data)
+        for found in _SEQUENCE.finditer(data, start, min(end + 1, len(data))):
             self._note(found)
-        last = data.rfind(b"\x1b")
-        begun = _BEGUN.fullmatch(data, last) if last >= 0 else None
-        self._tail = data[last : last + _LONGEST] if begun else b""
+        if len(data) - end > _LONGEST:
+            self._ask() if data[end + 1 : end + 2] in b"]PX^_" else self.doubt()
+        self._before, self._tail = data[max(end - 1, 0) : end], data[end : end + _LONGEST]
+
+    def doubt(self) -> None:
+        """Something was shown, or not shown, and what has become of the terminal cannot be told."""
+        self._unsure = True
+        self.statuses += 1
+        self._ask()
+
+    def _ask(self) -> None:
+        self.asked = time.monotonic()
 
     def _note(self, found: re.Match[bytes]) -> None:
         kind = found.lastgroup
-        if found["reset"]:
-            self._forget()
-        elif found["switch"]:
-            self._switch(found["modes"], found["switch"] == b"h")
-        elif kind == "style":
-            self._styled = (found["style"].replace(b":", b";").split(b";")[-1] or b"0").strip(b"0") != b""
-        elif kind == "region":
-            self._region = found["region"]
-        elif kind == "kind":
-            self._keyboard(found["way"], found["keys"], found["kind"])
-        elif kind == "keypad":
-            self._keypad = found["keypad"] == b"="
-        elif kind == "letters":
-            self._letters = found["letters"] != b"B"
+        if kind == "final":
+            self._control(found["body"], found["final"])
+        elif kind == "text":
+            self._text(found["text"])
+        elif kind == "short":
+            self._short(found["short"])
+        elif found["alone"] == b"\x05":
+            self._ask()
+        elif found["alone"] in b"\x0e\x0f":
+            self._shifted = found["alone"] == b"\x0e"
         else:
-            self.asked = time.monotonic()
+            self.doubt()
 
-    def _switch(self, modes: bytes, on: bool) -> None:
-        for mode in (int(word) for word in modes.split(b";") if word):
-            if mode in (SWITCHED_ON if on else SWITCHED_OFF):
-                self._changed.add(mode)
+    def _control(self, body: bytes, final: bytes) -> None:
+        found = _BODY.fullmatch(_ZEROS.sub(b"", body))
+        if found is None or final >= b"\x80" or (b":" in found[2] and final != b"m"):
+            self.doubt()
+            return
+        way, words, extra = found.groups()
+        kind = way + extra + final
+        if kind in (b"h", b"l", b"?h", b"?l"):
+            self._switch(way, words, final == b"h")
+        elif kind == b"m":
+            self._styled = (words.replace(b":", b";").split(b";")[-1] or b"0") != b"0"
+        elif kind == b"r":
+            self._region = words
+        elif kind in (b">u", b"<u", b"=u") or (kind == b">m" and words.partition(b";")[0] == b"4"):
+            self._keyboard(way, words, final)
+        elif final in b"hlrsim" and kind not in _SILENT:
+            self.doubt()
+        elif final == b"n":
+            self.statuses += words != b"6"
+            self._ask()
+        elif not self._is_silent(kind, words):
+            self._ask()
+
+    def _is_silent(self, kind: bytes, words: bytes) -> bool:
+        if kind == b"t":  # titles are put aside and back; other words of this kind are questions
+            return words.partition(b";")[0] in (b"22", b"23")
+        return kind in _SILENT or (kind == b"T" and b";" not in words)
+
+    def _text(self, text: bytes) -> None:
+        found = _TEXT.fullmatch(text)
+        number = int(found[1]) if found else -1
+        if number not in _TITLES and (b"?" in text or number not in _SETTINGS):
+            self._ask()
+
+    def _short(self, short: bytes) -> None:
+        if short == b"c":
+            self._forget()
+        elif short in (b"=", b">"):
+            self._keypad = short == b"="
+        elif short[:1] == b"(":
+            self._letters = short != b"(B"
+        elif short in (b"n", b"o"):
+            self._shifted = True
+        elif short in _STRINGS:
+            self._ask()
+        elif not _SILENT_SHORT.fullmatch(short):
+            self.doubt()
+
+    def _switch(self, way: bytes, words: bytes, on: bool) -> None:
+        numbers = words.split(b";")
+        if len(numbers) > MOST_NUMBERS:
+            self.doubt()
+            return
+        for mode in (int(number) for number in numbers if number):
+            if mode > LARGEST_NUMBER:
+                self.doubt()
+            elif mode in (SWITCHED_ON if on else SWITCHED_OFF)[way]:
+                self._changed.add((way, mode))
             else:
-                self._changed.discard(mode)
+                self._changed.discard((way, mode))
 
     def _keyboard(self, way: bytes, keys: bytes, kind: bytes) -> None:
         words = keys.split(b";")
@@ -101,6 +203,8 @@ class Modes:
     def off(self, lines: int) -> bytes:
         """What puts a terminal of so many lines back; empty if the program has tidied up."""
         parts = [CANCEL] if self._tail else []
+        if self._unsure:
+            return b"".join((*parts, EVERYTHING))
         if self._set:
             parts.append(b"\x1b[=0u")
         if self._pushed:
@@ -109,6 +213,8 @@ class Modes:
             parts.append(b"\x1b[>4m")
         if self._region not in (b"", b"1;%d" % lines, b";%d" % lines):
             parts.append(b"\x1b7\x1b[r\x1b8")  # it moves the cursor
+        if self._shifted:
+            parts.append(b"\x0f")
         if self._letters:
             parts.append(b"\x1b(B")
         if self._keypad:
@@ -116,6 +222,6 @@ class Modes:
         if self._styled:
             parts.append(b"\x1b[0m")
         # The screen last, since some modes belong to it.
-        for mode in sorted(self._changed, key=lambda mode: (mode in SCREENS, mode)):
-            parts.append(b"\x1b[?%d%c" % (mode, b"l" if mode in SWITCHED_ON else b"h"))
+        for way, mode in sorted(self._changed, key=lambda changed: (changed[1] in SCREENS, changed[1])):
+            parts.append(b"\x1b[%b%d%c" % (way, mode, b"l" if mode in SWITCHED_ON[way] else b"h"))
         return b"".join(parts)

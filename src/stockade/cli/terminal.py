@@ -31,7 +31,7 @@ from typing import Any
 
 import msgspec
 
-from stockade.cli.modes import Modes
+from stockade.cli.modes import CANCEL, Modes
 from stockade.gate import client
 from stockade.sandbox.steps import READABLE, WRITABLE, Events
 from stockade.sandbox.streams import CHUNK
@@ -89,7 +89,7 @@ class Terminal:
         self._behind = 1 in self._apart or not self._in_front()
         self._modes = Modes()
         self._saved: list[Any] | None = None
-        self._vacant = self._ending = False
+        self._vacant = self._ending = self._unseen = False
         self._ways_out: list[float] = []
         self._channel: client.Channel | None = None
         self._events: Events | None = None
@@ -170,7 +170,7 @@ class Terminal:
 
     def _hung_up(self) -> None:
         """The user's terminal is gone: the run is to end, unless that is on its way."""
-        self._screen.drop()
+        self._drop()
         self._keys.read(False)
         if not self._ending:
             raise KeyboardInterrupt("the terminal was hung up")
@@ -239,7 +239,12 @@ class Terminal:
     def drop(self) -> None:
         """Show nothing more."""
         if self._channel is not None:
-            self._screen.drop()
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._screen.pending:  # the terminal may be in the middle of a sequence
+            self._unseen = True
+        self._screen.drop()
 
     def close(self) -> None:
         """Put everything back as it was found."""
@@ -252,12 +257,15 @@ class Terminal:
 
     def _tidy_up(self) -> None:
         off = b""
-        with contextlib.suppress(OSError):
-            off = self._modes.off(struct.unpack("HHHH", self._size())[0])
-            if off and self._in_front():
-                os.write(self._out, off)
+        if self._unseen or self._screen.pending:
+            off = CANCEL
+            self._modes.doubt()
         self._screen.close()
         self._keys.close()
+        with contextlib.suppress(OSError):
+            off += self._modes.off(struct.unpack("HHHH", self._size())[0])
+            if off and self._in_front():
+                self._say(off)
         asked = self._modes.asked is not None and time.monotonic() - self._modes.asked < RECENT
         if self._saved is not None and (off or asked):
             with contextlib.suppress(OSError, termios.error):  # hung up
@@ -267,16 +275,24 @@ class Terminal:
 
     def _hear_out(self) -> None:
         """What the terminal tells a program that has ended must not become the user's next command."""
-        os.write(self._out, LAST_QUESTION)
-        end, heard = time.monotonic() + NO_END, b""
+        self._say(LAST_QUESTION)
+        end, heard, answers = time.monotonic() + NO_END, b"", 0
         while (left := end - time.monotonic()) > 0:
-            silence = SILENCE if LAST_ANSWER in heard else NO_ANSWER
+            # The program may have asked the same, and the terminal still have much to say after that.
+            silence = SILENCE if answers > self._modes.statuses else NO_ANSWER
             if not select.select([self._in], [], [], min(silence, left))[0]:
                 break
             if not (data := os.read(self._in, CHUNK)):
                 break
-            heard = heard[-len(LAST_ANSWER) :] + data if LAST_ANSWER not in heard else LAST_ANSWER
+            heard += data
+            answers += heard.count(LAST_ANSWER)
+            heard = heard[1 - len(LAST_ANSWER) :]
         termios.tcflush(self._in, termios.TCIFLUSH)
+
+    def _say(self, words: bytes) -> None:
+        """Show words of ours. A terminal that takes nothing is given a moment."""
+        self._screen.pending += words
+        self._flush(time.monotonic() + STALLED_SECONDS)
 
     # The user's terminal
 
