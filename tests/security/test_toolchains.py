@@ -259,6 +259,45 @@ def test_passwords_for_package_indexes_are_hidden_in_an_install(home: Path, name
     assert result.text == "3.11.7\n" and b"No such file" in result.stderr
 
 
+def environments(base: Path, *names: str) -> None:
+    """Environments as conda and pyenv-virtualenv keep them, each with a password."""
+    for name in names:
+        prefix = made.python(base / "envs" / name)
+        for place in ("conda-meta/state", "etc/conda/activate.d/env_vars.sh", "pip.conf"):
+            (prefix / place).parent.mkdir(parents=True, exist_ok=True)
+            (prefix / place).write_text(SECRET)
+
+
+@pytest.mark.parametrize("base", ["miniconda3", ".pyenv/versions/3.11.7"])
+@pytest.mark.parametrize("mine", [False, True])
+def test_a_base_does_not_bring_the_environments_of_other_work(home: Path, base: str, mine: bool) -> None:
+    prefix = home / base
+    if not prefix.exists():
+        made.python(prefix)
+    environments(prefix, "mine", "other")
+    config(f"home = {{home}}/{base}/bin\n")(home)
+    program(home / "project" / VENV, f"#!/bin/sh\nls {prefix} {prefix}/envs; grep -rs {SECRET!r} {prefix}\n")
+    asked = [f"{prefix}/envs/mine/bin/python3"] if mine else True
+    policy = Policy(workspace=str(home / "project"), toolchain=asked)  # type: ignore[arg-type]
+    result = stockade.run([VENV], policy)
+    assert "installed" in result.text and SECRET not in result.text
+    assert ("mine" in result.text, "other" in result.text) == (mine, False)
+
+
+def test_of_homebrew_the_data_and_settings_are_hidden(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brew = tmp_path / "linuxbrew"
+    monkeypatch.setattr(installs, "WHOLE", (str(brew),))
+    for name in ("var/db/table", "etc/my.cnf", "etc/openssl@3/private/key", "etc/ca-certificates/cert.pem"):
+        (brew / name).parent.mkdir(parents=True, exist_ok=True)
+        (brew / name).write_text(name)
+    program(brew / "bin/tool", f"#!/bin/sh\ncat $(find {brew}/var {brew}/etc -type f)\n")
+    monkeypatch.setenv("PATH", f"{brew}/bin:{SYSTEM_PATH}")
+    result = stockade.run(["tool"], Policy(workspace=str(home / "project")))
+    assert result.text == "etc/ca-certificates/cert.pem"
+
+
 def test_a_variable_that_names_the_home_does_not_make_it_a_place_of_installs(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ version manager puts its own.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 
@@ -24,7 +24,12 @@ SECRETS = (
     ".config/stockade",
 )  # fmt: skip
 #: In a prefix: settings of package managers, which may have a password in them.
-CREDENTIALS = ("pip.conf", "etc/npmrc", ".npmrc", ".condarc", "condarc", "etc/gitconfig", "etc/pip.conf")
+CREDENTIALS = (
+    "pip.conf", "etc/npmrc", ".npmrc", ".condarc", "condarc", "etc/gitconfig", "etc/pip.conf",
+    "conda-meta/state", "etc/conda/activate.d", "etc/conda/deactivate.d",
+)  # fmt: skip
+#: In a prefix: installs for other work, which have no part in this one.
+OTHERS = "envs"
 #: The first names of those are enough to tell a home by.
 HOMELY = (".ssh", ".gnupg", ".aws", ".kube", ".bash_history", ".bashrc", ".profile")
 #: Trees that hold one install in each directory so many levels down, with the variable that moves them.
@@ -54,6 +59,10 @@ SHARED: tuple[tuple[str, int], ...] = (("/opt", 1), ("/nix/store", 0), ("/home/l
 
 #: Installs whose programs need each other, wherever in it they are; everybody may read them anyway.
 WHOLE = ("/nix/store", "/home/linuxbrew/.linuxbrew")
+#: Of those: the data of servers, and settings but for what programs need to start and to know certificates.
+DATA, SETTINGS = "var", "etc"
+PUBLIC_SETTINGS = ("ca-certificates", "openssl@1.1", "openssl@3", "fonts", "ld.so.conf", "ld.so.conf.d")
+PRIVATE_KEYS = ("openssl@1.1/private", "openssl@3/private")
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -92,6 +101,27 @@ def above(path: str) -> Iterator[str]:
         yield path
 
 
+def private(tree: str, used: Collection[str]) -> Iterator[str]:
+    """What is to be hidden in a tree that is shown for the sake of these paths."""
+    yield from (f"{tree}/{name}" for name in CREDENTIALS)
+    others = f"{tree}/{OTHERS}"
+    inner = {path[len(others) + 1 :].partition("/")[0] for path in used if path.startswith(f"{others}/")}
+    yield from (f"{others}/{own}/{name}" for own in sorted(inner) for name in CREDENTIALS)
+    yield from (f"{others}/{name}" for name in names_in(others) if name not in inner) if inner else (others,)
+    if tree in WHOLE:
+        yield f"{tree}/{DATA}"
+        settings = {*names_in(f"{tree}/{SETTINGS}")} - {*PUBLIC_SETTINGS}
+        yield from (f"{tree}/{SETTINGS}/{name}" for name in sorted(settings | {*PRIVATE_KEYS}))
+
+
+def names_in(directory: str) -> list[str]:
+    """What a directory holds; nothing if it cannot be listed."""
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
 def is_program(path: str) -> bool:
     """Whether it is a file that the caller may execute."""
     return os.access(path, os.X_OK) and is_file(path)
@@ -105,12 +135,9 @@ def is_venv(prefix: str) -> bool:
 def _python(prefix: str) -> bool:
     if not os.path.isdir(f"{prefix}/bin"):
         return False
-    try:
-        names = os.listdir(f"{prefix}/lib")
-    except OSError:
-        return False
     return any(
-        name.startswith(("python", "pypy")) and is_file(f"{prefix}/lib/{name}/os.py") for name in names
+        name.startswith(("python", "pypy")) and is_file(f"{prefix}/lib/{name}/os.py")
+        for name in names_in(f"{prefix}/lib")
     )
 
 

@@ -49,6 +49,7 @@ class Search:
         self.trees: dict[str, str] = {}
         self.links: dict[str, str] = {}
         self.path: list[str] = []
+        self._used: set[str] = set()
 
     def command(self, name: str, *, trusted: bool = True, depth: int = 0) -> bool:
         """Show what a command needs. False if the caller has no such command."""
@@ -90,8 +91,9 @@ class Search:
 
     def found(self) -> Toolchain:
         """What was found so far."""
-        kept = [f"{tree}/{name}" for tree in self.trees for name in installs.CREDENTIALS]
-        hidden = tuple(path for path in kept if os.path.lexists(path))
+        used = (*self.trees, *self._used)
+        kept = [path for tree in self.trees for path in installs.private(tree, used)]
+        hidden = tuple(path for path in dict.fromkeys(kept) if os.path.lexists(path))
         return Toolchain(self.trees, self.links, tuple(self.path), hidden)
 
     def whole_path(self) -> None:
@@ -113,6 +115,7 @@ class Search:
     def _follow(self, hop: str, chain: _Chain, depth: int) -> None:
         """Show what it takes to execute a path whose directory is real."""
         for _ in range(MOST_LINKS):
+            self._used.add(hop)
             if not self._is_shown(hop):
                 self._show_install(hop, chain)
             elif _in(venv := os.path.dirname(os.path.dirname(hop)), self._around.granted):
