@@ -107,6 +107,9 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a base in another project": (config("home = {home}/other/python/bin\n"), VENV),
     "a base that waits": (config("", fifo=True), VENV),
     "an interpreter": (script("#!{home}/private/tool\n"), "./script"),
+    "a base that is no path": (config("home = {home}/bin\0b/bin\n"), VENV),
+    "an interpreter that is no path": (script("#!{home}/private\0b/tool\n"), "./script"),
+    "an interpreter that is no name": (script("#!/usr/bin/env private\0b\n"), "./script"),
     "an interpreter by name": (script("#!/usr/bin/env own\n"), "./script"),
     "an interpreter by options": (script("#!/usr/bin/env -S A=1 own x\n"), "./script"),
     "a shim of its own": (fake_shim, "tools/shims/python3"),
@@ -125,7 +128,7 @@ def test_a_workspace_cannot_have_anything_of_the_home_shown(
     assert shown(home, command) == set()
 
 
-@pytest.mark.parametrize("name", [name for name in ATTACKS if "waits" not in name])
+@pytest.mark.parametrize("name", [name for name in ATTACKS if "waits" not in name and "is no" not in name])
 def test_without_the_judgement_each_of_these_attacks_gets_through(
     home: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +307,13 @@ def test_a_variable_that_names_the_home_does_not_make_it_a_place_of_installs(
     monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(home))
     monkeypatch.setenv("PATH", f"{home}/private:{SYSTEM_PATH}")
     assert shown(home, "tool") == {"private/tool"}
+
+
+def test_a_version_nested_without_end_chooses_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxies = made.rustup(home, "stable-x", chosen="stable-x")
+    monkeypatch.setenv("PATH", f"{proxies}:{os.environ['PATH']}")
+    (home / "project/rust-toolchain.toml").write_text("a = " + "[" * 4000)
+    assert shown(home, "cargo") == {".rustup/toolchains/stable-x"}
 
 
 @pytest.mark.parametrize("file", [".python-version", "rust-toolchain"])

@@ -135,6 +135,8 @@ class Search:
 
     def _step(self, path: str, chain: _Chain, *, quiet: bool = False) -> str:
         """The path with its directory made real. Links on the way belong to the chain, unless `quiet`."""
+        if "\0" in path:
+            raise _Dead
         todo = [part for part in os.path.dirname(path).split("/") if part][::-1]
         at, left = "", MOST_LINKS
         while todo:
@@ -298,6 +300,6 @@ def _in(path: str, trees: Iterable[str]) -> bool:
 
 
 def _first_line(path: str) -> bytes:
-    """The first line of a script, empty if it is none."""
+    """The first line of a script, empty if it is none. No path and no name goes on after a zero."""
     head = shims.first_bytes(path, 256)
-    return head.partition(b"\n")[0] if head.startswith(b"#!") else b""
+    return head.partition(b"\n")[0].partition(b"\0")[0] if head.startswith(b"#!") else b""

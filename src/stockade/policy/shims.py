@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from stockade.errors import PolicyError
 from stockade.policy.installs import is_program
@@ -122,15 +123,10 @@ def _installed(versions: str, name: str) -> str:
 
 def _toolchain_of(path: str, cwd: str, environ: Mapping[str, str], home: str) -> str:
     """The program in the toolchain that rustup would choose."""
-    import tomllib
-
     name = os.path.basename(path)
     root = environ.get("RUSTUP_HOME", "")
     root = root if root.startswith("/") else f"{home}/.rustup"
-    try:
-        settings = tomllib.loads(first_bytes(f"{root}/settings.toml", 1 << 20).decode("utf-8", "replace"))
-    except tomllib.TOMLDecodeError:
-        settings = {}
+    settings = _table(first_bytes(f"{root}/settings.toml", 1 << 20).decode("utf-8", "replace"))
     asked, source = _channel(cwd, environ, settings)
     triple = settings.get("default_host_triple", "")
     for one in (asked, f"{asked}-{triple}", *_like(f"{root}/toolchains", asked)):
@@ -143,8 +139,6 @@ def _toolchain_of(path: str, cwd: str, environ: Mapping[str, str], home: str) ->
 
 
 def _channel(cwd: str, environ: Mapping[str, str], settings: Mapping[str, object]) -> tuple[str, str]:
-    import tomllib
-
     if named := environ.get("RUSTUP_TOOLCHAIN"):
         return named, "your environment"
     overrides = settings.get("overrides")
@@ -155,15 +149,22 @@ def _channel(cwd: str, environ: Mapping[str, str], settings: Mapping[str, object
             text = _strangers(f"{directory}/{file}")
             if "[" not in text and text.split():
                 return text.split()[0][:64], f"{directory}/{file}"
-            try:
-                table = tomllib.loads(text).get("toolchain", {}) if text else {}
-            except tomllib.TOMLDecodeError:
-                continue
+            table = _table(text).get("toolchain")
             # Its `path` would be a directory of the project's choice, and is not looked at.
             if isinstance(table, dict) and isinstance(named := table.get("channel"), str):
                 return named[:64], f"{directory}/{file}"
     default = settings.get("default_toolchain")
     return (default, "rustup default") if isinstance(default, str) else ("", "nothing is set")
+
+
+def _table(text: str) -> dict[str, Any]:
+    """A file of rustup's; nothing if it is none. What is nested too deeply for the parser is none either."""
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return {}
 
 
 def _like(toolchains: str, channel: str) -> list[str]:
