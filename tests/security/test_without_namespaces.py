@@ -118,6 +118,26 @@ def test_a_named_socket_cannot_even_be_made(granted: Path) -> None:
         assert outside("unix_sockets", "stream", granted / "s")["connect"] == "ok"
 
 
+INTERFACES = """
+import array, fcntl, socket, struct
+room = array.array("B", bytes(4096))
+one, other = socket.socketpair()
+try:
+    told = fcntl.ioctl(one, 0x8912, struct.pack("iP", 4096, room.buffer_info()[0]))
+    print("told", struct.unpack("iP", told)[0])
+except OSError as error:
+    print(error.strerror)
+other.send(b"123")
+print(struct.unpack("i", fcntl.ioctl(one, 0x541B, bytes(4)))[0])
+"""
+
+
+def test_a_closed_network_does_not_tell_the_addresses_of_the_host() -> None:
+    command = ["/usr/bin/python3", "-c", INTERFACES]
+    assert stockade.run(command, Policy(**PLAIN)).text == "Inappropriate ioctl for device\n3\n"
+    assert stockade.run(command, Policy(net="open", **PLAIN)).text.startswith("told ")
+
+
 def test_nothing_of_another_process_is_told(hidden: Path) -> None:
     """Its numbers can be guessed; command lines, environments and what it has open cannot be read."""
     with subprocess.Popen(["sleep", "60"], env={"SECRET": "x"}) as victim:

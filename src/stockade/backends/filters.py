@@ -140,19 +140,28 @@ def _pairs_of_streams() -> list[Line]:
     ]
 
 
+_REQUESTS: list[Line] = [
+    (LOAD, SECOND, "", ""),
+    (EQUAL, TIOCSETD, "refuse", ""),
+    (EQUAL, TIOCSTI, "refuse", ""),
+    (EQUAL, TIOCLINUX, "refuse", ""),
+    *((EQUAL, request, "allow", "") for request in OTHER_REQUESTS),
+    (AT_LEAST, TERMINAL_REQUESTS[0], "", "not a terminal"),
+]
+
 #: And what is asked where no namespace stands between the program and the host.
 BOUNDS_ALONE: dict[str, list[Line]] = {
     # No attribute of a file is changed through a descriptor that can only read it.
     "few requests": [
-        (LOAD, SECOND, "", ""),
-        (EQUAL, TIOCSETD, "refuse", ""),
-        (EQUAL, TIOCSTI, "refuse", ""),
-        (EQUAL, TIOCLINUX, "refuse", ""),
-        *((EQUAL, request, "allow", "") for request in OTHER_REQUESTS),
-        (AT_LEAST, TERMINAL_REQUESTS[0], "", "not a terminal"),
+        *_REQUESTS,
         (AT_LEAST, TERMINAL_REQUESTS[1], "", "allow"),
         (AT_LEAST, SOCKET_REQUESTS[0], "", "not a terminal"),
         (AT_LEAST, SOCKET_REQUESTS[1], "not a terminal", "allow"),
+    ],
+    # Any socket, also one of a pair, would tell the addresses of the host.
+    "no requests to sockets": [
+        *_REQUESTS,
+        (AT_LEAST, TERMINAL_REQUESTS[1], "not a terminal", "allow"),
     ],
     # A named socket of the host could be reached by a path that Landlock does not look at.
     "no unix names": [

@@ -98,7 +98,12 @@ ALONE = (
 #: By whether the host's network is open.
 SOCKETS_ALONE = {
     True: {"socket": "no unix names"},
-    False: {"socket": "unsupported", "connect": "refuse", "bind": "refuse"},
+    False: {
+        "socket": "unsupported",
+        "connect": "refuse",
+        "bind": "refuse",
+        "ioctl": "no requests to sockets",
+    },
 }
 
 
