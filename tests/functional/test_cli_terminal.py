@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from stockade.cli.modes import CANCEL, EVERYTHING
 from support.means import applies, need_program
 from support.screens import STOCKADE, Terminal, shell, stockade
 
@@ -357,14 +359,22 @@ class TestPuttingBack:
             assert terminal.code() == 0
             assert terminal.shown.endswith(b"\x1b[?1049ldone\r\n")
 
+    @pytest.mark.parametrize("asked", [r"\033[6n\033[c\033[5n", r"\033[0000000000000000000000000000006n"])
     def test_the_answer_to_a_program_that_has_ended_is_not_the_next_commands_input(
-        self, workspace: Path
+        self, workspace: Path, asked: str
     ) -> None:
-        script = r"stty raw -echo; printf 'x\033[6n\033[c\033[5n'"
+        script = rf"stty raw -echo; printf 'x{asked}'"
         with stockade(workspace, "run", "--", "bash", "-c", script) as terminal:
             assert terminal.code() == 0
             assert terminal.settings() == terminal.fresh
             assert terminal.typed_ahead == 0
+
+
+def _is_putting_back(process: int) -> bool:
+    """Whether signals are held back, as they are while the terminal is seen to; also once it has ended."""
+    status = Path(f"/proc/{process}/status").read_text()
+    held = next((line.split()[1] for line in status.splitlines() if line.startswith("SigBlk")), "0")
+    return "zombie" in status or bool(int(held, 16) & 1 << (signal.SIGTERM - 1))
 
 
 class TestTrouble:
@@ -388,6 +398,17 @@ class TestTrouble:
         ):
             assert terminal.process.wait(30) == 124
             assert b"output was lost" in (workspace / "said").read_bytes()
+
+    def test_one_that_is_full_at_the_end_is_put_back_all_the_same(self, workspace: Path) -> None:
+        script = rf"printf '{MODES}ready'; exec yes"
+        options = ("run", "--timeout", "1", "--", "bash", "-c", script)
+        with stockade(workspace, *options, stderr=subprocess.DEVNULL) as terminal:
+            terminal.until(b"ready")
+            while not _is_putting_back(terminal.process.pid):
+                time.sleep(0.01)
+            assert terminal.code() == 124
+            assert CANCEL + EVERYTHING in terminal.shown
+            assert terminal.settings() == terminal.fresh
 
     def test_a_flood_is_shown_whole(self, workspace: Path) -> None:
         with stockade(workspace, "run", "--", "seq", "20000") as terminal:

@@ -83,8 +83,8 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.PROCESSES: Mechanism(
         never="without a pid namespace it can be learned that other processes exist",
         optional=True,
-        weaker="none but those of the same run can be signalled, none traced, and their memory, words and files "
-        "not read; that a number is taken, and of it the owner, group, session, capabilities, priority, "
+        weaker="none but those of the same run can be signalled, none traced, and their memory, words and "
+        "files not read; that a number is taken, and of it owner, group, session, capabilities, priority, "
         "processors and numbers of descriptors, can be learned",
     ),
     Control.IPC: Mechanism("no System V objects, queues or named sockets by the filter, Landlock scopes"),
