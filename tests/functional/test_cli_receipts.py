@@ -216,3 +216,45 @@ def test_the_settings_do_not_disturb_the_policy_beside_them(
     assert cli.main(["run", "--json", "--", "sh", "-c", "echo $X"]) == 0
     assert json.loads(capfd.readouterr().out)["stdout"] == "1\n"
     assert os.listdir(".") == []
+
+
+def test_a_chain_must_be_signed_by_every_key_that_is_given(
+    stockade_home: Path, key: str, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    second, its, newer = tmp_path / "second.pem", tmp_path / "second.pub", tmp_path / "newer.pub"
+    second.write_bytes(crypto.private_pem(SEED))
+    second.chmod(0o600)
+    its.write_bytes(crypto.public_pem(crypto.Signer(SEED).public))
+    log(stockade_home).rotate()
+    append(stockade_home)
+    newer.write_bytes(crypto.public_pem(public(stockade_home)))
+    file = tmp_path / "all.jsonl"
+
+    def verified(*words: str) -> list[int]:
+        """Of an export and of the log."""
+        assert cli.main(["receipts", "export"]) == 0
+        file.write_bytes(capsysbinary.readouterr().out)
+        given = ["--chain", "--key", key, "--key", str(newer), *words]
+        return [cli.main(["verify", str(file), *given]), cli.main(["verify", *given])]
+
+    both = ("--key", str(its))
+    assert verified() == [0, 0]
+    assert verified(*both) == [1, 1]
+    assert cli.main(["receipts", "cosign", "1", "--key", str(second)]) == 0
+    capsysbinary.readouterr()
+    assert verified(*both) == [1, 1]
+    assert b"receipt 2 is not signed" in capsysbinary.readouterr().err
+    assert cli.main(["receipts", "cosign", "2", "--key", str(second)]) == 0
+    capsysbinary.readouterr()
+    assert verified(*both) == [0, 0]
+
+
+def test_what_is_required_is_never_left_out_because_a_chain_is_checked(
+    stockade_home: Path, key: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "all.jsonl"
+    file.write_bytes(log(stockade_home).get(1).encode() + b"\n")
+    (tmp_path / "policy.toml").write_text("")
+    for asked in (["--require", "limits.memory"], ["--policy", str(tmp_path / "policy.toml")]):
+        assert cli.main(["verify", str(file), "--chain", *asked]) == 125
+        assert cli.main(["verify", "1", "--chain", *asked]) == 1

@@ -77,30 +77,30 @@ def _verified(args: argparse.Namespace) -> tuple[Receipt | None, int]:
     known = given or {key.id: key.public for key in keys.known(log.home)}
     file = args.receipt and os.path.lexists(args.receipt)
     found, count = None, 0
+    if (args.policy or args.require) and (not args.receipt or (args.chain and file)):
+        raise PolicyError("--policy and --require are about one receipt", hint="name it, FILE or ID")
     if args.chain and file:
-        return None, _exported(args.receipt, known)
+        return None, _exported(args.receipt, known, every=bool(given))
     if args.receipt:
         found = Receipt.decode(read_file(args.receipt)) if file else log.find(args.receipt)
         signed_by(found, known, every=bool(given))
         if args.policy:
             check_policy(found, load(args.policy))
         check_controls(found, args.require or ())
-    elif args.policy or args.require:
-        raise PolicyError("--policy and --require are about one receipt", hint="name it: FILE or ID")
     if args.chain:
-        count = check_log(log, known) if log.exists() else 0
+        count = check_log(log, known, every=bool(given)) if log.exists() else 0
     return found, count
 
 
-def _exported(path: str, known: dict[str, bytes]) -> int:
+def _exported(path: str, known: dict[str, bytes], *, every: bool) -> int:
     """Follow the receipts in a file, one on a line; it may begin anywhere in its chain."""
-    walk = Walk(known, whole=False)
+    walk = Walk(known, whole=False, every=every)
     with open(path, "rb") as file:
         while line := file.readline(LARGEST + 1):
             walk.step(Receipt.decode(line))
     if not walk.count:
         raise ReceiptError(f"{path} has no receipt in it", failure="malformed")
-    return walk.count
+    return walk.end()
 
 
 def _public(path: str) -> bytes:
