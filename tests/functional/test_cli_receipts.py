@@ -10,7 +10,7 @@ import pytest
 
 from stockade import cli
 from stockade.receipt import chain, crypto, keys
-from stockade.receipt.statement import Receipt
+from stockade.receipt.statement import Receipt, Signature
 from support.made_receipts import append, log, public
 
 Captured = pytest.CaptureFixture[str]
@@ -182,6 +182,24 @@ def test_a_second_key_signs_and_is_kept(
     assert log(stockade_home).get(1).encode() + b"\n" == made
     assert cli.main(["verify", "1", "--chain", "--key", key, "--key", str(its)]) == 0
     assert cli.main(["receipts", "cosign", "1"]) == cli.main(["receipts", "list", "--key", "x"]) == 125
+
+
+def test_only_what_was_checked_is_shown_as_signed(
+    stockade_home: Path, key: str, tmp_path: Path, capsys: Captured
+) -> None:
+    """A cosigner's key says nothing about what stands in the place of the maker's signature."""
+    both = log(stockade_home).get(1).cosigned(crypto.private_pem(SEED))
+    maker, second = both.signatures
+    file, its = tmp_path / "run.json", tmp_path / "second.pub"
+    its.write_bytes(crypto.public_pem(crypto.Signer(SEED).public))
+    file.write_bytes(Receipt(both.payload, (Signature(maker.keyid, bytes(64)), second)).encode())
+    assert cli.main(["verify", str(file), "--key", str(its)]) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("signed by"))
+    assert row.split(maxsplit=2)[2] == f"{second.keyid[:16]} (not checked: {maker.keyid[:16]})"
+    assert cli.main(["verify", str(file), "--key", str(its), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["signed_by"], told["not_checked"]) == ([second.keyid], [maker.keyid])
+    assert cli.main(["verify", str(file), "--key", str(its), "--key", key]) == 1
 
 
 def test_keys_are_shown_exported_and_rotated(stockade_home: Path, tmp_path: Path, capsys: Captured) -> None:
