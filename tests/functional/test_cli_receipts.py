@@ -58,7 +58,48 @@ def test_what_is_no_run_leaves_no_receipt_that_could_be_taken_for_its(capsys: Ca
     assert not Path("../run.json").exists()
     Path("../run.json").write_text("of another run\n")
     assert cli.main(["run", "--receipt", "../run.json", "-p", "no-such-policy", "--", "true"]) == 125
-    assert Path("../run.json").read_text() == ""
+    assert not Path("../run.json").exists()
+
+
+def test_the_program_cannot_put_another_receipt_in_the_place_of_its_own(
+    tmp_path: Path, capfd: Captured
+) -> None:
+    """The file lies in what it may write: it takes it away and leaves an older one, which is genuine."""
+    place = tmp_path / "granted"
+    (place / "out").mkdir(parents=True)
+
+    def run(file: str, script: str, *more: str) -> int:
+        words = ["run", "-q", *more, "--write", str(place), "--receipt", f"{place}/{file}", "--", "sh", "-c"]
+        return cli.main([*words, f"cd {place} && {script}"])
+
+    def ended() -> int:
+        return Receipt.decode((place / "run.json").read_bytes()).predicate.ending.exit_code
+
+    assert run("old.json", "true") == 0
+    old = (place / "old.json").read_bytes()
+    assert run("run.json", "cp old.json run.json; exit 3") == ended() == 3
+    assert run("run.json", "ln -s old.json run.json; exit 4") == ended() == 4
+    assert (place / "old.json").read_bytes() == old
+    assert run("out/run.json", "mv out away; mkdir out; cp old.json out/run.json") == 125
+    assert "another directory" in capfd.readouterr().err
+    assert run("run.json", "mkdir run.json", "--json") == 125
+    told = json.loads(capfd.readouterr().out)
+    assert told["outcome"] == "exited" and "cannot be written" in told["receipt_error"]
+    assert sorted(os.listdir(place)) == ["away", "old.json", "out", "run.json"]
+
+
+def test_a_link_in_the_place_of_the_receipt_is_not_followed(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "mine").write_text("precious")
+    Path("run.json").symlink_to(tmp_path / "mine")
+    for place, what in (
+        ("run.json", "link"),
+        ("/dev/null", "device"),
+        (".", "directory"),
+        ("./", "directory"),
+    ):
+        assert cli.main(["run", "--receipt", place, "--", "true"]) == 125
+        assert what in capsys.readouterr().err
+    assert (tmp_path / "mine").read_text() == "precious"
 
 
 def test_a_run_without_a_receipt_says_how_it_ended_and_fails(
