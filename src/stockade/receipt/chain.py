@@ -234,7 +234,7 @@ class Chain:
 
     def exists(self) -> bool:
         """Whether anything was ever logged here."""
-        return os.path.lexists(self.path)
+        return any(os.path.lexists(path) for path in self._files)
 
     def get(self, sequence: int) -> Receipt:
         """The receipt at a place."""
@@ -296,7 +296,15 @@ class Chain:
             return self._open
         self.close()
         state.ensure(self.home)
+        # Looked for first: a log that others make meanwhile is there before they are.
+        beside = [path for path in self._files[1:] if os.path.lexists(path)]
         if not os.path.lexists(self.path):
+            if beside:  # SQLite would take them for the new log's, and write what is in them into it
+                raise ReceiptError(
+                    f"{self.path} is gone, and {' and '.join(beside)} of it not",
+                    failure="damaged",
+                    hint=f"the last receipts may be there: put it back, or {self._aside}",
+                )
             _make(self.path)
         self._file = _identity(self.path)
         connection = sqlite3.connect(
@@ -320,6 +328,15 @@ class Chain:
         _hold_room(f"{self.home}/{RESERVE}")
         return connection
 
+    @property
+    def _files(self) -> list[str]:
+        """What SQLite keeps the log in: the last receipts are in the second until there is time."""
+        return [self.path, f"{self.path}-wal", f"{self.path}-shm"]
+
+    @property
+    def _aside(self) -> str:
+        return f"move {', '.join(self._files)} aside together, and keep them: they may be evidence"
+
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
         """Say what went wrong in our own words."""
@@ -334,7 +351,7 @@ class Chain:
             raise ReceiptError(
                 f"{self.path} is damaged: {error}",
                 failure="damaged",
-                hint="move it aside to begin a new log, and keep it: it may be evidence",
+                hint=f"to begin a new log, {self._aside}",
             ) from None
         except OSError as error:
             raise ReceiptError(
