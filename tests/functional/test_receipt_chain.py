@@ -268,6 +268,35 @@ def test_no_log_is_begun_beside_what_is_left_of_another(stockade_home: Path) -> 
         assert old.execute("SELECT count(*) FROM receipts").fetchone() == (3,)
 
 
+def test_a_child_that_is_forked_while_a_receipt_is_written_can_make_its_own(
+    stockade_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chain, "PATIENCE", 5.0)
+    append(stockade_home)
+    within, forking = threading.Event(), threading.Event()
+    os.register_at_fork(before=forking.set)  # is called before the log's own
+
+    def slowly(link: chain.Link) -> Statement:
+        within.set()
+        forking.wait(10)
+        return statement(link)
+
+    writer = threading.Thread(target=lambda: log(stockade_home).append(slowly))
+    writer.start()
+    within.wait()
+    child = os.fork()
+    if not child:
+        try:
+            append(stockade_home, "child")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    writer.join()
+    append(stockade_home)
+    assert (status, whole(stockade_home)) == (0, 4)
+
+
 def test_what_is_looked_for_is_found(stockade_home: Path) -> None:
     append(stockade_home, "a", started="2026-05-01T12:00:00.000000Z")
     append(stockade_home, "b", "timed-out", started="2026-05-02T12:00:00.000000Z")

@@ -364,10 +364,20 @@ class Chain:
             self._open.close()
             self._open = None
 
+    def hold_still(self) -> bool:
+        """Close the log and let nobody open it until `go_on`; False where it is in use for too long."""
+        if not self._lock.acquire(timeout=PATIENCE):
+            return False
+        self.close()
+        return True
+
+    def go_on(self) -> None:
+        self._lock.release()
+
     def abandon(self) -> None:
         """Leave the log as a killed process would, which costs nothing and leaves nothing undone.
 
-        Closing it would wait twice for the disk. And a forked child must not touch its parent's at all.
+        Closing it would wait twice for the disk. And a forked child must not touch what is its parent's.
         """
         if self._open is not None:
             import ctypes
@@ -443,5 +453,25 @@ def _abandon(*_: Any) -> None:
         _chains.popitem()[1].abandon()
 
 
-os.register_at_fork(after_in_child=_abandon)
+#: The logs that a thread holds still while it forks.
+_still: dict[int, list[Chain]] = {}
+
+
+def _before_fork() -> None:
+    """Nothing of SQLite's crosses a fork: a child would take its parent's locks for its own, for ever."""
+    _still[threading.get_ident()] = [one for one in list(_chains.values()) if one.hold_still()]
+
+
+def _after_fork() -> None:
+    for one in _still.pop(threading.get_ident(), ()):
+        one.go_on()
+
+
+def _after_fork_in_child() -> None:
+    _after_fork()
+    _still.clear()
+    _abandon()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 atexit.register(_abandon)
