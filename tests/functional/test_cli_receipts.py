@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stockade import cli
-from stockade.receipt import chain, crypto, keys
+from stockade import cli, state
+from stockade.receipt import chain, crypto, keys, making
 from stockade.receipt.statement import Receipt, Signature
+from stockade.sandbox import records
 from support.made_receipts import append, log, public
 
 Captured = pytest.CaptureFixture[str]
@@ -241,6 +242,42 @@ def test_only_what_was_checked_is_shown_as_signed(
     told = json.loads(capsys.readouterr().out)
     assert (told["signed_by"], told["not_checked"]) == ([second.keyid], [maker.keyid])
     assert cli.main(["verify", str(file), "--key", str(its), "--key", key]) == 1
+
+
+def test_a_file_does_not_answer_for_the_log(stockade_home: Path, key: str, capsys: Captured) -> None:
+    append(stockade_home)
+    for name in ("last", "2"):
+        Path(name).write_bytes(log(stockade_home).get(1).encode())
+        assert cli.main(["verify", name, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["id"].startswith("2-")
+        assert cli.main(["verify", f"./{name}", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["id"].startswith("1-")
+    Path("2-run.json").write_bytes(log(stockade_home).get(1).encode())
+    assert cli.main(["verify", "2-run.json"]) == 0
+
+
+def test_a_killed_supervisors_run_is_not_said_to_have_started_nothing(
+    stockade_home: Path, capsys: Captured
+) -> None:
+    record = records.Record(id="0123", command=("true",), started="2026-05-01T12:00:00Z")
+    making.orphaned(state.ensure(str(stockade_home)), record)
+    assert cli.main(["verify", "last"]) == 0
+    said = capsys.readouterr().out
+    assert "the program may have run" in said and "nothing was started" not in said
+    assert cli.main(["verify", "last", "--require", "files"]) == 1
+    assert "the program may have run" in capsys.readouterr().err
+
+
+def test_the_receipt_names_the_agent_that_the_policy_is_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    (tmp_path / "config/stockade").mkdir(parents=True)
+    (tmp_path / "config/stockade/policies.toml").write_text("[global]\n[agent.linter]\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    words = ["run", "-q", "--receipt", "../run.json", "--agent", "linter", "--who"]
+    assert cli.main([*words, "agent=admin", "--", "true"]) == 125
+    assert "--agent linter" in capsys.readouterr().err
+    assert cli.main([*words, "agent=linter", "--", "true"]) == 0
 
 
 def test_keys_are_shown_exported_and_rotated(stockade_home: Path, tmp_path: Path, capsys: Captured) -> None:

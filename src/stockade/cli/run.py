@@ -236,8 +236,15 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
 
 def _who(args: argparse.Namespace) -> dict[str, str] | None:
     """What the receipt says: the agent that the policy is for, and what was said besides."""
-    said = {"agent": args.agent, "category": args.category} | _pairs("--who", args.who)
-    return {name: value for name, value in said.items() if value} or None
+    policy = {"agent": args.agent, "category": args.category}
+    said = _pairs("--who", args.who)
+    for name, value in policy.items():
+        if value and said.get(name, value) != value:
+            raise PolicyError(
+                f"--who {name}={said[name]}: the policy is that of --{name} {value}",
+                hint=f"leave out --who {name}=, which is said by --{name}",
+            )
+    return {name: value for name, value in (policy | said).items() if value} or None
 
 
 def _pairs(option: str, given: list[str] | None) -> dict[str, str]:

@@ -13,7 +13,7 @@ from stockade.policy import Caller
 from stockade.policy.load import load, read_file
 from stockade.receipt import chain, crypto, keys
 from stockade.receipt.statement import LARGEST, Receipt
-from stockade.receipt.verify import Walk, check_controls, check_log, check_policy, signed_by
+from stockade.receipt.verify import Walk, check_controls, check_log, check_policy, nothing_seen, signed_by
 from stockade.state import state_dir
 
 
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = made.add_argument
-    add("receipt", nargs="?", metavar="FILE|ID", help="a file, or a receipt of yours")
+    add("receipt", nargs="?", metavar="FILE|ID", help="a file (./42, not 42), or a receipt of yours")
     add("--key", metavar="FILE", action="append", help="a public key, PEM, that must have signed; repeatable")
     add("--chain", action="store_true", help="check the whole record, of yours or in FILE")
     add("--policy", metavar="FILE", help="the policy that must have been in force")
@@ -75,7 +75,8 @@ def _verified(args: argparse.Namespace) -> tuple[Receipt | None, set[str], int]:
     log = chain.of(state_dir(caller.environ, caller.home))
     given = {crypto.key_id(key): key for key in map(_public, args.key or ())}
     known = given or {key.id: key.public for key in keys.known(log.home)}
-    file = args.receipt and os.path.lexists(args.receipt)
+    # An id first: a file that somebody has put here must not answer for the log.
+    file = args.receipt and not chain.is_id(args.receipt) and os.path.lexists(args.receipt)
     found, right, count = None, set[str](), 0
     if (args.policy or args.require) and (not args.receipt or (args.chain and file)):
         raise PolicyError("--policy and --require are about one receipt", hint="name it, FILE or ID")
@@ -133,8 +134,8 @@ def _show(receipt: Receipt, right: set[str]) -> None:
         ["host", f"{said.host.kernel}, Landlock ABI {said.host.landlock}, Stockade {said.host.stockade}"],
     ]  # fmt: skip
     print(output.table(rows, ["VERIFIED", ""]))
-    if not said.controls:
-        print("\nnothing was started, so nothing was enforced")
+    if why := nothing_seen(receipt):
+        print(f"\nno control is known to have been enforced: {why}")
         return
     print()
     shown = [

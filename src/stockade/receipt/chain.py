@@ -250,7 +250,7 @@ class Chain:
                 raise NotFoundError("there are no receipts yet", hint="every run makes one")
             return self.get(rows[0].sequence)
         number, _, hash = id.partition("-")
-        if not (number.isascii() and number.isdigit() and len(number) < 19):
+        if not is_id(id):
             raise NotFoundError(
                 f"{id!r} is neither a file nor the id of a receipt", hint="`stockade receipts list`"
             )
@@ -384,6 +384,13 @@ class Chain:
 
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._open))
             self._open = None
+
+
+def is_id(text: str) -> bool:
+    """Whether a word has the form of a receipt's id: "last", its place, or that and the start of its hash."""
+    number, _, hash = text.partition("-")
+    numbered = number.isascii() and number.isdigit() and len(number) < 19
+    return text == "last" or (numbered and not hash.strip("0123456789abcdef"))
 
 
 def row_of(said: Predicate, hash: str) -> Row:

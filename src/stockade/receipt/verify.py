@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stockade.controls import Control, Grade
 from stockade.errors import PolicyError, ReceiptError
 from stockade.receipt import crypto
-from stockade.receipt.statement import NOTHING, Receipt, to_sign
+from stockade.receipt.statement import NOTHING, ORPHANED, Receipt, to_sign
 
 if TYPE_CHECKING:
     from stockade.policy import Policy
@@ -110,6 +110,15 @@ def check_policy(receipt: Receipt, policy: Policy) -> None:
         )
 
 
+def nothing_seen(receipt: Receipt) -> str:
+    """Why a receipt claims no control at all; empty where it does claim some."""
+    if receipt.predicate.controls:
+        return ""
+    if receipt.predicate.ending.error == ORPHANED:
+        return "the supervisor was killed: the program may have run, and nobody saw behind which walls"
+    return "nothing was started"
+
+
 def check_controls(receipt: Receipt, required: Iterable[Control | str]) -> None:
     """Refuse a receipt of a run in which a control was not enforced in full."""
     seen = receipt.predicate.controls
@@ -120,8 +129,8 @@ def check_controls(receipt: Receipt, required: Iterable[Control | str]) -> None:
             known = ", ".join(one.value for one in Control)
             raise PolicyError(f"{name!r} is not a control", hint=f"known: {known}") from None
         if control not in seen:
-            why = "nothing was started" if not seen else "the policy did not ask for it"
-            raise ReceiptError(f"{control} was not enforced: {why}", failure="weaker")
+            why = nothing_seen(receipt) or "the policy did not ask for it"
+            raise ReceiptError(f"{control} is not known to have been enforced: {why}", failure="weaker")
         if seen[control].grade in (Grade.WEAKER, Grade.ABSENT):
             raise ReceiptError(
                 f"{control} was not enforced in full: {seen[control].grade}, by {seen[control].mechanism}",
