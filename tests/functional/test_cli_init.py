@@ -190,6 +190,23 @@ def test_a_link_is_not_written_through(make: Make, tmp_path: Path) -> None:
     assert (tmp_path / "target").read_text() == "mine"
 
 
+def test_what_a_link_of_the_projects_leads_to_is_no_grant(make: Make, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("key")
+    here = make({"requirements.txt": ""})
+    (here / ".venv/bin").mkdir(parents=True)
+    (here / ".venv/bin/python").symlink_to(secret / "key")
+    assert init()[0] == 0
+    assert "secret" not in (here / "stockade.toml").read_text()
+
+
+def test_a_pipe_in_place_of_a_file_does_not_hold_it(make: Make) -> None:
+    here = make({})
+    os.mkfifo(here / "package.json")
+    assert init()[0] == 0
+
+
 def test_a_directory_can_be_named_and_must_be_one(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     here = make({"sub/Cargo.toml": "", "file": ""})
     assert init("sub")[0] == 0 and (here / "sub/stockade.toml").exists()

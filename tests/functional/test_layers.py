@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from stockade import Policy, PolicyError
 from stockade.policy import discover
 from stockade.policy.layers import Layers
+from support.means import applies
 
 LAYERS = """
 [global]
@@ -211,6 +213,38 @@ class TestCeiling:
         (config / "policies.toml").write_text(f'[ceiling]\nread = ["{tmp_path}"]\nlimits = {{ wall = "5m" }}')
         with pytest.raises(PolicyError, match="read /srv"):
             self.found(config, flags={"read": [str(tmp_path / "elsewhere")], "limits": limits})
+
+    def test_what_was_compared_is_what_is_opened(self, config: Path, tmp_path: Path) -> None:
+        (tmp_path / "ok").mkdir()
+        (tmp_path / "link").symlink_to("ok")
+        (config / "policies.toml").write_text(f'[ceiling]\nread = ["{tmp_path}/ok"]')
+        environ = {"XDG_CONFIG_HOME": str(config.parent)}
+        found = discover(str(config), environ, str(tmp_path), flags={"read": [str(tmp_path / "link")]})
+        assert found.pinned and found.policy.read == (str(tmp_path / "ok"),)
+
+    def test_what_it_denies_is_hidden_also_in_what_no_clause_shows(self, config: Path) -> None:
+        ceiling = f'[ceiling]\nworkspace = "{config}"\nprofile = "dev"\ndeny = ["/usr/share/zoneinfo"]'
+        (config / "policies.toml").write_text(ceiling)
+        done = stockade(config, "run", "-q", "--", "ls", "/usr/share/zoneinfo")
+        assert done.returncode == 2 and "No such file" in done.stderr
+
+    def test_one_that_cannot_be_looked_at_is_no_absent_one(self, config: Path) -> None:
+        applies(os.geteuid() != 0, "root looks at everything")
+        config.chmod(0)
+        try:
+            with pytest.raises(PolicyError, match="cannot look at"):
+                self.found(config)
+        finally:
+            config.chmod(0o700)
+
+    @pytest.mark.parametrize("entry", ["", "ceiling.toml.bak", "agents"])
+    def test_a_directory_without_layers_is_no_absent_one(self, config: Path, entry: str) -> None:
+        (config / "policies.toml").unlink()
+        (config / "policies").mkdir()
+        if entry:
+            (config / "policies" / entry).write_text("")
+        with pytest.raises(PolicyError, match=r"has no layers|is no layer"):
+            self.found(config)
 
     def test_an_agent_without_layers_is_refused(self, config: Path) -> None:
         (config / "policies.toml").unlink()

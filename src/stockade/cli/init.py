@@ -96,11 +96,12 @@ def _draft(directory: str) -> Draft:
         where = place(tool, directory)
         if not where:
             missing.append(tool)
-        elif not where.startswith((*_shown(), f"{directory}/")):
-            # Under both names: programs of one install look for each other where they were found.
-            named = shutil.which(tool) if "/" not in tool else None
-            read += [_tree(one) for one in (named, where) if one and not one.startswith(_shown())]
-            path += [os.path.dirname(named)] if named else []
+        elif "/" not in tool and not where.startswith((*_shown(), f"{directory}/")):
+            # Under both names: programs of one install look for each other where they were found. What a
+            # tool of the project's own leads to is no grant of ours: a run judges it as a toolchain.
+            named = shutil.which(tool) or where
+            read += [_tree(one) for one in (named, where) if not one.startswith(_shown())]
+            path.append(os.path.dirname(named))
     if read and kind is not None:
         read += kind.caches
     secret = tuple(name for name in SECRET if os.path.lexists(os.path.join(directory, name)))

@@ -112,7 +112,7 @@ def _resolve(args: argparse.Namespace) -> int:
         raise PolicyError("whose policy?", hint="name an agent or a category: --agent NAME")
     known = layers.Layers.load(place)
     found = known.resolve(args.agent, args.category)
-    known.refuse_beyond(found.policy, caller.home, caller.cwd, caller.environ)
+    known.bounded(found.policy, caller.home, caller.cwd, caller.environ)
     if args.json:
         facts = {"policy": found.policy.table(full=True), "hash": found.policy.hash}
         print(_json({**facts, "origins": found.origins, "layers": [layer.name for layer in found.layers]}))

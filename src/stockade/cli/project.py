@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from typing import NamedTuple
 
 #: More of a file than this says no more about it.
@@ -50,10 +51,12 @@ class _Files:
 
     def text(self, name: str) -> str:
         try:
-            with open(os.path.join(self.directory, name), encoding="utf-8", errors="replace") as file:
-                return file.read(MOST)
+            # A pipe in place of the file would hold us until somebody writes.
+            file = os.open(os.path.join(self.directory, name), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError:
             return ""
+        with open(file, encoding="utf-8", errors="replace") as text:
+            return text.read(MOST) if stat.S_ISREG(os.fstat(file).st_mode) else ""
 
     def below(self, name: str, beginning: str, end: str) -> bool:
         """Whether a directory has a file with such a name."""

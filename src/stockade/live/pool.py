@@ -12,14 +12,13 @@ import atexit
 import contextlib
 import logging
 import os
-import select
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from stockade.errors import PolicyError, SetupError, StockadeError
+from stockade.errors import PolicyError, SetupError
 from stockade.policy import Policy
 from stockade.sandbox.result import Result
 from stockade.sandbox.sandbox import OnExit, Sandbox
@@ -34,6 +33,8 @@ LARGEST = 1000
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 #: How long the thread lets a run that has just begun have the processors to itself.
 PATIENCE = 0.005
+#: How often those that wait are looked at.
+LOOK = 1.0
 
 _log = logging.getLogger("stockade")
 
@@ -61,10 +62,11 @@ class Pool:
 
     def _begin(self) -> None:
         self._owner = os.getpid()
-        self._lock = threading.Lock()
+        #: Guards what follows, and is told of every change.
+        self._change = threading.Condition()
         self._ready: deque[Sandbox] = deque()
         self._used: deque[Sandbox] = deque()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._taken = 0.0
         self._keeper = threading.Thread(target=self._keep, name="stockade-pool", daemon=True)
         self._keeper.start()
 
@@ -116,34 +118,41 @@ class Pool:
 
     def close(self) -> None:
         """End every sandbox that waits; those in use end when they are given back. Harmless when repeated."""
-        if self._closed:
-            return
-        self._closed = True
+        if self._owner != os.getpid():
+            self._change = threading.Condition()  # the parent's may be held by a thread that is not here
+        with self._change:
+            if self._closed:
+                return
+            self._closed = True
+            self._change.notify_all()
         atexit.unregister(self.close)
-        if self._owner == os.getpid():
-            os.eventfd_write(self._wake, 1)
-            self._keeper.join()
-        for box in (*self._ready, *self._used):
-            _end(box)
-        self._ready.clear()
-        self._used.clear()
-        os.close(self._wake)
+        try:
+            if self._owner == os.getpid():
+                self._keeper.join()
+        finally:
+            with self._change:
+                boxes = [*self._ready, *self._used]
+                self._ready.clear()
+                self._used.clear()
+            for box in boxes:
+                _end(box)
 
     def _take(self) -> Sandbox:
         """A sandbox that lives: one that is ready, or a new one."""
-        if self._closed:
-            raise SetupError("the pool is closed", stage="pool")
         if self._owner != os.getpid():
             self._begin_again()
-        while self._ready:
-            with self._lock:
+        while True:
+            with self._change:
+                if self._closed:
+                    raise SetupError("the pool is closed", stage="pool")
                 box = self._ready.popleft() if self._ready else None
-            os.eventfd_write(self._wake, 1)
-            if box is not None and not box.ended:
+                self._taken = time.monotonic()
+                self._change.notify_all()
+            if box is None:
+                return self._opened()
+            if not box.ended:
                 return box
-            if box is not None:
-                self._give_back(box)
-        return self._opened()
+            self._give_back(box)
 
     def _opened(self) -> Sandbox:
         box = Sandbox(self.policy, on_exit=self._on_exit)
@@ -152,10 +161,10 @@ class Pool:
 
     def _give_back(self, box: Sandbox) -> None:
         """Let it be ended; by the keeper while there is one."""
-        with self._lock:
-            if not self._closed:
+        with self._change:
+            if not self._closed and self._keeper.is_alive():
                 self._used.append(box)
-                os.eventfd_write(self._wake, 1)
+                self._change.notify_all()
                 return
         _end(box)
 
@@ -163,57 +172,49 @@ class Pool:
         """In a forked child: the sandboxes are the parent's, and so is the thread."""
         for box in (*self._ready, *self._used):
             box.close()  # lets go of this process's copy only
-        os.close(self._wake)
         self._begin()
 
     def _keep(self) -> None:
         """What the thread does until the pool is closed."""
         pause, later = FIRST_PAUSE, 0.0
-        while not self._closed:
-            while self._used:
-                _end(self._used.popleft())
-            self._drop_dead()
-            now = time.monotonic()
-            if len(self._ready) < self.size and now >= later:
-                try:
-                    box = self._opened()
-                except (StockadeError, OSError) as error:
-                    # Whoever needs one is told; here it is only tried again.
-                    _log.warning("a warm sandbox could not be opened, next attempt in %g s: %s", pause, error)
-                    later, pause = now + pause, min(2 * pause, LONGEST_PAUSE)
-                else:
-                    pause = FIRST_PAUSE
-                    with self._lock:
-                        self._ready.append(box)
+        while (due := self._due(later)) is not None:
+            ended, missing = due
+            for box in ended:
+                _end(box)
+            if not missing:
                 continue
-            self._wait(later - now if len(self._ready) < self.size else None)
-
-    def _drop_dead(self) -> None:
-        """Take out what ended while it waited."""
-        with self._lock:
-            dead = [box for box in self._ready if box.ended]
-            for box in dead:
-                self._ready.remove(box)
-        for box in dead:
+            time.sleep(max(0.0, self._taken + PATIENCE - time.monotonic()))
+            try:
+                box = self._opened()
+            except Exception as error:
+                # Whoever needs one is told; here it is only tried again.
+                _log.warning("a warm sandbox could not be opened, next attempt in %g s: %s", pause, error)
+                later, pause = time.monotonic() + pause, min(2 * pause, LONGEST_PAUSE)
+                continue
+            pause = FIRST_PAUSE
+            with self._change:
+                if not self._closed:
+                    self._ready.append(box)
+                    continue
             _end(box)
 
-    def _wait(self, seconds: float | None) -> None:
-        """Wait until there is something to do."""
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        with self._lock:
-            for box in self._ready:
-                if (gate := box.gate) is not None:
-                    poll.register(gate, select.POLLIN)
-        poll.poll(None if seconds is None else seconds * 1000)
-        if not self._closed:
-            time.sleep(PATIENCE)
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+    def _due(self, later: float) -> tuple[list[Sandbox], bool] | None:
+        """Wait for what is to be ended, or until one is missing and may be opened; None: it is all over."""
+        with self._change:
+            while not self._closed:
+                ended = [*self._used, *(box for box in self._ready if box.ended)]
+                self._used.clear()
+                self._ready = deque(box for box in self._ready if box not in ended)
+                missing, left = len(self._ready) < self.size, later - time.monotonic()
+                if ended or (missing and left <= 0):
+                    return ended, missing and left <= 0
+                # Those that die while they wait are noticed after a moment.
+                self._change.wait(min(LOOK, left) if missing else LOOK)
+            return None
 
 
 def _end(box: Sandbox) -> None:
     try:
         box.close()
-    except (StockadeError, OSError) as error:
+    except Exception as error:
         _log.warning("a sandbox of a pool could not be closed: %s", error)

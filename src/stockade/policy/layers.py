@@ -127,26 +127,41 @@ class Layers(msgspec.Struct, frozen=True):
         between = self.categories.get(chosen)
         return _laid(tuple(layer for layer in (self.everyone, between, own) if layer is not None))
 
-    def refuse_beyond(self, policy: Policy, home: str, cwd: str, environ: Mapping[str, str]) -> None:
-        """Raise PolicyError unless the policy is within the ceiling, links and all."""
+    def bounded(self, policy: Policy, home: str, cwd: str, environ: Mapping[str, str]) -> Policy:
+        """The policy by real names, with what the ceiling hides; PolicyError if it exceeds the ceiling."""
         if self.ceiling is None:
-            return
+            return policy
         asked, most = (real_names(one, home, cwd, environ) for one in (policy, self.ceiling))
+        # Also from what is shown besides the policy's own clauses: by its profile, or as a toolchain.
+        hidden = tuple(path for path in most.deny if path not in asked.deny)
+        asked = msgspec.structs.replace(asked, deny=(*asked.deny, *hidden))
         beyond = asked.excess(most)
         if beyond:
             raise PolicyError(
                 f"the policy exceeds the ceiling in {self.source}:\n" + "\n".join(beyond),
                 hint="ask for less, or let whoever decides raise the ceiling",
             )
+        return asked
 
 
 def find(config: str) -> str | None:
     """The layers in the user's own directory: a file or a directory, not both."""
     file, directory = f"{config}/{NAME}.toml", f"{config}/{NAME}"
-    has = [path for path in (file, directory) if os.path.lexists(path)]
+    has = [path for path in (file, directory) if _is_there(path)]
     if len(has) > 1:
         raise PolicyError(f"there are both {file} and {directory}", hint="keep one of them")
     return has[0] if has else None
+
+
+def _is_there(path: str) -> bool:
+    """Whether there is something of that name. One that cannot be looked at may be a ceiling."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise PolicyError(f"cannot look at {path}: {error.strerror}") from error
+    return True
 
 
 def _from_file(path: str) -> list[Layer]:
@@ -174,7 +189,10 @@ def _from_file(path: str) -> list[Layer]:
 
 def _from_directory(directory: str) -> list[Layer]:
     found = []
-    for entry in sorted(os.listdir(directory)):
+    entries = sorted(entry for entry in os.listdir(directory) if not entry.startswith("."))
+    if not entries:
+        raise PolicyError(f"{directory} has no layers", hint="write them, or remove the directory")
+    for entry in entries:
         path = f"{directory}/{entry}"
         name = entry.removesuffix(".toml")
         if entry in (CATEGORY, AGENT):
@@ -185,7 +203,7 @@ def _from_directory(directory: str) -> list[Layer]:
             ]
         elif entry.endswith(".toml") and name in (GLOBAL, CEILING):
             found.append(_alone(path, name))
-        elif entry.endswith(".toml") or name in KINDS:
+        else:
             raise PolicyError(
                 f"{path} is no layer",
                 hint=f"known: {GLOBAL}.toml, {CEILING}.toml, {CATEGORY}/NAME.toml, {AGENT}/NAME.toml",

@@ -138,9 +138,12 @@ def discover(
     chosen = _discover(
         cwd, environ, home, flags or {}, _with_workspace(own, workspace), sources, file is None
     )
-    if known is not None:
-        known.refuse_beyond(chosen.policy, home, cwd, environ)
-    return chosen
+    if known is None or known.ceiling is None:
+        return chosen
+    # What was compared is what is opened: real names, from here on.
+    return msgspec.structs.replace(
+        chosen, policy=known.bounded(chosen.policy, home, cwd, environ), pinned=True
+    )
 
 
 def _own(path: str) -> tuple[Policy, tuple[str, ...]]:
