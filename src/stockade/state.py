@@ -24,9 +24,10 @@ ENTRIES = {
     "output": "output that was too much for memory",
     "runs.log": "what earlier runs did",
     "runs.log.1": "what earlier runs did",
-    "receipts.db": "the signed record of every run",
+    # In this order: they are of no log without the last.
     "receipts.db-wal": "the signed record of every run",
     "receipts.db-shm": "the signed record of every run",
+    "receipts.db": "the signed record of every run",
     "receipts.reserve": "room for a receipt on a full disk",
     "keys": "what signs receipts, and what verifies them",
     "trust": "the policies of projects that you agreed to",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -60,9 +61,9 @@ def test_without_namespaces_the_wall_is_another_one(how: str) -> None:
         before += [need_program("unshare"), *NO_USER_NAMESPACES[1:]]
     if how != "no user namespaces":
         before += [sys.executable, "-m", "support.blocked"]
-    done = subprocess.run(
-        [*before, sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
-    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [*before, sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     backends, hint = told["default"]

@@ -163,7 +163,9 @@ def test_uninstalled_it_leaves_nothing_but_what_purge_removes(wheel: Path, tmp_p
     installed = call([*pip, "install", "--no-deps", "--no-index", str(wheel)])
     assert installed.returncode == 0, installed.stdout
     # What it needs comes from the environment that the tests run in.
-    environ = {"PYTHONPATH": sysconfig.get_path("purelib"), "HOME": str(home), "XDG_STATE_HOME": ""}
+    own = sysconfig.get_path("purelib", vars={"base": str(venv)})
+    paths = f"{own}:{sysconfig.get_path('purelib')}"
+    environ = {"PYTHONPATH": paths, "HOME": str(home), "XDG_STATE_HOME": ""}
     environ["STOCKADE_HOME"] = ""
     where = call([str(python), "-c", "import stockade; print(stockade.__file__)"], **environ)
     assert where.stdout.startswith(str(venv)), where.stdout

@@ -14,6 +14,8 @@ import pytest
 import stockade
 from stockade import Policy, Sandbox, Workspace, cli, state
 from stockade.policy import Caller
+from stockade.receipt import chain
+from stockade.workspace import descend
 from support.means import applies
 from support.paths import ROOT
 from support.screen import STOCKADE, seen
@@ -45,6 +47,24 @@ def test_it_removes_everything(used: Path, capsys: pytest.CaptureFixture[str]) -
     for entry in ("workspaces", "trust", "runs.log", "output", "cache"):
         assert f"  {entry} " in said.err
     assert stockade.run(["true"]).ok, "and what comes next finds a new one"
+
+
+def test_a_purge_that_is_cut_short_leaves_nothing_for_the_next_log_to_trip_over(
+    used: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain.shutdown()
+    (used / "receipts.db-wal").touch()
+    remove = descend.remove
+
+    def once(place: int, name: str) -> None:
+        remove(place, name)
+        if name == "receipts.db":
+            raise OSError(5, "cut short")
+
+    monkeypatch.setattr(descend, "remove", once)
+    assert cli.main(["purge", "--yes"]) == 125
+    assert used.exists() and not list(used.glob("receipts.db*"))
+    assert stockade.run(["true"]).ok
 
 
 def test_where_there_is_nothing_nothing_is_done(

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stockade import cli
-from stockade.receipt import chain, crypto, keys
-from stockade.receipt.statement import Receipt
+from stockade import cli, state
+from stockade.receipt import chain, crypto, keys, making
+from stockade.receipt.statement import Receipt, Signature
+from stockade.sandbox import records
 from support.made_receipts import append, log, public
 
 Captured = pytest.CaptureFixture[str]
@@ -58,7 +59,48 @@ def test_what_is_no_run_leaves_no_receipt_that_could_be_taken_for_its(capsys: Ca
     assert not Path("../run.json").exists()
     Path("../run.json").write_text("of another run\n")
     assert cli.main(["run", "--receipt", "../run.json", "-p", "no-such-policy", "--", "true"]) == 125
-    assert Path("../run.json").read_text() == ""
+    assert not Path("../run.json").exists()
+
+
+def test_the_program_cannot_put_another_receipt_in_the_place_of_its_own(
+    tmp_path: Path, capfd: Captured
+) -> None:
+    """The file lies in what it may write: it takes it away and leaves an older one, which is genuine."""
+    place = tmp_path / "granted"
+    (place / "out").mkdir(parents=True)
+
+    def run(file: str, script: str, *more: str) -> int:
+        words = ["run", "-q", *more, "--write", str(place), "--receipt", f"{place}/{file}", "--", "sh", "-c"]
+        return cli.main([*words, f"cd {place} && {script}"])
+
+    def ended() -> int:
+        return Receipt.decode((place / "run.json").read_bytes()).predicate.ending.exit_code
+
+    assert run("old.json", "true") == 0
+    old = (place / "old.json").read_bytes()
+    assert run("run.json", "cp old.json run.json; exit 3") == ended() == 3
+    assert run("run.json", "ln -s old.json run.json; exit 4") == ended() == 4
+    assert (place / "old.json").read_bytes() == old
+    assert run("out/run.json", "mv out away; mkdir out; cp old.json out/run.json") == 125
+    assert "another directory" in capfd.readouterr().err
+    assert run("run.json", "mkdir run.json", "--json") == 125
+    told = json.loads(capfd.readouterr().out)
+    assert told["outcome"] == "exited" and "cannot be written" in told["receipt_error"]
+    assert sorted(os.listdir(place)) == ["away", "old.json", "out", "run.json"]
+
+
+def test_a_link_in_the_place_of_the_receipt_is_not_followed(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "mine").write_text("precious")
+    Path("run.json").symlink_to(tmp_path / "mine")
+    for place, what in (
+        ("run.json", "link"),
+        ("/dev/null", "device"),
+        (".", "directory"),
+        ("./", "directory"),
+    ):
+        assert cli.main(["run", "--receipt", place, "--", "true"]) == 125
+        assert what in capsys.readouterr().err
+    assert (tmp_path / "mine").read_text() == "precious"
 
 
 def test_a_run_without_a_receipt_says_how_it_ended_and_fails(
@@ -184,6 +226,60 @@ def test_a_second_key_signs_and_is_kept(
     assert cli.main(["receipts", "cosign", "1"]) == cli.main(["receipts", "list", "--key", "x"]) == 125
 
 
+def test_only_what_was_checked_is_shown_as_signed(
+    stockade_home: Path, key: str, tmp_path: Path, capsys: Captured
+) -> None:
+    """A cosigner's key says nothing about what stands in the place of the maker's signature."""
+    both = log(stockade_home).get(1).cosigned(crypto.private_pem(SEED))
+    maker, second = both.signatures
+    file, its = tmp_path / "run.json", tmp_path / "second.pub"
+    its.write_bytes(crypto.public_pem(crypto.Signer(SEED).public))
+    file.write_bytes(Receipt(both.payload, (Signature(maker.keyid, bytes(64)), second)).encode())
+    assert cli.main(["verify", str(file), "--key", str(its)]) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("signed by"))
+    assert row.split(maxsplit=2)[2] == f"{second.keyid[:16]} (not checked: {maker.keyid[:16]})"
+    assert cli.main(["verify", str(file), "--key", str(its), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["signed_by"], told["not_checked"]) == ([second.keyid], [maker.keyid])
+    assert cli.main(["verify", str(file), "--key", str(its), "--key", key]) == 1
+
+
+def test_a_file_does_not_answer_for_the_log(stockade_home: Path, key: str, capsys: Captured) -> None:
+    append(stockade_home)
+    for name in ("last", "2"):
+        Path(name).write_bytes(log(stockade_home).get(1).encode())
+        assert cli.main(["verify", name, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["id"].startswith("2-")
+        assert cli.main(["verify", f"./{name}", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["id"].startswith("1-")
+    Path("2-run.json").write_bytes(log(stockade_home).get(1).encode())
+    assert cli.main(["verify", "2-run.json"]) == 0
+
+
+def test_a_killed_supervisors_run_is_not_said_to_have_started_nothing(
+    stockade_home: Path, capsys: Captured
+) -> None:
+    record = records.Record(id="0123", command=("true",), started="2026-05-01T12:00:00Z")
+    making.orphaned(state.ensure(str(stockade_home)), record)
+    assert cli.main(["verify", "last"]) == 0
+    said = capsys.readouterr().out
+    assert "the program may have run" in said and "nothing was started" not in said
+    assert cli.main(["verify", "last", "--require", "files"]) == 1
+    assert "the program may have run" in capsys.readouterr().err
+
+
+def test_the_receipt_names_the_agent_that_the_policy_is_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    (tmp_path / "config/stockade").mkdir(parents=True)
+    (tmp_path / "config/stockade/policies.toml").write_text("[global]\n[agent.linter]\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    words = ["run", "-q", "--receipt", "../run.json", "--agent", "linter", "--who"]
+    assert cli.main([*words, "agent=admin", "--", "true"]) == 125
+    assert "--agent linter" in capsys.readouterr().err
+    assert cli.main([*words, "agent=linter", "--", "true"]) == 0
+
+
 def test_keys_are_shown_exported_and_rotated(stockade_home: Path, tmp_path: Path, capsys: Captured) -> None:
     assert cli.main(["keys"]) == 0
     (first,) = keys.known(str(stockade_home))
@@ -216,3 +312,45 @@ def test_the_settings_do_not_disturb_the_policy_beside_them(
     assert cli.main(["run", "--json", "--", "sh", "-c", "echo $X"]) == 0
     assert json.loads(capfd.readouterr().out)["stdout"] == "1\n"
     assert os.listdir(".") == []
+
+
+def test_a_chain_must_be_signed_by_every_key_that_is_given(
+    stockade_home: Path, key: str, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    second, its, newer = tmp_path / "second.pem", tmp_path / "second.pub", tmp_path / "newer.pub"
+    second.write_bytes(crypto.private_pem(SEED))
+    second.chmod(0o600)
+    its.write_bytes(crypto.public_pem(crypto.Signer(SEED).public))
+    log(stockade_home).rotate()
+    append(stockade_home)
+    newer.write_bytes(crypto.public_pem(public(stockade_home)))
+    file = tmp_path / "all.jsonl"
+
+    def verified(*words: str) -> list[int]:
+        """Of an export and of the log."""
+        assert cli.main(["receipts", "export"]) == 0
+        file.write_bytes(capsysbinary.readouterr().out)
+        given = ["--chain", "--key", key, "--key", str(newer), *words]
+        return [cli.main(["verify", str(file), *given]), cli.main(["verify", *given])]
+
+    both = ("--key", str(its))
+    assert verified() == [0, 0]
+    assert verified(*both) == [1, 1]
+    assert cli.main(["receipts", "cosign", "1", "--key", str(second)]) == 0
+    capsysbinary.readouterr()
+    assert verified(*both) == [1, 1]
+    assert b"receipt 2 is not signed" in capsysbinary.readouterr().err
+    assert cli.main(["receipts", "cosign", "2", "--key", str(second)]) == 0
+    capsysbinary.readouterr()
+    assert verified(*both) == [0, 0]
+
+
+def test_what_is_required_is_never_left_out_because_a_chain_is_checked(
+    stockade_home: Path, key: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "all.jsonl"
+    file.write_bytes(log(stockade_home).get(1).encode() + b"\n")
+    (tmp_path / "policy.toml").write_text("")
+    for asked in (["--require", "limits.memory"], ["--policy", str(tmp_path / "policy.toml")]):
+        assert cli.main(["verify", str(file), "--chain", *asked]) == 125
+        assert cli.main(["verify", "1", "--chain", *asked]) == 1

@@ -168,7 +168,7 @@ class TestARun:
         assert ends("no-such-command") == ("setup-failed", 127)
         assert ends(str(workspace / "plain")) == ("denied", 126)
         assert ends("true", cwd="/no/such/directory") == ("setup-failed", 125)
-        assert ends("true", cwd="/var/lib") == ("setup-failed", 125)
+        assert ends("true", cwd="/var/spool") == ("setup-failed", 125)
         assert ends("true", cwd="/proc/self/root") == ("setup-failed", 125)
 
     def test_what_was_enforced_is_told_for_every_control(self, backend: str) -> None:

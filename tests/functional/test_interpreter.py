@@ -294,7 +294,9 @@ class TestLies:
         "content",
         ["{", "[]", "5", "null", '{"value": {"x": 1}}', '{"value": {"b": "!"}}', '{"displays": [5]}',
          '{"error": {}}', '{"value": ' + "[" * 3000 + "]" * 3000 + "}", '{"value": {"d": [[], 1]}}',
-         '{"left_out": "many"}', '{"value": ' + "9" * 9999 + "}"],
+         '{"left_out": "many"}', '{"value": ' + "9" * 9999 + "}", '{"left_out": 1e999}',
+         '{"value": [' + "[]," * 100_000 + "1]}",
+         '{"value": {"d": [' + ",".join(f"{n * (2**61 - 1)}, 0" for n in range(2000)) + "]}}"],
     )  # fmt: skip
     def test_nonsense_is_counted_as_left_out(self, python: Interpreter, content: str) -> None:
         code = FIND + (

@@ -360,7 +360,7 @@ def test_the_state_directory_is_made_private(tmp_path: Path) -> None:
     for _ in range(2):
         assert state.ensure(str(path)) == str(path)
     assert path.stat().st_mode & 0o777 == 0o700
-    assert {file.name: file.read_text() for file in path.iterdir()} == {"schema": "1\n"}
+    assert {file.name: file.read_text() for file in path.iterdir()} == {"schema": f"{state.SCHEMA}\n"}
 
 
 def test_a_state_directory_open_to_others_is_refused(tmp_path: Path) -> None:
@@ -384,8 +384,8 @@ def test_a_state_directory_of_somebody_else_is_refused(
 
 def test_a_state_directory_of_another_version_is_refused(tmp_path: Path) -> None:
     path = Path(state.ensure(str(tmp_path / "s")))
-    (path / "schema").write_text("2\n")
-    with pytest.raises(SetupError, match="another version"):
+    (path / "schema").write_text(f"{state.SCHEMA + 1}\n")
+    with pytest.raises(SetupError, match="newer version"):
         state.ensure(str(path))
 
 

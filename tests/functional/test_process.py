@@ -426,7 +426,7 @@ def test_last_words_are_heard_although_not_all_that_was_said_before_was_read() -
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel = client.Channel(ours)
     channel.signal(0)
-    theirs.send(client._REPLY.pack(client.EXITED, 0, 0, 4 << 8, 0, 0, 0, 0, 0, 0, b""))
+    theirs.send(client._REPLY.pack(client.EXITED, 0, 0, 4 << 8, 0, 0, 0, 0, 0, 0, 0, b""))
     theirs.close()
     try:
         reply = channel.receive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -245,6 +246,55 @@ def test_a_log_of_another_version_or_in_ruins_is_refused(stockade_home: Path) ->
     with pytest.raises(ReceiptError, match="damaged") as caught:
         append(stockade_home)
     assert caught.value.failure == "damaged"
+
+
+def test_no_log_is_begun_beside_what_is_left_of_another(stockade_home: Path) -> None:
+    """As a process that ends leaves it, the last receipts are beside the log, and SQLite replays them."""
+    appender(stockade_home, 3, "a").communicate()
+    database, *beside = (stockade_home / f"{chain.FILE}{end}" for end in ("", "-wal", "-shm"))
+    aside = stockade_home.parent
+    database.rename(aside / database.name)
+    for file in beside:
+        for look in (append, whole):
+            with pytest.raises(ReceiptError, match="is gone") as caught:
+                look(stockade_home)
+            assert caught.value.failure == "damaged"
+            assert all(str(name) in caught.value.hint for name in (database, *beside))
+        assert log(stockade_home).exists() and not database.exists()
+        file.rename(aside / file.name)
+    append(stockade_home)
+    assert whole(stockade_home) == 1
+    with contextlib.closing(sqlite3.connect(aside / database.name)) as old:
+        assert old.execute("SELECT count(*) FROM receipts").fetchone() == (3,)
+
+
+def test_a_child_that_is_forked_while_a_receipt_is_written_can_make_its_own(
+    stockade_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chain, "PATIENCE", 5.0)
+    append(stockade_home)
+    within, forking = threading.Event(), threading.Event()
+    os.register_at_fork(before=forking.set)  # is called before the log's own
+
+    def slowly(link: chain.Link) -> Statement:
+        within.set()
+        forking.wait(10)
+        return statement(link)
+
+    writer = threading.Thread(target=lambda: log(stockade_home).append(slowly))
+    writer.start()
+    within.wait()
+    child = os.fork()
+    if not child:
+        try:
+            append(stockade_home, "child")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    writer.join()
+    append(stockade_home)
+    assert (status, whole(stockade_home)) == (0, 4)
 
 
 def test_what_is_looked_for_is_found(stockade_home: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stockade import NotFoundError, PolicyError, ReceiptError, verify
+import stockade
+from stockade import NotFoundError, Policy, PolicyError, ReceiptError, verify
 from stockade.receipt import chain, crypto, keys
 from stockade.receipt.settings import settings
 from support.made_receipts import append, log, public
@@ -148,6 +149,36 @@ def test_a_second_key_signs_too_where_the_settings_name_it(
     second.unlink()
     with pytest.raises(ReceiptError, match=r"second\.pem cannot be used"):
         append(stockade_home)
+
+
+def test_what_signs_receipts_is_shown_to_no_program(
+    stockade_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, links = tmp_path / "place", tmp_path / "links"
+    (place / "inner").mkdir(parents=True)
+    (place / "beside").mkdir()
+    links.mkdir()
+    second, word = place / "inner/second.pem", place / "inner/word"
+    second.write_bytes(crypto.private_pem(SEED))
+    word.write_text("secret\n")
+    (links / "second.pem").symlink_to(second)
+    for file in (second, word):
+        file.chmod(0o600)
+    assert stockade.run(["cat", str(second)], Policy(read=[str(place)])).stdout == second.read_bytes()
+    for setting, shown in (("cosign", links / "second.pem"), ("passphrase_file", word)):
+        config(tmp_path, monkeypatch, f'[receipts]\n{setting} = "{shown}"\n')
+        real = os.path.realpath(shown)
+        for policy in (
+            Policy(read=[str(place)]),
+            Policy(write=[str(place)]),
+            Policy(read=[real]),
+            Policy(workspace=str(place)),
+            Policy(write=[str(shown.parent)]),
+        ):
+            with pytest.raises(PolicyError, match=r"under \[receipts\]") as caught:
+                stockade.run(["cat", real], policy)
+            assert "move it" in caught.value.hint
+        assert stockade.run(["true"], Policy(read=[str(place / "beside")])).ok
 
 
 @pytest.mark.parametrize(

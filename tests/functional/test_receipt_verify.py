@@ -153,6 +153,27 @@ def test_the_policy_and_the_result_must_be_those_of_the_run(stockade_home: Path)
         assert failure(one.receipt, key, result=changed) == "result"
 
 
+def test_a_receipt_that_is_about_no_result_fits_none(stockade_home: Path) -> None:
+    result = stockade.run(["echo", "one"])
+    with pytest.raises(PolicyError) as caught:
+        stockade.run(["true"], Policy(read=["/no/such"]))
+    refused = caught.value.receipt
+    assert refused is not None and not refused.subjects
+    key = public(stockade_home)
+    assert failure(refused, key, result=result) == "result"
+    assert failure(append(stockade_home), key, result=result) == "result"
+
+
+def test_streams_that_went_past_us_are_not_missed(stockade_home: Path) -> None:
+    with stockade.Sandbox() as box:
+        process = box.start(["true"])
+        result = process.wait()
+    assert result.receipt is not None and "stdout" not in result.receipt.subjects
+    key = public(stockade_home)
+    verify(result.receipt, key, result=result)
+    assert failure(result.receipt, key, result=msgspec.structs.replace(result, stdout=b"x")) == "result"
+
+
 def test_the_documented_way_with_openssl_and_jq_works(stockade_home: Path, tmp_path: Path) -> None:
     need_program("openssl")
     need_program("jq")

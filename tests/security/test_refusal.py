@@ -96,7 +96,7 @@ def test_what_nothing_could_start_without_cannot_be_accepted_away(
 ) -> None:
     from stockade import Control
 
-    pretend(monkeypatch, "userns")
+    pretend(monkeypatch, "userns", "landlock")
     with pytest.raises(UnsupportedError):
         stockade.run(["true"], Policy(accept=[control.value for control in Control]))
     assert launches == []

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyseccomp
 import pytest
 
+import stockade
 from security import arena
 from security.arena import inside, outside
+from stockade import Policy
 from support.means import applies, need
 
 #: Newer than the tables of some libseccomp; the same number on every architecture.
@@ -204,3 +208,25 @@ def test_a_denied_call_is_refused_on_top_of_the_built_in_ones() -> None:
     assert inside("call", number, "[0, 0]", syscalls=denying) == "EPERM"
     assert inside("call", *KERNEL[0].words(), syscalls=denying) in REFUSED
     assert outside("call", number, "[0, 0]") == "ok"
+
+
+LEASE = """
+import fcntl, sys
+with open(sys.argv[1]) as file:
+    for command in (fcntl.F_SETLEASE, fcntl.F_NOTIFY):
+        try:
+            fcntl.fcntl(file, command, fcntl.F_RDLCK if command == fcntl.F_SETLEASE else 1)
+            print("taken")
+        except OSError as error:
+            print(error.strerror)
+"""
+
+
+def test_no_lease_holds_up_whoever_opens_a_file_on_the_host(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    command = ["/usr/bin/python3", "-c", LEASE, str(file)]
+    free = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert free.stdout.splitlines()[0] == "taken", "the control shows nothing"
+    walled = stockade.run(command, Policy(read=[str(file)]))
+    assert walled.text == "Operation not permitted\n" * 2

@@ -78,7 +78,13 @@ def pytest(
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     # What a decoder makes of bytes does not depend on who runs it: the long search was root's.
     environment.setdefault("STOCKADE_FUZZ_SECONDS", "10")
-    command = [str(base / "venv/bin/python"), "-m", "pytest", f"--basetemp={base / 't/b'}", *arguments]
+    command = [
+        str(base / "venv/bin/python"),
+        "-m",
+        "pytest",
+        f"--basetemp={base / 't' / Path(arguments[-1]).name}",
+        *arguments,
+    ]
     return subprocess.Popen(
         command,
         cwd=base / "source",

@@ -33,6 +33,7 @@ SOCK_STREAM, SOCK_SEQPACKET, SOCK_FLAGS = 1, 5, (0x800, 0x80000)  # SOCK_NONBLOC
 X32 = 0x40000000
 MFD_NOEXEC_SEAL = 8
 SELF, GATE, PRIO_PROCESS, IOPRIO_WHO_PROCESS = 0, 1, 0, 1
+F_SETLEASE, F_NOTIFY = 1024, 1026
 IDLE = 4  # a bit of SCHED_IDLE and not of SCHED_OTHER, SCHED_FIFO, SCHED_RR and SCHED_BATCH
 
 # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_JMP|JSET|K, BPF_RET|K
@@ -92,6 +93,12 @@ BOUNDS: dict[str, list[Line]] = {
     "not the gate": [
         (LOAD, FIRST, "", ""),
         (EQUAL, GATE, "refuse", "allow"),
+    ],
+    # A lease on a file of the host would hold up whoever opens or executes it there, 45 seconds each time.
+    "no leases": [
+        (LOAD, SECOND, "", ""),
+        (EQUAL, F_SETLEASE, "refuse", ""),
+        (EQUAL, F_NOTIFY, "refuse", "allow"),
     ],
     # What is in a memory file belongs to no mount: only the file's own seal keeps it from being executed.
     "sealed memory": [
@@ -195,6 +202,7 @@ BOUNDS_ALONE: dict[str, list[Line]] = {
 #: The calls that are allowed within bounds, and which.
 BOUNDED = {
     "ioctl": "terminal",
+    "fcntl": "no leases",
     "clone": "namespaces",
     "socket": "families",
     "socketpair": "pairs",

@@ -10,7 +10,7 @@ and nothing can be laid over anything: what needs that is not offered.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import ClassVar
 
@@ -167,6 +167,7 @@ def inputs(given: Given) -> Inputs:
     policy, limits = resolved.policy, resolved.limits
     grants = [*resolved.grants, *((resolved.workspace,) if resolved.workspace is not None else ())]
     _refuse_taking_away(grants)
+    _refuse_hiding(grants, resolved.denied)
     own = policy.net != "open"
     names = (*resolved.profile.etc, *ETC, *(() if own else RESOLVER))
     return Inputs(
@@ -188,6 +189,17 @@ def inputs(given: Given) -> Inputs:
         cpu_time=cpu_seconds(limits) if Control.LIMITS_CPU_TIME in selection.by_process else 0,
         groups=given.groups,
     )
+
+
+def _refuse_hiding(grants: list[Grant], denied: Iterable[str]) -> None:
+    """Nothing can be hidden in what is shown: a tree with something to hide is not shown at all."""
+    for path in denied:
+        for grant in grants:
+            if within(path, grant.path) and os.path.lexists(path):
+                raise PolicyError(
+                    f"{grant.clause}: {path} would have to be hidden in it, and nothing can be here",
+                    hint="use a backend with namespaces, or --no-toolchain",
+                )
 
 
 def _refuse_taking_away(grants: list[Grant]) -> None:

@@ -9,7 +9,6 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stockade.cli import output
@@ -237,8 +236,15 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
 
 def _who(args: argparse.Namespace) -> dict[str, str] | None:
     """What the receipt says: the agent that the policy is for, and what was said besides."""
-    said = {"agent": args.agent, "category": args.category} | _pairs("--who", args.who)
-    return {name: value for name, value in said.items() if value} or None
+    policy = {"agent": args.agent, "category": args.category}
+    said = _pairs("--who", args.who)
+    for name, value in policy.items():
+        if value and said.get(name, value) != value:
+            raise PolicyError(
+                f"--who {name}={said[name]}: the policy is that of --{name} {value}",
+                hint=f"leave out --who {name}=, which is said by --{name}",
+            )
+    return {name: value for name, value in (policy | said).items() if value} or None
 
 
 def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
@@ -303,7 +309,11 @@ def _supervised(
                 terminal.close()
         if (result.outcome, result.exit_code) != ("setup-failed", 127):
             break
-    keep(result.receipt)
+    try:
+        keep(result.receipt)
+    except ReceiptError as error:
+        error.result = result
+        raise
     if args.json or args.json_fd is not None:
         _write_json(args, _plain(result))
     if sinks:
@@ -323,33 +333,13 @@ def _supervised(
     return result.exit_code
 
 
-@contextlib.contextmanager
-def _receipt(path: str | None) -> Iterator[Callable[[Receipt | None], None]]:
-    """Takes the receipt to a file, also that of a run that is refused. The file is opened before the run."""
+def _receipt(path: str | None) -> contextlib.AbstractContextManager[Callable[[Receipt | None], None]]:
+    """Where the receipt of the run goes, besides the log."""
     if path is None:
-        yield lambda receipt: None
-        return
-    # Emptied at once: an older receipt must not be taken for that of this run.
-    flags = os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOCTTY
-    new = not os.path.lexists(path)
-    file = os.open(path, flags | os.O_CREAT, 0o666)
-    kept = False
+        return contextlib.nullcontext(lambda receipt: None)
+    from stockade.cli.receipt_file import kept_in
 
-    def keep(receipt: Receipt | None) -> None:
-        nonlocal kept
-        if receipt is not None:
-            _Passing(file)(receipt.encode() + b"\n")
-            kept = True
-
-    try:
-        yield keep
-    except StockadeError as error:
-        keep(error.receipt)
-        raise
-    finally:
-        os.close(file)
-        if new and not kept:
-            os.unlink(path)
+    return kept_in(path)
 
 
 def _terminal(until: float | None) -> Terminal:

@@ -13,7 +13,7 @@ from stockade.policy import Caller
 from stockade.policy.load import load, read_file
 from stockade.receipt import chain, crypto, keys
 from stockade.receipt.statement import LARGEST, Receipt
-from stockade.receipt.verify import Walk, check_controls, check_log, check_policy, signed_by
+from stockade.receipt.verify import Walk, check_controls, check_log, check_policy, nothing_seen, signed_by
 from stockade.state import state_dir
 
 
@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     if not args.receipt and not args.chain:
         raise PolicyError("there is nothing to verify", hint="name a file or an id, or add --chain")
     try:
-        found, count = _verified(args)
+        found, right, count = _verified(args)
     except ReceiptError as error:
         if args.json:
             print_json({"ok": False, "failure": error.failure, "reason": error.message, "hint": error.hint})
@@ -30,11 +30,11 @@ def main(argv: list[str]) -> int:
             output.error(f"not verified: {error.message} ({error.failure})", hint=error.hint)
         return 1
     if args.json:
-        about = {} if found is None else {"id": found.id, "hash": found.hash, "key": found.predicate.key}
+        about = {} if found is None else _about(found, right)
         print_json({"ok": True, **about, **({"count": count} if args.chain else {})})
         return 0
     if found is not None:
-        _show(found)
+        _show(found, right)
     if args.chain:
         print(f"the chain is whole: {many(count, 'receipt')}")
     return 0
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = made.add_argument
-    add("receipt", nargs="?", metavar="FILE|ID", help="a file, or a receipt of yours")
+    add("receipt", nargs="?", metavar="FILE|ID", help="a file (./42, not 42), or a receipt of yours")
     add("--key", metavar="FILE", action="append", help="a public key, PEM, that must have signed; repeatable")
     add("--chain", action="store_true", help="check the whole record, of yours or in FILE")
     add("--policy", metavar="FILE", help="the policy that must have been in force")
@@ -69,49 +69,63 @@ def parser() -> argparse.ArgumentParser:
     return output.with_manners(made)
 
 
-def _verified(args: argparse.Namespace) -> tuple[Receipt | None, int]:
-    """The receipt that was named and how many are in the chain, or a ReceiptError."""
+def _verified(args: argparse.Namespace) -> tuple[Receipt | None, set[str], int]:
+    """The receipt that was named, whose signatures on it are right, and how many are in the chain."""
     caller = Caller.current()
     log = chain.of(state_dir(caller.environ, caller.home))
     given = {crypto.key_id(key): key for key in map(_public, args.key or ())}
     known = given or {key.id: key.public for key in keys.known(log.home)}
-    file = args.receipt and os.path.lexists(args.receipt)
-    found, count = None, 0
+    # An id first: a file that somebody has put here must not answer for the log.
+    file = args.receipt and not chain.is_id(args.receipt) and os.path.lexists(args.receipt)
+    found, right, count = None, set[str](), 0
+    if (args.policy or args.require) and (not args.receipt or (args.chain and file)):
+        raise PolicyError("--policy and --require are about one receipt", hint="name it, FILE or ID")
     if args.chain and file:
-        return None, _exported(args.receipt, known)
+        return None, right, _exported(args.receipt, known, every=bool(given))
     if args.receipt:
         found = Receipt.decode(read_file(args.receipt)) if file else log.find(args.receipt)
-        signed_by(found, known, every=bool(given))
+        right = signed_by(found, known, every=bool(given))
         if args.policy:
             check_policy(found, load(args.policy))
         check_controls(found, args.require or ())
-    elif args.policy or args.require:
-        raise PolicyError("--policy and --require are about one receipt", hint="name it: FILE or ID")
     if args.chain:
-        count = check_log(log, known) if log.exists() else 0
-    return found, count
+        count = check_log(log, known, every=bool(given)) if log.exists() else 0
+    return found, right, count
 
 
-def _exported(path: str, known: dict[str, bytes]) -> int:
+def _exported(path: str, known: dict[str, bytes], *, every: bool) -> int:
     """Follow the receipts in a file, one on a line; it may begin anywhere in its chain."""
-    walk = Walk(known, whole=False)
+    walk = Walk(known, whole=False, every=every)
     with open(path, "rb") as file:
         while line := file.readline(LARGEST + 1):
             walk.step(Receipt.decode(line))
     if not walk.count:
         raise ReceiptError(f"{path} has no receipt in it", failure="malformed")
-    return walk.count
+    return walk.end()
 
 
 def _public(path: str) -> bytes:
     return crypto.read_public(read_file(path), path)
 
 
-def _show(receipt: Receipt) -> None:
+def _signers(receipt: Receipt, right: set[str]) -> tuple[list[str], list[str]]:
+    """Who has signed, and whose signature nobody has checked because the key was not given."""
+    all = [one.keyid for one in receipt.signatures]
+    return [id for id in all if id in right], [id for id in all if id not in right]
+
+
+def _about(receipt: Receipt, right: set[str]) -> dict[str, object]:
+    signed, unchecked = _signers(receipt, right)
+    about = {"id": receipt.id, "hash": receipt.hash, "key": receipt.predicate.key}
+    return {**about, "signed_by": signed, "not_checked": unchecked}
+
+
+def _show(receipt: Receipt, right: set[str]) -> None:
     said = receipt.predicate
+    signed, unchecked = (", ".join(id[:16] for id in ids) for ids in _signers(receipt, right))
     rows = [
         ["receipt", f"{receipt.id} of chain {said.chain[:12]}"],
-        ["signed by", ", ".join(one.keyid[:16] for one in receipt.signatures)],
+        ["signed by", signed + (f" (not checked: {unchecked})" if unchecked else "")],
         ["run", f"{said.ending.outcome}, exit code {said.ending.exit_code}, {said.started[:19]}Z"],
         ["program", output.name(said.command.program) or "-"],
         *([name, output.name(text)] for name in ("agent", "category", "action", "words")
@@ -120,8 +134,8 @@ def _show(receipt: Receipt) -> None:
         ["host", f"{said.host.kernel}, Landlock ABI {said.host.landlock}, Stockade {said.host.stockade}"],
     ]  # fmt: skip
     print(output.table(rows, ["VERIFIED", ""]))
-    if not said.controls:
-        print("\nnothing was started, so nothing was enforced")
+    if why := nothing_seen(receipt):
+        print(f"\nno control is known to have been enforced: {why}")
         return
     print()
     shown = [

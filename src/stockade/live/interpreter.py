@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 #: How much larger an answer may be than what it carries, which `limits.output` bounds; a driver that says
 #: more is ended.
 WORDS = 1 << 20
+#: How many lists, tuples and dictionaries an answer may have, and how many keys that can be made alike.
+MOST_PARTS, FEW = 100_000, 1000
 #: Reads the driver's text from its descriptor 3 and becomes it.
 BOOT = """\
 import os
@@ -115,9 +117,14 @@ def _decoded(said: object, depth: int = 0) -> Any:
     parts = _decoded(content, depth + 1) if isinstance(content, list) else []
     if letter == "t":
         return tuple(parts)
-    if letter != "d":
+    if letter != "d" or (len(parts) > 2 * FEW and any(map(_is_costly, parts[::2]))):
         raise ValueError("no value")
     return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def _is_costly(key: object) -> bool:
+    """Whether somebody can choose many such keys that all have one hash: then a dictionary takes for ever."""
+    return not isinstance(key, str | bytes) and not (isinstance(key, int) and abs(key) < 1 << 53)
 
 
 def _displays(said: object) -> Iterable[dict[str, str | bytes]]:
@@ -139,6 +146,8 @@ def _answer(result: Result, told: Told | None) -> Answer:
     if told is None:
         return Answer(**fields)
     try:
+        if told.content.count(b"[") + told.content.count(b"{") > MOST_PARTS:
+            raise ValueError("it would take many times its size in memory")
         said = json.loads(told.content)
         if preload := said.get("preload"):
             hint = "is it installed inside, and shown by the policy?"
@@ -151,7 +160,7 @@ def _answer(result: Result, told: Told | None) -> Answer:
             error=_failure(said.get("error")),
             left_out=int(said.get("left_out", 0)),
         )
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return Answer(**fields, left_out=1)
 
 

@@ -24,6 +24,8 @@ from stockade.policy.installs import Place
 from stockade.policy.toolchain import SYSTEM_PROGRAMS, Surroundings, Toolchain, is_plain, which
 
 MOST_LINKS = 40
+#: What a link says there depends on who asks: inside it would be another.
+OTHERWORLDLY = ("/proc/", "/dev/", "/sys/")
 MOST_INTERPRETERS = 4
 
 
@@ -159,6 +161,8 @@ class Search:
 
     def _link(self, path: str, chain: _Chain, *, record: bool = True) -> str | None:
         """Where a link leads, or None. Whose word it is decides about the rest of the chain."""
+        if path.startswith(OTHERWORLDLY):
+            raise _Dead
         try:
             info = os.lstat(path)
             if not stat.S_ISLNK(info.st_mode):

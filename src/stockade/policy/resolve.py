@@ -188,6 +188,7 @@ def _toolchain(
             own=(
                 opener.state,
                 opener.config,
+                *opener.secrets,
                 *(grant.path for grant in mine if grant is workspace or grant.access == "write"),
             ),
             path=tuple(base.env["PATH"].split(":")),
@@ -392,6 +393,18 @@ class _Opener:
 
         return os.path.realpath(config_dir(self.caller.environ, self.caller.home))
 
+    @functools.cached_property
+    def secrets(self) -> tuple[str, ...]:
+        """What signs receipts and is not in the state directory: whoever sees it can sign."""
+        from stockade.policy.load import config_file
+
+        caller = self.caller
+        if not os.path.lexists(config_file(caller.environ, caller.home)):
+            return ()
+        from stockade.receipt.settings import settings
+
+        return settings(caller.environ, caller.home).secrets
+
     def grant(self, path: str, access: str, clause: str, *, pinned: bool) -> Grant | None:
         optional = path.endswith("?")
         found = self._find(path.removesuffix("?"), clause, optional=optional, pinned=pinned)
@@ -462,6 +475,12 @@ class _Opener:
                 f"{clause}: Stockade's own state is in {self.state}",
                 hint="grant the directories beside it, or set STOCKADE_HOME to a place elsewhere",
             )
+        for secret in self.secrets:
+            if covers(name, secret):
+                raise PolicyError(
+                    f"{clause}: {secret} is in it, which your config.toml names under [receipts]",
+                    hint="move it to a directory of its own that is granted to no program, and name it there",
+                )
         if not writable:
             return
         for tree in SYSTEM:

@@ -234,7 +234,7 @@ class Chain:
 
     def exists(self) -> bool:
         """Whether anything was ever logged here."""
-        return os.path.lexists(self.path)
+        return any(os.path.lexists(path) for path in self._files)
 
     def get(self, sequence: int) -> Receipt:
         """The receipt at a place."""
@@ -250,7 +250,7 @@ class Chain:
                 raise NotFoundError("there are no receipts yet", hint="every run makes one")
             return self.get(rows[0].sequence)
         number, _, hash = id.partition("-")
-        if not (number.isascii() and number.isdigit() and len(number) < 19):
+        if not is_id(id):
             raise NotFoundError(
                 f"{id!r} is neither a file nor the id of a receipt", hint="`stockade receipts list`"
             )
@@ -296,7 +296,15 @@ class Chain:
             return self._open
         self.close()
         state.ensure(self.home)
+        # Looked for first: a log that others make meanwhile is there before they are.
+        beside = [path for path in self._files[1:] if os.path.lexists(path)]
         if not os.path.lexists(self.path):
+            if beside:  # SQLite would take them for the new log's, and write what is in them into it
+                raise ReceiptError(
+                    f"{self.path} is gone, and {' and '.join(beside)} of it not",
+                    failure="damaged",
+                    hint=f"the last receipts may be there: put it back, or {self._aside}",
+                )
             _make(self.path)
         self._file = _identity(self.path)
         connection = sqlite3.connect(
@@ -320,6 +328,15 @@ class Chain:
         _hold_room(f"{self.home}/{RESERVE}")
         return connection
 
+    @property
+    def _files(self) -> list[str]:
+        """What SQLite keeps the log in: the last receipts are in the second until there is time."""
+        return [self.path, f"{self.path}-wal", f"{self.path}-shm"]
+
+    @property
+    def _aside(self) -> str:
+        return f"move {', '.join(self._files)} aside together, and keep them: they may be evidence"
+
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
         """Say what went wrong in our own words."""
@@ -334,7 +351,7 @@ class Chain:
             raise ReceiptError(
                 f"{self.path} is damaged: {error}",
                 failure="damaged",
-                hint="move it aside to begin a new log, and keep it: it may be evidence",
+                hint=f"to begin a new log, {self._aside}",
             ) from None
         except OSError as error:
             raise ReceiptError(
@@ -347,16 +364,33 @@ class Chain:
             self._open.close()
             self._open = None
 
+    def hold_still(self) -> bool:
+        """Close the log and let nobody open it until `go_on`; False where it is in use for too long."""
+        if not self._lock.acquire(timeout=PATIENCE):
+            return False
+        self.close()
+        return True
+
+    def go_on(self) -> None:
+        self._lock.release()
+
     def abandon(self) -> None:
         """Leave the log as a killed process would, which costs nothing and leaves nothing undone.
 
-        Closing it would wait twice for the disk. And a forked child must not touch its parent's at all.
+        Closing it would wait twice for the disk. And a forked child must not touch what is its parent's.
         """
         if self._open is not None:
             import ctypes
 
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._open))
             self._open = None
+
+
+def is_id(text: str) -> bool:
+    """Whether a word has the form of a receipt's id: "last", its place, or that and the start of its hash."""
+    number, _, hash = text.partition("-")
+    numbered = number.isascii() and number.isdigit() and len(number) < 19
+    return text == "last" or (numbered and not hash.strip("0123456789abcdef"))
 
 
 def row_of(said: Predicate, hash: str) -> Row:
@@ -426,5 +460,25 @@ def _abandon(*_: Any) -> None:
         _chains.popitem()[1].abandon()
 
 
-os.register_at_fork(after_in_child=_abandon)
+#: The logs that a thread holds still while it forks.
+_still: dict[int, list[Chain]] = {}
+
+
+def _before_fork() -> None:
+    """Nothing of SQLite's crosses a fork: a child would take its parent's locks for its own, for ever."""
+    _still[threading.get_ident()] = [one for one in list(_chains.values()) if one.hold_still()]
+
+
+def _after_fork() -> None:
+    for one in _still.pop(threading.get_ident(), ()):
+        one.go_on()
+
+
+def _after_fork_in_child() -> None:
+    _after_fork()
+    _still.clear()
+    _abandon()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 atexit.register(_abandon)

@@ -15,6 +15,7 @@ from stockade.errors import ReceiptError, SetupError, StockadeError
 from stockade.receipt import chain
 from stockade.receipt.account import policy_hash
 from stockade.receipt.statement import (
+    ORPHANED,
     Command,
     Ending,
     HostFacts,
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
 
 #: What of a result its digest covers, besides the streams and the changes.
 COVERED = ("outcome", "exit_code", "signal", "reason", "hint", "truncated", "usage", "controls", "plan")
-#: What a receipt says where the supervisor was killed, and how far back a receipt of its own is looked for.
-ORPHANED = "SupervisorDied"
+#: How far back a receipt of a killed supervisor's own is looked for.
 NEWEST = 500
 #: As much as is kept of a program's name.
 MOST_NAME = 256

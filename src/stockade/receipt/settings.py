@@ -6,6 +6,7 @@ No policy says it: a project must not decide who signs, nor how.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -26,11 +27,20 @@ class Settings(msgspec.Struct, frozen=True):
     #: A second private key that signs every receipt too.
     cosign: str = ""
 
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The real names of what nobody else may read, and of the links that lead there."""
+        named = [path for path in (self.passphrase_file, self.cosign) if path]
+        links = [
+            os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)) for path in named
+        ]
+        return tuple({*links, *map(os.path.realpath, named)})
 
-def settings() -> Settings:
+
+def settings(environ: Mapping[str, str] = os.environ, home: str = "") -> Settings:
     """The settings of the calling user."""
-    home = os.path.expanduser("~")
-    path = config_file(os.environ, home)
+    home = home or os.path.expanduser("~")
+    path = config_file(environ, home)
     if not os.path.lexists(path):
         return Settings()
     data = read_file(path)

@@ -23,6 +23,8 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:stockade:receipt:1"
 #: What the first receipt of a chain has before it.
 NOTHING = "0" * 64
+#: The error in a receipt that was made for a run whose supervisor was killed.
+ORPHANED = "SupervisorDied"
 #: The most that a caller may say about a run, in characters.
 MOST_WORDS = 1000
 #: A receipt is a few kilobytes.

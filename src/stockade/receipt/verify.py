@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stockade.controls import Control, Grade
 from stockade.errors import PolicyError, ReceiptError
 from stockade.receipt import crypto
-from stockade.receipt.statement import NOTHING, Receipt, to_sign
+from stockade.receipt.statement import NOTHING, ORPHANED, Receipt, to_sign
 
 if TYPE_CHECKING:
     from stockade.policy import Policy
@@ -61,13 +61,14 @@ def verify(
     return receipt
 
 
-def signed_by(receipt: Receipt, known: Mapping[str, bytes], *, every: bool) -> None:
-    """Refuse a receipt unless its maker's signature is right and all of its signatures are.
+def signed_by(receipt: Receipt, known: Mapping[str, bytes], *, every: bool) -> set[str]:
+    """The ids of the keys whose signatures were checked and are right; a wrong one, or none, is refused.
 
     `known` are the keys that are trusted, by their ids; with `every` each of them must have signed.
+    A signature of any other key, be it the maker's, is not looked at and not among what is returned.
     """
     data = to_sign(receipt.payload)
-    right = set()
+    right: set[str] = set()
     for signature in receipt.signatures:
         if signature.keyid in right:
             raise ReceiptError(
@@ -96,6 +97,7 @@ def signed_by(receipt: Receipt, known: Mapping[str, bytes], *, every: bool) -> N
             f"the receipt names key {receipt.predicate.key[:16]} as its maker's, and another signed first",
             failure="unknown-key",
         )
+    return right
 
 
 def check_policy(receipt: Receipt, policy: Policy) -> None:
@@ -108,6 +110,15 @@ def check_policy(receipt: Receipt, policy: Policy) -> None:
         )
 
 
+def nothing_seen(receipt: Receipt) -> str:
+    """Why a receipt claims no control at all; empty where it does claim some."""
+    if receipt.predicate.controls:
+        return ""
+    if receipt.predicate.ending.error == ORPHANED:
+        return "the supervisor was killed: the program may have run, and nobody saw behind which walls"
+    return "nothing was started"
+
+
 def check_controls(receipt: Receipt, required: Iterable[Control | str]) -> None:
     """Refuse a receipt of a run in which a control was not enforced in full."""
     seen = receipt.predicate.controls
@@ -118,8 +129,8 @@ def check_controls(receipt: Receipt, required: Iterable[Control | str]) -> None:
             known = ", ".join(one.value for one in Control)
             raise PolicyError(f"{name!r} is not a control", hint=f"known: {known}") from None
         if control not in seen:
-            why = "nothing was started" if not seen else "the policy did not ask for it"
-            raise ReceiptError(f"{control} was not enforced: {why}", failure="weaker")
+            why = nothing_seen(receipt) or "the policy did not ask for it"
+            raise ReceiptError(f"{control} is not known to have been enforced: {why}", failure="weaker")
         if seen[control].grade in (Grade.WEAKER, Grade.ABSENT):
             raise ReceiptError(
                 f"{control} was not enforced in full: {seen[control].grade}, by {seen[control].mechanism}",
@@ -128,7 +139,11 @@ def check_controls(receipt: Receipt, required: Iterable[Control | str]) -> None:
 
 
 def check_result(receipt: Receipt, result: Result) -> None:
-    """Refuse a result that is not the one the receipt was made for."""
+    """Refuse a result that is not the one the receipt was made for.
+
+    A receipt that says nothing of it was not made for it. Only a stream may be missing of which the
+    result has nothing either.
+    """
     from stockade.receipt.making import changes_digest, result_digest
     from stockade.receipt.statement import digest
 
@@ -137,15 +152,27 @@ def check_result(receipt: Receipt, result: Result) -> None:
         found |= {"stdout": digest(result.stdout), "stderr": digest(result.stderr)}
     said = receipt.subjects
     for name, digested in found.items():
-        if name in said and said[name] != digested:
+        if name not in said and name in ("stdout", "stderr") and not getattr(result, name):
+            continue  # it went past us
+        if name not in said:
+            raise ReceiptError(f"the receipt says nothing of the {name} of a run", failure="result")
+        if said[name] != digested:
             raise ReceiptError(f"the receipt was made for another {name}", failure="result")
 
 
 class Walk:
-    """Follows a chain, and says where it is not one. It begins with the first receipt that it is shown."""
+    """Follows a chain, and says where it is not one. It begins with the first receipt that it is shown.
 
-    def __init__(self, known: Mapping[str, bytes], *, whole: bool) -> None:
+    With `every`, each key must have made receipts of the chain, or have signed all of them beside their
+    makers: keys are rotated, so no maker's key is on all of them.
+    """
+
+    def __init__(self, known: Mapping[str, bytes], *, whole: bool, every: bool = False) -> None:
         self._known = known
+        self._every = every
+        #: The keys that have made receipts, and for each key the first place that it has not signed.
+        self._makers: set[str] = set()
+        self._unsigned: dict[str, int] = {}
         #: Which chain; the place that comes next, 0 for any; and the hash that the next must name.
         self._chain = ""
         self._next, self._previous = (1, NOTHING) if whole else (0, "")
@@ -153,8 +180,11 @@ class Walk:
 
     def step(self, receipt: Receipt, place: int | None = None) -> None:
         """The next receipt, at its place in the log; ReceiptError where the chain breaks."""
-        signed_by(receipt, self._known, every=False)
+        right = signed_by(receipt, self._known, every=False)
         said = receipt.predicate
+        self._makers |= right & {said.key}
+        for key in self._known.keys() - right:
+            self._unsigned.setdefault(key, said.sequence)
         here = self._next or said.sequence
         if place is not None and place != said.sequence:
             raise ReceiptError(f"in place {place} is receipt {said.sequence}", failure="swapped")
@@ -173,12 +203,23 @@ class Walk:
         self._chain, self._next, self._previous = said.chain, here + 1, receipt.hash
         self.count += 1
 
+    def end(self) -> int:
+        """How many receipts there were; ReceiptError where a key is missing that must have signed."""
+        missing = sorted(self._unsigned.keys() - self._makers) if self._every else []
+        for key in missing:
+            raise ReceiptError(
+                f"receipt {self._unsigned[key]} is not signed by key {key[:16]}",
+                failure="unknown-key",
+                hint="name the keys of their makers, and besides only such as signed each of them",
+            )
+        return self.count
 
-def check_log(log: Chain, known: Mapping[str, bytes]) -> int:
+
+def check_log(log: Chain, known: Mapping[str, bytes], *, every: bool = False) -> int:
     """Follow the whole log of a state directory, and return how many receipts it has."""
     from stockade.receipt.chain import row_of
 
-    walk = Walk(known, whole=True)
+    walk = Walk(known, whole=True, every=every)
     for entry in log.all():
         walk.step(entry.receipt, entry.place)
         if entry.receipt.predicate.chain != log.id:
@@ -190,7 +231,7 @@ def check_log(log: Chain, known: Mapping[str, bytes]) -> int:
     last = log.rows(newest=1)
     if last and last[0].sequence != walk.count:
         raise ReceiptError(f"receipt {walk.count + 1} is missing from the log", failure="missing-link")
-    return walk.count
+    return walk.end()
 
 
 def _raw(key: PublicKey) -> bytes:

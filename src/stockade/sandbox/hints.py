@@ -87,7 +87,11 @@ def _disk(resolved: Resolved) -> str:
 def _unseen(program: client.Program, resolved: Resolved) -> str:
     """An argument that names a file of the host which is not there inside."""
     for path in _named(program):
-        if is_secret(os.path.realpath(path), resolved):
+        try:
+            real = os.path.realpath(path)
+        except OSError:  # a link in /proc that may not be read
+            continue
+        if is_secret(real, resolved):
             continue  # that there is one is nothing to spread
         if os.path.lexists(path) and not _is_there(path, resolved):
             return (
