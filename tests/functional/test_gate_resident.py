@@ -192,7 +192,8 @@ class TestAhead:
 
     def test_nothing_tells_it_from_one_that_was_not(self, resident: int) -> None:
         look = (
-            "cut -d' ' -f4- /proc/self/mountinfo; ls -lAn / /dev /tmp /etc; hostname; id; ulimit -a; "
+            "cut -d' ' -f4- /proc/self/mountinfo; stat -c '%N %A %u %g' /* /dev/* /etc/*; ls -A /tmp; "
+            "hostname; id; ulimit -a; "
             "grep -v -e ^Pid -e ^PPid -e ctxt -e ^Vm -e ^Rss -e ^NStgid -e ^NSpid /proc/1/status; ls -A ~"
         )
         first = stockade.run(["true"])
@@ -231,8 +232,8 @@ class TestAhead:
 
 
 def without_devices(text: str) -> str:
-    """Without the numbers of anonymous file systems and the times of what was made for this run."""
-    return re.sub(r"\b(0:\d+|[A-Z][a-z]{2} +\d+ \d\d:\d\d)\b|(master|shared):\d+", "", text)
+    """Without the numbers of anonymous file systems and of groups of mounts."""
+    return re.sub(r"\b0:\d+\b|(master|shared):\d+", "", text)
 
 
 class TestDescriptors:
