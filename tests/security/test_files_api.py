@@ -253,8 +253,20 @@ def test_the_naive_open_of_a_pipe_waits(workspace: Path) -> None:
         assert stuck(f"open({str(workspace / 'node')!r})")
 
 
+@contextlib.contextmanager
+def leasing(workspace: Path, seconds: str) -> Iterator[None]:
+    """A process of the host's holds a lease; one inside is not let."""
+    command = [sys.executable, "-c", LEASE, seconds]
+    with subprocess.Popen(command, cwd=workspace, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        try:
+            yield
+        finally:
+            process.kill()
+
+
 def test_a_lease_makes_nobody_wait_for_long(workspace: Path) -> None:
-    with sandbox(workspace, "rw") as (box, files), working(box, LEASE, "60"):
+    with sandbox(workspace, "rw") as (_, files), leasing(workspace, "60"):
         before = time.monotonic()
         with pytest.raises(DeniedError, match="lease"):
             files.read("leased")
@@ -266,12 +278,12 @@ def test_a_lease_makes_nobody_wait_for_long(workspace: Path) -> None:
 
 
 def test_the_naive_open_of_a_leased_file_waits(workspace: Path) -> None:
-    with sandbox(workspace, "rw") as (box, _), working(box, LEASE, "60"):
+    with leasing(workspace, "60"):
         assert stuck(f"open({str(workspace / 'leased')!r})")
 
 
 def test_a_lease_that_is_given_up_is_waited_for(workspace: Path) -> None:
-    with sandbox(workspace, "rw") as (box, files), working(box, LEASE, "0.5"):
+    with sandbox(workspace, "rw") as (_, files), leasing(workspace, "0.5"):
         assert files.read("leased") == b"x"
 
 
