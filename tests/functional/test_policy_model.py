@@ -126,7 +126,7 @@ UNSOUND: list[tuple[dict[str, Any], str, str]] = [
     ({"protect": ["."]}, "protect", ""),
     ({"net": "opne"}, 'net = "opne"', '"open"'),
     ({"net": True}, "net = true", ""),
-    ({"net": ["pypi.org:443"]}, "this version does not enforce network rules", ""),
+    ({"net": ["example.org:443"]}, "this version does not enforce network rules", ""),
     ({"net": ["open"]}, "does not enforce network rules", '"open"'),
     ({"env": {"A=B": "1"}}, "env", ""),
     ({"env": {"": "1"}}, "env", ""),
