@@ -383,11 +383,11 @@ SECTIONS: dict[str, Callable[[Ground], Section]] = {
     "start": start,
     "walls": walls,
 }
-ATTEMPTS = 5
+ATTEMPTS = 3
 
 
 def measure(name: str, ground: Ground, *, slack: float = 1.0) -> Section:
-    """One section; what misses its bar is measured up to four times more, and says so."""
+    """One section; what misses its bar is measured up to twice more, and says so."""
     section = SECTIONS[name](ground)
     for _ in range(ATTEMPTS - 1):
         if all(figure.holds(slack) for figure in section.figures):
