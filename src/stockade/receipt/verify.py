@@ -114,6 +114,8 @@ def nothing_seen(receipt: Receipt) -> str:
     """Why a receipt claims no control at all; empty where it does claim some."""
     if receipt.predicate.controls:
         return ""
+    if receipt.predicate.event is not None:
+        return f"it is of no run: {receipt.predicate.who.action} is a decision that was recorded"
     if receipt.predicate.ending.error == ORPHANED:
         return "the supervisor was killed: the program may have run, and nobody saw behind which walls"
     return "nothing was started"
