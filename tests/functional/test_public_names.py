@@ -39,6 +39,7 @@ NAMES = [
     "Workspace",
     "WorkspaceRule",
     "__version__",
+    "delegate",
     "host",
     "run",
     "verify",

@@ -266,6 +266,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     syscalls: Syscalls = Syscalls()
     #: Whether the install that the command belongs to is shown; further commands whose installs are.
     toolchain: bool | tuple[str, ...] = True
+    #: Whether the program may ask for sandboxes, none of which has more than it has itself.
+    delegate: bool = False
 
     _checks = {
         "profile": values.one_of(*PROFILES),
@@ -284,6 +286,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "limits": _LIMITS,
         "syscalls": _SYSCALLS,
         "toolchain": _toolchain,
+        "delegate": values.flag,
     }
 
     if TYPE_CHECKING:
@@ -307,6 +310,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             limits: Limits | Mapping[str, Any] = ...,
             syscalls: Syscalls | Mapping[str, Any] = ...,
             toolchain: bool | Sequence[str] = True,
+            delegate: bool = False,
         ) -> None: ...
 
     @classmethod

@@ -208,6 +208,8 @@ def _said(account: Account, ending: Ending, used: Used, duration: int) -> dict[s
         "started": stamp(account.started),
         "duration": duration,
         "host": _host(os.geteuid()),
+        "parent": account.parent,
+        "children": tuple(account.children),
     }
 
 

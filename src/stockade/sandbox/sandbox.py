@@ -26,7 +26,7 @@ from stockade.sandbox.result import Outcome, Result
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.still import held_still
 from stockade.sandbox.streams import Sink, Streams, Terminal, spill_place
-from stockade.sandbox.supervise import GRACE, Ended, Run, supervise
+from stockade.sandbox.supervise import GRACE, Ended, Run, may_ask, supervise
 from stockade.workspace import record
 from stockade.workspace.layers import Layer, lost
 
@@ -103,6 +103,7 @@ class Living:
         self, box: Box, prepared: Prepared, run: Run, events: Events, account: Account | None = None
     ) -> Steps[Result]:
         yield from calm(box)
+        run = may_ask(run, prepared, account)
         streams = run.streams()
         try:
             ended = yield from supervise(box, run, streams, events)
@@ -466,7 +467,7 @@ def run(
             if snapshot:
                 snapshot_before(prepared, RUN)
             with Events() as events:
-                result = drive(_once(prepared, one, account, events), events)
+                result = drive(once(prepared, one, account, events), events)
             if end != "discard" and result.workspace and prepared.layer is not None:
                 result = msgspec.structs.replace(result, lost=prepared.layer.bring_last())
             if end == "commit":
@@ -499,8 +500,9 @@ def _committed(result: Result, prepared: Prepared) -> Result:
     return replace(result, committed=done, workspace="" if gone else result.workspace)
 
 
-def _once(prepared: Prepared, run: Run, account: Account, events: Events) -> Steps[Result]:
+def once(prepared: Prepared, run: Run, account: Account, events: Events) -> Steps[Result]:
     """A sandbox for one run."""
+    run = may_ask(run, prepared, account)
     pipes: list[Streams] = []
     try:
         box = yield from launch(prepared, events, lambda: pipes.append(run.streams()))

@@ -14,14 +14,19 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stockade.gate import client
 from stockade.sandbox import scarce
-from stockade.sandbox.launch import Box, died
+from stockade.sandbox.launch import Box, Prepared, died
 from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.streams import Output, Sink, Spilled, SpillPlace, Streams, Terminal
+
+if TYPE_CHECKING:
+    from stockade.receipt.account import Account
+    from stockade.sandbox.delegate import Delegation
 
 LEFT = 1 << 20  # as much as a pipe can be made to hold
 GRACE = 2.0
@@ -50,6 +55,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     terminal: Terminal | None = None
     #: What ends the run when it is raised and is part of the result, instead of being raised further.
     cancelled_by: tuple[type[BaseException], ...] = ()
+    #: What answers where the program may ask for sandboxes.
+    delegates: Callable[[], Delegation] | None = None
 
     def streams(self) -> Streams:
         """Its pipes."""
@@ -84,14 +91,37 @@ class Ended(msgspec.Struct, frozen=True):
     digests: dict[str, str] = {}
 
 
+def may_ask(run: Run, prepared: Prepared, account: Account | None) -> Run:
+    """The run, with the right to ask for sandboxes where its policy has that."""
+    if not prepared.resolved.policy.delegate:
+        return run
+    from stockade.sandbox.delegate import offered
+
+    return offered(run, prepared, account)
+
+
 def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[Ended]:
     """Start the program and stay with it until it has ended, and with a one-shot run everything else."""
+    if run.delegates is None:
+        return (yield from _supervise(box, run, streams, events, None))
+    asked = run.delegates()
+    try:
+        return (yield from _supervise(box, run, streams, events, asked))
+    finally:
+        yield from asked.ended(events)
+
+
+def _supervise(
+    box: Box, run: Run, streams: Streams, events: Events, asked: Delegation | None
+) -> Steps[Ended]:
     watch = Watch(box, run.program, events)
-    channel = watch.start(streams.theirs, kept=run.kept)
+    channel = watch.start(streams.theirs, kept=run.kept, more=() if asked is None else asked.theirs)
     streams.close(*streams.theirs)
     pumps = Pumps(streams, events)
     try:
         try:
+            if asked is not None:
+                asked.begin()
             run.meanwhile()
             reply = yield from watch.until_end(pumps)
         except run.cancelled_by:
@@ -240,12 +270,14 @@ class Watch:
         self._watched: list[int] = []
         self._deadline: float | None = None
 
-    def start(self, stdio: tuple[int, ...], *, kept: bool) -> client.Channel:
-        """Ask the gate to start the program."""
+    def start(self, stdio: tuple[int, ...], *, kept: bool, more: tuple[int, ...] = ()) -> client.Channel:
+        """Ask the gate to start the program; `more` are its descriptors 3 and 4."""
         with scarce.refused():
             entrance = group.program_entrance() if (group := self.box.group) is not None else None
             try:
-                self.channel = self.box.connection.execute(self.program, stdio, kept=kept, entrance=entrance)
+                self.channel = self.box.connection.execute(
+                    self.program, stdio, kept=kept, entrance=entrance, more=more
+                )
             finally:
                 if entrance is not None:
                     os.close(entrance)
