@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from stockade.sandbox.process import Process
     from stockade.sandbox.result import Outcome, Result
     from stockade.sandbox.sandbox import Sandbox, run
+    from stockade.worker.executor import SandboxExecutor
+    from stockade.worker.functions import sandboxed
+    from stockade.worker.secure import SecureBuffer
     from stockade.workspace.workspace import Workspace
 
 __all__ = [
@@ -58,6 +61,8 @@ __all__ = [
     "ReceiptError",
     "Result",
     "Sandbox",
+    "SandboxExecutor",
+    "SecureBuffer",
     "SetupError",
     "StockadeError",
     "Syscalls",
@@ -68,6 +73,7 @@ __all__ = [
     "__version__",
     "host",
     "run",
+    "sandboxed",
     "verify",
 ]
 
@@ -86,8 +92,11 @@ _LAZY = {
     "Receipt": "stockade.receipt.statement",
     "Result": "stockade.sandbox.result",
     "Sandbox": "stockade.sandbox.sandbox",
+    "SandboxExecutor": "stockade.worker.executor",
+    "SecureBuffer": "stockade.worker.secure",
     "Workspace": "stockade.workspace.workspace",
     "run": "stockade.sandbox.sandbox",
+    "sandboxed": "stockade.worker.functions",
     "verify": "stockade.receipt.verify",
 }
 

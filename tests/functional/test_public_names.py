@@ -31,6 +31,8 @@ NAMES = [
     "ReceiptError",
     "Result",
     "Sandbox",
+    "SandboxExecutor",
+    "SecureBuffer",
     "SetupError",
     "StockadeError",
     "Syscalls",
@@ -41,6 +43,7 @@ NAMES = [
     "__version__",
     "host",
     "run",
+    "sandboxed",
     "verify",
 ]
 HEAVY = (
@@ -109,6 +112,9 @@ def test_every_error_is_a_stockade_error_with_a_hint() -> None:
         "stockade.workspace.files",
         "stockade.receipt.statement",
         "stockade.receipt.verify",
+        "stockade.worker.executor",
+        "stockade.worker.functions",
+        "stockade.worker.secure",
     ],
 )
 def test_the_examples_in_the_documentation_are_true(module: str) -> None:

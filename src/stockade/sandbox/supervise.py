@@ -14,6 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -29,6 +30,34 @@ GRACE = 2.0
 LATE = 5.0
 #: After these nothing more is said about a run.
 LAST_WORDS = (client.EXITED, client.EXEC_FAILED, client.FAILED)
+
+
+class Beside(Protocol):
+    """Whoever talks with a program on two more descriptors, besides its streams."""
+
+    #: The program's ends, closed by `begin`.
+    theirs: tuple[int, int]
+
+    def begin(self, channel: client.Channel, events: Events) -> None:
+        """The program has its ends; the run is ended through the channel."""
+
+    def move(self, end: int) -> None:
+        """Do what the descriptor is ready for, if it is one that is watched here."""
+
+    def patience(self) -> float | None:
+        """How long to wait at most before `look` is called."""
+
+    def look(self) -> None:
+        """See to what no descriptor tells."""
+
+    def rest(self) -> None:
+        """After the end, take what was left."""
+
+    def drop(self) -> None:
+        """The run is being ended, and nobody wants to hear more."""
+
+    def close(self) -> None:
+        """Let go of everything; harmless when repeated."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +77,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     meanwhile: Callable[[], object] = lambda: None
     #: What looks after the program's terminal, if it has one instead of pipes.
     terminal: Terminal | None = None
+    #: Who talks with the program on its descriptors 3 and 4.
+    beside: Beside | None = None
     #: What ends the run when it is raised and is part of the result, instead of being raised further.
     cancelled_by: tuple[type[BaseException], ...] = ()
 
@@ -87,10 +118,13 @@ class Ended(msgspec.Struct, frozen=True):
 def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[Ended]:
     """Start the program and stay with it until it has ended, and with a one-shot run everything else."""
     watch = Watch(box, run.program, events)
-    channel = watch.start(streams.theirs, kept=run.kept)
+    beside = run.beside
+    channel = watch.start((*streams.theirs, *(() if beside is None else beside.theirs)), kept=run.kept)
     streams.close(*streams.theirs)
-    pumps = Pumps(streams, events)
+    pumps = Pumps(streams, events, beside)
     try:
+        if beside is not None:
+            beside.begin(channel, events)
         try:
             run.meanwhile()
             reply = yield from watch.until_end(pumps)
@@ -131,8 +165,8 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
 class Pumps:
     """Moves what is in the pipes of a run, or its terminal, whenever there is something to move."""
 
-    def __init__(self, streams: Streams, events: Events) -> None:
-        self._streams, self._events = streams, events
+    def __init__(self, streams: Streams, events: Events, beside: Beside | None = None) -> None:
+        self._streams, self._events, self._beside = streams, events, beside
         self._outputs: dict[int, Output] = {output.reader: output for output in streams.outputs}
         self._feed = streams.feed
         self._fed = -1
@@ -152,6 +186,8 @@ class Pumps:
                 self._stop_feeding()
         elif self._terminal is not None:
             self._terminal.move(end)
+        elif self._beside is not None:
+            self._beside.move(end)
 
     def hear(self, reply: client.Reply, channel: client.Channel) -> None:
         """What is said of a run that goes on."""
@@ -164,19 +200,22 @@ class Pumps:
 
     def patience(self) -> float | None:
         """How long to wait at most before `look` is called."""
-        return None if self._terminal is None else self._terminal.patience()
+        other = self._terminal if self._beside is None else self._beside
+        return None if other is None else other.patience()
 
     def look(self) -> None:
         """See to what no descriptor tells."""
-        if self._terminal is not None:
-            self._terminal.look()
+        other = self._terminal if self._beside is None else self._beside
+        if other is not None:
+            other.look()
 
     def rest(self) -> None:
         """After the end, take what was left in the pipes; others may write for ever."""
         for end in tuple(self._outputs):
             self._drain(end, LEFT)
-        if self._terminal is not None:
-            self._terminal.rest()
+        other = self._terminal if self._beside is None else self._beside
+        if other is not None:
+            other.rest()
 
     def end(self) -> None:
         """The run is being ended."""
@@ -187,10 +226,14 @@ class Pumps:
         """From now on only drain: a program that is to end must not wait for a reader."""
         for output in self._outputs.values():
             output.drop()
-        if self._terminal is not None:
-            self._terminal.drop()
+        other = self._terminal if self._beside is None else self._beside
+        if other is not None:
+            other.drop()
 
     def close(self) -> None:
+        if self._beside is not None:
+            self._beside.close()
+            self._beside = None
         if self._terminal is not None:
             self._terminal.close()
             self._terminal = None
