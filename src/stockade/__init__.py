@@ -27,6 +27,7 @@ TYPE_CHECKING = False  # typing, where the name is from, takes as long to load a
 if TYPE_CHECKING:
     from typing import Any
 
+    from stockade.agents.handler import agent
     from stockade.controls import Control
     from stockade.host import host
     from stockade.inside import delegate
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from stockade.sandbox.process import Process
     from stockade.sandbox.result import Outcome, Result
     from stockade.sandbox.sandbox import Sandbox, run
+    from stockade.worker.executor import SandboxExecutor
+    from stockade.worker.functions import sandboxed
+    from stockade.worker.secure import SecureBuffer
     from stockade.workspace.workspace import Workspace
 
 __all__ = [
@@ -59,6 +63,8 @@ __all__ = [
     "ReceiptError",
     "Result",
     "Sandbox",
+    "SandboxExecutor",
+    "SecureBuffer",
     "SetupError",
     "StockadeError",
     "Syscalls",
@@ -67,9 +73,11 @@ __all__ = [
     "Workspace",
     "WorkspaceRule",
     "__version__",
+    "agent",
     "delegate",
     "host",
     "run",
+    "sandboxed",
     "verify",
 ]
 
@@ -88,9 +96,13 @@ _LAZY = {
     "Receipt": "stockade.receipt.statement",
     "Result": "stockade.sandbox.result",
     "Sandbox": "stockade.sandbox.sandbox",
+    "SandboxExecutor": "stockade.worker.executor",
+    "SecureBuffer": "stockade.worker.secure",
     "Workspace": "stockade.workspace.workspace",
+    "agent": "stockade.agents.handler",
     "delegate": "stockade.inside",
     "run": "stockade.sandbox.sandbox",
+    "sandboxed": "stockade.worker.functions",
     "verify": "stockade.receipt.verify",
 }
 

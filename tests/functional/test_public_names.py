@@ -31,6 +31,8 @@ NAMES = [
     "ReceiptError",
     "Result",
     "Sandbox",
+    "SandboxExecutor",
+    "SecureBuffer",
     "SetupError",
     "StockadeError",
     "Syscalls",
@@ -39,9 +41,11 @@ NAMES = [
     "Workspace",
     "WorkspaceRule",
     "__version__",
+    "agent",
     "delegate",
     "host",
     "run",
+    "sandboxed",
     "verify",
 ]
 HEAVY = (
@@ -108,8 +112,12 @@ def test_every_error_is_a_stockade_error_with_a_hint() -> None:
         "stockade.policy.load",
         "stockade.workspace.workspace",
         "stockade.workspace.files",
+        "stockade.agents.handler",
         "stockade.receipt.statement",
         "stockade.receipt.verify",
+        "stockade.worker.executor",
+        "stockade.worker.functions",
+        "stockade.worker.secure",
     ],
 )
 def test_the_examples_in_the_documentation_are_true(module: str) -> None:

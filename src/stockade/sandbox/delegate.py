@@ -218,7 +218,7 @@ class Delegation:
         )
 
     def _run(self, request: Request, found: Child, account: Account, kept: tuple[_Kept, _Kept]) -> Result:
-        from stockade.sandbox.sandbox import command, once
+        from stockade.sandbox.sandbox import _once, command
 
         with account.telling():
             prepared = prepare(account.policy, pinned=True, command=account.command)
@@ -235,7 +235,7 @@ class Delegation:
                     kept=False, cancelled_by=(StoppedError,), meanwhile=account.ready,
                 )  # fmt: skip
                 with Events() as events:
-                    return self._driven(once(prepared, run, account, events), events)
+                    return self._driven(_once(prepared, run, account, events), events)
             finally:
                 prepared.close(discard=True, earlier=True)
 

@@ -467,7 +467,7 @@ def run(
             if snapshot:
                 snapshot_before(prepared, RUN)
             with Events() as events:
-                result = drive(once(prepared, one, account, events), events)
+                result = drive(_once(prepared, one, account, events), events)
             if end != "discard" and result.workspace and prepared.layer is not None:
                 result = msgspec.structs.replace(result, lost=prepared.layer.bring_last())
             if end == "commit":
@@ -500,7 +500,7 @@ def _committed(result: Result, prepared: Prepared) -> Result:
     return replace(result, committed=done, workspace="" if gone else result.workspace)
 
 
-def once(prepared: Prepared, run: Run, account: Account, events: Events) -> Steps[Result]:
+def _once(prepared: Prepared, run: Run, account: Account, events: Events) -> Steps[Result]:
     """A sandbox for one run."""
     run = may_ask(run, prepared, account)
     pipes: list[Streams] = []

@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -36,6 +36,34 @@ LATE = 5.0
 LAST_WORDS = (client.EXITED, client.EXEC_FAILED, client.FAILED)
 
 
+class Beside(Protocol):
+    """Whoever talks with a program on two more descriptors, besides its streams."""
+
+    #: The program's ends, closed by `begin`.
+    theirs: tuple[int, int]
+
+    def begin(self, channel: client.Channel, events: Events) -> None:
+        """The program has its ends; the run is ended through the channel."""
+
+    def move(self, end: int) -> None:
+        """Do what the descriptor is ready for, if it is one that is watched here."""
+
+    def patience(self) -> float | None:
+        """How long to wait at most before `look` is called."""
+
+    def look(self) -> None:
+        """See to what no descriptor tells."""
+
+    def rest(self) -> None:
+        """After the end, take what was left."""
+
+    def drop(self) -> None:
+        """The run is being ended, and nobody wants to hear more."""
+
+    def close(self) -> None:
+        """Let go of everything; harmless when repeated."""
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """What to run, and what to do with its streams."""
 
@@ -53,6 +81,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     meanwhile: Callable[[], object] = lambda: None
     #: What looks after the program's terminal, if it has one instead of pipes.
     terminal: Terminal | None = None
+    #: Who talks with the program on its descriptors 3 and 4.
+    beside: Beside | None = None
     #: What ends the run when it is raised and is part of the result, instead of being raised further.
     cancelled_by: tuple[type[BaseException], ...] = ()
     #: What answers where the program may ask for sandboxes.
@@ -92,8 +122,11 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 def may_ask(run: Run, prepared: Prepared, account: Account | None) -> Run:
-    """The run, with the right to ask for sandboxes where its policy has that."""
-    if not prepared.resolved.policy.delegate:
+    """The run, with the right to ask for sandboxes where its policy has that.
+
+    A worker is talked with where others ask, so that no function in one has the right.
+    """
+    if not prepared.resolved.policy.delegate or run.beside is not None:
         return run
     from stockade.sandbox.delegate import offered
 
@@ -115,10 +148,14 @@ def _supervise(
     box: Box, run: Run, streams: Streams, events: Events, asked: Delegation | None
 ) -> Steps[Ended]:
     watch = Watch(box, run.program, events)
-    channel = watch.start(streams.theirs, kept=run.kept, more=() if asked is None else asked.theirs)
+    beside = run.beside
+    more = () if beside is None else beside.theirs
+    channel = watch.start(streams.theirs, kept=run.kept, more=more if asked is None else asked.theirs)
     streams.close(*streams.theirs)
-    pumps = Pumps(streams, events)
+    pumps = Pumps(streams, events, beside)
     try:
+        if beside is not None:
+            beside.begin(channel, events)
         try:
             if asked is not None:
                 asked.begin()
@@ -161,8 +198,8 @@ def _supervise(
 class Pumps:
     """Moves what is in the pipes of a run, or its terminal, whenever there is something to move."""
 
-    def __init__(self, streams: Streams, events: Events) -> None:
-        self._streams, self._events = streams, events
+    def __init__(self, streams: Streams, events: Events, beside: Beside | None = None) -> None:
+        self._streams, self._events, self._beside = streams, events, beside
         self._outputs: dict[int, Output] = {output.reader: output for output in streams.outputs}
         self._feed = streams.feed
         self._fed = -1
@@ -182,6 +219,8 @@ class Pumps:
                 self._stop_feeding()
         elif self._terminal is not None:
             self._terminal.move(end)
+        elif self._beside is not None:
+            self._beside.move(end)
 
     def hear(self, reply: client.Reply, channel: client.Channel) -> None:
         """What is said of a run that goes on."""
@@ -194,19 +233,22 @@ class Pumps:
 
     def patience(self) -> float | None:
         """How long to wait at most before `look` is called."""
-        return None if self._terminal is None else self._terminal.patience()
+        other = self._terminal if self._beside is None else self._beside
+        return None if other is None else other.patience()
 
     def look(self) -> None:
         """See to what no descriptor tells."""
-        if self._terminal is not None:
-            self._terminal.look()
+        other = self._terminal if self._beside is None else self._beside
+        if other is not None:
+            other.look()
 
     def rest(self) -> None:
         """After the end, take what was left in the pipes; others may write for ever."""
         for end in tuple(self._outputs):
             self._drain(end, LEFT)
-        if self._terminal is not None:
-            self._terminal.rest()
+        other = self._terminal if self._beside is None else self._beside
+        if other is not None:
+            other.rest()
 
     def end(self) -> None:
         """The run is being ended."""
@@ -217,10 +259,14 @@ class Pumps:
         """From now on only drain: a program that is to end must not wait for a reader."""
         for output in self._outputs.values():
             output.drop()
-        if self._terminal is not None:
-            self._terminal.drop()
+        other = self._terminal if self._beside is None else self._beside
+        if other is not None:
+            other.drop()
 
     def close(self) -> None:
+        if self._beside is not None:
+            self._beside.close()
+            self._beside = None
         if self._terminal is not None:
             self._terminal.close()
             self._terminal = None
