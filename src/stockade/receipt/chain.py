@@ -25,7 +25,7 @@ import msgspec
 
 from stockade import state
 from stockade.errors import NotFoundError, ReceiptError
-from stockade.receipt import keys
+from stockade.receipt import crypto, keys
 from stockade.receipt.settings import Settings, settings
 from stockade.receipt.statement import (
     NOTHING,
@@ -201,7 +201,11 @@ class Chain:
         return False
 
     def _appended(
-        self, connection: sqlite3.Connection, write: Callable[[Link], Statement], besides: Besides
+        self,
+        connection: sqlite3.Connection,
+        write: Callable[[Link], Statement],
+        besides: Besides = lambda *_: None,
+        second: crypto.Signer | None = None,
     ) -> Receipt:
         signer = keys.signer(self.home, self.settings)
         last = connection.execute("SELECT sequence, hash FROM receipts ORDER BY sequence DESC LIMIT 1")
@@ -210,10 +214,10 @@ class Chain:
         statement = write(Link(self.id, sequence + 1, previous, signer.id))
         payload = canonical(statement)
         signed = to_sign(payload)
+        also = {one.id: one for one in (keys.cosigner(self.settings), second) if one is not None}
+        also.pop(signer.id, None)
         signatures = [Signature(signer.id, signer.sign(signed))]
-        second = keys.cosigner(self.settings)
-        if second is not None and second.id != signer.id:
-            signatures.append(Signature(second.id, second.sign(signed)))
+        signatures += [Signature(id, also[id].sign(signed)) for id in sorted(also)]
         row = row_of(statement.predicate, digest(payload))
         connection.execute(
             "INSERT INTO receipts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(row)
@@ -239,9 +243,27 @@ class Chain:
                 )
 
     def rotate(self, passphrase: bytes | None = None) -> str:
-        """Let a new key sign from now on, between two receipts."""
-        with self._lock, self._told(), self._writing():
-            return keys.rotate(self.home, passphrase)
+        """Let a new key sign from now on, between two receipts, and return its id.
+
+        The old key signs a record that names the new one, which signs that too. Where the old one cannot be
+        used any more (its passphrase is lost, its file damaged), there is no such record.
+        """
+        with self._lock, self._told():
+            self._connection()
+            try:
+                keys.signer(self.home, self.settings)
+                vouches = True
+            except ReceiptError:
+                vouches = False
+            new, put = keys.replacement(self.home, passphrase)
+            if vouches:
+                from stockade.receipt import making
+
+                with self._writing() as connection:
+                    self._appended(connection, lambda link: making.rotation(link, new.public), second=new)
+            # Afterwards: killed in between, the old key goes on, and the new one is vouched for in vain.
+            put()
+            return new.id
 
     def rows(self, asked: Filter | None = None, *, newest: int | None = None) -> list[Row]:
         """What is in the log, the oldest first; at most the `newest` so many."""

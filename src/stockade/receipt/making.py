@@ -19,6 +19,7 @@ from stockade.receipt.statement import (
     EVENT_TYPE,
     ORPHANED,
     RECORDED,
+    ROTATED,
     UNWALLED,
     Command,
     Ending,
@@ -122,6 +123,11 @@ def event(link: chain.Link, who: Who, event: Event) -> Statement:
     """The record of a decision that later runs depend on."""
     fields = _blank() | {"who": who, "ending": Ending(RECORDED, 0), "event": event}
     return Statement((), Predicate(**msgspec.structs.asdict(link), **fields), predicate_type=EVENT_TYPE)
+
+
+def rotation(link: chain.Link, public: bytes) -> Statement:
+    """The record that another key signs from the next receipt on."""
+    return event(link, Who(action=ROTATED), Event(key=public.hex()))
 
 
 def unwalled(

@@ -25,6 +25,8 @@ PREDICATE_TYPE = "urn:stockade:receipt:1"
 EVENT_TYPE = "urn:stockade:event:1"
 #: The outcome of such a record.
 RECORDED = "recorded"
+#: What the record of a new key is called.
+ROTATED = "key-rotated"
 #: The backend of a run that had no walls, because its agent's sandbox is switched off.
 UNWALLED = "none"
 #: What the first receipt of a chain has before it.
