@@ -34,7 +34,8 @@ def mounted_below(tree: str) -> dict[str, str]:
 def alone(directory: int) -> int | None:
     """A mount of an open directory, attached nowhere and without what is mounted in it; None if not allowed.
 
-    For the caller to close. Only root can have one: for others every mount is locked with those in it.
+    For the caller to close. Only root can have one: for others every mount is locked with those in it. Of
+    what is attached nowhere itself there is one since Linux 6.15.
     """
     from stockade.workspace import beneath
 

@@ -433,7 +433,7 @@ def launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object] =
 
 def _launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object]) -> Steps[Box]:
     for attempt in range(2):
-        mounts = _mounts_of(prepared.resolved)
+        mounts = _mounts_of(prepared)
         try:
             connection = client.launch(
                 prepared.plan.encoded,
@@ -472,17 +472,17 @@ def _launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object])
     raise failure(reply)
 
 
-def _mounts_of(resolved: Resolved) -> dict[int, int]:
-    """The mounts that are passed instead of directories, by these: each can be attached once."""
-    wanted = [grant for grant in (*resolved.grants, resolved.workspace) if grant is not None and grant.alone]
+def _mounts_of(prepared: Prepared) -> dict[int, int]:
+    """The mounts that are passed for descriptors, by these: each can be attached once only."""
+    resolved = prepared.resolved
+    trees = [
+        grant.fd for grant in (*resolved.grants, resolved.workspace) if grant is not None and grant.alone
+    ]
     found: dict[int, int] = {}
-    for grant in wanted:
-        mount = alone(grant.fd)
-        if mount is None:
-            for other in found.values():
-                os.close(other)
-            raise SetupError(f"{grant.path} cannot be mounted by itself any more", stage="mounts")
-        found[grant.fd] = mount
+    for directory in (*trees, *prepared.made.image):
+        mount = alone(directory)
+        if mount is not None:
+            found[directory] = mount
     return found
 
 

@@ -177,6 +177,8 @@ static int attach(const struct box *box, int mount, const char *path, int direct
 static int open_source(const struct box *box, const char *path, uint64_t same)
 {
 	int source = sys_openat2(AT_FDCWD, path, O_PATH, RESOLVE_NO_SYMLINKS);
+	if (source < 0 && same && errno == ENOENT)
+		errno = NOT_THE_SAME_FILE; /* it is in a file system that was mounted after we looked */
 	if (source < 0 || same == 0)
 		return source;
 	struct stat now, then;
@@ -257,7 +259,8 @@ static int written(const struct box *box, const char *name)
 {
 	if (box->image < 0)
 		return hidden(box, name);
-	if (mkdirat(box->image, name, 0700))
+	/* It is there already where this is the second attempt; until now nobody but us has written there. */
+	if (mkdirat(box->image, name, 0700) && errno != EEXIST)
 		return -1;
 	return openat(box->image, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
