@@ -134,14 +134,11 @@ def too_large(largest: int) -> LimitError:
 def _failure(talk: Talk, result: Result, taken: Taken) -> Exception | None:
     if talk.too_large:
         return too_large(taken.largest)
-    broke = talk.broken and talk.last is None and result.outcome is Outcome.CANCELLED
-    if result.outcome is not Outcome.EXITED and not broke:
+    if talk.refused and result.outcome in (Outcome.EXITED, Outcome.CANCELLED):
+        hint = "the Python inside needs libcrypto or `cryptography`" if "OpenSSL" in talk.refused else ""
+        return FunctionError(f"the answer was refused: {visible(talk.refused)}", hint=hint)
+    if result.outcome is not Outcome.EXITED or talk.last is None:
         return _ended(result)
-    if talk.last is None or talk.broken:
-        if not broke and talk.broken == "it ended without an answer":
-            return _ended(result)
-        hint = "the interpreter inside needs OpenSSL or `cryptography`" if "OpenSSL" in talk.broken else ""
-        return FunctionError(f"the answer was refused: {visible(talk.broken)}", hint=hint)
     kind, content = talk.last
     if result.exit_code != (0 if kind == b"R" else 1):
         return _ended(result)

@@ -64,7 +64,7 @@ def pack(
 
 def undecorated(function: Callable[..., Any]) -> Callable[..., Any]:
     """What was decorated with `sandboxed`."""
-    while getattr(function, "__stockade__", False):
+    while getattr(function, "__stockade__", False) is True:
         function = function.__wrapped__  # type: ignore[attr-defined]
     return function
 
@@ -73,7 +73,7 @@ class Packing:
     """Everything that is collected for one call."""
 
     def __init__(self) -> None:
-        self.modules: dict[str, tuple[str, str, bool]] = {}
+        self.modules: dict[str, tuple[str, str, list[str] | None]] = {}
         self.spaces: dict[str, Space] = {}
         self._size = 0
 
@@ -133,16 +133,27 @@ class Packing:
             source = self.source(module)
             if source is None:
                 continue
-            self.modules[name] = (source, str(module.__file__), hasattr(module, "__path__"))
-            pending += [name.rpartition(".")[0]] if "." in name else []
+            path = list(module.__path__) if hasattr(module, "__path__") else None
+            self.modules[name] = (source, module.__file__ or "<package>", path)
+            self._around(name)
             for value in list(vars(module).values()):
                 other = value.__name__ if isinstance(value, types.ModuleType) else _module_of(value)
                 if isinstance(other, str) and other not in self.modules:
                     pending.append(other)
 
+    def _around(self, name: str) -> None:
+        """Send the packages around a module."""
+        while name := name.rpartition(".")[0]:
+            if name in sys.modules:
+                self.ship(name)
+            else:  # whoever loaded the module did not need it
+                self.modules.setdefault(name, ("", "<package>", []))
+
     def source(self, module: types.ModuleType) -> str | None:
         """The text of a module; None where there is none."""
         file = getattr(module, "__file__", None)
+        if file is None and hasattr(module, "__path__"):
+            return ""
         if not isinstance(file, str) or not file.endswith(tuple(SOURCE_SUFFIXES)):
             return None
         try:
@@ -167,9 +178,13 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, 4)
         self._packing, self._touched = packing, touched
 
-    def persistent_id(self, value: Any) -> Any:
+    def reducer_override(self, value: Any) -> Any:
+        """How pickle treats what is no plain data: called for nothing else, so that is quick."""
+        if value is inside:
+            return NotImplemented
         if isinstance(value, types.FunctionType | type) or getattr(value, "__stockade__", False) is True:
-            return self._packing.named(value, self._touched)
+            name = self._packing.named(value, self._touched)
+            return NotImplemented if name is None else (inside, name)
         module = type(value).__module__
         if module.startswith("stockade.") and not isinstance(value, Exception):
             if self._touched is None:
@@ -177,8 +192,12 @@ class _Pickler(pickle.Pickler):
                     f"a {type(value).__name__} of Stockade's is not handed in", stage="function",
                     hint="hand in the plain data that the function needs of it",
                 )  # fmt: skip
-            return HOLLOW, type(value).__name__
-        return None
+            return inside, (HOLLOW, type(value).__name__)
+        return NotImplemented
+
+
+def inside(module: str, name: str) -> None:
+    """Stands for what the worker finds by a name; never called here."""
 
 
 class Space:
@@ -192,12 +211,11 @@ class Space:
         self.late: dict[str, bytes] = {}
         self.missing: dict[str, str] = {}
         self.definitions: list[tuple[str, int, str]] = []
-        self.files: dict[str, str] = {}
 
     def packed(self) -> dict[str, Any]:
         return {
             "imports": self.imports, "early": self.early, "late": self.late, "missing": self.missing,
-            "definitions": sorted(self.definitions, key=lambda one: one[1]), "files": self.files,
+            "definitions": sorted(self.definitions, key=lambda one: one[1]),
         }  # fmt: skip
 
     def need(self, name: str) -> None:
@@ -248,13 +266,7 @@ class Space:
             )  # fmt: skip
         text, used = _without(textwrap.dedent("".join(lines)), node)
         self.definitions.append((file, max(1, line), self._packing.counted(text)))
-        self.files[file] = self._whole(file)
         return used
-
-    def _whole(self, file: str) -> str:
-        import linecache
-
-        return self.files.get(file) or self._packing.counted("".join(linecache.getlines(file)))
 
     def _hand_in(self, name: str, value: Any) -> None:
         touched: list[str] = []
@@ -348,7 +360,7 @@ def _decoded(data: bytes) -> str:
 
 
 @cache
-def _prelude() -> tuple[bytes, dict[str, tuple[str, str, bool]]]:
+def _prelude() -> tuple[bytes, dict[str, tuple[str, str, list[str] | None]]]:
     """What the worker is made of: its own text, and the modules of Stockade's that it has inside."""
     from importlib.resources import files
 
@@ -356,10 +368,10 @@ def _prelude() -> tuple[bytes, dict[str, tuple[str, str, bool]]]:
         names = module.split(".")[1:] + (["__init__"] if package else [])
         return files("stockade").joinpath("/".join(names) + ".py").read_text(encoding="utf-8")
 
-    sources = {}
+    sources: dict[str, tuple[str, str, list[str] | None]] = {}
     for name in OWN:
         package = name in ("stockade", "stockade.worker")
-        sources[name] = (text(name, package), f"<{name}>", package)
+        sources[name] = (text(name, package), f"<{name}>", [] if package else None)
     return text("stockade.worker.driver", False).encode(), sources
 
 

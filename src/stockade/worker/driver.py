@@ -56,13 +56,15 @@ def hollow(name: str) -> Any:
 class Sent:
     """Imports what the host has sent."""
 
-    modules: ClassVar[dict[str, tuple[str, str, bool]]] = {}
+    #: By name: the source, its file, and for a package where else it has modules.
+    modules: ClassVar[dict[str, tuple[str, str, list[str] | None]]] = {}
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
         if name in cls.modules:
-            _, file, package = cls.modules[name]
-            spec = ModuleSpec(name, cls, origin=file, is_package=package)  # type: ignore[arg-type]
+            _, file, path = cls.modules[name]
+            spec = ModuleSpec(name, cls, origin=file, is_package=path is not None)  # type: ignore[arg-type]
+            spec.submodule_search_locations = path
             spec.has_location = not file.startswith("<")
             return spec
         if name.startswith("stockade."):
@@ -94,14 +96,18 @@ def known(file: str, source: str) -> None:
 
 
 class Reader(pickle.Unpickler):
-    """Reads what the host has pickled; what it calls by a name is found by that."""
+    """Reads what the host has pickled."""
 
-    def persistent_load(self, found: Any) -> Any:
-        module, name = found
-        value: Any = sys.modules.get(module) or importlib.import_module(module)
-        for part in name.split("."):
-            value = getattr(value, part)
-        return value
+    def find_class(self, module: str, name: str) -> Any:
+        return found if module == "stockade.worker.carry" else super().find_class(module, name)
+
+
+def found(module: str, name: str) -> Any:
+    """What the host calls by a name."""
+    value: Any = sys.modules.get(module) or importlib.import_module(module)
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
 
 
 def read(data: bytes) -> Any:
@@ -119,12 +125,15 @@ def build(name: str, space: dict[str, Any]) -> None:
         names[variable] = sys.modules[imported]
     for variable, data in space["early"].items():
         names[variable] = read(data)
-    for file, source in space["files"].items():
-        known(file, source)
     import __future__
 
     flag = __future__.annotations.compiler_flag
+    texts: dict[str, list[str]] = {}
     for file, line, source in space["definitions"]:
+        lines, own = texts.setdefault(file, []), source.splitlines(True)
+        lines += ["\n"] * (line - 1 + len(own) - len(lines))
+        lines[line - 1 : line - 1 + len(own)] = own
+        known(file, "".join(lines))
         exec(compile("\n" * (line - 1) + source, file, "exec", flag, dont_inherit=True), names)
     for variable, data in space["late"].items():
         names[variable] = read(data)
@@ -165,6 +174,8 @@ class Worker:
             view = view[os.write(self.answers, view) :]
 
     def say(self, kind: bytes, content: bytes) -> None:
+        if os.getpid() != self.pid:
+            self.leave(1)  # a child that the function has forked
         for message in self.sealer.record(kind, content):
             self.write(message)
 
@@ -186,8 +197,7 @@ class Worker:
         except BaseException as error:
             self.fail(error, stage)
         self.flush()
-        if os.getpid() == self.pid:  # and not a child that the function has forked
-            self.say(b"R", content)
+        self.say(b"R", content)
         self.leave(0)
 
     def prepare(self) -> Any:
@@ -224,12 +234,9 @@ class Worker:
         return self.plain.encode(value, self.request["most"])
 
     def fail(self, error: BaseException, stage: str) -> NoReturn:
-        if os.getpid() != self.pid:
-            traceback.print_exc()
-        else:
-            content = self.failure(error, stage)
-            self.flush()
-            self.say(b"E", content)
+        content = self.failure(error, stage)
+        self.flush()
+        self.say(b"E", content)
         self.leave(1)
 
     def failure(self, error: BaseException, stage: str) -> bytes:
@@ -244,8 +251,11 @@ class Worker:
             text = message = f"{type(error).__qualname__}: it cannot be shown"
         if isinstance(error, NameError):
             text += self.missing(error)
+        told = error.args
+        if isinstance(error, OSError) and len(told) == 2 and error.filename is not None:
+            told = (*told, error.filename)
         try:
-            args = self.plain.encode(error.args, MOST_ARGS)
+            args = self.plain.encode(told, MOST_ARGS)
         except Exception:
             args = b""
         kind = type(error)

@@ -31,7 +31,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Results = Literal["plain", "pickle"]
 #: What a result may take of the host's memory.
-LARGEST = 1 << 30
+LARGEST = 512 << 20
+#: So many bytes of a result are not decoded in an event loop.
+MANY = 1 << 20
 
 
 class Call(NamedTuple):
@@ -64,7 +66,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         known = answer.declared(function, self.types)
         taken = answer.Taken(results=self.results, largest=self.largest, types=known)
         try:
-            return Talk(request, self.largest), taken
+            return Talk(request, self.largest, streams=not self.many and is_stream(function)), taken
         except SealError as error:
             raise SetupError(f"nothing was run: {error}", stage="channel") from None
 
@@ -113,6 +115,18 @@ def call(
 ) -> Call:
     """Call a function in a sandbox of its own. `how` is as for `sandboxed`."""
     return calling(function, args, kwargs or {}, options(policy, **how))
+
+
+def stream(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    policy: Policy | None = None,
+    **how: Any,
+) -> Stream:
+    """Call a generator function in a sandbox of its own; what it yields comes as it is asked for."""
+    return Stream(function, args, kwargs or {}, options(policy, **how))
 
 
 def calling(
@@ -198,7 +212,7 @@ class Stream(Iterator[Any]):
                     if why is None or isinstance(why, GeneratorExit):
                         return
                     raise why from None
-            while talk.values and not talk.broken:
+            while talk.values and not talk.refused:
                 yield budget.value(talk.values.popleft())
             self.value, self.result = budget.concluded(talk, result), result
         finally:
@@ -245,7 +259,7 @@ class AsyncStream(AsyncIterator[Any]):
                     while True:
                         try:
                             while talk.values and why is None:
-                                yield budget.value(talk.values.popleft())
+                                yield await _decoded(budget.value, talk.values.popleft())
                             await _ready(events, patience)
                         except BaseException as error:
                             why, events.ready = why or error, []
@@ -258,9 +272,11 @@ class AsyncStream(AsyncIterator[Any]):
                     if why is None or isinstance(why, GeneratorExit):
                         return
                     raise why from None
-            while talk.values and not talk.broken:
-                yield budget.value(talk.values.popleft())
-            self.value, self.result = budget.concluded(talk, result), result
+            while talk.values and not talk.refused:
+                yield await _decoded(budget.value, talk.values.popleft())
+            last = b"" if talk.last is None else talk.last[1]
+            self.value = await _decoded(lambda _: budget.concluded(talk, result), last)
+            self.result = result
         finally:
             talk.close()
 
@@ -275,6 +291,15 @@ class _LeftError(BaseException):
 
 def _is_ours(error: BaseException) -> bool:
     return isinstance(error, GeneratorExit | Exception)
+
+
+async def _decoded(decode: Callable[[bytes], Any], content: bytes) -> Any:
+    """What the bytes say; the event loop goes on while there are many."""
+    if len(content) < MANY:
+        return decode(content)
+    import asyncio
+
+    return await asyncio.get_running_loop().run_in_executor(None, decode, content)
 
 
 async def _ready(events: Events, patience: float | None) -> None:

@@ -41,7 +41,7 @@ class SecureBuffer:
             self._memory.madvise(DO_NOT_DUMP)
             self._memory.madvise(WIPE_ON_FORK)
             self._address = _address(self._memory)
-            _locked(self._address, len(self._memory))
+            self._wipe, self._unlock = _locked(self._address, len(self._memory))
         except OSError as error:
             self._let_go()
             raise SetupError(
@@ -95,10 +95,9 @@ class SecureBuffer:
         with self._lock:
             if self._memory is None:
                 return
-            import ctypes
-
-            ctypes.memset(self._address, 0, len(self._memory))
-            _libc().munlock(self._address, len(self._memory))
+            # Found when it was made: at the end of the interpreter nothing can be loaded.
+            self._wipe(self._address, 0, len(self._memory))
+            self._unlock(self._address, len(self._memory))
             self._let_go()
 
     def _let_go(self) -> None:
@@ -131,14 +130,15 @@ def _address(memory: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
-def _locked(address: int, size: int) -> None:
-    """Keep the memory from being swapped out, or say why that is not allowed."""
+def _locked(address: int, size: int) -> tuple[Any, Any]:
+    """Keep the memory from being swapped out, or say why that is not allowed; what wipes and unlocks it."""
     import ctypes
     import os
     import resource
 
-    if _libc().mlock(address, size) == 0:
-        return
+    libc = _libc()
+    if libc.mlock(address, size) == 0:
+        return ctypes.memset, libc.munlock
     number = ctypes.get_errno()
     most = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     raise LimitError(

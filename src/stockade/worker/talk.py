@@ -26,6 +26,8 @@ from stockade.worker import carry, seal
 PATIENCE = 2.0
 READ = 1 << 18
 PIPE = 1 << 20
+#: More than enough to empty a pipe; somebody may write for ever.
+MOST_READS = 64
 #: A mark and a key, or a mark and a reason.
 HELLO = 1 + seal.KEY
 LONGEST_REASON = 1000
@@ -51,7 +53,8 @@ exec(compile(text, "<stockade>", "exec", dont_inherit=True), {"text": text, "__n
 class Talk:
     """One call. `values` are what the function has yielded so far, `last` its last word: (kind, content)."""
 
-    def __init__(self, request: bytes, largest: int) -> None:
+    def __init__(self, request: bytes, largest: int, *, streams: bool = False) -> None:
+        self._streams = streams
         self._agreement = seal.Agreement()
         self._text = carry.worker_text(self._agreement.public)
         self._request, self._largest = request, largest
@@ -65,8 +68,8 @@ class Talk:
         self._until: float | None = None
         self.values: deque[bytes] = deque()
         self.last: tuple[bytes, bytes] | None = None
-        #: Why what it said is not taken, and whether it was too much.
-        self.broken = ""
+        #: Why what it said is not taken, and whether it was too much: then we have ended the run.
+        self.refused = ""
         self.too_large = False
         with scarce.refused():
             self._open: set[int] = set()
@@ -114,14 +117,13 @@ class Talk:
 
     def rest(self) -> None:
         """The program has ended: take what is in the pipe, which is not much."""
-        while self._answers in self._watched and self._receive():
-            pass
-        if self.last is None and not self.broken:
-            self.broken = "it ended without an answer"
+        for _ in range(MOST_READS):
+            if self._answers not in self._watched or not self._receive():
+                break
 
     def drop(self) -> None:
         """Nobody waits any more."""
-        self.broken = self.broken or "nobody waited for it"
+        self.refused = self.refused or "nobody waited for it"
         self.values.clear()
 
     def close(self) -> None:
@@ -154,7 +156,7 @@ class Talk:
         if not data:
             self._forget(self._answers)
             return False
-        if self.last is None and not self.broken:
+        if self.last is None and not self.refused:
             try:
                 self._hear(data)
             except seal.SealError as error:
@@ -183,7 +185,7 @@ class Talk:
         for kind, content in self._opener.feed(data, self._largest):
             if self.last is not None:
                 return  # after its last word nothing counts
-            if kind == b"V":
+            if kind == b"V" and self._streams:
                 self.values.append(content)
             elif kind in (b"R", b"E"):
                 self.last = kind, content
@@ -193,7 +195,7 @@ class Talk:
 
     def _refuse(self, why: str) -> None:
         """End the run, because of what was said."""
-        self.broken = self.broken or why
+        self.refused = self.refused or why
         self._until = None
         self.last = None
         self.values.clear()
