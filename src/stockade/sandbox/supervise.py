@@ -141,6 +141,9 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
     try:
         return (yield from _supervise(box, run, streams, events, asked))
     finally:
+        if not run.kept:  # it has nothing more to say, and would be ready all the time
+            with contextlib.suppress(OSError, ValueError):
+                events.forget(box.connection.fileno())
         yield from asked.ended(events)
 
 
