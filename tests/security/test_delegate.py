@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -89,6 +90,21 @@ def test_a_child_runs_and_both_receipts_name_each_other(places: Path, stockade_h
     assert {one.parent.plan for one in children if one.parent} == {said.plan}
     assert said.parent is None and all(one.controls["files"].grade.startswith("read") for one in children)
     assert check_log(log, {key.id: key.public for key in keys.known(str(stockade_home))}) == 4
+
+
+def test_a_child_has_the_walls_of_its_parent_whatever_made_them(places: Path) -> None:
+    """Also without namespaces, where the policy accepts what is weaker there; and in an event loop."""
+    policy = having(places, backend="landlock", accept=["files", "processes", "devices"])
+    read = {"command": ["cat", f"{places}/secret"]}
+    (answer,), _ = ask(policy, read | {"policy": {"read": [f"{places}/open"]}})
+    assert answer["exit_code"] == 1 and "Permission denied" in answer["stderr"]
+
+    async def later() -> stockade.Result:
+        async with stockade.AsyncSandbox(having(places)) as box:
+            return await box.run(["python3", "-c", ASKER], input=json.dumps(read).encode())
+
+    told = json.loads(asyncio.run(later()).text)
+    assert told["exit_code"] == 1 and "No such file" in told["stderr"]
 
 
 def test_nothing_can_be_asked_for_without_the_right(places: Path) -> None:
