@@ -12,17 +12,20 @@ from __future__ import annotations
 import builtins
 import importlib
 import io
-import linecache
 import os
-import pickle
 import sys
-import traceback
 import types
-from importlib.machinery import ModuleSpec
-from typing import Any, ClassVar, NoReturn
+from _frozen_importlib import ModuleSpec
+from _pickle import Unpickler, dumps, loads  # `pickle` itself takes as long to load as everything else
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, ClassVar, NoReturn
 
 #: What is told of an exception at most, in characters, and of its arguments in bytes.
 MOST_TEXT, MOST_ARGS = 1 << 20, 1 << 20
+#: By file: what was sent of its text.
+TEXTS: dict[str, str] = {}
 
 
 class Hollow(type):
@@ -92,10 +95,10 @@ class Sent:
 
 def known(file: str, source: str) -> None:
     """Let tracebacks show the lines of a file that is not here."""
-    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    TEXTS[file] = source
 
 
-class Reader(pickle.Unpickler):
+class Reader(Unpickler):
     """Reads what the host has pickled."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -166,7 +169,7 @@ class Worker:
             if not data:
                 os._exit(1)
             for _, content in opener.feed(data, sys.maxsize):
-                return pickle.loads(content)  # type: ignore[no-any-return]
+                return loads(content)  # type: ignore[no-any-return]
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -230,7 +233,7 @@ class Worker:
 
     def encoded(self, value: Any) -> bytes:
         if self.request["results"] == "pickle":
-            return pickle.dumps(value, 4)
+            return dumps(value, 4)
         return self.plain.encode(value, self.request["most"])
 
     def fail(self, error: BaseException, stage: str) -> NoReturn:
@@ -241,6 +244,11 @@ class Worker:
 
     def failure(self, error: BaseException, stage: str) -> bytes:
         """The exception as plain data."""
+        import linecache
+        import traceback
+
+        for file, source in TEXTS.items():
+            linecache.cache[file] = (len(source), None, source.splitlines(True), file)
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == "<stockade>":
             trace = trace.tb_next

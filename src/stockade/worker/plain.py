@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import struct
 import sys
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 #: How deep values may be in one another.
 DEEPEST = 100

@@ -19,7 +19,10 @@ import hashlib
 import hmac
 import os
 import struct
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 KEY, NONCE, TAG = 32, 12, 16
 #: How much of a record is in one message, and how many messages one key seals.
