@@ -182,6 +182,30 @@ def test_a_link_put_in_the_place_of_a_directory_leads_nowhere(places: Path, stoc
             confirm(made, found.files)
 
 
+def test_a_program_that_swaps_what_it_asks_for_wins_nothing(places: Path) -> None:
+    """It exchanges a directory of its own for a link to the secret's, over and over, while it asks."""
+    there, away = f"{places}/out/dir", f"{places}/out/away"
+    swaps = (
+        "import os, threading\n"
+        "stop = threading.Event()\n"
+        "def swap():\n"
+        "    while not stop.is_set():\n"
+        f"        os.rename({there!r}, {away!r}); os.symlink({str(places)!r}, {there!r})\n"
+        f"        os.unlink({there!r}); os.rename({away!r}, {there!r})\n"
+        "threading.Thread(target=swap).start()\n"
+    )
+    asks = (
+        f"told, reads = [], ['cat', '{there}/secret', '{places}/secret']\n"
+        "for number in range(40):\n"
+        f"    try: told.append(delegate(reads, {{'read': ['{there}']}})['stdout'])\n"
+        "    except PermissionError as error: told.append(b'refused')\n"
+        "stop.set()\n"
+        "print(sorted(set(told)))\n"
+    )
+    result = stockade.run(["python3", "-c", CLIENT + swaps + asks], having(places), timeout=60)
+    assert result.ok and "secret" not in result.text and "refused" in result.text, result.stderr
+
+
 def test_a_child_sees_nothing_of_an_overlay_and_the_host_is_not_looked_at_for_it(
     places: Path, workspace: Path
 ) -> None:
