@@ -55,11 +55,12 @@ def ask(policy: Policy, *requests: dict[str, Any]) -> tuple[list[dict[str, Any]]
 @pytest.fixture
 def places(tmp_path: Path) -> Path:
     """Readable and writable grants, and a secret beside them."""
-    for name in ("open", "open/sub", "out", "out/dir"):
+    for name in ("open", "open/sub", "out", "out/dir", "vault"):
         (tmp_path / name).mkdir()
     (tmp_path / "open/sub/file").write_text("shown")
     (tmp_path / "open/hidden").write_text("hidden")
     (tmp_path / "secret").write_text("secret")
+    (tmp_path / "vault/secret").write_text("secret")
     return tmp_path
 
 
@@ -190,12 +191,12 @@ def test_a_program_that_swaps_what_it_asks_for_wins_nothing(places: Path) -> Non
         "stop = threading.Event()\n"
         "def swap():\n"
         "    while not stop.is_set():\n"
-        f"        os.rename({there!r}, {away!r}); os.symlink({str(places)!r}, {there!r})\n"
+        f"        os.rename({there!r}, {away!r}); os.symlink('{places}/vault', {there!r})\n"
         f"        os.unlink({there!r}); os.rename({away!r}, {there!r})\n"
         "threading.Thread(target=swap).start()\n"
     )
     asks = (
-        f"told, reads = [], ['cat', '{there}/secret', '{places}/secret']\n"
+        f"told, reads = [], ['cat', '{there}/secret', '{places}/vault/secret']\n"
         "for number in range(40):\n"
         f"    try: told.append(delegate(reads, {{'read': ['{there}']}})['stdout'])\n"
         "    except PermissionError as error: told.append(b'refused')\n"
