@@ -233,6 +233,24 @@ def test_a_child_sees_nothing_of_an_overlay_and_the_host_is_not_looked_at_for_it
         assert plain[0] == plain[1]
 
 
+def test_no_file_of_the_host_is_read_to_explain_a_failure(places: Path) -> None:
+    """For a command of the caller's own it is: the time of its last reading tells."""
+    program = places / "program"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+
+    def was_read(*, inside: bool) -> bool:
+        os.utime(program, (1, 1))
+        if inside:
+            ask(having(places), {"command": [str(program)]}, {"command": ["false", str(program)]})
+        else:
+            stockade.run([str(program)], having(places))
+        return program.stat().st_atime != 1
+
+    applies(was_read(inside=False), "this file system does not note when a file is read")
+    assert not was_read(inside=True)
+
+
 def test_protected_paths_are_not_writable_by_way_of_a_child(workspace: Path) -> None:
     (workspace / ".git/hooks").mkdir(parents=True)
     (workspace / ".git/config").touch()
