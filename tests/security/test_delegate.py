@@ -22,6 +22,7 @@ from stockade.policy.child import child, confirm
 from stockade.policy.resolve import resolve
 from stockade.receipt import chain, keys
 from stockade.receipt.verify import check_log
+from stockade.sandbox import register
 from support.means import applies
 from support.paths import ROOT
 
@@ -358,12 +359,20 @@ def test_a_child_ends_with_a_killed_supervisor(places: Path, stockade_home: Path
         os.kill(supervisor.pid, signal.SIGKILL)
         supervisor.wait()
     until = time.monotonic() + 10
-    while time.monotonic() < until:
-        before = beat.read_text()
+    while (before := beat.read_text()) and time.monotonic() < until:
         time.sleep(0.3)
         if beat.read_text() == before:
-            return
-    pytest.fail("the child lives on")
+            break
+    else:
+        pytest.fail("the child lives on")
+    register.sweep(str(stockade_home))
+    said = [entry.receipt.predicate for entry in chain.of(str(stockade_home)).all()]
+    assert {one.ending.error for one in said} == {"SupervisorDied"}
+    ((inner, outer),) = [(a, b) for a in said for b in said if a.parent and not b.parent]
+    assert inner.parent is not None and (inner.parent.sandbox, inner.parent.plan) == (
+        outer.sandbox,
+        outer.plan,
+    )
 
 
 def test_children_have_children_only_so_deep() -> None:

@@ -26,6 +26,7 @@ from stockade.receipt.statement import (
     Event,
     HostFacts,
     Network,
+    Parent,
     Predicate,
     Receipt,
     Seen,
@@ -114,6 +115,7 @@ def orphaned(home: str, record: Record) -> None:
         "policy": record.policy,
         "plan": record.plan,
         "ending": Ending("cancelled", 130, error=ORPHANED),
+        "parent": Parent(record.parent, record.parent_plan) if record.parent else None,
         "started": record.started.removesuffix("Z") + ".000000Z",
     }
     log.append(lambda link: Statement((), Predicate(**msgspec.structs.asdict(link), **fields)))

@@ -224,6 +224,11 @@ class Delegation:
             prepared = prepare(account.policy, pinned=True, command=account.command)
             account.prepared = prepared
             try:
+                own, parent = prepared.made.entry, account.parent
+                if (
+                    own is not None and parent is not None
+                ):  # for the receipt that a killed supervisor cannot make
+                    own.update(parent=parent.sandbox, parent_plan=parent.plan)
                 confirm(prepared.resolved, found.files)
                 self._compare(prepared)
                 room = min(MOST_OUTPUT, prepared.resolved.limits.output or 0)
