@@ -225,9 +225,8 @@ class Delegation:
             account.prepared = prepared
             try:
                 own, parent = prepared.made.entry, account.parent
-                if (
-                    own is not None and parent is not None
-                ):  # for the receipt that a killed supervisor cannot make
+                # For the receipt that a killed supervisor cannot make.
+                if own is not None and parent is not None:
                     own.update(parent=parent.sandbox, parent_plan=parent.plan)
                 confirm(prepared.resolved, found.files)
                 self._compare(prepared)
