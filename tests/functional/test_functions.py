@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import pickle
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -13,12 +15,14 @@ from typing import Any
 import pytest
 
 import stockade
-from stockade import CommandError, LimitError, Policy, PolicyError, SetupError, sandboxed
+from stockade import CommandError, DeniedError, LimitError, Policy, PolicyError, SetupError, sandboxed
 from stockade.worker import functions
 from stockade.worker.answer import FunctionError, WorkerDiedError
 from stockade.worker.functions import call
 from support import jobs, points
 from support.jobs import Greeter, OwnError
+from support.means import applies
+from support.paths import PACKAGE
 from support.points import Point
 
 
@@ -112,6 +116,15 @@ class TestEnds:
         with pytest.raises(stockade.TimeoutError) as caught:
             call(jobs.spin, timeout=0.5, grace=0)
         assert caught.value.result is not None and caught.value.result.outcome == "timed-out"
+
+    def test_a_wall_or_a_limit_that_ends_it_is_the_error_that_it_is(self) -> None:
+        with pytest.raises(DeniedError) as caught:
+            call(jobs.signalled, (signal.SIGSYS,))
+        assert caught.value.result is not None and caught.value.result.outcome == "denied"
+        applies(stockade.host().has("cgroup.memory"), "there is no memory cgroup")
+        with pytest.raises(LimitError, match="memory ran out") as full:
+            call(jobs.eat, (200,), policy=Policy(limits={"memory": "64M"}))
+        assert full.value.result is not None and full.value.receipt is not None
 
     def test_a_result_that_is_too_large_is_refused_on_both_sides(self) -> None:
         with pytest.raises(LimitError, match='largest = "1M"'):
@@ -242,6 +255,12 @@ Pair(left=6, right=[Pair(left=1, right=[])])
 name 'lock' is not defined | (lock could not be handed in: cannot pickle '_thread.lock' object)
 once
 """
+
+
+def test_what_runs_inside_is_written_for_older_pythons() -> None:
+    """For 3.8; what it calls is not checked here."""
+    for name in ("worker/driver.py", "worker/seal.py", "worker/plain.py", "__init__.py", "errors.py"):
+        ast.parse((PACKAGE / name).read_text(), feature_version=(3, 8))
 
 
 def test_a_function_can_be_pickled_by_its_name_although_it_is_decorated() -> None:

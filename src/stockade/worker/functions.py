@@ -203,12 +203,12 @@ class Stream(Iterator[Any]):
                             events.wait(patience)
                         except BaseException as error:
                             why, events.ready = why or error, []
-                            patience = steps.throw(_LeftError() if _is_ours(error) else error)
+                            patience = steps.throw(NobodyWaits() if _is_ours(error) else error)
                         else:
                             patience = next(steps)
                 except StopIteration as done:
                     result: Result = done.value
-                except _LeftError:
+                except NobodyWaits:
                     if why is None or isinstance(why, GeneratorExit):
                         return
                     raise why from None
@@ -263,12 +263,12 @@ class AsyncStream(AsyncIterator[Any]):
                             await _ready(events, patience)
                         except BaseException as error:
                             why, events.ready = why or error, []
-                            patience = steps.throw(_LeftError() if _is_ours(error) else error)
+                            patience = steps.throw(NobodyWaits() if _is_ours(error) else error)
                         else:
                             patience = next(steps)
                 except StopIteration as done:
                     result: Result = done.value
-                except _LeftError:
+                except NobodyWaits:
                     if why is None or isinstance(why, GeneratorExit):
                         return
                     raise why from None
@@ -281,7 +281,7 @@ class AsyncStream(AsyncIterator[Any]):
             talk.close()
 
 
-class _LeftError(BaseException):
+class NobodyWaits(BaseException):
     """Nobody wants the rest: it was closed, or a value was refused.
 
     A generator that is closed may not go on, so its steps are told in another word; and one whose value is
