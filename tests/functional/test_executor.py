@@ -149,6 +149,14 @@ class TestShutdown:
                 with pytest.raises(CancelledError):
                     future.result()
 
+    def test_ctrl_c_ends_what_runs(self) -> None:
+        with pytest.raises(KeyboardInterrupt), SandboxExecutor(max_workers=1) as executor:
+            running, waiting = executor.submit(jobs.spin), executor.submit(jobs.spin)
+            while not executor._talks:
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+        assert isinstance(running.exception(), stockade.CommandError) and waiting.cancelled()
+
     def test_no_more_than_max_workers_at_a_time(self) -> None:
         with SandboxExecutor(max_workers=1) as executor:
             futures = [executor.submit(jobs.spin, 0.1) for _ in range(2)]

@@ -145,6 +145,12 @@ class TestStreams:
         assert endless.result is None and list(endless) == []
         assert call(jobs.count, (4,)).value == [0, 1, 2, 3]
 
+    def test_a_forked_child_and_the_end_of_the_interpreter_do_no_harm(self, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(FORKING)
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == ("the process that began it\n0 1\n", "")
+
     def test_coroutines_and_asynchronous_generators(self) -> None:
         async def main() -> list[Any]:
             both = await asyncio.gather(sandboxed()(jobs.later)("a"), sandboxed()(jobs.add).aio(2, b=3))
@@ -219,7 +225,24 @@ class TestWhatIsHandedIn:
             call(jobs.add, (1,), executable="python9")
 
 
-SCRIPT = '''\
+FORKING = """\
+import os, stockade, sys
+@stockade.sandboxed()
+def numbers(n):
+    yield from range(n)
+stream = numbers(10**9)
+first = next(stream)
+child = os.fork()
+if not child:
+    try:
+        next(stream)
+    except stockade.SetupError as error:
+        print(str(error)[-25:], flush=True)
+    sys.exit(0)
+os.waitpid(child, 0)
+print(first, next(stream))
+"""
+SCRIPT = """\
 import threading
 from dataclasses import dataclass
 from stockade import CommandError, Policy, sandboxed
@@ -249,7 +272,7 @@ try:
 except NameError as error:
     print(error, "|", error.traceback.splitlines()[-1])
 print("once")
-'''
+"""
 WANTED = """\
 Pair(left=6, right=[Pair(left=1, right=[])])
 name 'lock' is not defined | (lock could not be handed in: cannot pickle '_thread.lock' object)
