@@ -104,7 +104,7 @@ class SandboxExecutor(Executor):
             self._threads.submit(lambda chunk=chunk: self._made(fn, (chunk,), {}, many).value)  # type: ignore[misc]
             for chunk in chunks
         ]
-        return itertools.chain.from_iterable(_results(futures, timeout))
+        return _each(_results(futures, timeout))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more tasks; those that run go on. As `Executor.shutdown`."""
@@ -157,6 +157,14 @@ def _chunks(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
     found = iter(items)
     while chunk := tuple(itertools.islice(found, size)):
         yield chunk
+
+
+def _each(chunks: Iterator[list[Any]]) -> Iterator[Any]:
+    """The values of all chunks; none is kept here when it has been handed out."""
+    for chunk in chunks:
+        chunk.reverse()
+        while chunk:
+            yield chunk.pop()
 
 
 def _results(futures: list[Future[Any]], timeout: float | None) -> Iterator[Any]:
