@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import (
     ALL_COMPLETED,
@@ -23,6 +26,8 @@ import pytest
 import stockade
 from stockade import Policy, SandboxExecutor, SetupError
 from support import jobs
+from support.jobs import Greeter
+from support.points import Point, unsaid
 
 
 @pytest.fixture
@@ -44,6 +49,8 @@ class TestTasks:
 
     def test_functions_that_take_the_executors_own_words(self, executor: SandboxExecutor) -> None:
         assert executor.submit(dict, fn=1, self=2, policy=3).result() == {"fn": 1, "self": 2, "policy": 3}
+        with pytest.raises(TypeError):
+            executor.submit(fn=pow)  # type: ignore[call-arg]
 
     def test_a_callback_is_called_with_the_future(self, executor: SandboxExecutor) -> None:
         called: list[Future[int]] = []
@@ -70,6 +77,22 @@ class TestTasks:
     def test_each_has_a_sandbox_of_its_own(self, executor: SandboxExecutor) -> None:
         assert list(executor.map(jobs.make_ready, ["ready"])) == [None]
         assert executor.submit(jobs.is_ready).result() is False
+
+    def test_what_it_needs_no_more_it_does_not_keep(self) -> None:
+        with SandboxExecutor(max_workers=1, types=(Point,)) as executor:
+            for chunksize in (1, 2):
+                for point in executor.map(unsaid, range(3), chunksize=chunksize):
+                    kept = weakref.ref(point)
+                    del point
+                    assert kept() is None
+            greeter = Greeter("hello")
+            kept_greeter = weakref.ref(greeter)
+            assert executor.submit(greeter.greet, "ada").result() == "hello ada"
+            del greeter
+            end = time.monotonic() + 30
+            while kept_greeter() is not None and time.monotonic() < end:
+                time.sleep(0.01)
+            assert kept_greeter() is None
 
     def test_in_an_event_loop(self, executor: SandboxExecutor) -> None:
         async def main() -> int:
@@ -137,6 +160,19 @@ class TestShutdown:
         assert [future.result() for future in futures] == [None, 4]
         executor.shutdown()
 
+    def test_at_the_end_of_the_interpreter_what_was_taken_is_done(self) -> None:
+        code = (
+            "import atexit, stockade\n"
+            "executor = stockade.SandboxExecutor(max_workers=1)\n"
+            "def late():\n"
+            "    try: executor.submit(pow, 2, 2)\n"
+            "    except RuntimeError: print('refused')\n"
+            "atexit.register(late)\n"
+            "for n in range(2): executor.submit(pow, 2, n).add_done_callback(lambda f: print(f.result()))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == ("1\n2\nrefused\n", "")
+
     def test_what_waits_can_be_cancelled(self) -> None:
         with SandboxExecutor(max_workers=1) as executor:
             running, *waiting = [executor.submit(jobs.spin, 0.3) for _ in range(4)]
@@ -148,6 +184,14 @@ class TestShutdown:
             for future in waiting:
                 with pytest.raises(CancelledError):
                     future.result()
+
+    def test_ctrl_c_ends_what_runs(self) -> None:
+        with pytest.raises(KeyboardInterrupt), SandboxExecutor(max_workers=1) as executor:
+            running, waiting = executor.submit(jobs.spin), executor.submit(jobs.spin)
+            while not executor._talks:
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+        assert isinstance(running.exception(), stockade.CommandError) and waiting.cancelled()
 
     def test_no_more_than_max_workers_at_a_time(self) -> None:
         with SandboxExecutor(max_workers=1) as executor:

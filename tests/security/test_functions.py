@@ -79,6 +79,25 @@ def test_no_key_is_in_the_arguments_the_environment_or_a_file() -> None:
             assert key not in found[place] and key.hex().encode() not in found[place]
 
 
+def test_where_nothing_can_be_sealed_inside_nothing_is_handed_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Without(talk.Talk):
+        def begin(self, *given: Any) -> None:
+            super().begin(*given)
+            assert self._request
+
+        def boot(self) -> str:
+            for name in (b"libcrypto.so", b"import _hashlib", b"from cryptography"):
+                assert name in self._text
+                self._text = self._text.replace(name, name[:-1] + b"_")
+            self._outgoing = iter([b"%09d" % len(self._text) + self._text])
+            return super().boot()
+
+    monkeypatch.setattr("stockade.worker.functions.Talk", Without)
+    with pytest.raises(FunctionError, match=r"inside, .* neither OpenSSL .* nor the package") as caught:
+        call(jobs.add, (1,))
+    assert "libcrypto" in caught.value.hint and b"adding" not in caught.value.result.stdout  # type: ignore[union-attr]
+
+
 class Wire(talk.Talk):
     """A wire on which somebody listens, or more."""
 

@@ -85,6 +85,12 @@ def die(status: int = 9) -> None:
     os._exit(status)
 
 
+def signalled(number: int) -> None:
+    """End by a signal, as a wall would end it."""
+    os.kill(os.getpid(), number)
+    spin()
+
+
 def spin(seconds: float = 60.0) -> None:
     """Take a while."""
     time.sleep(seconds)

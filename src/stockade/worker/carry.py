@@ -64,7 +64,7 @@ def pack(
 
 def undecorated(function: Callable[..., Any]) -> Callable[..., Any]:
     """What was decorated with `sandboxed`."""
-    while getattr(function, "__stockade__", False) is True:
+    while getattr(type(function), "__stockade__", False) is True:
         function = function.__wrapped__  # type: ignore[attr-defined]
     return function
 
@@ -182,7 +182,7 @@ class _Pickler(pickle.Pickler):
         """How pickle treats what is no plain data: called for nothing else, so that is quick."""
         if value is inside:
             return NotImplemented
-        if isinstance(value, types.FunctionType | type) or getattr(value, "__stockade__", False) is True:
+        if isinstance(value, types.FunctionType | type) or undecorated(value) is not value:
             name = self._packing.named(value, self._touched)
             return NotImplemented if name is None else (inside, name)
         module = type(value).__module__

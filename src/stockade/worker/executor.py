@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -16,6 +17,7 @@ from stockade.sandbox.supervise import GRACE
 from stockade.worker.answer import FunctionError, WorkerDiedError
 from stockade.worker.functions import LARGEST, Call, Options, Results, calling, options
 from stockade.worker.start import OnExit
+from stockade.worker.talk import Talk
 
 if TYPE_CHECKING:
     from stockade.receipt.statement import Who
@@ -69,6 +71,9 @@ class SandboxExecutor(Executor):
         self.policy = self._how.start.policy
         self._threads = ThreadPoolExecutor(_cores(max_workers), thread_name_prefix="stockade")
         self._broken: FunctionError | None = None
+        self._talks: weakref.WeakSet[Talk] = weakref.WeakSet()
+        self._how = msgspec.structs.replace(self._how, begun=self._begun)
+        self._ended = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call `fn(*args, **kwargs)` in a sandbox; its value, or its exception, is in the future."""
@@ -99,11 +104,30 @@ class SandboxExecutor(Executor):
             self._threads.submit(lambda chunk=chunk: self._made(fn, (chunk,), {}, many).value)  # type: ignore[misc]
             for chunk in chunks
         ]
-        return itertools.chain.from_iterable(_results(futures, timeout))
+        return _each(_results(futures, timeout))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more tasks; those that run go on. As `Executor.shutdown`."""
         self._threads.shutdown(wait, cancel_futures=cancel_futures)
+
+    def terminate_workers(self) -> None:
+        """End every task that runs, cancel those that wait, and take no more."""
+        self._ended = True
+        self.shutdown(wait=False, cancel_futures=True)
+        for talk in list(self._talks):
+            talk.abandon()
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> bool | None:
+        """Wait for every task; after Ctrl-C and the like end them first."""
+        if kind is not None and not issubclass(kind, Exception):
+            self.terminate_workers()
+        self.shutdown(wait=True)
+        return None
+
+    def _begun(self, talk: Talk) -> None:
+        self._talks.add(talk)
+        if self._ended:
+            talk.abandon()
 
     def _made(self, fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], how: Options) -> Call:
         self._check()
@@ -133,6 +157,14 @@ def _chunks(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
     found = iter(items)
     while chunk := tuple(itertools.islice(found, size)):
         yield chunk
+
+
+def _each(chunks: Iterator[list[Any]]) -> Iterator[Any]:
+    """The values of all chunks; none is kept here when it has been handed out."""
+    for chunk in chunks:
+        chunk.reverse()
+        while chunk:
+            yield chunk.pop()
 
 
 def _results(futures: list[Future[Any]], timeout: float | None) -> Iterator[Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import inspect
+import os
 import types
+import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar
 
@@ -53,6 +56,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     initializer: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
     #: Whether the one argument is a sequence of arguments for many calls.
     many: bool = False
+    #: Who wants to know of each call that begins.
+    begun: Callable[[Talk], None] | None = None
 
     def talk(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -155,12 +160,8 @@ def is_stream(function: Callable[..., Any]) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
-class Stream(Iterator[Any]):
-    """What a function in a sandbox yields, as it comes.
-
-    The function goes on only as far as somebody asks for more. `value` and `result` are there after the
-    last one; closed before, what still runs is ended. Use it in `with` where it is not read to its end.
-    """
+class _Streaming:
+    """What `Stream` and `AsyncStream` share: everything but the waiting."""
 
     def __init__(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options,
@@ -170,7 +171,65 @@ class Stream(Iterator[Any]):
         self.value: Any = None
         self.result: Result | None = None
         self._kept = kept  # somebody keeps all values: then `largest` is for all of them together
-        self._steps = self._running(function, args, kwargs, how)
+        self._talk: Talk | None = None
+        self._steps: Any = self._running(function, args, kwargs, how)
+        _living.add(self)
+
+    def _running(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options
+    ) -> Any:
+        raise NotImplementedError
+
+    def _begun(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options
+    ) -> tuple[Talk, answer.Budget]:
+        talk, taken = how.talk(function, args, kwargs)
+        self._talk = talk
+        if how.begun is not None:
+            how.begun(talk)
+        return talk, answer.Budget(taken, shared=self._kept)
+
+    def _forget(self) -> None:
+        """In a forked child: the call is the parent's, and what would end it must never run here."""
+        if self._talk is not None:
+            import ctypes
+
+            self._talk.forget()
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._steps))
+            self._steps = _foreign()
+
+
+_living: weakref.WeakSet[_Streaming] = weakref.WeakSet()
+
+
+def _foreign() -> Iterator[Any]:
+    raise SetupError("the call is that of the process that began it", stage="function")
+    yield
+
+
+def _forget_all() -> None:
+    for stream in list(_living):
+        stream._forget()
+
+
+def _close_all() -> None:
+    """At the end of the interpreter, while there still is one."""
+    for stream in list(_living):
+        if isinstance(stream, Stream):
+            with contextlib.suppress(ValueError):  # another thread is in it
+                stream.close()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+atexit.register(_close_all)
+
+
+class Stream(_Streaming, Iterator[Any]):
+    """What a function in a sandbox yields, as it comes.
+
+    The function goes on only as far as somebody asks for more. `value` and `result` are there after the
+    last one; closed before, what still runs is ended. Use it in `with` where it is not read to its end.
+    """
 
     def __next__(self) -> Any:
         return next(self._steps)
@@ -189,8 +248,7 @@ class Stream(Iterator[Any]):
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options
     ) -> Generator[Any, None, None]:
         how = _named(how, function)
-        talk, taken = how.talk(function, args, kwargs)
-        budget = answer.Budget(taken, shared=self._kept)
+        talk, budget = self._begun(function, args, kwargs, how)
         try:
             with Events() as events:
                 steps, why = once(how.start, talk, events), None
@@ -203,12 +261,12 @@ class Stream(Iterator[Any]):
                             events.wait(patience)
                         except BaseException as error:
                             why, events.ready = why or error, []
-                            patience = steps.throw(_LeftError() if _is_ours(error) else error)
+                            patience = steps.throw(NobodyWaits() if _is_ours(error) else error)
                         else:
                             patience = next(steps)
                 except StopIteration as done:
                     result: Result = done.value
-                except _LeftError:
+                except NobodyWaits:
                     if why is None or isinstance(why, GeneratorExit):
                         return
                     raise why from None
@@ -216,21 +274,12 @@ class Stream(Iterator[Any]):
                 yield budget.value(talk.values.popleft())
             self.value, self.result = budget.concluded(talk, result), result
         finally:
+            self._talk = None
             talk.close()
 
 
-class AsyncStream(AsyncIterator[Any]):
+class AsyncStream(_Streaming, AsyncIterator[Any]):
     """What a function in a sandbox yields, for `async for`; as `Stream`."""
-
-    def __init__(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options,
-        *, kept: bool = False,
-    ) -> None:  # fmt: skip
-        #: What the function returned, and how its run ended.
-        self.value: Any = None
-        self.result: Result | None = None
-        self._kept = kept  # somebody keeps all values: then `largest` is for all of them together
-        self._steps = self._running(function, args, kwargs, how)
 
     async def __anext__(self) -> Any:
         return await anext(self._steps)
@@ -249,8 +298,7 @@ class AsyncStream(AsyncIterator[Any]):
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options
     ) -> Any:
         how = _named(how, function)
-        talk, taken = how.talk(function, args, kwargs)
-        budget = answer.Budget(taken, shared=self._kept)
+        talk, budget = self._begun(function, args, kwargs, how)
         try:
             with Events() as events:
                 steps, why = once(how.start, talk, events), None
@@ -263,12 +311,12 @@ class AsyncStream(AsyncIterator[Any]):
                             await _ready(events, patience)
                         except BaseException as error:
                             why, events.ready = why or error, []
-                            patience = steps.throw(_LeftError() if _is_ours(error) else error)
+                            patience = steps.throw(NobodyWaits() if _is_ours(error) else error)
                         else:
                             patience = next(steps)
                 except StopIteration as done:
                     result: Result = done.value
-                except _LeftError:
+                except NobodyWaits:
                     if why is None or isinstance(why, GeneratorExit):
                         return
                     raise why from None
@@ -278,10 +326,11 @@ class AsyncStream(AsyncIterator[Any]):
             self.value = await _decoded(lambda _: budget.concluded(talk, result), last)
             self.result = result
         finally:
+            self._talk = None
             talk.close()
 
 
-class _LeftError(BaseException):
+class NobodyWaits(BaseException):
     """Nobody wants the rest: it was closed, or a value was refused.
 
     A generator that is closed may not go on, so its steps are told in another word; and one whose value is

@@ -100,6 +100,8 @@ class Talk:
             self._shut(end)
         self._watch(self._answers)
         self._watch(self._asks, WRITABLE)
+        if self.refused:  # before it began
+            channel.end(0)
 
     def move(self, end: int) -> None:
         """Do what the descriptor is ready for."""
@@ -125,6 +127,20 @@ class Talk:
         """Nobody waits any more."""
         self.refused = self.refused or "nobody waited for it"
         self.values.clear()
+
+    def abandon(self) -> None:
+        """End the run, from any thread."""
+        self.refused = self.refused or "nobody waited for it"
+        if (channel := self._channel) is not None:
+            channel.end(0)
+
+    def forget(self) -> None:
+        """In a forked child: let go of this process's copies only."""
+        if isinstance(self._channel, client.Connection):
+            self._channel.forget()
+        for end in tuple(self._open):
+            self._shut(end)
+        self._watched.clear()
 
     def close(self) -> None:
         for end in tuple(self._watched):
