@@ -141,7 +141,7 @@ def agent(name: str, *, category: str = "", **options: Any) -> Callable[[Callabl
     """A decorator: every call of the function runs in a sandbox under the policy of the agent of that name.
 
     >>> import stockade
-    >>> @stockade.agent("adder")
+    >>> @stockade.agent("treasurer")
     ... def total(numbers):
     ...     return sum(numbers)
     >>> total([1, 2, 3])
