@@ -104,7 +104,7 @@ def opening(box: Box, program: client.Program, events: Events) -> Steps[Line | c
     """Start a driver, or say why that was refused."""
     with scarce.refused(), _ends() as (ours, theirs):
         watch = Watch(box, msgspec.structs.replace(program, tell=True), events)
-        watch.start(theirs[:3], kept=True, more=theirs[3:])
+        watch.start(theirs, kept=True)
         line = Line(box, watch, ours)
     try:
         while True:
