@@ -63,7 +63,7 @@ class TestCalls:
     def test_hundreds_of_megabytes_come_back(self) -> None:
         """Far more than the pipes hold: nobody waits for the other with full hands."""
         value, result = call(jobs.sized, (200 << 20,))
-        assert len(value) == 200 << 20 and not value.strip(b"\0") and result.ok
+        assert value == bytes(200 << 20) and result.ok
         big = bytes(range(256)) * (10 << 12)
         assert call(jobs.echo, (big,)).value == big
 

@@ -93,7 +93,7 @@ class Budget:
         self._taken, self._shared, self._room = taken, shared, taken.largest
         self._records = {name: kind for name, kind in taken.types.items() if dataclasses.is_dataclass(kind)}
 
-    def value(self, content: bytes) -> Any:
+    def value(self, content: bytearray) -> Any:
         """A value that was said, or why it is refused. With results="pickle" this executes what was said."""
         if self._taken.results == "pickle":
             return pickle.loads(content)
@@ -163,7 +163,7 @@ def last_line(stderr: bytes) -> str:
     return visible(lines[-1])[:500] if lines else ""
 
 
-def raised(content: bytes, taken: Taken) -> Exception:
+def raised(content: bytearray, taken: Taken) -> Exception:
     """The exception that ended the function: of its own type where that is known here."""
     try:
         said: Any = plain.Decoder(content, 16 << 20).whole()

@@ -176,10 +176,10 @@ class Worker:
         while view:
             view = view[os.write(self.answers, view) :]
 
-    def say(self, kind: bytes, content: bytes) -> None:
+    def say(self, kind: bytes, *pieces: Any) -> None:
         if os.getpid() != self.pid:
             self.leave(1)  # a child that the function has forked
-        for message in self.sealer.record(kind, content):
+        for message in self.sealer.record(kind, *pieces):
             self.write(message)
 
     def serve(self) -> NoReturn:
@@ -196,11 +196,11 @@ class Worker:
             else:
                 value = self.finished(function(*args, **kwargs))
             stage = "result"
-            content = self.encoded(value)
+            pieces = self.encoded(value)
         except BaseException as error:
             self.fail(error, stage)
         self.flush()
-        self.say(b"R", content)
+        self.say(b"R", *pieces)
         self.leave(0)
 
     def prepare(self) -> Any:
@@ -220,7 +220,7 @@ class Worker:
                     item = next(value)
                 except StopIteration as end:
                     return end.value
-                self.say(b"V", self.encoded(item))
+                self.say(b"V", *self.encoded(item))
         if isinstance(value, (types.CoroutineType, types.AsyncGeneratorType)):
             import asyncio
 
@@ -229,12 +229,12 @@ class Worker:
 
     async def drained(self, values: Any) -> None:
         async for item in values:
-            self.say(b"V", self.encoded(item))
+            self.say(b"V", *self.encoded(item))
 
-    def encoded(self, value: Any) -> bytes:
+    def encoded(self, value: Any) -> list[Any]:
         if self.request["results"] == "pickle":
-            return dumps(value, 4)
-        return self.plain.encode(value, self.request["most"])
+            return [dumps(value, 4)]
+        return self.plain.pieces(value, self.request["most"])
 
     def fail(self, error: BaseException, stage: str) -> NoReturn:
         content = self.failure(error, stage)

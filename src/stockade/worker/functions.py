@@ -322,7 +322,7 @@ class AsyncStream(_Streaming, AsyncIterator[Any]):
                     raise why from None
             while talk.values and not talk.refused:
                 yield await _decoded(budget.value, talk.values.popleft())
-            last = b"" if talk.last is None else talk.last[1]
+            last = bytearray() if talk.last is None else talk.last[1]
             self.value = await _decoded(lambda _: budget.concluded(talk, result), last)
             self.result = result
         finally:
@@ -342,7 +342,7 @@ def _is_ours(error: BaseException) -> bool:
     return isinstance(error, GeneratorExit | Exception)
 
 
-async def _decoded(decode: Callable[[bytes], Any], content: bytes) -> Any:
+async def _decoded(decode: Callable[[bytearray], Any], content: bytearray) -> Any:
     """What the bytes say; the event loop goes on while there are many."""
     if len(content) < MANY:
         return decode(content)

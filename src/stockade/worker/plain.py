@@ -25,6 +25,8 @@ DEEPEST = 100
 MOST_WORK = 1 << 30
 #: What the smallest object takes, its place in a list, and its place in a dictionary.
 OBJECT, PLACE, ENTRY = 64, 16, 100
+#: So many bytes are not copied where that can be helped.
+LARGE = 1 << 16
 _FLOAT, _COMPLEX, _LONG = struct.Struct(">d"), struct.Struct(">dd"), struct.Struct(">Q")
 _SEQUENCES: dict[bytes, Any] = {b"l": list, b"t": tuple, b"s": set, b"z": frozenset}
 _TEXTS: dict[bytes, Any] = {b"b": bytes, b"a": bytearray}
@@ -38,7 +40,9 @@ class Encoder:
     """Writes values, `most` bytes in all."""
 
     def __init__(self, most: int) -> None:
-        self.made = bytearray()
+        #: What was written: large texts and bytes are pieces of their own, and not copied.
+        self.pieces: list[Any] = [bytearray()]
+        self._room = most
         self._most = most
 
     def value(self, value: Any, depth: int = 0) -> None:
@@ -108,20 +112,29 @@ class Encoder:
         self._add(content)
 
     def _add(self, data: Any) -> None:
-        if len(self.made) + len(data) > self._most:
+        self._room -= len(data)
+        if self._room < 0:
             raise OverflowError(f"the result takes more than {self._most} bytes")
-        self.made += data
+        if len(data) < LARGE or isinstance(data, bytearray):  # which may change
+            self.pieces[-1] += data
+        else:
+            self.pieces += [data, bytearray()]
 
 
 def _size(number: int) -> bytes:
     return bytes([number]) if number < 255 else b"\xff" + _LONG.pack(number)
 
 
-def encode(value: Any, most: int) -> bytes:
-    """A value as bytes."""
+def pieces(value: Any, most: int) -> list[Any]:
+    """A value as bytes in pieces, one after the other."""
     encoder = Encoder(most)
     encoder.value(value)
-    return bytes(encoder.made)
+    return encoder.pieces
+
+
+def encode(value: Any, most: int) -> bytes:
+    """A value as bytes."""
+    return b"".join(pieces(value, most))
 
 
 class Decoder:
@@ -130,7 +143,7 @@ class Decoder:
     `types` are the dataclasses that may be made, by module and name.
     """
 
-    def __init__(self, data: bytes, room: int, types: dict[str, type] | None = None) -> None:
+    def __init__(self, data: bytes | bytearray, room: int, types: dict[str, type] | None = None) -> None:
         self._data, self._at = data, 0
         self.room = room
         self._types = types or {}
@@ -273,10 +286,12 @@ class Decoder:
         return number if number < 255 else _LONG.unpack(self._bytes(8))[0]
 
     def _bytes(self, size: int) -> bytes:
-        found = self._data[self._at : self._at + size]
-        if len(found) != size:
+        end = self._at + size
+        if end > len(self._data):
             raise NotPlainError("more is announced than there is")
-        self._at += size
+        source: Any = self._data if size < LARGE else memoryview(self._data)
+        found = bytes(source[self._at : end])
+        self._at = end
         return found
 
     def _charge(self, size: int) -> None:

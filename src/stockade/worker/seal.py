@@ -97,13 +97,20 @@ class Sealer(_Direction):
         sealed: bytes = self._cipher.encrypt(*self._next(), data)
         return HEAD.pack(len(sealed)) + sealed
 
-    def record(self, kind: bytes, content: bytes) -> Any:
+    def record(self, kind: bytes, *pieces: Any) -> Any:
         """A record as messages, one after the other: each says whether more of it follows."""
-        view = memoryview(content)
-        while len(view) > CHUNK:
-            yield self.seal(b"+" + kind + view[:CHUNK])
-            view = view[CHUNK:]
-        yield self.seal(b"." + kind + view)
+        for piece in pieces[:-1]:
+            for part in _parts(piece):
+                yield self.seal(b"+" + kind + part)
+        *before, last = _parts(pieces[-1])
+        for part in before:
+            yield self.seal(b"+" + kind + part)
+        yield self.seal(b"." + kind + last)
+
+
+def _parts(content: Any) -> list[Any]:
+    view = memoryview(content)
+    return [view[start : start + CHUNK] for start in range(0, len(view), CHUNK)] or [view]
 
 
 class Opener(_Direction):
@@ -115,7 +122,7 @@ class Opener(_Direction):
         self._kind = b""
         self._content = bytearray()
 
-    def feed(self, data: bytes, most: int) -> list[tuple[bytes, bytes]]:
+    def feed(self, data: bytes, most: int) -> list[tuple[bytes, bytearray]]:
         """The records that are whole now, none larger than `most`. A SealError ends the conversation."""
         self._buffer += data
         records = []
@@ -125,14 +132,15 @@ class Opener(_Direction):
                 raise SealError("a message has an impossible length")
             if len(self._buffer) < HEAD.size + size:
                 break
-            message = bytes(self._buffer[HEAD.size : HEAD.size + size])
+            with memoryview(self._buffer) as view:
+                message = bytes(view[HEAD.size : HEAD.size + size])
             del self._buffer[: HEAD.size + size]
             found = self._take(self._cipher.decrypt(*self._next(), message), most)
             if found is not None:
                 records.append(found)
         return records
 
-    def _take(self, message: bytes, most: int) -> tuple[bytes, bytes] | None:
+    def _take(self, message: bytes, most: int) -> tuple[bytes, bytearray] | None:
         more, kind = message[:1], message[1:2]
         if more not in (b"+", b".") or (self._kind and kind != self._kind):
             raise SealError("a message belongs to no record")
@@ -142,7 +150,7 @@ class Opener(_Direction):
         if more == b"+":
             self._kind = kind
             return None
-        content, self._content, self._kind = bytes(self._content), bytearray(), b""
+        content, self._content, self._kind = self._content, bytearray(), b""
         return kind, content
 
 
@@ -262,7 +270,10 @@ class _OpenSSLCipher:
     """AES-256-GCM with one key."""
 
     def __init__(self, library: Any, key: bytes) -> None:
+        import ctypes
+
         self._library, self._key = library, key
+        self._out = ctypes.create_string_buffer(CHUNK + 2)
         self._context = library.EVP_CIPHER_CTX_new()
         if not self._context:
             raise SealError("OpenSSL has no memory")
@@ -302,15 +313,16 @@ class _OpenSSLCipher:
 
         library, context = self._library, self._context
         init, update = (getattr(library, f"EVP_{what}{step}") for step in ("Init_ex", "Update"))
-        size, out = ctypes.c_int(0), ctypes.create_string_buffer(max(1, len(data)))
+        size, out = ctypes.c_int(0), self._out
         if (
-            init(context, library.EVP_aes_256_gcm(), None, self._key, nonce) != 1
+            len(data) > len(out)
+            or init(context, library.EVP_aes_256_gcm(), None, self._key, nonce) != 1
             or update(context, None, ctypes.byref(size), beside, len(beside)) != 1
             or update(context, out, ctypes.byref(size), data, len(data)) != 1
             or size.value != len(data)
         ):
             raise SealError("OpenSSL could not do it")
-        return out.raw[: len(data)]
+        return ctypes.string_at(out, len(data))
 
 
 def _cryptography() -> Any:

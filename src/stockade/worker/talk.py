@@ -66,8 +66,8 @@ class Talk:
         self._channel: client.Channel | None = None
         self._watched: set[int] = set()
         self._until: float | None = None
-        self.values: deque[bytes] = deque()
-        self.last: tuple[bytes, bytes] | None = None
+        self.values: deque[bytearray] = deque()
+        self.last: tuple[bytes, bytearray] | None = None
         #: Why what it said is not taken, and whether it was too much: then we have ended the run.
         self.refused = ""
         self.too_large = False
