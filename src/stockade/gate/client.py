@@ -205,9 +205,9 @@ class Connection(Channel):
     ) -> Channel:
         """Ask for a program to be started, and return where it is heard of.
 
-        For a program on a terminal `stdio` is only what is `apart` from that; two `more`, or two beyond three,
-        are the program's descriptors 3 and 4. Unless the run is `kept`, the sandbox ends with it. `entrance` is the
-        file through which it enters a cgroup.
+        For a program on a terminal `stdio` is only what is `apart` from that; two `more`, or two beyond
+        three, are the program's descriptors 3 and 4. Unless the run is `kept`, the sandbox ends with it.
+        `entrance` is the file through which it enters a cgroup.
         """
         stdio, more = stdio[:3], (*stdio[3:], *more)
         last = () if entrance is None else (entrance,)
