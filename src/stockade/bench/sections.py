@@ -220,27 +220,35 @@ def _copies(tree: Path, copy: Path) -> dict[str, float]:
 
 
 def _made(ground: Ground) -> Section:
-    """Files made in memory on both sides: no disk hides what the overlay and the walls cost."""
-    overlay, plain = ground.disk / "made", ground.memory / "made"
-    for directory in (overlay, plain):
+    """Files made in memory on both sides, where no disk hides what the overlay and the walls cost; and told
+    beside it by a full run, on the disk on both sides, as a project is."""
+    overlay, plain, on_disk = ground.disk / "made", ground.memory / "made", ground.disk / "plain made"
+    places = (overlay, plain, on_disk)
+    for directory in places:
         directory.mkdir(exist_ok=True)
         jobs.archive(str(directory))
     command = (*PYTHON, inspect.getsource(jobs))
-    ours = Contender(OURS, workspace=str(overlay), disk="1G")
-    commands = {
-        "plain": [*command, str(plain)],
-        OURS: Job(ours, "pass", command=(*command, str(overlay))).argv(),
-    }
+
+    def argv(disk: str) -> list[str]:
+        ours = Contender(OURS, workspace=str(overlay), disk=disk)
+        return Job(ours, "pass", command=(*command, str(overlay))).argv()
+
+    compared = {"": ("plain", OURS)}
+    commands = {"plain": [*command, str(plain)], OURS: argv("1G")}
+    if ground.tells and not ground.quick:
+        compared |= {" on disk": ("plain on disk", f"{OURS} on disk")}
+        commands |= {"plain on disk": [*command, str(on_disk)], f"{OURS} on disk": argv("")}
     figures: list[Figure] = []
     timings: dict[str, Timing] = {}
     with peers(commands) as found:
         for job in jobs.MAKES:
             turns = {name: _once(peer, job) for name, peer in found.items()}
             interleaved(turns, 1)
-            times = interleaved(turns, ground.rounds(8, 25))
-            figures.append(Figure(f"workspace/{job}", ratio(times[OURS], times["plain"])))
+            times = interleaved(turns, ground.rounds(8, 15))
+            for where, (outside, inside) in compared.items():
+                figures.append(Figure(f"workspace/{job}{where}", ratio(times[inside], times[outside])))
             timings |= {f"{job}: {name}": timing(taken) for name, taken in times.items()}
-    for directory in (overlay, plain):
+    for directory in places:
         shutil.rmtree(directory)
     return Section(tuple(figures), timings)
 
