@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from stockade.controls import Control
     from stockade.host import host
+    from stockade.live.confine import confine
     from stockade.live.pool import Pool
     from stockade.policy import Limits, Policy, Syscalls, WorkspaceRule
     from stockade.receipt.statement import Receipt
@@ -66,6 +67,7 @@ __all__ = [
     "Workspace",
     "WorkspaceRule",
     "__version__",
+    "confine",
     "host",
     "run",
     "verify",
@@ -87,6 +89,7 @@ _LAZY = {
     "Result": "stockade.sandbox.result",
     "Sandbox": "stockade.sandbox.sandbox",
     "Workspace": "stockade.workspace.workspace",
+    "confine": "stockade.live.confine",
     "run": "stockade.sandbox.sandbox",
     "verify": "stockade.receipt.verify",
 }

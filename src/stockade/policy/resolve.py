@@ -95,13 +95,20 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 def resolve(
-    policy: Policy, caller: Caller, state: str, *, pinned: bool = False, command: str = ""
+    policy: Policy,
+    caller: Caller,
+    state: str,
+    *,
+    pinned: bool = False,
+    command: str = "",
+    mounts: bool = True,
 ) -> Resolved:
     """Find and open everything the policy names, and what the command needs.
 
     `state` is Stockade's own directory, which no grant may touch. `pinned` says
     that the policy's paths are real names already (see `discover`): a link met
-    on the way was put there since, and is refused.
+    on the way was put there since, and is refused. Without `mounts` nothing is
+    laid over anything, and what is mounted in a tree does not matter.
     """
     base = profile(policy.profile)
     opener = _Opener(caller, state, pinned)
@@ -126,7 +133,8 @@ def resolve(
         chain = _toolchain(policy, base, opener, grants, workspace, command)
         denied = _deny((*policy.deny, *map(literal, chain.hidden)), caller, grants, workspace)
         for grant in (*grants.values(), workspace):
-            if grant and (Control.IPC not in policy.accept or any(covers(grant.path, d) for d in denied)):
+            over = Control.IPC not in policy.accept or any(grant and covers(grant.path, d) for d in denied)
+            if grant and mounts and over:
                 _refuse_mounted(grant)
         if workspace is not None and workspace.access == "overlay":
             _refuse_foreign(workspace, caller)
