@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stockade.host import host
     from stockade.live.confine import confine
     from stockade.live.pool import Pool
+    from stockade.live.spawner import Spawner
     from stockade.policy import Limits, Policy, Syscalls, WorkspaceRule
     from stockade.receipt.statement import Receipt
     from stockade.receipt.verify import verify
@@ -60,6 +61,7 @@ __all__ = [
     "Result",
     "Sandbox",
     "SetupError",
+    "Spawner",
     "StockadeError",
     "Syscalls",
     "TimeoutError",
@@ -87,6 +89,7 @@ _LAZY = {
     "Process": "stockade.sandbox.process",
     "Receipt": "stockade.receipt.statement",
     "Result": "stockade.sandbox.result",
+    "Spawner": "stockade.live.spawner",
     "Sandbox": "stockade.sandbox.sandbox",
     "Workspace": "stockade.workspace.workspace",
     "confine": "stockade.live.confine",

@@ -10,7 +10,7 @@ from stockade.sandbox import runlog
 from stockade.sandbox.launch import Box, Prepared
 from stockade.sandbox.limits import measured
 from stockade.sandbox.outcome import judge
-from stockade.sandbox.result import Result, Usage
+from stockade.sandbox.result import Outcome, Result, Usage
 from stockade.sandbox.supervise import Ended
 
 
@@ -42,11 +42,12 @@ def result_of(
             peak_memory=reply.peak,
             context_switches=reply.switches,
         )
+    cancelled = account.because if verdict.outcome is Outcome.CANCELLED else ""
     result = Result(
         outcome=verdict.outcome,
         exit_code=verdict.exit_code,
         signal=verdict.signal,
-        reason=verdict.reason,
+        reason=cancelled or verdict.reason,
         hint=verdict.hint,
         stdout=ended.stdout,
         stderr=ended.stderr,
