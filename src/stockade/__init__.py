@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stockade.live.confine import confine
     from stockade.live.pool import Pool
     from stockade.live.spawner import Spawner
-    from stockade.policy import Limits, Policy, Syscalls, WorkspaceRule
+    from stockade.policy import Limits, Policy, Reuse, Syscalls, WorkspaceRule
     from stockade.receipt.statement import Receipt
     from stockade.receipt.verify import verify
     from stockade.sandbox.aio import AsyncProcess, AsyncSandbox
@@ -59,6 +59,7 @@ __all__ = [
     "Receipt",
     "ReceiptError",
     "Result",
+    "Reuse",
     "Sandbox",
     "SetupError",
     "Spawner",
@@ -80,6 +81,7 @@ _LAZY = {
     "Control": "stockade.controls",
     "Limits": "stockade.policy",
     "Policy": "stockade.policy",
+    "Reuse": "stockade.policy",
     "Syscalls": "stockade.policy",
     "WorkspaceRule": "stockade.policy",
     "AsyncProcess": "stockade.sandbox.aio",
