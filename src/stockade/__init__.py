@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 
     from stockade.controls import Control
     from stockade.host import host
+    from stockade.live.background import Background
     from stockade.live.confine import confine
+    from stockade.live.interpreter import Interpreter
     from stockade.live.pool import Pool
+    from stockade.live.shell import Shell
     from stockade.live.spawner import Spawner
     from stockade.policy import Limits, Policy, Reuse, Syscalls, WorkspaceRule
     from stockade.receipt.statement import Receipt
@@ -44,10 +47,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncProcess",
     "AsyncSandbox",
+    "Background",
     "CommandError",
     "ConflictError",
     "Control",
     "DeniedError",
+    "Interpreter",
     "LimitError",
     "Limits",
     "NotFoundError",
@@ -62,6 +67,7 @@ __all__ = [
     "Reuse",
     "Sandbox",
     "SetupError",
+    "Shell",
     "Spawner",
     "StockadeError",
     "Syscalls",
@@ -91,6 +97,9 @@ _LAZY = {
     "Process": "stockade.sandbox.process",
     "Receipt": "stockade.receipt.statement",
     "Result": "stockade.sandbox.result",
+    "Background": "stockade.live.background",
+    "Interpreter": "stockade.live.interpreter",
+    "Shell": "stockade.live.shell",
     "Spawner": "stockade.live.spawner",
     "Sandbox": "stockade.sandbox.sandbox",
     "Workspace": "stockade.workspace.workspace",

@@ -6,7 +6,7 @@ import base64
 import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE, Run
 
 if TYPE_CHECKING:
+    from stockade.receipt.account import Account
+    from stockade.receipt.statement import Who
     from stockade.sandbox.aio import AsyncSandbox
     from stockade.sandbox.sandbox import Sandbox
 
@@ -146,13 +148,9 @@ def _answer(result: Result, told: Told | None) -> Answer:
     if told is None:
         return Answer(**fields)
     try:
-        if told.content.count(b"[") + told.content.count(b"{") > MOST_PARTS:
-            raise ValueError("it would take many times its size in memory")
-        said = json.loads(told.content)
-        if preload := said.get("preload"):
-            hint = "is it installed inside, and shown by the policy?"
-            fields |= {"outcome": Outcome.SETUP_FAILED, "exit_code": 125, "hint": hint}
-            return Answer(**fields | {"reason": f"preload: {preload}"})
+        said = _parsed(told)
+        if said.get("preload"):
+            return Answer(**fields)
         return Answer(
             **fields,
             value=_decoded(said.get("value")),
@@ -160,14 +158,24 @@ def _answer(result: Result, told: Told | None) -> Answer:
             error=_failure(said.get("error")),
             left_out=int(said.get("left_out", 0)),
         )
-    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+    except UNREADABLE:
         return Answer(**fields, left_out=1)
+
+
+#: What an answer that is none raises when it is read.
+UNREADABLE = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+def _parsed(told: Told) -> Any:
+    if told.content.count(b"[") + told.content.count(b"{") > MOST_PARTS:
+        raise ValueError("it would take many times its size in memory")
+    return json.loads(told.content)
 
 
 class Python(Session):
     """What `Interpreter` and `AsyncInterpreter` share: everything but the waiting."""
 
-    name = "interpreter"
+    name = program = "interpreter"
     state = "its variables"
     _preload: tuple[str, ...] = ()
     _executable = "python3"
@@ -178,7 +186,7 @@ class Python(Session):
         self._preload, self._executable = tuple(preload), executable
 
     def _asking(
-        self, box: Box, prepared: Prepared, code: str, events: Events, *, given: bytes,
+        self, box: Box, prepared: Prepared, code: str, events: Events, account: Account, *, given: bytes,
         timeout: float | None, grace: float, on_stdout: Sink | None, on_stderr: Sink | None,
     ) -> Steps[Answer]:  # fmt: skip
         words = [self._executable, "-u", "-c", BOOT]
@@ -190,12 +198,28 @@ class Python(Session):
         number = os.urandom(12).hex()
         request = self._request(code, number, run.limit)
         told, result = yield from self._running(
-            box, prepared, driver, run, request, number.encode(), run.limit * 3 + WORDS, events
+            box, prepared, driver, run, request, number.encode(), run.limit * 3 + WORDS, events, account
         )
         answer = _answer(result, told)
         if answer.outcome is Outcome.SETUP_FAILED:
             self._let_go()
         return answer
+
+    def _said(self, result: Result, told: Told | None) -> Result:
+        """A module that is to be loaded first and cannot be: nothing was run."""
+        try:
+            preload = _parsed(told).get("preload") if told is not None else None
+        except UNREADABLE:
+            return result
+        if not preload:
+            return result
+        return msgspec.structs.replace(
+            result,
+            outcome=Outcome.SETUP_FAILED,
+            exit_code=125,
+            reason=f"preload: {preload}",
+            hint="is it installed inside, and shown by the policy?",
+        )
 
     def _first(self) -> bytes:
         return _driver()
@@ -250,13 +274,15 @@ class Interpreter(Python):
         grace: float = GRACE,
         on_stdout: Sink | None = None,
         on_stderr: Sink | None = None,
+        who: Who | Mapping[str, str] | None = None,
     ) -> Answer:
         """Run code in the interpreter. When the time is over, it meets a KeyboardInterrupt."""
-        with self._lock:
+        account = self._account(code, who)
+        with account.telling(), self._lock:
             self._sandbox._before_run()
             with self._sandbox._used() as (box, prepared), Events() as events:
                 steps = self._asking(
-                    box, prepared, code, events, given=input, timeout=timeout, grace=grace,
+                    box, prepared, code, events, account, given=input, timeout=timeout, grace=grace,
                     on_stdout=on_stdout, on_stderr=on_stderr,
                 )  # fmt: skip
                 return drive(steps, events)
@@ -297,18 +323,21 @@ class AsyncInterpreter(Python):
         grace: float = GRACE,
         on_stdout: Sink | None = None,
         on_stderr: Sink | None = None,
+        who: Who | Mapping[str, str] | None = None,
     ) -> Answer:
         """Run code in the interpreter, as `Interpreter.run` does."""
         from stockade.sandbox import aio
 
-        async with self._lock, self._sandbox._used() as (box, prepared):
-            await self._sandbox._snapshotted()
-            with Events() as events:
-                steps = self._asking(
-                    box, prepared, code, events, given=input, timeout=timeout, grace=grace,
-                    on_stdout=on_stdout, on_stderr=on_stderr,
-                )  # fmt: skip
-                return await aio.drive(steps, events)
+        account = self._account(code, who)
+        with account.telling():
+            async with self._lock, self._sandbox._used() as (box, prepared):
+                await self._sandbox._snapshotted()
+                with Events() as events:
+                    steps = self._asking(
+                        box, prepared, code, events, account, given=input, timeout=timeout, grace=grace,
+                        on_stdout=on_stdout, on_stderr=on_stderr,
+                    )  # fmt: skip
+                    return await aio.drive(steps, events)
 
     async def close(self) -> None:
         """End the interpreter and what it has started."""

@@ -231,11 +231,14 @@ class AsyncSandbox(Living):
         cwd: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
         grace: float = GRACE,
+        who: Who | Mapping[str, str] | None = None,
     ) -> AsyncBackground:
         """Start a command whose output is kept aside, outside, to be read from any byte on."""
         from stockade.live.background import AsyncBackground
 
-        return AsyncBackground(self, cmd, input=input, env=env, cwd=cwd, timeout=timeout, grace=grace)
+        return AsyncBackground(
+            self, cmd, input=input, env=env, cwd=cwd, timeout=timeout, grace=grace, who=who
+        )
 
     async def _snapshotted(self) -> None:
         if self._snapshot:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from stockade.live.background import Background
     from stockade.live.interpreter import Interpreter
     from stockade.live.shell import Shell
+    from stockade.receipt.statement import Who
     from stockade.sandbox.sandbox import Sandbox
 
 #: The numbers of `subprocess`, which is slow to import.
@@ -323,12 +324,13 @@ class Opening:
         cwd: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
         grace: float = GRACE,
+        who: Who | Mapping[str, str] | None = None,
     ) -> Background:
         """Start a command whose output is kept aside, outside, to be read from any byte on."""
         from stockade.live.background import Background
 
         return Background(
-            cast("Sandbox", self), cmd, input=input, env=env, cwd=cwd, timeout=timeout, grace=grace
+            cast("Sandbox", self), cmd, input=input, env=env, cwd=cwd, timeout=timeout, grace=grace, who=who
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from stockade.gate import client
@@ -22,8 +24,12 @@ def result_of(
     account: Account,
     *,
     closed: bool = False,
+    revised: Callable[[Result], Result] = lambda result: result,
 ) -> Result:
-    """What became of a run, with the receipt of it. `closed` says that its sandbox was closed under it."""
+    """What became of a run, with the receipt of it. `closed` says that its sandbox was closed under it.
+
+    `revised` is the result as the caller will see it, before the receipt is made for it.
+    """
     reply, entry = ended.reply, prepared.made.entry
     # What a closed sandbox had is gone.
     group, layer = (None, None) if closed else (box.group, prepared.layer)
@@ -59,10 +65,11 @@ def result_of(
         workspace=layer.id if layer is not None and (changes or layer.continued) else "",
         plan=prepared.plan.hash,
     )
+    result = revised(result)
     place = prepared.resolved.workspace
     runlog.note(
         prepared.state,
-        program.argv,
+        account.command,
         result,
         sandbox="" if entry is None else entry.record.id,
         directory="" if place is None else place.path,

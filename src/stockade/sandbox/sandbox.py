@@ -96,7 +96,7 @@ class Living:
         return account
 
     def _running(
-        self, box: Box, prepared: Prepared, run: Run, events: Events, account: Account | None = None
+        self, box: Box, prepared: Prepared, run: Run, events: Events, account: Account
     ) -> Steps[Result]:
         yield from calm(box)
         streams = run.streams()
@@ -123,12 +123,11 @@ class Living:
         program: client.Program,
         prepared: Prepared,
         box: Box,
-        account: Account | None = None,
+        account: Account,
+        revised: Callable[[Result], Result] = lambda result: result,
     ) -> Result:
-        if account is None:
-            account = Account(self.policy, program.argv, self._who, self._receipts)
-            account.prepared, account.box = prepared, box
-        return result_of(ended, program, prepared, box, account, closed=self._box is not box)
+        closed = self._box is not box
+        return result_of(ended, program, prepared, box, account, closed=closed, revised=revised)
 
     @property
     def receipts(self) -> list[Receipt]:
