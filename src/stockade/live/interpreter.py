@@ -179,11 +179,12 @@ class Python(Session):
     state = "its variables"
     _preload: tuple[str, ...] = ()
     _executable = "python3"
+    _ipython: bool | None = None
 
-    def _set(self, preload: Iterable[str], executable: str) -> None:
+    def _set(self, preload: Iterable[str], executable: str, ipython: bool | None) -> None:
         if isinstance(preload, str):
             raise PolicyError(f"preload = {preload!r}: is one string", hint='write a list: ("numpy",)')
-        self._preload, self._executable = tuple(preload), executable
+        self._preload, self._executable, self._ipython = tuple(preload), executable, ipython
 
     def _asking(
         self, box: Box, prepared: Prepared, code: str, events: Events, account: Account, *, given: bytes,
@@ -225,7 +226,9 @@ class Python(Session):
         return _driver()
 
     def _request(self, code: str, number: str, most: int) -> bytes:
-        said = {"code": code, "number": number, "most": most, "preload": self._preload}
+        said = {
+            "code": code, "number": number, "most": most, "preload": self._preload, "ipython": self._ipython
+        }  # fmt: skip
         request = json.dumps(said).encode()
         if len(request) > MOST_BYTES:
             raise PolicyError(
@@ -247,12 +250,14 @@ class Interpreter(Python):
     Variables stay from run to run, also after an exception, `sys.exit()` and a timeout. `display(...)`,
     rich values and figures of matplotlib come back as `displays`. When the interpreter itself is gone, the
     result says so, and the next run starts a fresh one. Several threads may use it; one run waits for the
-    other.
+    other. Where IPython is installed inside, its shell runs the code.
     """
 
-    def __init__(self, sandbox: Sandbox, preload: Iterable[str], executable: str) -> None:
+    def __init__(
+        self, sandbox: Sandbox, preload: Iterable[str], executable: str, ipython: bool | None
+    ) -> None:
         super().__init__(sandbox)
-        self._set(preload, executable)
+        self._set(preload, executable, ipython)
         self._sandbox = sandbox
         self._lock = threading.Lock()
 
@@ -297,11 +302,13 @@ class Interpreter(Python):
 class AsyncInterpreter(Python):
     """One Python in an `AsyncSandbox`; as `Interpreter`, with `await`. A cancelled run is interrupted."""
 
-    def __init__(self, sandbox: AsyncSandbox, preload: Iterable[str], executable: str) -> None:
+    def __init__(
+        self, sandbox: AsyncSandbox, preload: Iterable[str], executable: str, ipython: bool | None
+    ) -> None:
         import asyncio
 
         super().__init__(sandbox)
-        self._set(preload, executable)
+        self._set(preload, executable, ipython)
         self._sandbox = sandbox
         self._lock = asyncio.Lock()
 

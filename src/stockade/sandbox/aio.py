@@ -216,11 +216,16 @@ class AsyncSandbox(Living):
 
         return AsyncShell(self)
 
-    def python(self, *, preload: Iterable[str] = (), executable: str = "python3") -> AsyncInterpreter:
-        """One Python for many runs: its variables stay. It starts with the first, and imports `preload`."""
+    def python(
+        self, *, preload: Iterable[str] = (), executable: str = "python3", ipython: bool | None = None
+    ) -> AsyncInterpreter:
+        """One Python for many runs: its variables stay. It starts with the first, and imports `preload`.
+
+        IPython's shell runs the code where that is installed inside, or as `ipython` says.
+        """
         from stockade.live.interpreter import AsyncInterpreter
 
-        return AsyncInterpreter(self, preload, executable)
+        return AsyncInterpreter(self, preload, executable, ipython)
 
     async def background(
         self,

@@ -309,11 +309,16 @@ class Opening:
 
         return Shell(cast("Sandbox", self))
 
-    def python(self, *, preload: Iterable[str] = (), executable: str = "python3") -> Interpreter:
-        """One Python for many runs: its variables stay. It starts with the first, and imports `preload`."""
+    def python(
+        self, *, preload: Iterable[str] = (), executable: str = "python3", ipython: bool | None = None
+    ) -> Interpreter:
+        """One Python for many runs: its variables stay. It starts with the first, and imports `preload`.
+
+        IPython's shell runs the code where that is installed inside, or as `ipython` says.
+        """
         from stockade.live.interpreter import Interpreter
 
-        return Interpreter(cast("Sandbox", self), preload, executable)
+        return Interpreter(cast("Sandbox", self), preload, executable, ipython)
 
     def background(
         self,
