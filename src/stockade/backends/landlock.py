@@ -239,12 +239,34 @@ def compile_plan(given: Inputs) -> ops.Plan:
     )
 
 
+USING = READ_FILE | WRITE_FILE | IOCTL_DEVICE
+
+
 def _rights(given: Inputs) -> list[ops.AnyOp]:
-    handled = handled_rights(given.landlock)
-    writing = handled & ~(MAKE_CHAR | MAKE_BLOCK | IOCTL_DEVICE)
+    found = of_system(given)
+    # By it the gate finds the processes of a run. Programs are put behind a wall that does not have it.
+    found.append(ops.Grant(path="/proc", rights=READ_FILE | READ_DIR, words="read", gate=True))
+    found += [
+        ops.Grant(path=path, rights=USING, words="make terminals", gate=True) for path in given.terminals
+    ]
+    found += of_policy(given)
+    # The path stands for what the descriptor is: each sandbox has another.
+    found.append(
+        ops.Grant(
+            path="/scratch",
+            rights=_writing(given),
+            words=f"{CHANGING_WORDS}; the private home",
+            grant=len(given.grants) + 1,
+        )
+    )
+    return found
+
+
+def of_system(given: Inputs) -> list[ops.AnyOp]:
+    """The set of rules, and those that every policy has."""
     found: list[ops.AnyOp] = [
         ops.Landlock(
-            files=handled,
+            files=handled_rights(given.landlock),
             network=TCP if given.own_network else 0,
             scopes=SCOPES,
             clause="files, ipc, network",
@@ -256,32 +278,27 @@ def _rights(given: Inputs) -> list[ops.AnyOp]:
         )
         for shown in given.system
     ]
-    using = READ_FILE | WRITE_FILE | IOCTL_DEVICE
-    found += [ops.Grant(path=path, rights=using, words="use the device") for path in given.devices]
+    found += [ops.Grant(path=path, rights=USING, words="use the device") for path in given.devices]
     found += [
         ops.Grant(path=shown.path, rights=_of(READING & ~EXECUTE, shown.is_dir), words="read")
         for shown in given.figures
     ]
-    # By it the gate finds the processes of a run. Programs are put behind a wall that does not have it.
-    found.append(ops.Grant(path="/proc", rights=READ_FILE | READ_DIR, words="read", gate=True))
-    found += [
-        ops.Grant(path=path, rights=using, words="make terminals", gate=True) for path in given.terminals
-    ]
+    return found
+
+
+def of_policy(given: Inputs) -> list[ops.AnyOp]:
+    """The rules for what the policy grants."""
+    found: list[ops.AnyOp] = []
     for number, (path, access, is_dir, clause) in enumerate(given.grants, 1):
-        rights, words = (READING, READ_ONLY_WORDS) if access == "read" else (writing, CHANGING_WORDS)
+        rights, words = (READING, READ_ONLY_WORDS) if access == "read" else (_writing(given), CHANGING_WORDS)
         found.append(
             ops.Grant(path=path, rights=_of(rights, is_dir), words=words, grant=number, clause=clause)
         )
-    # The path stands for what the descriptor is: each sandbox has another.
-    found.append(
-        ops.Grant(
-            path="/scratch",
-            rights=writing,
-            words=f"{CHANGING_WORDS}; the private home",
-            grant=len(given.grants) + 1,
-        )
-    )
     return found
+
+
+def _writing(given: Inputs) -> int:
+    return handled_rights(given.landlock) & ~(MAKE_CHAR | MAKE_BLOCK | IOCTL_DEVICE)
 
 
 def _of(rights: int, is_dir: bool) -> int:

@@ -22,6 +22,8 @@ from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE, Ended, Run
 
 if TYPE_CHECKING:
+    from stockade.receipt.account import Account
+    from stockade.receipt.statement import Who
     from stockade.sandbox.aio import AsyncSandbox
     from stockade.sandbox.sandbox import Living, Sandbox
 
@@ -35,6 +37,7 @@ class Session:
     #: What it is called in messages, and what is lost with it.
     name = "session"
     state = ""
+    program = ""
 
     def __init__(self, sandbox: Living) -> None:
         self._living = sandbox
@@ -43,7 +46,7 @@ class Session:
 
     def _running(
         self, box: Box, prepared: Prepared, driver: Run, run: Run, request: bytes, number: bytes, most: int,
-        events: Events,
+        events: Events, account: Account,
     ) -> Steps[tuple[Told | None, Result]]:  # fmt: skip
         """Ask the driver, one that is started for it if there is none."""
         if self._closed:
@@ -58,7 +61,8 @@ class Session:
             program = msgspec.structs.replace(driver.program, wall=None)
             opened = yield from opening(box, program, events)
             if isinstance(opened, client.Reply):
-                return None, self._living._judged(Ended(reply=opened, wall=0), driver.program, prepared, box)
+                refused = Ended(reply=opened, wall=0)
+                return None, self._living._judged(refused, driver.program, prepared, box, account)
             self._line, request = opened, self._first() + request
         talk = Talk(self._line, run, request, number, events, most)
         try:
@@ -66,12 +70,24 @@ class Session:
         finally:
             if talk.ended:
                 self._let_go()
-        result = self._living._judged(ended, run.program, prepared, box)
-        result = self._told(result, gone=talk.ended)
-        if lost and not result.hint:
-            hint = f"the {self.name} had ended since the last run: this one had a fresh one"
-            result = msgspec.structs.replace(result, hint=hint)
-        return told, result
+
+        def revised(result: Result) -> Result:
+            result = self._said(self._told(result, gone=talk.ended), told)
+            if lost and not result.hint:
+                hint = f"the {self.name} had ended since the last run: this one had a fresh one"
+                result = msgspec.structs.replace(result, hint=hint)
+            return result
+
+        return told, self._living._judged(ended, run.program, prepared, box, account, revised)
+
+    def _account(self, code: str, who: Who | Mapping[str, str] | None) -> Account:
+        """The account of one run: its command is the driver and the code."""
+        readable = code.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+        return self._living._account([self.program, readable], who)
+
+    def _said(self, result: Result, told: Told | None) -> Result:
+        """The result with what the driver says of its outcome."""
+        return result
 
     def _first(self) -> bytes:
         """What a new driver is sent before anything else."""
@@ -114,11 +130,11 @@ def _counted(usage: Usage) -> Usage:
 class Bash(Session):
     """What `Shell` and `AsyncShell` share: everything but the waiting."""
 
-    name = "shell"
+    name = program = "shell"
     state = "its directory, variables and functions"
 
     def _asking(
-        self, box: Box, prepared: Prepared, code: str, events: Events, *, given: bytes,
+        self, box: Box, prepared: Prepared, code: str, events: Events, account: Account, *, given: bytes,
         env: Mapping[str, str] | None, timeout: float | None, grace: float, on_stdout: Sink | None,
         on_stderr: Sink | None,
     ) -> Steps[Result]:  # fmt: skip
@@ -131,7 +147,9 @@ class Bash(Session):
         )  # fmt: skip
         number = os.urandom(12).hex().encode()
         request = bash.request(code, env or {}, number, files)
-        _, result = yield from self._running(box, prepared, driver, run, request, number, NOTHING, events)
+        _, result = yield from self._running(
+            box, prepared, driver, run, request, number, NOTHING, events, account
+        )
         return result
 
 
@@ -174,18 +192,20 @@ class Shell(Bash):
         grace: float = GRACE,
         on_stdout: Sink | None = None,
         on_stderr: Sink | None = None,
+        who: Who | Mapping[str, str] | None = None,
     ) -> Result:
         """Run code in the shell. `input` is its standard input, `env` holds for this run only.
 
         When the time is over, the foreground is interrupted, after the grace killed, and the shell stays
         where it can. Background jobs go on; what they print comes with the next run.
         """
-        with self._lock:
+        account = self._account(code, who)
+        with account.telling(), self._lock:
             self._sandbox._before_run()
             with self._sandbox._used() as (box, prepared), Events() as events:
                 steps = self._asking(
-                    box, prepared, code, events, given=input, env=env, timeout=timeout, grace=grace,
-                    on_stdout=on_stdout, on_stderr=on_stderr,
+                    box, prepared, code, events, account, given=input, env=env, timeout=timeout,
+                    grace=grace, on_stdout=on_stdout, on_stderr=on_stderr,
                 )  # fmt: skip
                 return drive(steps, events)
 
@@ -225,18 +245,21 @@ class AsyncShell(Bash):
         grace: float = GRACE,
         on_stdout: Sink | None = None,
         on_stderr: Sink | None = None,
+        who: Who | Mapping[str, str] | None = None,
     ) -> Result:
         """Run code in the shell, as `Shell.run` does."""
         from stockade.sandbox import aio
 
-        async with self._lock, self._sandbox._used() as (box, prepared):
-            await self._sandbox._snapshotted()
-            with Events() as events:
-                steps = self._asking(
-                    box, prepared, code, events, given=input, env=env, timeout=timeout, grace=grace,
-                    on_stdout=on_stdout, on_stderr=on_stderr,
-                )  # fmt: skip
-                return await aio.drive(steps, events)
+        account = self._account(code, who)
+        with account.telling():
+            async with self._lock, self._sandbox._used() as (box, prepared):
+                await self._sandbox._snapshotted()
+                with Events() as events:
+                    steps = self._asking(
+                        box, prepared, code, events, account, given=input, env=env, timeout=timeout,
+                        grace=grace, on_stdout=on_stdout, on_stderr=on_stderr,
+                    )  # fmt: skip
+                    return await aio.drive(steps, events)
 
     async def close(self) -> None:
         """End the shell and what it has started."""

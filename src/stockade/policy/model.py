@@ -172,6 +172,39 @@ class Syscalls(_Clauses, frozen=True):
                 raise Invalid("syscalls.allow", name, "syscalls.deny names it too")
 
 
+def _written(check: values.Check) -> values.Check:
+    """A check for what has a number in any case."""
+
+    def checked(key: str, value: Any) -> Any:
+        if value is None:
+            raise Invalid(key, value, "must be a number", "leave it out for the default")
+        return check(key, value)
+
+    return checked
+
+
+class Reuse(_Clauses, frozen=True):
+    """How long a pool may use the same sandbox, for runs that have nothing to hide from one another."""
+
+    requests: int = 100
+    age: float = 600.0
+    #: How long it may wait for the next run once it has had one.
+    idle: float = 60.0
+
+    _prefix = "reuse."
+    _checks = {
+        "requests": _written(values.count(1_000_000)),
+        "age": _written(values.time),
+        "idle": _written(values.time),
+    }
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, requests: int | str = 100, age: float | str = 600.0, idle: float | str = 60.0
+        ) -> None: ...
+
+
 def _table(kind: type[_Clauses]) -> values.Check:
     def check(key: str, value: Any) -> _Clauses:
         if isinstance(value, kind):
@@ -184,12 +217,17 @@ def _table(kind: type[_Clauses]) -> values.Check:
 
 
 _LIMITS, _SYSCALLS, _WORKSPACE = _table(Limits), _table(Syscalls), _table(WorkspaceRule)
+_REUSE = _table(Reuse)
 
 
 def _workspace(key: str, value: Any) -> Any:
     if value is None or isinstance(value, WorkspaceRule | Mapping):
         return None if value is None else _WORKSPACE(key, value)
     return WorkspaceRule(values.path(key, value))
+
+
+def _reuse(key: str, value: Any) -> Any:
+    return None if value is None else _REUSE(key, value)
 
 
 def _net(key: str, value: Any) -> tuple[()] | str:
@@ -266,6 +304,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     syscalls: Syscalls = Syscalls()
     #: Whether the install that the command belongs to is shown; further commands whose installs are.
     toolchain: bool | tuple[str, ...] = True
+    #: Whether a pool may use a sandbox for several runs, one after another; None: each for one.
+    reuse: Reuse | None = None
 
     _checks = {
         "profile": values.one_of(*PROFILES),
@@ -284,6 +324,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "limits": _LIMITS,
         "syscalls": _SYSCALLS,
         "toolchain": _toolchain,
+        "reuse": _reuse,
     }
 
     if TYPE_CHECKING:
@@ -307,6 +348,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             limits: Limits | Mapping[str, Any] = ...,
             syscalls: Syscalls | Mapping[str, Any] = ...,
             toolchain: bool | Sequence[str] = True,
+            reuse: Reuse | Mapping[str, Any] | None = None,
         ) -> None: ...
 
     @classmethod
