@@ -133,8 +133,7 @@ def _works(command: list[str], job: str, place: Path) -> bool:
     with peers({job: command}, quiet=True) as found:
         try:
             found[job].ask(job)
+            return True
         except StockadeError:
-            return False
-        finally:
             shutil.rmtree(place / "scratch", ignore_errors=True)
-    return True
+            return False
