@@ -119,8 +119,8 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Host]:
 
     def pretend(system: str, *without: str) -> Host:
         machine = Host.pretend(without, system=system)
-        monkeypatch.setattr("stockade.host.host", lambda fresh=False: machine)
-        monkeypatch.setattr("stockade.sandbox.launch.host", lambda: machine)
+        monkeypatch.setattr("stockade.host.host", lambda **_: machine)
+        monkeypatch.setattr("stockade.sandbox.launch.host", lambda **_: machine)
         return machine
 
     return pretend

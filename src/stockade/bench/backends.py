@@ -27,20 +27,21 @@ QUICK_JOBS = ("compile",)
 
 def usable() -> dict[str, Contender]:
     """The backends that can run something on this machine, best first."""
+    import stockade
     from stockade import backends
     from stockade.backends.select import select
     from stockade.errors import UnsupportedError
-    from stockade.host import host
 
+    machine = stockade.host()
     found = {}
     for name in backends.BACKENDS:
-        offers = backends.load(name).offers(host())
+        offers = backends.load(name).offers(machine)
         weaker = [
             control.value for control, offer in offers.items() if not offer.available and offer.waivable
         ]
         one = Contender(OURS, backend=name, accept=tuple(weaker))
         try:
-            asked = select(one.policy(), host()).weaker
+            asked = select(one.policy(), machine).weaker
         except UnsupportedError:
             continue
         found[name] = Contender(OURS, backend=name, accept=tuple(control.value for control in asked))
