@@ -110,6 +110,7 @@ def described(plan: Drawn) -> str:
     lines = [f"backend {plan.backend}"]
     lines += [f"{number:3} {op.describe()}  [{op.clause}]" for number, op in enumerate(plan.ops)]
     lines += [f"{name}:\n{text}" for name, text in plan.texts]
+    lines += [f"argument {word}" for word in plan.argv if word not in dict(plan.texts).values()]
     return "\n".join((*lines, f"hash {plan.hash}")) + "\n"
 
 
@@ -208,6 +209,7 @@ class TestSeatbelt:
         read, write, make = "file-read-data", "file-write-data", "file-write-create"
         allowed = {
             read: ("/opt/data", "/opt/data/x", "/srv/one.txt", "/dev/urandom", "/usr/bin/env"),
+            "process-exec": ("/usr/bin/env", "/opt/data/x"),
             write: ("/srv/one.txt", f"{PROJECT}/n", "/dev/null"),
             make: (f"{PROJECT}/n",),
             "file-read-metadata": ("/srv", "/opt", "/Users"),
@@ -216,6 +218,7 @@ class TestSeatbelt:
             read: ("/opt/database", "/srv", "/srv/one.txt/x", "/dev/tty", "/Users"),
             write: ("/opt/data/x", "/srv/one.txt/x", "/dev/tty", "/usr/bin/env"),
             make: ("/opt/data/x", "/srv/two.txt", "/dev/null"),
+            "process-exec": ("/Applications/Mail.app/x", "/usr/local/bin/x", "/private/tmp/x"),
         }
         for verdict, table in ((True, allowed), (False, refused)):
             for operation, paths in table.items():
@@ -314,18 +317,32 @@ class TestSeatbelt:
             sbpl.read(text)
 
     def test_the_prelude_really_sets_the_limits_and_passes_every_argument_on(self, tmp_path: Path) -> None:
-        words = ("a b", "$HOME", '"', "'; exit 3 #", "", "-x", "\\")
-        given = changed(MAC, files=77, cpu_time=10, command=words, environ=(("A", "x y=z"), ("B", "$A")))
-        argv = list(seatbelt.argv(given, "the profile"))
         program = "import os, resource as r, sys; print(repr((sys.argv[1:], dict(os.environ), "
         program += "[r.getrlimit(n) for n in (r.RLIMIT_NOFILE, r.RLIMIT_CPU, r.RLIMIT_CORE)])))"
-        at = argv.index(seatbelt.SANDBOX_EXEC)  # there is none here: another program stands in its place
-        argv[at : at + 1] = [sys.executable, "-I", "-c", program]
-        done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, check=True)
-        arguments, environ, limits = eval(done.stdout)
-        assert arguments == ["-D", f"SCRATCH={MAC.scratch}", "-p", "the profile", "--", *words]
+        words = ("a b", "$HOME", '"', "'; exit 3 #", "", "-x", "\\", "A=b")
+        environ = (("A", "x y=z"), ("B", "$A"), ("LD_PRELOAD", "/evil"), ("ENV", "/evil"))
+        command = (sys.executable, "-I", "-c", program, *words)
+        argv = seatbelt.argv(
+            changed(MAC, files=77, cpu_time=10, command=command, environ=environ), "the profile"
+        )
+        at = argv.index(
+            seatbelt.SANDBOX_EXEC
+        )  # there is none here: first another program stands in its place
+        seen = [*argv[:at], sys.executable, "-I", "-c", program, *argv[at + 1 :]]
+        done = subprocess.run(seen, capture_output=True, text=True, cwd=tmp_path, check=True)
+        arguments, before, limits = eval(done.stdout)
+        behind = argv.index("--") + 1
+        assert arguments == ["-D", f"SCRATCH={MAC.scratch}", "-p", "the profile", "--", *argv[behind:]]
         assert limits == [(77, 77), (10, 10), (0, 0)]
-        assert environ["A"] == "x y=z" and environ["B"] == "$A" and "HOME" not in environ
+        # What the policy sets is not there before the profile holds.
+        assert set(before) <= {"PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE"}
+        done = subprocess.run(argv[behind:], capture_output=True, text=True, cwd=tmp_path, check=True)
+        arguments, after, _ = eval(done.stdout)
+        assert arguments == list(words) and set(environ) <= set(after.items())
+        assert set(after) <= {*dict(environ), "LC_CTYPE"}
+        for name in ("A=b", "-S"):
+            with pytest.raises(PolicyError, match="a word of its own"):
+                seatbelt.compile_plan(changed(MAC, command=(name, "x")))
 
     def test_a_limit_that_cannot_be_set_starts_nothing(self, tmp_path: Path) -> None:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -349,7 +366,7 @@ class TestSeatbelt:
 
 class TestAppleContainer:
     def argv(self, **given: Any) -> list[str]:
-        return dict(apple.compile_plan(changed(MACHINE, **given)).texts)["arguments"].split("\n")
+        return list(apple.compile_plan(changed(MACHINE, **given)).argv)
 
     def test_less_memory_than_a_machine_has_is_refused_or_loudly_more(self) -> None:
         with pytest.raises(PolicyError, match="a virtual machine has 200M at least"):
@@ -358,9 +375,9 @@ class TestAppleContainer:
         assert plan.warnings == (
             "limits.memory = 64M is NOT kept: the virtual machine has 200M, the least there is",
         )
-        assert "200M" in dict(plan.texts)["arguments"].split("\n")
+        assert "200M" in plan.argv
         exact = apple.compile_plan(changed(MACHINE, memory=200 << 20))
-        assert exact.warnings == () and "200M" in dict(exact.texts)["arguments"].split("\n")
+        assert exact.warnings == () and "200M" in exact.argv
         # Never more than was asked for where it can be kept.
         assert "300M" in self.argv(memory=(301 << 20) - 1)
         assert "--memory" not in self.argv(memory=0)
@@ -527,7 +544,7 @@ class TestThePlanCommand:
 
 
 class TestDoctor:
-    #: Runs doctor as on another system: what Python lacks there is taken away first.
+    #: Runs a command as on another system: what Python lacks there is taken away first.
     PROGRAM = """
 import os, sys
 import argparse, ctypes, platform, shutil, subprocess, textwrap  # Python's own may use what is taken away
@@ -539,10 +556,10 @@ if sys.platform == "win32":
     for name in ("fcntl", "pwd", "grp", "resource", "termios", "pty", "tty"):
         sys.modules[name] = None
 from stockade.cli import main
-sys.exit(main(["doctor", *sys.argv[2:]]))
+sys.exit(main(sys.argv[2:]))
 """
 
-    def doctor(self, system: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def stockade(self, system: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", self.PROGRAM, system, *arguments]
         environ = {**os.environ, "COLUMNS": "100", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         return subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
@@ -556,14 +573,17 @@ sys.exit(main(["doctor", *sys.argv[2:]]))
         ],
     )
     def test_on_a_pretended_system_it_says_what_is_missing(self, system: str, missing: str) -> None:
-        done = self.doctor(system)
+        done = self.stockade(system, "doctor")
         assert done.returncode == 1 and done.stderr == "", done.stderr
         told = " ".join(done.stdout.split())
         assert missing in told and "nothing would be run" in told and "native (Linux)" in told
-        known = json.loads(self.doctor(system, "--json").stdout)
+        known = json.loads(self.stockade(system, "doctor", "--json").stdout)
         assert known["host"]["system"] == system.rstrip("7")
         assert set(known["backends"]) == set(backends.names())
         assert known["default_policy"]["enforced"] is False
+        ran = self.stockade(system, "run", "--", "true")
+        assert ran.returncode == 125 and ran.stderr.startswith("stockade: error: ")
+        assert "Traceback" not in ran.stderr and "stockade: hint: " in ran.stderr
 
     def test_with_what_it_needs_it_shows_plans_and_the_reason(
         self, on: Callable[..., Host], capsys: pytest.CaptureFixture[str]

@@ -21,7 +21,7 @@ FILTERS = {
 FILES = {"literal", "subpath", "vnode-type"}
 OPERATIONS = {
     "process-fork": set(),
-    "process-exec": set(),
+    "process-exec": FILES,
     "process-info*": {"target"},
     "signal": {"target"},
     "sysctl-read": {"sysctl-name"},
@@ -37,7 +37,7 @@ OPERATIONS = {
     "system-socket": set(),
 }
 #: What may be allowed everywhere.
-UNFILTERED = {"process-fork", "process-exec", "system-socket"}
+UNFILTERED = {"process-fork", "system-socket"}
 
 
 class Text(str):

@@ -167,7 +167,7 @@ def compile_plan(given: Inputs) -> Drawn:
     steps.append(Step(words=f"start it from {given.image}", clause="image", given=(given.image,)))
     options = [option for part in parts for option in part[2]]
     command = (PROGRAM, "run", *options, given.image, *given.command)
-    return Drawn(AppleContainer.name, tuple(steps), (("arguments", "\n".join(command)),), warnings)
+    return Drawn(AppleContainer.name, tuple(steps), argv=command, warnings=warnings)
 
 
 def floor(given: Inputs) -> tuple[int, tuple[str, ...]]:

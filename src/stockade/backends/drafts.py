@@ -53,6 +53,8 @@ class Drawn(msgspec.Struct, frozen=True, dict=True):
     backend: str
     ops: tuple[Step, ...]
     texts: tuple[tuple[str, str], ...] = ()
+    #: The command line that would be executed, where there is one.
+    argv: tuple[str, ...] = ()
     #: Where the policy accepts less than it asks for, and gets less.
     warnings: tuple[str, ...] = ()
 
@@ -93,10 +95,16 @@ class Draft(Walls):
     def offers(cls, host: Host) -> dict[Control, Offer]:
         """Nothing to rely on: each control with what would enforce it, and why it does not."""
         why = f"the {cls.name} backend has never been run on {called(cls.system)}: it starts nothing"
+        lacking = [
+            probe.reason for name, probe in host.probes.items() if name in cls.foundation and not probe.ok
+        ]
+        known = {"reason": "; besides, ".join((why, *lacking)), "fix": FIX}
         found = {}
         for control, offer in cls.planned(host).items():
-            known = {"reason": why, "fix": FIX} if offer.available or offer.weaker else {}
-            found[control] = msgspec.structs.replace(offer, **known, waivable=False)
+            way = cls.mechanisms[control]
+            said = known if way.weaker or not way.never else {"reason": way.never, "fix": ""}
+            here = said if host.system == cls.system else {}
+            found[control] = msgspec.structs.replace(offer, **here, waivable=False)
         return found
 
 

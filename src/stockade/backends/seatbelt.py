@@ -86,7 +86,6 @@ TEMPLATE = """\
 
 ; Programs, among themselves.
 (allow process-fork)
-(allow process-exec)
 (allow process-info* (target same-sandbox))
 (allow signal (target same-sandbox))
 
@@ -227,16 +226,11 @@ def compile_plan(given: Inputs) -> Drawn:
     _refuse(given.grants)
     text = profile(given)
     limits = prelude(given)
-    command = argv(given, text)
     # Neither the mark of the run nor its private directory is part of what the plan is known by.
     known = profile(msgspec.structs.replace(given, tag="run"))
     steps = [
         Step(words=f"begin in {given.cwd}", clause="workspace", given=(_own(given, given.cwd),)),
-        Step(
-            words=f"clear the environment and set {', '.join(name for name, _ in given.environ)}",
-            clause="env",
-            given=tuple(f"{name}={_own(given, value)}" for name, value in given.environ),
-        ),
+        Step(words="clear the environment", clause="env"),
         Step(words=f"in a shell: {limits}", clause="limits", given=(limits,)),
         *(Step(words=_words(grant), clause=grant[3], given=grant[:2]) for grant in given.grants),
         Step(
@@ -244,12 +238,18 @@ def compile_plan(given: Inputs) -> Drawn:
             clause="net",
         ),
         Step(words=f"have {SANDBOX_EXEC} put it behind the profile", given=(known,)),
+        Step(
+            words=f"clear the environment once more and set {', '.join(name for name, _ in given.environ)}",
+            clause="env",
+            given=tuple(f"{name}={_own(given, value)}" for name, value in given.environ),
+        ),
         Step(words=f"find what was refused by {' '.join(denials(given.tag)[:2])}, where the kernel says it"),
     ]
     return Drawn(
         Seatbelt.name,
         tuple(steps),
-        texts=(("profile", text), ("arguments", "\n".join(command)), ("predicate", predicate(given.tag))),
+        texts=(("profile", text), ("predicate", predicate(given.tag))),
+        argv=argv(given, text),
     )
 
 
@@ -303,7 +303,7 @@ def profile(given: Inputs) -> str:
                     _rule("file-read-metadata", [_filter(path, is_dir=False) for path in sorted(above)]),
                 )
             ),
-            "READ": _rule("file-read* file-map-executable", [*readable, scratch]),
+            "READ": _rule("file-read* file-map-executable process-exec", [*readable, scratch]),
             "WRITE": _rule("file-write*", writable),
             "DEVICES": _rule(
                 "file-read* file-write-data", [*(_filter(path, is_dir=False) for path in DEVICES), *own]
@@ -352,11 +352,18 @@ def prelude(given: Inputs) -> str:
 
 
 def argv(given: Inputs, text: str) -> tuple[str, ...]:
-    """The whole command line. Nothing of the policy or the command is in the shell's own text."""
+    """The whole command line. Nothing of the policy or the command is in the shell's own text.
+
+    The environment is set behind the profile: a variable could lead what runs before it astray.
+    """
+    if given.command and (given.command[0].startswith("-") or "=" in given.command[0]):
+        raise PolicyError(
+            f"{given.command[0]!r}: {ENV} would take that for a word of its own",
+            hint="give the program another name",
+        )
     return (
         ENV,
         "-i",
-        *(f"{name}={value}" for name, value in given.environ),
         SHELL,
         "-c",
         prelude(given),
@@ -367,6 +374,9 @@ def argv(given: Inputs, text: str) -> tuple[str, ...]:
         "-p",
         text,
         "--",
+        ENV,
+        "-i",
+        *(f"{name}={value}" for name, value in given.environ),
         *given.command,
     )
 

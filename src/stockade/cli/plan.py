@@ -67,6 +67,7 @@ def _drawn(plan: Drawn, policy: str, words: list[str], *, as_json: bool) -> int:
             "hash": plan.hash,
             "command": words,
             "operations": ops,
+            "argv": list(plan.argv),
             "texts": dict(plan.texts),
             "warnings": list(plan.warnings),
             "starts": False,
@@ -80,6 +81,11 @@ def _drawn(plan: Drawn, policy: str, words: list[str], *, as_json: bool) -> int:
     for name, text in plan.texts:
         lines = "\n".join(output.name(line) for line in text.split("\n"))
         print(f"\n{name}:\n{lines}")
+    if plan.argv:
+        whole = {text: f"<{name}>" for name, text in plan.texts}
+        print("\narguments:")
+        for word in plan.argv:
+            print(f"  {whole.get(word) or output.name(word)}")
     print(f"\nthen execute: {output.name(' '.join(words))}")
     print(f"backend {plan.backend}, policy {policy[:16]}, plan {plan.hash}")
     print("A plan only: it has never been run on this system, and `stockade run` starts nothing here.")
