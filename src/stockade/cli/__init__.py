@@ -91,6 +91,15 @@ def main(argv: list[str] | None = None) -> int:
     except StockadeError as error:
         output.error(error.message, hint=error.hint)
         return REFUSED
+    except ModuleNotFoundError as error:
+        if sys.platform == "linux":
+            raise
+        # Windows has no fcntl, and so nothing that keeps a sandbox.
+        output.error(
+            f"this needs Python's {error.name}, which this system does not have",
+            hint="`stockade doctor` says what works here",
+        )
+        return REFUSED
     except BrokenPipeError:
         # The reader went away (`stockade doctor | head -1`): no failure, and nothing left to say.
         output.silence(1)
