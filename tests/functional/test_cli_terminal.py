@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stockade.cli.modes import CANCEL, EVERYTHING
+from stockade.live.modes import CANCEL, EVERYTHING
 from support.means import applies, need_program
 from support.screens import STOCKADE, Terminal, shell, stockade
 

@@ -13,6 +13,10 @@ def main(argv: list[str]) -> int:
     """Run the command line and return the shell's own exit code, or one of `stockade run`."""
     args = run.parsed("shell", argv)
     args.json = False
+    if args.keep:
+        from stockade.cli import attach
+
+        return attach.keep(args, shells(os.environ))
     return run.run(args, lambda: shells(os.environ))
 
 

@@ -1,0 +1,200 @@
+"""What a holder and those who attach to its terminals tell each other.
+
+A connection is a socket of messages. With its first message the client hands
+over one end of a pair of streams: from then on what is typed and shown goes
+there as it is, and the messages say the rest. Only the holder's user gets as
+far as that: the socket lies in the state directory, and the kernel says who
+connects.
+"""
+
+from __future__ import annotations
+
+import _socket as socket  # as in stockade.gate.client
+import array
+import contextlib
+import os
+import struct
+from typing import Annotated
+
+import msgspec
+
+from stockade.errors import SetupError
+from stockade.sandbox.result import Enforced
+from stockade.workspace.layers import Change, Lost
+
+#: What both sides must agree about.
+VERSION = 1
+MOST_BYTES = 1 << 16
+_PLACE = socket.CMSG_SPACE(4)
+_CREDENTIALS = struct.Struct("=iII")
+
+Cells = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
+
+
+class Hello(msgspec.Struct, tag=True, frozen=True):
+    """From the client, once, with a stream: which terminal, and what the client's own is like."""
+
+    version: int
+    #: The number of a terminal; 0 for the one that was last attached to, -1 for a new one.
+    terminal: int
+    lines: Cells
+    columns: Cells
+    settings: Annotated[bytes, msgspec.Meta(max_length=36)]
+    env: Annotated[dict[str, str], msgspec.Meta(max_length=8)]
+
+
+class Size(msgspec.Struct, tag=True, frozen=True):
+    """From the client: its terminal has another size."""
+
+    lines: Cells
+    columns: Cells
+
+
+class Again(msgspec.Struct, tag=True, frozen=True):
+    """From the client: its terminal has shown other things meanwhile."""
+
+
+class Joined(msgspec.Struct, tag=True, frozen=True):
+    """From the holder: what is shown comes now."""
+
+    sandbox: str
+    terminal: int
+
+
+class Refused(msgspec.Struct, tag=True, frozen=True):
+    """From the holder: why not."""
+
+    message: str
+    hint: str
+
+
+class Over(msgspec.Struct, tag=True, frozen=True):
+    """From the holder, with a file: the program of the terminal has ended."""
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in that file: how it ended, and if the sandbox has ended with it, what it changed."""
+
+    outcome: str
+    exit_code: int
+    signal: int | None
+    reason: str
+    hint: str
+    #: The terminals in which the sandbox goes on.
+    others: tuple[int, ...] = ()
+    discarded: bool = False
+    controls: dict[str, Enforced] = {}
+    changes: tuple[Change, ...] = ()
+    workspace: str = ""
+    lost: tuple[Lost, ...] = ()
+    #: What went wrong afterwards.
+    error: str = ""
+
+
+FromClient = Hello | Size | Again
+FromHolder = Joined | Refused | Over
+
+
+class Line:
+    """One end of a connection."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, letter: FromClient | FromHolder, *descriptors: int) -> bool:
+        """Whether it could be told: the other side may be gone, or read nothing."""
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        with contextlib.suppress(OSError):
+            self._socket.sendmsg([msgspec.json.encode(letter)], [rights] if descriptors else [])
+            return True
+        return False
+
+    def receive(self, kind: object) -> tuple[FromClient | FromHolder | None, int]:
+        """The next letter and its descriptor, or -1. None where the other side has gone, or is no such."""
+        try:
+            data, ancillary, flags, _ = self._socket.recvmsg(MOST_BYTES, _PLACE, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionError:
+            return None, -1
+        passed = array.array("i")
+        for level, what, content in ancillary:
+            if (level, what) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                passed.frombytes(content[: len(content) // 4 * 4])
+        try:
+            if not data or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(passed) > 1:
+                raise ValueError
+            return msgspec.json.decode(data, type=kind), passed.pop() if passed else -1
+        except (msgspec.MsgspecError, ValueError):
+            for descriptor in passed:
+                os.close(descriptor)
+            return None, -1
+
+    def peer(self) -> int:
+        """The user at the other end, as the kernel knows it."""
+        found = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return int(_CREDENTIALS.unpack(found)[1])
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def listening(directory: str, name: str) -> socket.socket:
+    """A socket of that name. The path may be longer than an address can be, the way to it is not."""
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        end.bind(f"/proc/self/fd/{place}/{name}")
+        end.listen(16)
+        end.setblocking(False)
+        return end
+    except BaseException:
+        end.close()
+        raise
+    finally:
+        os.close(place)
+
+
+def accepted(listener: socket.socket) -> Line | None:
+    """Whoever connects next, if it is our own user."""
+    try:
+        descriptor, _ = listener._accept()  # type: ignore[attr-defined]
+    except OSError:
+        return None
+    end = socket.socket(fileno=descriptor)
+    end.setblocking(False)
+    line = Line(end)
+    if line.peer() != os.geteuid():
+        line.close()
+        return None
+    return line
+
+
+def connected(directory: int, name: str) -> Line | None:
+    """The way to the holder whose socket that is; None if it is gone."""
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
+        end.connect(f"/proc/self/fd/{directory}/{name}")
+    except (FileNotFoundError, ConnectionError):
+        end.close()
+        return None
+    except OSError as error:
+        end.close()
+        raise SetupError(
+            f"the sandbox cannot be attached to: {error.strerror}", stage="attach", errno=error.errno or 0
+        ) from None
+    return Line(end)
+
+
+def line_pair() -> tuple[Line, Line]:
+    """Both ends of a connection, the second for a holder that is being started."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
+    return Line(ours), Line(theirs)
+
+
+def streams() -> tuple[int, int]:
+    """A pair of streams."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return ours.detach(), theirs.detach()
