@@ -88,10 +88,10 @@ def keep(args: argparse.Namespace, commands: list[list[str]]) -> int:
     ):
         if given:
             raise PolicyError(f"{option} is not for a shell that may end when nobody is there", hint=hint)
-    workspace = run.continued(args)
-    found = run.discovered(args)
     from stockade.live import holder
 
+    workspace = run.continued(args)
+    found = run.discovered(args)
     wanted = holder.Wanted(
         policy=found.policy,
         pinned=found.pinned,

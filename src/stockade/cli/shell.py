@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Mapping
 
-from stockade.cli import run
+from stockade.cli import output, run
 
 
 def main(argv: list[str]) -> int:
@@ -16,7 +16,11 @@ def main(argv: list[str]) -> int:
     if args.keep:
         from stockade.cli import attach
 
-        return attach.keep(args, shells(os.environ))
+        try:
+            return attach.keep(args, shells(os.environ))
+        except KeyboardInterrupt:
+            output.say("cancelled")
+            return 130
     return run.run(args, lambda: shells(os.environ))
 
 

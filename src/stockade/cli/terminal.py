@@ -97,7 +97,9 @@ class Terminal:
         self._behind = 1 in self._apart or not self._in_front()
         self._modes = Modes()
         self._saved: list[Any] | None = None
-        self._vacant = self._ending = self._unseen = False
+        #: When to see again whether anybody has the program's terminal open.
+        self._vacant: float | None = None
+        self._ending = self._unseen = False
         self._ways_out: list[float] = []
         self._channel: Told | None = None
         self._events: Events | None = None
@@ -171,7 +173,7 @@ class Terminal:
         try:
             if not self._screen.move(end):
                 # Nobody has it open; a process inside may open it again.
-                self._vacant = True
+                self._vacant = time.monotonic() + AGAIN
                 self._screen.read(False)
         except OSError:  # of the user's terminal
             self._hung_up()
@@ -185,12 +187,12 @@ class Terminal:
 
     def patience(self) -> float | None:
         """Nothing tells when a terminal is opened again."""
-        return AGAIN if self._vacant else None
+        return None if self._vacant is None else max(0.0, self._vacant - time.monotonic())
 
     def look(self) -> None:
         """See whether anybody has opened it."""
-        if self._vacant:
-            self._vacant = False
+        if self._vacant is not None and time.monotonic() >= self._vacant:
+            self._vacant = None
             self._screen.read(True)
 
     def stopped(self, number: int) -> None:

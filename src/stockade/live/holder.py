@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from stockade.workspace.workspace import Workspace
 
 SOCKET = "attach"
-#: How many terminals a sandbox may have, and clients that have not said yet what they want.
-MOST_TERMINALS, MOST_WAITING = 64, 16
+#: How many terminals a sandbox may have, clients a terminal, and clients that have not said what they want.
+MOST_TERMINALS, MOST_CLIENTS, MOST_WAITING = 64, 64, 16
 #: How long one of those may take.
 HELLO_SECONDS = 5.0
 
@@ -187,6 +187,8 @@ class Holder:
             if not isinstance(hello, Hello) or stream < 0 or not stat.S_ISSOCK(os.fstat(stream).st_mode):
                 raise SetupError("this is not how one attaches", stage="attach")
             terminal = self._wanted_by(hello)
+            if len(terminal.shared.clients) >= MOST_CLIENTS:
+                raise SetupError(f"{MOST_CLIENTS} are attached to that terminal already", stage="attach")
         except StockadeError as error:
             line.send(Refused(error.message, error.hint))
             line.close()

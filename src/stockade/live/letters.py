@@ -114,8 +114,13 @@ class Line:
 
     def receive(self, kind: object) -> tuple[FromClient | FromHolder | None, int]:
         """The next letter and its descriptor, or -1. None where the other side has gone, or is no such."""
+        arguments = (MOST_BYTES, _PLACE, socket.MSG_CMSG_CLOEXEC)
         try:
-            data, ancillary, flags, _ = self._socket.recvmsg(MOST_BYTES, _PLACE, socket.MSG_CMSG_CLOEXEC)
+            try:
+                data, ancillary, flags, _ = self._socket.recvmsg(*arguments)
+            except ConnectionResetError:
+                # It went before it read all that we said. That is told once; its last words come after.
+                data, ancillary, flags, _ = self._socket.recvmsg(*arguments)
         except ConnectionError:
             return None, -1
         passed = array.array("i")

@@ -44,6 +44,12 @@ _ZEROS = re.compile(rb"(?<![0-9])0+(?=[0-9])")
 _BODY = re.compile(rb"([<-?]?)([0-9;:]{0,80})([ -/]{0,2})")
 _LONGEST = 256
 _WHOLE_STRING = re.compile(rb"\x1b[PX^_][^\x18\x1a\x1b]*(?:[\x18\x1a]|(?=\x1b))")
+_BROKEN_OFF = re.compile(
+    rb"\x1b(?:(?:[ -/]*|\[[\x00-\x17\x19\x1c-?\x7f]*)(?=\x1b)|\][^\x07\x18\x1a\x1b]*(?=\x1b[^\\]))"
+)
+_UNFINISHED = re.compile(
+    rb"\x1b(?:\][^\x07\x18\x1a\x1b]*\x1b?|[ -/]*|\[[\x00-\x17\x19\x1c-?\x7f]*|[PX^_][^\x18\x1a\x1b]*)\Z"
+)
 _STRING_END, _TEXT_END = re.compile(rb"[\x18\x1a\x1b]"), re.compile(rb"[\x07\x18\x1a\x1b]")
 CANCEL = b"\x18"
 #: What a terminal does and does not speak of: it moves the cursor, erases, saves and restores.
@@ -80,8 +86,16 @@ EVERYTHING = _everything()
 def _asks(sequence: bytes) -> bool:
     """Whether a terminal may answer a sequence."""
     one = Modes()
-    one.see(sequence)
+    one.see(sequence + b"\x1b\\")  # which ends a text, and means nothing elsewhere
     return one.asked is not None
+
+
+def _unless_it_asks(found: re.Match[bytes]) -> bytes:
+    sequence = found[0]
+    if not _asks(sequence):
+        return sequence
+    # A byte that is no character stays one that is none: the next may be such a byte too.
+    return "\N{REPLACEMENT CHARACTER}".encode() if len(sequence) == 1 and sequence > b"\x7f" else b""
 
 
 class Unasked:
@@ -105,17 +119,20 @@ class Unasked:
             if found is None:
                 return b""
             self._until, data = None, data[found.start() if found[0] == b"\x1b" else found.end() :]
-        data = _WHOLE_STRING.sub(b"", data)
-        last = data.rfind(b"\x1b")
-        end = last if last >= 0 and _BEGUN.fullmatch(data, last) else len(data) - _half_a_character(data)
-        begun, data = data[end:], data[:end]
-        if begun[1:2] in (b"P", b"X", b"^", b"_"):
+        # What is broken off first: with something left out behind it, it would be whole.
+        data = _BROKEN_OFF.sub(b"", _WHOLE_STRING.sub(b"", data))
+        begun = _UNFINISHED.search(data)
+        end = begun.start() if begun else len(data) - _half_a_character(data)
+        tail, data = data[end:], data[:end]
+        if tail[1:2] in (b"P", b"X", b"^", b"_"):
             self._until = _STRING_END
-        elif len(begun) > _LONGEST:
-            self._until = _TEXT_END
+        elif len(tail) <= _LONGEST:
+            self._tail = tail
+        elif tail.endswith(b"\x1b"):
+            self._tail = b"\x1b"
         else:
-            self._tail = begun
-        return _SEQUENCE.sub(lambda found: b"" if _asks(found[0]) else found[0], data)
+            self._until = _TEXT_END
+        return _SEQUENCE.sub(_unless_it_asks, data)
 
     def held(self) -> bytes:
         """What is held back: who is asked from now on is given it."""

@@ -75,7 +75,9 @@ class Shared:
         self._channel: client.Channel | None = None
         self._outer = self._writer = -1
         self._watched: dict[int, int] = {}
-        self._vacant = self._ended = False
+        self._ended = False
+        #: When to see again whether anybody has the program's terminal open.
+        self._vacant: float | None = None
         self._smaller: float | None = None
         self._size = (hello.lines, hello.columns)
 
@@ -131,7 +133,7 @@ class Shared:
         os.set_blocking(outer, False)
         self._channel, self._events = channel, events
         self._outer, self._writer = outer, os.dup(outer)
-        self._vacant = self._ended = False
+        self._vacant, self._ended = None, False
         self._fit_all()
         self._aim()
 
@@ -156,17 +158,18 @@ class Shared:
     def patience(self) -> float | None:
         """Until a client has been waited for long enough, or a terminal may have been opened again."""
         now = time.monotonic()
-        waits = [AGAIN] if self._vacant else []
+        waits = [until - now for until in (self._vacant, self._smaller) if until is not None]
         waits += [one.since + STALLED_SECONDS - now for one in self._clients if one.since is not None]
-        waits += [] if self._smaller is None else [self._smaller - now]
         return max(0.0, min(waits)) if waits else None
 
     def look(self) -> None:
         """See to what no descriptor tells."""
-        if self._smaller is not None and time.monotonic() >= self._smaller:
+        now = time.monotonic()
+        if self._smaller is not None and now >= self._smaller:
             self._smaller = None
             self._resize(self._size)
-        self._vacant = False
+        if self._vacant is not None and now >= self._vacant:
+            self._vacant = None
         self._aim()
 
     def rest(self) -> None:
@@ -243,7 +246,7 @@ class Shared:
     def _show(self) -> None:
         if self._pull() < 0:
             # Nobody has it open; a process inside may open it again.
-            self._vacant = True
+            self._vacant = time.monotonic() + AGAIN
 
     def _pull(self) -> int:
         """How much there was; -1 at the end, which the kernel calls EIO at a terminal."""
@@ -316,7 +319,7 @@ class Shared:
         if not self._ended:
             # Each is asked: it is noted since when it is waited for.
             held = [self._wait_for(one) for one in self._clients]
-            if not (any(held) or self._vacant):
+            if not any(held) and self._vacant is None:
                 wanted[self._outer] = READABLE
             if self._keys:
                 wanted[self._writer] = WRITABLE
