@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from stockade.workspace.workspace import Workspace
 
 SOCKET = "attach"
-#: How many terminals a sandbox may have, clients a terminal, and clients that have not said what they want.
-MOST_TERMINALS, MOST_CLIENTS, MOST_WAITING = 64, 64, 16
+#: How many terminals a sandbox may have, how many clients, and how many that have not said what they want.
+MOST_TERMINALS, MOST_CLIENTS, MOST_WAITING = 32, 64, 16
 #: How long one of those may take.
 HELLO_SECONDS = 5.0
 
@@ -137,8 +137,7 @@ class Holder:
             while self._terminals or self._waiting:
                 for end, _ in self._poll.poll(self._patience()):
                     if end == listener.fileno():
-                        if (line := letters.accepted(listener)) is not None:
-                            self._await_hello(line)
+                        self._let_in(letters.accepted(listener))
                     elif end == heard:
                         with contextlib.suppress(BlockingIOError):
                             os.read(heard, 4096)
@@ -165,6 +164,12 @@ class Holder:
 
     # Those who come
 
+    def _let_in(self, line: Line | None) -> None:
+        if line is None:
+            time.sleep(0.01)  # somebody else's, or nothing is left to hold it with: not without pause
+        else:
+            self._await_hello(line)
+
     def _await_hello(self, line: Line) -> None:
         if len(self._waiting) >= MOST_WAITING:
             line.close()
@@ -186,9 +191,9 @@ class Holder:
         try:
             if not isinstance(hello, Hello) or stream < 0 or not stat.S_ISSOCK(os.fstat(stream).st_mode):
                 raise SetupError("this is not how one attaches", stage="attach")
+            if sum(len(one.shared.clients) for one in self._terminals.values()) >= MOST_CLIENTS:
+                raise SetupError(f"{MOST_CLIENTS} are attached to the sandbox already", stage="attach")
             terminal = self._wanted_by(hello)
-            if len(terminal.shared.clients) >= MOST_CLIENTS:
-                raise SetupError(f"{MOST_CLIENTS} are attached to that terminal already", stage="attach")
         except StockadeError as error:
             line.send(Refused(error.message, error.hint))
             line.close()
@@ -269,7 +274,7 @@ class Holder:
                 self._step(one, lambda steps: steps.throw(KeyboardInterrupt("SIGTERM")))
             elif one.events.ready or (one.until is not None and one.until <= now):
                 self._step(one, next)
-            if one.steps is None:
+            if one.steps is None and not self._tries_again(one):
                 self._over(one)
 
     def _step(self, one: _Terminal, go_on: Callable[[Steps[Result]], float | None]) -> None:
@@ -277,18 +282,27 @@ class Holder:
         try:
             patience = go_on(one.steps)
         except StopIteration as done:
-            result: Result = done.value
-            one.steps = None
-            if (result.outcome, result.exit_code) == (Outcome.SETUP_FAILED, 127) and one.commands:
-                self._start(one)
-            else:
-                one.result = result
+            one.steps, one.result = None, done.value
         except StockadeError as error:
             one.steps, one.failure = None, error
         except KeyboardInterrupt:
             one.steps, one.failure = None, SetupError("it was ended before it began", stage="attach")
         else:
             one.until = None if patience is None else time.monotonic() + patience
+
+    def _tries_again(self, one: _Terminal) -> bool:
+        """Whether there is another command for a terminal whose first is not there inside."""
+        result = one.result
+        if result is None or (result.outcome, result.exit_code) != (Outcome.SETUP_FAILED, 127):
+            return False
+        if not one.commands:
+            return False
+        try:
+            self._start(one)
+        except StockadeError as error:
+            one.result, one.failure = None, error
+            return False
+        return True
 
     def _over(self, one: _Terminal) -> None:
         """The run of a terminal has ended; the sandbox goes on if there is another."""
@@ -305,7 +319,7 @@ class Holder:
         file = os.memfd_create("ending")
         try:
             with contextlib.suppress(OSError):
-                view = memoryview(msgspec.json.encode(ending))
+                view = memoryview(letters.encoded(ending))
                 while view:
                     view = view[os.write(file, view) :]
             one.shared.leave_all(file)

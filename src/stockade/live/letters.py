@@ -14,11 +14,12 @@ import array
 import contextlib
 import os
 import struct
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from stockade.errors import SetupError
+from stockade.sandbox.records import text
 from stockade.sandbox.result import Enforced
 from stockade.workspace.layers import Change, Lost
 
@@ -95,6 +96,22 @@ FromClient = Hello | Size | Again
 FromHolder = Joined | Refused | Over
 
 
+def encoded(letter: msgspec.Struct) -> bytes:
+    """A letter as it is sent. What is not UTF-8 in a name is replaced."""
+    try:
+        return msgspec.json.encode(letter)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_as_text(msgspec.to_builtins(letter)))
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_as_text(key): _as_text(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_text(inner) for inner in value]
+    return text(value) if isinstance(value, str) else value
+
+
 class Line:
     """One end of a connection."""
 
@@ -108,7 +125,7 @@ class Line:
         """Whether it could be told: the other side may be gone, or read nothing."""
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
         with contextlib.suppress(OSError):
-            self._socket.sendmsg([msgspec.json.encode(letter)], [rights] if descriptors else [])
+            self._socket.sendmsg([encoded(letter)], [rights] if descriptors else [])
             return True
         return False
 

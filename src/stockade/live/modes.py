@@ -92,7 +92,7 @@ def _asks(sequence: bytes) -> bool:
 
 def _unless_it_asks(found: re.Match[bytes]) -> bytes:
     sequence = found[0]
-    if not _asks(sequence):
+    if len(sequence) <= _LONGEST and not _asks(sequence):
         return sequence
     # A byte that is no character stays one that is none: the next may be such a byte too.
     return "\N{REPLACEMENT CHARACTER}".encode() if len(sequence) == 1 and sequence > b"\x7f" else b""
