@@ -249,19 +249,29 @@ class Shared:
             self._vacant = time.monotonic() + AGAIN
 
     def _pull(self) -> int:
-        """How much there was; -1 at the end, which the kernel calls EIO at a terminal."""
+        """How much there was; -1 at the end, which the kernel calls EIO at a terminal.
+
+        The kernel yields a page at a time, and what is done with it costs more than to read it.
+        """
+        data = bytearray()
         try:
-            data = os.read(self._outer, CHUNK)
+            while len(data) < CHUNK:
+                piece = os.read(self._outer, CHUNK)
+                if not piece:
+                    break
+                data += piece
         except BlockingIOError:
-            return 0
+            if not data:
+                return 0
         except OSError:
-            return -1
+            pass
         if not data:
             return -1
-        self._scrollback.add(data)
+        shown = bytes(data)
+        self._scrollback.add(shown)
         for one in self.clients:
             if not one.behind:
-                one.pending += data if one is self._clients[-1] else one.unasked.feed(data)
+                one.pending += shown if one is self._clients[-1] else one.unasked.feed(shown)
                 self._push(one)
         return len(data)
 
