@@ -217,6 +217,22 @@ class TestSeveral:
                 content.seek(0)
                 assert isinstance(over, Over) and json.load(content)["exit_code"] == 4
 
+    def test_one_that_goes_before_it_is_let_in_opens_nothing(
+        self, workspace: Path, stockade_home: Path
+    ) -> None:
+        with kept(workspace) as terminal:
+            (record,) = register.living(str(stockade_home))
+            os.kill(record.supervisor, signal.SIGSTOP)
+            line, stream, theirs = _connect(stockade_home)
+            line.send(Hello(letters.VERSION, -1, 24, 80, b"", {}), theirs)
+            line.close()
+            os.close(stream)
+            os.close(theirs)
+            os.kill(record.supervisor, signal.SIGCONT)
+            terminal.type("ls /dev/pts; exit\n")
+            assert terminal.code() == 0
+            assert "\n0  ptmx\n" in terminal.text
+
     def test_a_client_that_is_stopped_comes_back_to_what_there_is(self, workspace: Path) -> None:
         with kept(workspace) as one:
             id = leave(one)
@@ -322,20 +338,27 @@ class TestRefusals:
 @contextlib.contextmanager
 def _client(home: Path) -> Iterator[tuple[Line, int]]:
     """A client without a terminal, which takes only what is read here."""
-    (record,) = register.living(str(home))
-    (place,) = (home / "run").glob(f"*/{record.id}.attach")
-    directory = os.open(place.parent, os.O_PATH)
-    ours, theirs = letters.streams()
-    line = letters.connected(directory, place.name)
-    assert line is not None
+    line, ours, theirs = _connect(home)
     try:
         line.send(Hello(letters.VERSION, 0, 24, 80, b"", {}), theirs)
         assert isinstance(line.receive(FromHolder)[0], Joined)
         yield line, ours
     finally:
-        for descriptor in (directory, ours, theirs):
-            os.close(descriptor)
+        os.close(ours)
+        os.close(theirs)
         line.close()
+
+
+def _connect(home: Path) -> tuple[Line, int, int]:
+    """The way to the holder of the only sandbox, and a pair of streams."""
+    (place,) = (home / "run").glob("*/*.attach")
+    directory = os.open(place.parent, os.O_PATH)
+    try:
+        line = letters.connected(directory, place.name)
+    finally:
+        os.close(directory)
+    assert line is not None
+    return line, *letters.streams()
 
 
 def _heard(stream: int, last: bytes) -> bytes:

@@ -191,6 +191,9 @@ class Holder:
         try:
             if not isinstance(hello, Hello) or stream < 0 or not stat.S_ISSOCK(os.fstat(stream).st_mode):
                 raise SetupError("this is not how one attaches", stage="attach")
+            if line.hung_up:
+                # Cancelled before it began: nobody would know of what was started.
+                raise SetupError("whoever wanted to attach has gone", stage="attach")
             if sum(len(one.shared.clients) for one in self._terminals.values()) >= MOST_CLIENTS:
                 raise SetupError(f"{MOST_CLIENTS} are attached to the sandbox already", stage="attach")
             terminal = self._wanted_by(hello)

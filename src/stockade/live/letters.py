@@ -13,6 +13,7 @@ import _socket as socket  # as in stockade.gate.client
 import array
 import contextlib
 import os
+import select
 import struct
 from typing import Annotated, Any
 
@@ -152,6 +153,13 @@ class Line:
             for descriptor in passed:
                 os.close(descriptor)
             return None, -1
+
+    @property
+    def hung_up(self) -> bool:
+        """Whether the other side has gone, also if it said something before."""
+        poll = select.poll()
+        poll.register(self._socket, 0)
+        return bool(poll.poll(0))
 
     def peer(self) -> int:
         """The user at the other end, as the kernel knows it."""
