@@ -72,6 +72,10 @@ class TestComingBack:
             terminal.until("tick 22")
             id = leave(terminal)
             assert terminal.settings() == terminal.fresh
+        printed = stockade_command("attach", "--print", id, cwd=workspace).stdout
+        assert (
+            printed.startswith("bash-") and "done'\ntick 11\ntick 22\n" in printed and "\x1b" not in printed
+        )
         done = stockade_command("ps", cwd=workspace)
         assert f"`stockade attach {id}` comes back to it" in done.stderr
         with stockade(workspace, "attach") as terminal:
@@ -179,6 +183,7 @@ class TestSeveral:
                 assert other.code() == 3
                 assert "/dev/pts/1\n1\nx=.\n" in other.text
                 assert "the sandbox goes on in terminal 1" in other.text
+            assert "bash-" in stockade_command("attach", "--print", "-t", "1", cwd=workspace).stdout
             with stockade(workspace, "attach", "-t", "2") as other:
                 assert other.code() == 125 and "has no terminal 2\nstockade: hint: it has 1" in other.text
             one.type("exit\n")

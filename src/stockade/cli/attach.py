@@ -23,6 +23,7 @@ from stockade.errors import NotFoundError, PolicyError, SetupError
 from stockade.gate import client
 from stockade.live import letters
 from stockade.live.letters import Again, Ending, FromHolder, Hello, Joined, Line, Over, Refused, Size
+from stockade.live.modes import as_text
 from stockade.policy import Caller
 from stockade.sandbox import records, register, runlog
 from stockade.sandbox.result import Outcome, Result
@@ -32,18 +33,21 @@ from stockade.state import state_dir
 if TYPE_CHECKING:
     from stockade.sandbox.records import Record
 
-#: A file that tells how a shell ended is not longer.
-MOST_BYTES = 64 << 20
-
 
 def main(argv: list[str]) -> int:
     """Attach, and return the shell's own exit code; 0 if it goes on without us."""
-    args = parser().parse_args(argv)
-    _at_a_terminal()
+    made = parser()
+    args = made.parse_args(argv)
+    if args.print and args.new:
+        made.error("--print: a new terminal has shown nothing")
+    if not args.print:
+        _at_a_terminal()
     caller = Caller.current()
     home = state_dir(caller.environ, caller.home)
     record = chosen(home, args.id)
     with contextlib.closing(_connected(home, record)) as line:
+        if args.print:
+            return _printed(line, args.terminal or 0)
         return _Visit(line, -1 if args.new else args.terminal or 0, verbose=args.verbose).code()
 
 
@@ -65,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
     which.add_argument("--new", action="store_true", help="open another terminal, with another shell")
     which.add_argument(
         "-t", "--terminal", metavar="N", type=_number, help="its terminal N (default: the one used last)"
+    )
+    made.add_argument(
+        "--print", action="store_true", help="only print what it has shown, as text; needs no terminal"
     )
     return output.with_manners(made, verbose="say what was enforced, once it has ended")
 
@@ -147,11 +154,29 @@ def _connected(home: str, record: Record) -> Line:
     raise _ended(home, record.id) or NotFoundError(f"sandbox {record.id} has ended", hint="`stockade ps`")
 
 
+def _printed(line: Line, terminal: int) -> int:
+    """Print what a terminal has shown, without what a terminal would obey."""
+    ours, theirs = letters.streams()
+    try:
+        line.send(Hello(letters.VERSION, terminal, 0, 0, b"", {}, look=True), theirs)
+        letter, file = line.receive(FromHolder)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    if isinstance(letter, Refused):
+        raise SetupError(letter.message, stage="attach", hint=letter.hint)
+    if not isinstance(letter, Over) or file < 0:
+        raise _gone()
+    text = as_text(letters.content_of(file)).decode("utf-8", "replace")
+    print(output.clean(text), end="" if text.endswith("\n") else "\n")
+    return 0
+
+
 def _at_a_terminal() -> None:
     if not (os.isatty(0) and os.isatty(1)):
         raise PolicyError(
             "there is no terminal to attach: standard input and output must be one",
-            hint="a script uses `stockade run`, or box.background() of the library",
+            hint="`stockade attach --print` needs none; a script uses `stockade run`",
         )
 
 
@@ -252,9 +277,7 @@ class _Visit:
                 letter, file = self._line.receive(FromHolder)
                 if not isinstance(letter, Over) or file < 0:
                     raise _gone()
-                with open(file, "rb") as content:
-                    os.lseek(file, 0, os.SEEK_SET)
-                    return msgspec.json.decode(content.read(MOST_BYTES), type=Ending)
+                return msgspec.json.decode(letters.content_of(file), type=Ending)
             terminal.look()
 
     def _detached(self, joined: Joined, why: str) -> int:

@@ -27,7 +27,7 @@ import msgspec
 
 from stockade.errors import SetupError, StockadeError
 from stockade.live import letters
-from stockade.live.letters import Ending, FromClient, Hello, Joined, Line, Refused
+from stockade.live.letters import Ending, FromClient, Hello, Joined, Line, Over, Refused
 from stockade.live.shared import Client, Shared
 from stockade.sandbox.result import Outcome, Result
 from stockade.sandbox.sandbox import Sandbox, command
@@ -197,6 +197,10 @@ class Holder:
             if sum(len(one.shared.clients) for one in self._terminals.values()) >= MOST_CLIENTS:
                 raise SetupError(f"{MOST_CLIENTS} are attached to the sandbox already", stage="attach")
             terminal = self._wanted_by(hello)
+            if hello.look:
+                self._show(line, terminal)
+                os.close(stream)
+                return
         except StockadeError as error:
             line.send(Refused(error.message, error.hint))
             line.close()
@@ -208,6 +212,15 @@ class Holder:
         terminal.shared.join(Client(line, stream, hello))
         terminal.until = time.monotonic()  # its run is looked at, and waits anew
 
+    def _show(self, line: Line, terminal: _Terminal) -> None:
+        """Hand over what a terminal has shown so far."""
+        file = letters.file_of(terminal.shared.shown())
+        try:
+            line.send(Over(), file)
+        finally:
+            os.close(file)
+            line.close()
+
     def _wanted_by(self, hello: Hello) -> _Terminal:
         if hello.version != letters.VERSION:
             raise SetupError(
@@ -215,11 +228,11 @@ class Holder:
                 stage="attach",
                 hint="attach with the version that started it",
             )
-        if hello.terminal < 0:
+        if hello.terminal < 0 and not hello.look:
             return self._new(hello)
         if not self._terminals:
             raise SetupError("the sandbox is ending", stage="attach")
-        if hello.terminal == 0:
+        if hello.terminal <= 0:
             return max(self._terminals.values(), key=lambda one: one.used)
         if hello.terminal not in self._terminals:
             there = ", ".join(map(str, self._terminals))
@@ -319,12 +332,8 @@ class Holder:
             self._finish(one)
 
     def _part(self, one: _Terminal, ending: Ending) -> None:
-        file = os.memfd_create("ending")
+        file = letters.file_of(letters.encoded(ending))
         try:
-            with contextlib.suppress(OSError):
-                view = memoryview(letters.encoded(ending))
-                while view:
-                    view = view[os.write(file, view) :]
             one.shared.leave_all(file)
         finally:
             os.close(file)

@@ -27,6 +27,8 @@ from stockade.workspace.layers import Change, Lost
 #: What both sides must agree about.
 VERSION = 1
 MOST_BYTES = 1 << 16
+#: A file that is handed over is not longer.
+MOST_FILE = 64 << 20
 _PLACE = socket.CMSG_SPACE(4)
 _CREDENTIALS = struct.Struct("=iII")
 
@@ -43,6 +45,8 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     columns: Cells
     settings: Annotated[bytes, msgspec.Meta(max_length=36)]
     env: Annotated[dict[str, str], msgspec.Meta(max_length=8)]
+    #: Only what the terminal has shown so far is wanted: it comes as a file.
+    look: bool = False
 
 
 class Size(msgspec.Struct, tag=True, frozen=True):
@@ -71,7 +75,7 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
 
 
 class Over(msgspec.Struct, tag=True, frozen=True):
-    """From the holder, with a file: the program of the terminal has ended."""
+    """From the holder, with a file: the program of the terminal has ended, or that is all there is to see."""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,6 +226,23 @@ def line_pair() -> tuple[Line, Line]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.setblocking(False)
     return Line(ours), Line(theirs)
+
+
+def file_of(content: bytes) -> int:
+    """A file in memory, as much of the content as there is memory for."""
+    file = os.memfd_create("letter")
+    with contextlib.suppress(OSError):
+        view = memoryview(content)
+        while view:
+            view = view[os.write(file, view) :]
+    return file
+
+
+def content_of(file: int) -> bytes:
+    """What is in a file that was handed over, which is closed."""
+    with open(file, "rb") as content:
+        content.seek(0)
+        return content.read(MOST_FILE)
 
 
 def streams() -> tuple[int, int]:

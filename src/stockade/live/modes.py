@@ -140,6 +140,11 @@ class Unasked:
         return tail
 
 
+def as_text(shown: bytes) -> bytes:
+    """What was shown without all that steers a terminal: words, and where lines end."""
+    return _SEQUENCE.sub(b"", _BROKEN_OFF.sub(b"", _WHOLE_STRING.sub(b"", shown))).replace(b"\r", b"")
+
+
 def _half_a_character(data: bytes) -> int:
     """How many bytes at the end are the beginning of a character of UTF-8."""
     for back, least in ((1, 0xC2), (2, 0xE0), (3, 0xF0)):

@@ -87,6 +87,10 @@ class Shared:
     def clients(self) -> tuple[Client, ...]:
         return tuple(self._clients)
 
+    def shown(self) -> bytes:
+        """What it has shown so far."""
+        return self._scrollback.shown(afresh=False)
+
     def join(self, one: Client) -> None:
         """Show a new one what there was, and from now on what there is."""
         if self._clients:
