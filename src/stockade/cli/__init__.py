@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": ("stockade.cli.run", "run a command behind every wall of the policy"),
     "shell": ("stockade.cli.shell", "a shell behind every wall of the policy"),
+    "attach": ("stockade.cli.attach", "come back to a shell that was kept, or open another beside it"),
     "init": ("stockade.cli.init", "write a policy for this project, with which its tests run"),
     "plan": ("stockade.cli.plan", "show what `run` would do, without doing it"),
     "ps": ("stockade.cli.ps", "list the sandboxes that live now"),
