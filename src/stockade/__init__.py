@@ -31,8 +31,13 @@ if TYPE_CHECKING:
     from stockade.controls import Control
     from stockade.host import host
     from stockade.inside import delegate
+    from stockade.live.background import Background
+    from stockade.live.confine import confine
+    from stockade.live.interpreter import Interpreter
     from stockade.live.pool import Pool
-    from stockade.policy import Limits, Policy, Syscalls, WorkspaceRule
+    from stockade.live.shell import Shell
+    from stockade.live.spawner import Spawner
+    from stockade.policy import Limits, Policy, Reuse, Syscalls, WorkspaceRule
     from stockade.receipt.statement import Receipt
     from stockade.receipt.verify import verify
     from stockade.sandbox.aio import AsyncProcess, AsyncSandbox
@@ -47,10 +52,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncProcess",
     "AsyncSandbox",
+    "Background",
     "CommandError",
     "ConflictError",
     "Control",
     "DeniedError",
+    "Interpreter",
     "LimitError",
     "Limits",
     "NotFoundError",
@@ -62,10 +69,13 @@ __all__ = [
     "Receipt",
     "ReceiptError",
     "Result",
+    "Reuse",
     "Sandbox",
     "SandboxExecutor",
     "SecureBuffer",
     "SetupError",
+    "Shell",
+    "Spawner",
     "StockadeError",
     "Syscalls",
     "TimeoutError",
@@ -74,6 +84,7 @@ __all__ = [
     "WorkspaceRule",
     "__version__",
     "agent",
+    "confine",
     "delegate",
     "host",
     "run",
@@ -86,6 +97,7 @@ _LAZY = {
     "Control": "stockade.controls",
     "Limits": "stockade.policy",
     "Policy": "stockade.policy",
+    "Reuse": "stockade.policy",
     "Syscalls": "stockade.policy",
     "WorkspaceRule": "stockade.policy",
     "AsyncProcess": "stockade.sandbox.aio",
@@ -95,12 +107,17 @@ _LAZY = {
     "Process": "stockade.sandbox.process",
     "Receipt": "stockade.receipt.statement",
     "Result": "stockade.sandbox.result",
+    "Background": "stockade.live.background",
+    "Interpreter": "stockade.live.interpreter",
+    "Shell": "stockade.live.shell",
+    "Spawner": "stockade.live.spawner",
     "Sandbox": "stockade.sandbox.sandbox",
     "SandboxExecutor": "stockade.worker.executor",
     "SecureBuffer": "stockade.worker.secure",
     "Workspace": "stockade.workspace.workspace",
     "agent": "stockade.agents.handler",
     "delegate": "stockade.inside",
+    "confine": "stockade.live.confine",
     "run": "stockade.sandbox.sandbox",
     "sandboxed": "stockade.worker.functions",
     "verify": "stockade.receipt.verify",

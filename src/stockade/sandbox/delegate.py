@@ -218,7 +218,8 @@ class Delegation:
         )
 
     def _run(self, request: Request, found: Child, account: Account, kept: tuple[_Kept, _Kept]) -> Result:
-        from stockade.sandbox.sandbox import _once, command
+        from stockade.sandbox.once import _once
+        from stockade.sandbox.sandbox import command
 
         with account.telling():
             prepared = prepare(account.policy, pinned=True, command=account.command)

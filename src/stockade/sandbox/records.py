@@ -56,6 +56,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     #: Where a sandboxed program asked for it: that program's sandbox, and the hash of its plan.
     parent: str = ""
     parent_plan: str = ""
+    #: Whether its supervisor is a holder: it lives without a terminal, and can be attached to.
+    kept: bool = False
     supervisor: int = 0
     supervisor_born: int = 0
     #: The boot and the pid namespace in which the numbers mean something.

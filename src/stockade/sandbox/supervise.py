@@ -79,6 +79,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     kept: bool
     #: What to do once the program has been started.
     meanwhile: Callable[[], object] = lambda: None
+    #: What is told the number of its first process on the host, where the program is to tell.
+    started: Callable[[int], object] = lambda pid: None
     #: What looks after the program's terminal, if it has one instead of pipes.
     terminal: Terminal | None = None
     #: Who talks with the program on its descriptors 3 and 4.
@@ -155,7 +157,7 @@ def _supervise(
     more = () if beside is None else beside.theirs
     channel = watch.start(streams.theirs, kept=run.kept, more=more if asked is None else asked.theirs)
     streams.close(*streams.theirs)
-    pumps = Pumps(streams, events, beside)
+    pumps = Pumps(streams, events, run.started, beside)
     try:
         if beside is not None:
             beside.begin(channel, events)
@@ -201,8 +203,14 @@ def _supervise(
 class Pumps:
     """Moves what is in the pipes of a run, or its terminal, whenever there is something to move."""
 
-    def __init__(self, streams: Streams, events: Events, beside: Beside | None = None) -> None:
-        self._streams, self._events, self._beside = streams, events, beside
+    def __init__(
+        self,
+        streams: Streams,
+        events: Events,
+        started: Callable[[int], object] = lambda pid: None,
+        beside: Beside | None = None,
+    ) -> None:
+        self._streams, self._events, self._started, self._beside = streams, events, started, beside
         self._outputs: dict[int, Output] = {output.reader: output for output in streams.outputs}
         self._feed = streams.feed
         self._fed = -1
@@ -227,6 +235,8 @@ class Pumps:
 
     def hear(self, reply: client.Reply, channel: client.Channel) -> None:
         """What is said of a run that goes on."""
+        if reply.kind == client.STARTED:
+            self._started(reply.pid)
         if self._terminal is None:
             return
         if reply.kind == client.TERMINAL:

@@ -16,8 +16,9 @@ from stockade.errors import SetupError
 from stockade.policy import Policy
 from stockade.receipt.account import Account
 from stockade.sandbox.launch import prepare
+from stockade.sandbox.once import _once
 from stockade.sandbox.result import Result
-from stockade.sandbox.sandbox import _once, command
+from stockade.sandbox.sandbox import command
 from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE
