@@ -146,7 +146,7 @@ def _beneath(above: Grant, path: str, way: str) -> Identity:
     try:
         found = beneath.node(above.fd, path[len(above.path) :].lstrip("/"), straight)
     except OSError:
-        raise RefusedError(f"{way} = {show(path)}: is not there, or a link is in it") from None
+        raise RefusedError(f"{way} = {show(path)}: is not there, or a link or another mount is on the way") from None
     try:
         return identity(found)
     finally:
