@@ -68,12 +68,16 @@ def test_every_kind_of_handler_is_sandboxed_until_it_is_switched_off(stockade_ho
     assert check_log(log(stockade_home), {one.id: one.public for one in keys.known(home)}) == 4
 
 
-def test_switching_one_off_leaves_the_others_sandboxed(stockade_home: Path) -> None:
+def test_switching_one_off_leaves_the_others_sandboxed(
+    stockade_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also one whose name begins with that name, and one of the same category."""
     for name in ("adder", "neighbour"):
         registry.add(str(stockade_home), name, "math")
     assert cli.main(["agents", "disable", "adder", "--reason", "a test"]) == 0
     assert adder(1, 2) == (3, os.getpid())
+    assert cli.main(["verify", "last"]) == 0
+    assert "it ran without a sandbox" in capsys.readouterr().out
     assert other(1, 2)[1] != os.getpid()
     assert registry.get(str(stockade_home), "neighbour").enabled
     assert cli.main(["agents", "enable", "adder"]) == 0

@@ -146,7 +146,8 @@ def _beneath(above: Grant, path: str, way: str) -> Identity:
     try:
         found = beneath.node(above.fd, path[len(above.path) :].lstrip("/"), straight)
     except OSError:
-        raise RefusedError(f"{way} = {show(path)}: is not there, or a link or another mount is on the way") from None
+        why = "is not there, or a link or another mount is on the way"
+        raise RefusedError(f"{way} = {show(path)}: {why}") from None
     try:
         return identity(found)
     finally:
