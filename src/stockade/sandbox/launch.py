@@ -384,7 +384,7 @@ def _prepare(
                 resolved=resolved,
                 selection=selection,
                 landlock=known.landlock,
-                files=_files(resolved),
+                files=most_files(resolved),
                 layer="/overlay" if made.layer is None else made.layer.path,
                 groups=((), "") if kept is None else (kept.versions, kept.words),
                 state="" if dry else home,
@@ -399,7 +399,7 @@ def _prepare(
         raise
 
 
-def _files(resolved: Resolved) -> int:
+def most_files(resolved: Resolved) -> int:
     """The limit of open files: what the policy writes or is refused, or the default as far as it goes."""
     wanted = resolved.limits.files or 0
     if wanted <= os.sysconf("SC_OPEN_MAX"):

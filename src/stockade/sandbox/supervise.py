@@ -75,6 +75,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     kept: bool
     #: What to do once the program has been started.
     meanwhile: Callable[[], object] = lambda: None
+    #: What is told the number of its first process on the host, where the program is to tell.
+    started: Callable[[int], object] = lambda pid: None
     #: What looks after the program's terminal, if it has one instead of pipes.
     terminal: Terminal | None = None
     #: Who talks with the program on its descriptors 3 and 4.
@@ -121,7 +123,7 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
     beside = run.beside
     channel = watch.start((*streams.theirs, *(() if beside is None else beside.theirs)), kept=run.kept)
     streams.close(*streams.theirs)
-    pumps = Pumps(streams, events, beside)
+    pumps = Pumps(streams, events, run.started, beside)
     try:
         if beside is not None:
             beside.begin(channel, events)
@@ -165,8 +167,11 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
 class Pumps:
     """Moves what is in the pipes of a run, or its terminal, whenever there is something to move."""
 
-    def __init__(self, streams: Streams, events: Events, beside: Beside | None = None) -> None:
-        self._streams, self._events, self._beside = streams, events, beside
+    def __init__(
+        self, streams: Streams, events: Events, started: Callable[[int], object], beside: Beside | None
+    ) -> None:
+        self._streams, self._events, self._started = streams, events, started
+        self._beside = beside
         self._outputs: dict[int, Output] = {output.reader: output for output in streams.outputs}
         self._feed = streams.feed
         self._fed = -1
@@ -191,6 +196,8 @@ class Pumps:
 
     def hear(self, reply: client.Reply, channel: client.Channel) -> None:
         """What is said of a run that goes on."""
+        if reply.kind == client.STARTED:
+            self._started(reply.pid)
         if self._terminal is None:
             return
         if reply.kind == client.TERMINAL:
