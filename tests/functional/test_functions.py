@@ -119,10 +119,12 @@ class TestEnds:
             call(jobs.spin, timeout=0.5, grace=0)
         assert caught.value.result is not None and caught.value.result.outcome == "timed-out"
 
-    def test_a_wall_or_a_limit_that_ends_it_is_the_error_that_it_is(self) -> None:
+    def test_a_wall_that_ends_it_is_a_denial(self) -> None:
         with pytest.raises(DeniedError) as caught:
             call(jobs.signalled, (signal.SIGSYS,))
         assert caught.value.result is not None and caught.value.result.outcome == "denied"
+
+    def test_memory_that_runs_out_is_a_limit(self) -> None:
         applies(stockade.host().has("cgroup.memory"), "there is no memory cgroup")
         with pytest.raises(LimitError, match="memory ran out") as full:
             call(jobs.eat, (200,), policy=Policy(limits={"memory": "64M"}))
@@ -203,7 +205,7 @@ class TestWhatIsHandedIn:
             call(jobs.echo, (Policy(),))
 
     def test_options_that_are_none_are_refused(self) -> None:
-        for wrong in ({"results": "yaml"}, {"on_exit": "commit"}, {"largest": "much"}):
+        for wrong in ({"results": "yaml"}, {"on_exit": "never"}, {"largest": "much"}):
             with pytest.raises(PolicyError):
                 sandboxed(**wrong)  # type: ignore[arg-type]
         with pytest.raises(PolicyError, match="is no Policy") as caught:

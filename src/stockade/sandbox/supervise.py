@@ -204,13 +204,10 @@ class Pumps:
     """Moves what is in the pipes of a run, or its terminal, whenever there is something to move."""
 
     def __init__(
-        self,
-        streams: Streams,
-        events: Events,
-        started: Callable[[int], object] = lambda pid: None,
-        beside: Beside | None = None,
+        self, streams: Streams, events: Events, started: Callable[[int], object], beside: Beside | None
     ) -> None:
-        self._streams, self._events, self._started, self._beside = streams, events, started, beside
+        self._streams, self._events, self._started = streams, events, started
+        self._beside = beside
         self._outputs: dict[int, Output] = {output.reader: output for output in streams.outputs}
         self._feed = streams.feed
         self._fed = -1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -12,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import msgspec
 
 from stockade.policy import Policy
+from stockade.sandbox.once import OnExit
 from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE
 from stockade.worker.answer import FunctionError, WorkerDiedError
 from stockade.worker.functions import LARGEST, Call, Options, Results, calling, options
-from stockade.worker.start import OnExit
 from stockade.worker.talk import Talk
 
 if TYPE_CHECKING:
@@ -71,8 +70,8 @@ class SandboxExecutor(Executor):
         self.policy = self._how.start.policy
         self._threads = ThreadPoolExecutor(_cores(max_workers), thread_name_prefix="stockade")
         self._broken: FunctionError | None = None
-        self._talks: weakref.WeakSet[Talk] = weakref.WeakSet()
-        self._how = msgspec.structs.replace(self._how, begun=self._begun)
+        #: The calls that run.
+        self._talks: set[Talk] = set()
         self._ended = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -124,15 +123,18 @@ class SandboxExecutor(Executor):
         self.shutdown(wait=True)
         return None
 
-    def _begun(self, talk: Talk) -> None:
-        self._talks.add(talk)
-        if self._ended:
-            talk.abandon()
-
     def _made(self, fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], how: Options) -> Call:
         self._check()
+        ours: list[Talk] = []
+
+        def begun(talk: Talk) -> None:
+            ours.append(talk)
+            self._talks.add(talk)
+            if self._ended:
+                talk.abandon()
+
         try:
-            return calling(fn, args, kwargs, how)
+            return calling(fn, args, kwargs, msgspec.structs.replace(how, begun=begun))
         except FunctionError as error:
             if isinstance(error, WorkerDiedError) or error.stage == "initializer":
                 broken = BrokenSandboxError(error.message, hint=error.hint)
@@ -142,6 +144,8 @@ class SandboxExecutor(Executor):
                     self._broken = broken
                 raise broken from error.__cause__
             raise
+        finally:
+            self._talks.difference_update(ours)
 
     def _check(self) -> None:
         if self._broken is not None:

@@ -6,28 +6,24 @@ interpreter there takes its place.
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from stockade.errors import SetupError
 from stockade.policy import Policy
 from stockade.receipt.account import Account
 from stockade.sandbox.launch import prepare
-from stockade.sandbox.once import _once
+from stockade.sandbox.once import OnExit, one_shot
 from stockade.sandbox.result import Result
 from stockade.sandbox.sandbox import command
 from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.streams import Sink
-from stockade.sandbox.supervise import GRACE
+from stockade.sandbox.supervise import GRACE, Run
 from stockade.worker.talk import Talk
 
 if TYPE_CHECKING:
     from stockade.receipt.statement import Who
-
-OnExit = Literal["keep", "discard"]
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,25 +45,14 @@ def once(start: Start, talk: Talk, events: Events) -> Steps[Result]:
     """A sandbox and a Python in it, from their start to their end; what is said goes through the talk."""
     argv = [start.executable or sys.executable, "-I", "-c", talk.boot()]
     account = Account(start.policy, argv, start.who)
-    discard = start.on_exit == "discard"
     with account.telling():
         prepared = prepare(start.policy, pinned=start.pinned, command=argv)
-        account.prepared = prepared
-        try:
+
+        def made() -> Run:
             run = command(
                 prepared, argv, env=None, cwd=None, timeout=start.timeout, grace=start.grace,
                 on_stdout=start.on_stdout, on_stderr=start.on_stderr, kept=False, meanwhile=account.ready,
             )  # fmt: skip
-            run = msgspec.structs.replace(run, beside=talk)
-            result = yield from _once(prepared, run, account, events)
-            if not discard and result.workspace and prepared.layer is not None:
-                result = msgspec.structs.replace(result, lost=prepared.layer.bring_last())
-            discard = discard or not result.workspace
-            return result
-        except BaseException:
-            # Whatever ended it, what was done is kept, unless nothing was.
-            with contextlib.suppress(SetupError):
-                discard = discard or prepared.unchanged()
-            raise
-        finally:
-            prepared.close(discard=discard, earlier=start.on_exit == "discard")
+            return msgspec.structs.replace(run, beside=talk)
+
+        return (yield from one_shot(prepared, made, account, events, start.on_exit))
