@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from stockade.errors import SetupError
 from stockade.gate import client
-from stockade.live import bash
-from stockade.live.line import Line, opening
+from stockade.live import bash, posix
+from stockade.live.line import Line, opening, refused
 from stockade.live.talk import Talk, Told
 from stockade.sandbox.launch import Box, Prepared
 from stockade.sandbox.result import Outcome, Result, Usage
@@ -132,6 +134,24 @@ class Bash(Session):
 
     name = program = "shell"
     state = "its directory, variables and functions"
+    #: What is asked: bash, or where that is not there inside, sh.
+    _driver: ModuleType | None = None
+
+    def _inside(self, box: Box, prepared: Prepared, files: int, events: Events) -> Steps[ModuleType]:
+        """What there is inside, found out by starting it; bash where there is neither."""
+        if self._driver is None and self._line is None and not self._closed:
+            yield from calm(box)
+            for driver in (bash, posix):
+                run = command(prepared, driver.command(files), env=None, cwd=None, timeout=None, kept=True)
+                # The policy's time is that of one run.
+                program = msgspec.structs.replace(run.program, wall=None)
+                opened = yield from opening(box, program, events)
+                refusal = opened if isinstance(opened, client.Reply) else (yield from refused(opened, events))
+                if isinstance(opened, Line) and refusal is None:
+                    self._line, self._driver = opened, driver
+                if refusal is None or refusal.error not in (errno.ENOENT, errno.EACCES):
+                    break
+        return self._driver or bash
 
     def _asking(
         self, box: Box, prepared: Prepared, code: str, events: Events, account: Account, *, given: bytes,
@@ -139,14 +159,15 @@ class Bash(Session):
         on_stderr: Sink | None,
     ) -> Steps[Result]:  # fmt: skip
         files = int(prepared.resolved.limits.files or bash.HIGHEST)
-        words = bash.command(files)
+        asked = yield from self._inside(box, prepared, files, events)
+        words = asked.command(files)
         driver = command(prepared, words, env=None, cwd=None, timeout=None, kept=True)
         run = command(
             prepared, words, given=given, env=env, cwd=None, timeout=timeout, grace=grace,
             on_stdout=on_stdout, on_stderr=on_stderr, kept=True,
         )  # fmt: skip
         number = os.urandom(12).hex().encode()
-        request = bash.request(code, env or {}, number, files)
+        request = asked.request(code, env or {}, number, files)
         _, result = yield from self._running(
             box, prepared, driver, run, request, number, NOTHING, events, account
         )
@@ -165,7 +186,7 @@ class Shell(Bash):
     Directory, variables, functions and jobs stay from run to run, also after `exit`, `set -e` and a
     timeout (but for the list of jobs). When the shell itself is gone, the result says so, and the next run
     starts a fresh one. Several threads may use it; one run waits for the other. Each run has the timeout
-    or `limits.wall`, whichever is shorter.
+    or `limits.wall`, whichever is shorter. Where no bash is there inside it is `sh`, which `exit` ends.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:

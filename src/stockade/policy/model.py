@@ -38,8 +38,10 @@ NOTHING = object()
 LATER: dict[str, tuple[str, object]] = {
     "secrets": ("hold secrets back from the program", {}),
 }
-LATER_BACKENDS = ("bwrap", "gvisor", "container", "microvm", "seatbelt")
+LATER_BACKENDS = ("bwrap", "gvisor", "container", "microvm")
 BACKENDS = ("native", "landlock")
+#: Those of other systems, which show plans and start nothing.
+DRAFTS = ("seatbelt", "apple-container", "pledge", "jobobject")
 
 #: Controls that every run needs, whatever its policy says.
 ALWAYS = (
@@ -240,8 +242,8 @@ def _net(key: str, value: Any) -> tuple[()] | str:
     raise Invalid(key, value, 'is neither [] nor "open"', 'write [] for no network, "open" for the host\'s')
 
 
-_ONE_BACKEND = values.one_of("auto", *BACKENDS, later=LATER_BACKENDS)
-_SEVERAL_BACKENDS = values.many(values.one_of(*BACKENDS, later=LATER_BACKENDS))
+_ONE_BACKEND = values.one_of("auto", *BACKENDS, *DRAFTS, later=LATER_BACKENDS)
+_SEVERAL_BACKENDS = values.many(values.one_of(*BACKENDS, *DRAFTS, later=LATER_BACKENDS))
 
 
 def _backend(key: str, value: Any) -> str | tuple[str, ...]:
@@ -297,7 +299,10 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     pass_env: tuple[str, ...] = ()
     image: Literal["host"] = "host"
     #: One of them, several in the order of preference, or whichever enforces it all.
-    backend: Literal["auto", "native", "landlock"] | tuple[Literal["native", "landlock"], ...] = "auto"
+    backend: (
+        Literal["auto", "native", "landlock", "seatbelt", "apple-container", "pledge", "jobobject"]
+        | tuple[Literal["native", "landlock", "seatbelt", "apple-container", "pledge", "jobobject"], ...]
+    ) = "auto"
     accept: tuple[Control, ...] = ()
     workspace: WorkspaceRule | None = None
     limits: Limits = Limits()
