@@ -166,6 +166,9 @@ class TestStopping:
             terminal.until(lambda: terminal.raw)
             terminal.type("this\n")
             terminal.until("got this")
+            terminal.until(lambda: not terminal.raw)
+            terminal.type("echo code $?\n")
+            terminal.until("code 0")
 
     def test_after_a_stop_it_goes_on_in_the_background(self, workspace: Path) -> None:
         # bash, because dash starts its children by vfork, and cannot be stopped meanwhile.
