@@ -218,8 +218,7 @@ class Delegation:
         )
 
     def _run(self, request: Request, found: Child, account: Account, kept: tuple[_Kept, _Kept]) -> Result:
-        from stockade.sandbox.once import _once
-        from stockade.sandbox.sandbox import command
+        from stockade.sandbox.sandbox import _once, command
 
         with account.telling():
             prepared = prepare(account.policy, pinned=True, command=account.command)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import msgspec
 
 from stockade.policy import Policy
-from stockade.sandbox.once import OnExit
+from stockade.sandbox.sandbox import OnExit
 from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE
 from stockade.worker.answer import FunctionError, WorkerDiedError

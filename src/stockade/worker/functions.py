@@ -18,9 +18,8 @@ from stockade.errors import PolicyError, SetupError
 from stockade.policy import Policy
 from stockade.policy.values import size
 from stockade.receipt.account import named
-from stockade.sandbox.once import OnExit
 from stockade.sandbox.result import Result
-from stockade.sandbox.sandbox import way
+from stockade.sandbox.sandbox import OnExit, way
 from stockade.sandbox.steps import Events
 from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE

@@ -14,9 +14,8 @@ import msgspec
 from stockade.policy import Policy
 from stockade.receipt.account import Account
 from stockade.sandbox.launch import prepare
-from stockade.sandbox.once import OnExit, one_shot
 from stockade.sandbox.result import Result
-from stockade.sandbox.sandbox import command
+from stockade.sandbox.sandbox import OnExit, command, one_shot
 from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE, Run
@@ -47,6 +46,7 @@ def once(start: Start, talk: Talk, events: Events) -> Steps[Result]:
     account = Account(start.policy, argv, start.who)
     with account.telling():
         prepared = prepare(start.policy, pinned=start.pinned, command=argv)
+        account.prepared = prepared
 
         def made() -> Run:
             run = command(
