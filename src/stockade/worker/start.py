@@ -7,14 +7,14 @@ interpreter there takes its place.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from stockade.policy import Policy
 from stockade.receipt.account import Account
 from stockade.sandbox.launch import prepare
-from stockade.sandbox.once import OnExit, one_shot
+from stockade.sandbox.once import one_shot
 from stockade.sandbox.result import Result
 from stockade.sandbox.sandbox import command
 from stockade.sandbox.steps import Events, Steps
@@ -24,6 +24,9 @@ from stockade.worker.talk import Talk
 
 if TYPE_CHECKING:
     from stockade.receipt.statement import Who
+
+
+OnExit = Literal["keep", "discard"]
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
