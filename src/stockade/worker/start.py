@@ -14,9 +14,8 @@ import msgspec
 from stockade.policy import Policy
 from stockade.receipt.account import Account
 from stockade.sandbox.launch import prepare
-from stockade.sandbox.once import one_shot
 from stockade.sandbox.result import Result
-from stockade.sandbox.sandbox import command
+from stockade.sandbox.sandbox import command, one_shot
 from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE, Run
@@ -48,6 +47,7 @@ def once(start: Start, talk: Talk, events: Events) -> Steps[Result]:
     account = Account(start.policy, argv, start.who)
     with account.telling():
         prepared = prepare(start.policy, command=argv)
+        account.prepared = prepared
 
         def made() -> Run:
             run = command(
