@@ -36,7 +36,7 @@ Results = Literal["plain", "pickle"]
 #: What a result may take of the host's memory.
 LARGEST = 512 << 20
 #: So many bytes of a result are not decoded in an event loop.
-MANY = 1 << 20
+MANY = 1 << 16
 
 
 class Call(NamedTuple):
@@ -64,14 +64,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ) -> tuple[Talk, answer.Taken]:
         """The call, packed, and what may come back of it."""
         function = carry.undecorated(function)
+        streams = not self.many and is_stream(function)
         request = carry.pack(
             function, args, kwargs, initializer=self.initializer, results=self.results, most=self.largest,
-            many=self.many,
+            many=self.many, streams=streams,
         )  # fmt: skip
         known = answer.declared(function, self.types)
         taken = answer.Taken(results=self.results, largest=self.largest, types=known)
         try:
-            return Talk(request, self.largest, streams=not self.many and is_stream(function)), taken
+            return Talk(request, self.largest, streams=streams), taken
         except SealError as error:
             raise SetupError(f"nothing was run: {error}", stage="channel") from None
 
@@ -142,7 +143,7 @@ def calling(
     stream = Stream(function, args, kwargs, how, kept=True)
     values = list(stream)
     assert stream.result is not None
-    return Call(values if is_stream(function) else stream.value, stream.result)
+    return Call(values if is_stream(function) and not how.many else stream.value, stream.result)
 
 
 async def calling_async(
@@ -152,7 +153,7 @@ async def calling_async(
     stream = AsyncStream(function, args, kwargs, how, kept=True)
     values = [value async for value in stream]
     assert stream.result is not None
-    return Call(values if is_stream(function) else stream.value, stream.result)
+    return Call(values if is_stream(function) and not how.many else stream.value, stream.result)
 
 
 def is_stream(function: Callable[..., Any]) -> bool:
@@ -392,7 +393,9 @@ class Sandboxed(Generic[P, R]):
         self.policy = how.start.policy
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
+        if instance is None:
+            return self
+        return Sandboxed(types.MethodType(self.__wrapped__, instance), self._how)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         made: Any
