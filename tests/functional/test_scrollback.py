@@ -56,6 +56,10 @@ class TestUnasked:
         shown = b"".join(cut.feed(b"a" + LONG[:300] if n == 0 else b"x" * 300) for n in range(3))
         assert shown + cut.feed(b"\x07b") == b"ab"
 
+    def test_the_clipboard_and_what_is_answered_at_once_are_for_one_alone(self) -> None:
+        shown = b"a\x1b]52;c;QUJD\x07b\x1b]052;c;QUJD\x1b\\c\x1b[?1049;1004;25h\x1b[?2048h\x1b[?1004l"
+        assert Unasked().feed(shown) == b"ab\x1b\\c\x1b[?1049;25h\x1b[?1004l"
+
     @given(st.lists(st.sampled_from([*QUESTIONS, *NASTY])).map(b"".join))
     def test_nothing_that_is_left_asks_whatever_was_left_out_between(self, data: bytes) -> None:
         left = Unasked().feed(data + b"\x18\r\n")
@@ -73,6 +77,19 @@ class TestScrollback:
         assert 900 <= len(shown) <= 1250
         assert shown.startswith(b"line ") and shown.endswith(b"line 499\r\n")
         assert kept.shown(afresh=True) == AFRESH + shown
+
+    def test_what_a_terminal_answers_at_once_is_on_only_if_it_still_is(self) -> None:
+        for filler in (b"", b"line\r\n" * 1000):
+            kept = Scrollback(1000)
+            kept.add(b"\x1b[?1004h\x1b[?2048h" + filler + b"\x1b[?2048l$ ")
+            shown = kept.shown(afresh=False)
+            assert shown.endswith(b"$ \x1b[?1004h") and shown.count(b"?1004h") == 1
+            assert b"?2048h" not in shown
+
+    def test_another_terminal_does_not_ring_nor_lose_its_own_history(self) -> None:
+        kept = Scrollback(1000)
+        kept.add(b"\x07a\x1b]2;title\x07\x07\x1b[H\x1b[2J\x1b[3J\x1b[03Jb\x1bcc\x1b[13J")
+        assert kept.shown(afresh=False) == b"a\x1b]2;title\x07\x1b[H\x1b[2Jb" + AFRESH + b"c\x1b[13J"
 
     def test_a_character_and_a_sequence_stay_whole(self) -> None:
         kept = Scrollback(1000)

@@ -13,6 +13,7 @@ afresh from the scrollback when it takes something again.
 
 from __future__ import annotations
 
+import _socket as socket  # as in stockade.gate.client
 import contextlib
 import fcntl
 import os
@@ -48,7 +49,7 @@ class Client:
 
     def __init__(self, line: Line, stream: int, hello: Hello) -> None:
         self.line, self.stream = line, stream
-        os.set_blocking(stream, False)
+        self._socket = socket.socket(fileno=stream)
         self.size = (hello.lines, hello.columns)
         self.pending = bytearray()
         self.unasked = Unasked()
@@ -57,8 +58,17 @@ class Client:
         #: It has missed something; and it is being shown that, which nobody waits for.
         self.behind = self.catching_up = False
 
+    def read(self) -> bytes:
+        """What was typed. Whether we wait is not for a flag to say that the client can change too."""
+        return self._socket.recv(CHUNK, socket.MSG_DONTWAIT)
+
+    def push(self) -> None:
+        """Give it what it takes."""
+        while self.pending:
+            del self.pending[: self._socket.send(self.pending[:CHUNK], socket.MSG_DONTWAIT)]
+
     def close(self) -> None:
-        os.close(self.stream)
+        self._socket.close()
         self.line.close()
 
 
@@ -107,7 +117,7 @@ class Shared:
         if one in self._clients:
             self._clients.remove(one)
             if self._clients and not (last := self._clients[-1]).behind:
-                last.pending += last.unasked.held()
+                last.pending += self._scrollback.modes.spoken_of() + last.unasked.held()
             for end in (one.stream, one.line.fileno()):
                 self._forget(end)
             one.close()
@@ -224,7 +234,7 @@ class Shared:
     def _serve(self, one: Client) -> None:
         if self._watched.get(one.stream, 0) & READABLE:
             try:
-                data = os.read(one.stream, CHUNK)
+                data = one.read()
             except BlockingIOError:
                 data = None
             except OSError:
@@ -282,8 +292,7 @@ class Shared:
     def _push(self, one: Client) -> None:
         """Give a client what it takes."""
         try:
-            while one.pending:
-                del one.pending[: os.write(one.stream, one.pending[:CHUNK])]
+            one.push()
             one.catching_up = False
         except BlockingIOError:
             pass
