@@ -101,8 +101,12 @@ def _unless_it_asks(found: re.Match[bytes]) -> bytes:
             return sequence
         if (modes := _ON.fullmatch(sequence)) and (left := _unspoken(modes[1])) and not _asks(left):
             return left
-    # A byte that is no character stays one that is none: the next may be such a byte too.
-    return "\N{REPLACEMENT CHARACTER}".encode() if len(sequence) == 1 and sequence > b"\x7f" else b""
+    last = sequence[-1:]
+    if found.lastgroup == "text" or last < b"\x80":
+        return b""
+    # A byte that begins a character stays with the rest of it, and one that is none stays one that is none:
+    # the next may be such a byte too.
+    return last if last >= b"\xc0" else "\N{REPLACEMENT CHARACTER}".encode()
 
 
 def _unspoken(modes: bytes) -> bytes:
@@ -134,8 +138,9 @@ class Unasked:
             self._until, data = None, data[found.start() if found[0] == b"\x1b" else found.end() :]
         # What is broken off first: with something left out behind it, it would be whole.
         data = _BROKEN_OFF.sub(b"", _WHOLE_STRING.sub(b"", data))
-        begun = _UNFINISHED.search(data)
-        end = begun.start() if begun else len(data) - _half_a_character(data)
+        end = len(data) - _half_a_character(data)
+        if begun := _UNFINISHED.search(data[:end]):
+            end = begun.start()
         tail, data = data[end:], data[:end]
         if tail[1:2] in (b"P", b"X", b"^", b"_"):
             self._until = _STRING_END
@@ -146,6 +151,22 @@ class Unasked:
         else:
             self._until = _TEXT_END
         return _SEQUENCE.sub(_unless_it_asks, data)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether it is in the middle of what nobody is shown."""
+        return self._until is not None
+
+    @property
+    def within(self) -> bool:
+        """Whether it is in the middle of a sequence."""
+        return self.leaves_out or self._tail.startswith(b"\x1b")
+
+    def copy(self) -> Unasked:
+        """Another one that is as far as this."""
+        made = Unasked()
+        made._tail, made._until = self._tail, self._until
+        return made
 
     def held(self) -> bytes:
         """What is held back: who is asked from now on is given it."""

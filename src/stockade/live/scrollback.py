@@ -60,8 +60,11 @@ class Scrollback:
             least += 1
         return least
 
-    def shown(self, *, afresh: bool) -> bytes:
-        """What makes a terminal look as if it had been there; `afresh` for one that shows other things."""
-        again = _MOMENTARY.sub(_later, Unasked().feed(bytes(self._kept)))
+    def shown(self, *, afresh: bool, unasked: Unasked | None = None) -> bytes:
+        """What makes a terminal look as if it had been there; `afresh` for one that shows other things.
+
+        `unasked` is a new one, that knows then of what has begun and not ended.
+        """
+        again = _MOMENTARY.sub(_later, (unasked or Unasked()).feed(bytes(self._kept)))
         # What is spoken of comes last: it was on and off before, and only what is on now concerns anybody.
         return (AFRESH if afresh else b"") + self._before.on() + again + self.modes.spoken_of()

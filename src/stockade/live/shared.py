@@ -27,7 +27,7 @@ import msgspec
 
 from stockade.gate import client
 from stockade.live.letters import Again, FromClient, Hello, Line, Over, Size
-from stockade.live.modes import Unasked
+from stockade.live.modes import CANCEL, Unasked
 from stockade.live.scrollback import MOST as MOST_SHOWN
 from stockade.live.scrollback import Scrollback
 from stockade.sandbox.steps import READABLE, WRITABLE, Events
@@ -103,10 +103,14 @@ class Shared:
 
     def join(self, one: Client) -> None:
         """Show a new one what there was, and from now on what there is."""
+        one.pending += self._scrollback.shown(afresh=False, unasked=one.unasked)
         if self._clients:
-            self._clients[-1].unasked = Unasked()
+            # What has begun goes on for the new one, and may be a question.
+            before = self._clients[-1]
+            before.pending += CANCEL if one.unasked.within else b""
+            before.unasked = one.unasked.copy()
+        one.pending += one.unasked.held()
         self._clients.append(one)
-        one.pending += self._scrollback.shown(afresh=False)
         one.catching_up = True
         self._fit_all(draw=True)
         self._push(one)
@@ -285,7 +289,9 @@ class Shared:
         self._scrollback.add(shown)
         for one in self.clients:
             if not one.behind:
-                one.pending += shown if one is self._clients[-1] else one.unasked.feed(shown)
+                # Who came in the middle of something does not see the rest of it as text.
+                asked = one is self._clients[-1] and not one.unasked.leaves_out
+                one.pending += shown if asked else one.unasked.feed(shown)
                 self._push(one)
         return len(data)
 
@@ -302,7 +308,9 @@ class Shared:
     def _afresh(self, one: Client) -> None:
         one.behind, one.catching_up, one.since = False, True, None
         one.unasked = Unasked()
-        one.pending[:] = self._scrollback.shown(afresh=True)
+        one.pending[:] = self._scrollback.shown(afresh=True, unasked=one.unasked)
+        if one is self._clients[-1]:
+            one.pending += one.unasked.held()
 
     def _wait_for(self, one: Client) -> bool:
         """Whether the program waits for this client."""
