@@ -320,7 +320,6 @@ class TestRefusals:
     def test_what_cannot_be_kept_is_refused(self, workspace: Path) -> None:
         for arguments, word in (
             (["--keep", "--commit"], "--commit is not for a shell that may end when nobody is there"),
-            (["--keep", "--receipt", "file"], "--receipt is not for a shell"),
             (["--keep", "-p", "missing.toml"], "missing.toml"),
             (["--keep", "--read", "/missing"], "/missing"),
         ):
