@@ -21,6 +21,7 @@ from stockade.backends.select import select as select_backend
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.gate.plan import Plan
+from stockade.gate.template import Template
 from stockade.host import host
 from stockade.host.model import Host
 from stockade.policy import Caller, Policy, Resolved, resolve
@@ -73,6 +74,8 @@ class Prepared(msgspec.Struct, frozen=True):
     made: Made
     #: Whether its cgroups are below a scope that systemd made for the resident gate.
     scoped: bool
+    #: What its first process is to be a copy of.
+    template: Template | None = None
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -343,13 +346,15 @@ def prepare(
     living: bool = False,
     command: Sequence[str] = (),
     workspace: Workspace | None = None,
+    template: Template | None = None,
 ) -> Prepared:
     """Select, resolve, make and compile. With `dry` nothing is made: the plan is for reading.
 
-    `living` says that several commands will run, `command` which is known to, `workspace` what is continued.
+    `living` says that several commands will run, `command` which is known to, `workspace` what is continued,
+    `template` what the sandbox's first process is to be a copy of.
     """
     with scarce.refused():
-        return _prepare(policy, pinned, dry, living, tuple(command), workspace)
+        return _prepare(policy, pinned, dry, living, tuple(command), workspace, template)
 
 
 def _prepare(
@@ -359,6 +364,7 @@ def _prepare(
     living: bool,
     command: tuple[str, ...],
     workspace: Workspace | None,
+    template: Template | None,
 ) -> Prepared:
     caller = Caller.current()
     home = state.state_dir(caller.environ, caller.home)
@@ -366,6 +372,10 @@ def _prepare(
         policy = continued.laid(policy, workspace, home)
     known: Host = host()
     backend, selection, controls = _selected(policy, caller.uid, id(known))
+    if template is not None and not backend.copies:
+        from stockade.sandbox.failures import no_copies
+
+        raise no_copies(backend.name)
     resolved = resolve(policy, caller, home, pinned=pinned, command=command[0] if command else "")
     made = Made()
     try:
@@ -391,7 +401,7 @@ def _prepare(
         )
         inside = backend.home(resolved, "" if made.scratch is None else made.scratch.path)
         scoped = kept is not None and kept.scoped
-        return Prepared(controls, resolved, plan, gate, inside, home, made, scoped)
+        return Prepared(controls, resolved, plan, gate, inside, home, made, scoped, template)
     except BaseException:
         made.close(discard=True)
         resolved.close()
@@ -437,6 +447,7 @@ def _launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object])
             prepared.descriptors,
             prepared.gate,
             scoped=prepared.scoped,
+            template=prepared.template,
         )
         held: list[int] = []
         evidence = Evidence()

@@ -14,6 +14,7 @@ import msgspec
 
 from stockade.errors import PolicyError, SetupError, StockadeError, one_line
 from stockade.gate import client
+from stockade.gate.template import Template, is_resumed, template_of
 from stockade.policy import Policy
 from stockade.policy.model import DEFAULT
 from stockade.receipt.account import Account, named
@@ -27,6 +28,7 @@ from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.still import held_still
 from stockade.sandbox.streams import Sink, Streams, Terminal, spill_place
 from stockade.sandbox.supervise import GRACE, Ended, Run, supervise
+from stockade.sandbox.words import variables, words
 from stockade.workspace import record
 from stockade.workspace.layers import Layer, lost
 
@@ -46,6 +48,9 @@ class Living:
     """What `Sandbox` and `AsyncSandbox` share: everything but the waiting."""
 
     _box: Box | None = None
+    #: What its first process is a copy of, and a command that is known to run: `worker.warm`.
+    _template: Template | None = None
+    _command: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -79,7 +84,8 @@ class Living:
             raise SetupError("the sandbox is open already", stage="sandbox")
         account = Account(self.policy, (), self._who, self._receipts)
         with account.telling():
-            prepared = prepare(self.policy, pinned=self._pinned, living=True, workspace=self._continued)
+            known = {"command": self._command, "template": self._template, "workspace": self._continued}
+            prepared = prepare(self.policy, pinned=self._pinned, living=True, **known)
             account.prepared, self._log = prepared, prepared.state
             try:
                 self._box = yield from launch(prepared, events)
@@ -454,12 +460,13 @@ def run(
     chosen = DEFAULT if policy is None else policy
     account = Account(chosen, argv, named(who))
     with account.telling():
-        prepared = prepare(chosen, pinned=pinned, command=argv, workspace=opened(workspace))
+        again = opened(workspace)
+        prepared = prepare(chosen, pinned=pinned, command=argv, workspace=again, template=template_of(cmd))
         account.prepared = prepared
         discard = False
         try:
             one = command(
-                prepared, argv, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
+                prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
                 on_stdout=on_stdout, on_stderr=on_stderr, source=stdin, keep=keep_output, kept=False,
                 cancelled_by=cancelled_by, meanwhile=account.ready, terminal=terminal,
             )  # fmt: skip
@@ -549,10 +556,11 @@ def command(
     here = workspace.path if workspace is not None else prepared.home
     program = client.Program(
         argv=argv,
-        env={**prepared.environ, **_variables(env)},
+        env={**prepared.environ, **variables(env)},
         cwd=os.path.join(here, place),
         wall=min(seconds) if seconds else None,
         grace=grace,
+        resumed=is_resumed(cmd, prepared.template),
     )
     return Run(
         program=program if terminal is None else terminal.fit(program),
@@ -567,24 +575,3 @@ def command(
         meanwhile=meanwhile,
         terminal=terminal,
     )
-
-
-def words(cmd: Sequence[str]) -> list[str]:
-    """The words of a command, or why they are none."""
-    if isinstance(cmd, str | bytes):
-        raise PolicyError(f"the command {cmd!r} is one string", hint='write a list: ["sh", "-c", "..."]')
-    argv = [os.fsdecode(word) for word in cmd]
-    if not argv:
-        raise PolicyError("there is no command to run", hint="stockade run -- COMMAND ...")
-    if any("\0" in word for word in argv):
-        raise PolicyError("the command has a NUL byte in it")
-    return argv
-
-
-def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
-    for name, value in (env or {}).items():
-        if not name or "=" in name or "\0" in name or "\0" in value:
-            raise PolicyError(
-                f"env: {name!r} cannot be set", hint="names are not empty and have no = in them"
-            )
-    return env or {}

@@ -127,11 +127,17 @@ static struct {
 	size_t size;
 } base;
 
+static void discard(unsigned char *bytes, size_t size)
+{
+	wipe(bytes, size);
+	free(bytes);
+}
+
 static void drop_base(int mounted)
 {
 	if (mounted)
 		mount_base_drop();
-	free(base.bytes);
+	discard(base.bytes, base.size);
 	base.bytes = NULL;
 }
 
@@ -194,6 +200,7 @@ static struct {
 /* The last plan: the next one is probably of its kind. */
 static struct {
 	unsigned char *bytes; /* NULL: there is none, or none that a process made ahead could serve */
+	size_t size;
 	struct plan plan;
 	uint64_t flags;
 	unsigned launches;
@@ -256,6 +263,7 @@ static const char *make_spare(const struct plan *like, uint64_t flags, uint64_t 
 		args.flags |= CLONE_INTO_CGROUP;
 		args.cgroup = (uint64_t)cgroup;
 	}
+	template_dumpable(1);
 	pid_t resident = getpid(), pid = plain ? fork() : (pid_t)syscall(SYS_clone3, &args, sizeof args);
 	if (pid == 0) {
 		/* Of ours it needs nothing: what it works with comes with the launch. */
@@ -269,6 +277,7 @@ static const char *make_spare(const struct plan *like, uint64_t flags, uint64_t 
 		inside_main(&box);
 	}
 	int error = errno;
+	template_dumpable(0);
 	close(ends[1]);
 	errno = error;
 	const char *failed = pid < 0 ? "clone" : NULL;
@@ -368,18 +377,25 @@ static void remember(struct plan *plan, unsigned char *bytes, size_t size, uint6
 		if (plan->ops[i].type == OP_CGROUP && plan->ops[i].a == 2)
 			serves = 0; /* the process is born there */
 	plan_free(&last.plan);
-	free(last.bytes);
+	discard(last.bytes, last.size);
 	last.bytes = NULL;
 	last.launches++;
 	if (serves) {
 		last.bytes = bytes;
+		last.size = size;
 		last.plan = *plan;
 		last.flags = flags;
 	} else {
 		last.plan = (struct plan){0};
 		plan_free(plan);
-		free(bytes);
+		discard(bytes, size);
 	}
+}
+
+void resident_forget(void)
+{
+	wipe(last.bytes, last.size);
+	wipe(base.bytes, base.size);
 }
 
 /* A process that started one sandbox may have no more to start; one that started two has. */
@@ -410,7 +426,7 @@ static void launch(const int *descriptors, unsigned count)
 	}
 	if (plan_decode(bytes, size, count - LAUNCH_FIRST, &plan, &wrong)) {
 		refuse(socket, wrong.index, 0, EBADMSG, wrong.reason);
-		free(bytes);
+		discard(bytes, size);
 		return;
 	}
 	uint64_t wanted = plan.ops[0].a, flags = sabotaged_flags(wanted);
@@ -427,7 +443,7 @@ static void launch(const int *descriptors, unsigned count)
 		return;
 	}
 	plan_free(&plan);
-	free(bytes);
+	discard(bytes, size);
 }
 
 int resident_main(int argc, char **argv)
@@ -452,6 +468,7 @@ int resident_main(int argc, char **argv)
 	wall_keyring();
 	mask = umask(0); /* modes are as the plan says; programs get the caller's mask back */
 	int owner_error = (plain ? become_plain() : become_owner()) ? errno : 0, gave_up = 0;
+	template_dumpable(0);
 	for (;;) {
 		struct pollfd watched[] = {
 		    {CONTROL, POLLIN, 0}, {SUPERVISOR, POLLIN, 0}, {newborn, 0, 0}, {last_born, POLLIN, 0}};

@@ -1,0 +1,1 @@
+"""Python in sandboxes: interpreters that are started ahead, and what runs in them."""

@@ -1,0 +1,86 @@
+"""Templates: which interpreter, what it loads, and from where it must not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from functools import cache
+
+from stockade import gate
+from stockade.errors import PolicyError
+from stockade.gate.template import Template
+from stockade.policy import Policy
+
+#: Executes what is behind descriptor 5, without the caller's paths, variables and start-up files. Nothing is
+#: written to the installs that it loads from.
+WORDS = (
+    "-I", "-S", "-B", "-c",
+    "import os; exec(compile(os.pread(5, os.fstat(5).st_size, 0), '<stockade>', 'exec'), {'__name__': 'stockade'})",
+)  # fmt: skip
+#: Libraries that would start threads are told not to.
+ENVIRON = {
+    "LANG": "C.UTF-8",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+#: How long modules may take to load.
+SECONDS = 120.0
+
+
+def template(policy: Policy, preload: Iterable[str] = (), python: str | os.PathLike[str] | None = None) -> Template:
+    """A template for sandboxes of a policy; it is started with the first. `python` is this one, or named."""
+    if isinstance(preload, str):
+        raise PolicyError(f"preload = {preload!r}: is one string", hint='write a list: ("numpy",)')
+    names = tuple(preload)
+    for name in names:
+        if not all(part.isidentifier() for part in str(name).split(".")):
+            raise PolicyError(f"preload: {name!r} is not the name of a module")
+    if policy.exec is not None:
+        raise PolicyError(
+            "exec: a copy of a template is not executed, so that no list of programs could refuse it",
+            hint="leave `exec` out, or run python3 as a command",
+        )
+    executable = sys.executable if python is None else os.path.abspath(os.fsdecode(python))
+    if not os.access(executable, os.X_OK):
+        raise PolicyError(f"python = {executable!r}: is not a program", hint="the path of an interpreter")
+
+    def text(kind: str, order: str) -> bytes:
+        config = {
+            "kind": kind, "order": order, "library": gate.library(), "preload": names,
+            "roots": _not_from(policy, executable),
+        }  # fmt: skip
+        return f"CONFIG = {config!r}\n".encode("utf-8", "surrogateescape") + _driver()
+
+    return Template(argv=(executable, *WORDS), environ=ENVIRON, text=text, seconds=SECONDS)
+
+
+def _not_from(policy: Policy, executable: str) -> list[str]:
+    """Real names of what no template may load from: what programs may change, and what they may not see."""
+    from stockade.sandbox.launch import prepare
+
+    prepared = prepare(policy, dry=True, command=(executable,))
+    try:
+        resolved = prepared.resolved
+        found = [grant.path for grant in resolved.grants if grant.access != "read"]
+        found += [] if resolved.workspace is None else [resolved.workspace.path]
+        found += resolved.denied
+    finally:
+        prepared.close(discard=True)
+    for tree in found:
+        for name in (executable, os.path.realpath(executable)):
+            if f"{name}/".startswith(f"{tree}/"):
+                raise PolicyError(
+                    f"python = {executable!r}: lies in {tree}, which the policy hides or lets programs work in",
+                    hint='name another, such as python="/usr/bin/python3"',
+                )
+    return found
+
+
+@cache
+def _driver() -> bytes:
+    from importlib.resources import files
+
+    return files("stockade.worker").joinpath("template_driver.py").read_bytes()
