@@ -11,13 +11,22 @@ Its descriptors are 0, 1 and 2, which lead nowhere; 3, to the supervisor; 4, a
 pidfd of that; and 5, this text.
 """
 
+# All that a copy needs is loaded before it is made.
+import atexit
+import ctypes
+import gc
+import importlib
 import os
+import select
+import signal
+import site
 import sys
+import types
 
 CONFIG = globals().get("CONFIG", {})
 
 CONTROL, SUPERVISOR, TEXT = 3, 4, 5
-PR_SET_PDEATHSIG, SIGKILL = 1, 9
+PR_SET_PDEATHSIG = 1
 
 
 class RefusedError(Exception):
@@ -54,8 +63,6 @@ class Guard:
 
 def installed():
     """Where packages are installed for this interpreter. `site` would also run code from there."""
-    import site
-
     prefixes = [sys.prefix, sys.exec_prefix]
     here = os.path.dirname(os.path.abspath(sys.executable))
     for folder in (here, os.path.dirname(here)):
@@ -89,8 +96,6 @@ def linked(folder):
 
 def load():
     """Import what is to be there, from where it may come."""
-    import importlib
-
     for place in (sys.executable, sys.prefix, sys.base_prefix, *sys.path):
         check(place)
     found = installed()
@@ -135,17 +140,12 @@ def look():
 
 def become_gate():
     """Become a resident gate. What returns is the copy that runs a program, and its words."""
-    import ctypes
-    import gc
-
     class Continuation(ctypes.Structure):
-        _fields_ = (("argv", ctypes.POINTER(ctypes.c_char_p)), ("envp", ctypes.POINTER(ctypes.c_char_p)))
+        _fields_ = (("strings", ctypes.c_void_p), ("size", ctypes.c_size_t), ("argc", ctypes.c_size_t))
 
     kernel = ctypes.CDLL(None)
     # Until the gate watches the supervisor: a module might take for ever to load.
-    kernel.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
-    import select
-
+    kernel.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if select.select([SUPERVISOR], [], [], 0)[0]:
         os._exit(1)
     try:
@@ -160,6 +160,7 @@ def become_gate():
     python = ctypes.pythonapi
     python.PyOS_BeforeFork.restype = python.PyOS_AfterFork_Child.restype = library.template_main.restype = None
     words = [CONFIG[name].encode() for name in ("kind", "order")]
+    os.environ.clear()
     gc.collect()
     gc.freeze()  # a collection in a copy would write to every page of what was loaded
     kernel.prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
@@ -167,26 +168,15 @@ def become_gate():
     python.PyOS_BeforeFork()
     library.template_main(words[0], words[1], ctypes.byref(found))
     python.PyOS_AfterFork_Child()
-    return list(strings(found.argv)), dict(entry.partition("=")[::2] for entry in strings(found.envp))
-
-
-def strings(array):
-    number = 0
-    while array[number] is not None:
-        yield os.fsdecode(array[number])
-        number += 1
+    strings = ctypes.string_at(found.strings, found.size - 1).split(b"\0")
+    return strings[: found.argc], strings[found.argc :]
 
 
 def go_on(argv, environ):
     """In a copy, behind the walls: be what `python -c` would be, as far as a copy can."""
-    import signal
-    import types
-
-    os.environ.clear()
-    os.environ.update(environ)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The C library knows them already: what is left is Python's own copy.
+    os.environ._data.update(entry.partition(b"=")[::2] for entry in environ)
+    argv = list(map(os.fsdecode, argv))
     reseed()
     if sys.stdout.isatty():
         sys.stdout.reconfigure(line_buffering=True)
@@ -226,8 +216,6 @@ def run(code, names):
 
 def finished(status):
     """Do what an interpreter does at its end, but for taking itself apart, which would copy all of it."""
-    import atexit
-
     threading = sys.modules.get("threading")
     try:
         if threading is not None:
@@ -242,8 +230,6 @@ def finished(status):
         except Exception:
             status = status or 120
     if status == 130:
-        import signal
-
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     return status

@@ -154,9 +154,11 @@ int resident_main(int argc, char **argv);
 /* What it remembers of plans, in a copy that is to know nothing of them. */
 void resident_forget(void);
 
-/* What an interpreter finds when it goes on in a program of its own; both end with NULL. */
+/* What an interpreter finds when it goes on in a program of its own: so many arguments, and then the
+ * environment, each ended by a NUL. */
 struct continuation {
-	char **argv, **envp;
+	const char *strings;
+	size_t size, argc;
 };
 
 int in_template(void);

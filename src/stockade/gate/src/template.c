@@ -14,15 +14,18 @@
 
 #include <errno.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
 
 /* More than the frames that are left behind have taken. */
-enum { DEAD_FRAMES = 64 << 10 };
+enum { DEAD_FRAMES = 24 << 10 };
 
 static int is_template;
 static jmp_buf back;
-static const struct program *going_on;
+static struct continuation going_on;
+/* As the interpreter had them; a resident gate has none. */
+static struct sigaction handlers[NSIG];
 
 #ifdef GATE_SABOTAGE
 extern const char *sabotage_order;
@@ -57,7 +60,14 @@ void template_resume(struct box *box, const struct program *program, unsigned de
 	resident_forget();
 	wipe(box->plan_bytes, box->plan_size);
 	memset(box, 0, sizeof *box);
-	going_on = program;
+	const char *first = program->argv[0];
+	going_on = (struct continuation){first, program->size - (size_t)(first - (char *)program->bytes), 0};
+	while (program->argv[going_on.argc])
+		going_on.argc++;
+	environ = program->envp;
+	for (int number = 1; number < NSIG; number++)
+		if (handlers[number].sa_handler != SIG_DFL && sigaction(number, &handlers[number], NULL))
+			return;
 	/* The channel to the supervisor is among them, so nobody can be told any more. Whoever else is in the
 	 * sandbox may look at us only afterwards. */
 	if (sys_close_range(descriptors, ~0u) || prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))
@@ -68,7 +78,7 @@ void template_resume(struct box *box, const struct program *program, unsigned de
 void template_main(const char *kind, const char *order, struct continuation *found)
 {
 	if (setjmp(back)) {
-		*found = (struct continuation){going_on->argv, going_on->envp};
+		*found = going_on;
 		forget_frames();
 		return;
 	}
@@ -77,6 +87,9 @@ void template_main(const char *kind, const char *order, struct continuation *fou
 #else
 	(void)order;
 #endif
+	for (int number = 1; number < NSIG; number++)
+		if (sigaction(number, NULL, &handlers[number]))
+			handlers[number].sa_handler = SIG_DFL;
 	is_template = 1;
 	prctl(PR_SET_NAME, "stockade-gate");
 	const char *argv[] = {"stockade-gate", "resident", kind, NULL};
