@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from stockade.sandbox.process import Process
     from stockade.sandbox.result import Outcome, Result
     from stockade.sandbox.sandbox import Sandbox, run
+    from stockade.worker.warm import WarmPython
     from stockade.workspace.workspace import Workspace
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "Syscalls",
     "TimeoutError",
     "UnsupportedError",
+    "WarmPython",
     "Workspace",
     "WorkspaceRule",
     "__version__",
@@ -86,6 +88,7 @@ _LAZY = {
     "Receipt": "stockade.receipt.statement",
     "Result": "stockade.sandbox.result",
     "Sandbox": "stockade.sandbox.sandbox",
+    "WarmPython": "stockade.worker.warm",
     "Workspace": "stockade.workspace.workspace",
     "run": "stockade.sandbox.sandbox",
     "verify": "stockade.receipt.verify",

@@ -36,6 +36,7 @@ NAMES = [
     "Syscalls",
     "TimeoutError",
     "UnsupportedError",
+    "WarmPython",
     "Workspace",
     "WorkspaceRule",
     "__version__",

@@ -51,8 +51,7 @@ class Pool:
     """
 
     def __init__(self, policy: Policy | None = None, *, size: int = 8, on_exit: OnExit = "keep") -> None:
-        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= LARGEST:
-            raise PolicyError(f"size = {size!r}: is not a number of sandboxes", hint=f"from 1 to {LARGEST}")
+        checked_size(size, 1)
         self.policy = Policy() if policy is None else policy
         self.size = size
         self._on_exit: OnExit = on_exit
@@ -211,6 +210,14 @@ class Pool:
                 # Those that die while they wait are noticed after a moment.
                 self._change.wait(min(LOOK, left) if missing else LOOK)
             return None
+
+
+def checked_size(size: int, least: int) -> int:
+    """A number of sandboxes, or why it is none."""
+    if not isinstance(size, int) or isinstance(size, bool) or not least <= size <= LARGEST:
+        hint = f"from {least} to {LARGEST}"
+        raise PolicyError(f"size = {size!r}: is not a number of sandboxes", hint=hint)
+    return size
 
 
 def _end(box: Sandbox) -> None:
