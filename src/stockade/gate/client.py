@@ -344,16 +344,18 @@ class Resident:
             self._socket.close()
             theirs.close()
             raise
-        name, command, environ = "stockade-gate", [gate.executable(), "resident", kind, *EXTRA_ARGUMENTS], {}
+        name, command = "stockade-gate", [gate.executable(), "resident", kind, *EXTRA_ARGUMENTS]
+        environ: dict[str, str] = {}
         ends = [theirs.fileno(), self._supervisor]
         if template is not None:
-            name, command, environ = template.argv[0], [*template.argv], template.environ
+            variables = [f"{key}={value}" for key, value in template.environ.items()]
+            command = [gate.executable(), "template", kind, *variables, *template.argv]
             ends.append(text)
         if scoped:
             # systemd-run becomes the gate once it has moved itself.
             command = [*scope(os.environ), *command]
             name = command[0]
-            environ = environ | {name: os.environ[name] for name in BUS if name in os.environ}
+            environ = {name: os.environ[name] for name in BUS if name in os.environ}
         # By way of numbers that none has: dup2 onto 3 and 4 could otherwise meet one of them.
         spare = max(*ends, 5) + 1
         try:

@@ -57,8 +57,9 @@ def template(policy: Policy, preload: Iterable[str] = (), python: str | os.PathL
     return Template(argv=(executable, *WORDS), environ=ENVIRON, text=text, seconds=SECONDS)
 
 
-def _not_from(policy: Policy, executable: str) -> list[str]:
-    """Real names of what no template may load from: what programs may change, and what they may not see."""
+def _not_from(policy: Policy, executable: str) -> list[tuple[int, int]]:
+    """What no template may load from, by its numbers: what programs may change, and what they may not see."""
+    from stockade.sandbox.evidence import identity
     from stockade.sandbox.launch import prepare
 
     prepared = prepare(policy, dry=True, command=(executable,))
@@ -76,7 +77,7 @@ def _not_from(policy: Policy, executable: str) -> list[str]:
                     f"python = {executable!r}: lies in {tree}, which the policy hides or lets programs work in",
                     hint='name another, such as python="/usr/bin/python3"',
                 )
-    return found
+    return [identity(tree) for tree in found if os.path.lexists(tree)]
 
 
 @cache

@@ -34,9 +34,18 @@ class RefusedError(Exception):
 
 
 def lies_in(place):
-    """The tree that is not to be loaded from and that a path lies in, or nothing."""
-    real = os.path.realpath(place) + "/"
-    return next((tree for tree in CONFIG["roots"] if real.startswith(tree.rstrip("/") + "/")), "")
+    """The tree that is not to be loaded from and that a path lies in, or nothing. Copies are not to know names."""
+    tree = os.path.realpath(place)
+    while True:
+        try:
+            info = os.stat(tree)
+        except OSError:
+            info = None
+        if info is not None and (info.st_dev, info.st_ino) in CONFIG["roots"]:
+            return tree
+        if tree == "/":
+            return ""
+        tree = os.path.dirname(tree)
 
 
 def check(place):
@@ -236,6 +245,5 @@ def finished(status):
 
 
 if CONFIG:
-    # Also what the host program has left open for its children.
-    os.closerange(TEXT, 1 + max(map(int, os.listdir("/proc/self/fd"))))
+    os.close(TEXT)
     go_on(*become_gate())

@@ -151,6 +151,8 @@ struct box {
 };
 
 int resident_main(int argc, char **argv);
+/* What a resident gate of that kind does before anything else. */
+int resident_own(const char *kind);
 /* What it remembers of plans, in a copy that is to know nothing of them. */
 void resident_forget(void);
 
@@ -161,6 +163,8 @@ struct continuation {
 	size_t size, argc;
 };
 
+/* Starts the interpreter: KIND, its variables, its path and its arguments. */
+int template_start(char **argv);
 int in_template(void);
 void template_dumpable(int dumpable);
 /* Called by the interpreter once; returns in programs only. */

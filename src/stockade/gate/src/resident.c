@@ -113,13 +113,26 @@ static int become_owner(void)
 		return -1;
 	/* What the host mounts later is to be seen here; what is done here must never reach the host,
 	 * so this comes before anything else. */
-	if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL))
-		return -1;
+	return mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL);
+}
+
+static void drop_mounts(void)
+{
 	/* Each sandbox begins with a copy of our mounts; what no policy may grant can go. In an ordinary
 	 * user's namespace these are locked in place, and stay. */
 	for (unsigned i = 0; i < sizeof dispensable / sizeof *dispensable; i++)
 		umount2(dispensable[i], MNT_DETACH);
-	return 0;
+}
+
+int resident_own(const char *kind)
+{
+	host_network = strcmp(kind, "host-network") == 0;
+	plain = strcmp(kind, "plain") == 0;
+	uid = geteuid();
+	gid = getegid();
+	if (in_template())
+		return 0; /* it was done before the interpreter was executed */
+	return plain ? become_plain() : become_owner();
 }
 
 static struct {
@@ -448,10 +461,7 @@ static void launch(const int *descriptors, unsigned count)
 
 int resident_main(int argc, char **argv)
 {
-	host_network = argc > 2 && strcmp(argv[2], "host-network") == 0;
-	plain = argc > 2 && strcmp(argv[2], "plain") == 0;
-	uid = geteuid();
-	gid = getegid();
+	const char *kind = argc > 2 ? argv[2] : "";
 	/* What the host program left open or ignored is not for sandboxes. The C library keeps two
 	 * signals to itself, so it is not asked. */
 	sys_close_range(SUPERVISOR + 1, ~0u);
@@ -467,7 +477,9 @@ int resident_main(int argc, char **argv)
 	 * an ordinary user may have 200 keys in all. Each sandbox joins one of its own all the same. */
 	wall_keyring();
 	mask = umask(0); /* modes are as the plan says; programs get the caller's mask back */
-	int owner_error = (plain ? become_plain() : become_owner()) ? errno : 0, gave_up = 0;
+	int owner_error = resident_own(kind) ? errno : 0, gave_up = 0;
+	if (!owner_error && !plain)
+		drop_mounts();
 	template_dumpable(0);
 	for (;;) {
 		struct pollfd watched[] = {

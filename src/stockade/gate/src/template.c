@@ -5,6 +5,10 @@
  * copy of the template and runs nothing but the gate. A program that is to go on as Python is one more copy,
  * made behind the walls by an ordinary fork, and only in that copy `template_main` returns.
  *
+ * /proc/self/exe of a copy leads to the interpreter's file by the mount that it was executed from, whatever is
+ * mounted inside. Its mode and times are nothing that Landlock keeps. So the interpreter is executed from a mount
+ * of that one file, which is read-only and nowhere attached.
+ *
  * What an execve would take away is taken away here: every descriptor but the program's own, the page that
  * the gate shares with its keepers, and what plans said. Until that is done the copy is not dumpable.
  */
@@ -13,10 +17,13 @@
 #include "kernel.h"
 
 #include <errno.h>
+#include <linux/capability.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 
 /* More than the frames that are left behind have taken. */
 enum { DEAD_FRAMES = 24 << 10 };
@@ -34,6 +41,56 @@ extern const char *sabotage_order;
 int in_template(void)
 {
 	return is_template;
+}
+
+/* In the namespace that an ordinary user has made for itself: what it may do there is to outlast the execve. */
+static int keep_capabilities(void)
+{
+	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct sets[2];
+	if (syscall(SYS_capget, &header, sets))
+		return -1;
+	sets[0].inheritable = sets[0].permitted;
+	sets[1].inheritable = sets[1].permitted;
+	if (syscall(SYS_capset, &header, sets))
+		return -1;
+	for (unsigned long cap = 0; cap < 64; cap++)
+		if ((sets[cap / 32].permitted >> cap % 32 & 1) &&
+		    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap, 0, 0))
+			return -1;
+	return 0;
+}
+
+static int execute_sealed(char **argv, char **envp)
+{
+	struct mount_attr sealed = {.attr_set = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV};
+	int file = sys_open_tree(AT_FDCWD, argv[0], OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+	if (file < 0 || sys_mount_setattr(file, "", AT_EMPTY_PATH, &sealed))
+		return -1;
+	return (int)syscall(SYS_execveat, file, "", argv, envp, AT_EMPTY_PATH);
+}
+
+int template_start(char **argv)
+{
+	enum { CONTROL = 3, TEXT = 5, MOST_VARIABLES = 32 };
+	char why[512], *envp[MOST_VARIABLES + 1] = {NULL};
+	const char *what = "namespaces", *kind = *argv++;
+	/* Whoever started us may have had others, and a copy's /proc/self/environ shows them for ever. */
+	for (unsigned count = 0; *argv && **argv != '/' && count < MOST_VARIABLES; count++)
+		envp[count] = *argv++;
+	if (*argv == NULL)
+		return 2;
+	sys_close_range(TEXT + 1, ~0u);
+	if (resident_own(kind) == 0) {
+		what = *argv;
+		/* Where nothing can be mounted, programs do not see /proc either. */
+		if (strcmp(kind, "plain") == 0)
+			execve(*argv, argv, envp);
+		else if (geteuid() == 0 || keep_capabilities() == 0)
+			execute_sealed(argv, envp);
+	}
+	int length = snprintf(why, sizeof why, "%s: %s", what, strerror(errno));
+	return send(CONTROL, why, (size_t)length < sizeof why ? (size_t)length : sizeof why - 1, 0) < 0;
 }
 
 /* The id maps of a copy are written through its /proc, for which it must be dumpable when it is born. */
