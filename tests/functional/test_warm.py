@@ -15,7 +15,6 @@ import pytest
 
 import stockade
 from stockade import Policy, PolicyError, Result, Sandbox, SetupError, WarmPython
-from stockade.gate import client, template
 from support.warm import environment, template_pid
 
 
@@ -73,7 +72,9 @@ class TestLikeACommand:
         )
         assert python.run(code).check().text == "first\nthread\nlast\n"
 
-    def test_modules_that_were_not_preloaded_are_found_and_those_of_the_workspace(self, tmp_path: Path) -> None:
+    def test_modules_that_were_not_preloaded_are_found_and_those_of_the_workspace(
+        self, tmp_path: Path
+    ) -> None:
         place = tmp_path / "place"
         place.mkdir()
         (place / "mine.py").write_text("text = 'of the workspace'\n")
@@ -89,8 +90,9 @@ class TestLikeACommand:
             "from concurrent.futures import ThreadPoolExecutor\n"
             "def double(x): return 2 * x\n"
             "print(list(ThreadPoolExecutor(2).map(double, [1, 2])))\n"
-            "print(subprocess.run([sys.executable, '-c', 'print(3)'], capture_output=True, text=True).stdout)\n"
-            "p = multiprocessing.get_context('fork').Process(target=print, args=('child',)); p.start(); p.join()\n"
+            "print(subprocess.check_output([sys.executable, '-c', 'print(3)'], text=True))\n"
+            "child = multiprocessing.get_context('fork').Process(target=print, args=('child',))\n"
+            "child.start(); child.join()\n"
         )
         assert python.run(code).check().text.split() == ["[2,", "4]", "3", "child"]
 
@@ -121,7 +123,8 @@ class TestCopies:
     def test_no_two_draw_the_same_numbers(self, python: WarmPython) -> None:
         code = (
             "import random, numpy, uuid, tempfile\n"
-            "print(random.random(), numpy.random.random(), uuid.uuid4(), next(tempfile._get_candidate_names()))"
+            "names = tempfile._get_candidate_names()\n"
+            "print(random.random(), numpy.random.random(), uuid.uuid4(), next(names))"
         )
         drawn = [python.run(code).check().text.split() for _ in range(3)]
         for numbers in zip(*drawn, strict=True):
@@ -138,6 +141,18 @@ class TestCopies:
         os.kill(before, signal.SIGKILL)
         assert python.run("import numpy; print(1)").text == "1\n"
         assert template_pid(python) != before
+
+    def test_none_is_started_again_once_it_is_closed(self) -> None:
+        python = WarmPython(size=0)
+        python.close()
+        python.close()
+        with pytest.raises(SetupError, match="closed"):
+            python.run("pass")
+
+    def test_what_a_module_prints_is_not_every_copys(self, tmp_path: Path) -> None:
+        loud = environment(tmp_path / "e", loud="import os\nprint('loud', os.getcwd())")
+        with WarmPython(preload=["loud"], python=loud, size=0) as python:
+            assert python.run("print(1)").check().text == "1\n"
 
     def test_one_that_always_dies_is_a_setup_error(self, tmp_path: Path) -> None:
         with pytest.raises(SetupError, match="the template did not start: it ended") as error:
@@ -170,7 +185,7 @@ class TestLivingSandboxes:
             box.run(python.code("pass"))
 
     def test_the_gate_itself_refuses_it(self, python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("stockade.sandbox.sandbox.is_resumed", lambda *_: True)
+        monkeypatch.setattr("stockade.sandbox.sandbox.goes_on", lambda *_: True)
         with Sandbox() as box:
             result = box.run(["python3", "-c", "print(1)"])
         assert result.outcome == "setup-failed" and "template" in result.reason
@@ -181,7 +196,16 @@ class TestLivingSandboxes:
             assert box.run(python.code("print(1)")).text == "1\n"
 
     def test_without_namespaces(self) -> None:
-        accept = ["files", "processes", "devices", "ipc", "network.none", "cleanup", "terminal", "environment"]
+        accept = [
+            "files",
+            "processes",
+            "devices",
+            "ipc",
+            "network.none",
+            "cleanup",
+            "terminal",
+            "environment",
+        ]
         with WarmPython(Policy(backend="landlock", accept=accept), size=0) as python:
             assert python.run("import random; print(random.random() < 1)").check().text == "True\n"
 
@@ -200,7 +224,10 @@ class TestRefusals:
             ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
             ("1 / 0", "bad: ZeroDivisionError"),
             ("raise SystemExit", "bad: SystemExit"),
-            ("import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()", "thread"),
+            (
+                "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+                "thread",
+            ),
             ("file = open('/etc/hostname')", "keeps it: /etc/hostname"),
             ("import mmap\nshared = mmap.mmap(-1, 4096)", "memory that copies would share"),
             ("import subprocess\nchild = subprocess.Popen(['sleep', '0.1'])", "has started a process"),
@@ -237,19 +264,24 @@ class TestRefusals:
     def test_of_interpreters(self, tmp_path: Path) -> None:
         place = tmp_path / "place"
         interpreter = environment(place / "venv")
-        with pytest.raises(PolicyError, match="lies in"):
+        with pytest.raises(PolicyError, match="lets programs work in it"):
             WarmPython(Policy(workspace=str(place)), python=interpreter)
         with pytest.raises(PolicyError, match="is not a program"):
             WarmPython(python=tmp_path / "none")
         text = tmp_path / "text"
         text.write_text("#!/bin/sh\nexit 0\n")
         text.chmod(stat.S_IRWXU)
-        with pytest.raises(SetupError, match=f"the template did not start: {text}"):
+        with pytest.raises(SetupError, match=r"the template did not start: .*/text: "):
             WarmPython(python=text)
 
     @pytest.mark.parametrize(
         "options",
-        [{"preload": "numpy"}, {"preload": ["os; evil"]}, {"size": -1}, {"policy": Policy(exec=["/usr/bin/*"])}],
+        [
+            {"preload": "numpy"},
+            {"preload": ["os; evil"]},
+            {"size": -1},
+            {"policy": Policy(exec=["/usr/bin/*"])},
+        ],
         ids=["one string", "no name", "size", "exec"],
     )
     def test_of_options(self, options: dict[str, object]) -> None:
@@ -259,7 +291,7 @@ class TestRefusals:
     def test_one_that_takes_too_long_is_ended(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("stockade.worker.template.SECONDS", 0.3)
         slow = environment(tmp_path / "e", slow="import time\ntime.sleep(60)")
-        with pytest.raises(SetupError, match="not ready after 0.3 s"):
+        with pytest.raises(SetupError, match="not ready after"):
             WarmPython(preload=["slow"], python=slow)
 
     def test_of_backends_that_copy_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,5 +303,3 @@ class TestRefusals:
 def test_a_word_for_it_is_a_command_like_any_other(python: WarmPython) -> None:
     words = python.code("pass", ["x"])
     assert list(words) == [sys.executable, "-c", "pass", "x"]
-    assert template.template_of(words) is not None and template.template_of(["true"]) is None
-    assert client.RESUME == 256

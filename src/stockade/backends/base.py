@@ -90,7 +90,7 @@ class Backend(abc.ABC):
     observed: ClassVar[Mapping[Control, str]] = {}
     #: Whether it needs a private directory of the host, as the home and for temporary files.
     scratch: ClassVar[bool] = False
-    #: Whether the first process of its sandboxes is a copy of a resident gate, and so can be one of a template.
+    #: Whether its sandboxes begin as copies of a resident gate, and so can begin as copies of a template.
     copies: ClassVar[bool] = False
 
     @classmethod

@@ -24,8 +24,11 @@ import msgspec
 
 from stockade import gate
 from stockade.errors import PolicyError, SetupError
-from stockade.gate.template import Template
 from stockade.host.cgroups import scope
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.gate.template import Template
 
 # The numbers of gate.h.
 FAILED, BORN, MOUNTED, READY, TERMINAL, STARTED, EXEC_FAILED, EXITED, ROOTS, STOPPED = range(1, 11)
@@ -311,7 +314,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     apart: tuple[int, ...] = ()
     #: It begins in the terminal's background: it is stopped, and that is told, when it wants to read.
     behind: bool = False
-    #: Nothing is executed: it goes on in a copy of the sandbox's template, which knows what to do with `argv`.
+    #: Nothing is executed: it goes on in a copy of the sandbox's template, as `argv` says.
     resumed: bool = False
 
 
@@ -328,7 +331,9 @@ class Resident:
 
     def __init__(self, kind: str, *, scoped: bool, template: Template | None = None) -> None:
         self.owner = os.getpid()
-        text = -1 if template is None else _memory("template", template.text(kind, *EXTRA_ARGUMENTS[:1] or [""]))
+        text = (
+            -1 if template is None else _memory("template", template.text(kind, *EXTRA_ARGUMENTS[:1] or [""]))
+        )
         try:
             self._begin(kind, scoped, template, text)
         finally:
@@ -453,8 +458,10 @@ class _Shared:
     """What the threads of this process share."""
 
     lock = threading.Lock()
-    #: Held while a template is started, which takes longer.
-    templates: dict[Template, threading.Lock] = {}
+
+
+#: Held while a template is started, which takes longer.
+_starting: dict[Template, threading.Lock] = {}
 
 
 #: By kind, whether systemd has started them in a scope, and the template that they live in, if any.
@@ -464,7 +471,9 @@ _residents: dict[tuple[object, ...], Resident] = {}
 def resident(kind: str, *, scoped: bool, template: Template | None = None) -> Resident:
     """This process's resident gate of that kind, started where it is missing."""
     key = (kind, scoped) if template is None else (kind, scoped, template)
-    with _Shared.lock if template is None else _Shared.templates.setdefault(template, threading.Lock()):
+    with _Shared.lock if template is None else _starting.setdefault(template, threading.Lock()):
+        if template is not None and template.retired.is_set():
+            raise SetupError("the WarmPython is closed", stage="template")
         if key not in _residents:
             _residents[key] = Resident(kind, scoped=scoped, template=template)
         return _residents[key]
@@ -501,11 +510,13 @@ def renew(old: Resident) -> None:
 
 
 def retire(template: Template) -> None:
-    """End the resident gates that live in a template; sandboxes that live go on."""
-    for key, known in tuple(_residents.items()):
-        if template in key:
-            renew(known)
-    _Shared.templates.pop(template, None)
+    """End the resident gates that live in a template, for good; sandboxes that live go on."""
+    template.retired.set()
+    with _starting.get(template, contextlib.nullcontext()):
+        for key, known in tuple(_residents.items()):
+            if template in key:
+                renew(known)
+    _starting.pop(template, None)
 
 
 def resident_pids() -> set[int]:
@@ -522,7 +533,7 @@ def shutdown() -> None:
 def _after_fork() -> None:
     """A forked child starts a resident gate of its own, whatever its parent's threads were doing."""
     _Shared.lock = threading.Lock()
-    _Shared.templates = {}
+    _starting.clear()
     while _residents:
         _residents.popitem()[1].close()
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import _socket
 import select
+import threading
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from stockade.errors import PolicyError, SetupError
+from stockade.errors import SetupError
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -25,6 +26,8 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     text: Callable[[str, str], bytes]
     #: How long it may take to get ready.
     seconds: float
+    #: Once set, it is not started again.
+    retired: threading.Event = msgspec.field(default_factory=threading.Event)
 
     def await_ready(self, control: _socket.socket) -> None:
         """Wait until it has loaded what it is to have, or says why not."""
@@ -48,17 +51,3 @@ class Resumed(list[str]):
     def __init__(self, words: Sequence[str], template: Template) -> None:
         super().__init__(words)
         self.template = template
-
-
-def template_of(cmd: Sequence[str]) -> Template | None:
-    """The template that a command goes on in, if it does."""
-    return cmd.template if isinstance(cmd, Resumed) else None
-
-
-def is_resumed(cmd: Sequence[str], template: Template | None) -> bool:
-    """Whether a command goes on in the template that a sandbox is a copy of."""
-    if not isinstance(cmd, Resumed):
-        return False
-    if cmd.template is not template:
-        raise PolicyError("the sandbox is none of this WarmPython's", hint="open one with its `sandbox()`")
-    return True

@@ -21,7 +21,6 @@ from stockade.backends.select import select as select_backend
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.gate.plan import Plan
-from stockade.gate.template import Template
 from stockade.host import host
 from stockade.host.model import Host
 from stockade.policy import Caller, Policy, Resolved, resolve
@@ -49,6 +48,7 @@ from stockade.sandbox.steps import Events, Steps
 from stockade.workspace.layers import Layer, has_snapshots
 
 if TYPE_CHECKING:
+    from stockade.gate.template import Template
     from stockade.sandbox.scratch import Scratch
     from stockade.workspace.workspace import Workspace
 

@@ -14,7 +14,6 @@ import msgspec
 
 from stockade.errors import PolicyError, SetupError, StockadeError, one_line
 from stockade.gate import client
-from stockade.gate.template import Template, is_resumed, template_of
 from stockade.policy import Policy
 from stockade.policy.model import DEFAULT
 from stockade.receipt.account import Account, named
@@ -27,12 +26,12 @@ from stockade.sandbox.result import Outcome, Result
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.still import held_still
 from stockade.sandbox.streams import Sink, Streams, Terminal, spill_place
-from stockade.sandbox.supervise import GRACE, Ended, Run, supervise
-from stockade.sandbox.words import variables, words
+from stockade.sandbox.supervise import GRACE, Ended, Run, goes_on, supervise, template_of, variables, words
 from stockade.workspace import record
 from stockade.workspace.layers import Layer, lost
 
 if TYPE_CHECKING:
+    from stockade.gate.template import Template
     from stockade.receipt.statement import Receipt, Who
     from stockade.workspace.commit import Commit
     from stockade.workspace.files import Files
@@ -84,8 +83,10 @@ class Living:
             raise SetupError("the sandbox is open already", stage="sandbox")
         account = Account(self.policy, (), self._who, self._receipts)
         with account.telling():
-            known = {"command": self._command, "template": self._template, "workspace": self._continued}
-            prepared = prepare(self.policy, pinned=self._pinned, living=True, **known)
+            prepared = prepare(
+                self.policy, pinned=self._pinned, living=True, command=self._command,
+                workspace=self._continued, template=self._template,
+            )  # fmt: skip
             account.prepared, self._log = prepared, prepared.state
             try:
                 self._box = yield from launch(prepared, events)
@@ -560,7 +561,7 @@ def command(
         cwd=os.path.join(here, place),
         wall=min(seconds) if seconds else None,
         grace=grace,
-        resumed=is_resumed(cmd, prepared.template),
+        resumed=goes_on(cmd, prepared.template),
     )
     return Run(
         program=program if terminal is None else terminal.fit(program),

@@ -13,15 +13,20 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from stockade.errors import PolicyError
 from stockade.gate import client
 from stockade.sandbox import scarce
 from stockade.sandbox.launch import Box, died
 from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.streams import Output, Sink, Spilled, SpillPlace, Streams, Terminal
+
+if TYPE_CHECKING:
+    from stockade.gate.template import Template
 
 LEFT = 1 << 20  # as much as a pipe can be made to hold
 GRACE = 2.0
@@ -63,6 +68,41 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
                 terminal=self.terminal,
                 apart=(1, 2) if self.terminal is None else self.program.apart,
             )
+
+
+def words(cmd: Sequence[str]) -> list[str]:
+    """The words of a command, or why they are none."""
+    if isinstance(cmd, str | bytes):
+        raise PolicyError(f"the command {cmd!r} is one string", hint='write a list: ["sh", "-c", "..."]')
+    argv = [os.fsdecode(word) for word in cmd]
+    if not argv:
+        raise PolicyError("there is no command to run", hint="stockade run -- COMMAND ...")
+    if any("\0" in word for word in argv):
+        raise PolicyError("the command has a NUL byte in it")
+    return argv
+
+
+def variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
+    """What a caller adds to the environment, or why that cannot be."""
+    for name, value in (env or {}).items():
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise PolicyError(
+                f"env: {name!r} cannot be set", hint="names are not empty and have no = in them"
+            )
+    return env or {}
+
+
+def goes_on(cmd: Sequence[str], template: Template | None) -> bool:
+    """Whether a command goes on in the template that its sandbox is a copy of."""
+    own = template_of(cmd)
+    if own is not None and own is not template:
+        raise PolicyError("the sandbox is none of this WarmPython's", hint="open one with its `sandbox()`")
+    return own is not None
+
+
+def template_of(cmd: Sequence[str]) -> Template | None:
+    """The template that a command goes on in, if it does: see `gate.template.Resumed`."""
+    return getattr(cmd, "template", None)
 
 
 class Ended(msgspec.Struct, frozen=True):

@@ -12,12 +12,14 @@ from stockade.errors import PolicyError
 from stockade.gate.template import Template
 from stockade.policy import Policy
 
-#: Executes what is behind descriptor 5, without the caller's paths, variables and start-up files. Nothing is
-#: written to the installs that it loads from.
-WORDS = (
-    "-I", "-S", "-B", "-c",
-    "import os; exec(compile(os.pread(5, os.fstat(5).st_size, 0), '<stockade>', 'exec'), {'__name__': 'stockade'})",
-)  # fmt: skip
+#: What it executes is behind descriptor 5, after a line of what it is told. It has none of the caller's
+#: paths, variables and start-up files, and writes nothing to the installs that it loads from.
+BOOT = """\
+import os
+line, _, text = os.pread(5, os.fstat(5).st_size, 0).partition(b"\\n")
+exec(compile(text, "<stockade>", "exec"), {"__name__": "<stockade>", "CONFIG": eval(line)})
+"""
+WORDS = ("-I", "-S", "-B", "-c", BOOT)
 #: Libraries that would start threads are told not to.
 ENVIRON = {
     "LANG": "C.UTF-8",
@@ -30,7 +32,9 @@ ENVIRON = {
 SECONDS = 120.0
 
 
-def template(policy: Policy, preload: Iterable[str] = (), python: str | os.PathLike[str] | None = None) -> Template:
+def template(
+    policy: Policy, preload: Iterable[str] = (), python: str | os.PathLike[str] | None = None
+) -> Template:
     """A template for sandboxes of a policy; it is started with the first. `python` is this one, or named."""
     if isinstance(preload, str):
         raise PolicyError(f"preload = {preload!r}: is one string", hint='write a list: ("numpy",)')
@@ -52,7 +56,7 @@ def template(policy: Policy, preload: Iterable[str] = (), python: str | os.PathL
             "kind": kind, "order": order, "library": gate.library(), "preload": names,
             "roots": _not_from(policy, executable),
         }  # fmt: skip
-        return f"CONFIG = {config!r}\n".encode("utf-8", "surrogateescape") + _driver()
+        return f"{config!r}\n".encode("utf-8", "surrogateescape") + _driver()
 
     return Template(argv=(executable, *WORDS), environ=ENVIRON, text=text, seconds=SECONDS)
 
@@ -74,7 +78,7 @@ def _not_from(policy: Policy, executable: str) -> list[tuple[int, int]]:
         for name in (executable, os.path.realpath(executable)):
             if f"{name}/".startswith(f"{tree}/"):
                 raise PolicyError(
-                    f"python = {executable!r}: lies in {tree}, which the policy hides or lets programs work in",
+                    f"python = {executable!r}: the policy hides {tree} or lets programs work in it",
                     hint='name another, such as python="/usr/bin/python3"',
                 )
     return [identity(tree) for tree in found if os.path.lexists(tree)]

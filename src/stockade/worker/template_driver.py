@@ -6,10 +6,12 @@ nowhere a sandbox could write. Copies of it run in sandboxes, behind their
 walls, and there `go_on` runs the code that is not trusted.
 
 This text is executed by an interpreter of the caller's choice (3.8 or newer),
-behind a line that sets CONFIG. Of Stockade it needs the gate's library only.
+with CONFIG set. Of Stockade it needs the gate's library only.
 Its descriptors are 0, 1 and 2, which lead nowhere; 3, to the supervisor; 4, a
 pidfd of that; and 5, this text.
 """
+
+from __future__ import annotations
 
 # All that a copy needs is loaded before it is made.
 import atexit
@@ -22,8 +24,10 @@ import signal
 import site
 import sys
 import types
+from collections.abc import Iterator
+from typing import Any
 
-CONFIG = globals().get("CONFIG", {})
+CONFIG: dict[str, Any] = globals().get("CONFIG", {})
 
 CONTROL, SUPERVISOR, TEXT = 3, 4, 5
 PR_SET_PDEATHSIG = 1
@@ -33,8 +37,11 @@ class RefusedError(Exception):
     """Why this cannot be a template."""
 
 
-def lies_in(place):
-    """The tree that is not to be loaded from and that a path lies in, or nothing. Copies are not to know names."""
+def lies_in(place: str) -> str:
+    """The tree that is not to be loaded from and that a path lies in, or nothing.
+
+    They are known by their numbers: copies are not to learn names.
+    """
     tree = os.path.realpath(place)
     while True:
         try:
@@ -48,16 +55,16 @@ def lies_in(place):
         tree = os.path.dirname(tree)
 
 
-def check(place):
+def check(place: str) -> None:
     tree = lies_in(place)
     if tree:
-        raise RefusedError("%s lies in %s, which the policy hides or lets programs work in" % (place, tree))
+        raise RefusedError(f"{place} lies in {tree}, which the policy hides or lets programs work in")
 
 
 class Guard:
     """Asked first where a module is: nothing is loaded from where a sandbox may write."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, "find_spec"):
                 continue
@@ -70,7 +77,7 @@ class Guard:
         return None
 
 
-def installed():
+def installed() -> list[str]:
     """Where packages are installed for this interpreter. `site` would also run code from there."""
     prefixes = [sys.prefix, sys.exec_prefix]
     here = os.path.dirname(os.path.abspath(sys.executable))
@@ -91,7 +98,7 @@ def installed():
     return [folder for folder in dict.fromkeys(site.getsitepackages(prefixes)) if os.path.isdir(folder)]
 
 
-def linked(folder):
+def linked(folder: str) -> Iterator[str]:
     """The directories that an install names in its .pth files; lines of code there are not run."""
     for name in sorted(os.listdir(folder)):
         if not name.endswith(".pth") or name.startswith("."):
@@ -103,7 +110,7 @@ def linked(folder):
                     yield place
 
 
-def load():
+def load() -> None:
     """Import what is to be there, from where it may come."""
     for place in (sys.executable, sys.prefix, sys.base_prefix, *sys.path):
         check(place)
@@ -116,13 +123,13 @@ def load():
         try:
             importlib.import_module(name)
         except RefusedError as error:
-            raise RefusedError("preload: %s: %s" % (name, error)) from None
+            raise RefusedError(f"preload: {name}: {error}") from None
         except BaseException as error:
-            raise RefusedError("preload: %s: %s: %s" % (name, type(error).__name__, error)) from None
+            raise RefusedError(f"preload: {name}: {type(error).__name__}: {error}") from None
     sys.meta_path.remove(guard)
 
 
-def look():
+def look() -> None:
     """See that nothing would be shared by copies but memory that each changes for itself."""
     if len(os.listdir("/proc/self/task")) > 1:
         raise RefusedError("preload: a module has started a thread, which no copy would have")
@@ -137,18 +144,21 @@ def look():
                 target = os.readlink("/proc/self/fd/" + number)
             except OSError:
                 continue  # it was for the look itself
-            raise RefusedError("preload: a module has opened a descriptor and keeps it: %s" % target)
+            raise RefusedError(f"preload: a module has opened a descriptor and keeps it: {target}")
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
             words = line.split(None, 5)
             name = words[5].strip() if len(words) > 5 else ""
             of_a_file = name.startswith("/") and not name.endswith("(deleted)")
             if words[1][3] == "s" and not (of_a_file and words[1][1] == "-"):
-                raise RefusedError("preload: a module has made memory that copies would share: %s" % line.strip())
+                raise RefusedError(
+                    f"preload: a module has made memory that copies would share: {line.strip()}"
+                )
 
 
-def become_gate():
+def become_gate() -> tuple[list[bytes], list[bytes]]:
     """Become a resident gate. What returns is the copy that runs a program, and its words."""
+
     class Continuation(ctypes.Structure):
         _fields_ = (("strings", ctypes.c_void_p), ("size", ctypes.c_size_t), ("argc", ctypes.c_size_t))
 
@@ -162,14 +172,19 @@ def become_gate():
         library = ctypes.PyDLL(CONFIG["library"])
         look()
     except Exception as error:
-        said = str(error) if isinstance(error, RefusedError) else "%s: %s" % (type(error).__name__, error)
+        said = str(error) if isinstance(error, RefusedError) else f"{type(error).__name__}: {error}"
         os.write(CONTROL, said.encode("utf-8", "replace")[:4000])
         os._exit(1)
     found = Continuation()
     python = ctypes.pythonapi
-    python.PyOS_BeforeFork.restype = python.PyOS_AfterFork_Child.restype = library.template_main.restype = None
+    python.PyOS_BeforeFork.restype = python.PyOS_AfterFork_Child.restype = library.template_main.restype = (
+        None
+    )
     words = [CONFIG[name].encode() for name in ("kind", "order")]
+    CONFIG.clear()
     os.environ.clear()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # what a module has printed is not for every copy to print
     gc.collect()
     gc.freeze()  # a collection in a copy would write to every page of what was loaded
     kernel.prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
@@ -181,32 +196,34 @@ def become_gate():
     return strings[: found.argc], strings[found.argc :]
 
 
-def go_on(argv, environ):
+def go_on(words: list[bytes], environ: list[bytes]) -> None:
     """In a copy, behind the walls: be what `python -c` would be, as far as a copy can."""
     # The C library knows them already: what is left is Python's own copy.
-    os.environ._data.update(entry.partition(b"=")[::2] for entry in environ)
-    argv = list(map(os.fsdecode, argv))
+    known: Any = os.environ
+    known._data.update(entry.partition(b"=")[::2] for entry in environ)
+    argv = list(map(os.fsdecode, words))
     reseed()
     if sys.stdout.isatty():
-        sys.stdout.reconfigure(line_buffering=True)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.dont_write_bytecode = False
     sys.argv, sys.orig_argv = ["-c", *argv[3:]], argv
     sys.path.insert(0, "")
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    main.__builtins__ = sys.modules["builtins"]
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
     os._exit(finished(run(argv[2], main.__dict__)))
 
 
-def reseed():
+def reseed() -> None:
     """No two copies may draw the same numbers. `random` has seen to itself when it was copied."""
-    numpy, ssl = sys.modules.get("numpy.random"), sys.modules.get("_ssl")
+    numpy: Any = sys.modules.get("numpy.random")
+    ssl: Any = sys.modules.get("_ssl")
     if numpy is not None:
         numpy.seed()
     if ssl is not None:
         ssl.RAND_add(os.urandom(32), 32.0)
 
 
-def run(code, names):
+def run(code: str, names: dict[str, Any]) -> int:
     """The exit code of some code."""
     try:
         exec(compile(code, "<string>", "exec"), names)
@@ -218,14 +235,14 @@ def run(code, names):
         return 1
     except BaseException as error:
         # Without the line above.
-        trace = error.__traceback__.tb_next
+        trace = error.__traceback__ and error.__traceback__.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def finished(status):
+def finished(status: int) -> int:
     """Do what an interpreter does at its end, but for taking itself apart, which would copy all of it."""
-    threading = sys.modules.get("threading")
+    threading: Any = sys.modules.get("threading")
     try:
         if threading is not None:
             threading._shutdown()
@@ -246,4 +263,5 @@ def finished(status):
 
 if CONFIG:
     os.close(TEXT)
+    os.chdir("/")
     go_on(*become_gate())

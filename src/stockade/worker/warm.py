@@ -76,6 +76,14 @@ class WarmPython:
         finally:
             client.retire(self._template)
 
+    def __del__(self) -> None:
+        if hasattr(self, "_pool") and not self._template.retired.is_set():
+            import warnings
+
+            words = "a WarmPython was not closed: use it in a `with` statement"
+            warnings.warn(words, ResourceWarning, stacklevel=2)
+            self.close()
+
     def code(self, code: str, args: Sequence[str] = ()) -> Sequence[str]:
         """Code as a command, for `run`, `start` and the like of what `sandbox` opens."""
         if not isinstance(code, str):
@@ -107,7 +115,7 @@ class WarmPython:
         return self._pool.run(words, **options)
 
     def sandbox(self, **options: Any) -> Sandbox:
-        """A sandbox to live in, with the options of `Sandbox`. Commands run there as always, and so does `code`."""
+        """A sandbox to live in, with the options of `Sandbox`. It runs commands as any other, and `code`."""
         box = Sandbox(self.policy, **{"on_exit": self._on_exit, **options})
         box._template, box._command = self._template, self._command
         return box
