@@ -24,6 +24,7 @@ from stockade.gate.plan import Plan
 from stockade.host import host
 from stockade.host.model import Host
 from stockade.policy import Caller, Policy, Resolved, resolve
+from stockade.policy.mounted import alone
 from stockade.policy.resolve import Grant
 from stockade.receipt.account import policy_hash
 from stockade.sandbox import continued, register, scarce
@@ -40,7 +41,7 @@ from stockade.sandbox.evidence import (
     reported,
     shared_network,
 )
-from stockade.sandbox.limits import Kept, cores, kept_by_cgroup
+from stockade.sandbox.limits import Kept, cores, kept_by_cgroup, open_files
 from stockade.sandbox.records import Record
 from stockade.sandbox.register import Entry
 from stockade.sandbox.result import Enforced
@@ -393,7 +394,7 @@ def _prepare(
                 resolved=resolved,
                 selection=selection,
                 landlock=known.landlock,
-                files=_files(resolved),
+                files=open_files(resolved),
                 layer="/overlay" if made.layer is None else made.layer.path,
                 groups=((), "") if kept is None else (kept.versions, kept.words),
                 state="" if dry else home,
@@ -406,24 +407,6 @@ def _prepare(
         made.close(discard=True)
         resolved.close()
         raise
-
-
-def _files(resolved: Resolved) -> int:
-    """The limit of open files: what the policy writes or is refused, or the default as far as it goes."""
-    wanted = resolved.limits.files or 0
-    if wanted <= os.sysconf("SC_OPEN_MAX"):
-        return wanted
-    import resource
-
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if most == resource.RLIM_INFINITY or wanted <= most:
-        return wanted
-    if resolved.policy.limits.files is None:
-        return most
-    raise PolicyError(
-        f"limits.files = {wanted}: this process may not open more than {most} files itself",
-        hint=f"write at most {most}, or raise the hard limit: `ulimit -Hn`",
-    )
 
 
 def launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object] = lambda: None) -> Steps[Box]:
@@ -442,13 +425,18 @@ def launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object] =
 
 def _launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object]) -> Steps[Box]:
     for attempt in range(2):
-        connection = client.launch(
-            prepared.plan.encoded,
-            prepared.descriptors,
-            prepared.gate,
-            scoped=prepared.scoped,
-            template=prepared.template,
-        )
+        mounts = _mounts_of(prepared)
+        try:
+            connection = client.launch(
+                prepared.plan.encoded,
+                tuple(mounts.get(descriptor, descriptor) for descriptor in prepared.descriptors),
+                prepared.gate,
+                scoped=prepared.scoped,
+                template=prepared.template,
+            )
+        finally:
+            for mount in mounts.values():
+                os.close(mount)
         held: list[int] = []
         evidence = Evidence()
         try:
@@ -475,6 +463,20 @@ def _launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object])
     from stockade.sandbox.failures import failure
 
     raise failure(reply)
+
+
+def _mounts_of(prepared: Prepared) -> dict[int, int]:
+    """The mounts that are passed for descriptors, by these: each can be attached once only."""
+    resolved = prepared.resolved
+    trees = [
+        grant.fd for grant in (*resolved.grants, resolved.workspace) if grant is not None and grant.alone
+    ]
+    found: dict[int, int] = {}
+    for directory in (*trees, *prepared.made.image):
+        mount = alone(directory)
+        if mount is not None:
+            found[directory] = mount
+    return found
 
 
 def _raised(

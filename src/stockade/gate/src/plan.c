@@ -69,6 +69,12 @@ static int is_below(const char *path, const char *tree)
 	return length > 1 && strncmp(path, tree, length) == 0 && path[length] == '/';
 }
 
+/* Whether the descriptor of a source was passed, if one is named. */
+static int was_passed(uint64_t number, unsigned descriptors)
+{
+	return number != SOURCE_ALONE && (number & ~(uint64_t)SOURCE_ALONE) <= descriptors;
+}
+
 static const char *check(const struct op *op, unsigned descriptors)
 {
 	unsigned paths = op->type == OP_LINK ? 1 : shapes[op->type].strings;
@@ -93,7 +99,7 @@ static const char *check(const struct op *op, unsigned descriptors)
 	case OP_VIEW:
 		if (op->a > MAX_MASKS)
 			return "not a number of masks";
-		if (op->b > descriptors)
+		if (!was_passed(op->b, descriptors))
 			return "names a descriptor that was not passed";
 		break;
 	case OP_BIND:
@@ -109,8 +115,8 @@ static const char *check(const struct op *op, unsigned descriptors)
 			return "not a number of masks";
 		if (op->a >> 32 & ~(uint64_t)NOEXEC)
 			return "unknown mount attributes";
-		if (op->b == 0 || op->b > descriptors ||
-		    (!(op->a & OVERLAY_PRIVATE) && descriptors - op->b < 2))
+		if (op->b == 0 || !was_passed(op->b, descriptors) ||
+		    (!(op->a & OVERLAY_PRIVATE) && descriptors - (op->b & ~(uint64_t)SOURCE_ALONE) < 2))
 			return "names descriptors that were not passed";
 		break;
 	case OP_CGROUP:
