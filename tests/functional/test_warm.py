@@ -269,9 +269,12 @@ class TestRefusals:
         with pytest.raises(PolicyError, match="is not a program"):
             WarmPython(python=tmp_path / "none")
         text = tmp_path / "text"
-        text.write_text("#!/bin/sh\nexit 0\n")
+        text.write_text('#!/bin/sh\nexec /usr/bin/python3 "$@"\n')
         text.chmod(stat.S_IRWXU)
-        with pytest.raises(SetupError, match=r"the template did not start: .*/text: "):
+        with pytest.raises(SetupError, match="but a script that starts it"):
+            WarmPython(python=text)
+        text.write_text("no program\n")
+        with pytest.raises(SetupError, match="Exec format error"):
             WarmPython(python=text)
 
     @pytest.mark.parametrize(

@@ -167,9 +167,12 @@ def become_gate() -> tuple[list[bytes], list[bytes]]:
     kernel.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if select.select([SUPERVISOR], [], [], 0)[0]:
         os._exit(1)
+    words = [CONFIG[name].encode() for name in ("kind", "order")]
     try:
-        load()
         library = ctypes.PyDLL(CONFIG["library"])
+        if library.template_sealed(words[0]):
+            raise RefusedError(f"{sys.executable} is not the interpreter itself but a script that starts it")
+        load()
         look()
     except Exception as error:
         said = str(error) if isinstance(error, RefusedError) else f"{type(error).__name__}: {error}"
@@ -180,7 +183,6 @@ def become_gate() -> tuple[list[bytes], list[bytes]]:
     python.PyOS_BeforeFork.restype = python.PyOS_AfterFork_Child.restype = library.template_main.restype = (
         None
     )
-    words = [CONFIG[name].encode() for name in ("kind", "order")]
     CONFIG.clear()
     os.environ.clear()
     for stream in (sys.stdout, sys.stderr):

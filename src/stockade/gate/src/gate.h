@@ -167,6 +167,8 @@ struct continuation {
 int template_start(char **argv);
 int in_template(void);
 void template_dumpable(int dumpable);
+/* Called by the interpreter: 0 if its own file cannot be changed through /proc/self/exe. */
+int template_sealed(const char *kind);
 /* Called by the interpreter once; returns in programs only. */
 void template_main(const char *kind, const char *order, struct continuation *found);
 

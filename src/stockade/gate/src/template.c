@@ -6,8 +6,9 @@
  * made behind the walls by an ordinary fork, and only in that copy `template_main` returns.
  *
  * /proc/self/exe of a copy leads to the interpreter's file by the mount that it was executed from, whatever is
- * mounted inside. Its mode and times are nothing that Landlock keeps. So the interpreter is executed from a mount
- * of that one file, which is read-only and nowhere attached.
+ * mounted inside. Its mode and times are nothing that Landlock keeps. So the interpreter is executed from a
+ * read-only mount of that one file over itself, which is taken off again before the first sandbox: it has to be there
+ * by its name when the dynamic loader looks for libraries beside it, and nowhere in any sandbox's tree.
  *
  * What an execve would take away is taken away here: every descriptor but the program's own, the page that
  * the gate shares with its keepers, and what plans said. Until that is done the copy is not dumpable.
@@ -22,8 +23,11 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
 
 /* More than the frames that are left behind have taken. */
 enum { DEAD_FRAMES = 24 << 10 };
@@ -65,9 +69,30 @@ static int execute_sealed(char **argv, char **envp)
 {
 	struct mount_attr sealed = {.attr_set = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV};
 	int file = sys_open_tree(AT_FDCWD, argv[0], OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
-	if (file < 0 || sys_mount_setattr(file, "", AT_EMPTY_PATH, &sealed))
+	if (file < 0 || sys_mount_setattr(file, "", AT_EMPTY_PATH, &sealed) ||
+	    sys_move_mount(file, "", AT_FDCWD, argv[0], MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_SYMLINKS))
 		return -1;
-	return (int)syscall(SYS_execveat, file, "", argv, envp, AT_EMPTY_PATH);
+	return execve(argv[0], argv, envp);
+}
+
+int template_sealed(const char *kind)
+{
+	static const char own[] = "/proc/self/exe";
+	char path[4096];
+	struct statfs info;
+	if (strcmp(kind, "plain") == 0)
+		return 0;
+	ssize_t length = readlink(own, path, sizeof path - 1);
+	if (length <= 0)
+		return -1;
+	path[length] = '\0';
+	if (umount2(path, MNT_DETACH))
+		return -1;
+	int file = open(own, O_PATH | O_CLOEXEC);
+	int result = file < 0 ? -1 : fstatfs(file, &info);
+	if (file >= 0)
+		close(file);
+	return result || !(info.f_flags & ST_RDONLY) ? -1 : 0;
 }
 
 int template_start(char **argv)
@@ -83,7 +108,7 @@ int template_start(char **argv)
 	sys_close_range(TEXT + 1, ~0u);
 	if (resident_own(kind) == 0) {
 		what = *argv;
-		/* Where nothing can be mounted, programs do not see /proc either. */
+		/* Where nothing can be mounted, the filter refuses to change any file's mode or times. */
 		if (strcmp(kind, "plain") == 0)
 			execve(*argv, argv, envp);
 		else if (geteuid() == 0 || keep_capabilities() == 0)
