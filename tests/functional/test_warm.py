@@ -184,6 +184,16 @@ class TestLivingSandboxes:
         with Sandbox() as box, pytest.raises(PolicyError, match="none of this WarmPython"):
             box.run(python.code("pass"))
 
+    def test_nor_does_one_of_a_policy_that_hides_more(self, python: WarmPython, workspace: Path) -> None:
+        """A module may have been loaded from what that hides or lets be changed."""
+        (workspace / "new").mkdir()
+        for policy in (Policy(workspace=str(workspace)), Policy(write=[str(workspace)])):
+            with pytest.raises(PolicyError, match="not made for this policy"):
+                stockade.run(python.code("pass"), policy)
+        with WarmPython(Policy(workspace=str(workspace)), size=0) as other:
+            for policy in (Policy(), Policy(write=[str(workspace / "new")]), Policy(env={"A": "1"})):
+                assert stockade.run(other.code("print(1)"), policy).text == "1\n"
+
     def test_the_gate_itself_refuses_it(self, python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("stockade.sandbox.sandbox.goes_on", lambda *_: True)
         with Sandbox() as box:

@@ -380,6 +380,8 @@ def _prepare(
     resolved = resolve(policy, caller, home, pinned=pinned, command=command[0] if command else "")
     made = Made()
     try:
+        if template is not None:
+            template.check(resolved)
         if workspace is not None:
             continued.check_tree(resolved, workspace)
         gate = backend.resident(policy)

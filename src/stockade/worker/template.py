@@ -9,7 +9,7 @@ from functools import cache
 
 from stockade import gate
 from stockade.errors import PolicyError
-from stockade.gate.template import Template
+from stockade.gate.template import Template, not_loaded_from
 from stockade.policy import Policy
 
 #: What it executes is behind descriptor 5, after a line of what it is told. It has none of the caller's
@@ -51,37 +51,36 @@ def template(
     if not os.access(executable, os.X_OK):
         raise PolicyError(f"python = {executable!r}: is not a program", hint="the path of an interpreter")
 
+    roots = _roots(policy, executable)
+
     def text(kind: str, order: str) -> bytes:
-        config = {
-            "kind": kind, "order": order, "library": gate.library(), "preload": names,
-            "roots": _not_from(policy, executable),
-        }  # fmt: skip
+        roots.update(_roots(policy, executable))  # a path that was optional may be there now
+        config = {"kind": kind, "order": order, "library": gate.library(), "preload": names, "roots": roots}
         return f"{config!r}\n".encode("utf-8", "surrogateescape") + _driver()
 
-    return Template(argv=(executable, *WORDS), environ=ENVIRON, text=text, seconds=SECONDS)
+    return Template(
+        argv=(executable, *WORDS), environ=ENVIRON, text=text, policy=policy, roots=roots, seconds=SECONDS
+    )
 
 
-def _not_from(policy: Policy, executable: str) -> list[tuple[int, int]]:
-    """What no template may load from, by its numbers: what programs may change, and what they may not see."""
+def _roots(policy: Policy, executable: str) -> set[tuple[int, int]]:
+    """What it never loads from, or why that cannot be."""
     from stockade.sandbox.evidence import identity
     from stockade.sandbox.launch import prepare
 
     prepared = prepare(policy, dry=True, command=(executable,))
     try:
-        resolved = prepared.resolved
-        found = [grant.path for grant in resolved.grants if grant.access != "read"]
-        found += [] if resolved.workspace is None else [resolved.workspace.path]
-        found += resolved.denied
+        trees = not_loaded_from(prepared.resolved)
+        for tree in trees:
+            for name in (executable, os.path.realpath(executable)):
+                if f"{name}/".startswith(f"{tree}/"):
+                    raise PolicyError(
+                        f"python = {executable!r}: the policy hides {tree} or lets programs work in it",
+                        hint='name another, such as python="/usr/bin/python3"',
+                    )
+        return {identity(tree) for tree in trees}
     finally:
         prepared.close(discard=True)
-    for tree in found:
-        for name in (executable, os.path.realpath(executable)):
-            if f"{name}/".startswith(f"{tree}/"):
-                raise PolicyError(
-                    f"python = {executable!r}: the policy hides {tree} or lets programs work in it",
-                    hint='name another, such as python="/usr/bin/python3"',
-                )
-    return [identity(tree) for tree in found if os.path.lexists(tree)]
 
 
 @cache
