@@ -180,6 +180,12 @@ class TestLivingSandboxes:
                 assert process.stdout.read() == b"True\r\n"
                 assert process.wait().ok
 
+    def test_its_interpreter_is_a_copy_too(self, python: WarmPython) -> None:
+        with python.sandbox() as box, box.python() as session:
+            assert session.run("import sys; x = 'numpy' in sys.modules; print('out'); x").value is True
+            again = session.run("x, open('/proc/self/comm').read()")
+            assert again.value == (True, Path(sys.executable).name + "\n") and again.stdout == b""
+
     def test_no_other_sandbox_goes_on_in_the_template(self, python: WarmPython) -> None:
         with Sandbox() as box, pytest.raises(PolicyError, match="none of this WarmPython"):
             box.run(python.code("pass"))
