@@ -29,8 +29,13 @@ if TYPE_CHECKING:
 
     from stockade.controls import Control
     from stockade.host import host
+    from stockade.live.background import Background
+    from stockade.live.confine import confine
+    from stockade.live.interpreter import Interpreter
     from stockade.live.pool import Pool
-    from stockade.policy import Limits, Policy, Syscalls, WorkspaceRule
+    from stockade.live.shell import Shell
+    from stockade.live.spawner import Spawner
+    from stockade.policy import Limits, Policy, Reuse, Syscalls, WorkspaceRule
     from stockade.receipt.statement import Receipt
     from stockade.receipt.verify import verify
     from stockade.sandbox.aio import AsyncProcess, AsyncSandbox
@@ -43,10 +48,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncProcess",
     "AsyncSandbox",
+    "Background",
     "CommandError",
     "ConflictError",
     "Control",
     "DeniedError",
+    "Interpreter",
     "LimitError",
     "Limits",
     "NotFoundError",
@@ -58,8 +65,11 @@ __all__ = [
     "Receipt",
     "ReceiptError",
     "Result",
+    "Reuse",
     "Sandbox",
     "SetupError",
+    "Shell",
+    "Spawner",
     "StockadeError",
     "Syscalls",
     "TimeoutError",
@@ -68,6 +78,7 @@ __all__ = [
     "Workspace",
     "WorkspaceRule",
     "__version__",
+    "confine",
     "host",
     "run",
     "verify",
@@ -78,6 +89,7 @@ _LAZY = {
     "Control": "stockade.controls",
     "Limits": "stockade.policy",
     "Policy": "stockade.policy",
+    "Reuse": "stockade.policy",
     "Syscalls": "stockade.policy",
     "WorkspaceRule": "stockade.policy",
     "AsyncProcess": "stockade.sandbox.aio",
@@ -87,9 +99,14 @@ _LAZY = {
     "Process": "stockade.sandbox.process",
     "Receipt": "stockade.receipt.statement",
     "Result": "stockade.sandbox.result",
+    "Background": "stockade.live.background",
+    "Interpreter": "stockade.live.interpreter",
+    "Shell": "stockade.live.shell",
+    "Spawner": "stockade.live.spawner",
     "Sandbox": "stockade.sandbox.sandbox",
     "WarmPython": "stockade.worker.warm",
     "Workspace": "stockade.workspace.workspace",
+    "confine": "stockade.live.confine",
     "run": "stockade.sandbox.sandbox",
     "verify": "stockade.receipt.verify",
 }

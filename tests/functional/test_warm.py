@@ -300,8 +300,9 @@ class TestRefusals:
             {"preload": ["os; evil"]},
             {"size": -1},
             {"policy": Policy(exec=["/usr/bin/*"])},
+            {"policy": Policy(reuse={"requests": 9})},
         ],
-        ids=["one string", "no name", "size", "exec"],
+        ids=["one string", "no name", "size", "exec", "reuse"],
     )
     def test_of_options(self, options: dict[str, object]) -> None:
         with pytest.raises(PolicyError):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from stockade.controls import Control
-from stockade.host.model import Host
+from stockade.host.model import Host, called
 
 if TYPE_CHECKING:
     from stockade.backends.select import Selected, Selection
@@ -78,14 +78,67 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     state: str
 
 
-class Backend(abc.ABC):
-    """One way to raise walls. Concrete ones set the attributes below and compile plans."""
+class Walls(abc.ABC):
+    """One way to raise walls: what it enforces, by what, and what that needs of the host."""
 
     name: ClassVar[str]
     system: ClassVar[str]
     #: Probes without which the backend cannot start anything.
     foundation: ClassVar[tuple[str, ...]] = ()
     mechanisms: ClassVar[Mapping[Control, Mechanism]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if Walls in cls.__bases__:
+            return  # a kind of them, not yet one
+        if absent := [word for word in ("name", "system", "mechanisms") if not hasattr(cls, word)]:
+            raise TypeError(f"backend {cls.__qualname__} does not set {', '.join(absent)}")
+        if missing := [control.value for control in Control if control not in cls.mechanisms]:
+            raise TypeError(f"backend {cls.__qualname__} does not answer for: {', '.join(missing)}")
+
+    @classmethod
+    def offers(cls, host: Host) -> dict[Control, Offer]:
+        """Every control, with what this backend makes of it on that host."""
+        return {control: cls._offer(cls.mechanisms[control], host) for control in Control}
+
+    @classmethod
+    def planned(cls, host: Host) -> dict[Control, Offer]:
+        """What a plan that is only read may count on."""
+        return cls.offers(host)
+
+    @classmethod
+    def _offer(cls, mechanism: Mechanism, host: Host) -> Offer:
+        if host.system != cls.system:
+            return Offer(
+                reason=f"the {cls.name} backend needs {called(cls.system)}, this is {called(host.system)}",
+                fix=f"use a {called(cls.system)} machine",
+            )
+        if mechanism.never and not mechanism.optional:
+            return Offer(reason=mechanism.never)
+        if lacking := [name for name in cls.foundation if not host.has(name)]:
+            return Offer(reason=_reason(lacking[0], host), fix=_fix(lacking[0], host))
+        if mechanism.never:
+            return Offer(reason=mechanism.never, waivable=True, weaker=mechanism.weaker)
+        failed: list[str] = []
+        way: Mechanism | None = mechanism
+        while way is not None:
+            lacking = [name for name in way.needs if not host.has(name)]
+            if not lacking:
+                words = way.words if isinstance(way.words, str) else way.words(host)
+                return Offer(mechanism=words, means=way.needs)
+            failed.append(lacking[0])
+            way = way.otherwise
+        return Offer(
+            reason="; ".join(_reason(name, host) for name in failed),
+            fix="; or ".join(_fix(name, host) for name in failed),
+            waivable=mechanism.optional,
+            weaker=mechanism.weaker,
+        )
+
+
+class Backend(Walls):
+    """Walls that a plan for the gate raises. Concrete ones set the attributes and compile plans."""
+
     #: How a control is seen to be in force, where that is not as in `evidence.OBSERVED`.
     observed: ClassVar[Mapping[Control, str]] = {}
     #: Whether it needs a private directory of the host, as the home and for temporary files.
@@ -112,47 +165,6 @@ class Backend(abc.ABC):
     def adjusted(cls, policy: Policy, controls: Mapping[Control, Selected]) -> Mapping[Control, Selected]:
         """What is enforced, with what the policy's own clauses change about it."""
         return controls
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if absent := [word for word in ("name", "system", "mechanisms") if not hasattr(cls, word)]:
-            raise TypeError(f"backend {cls.__qualname__} does not set {', '.join(absent)}")
-        if missing := [control.value for control in Control if control not in cls.mechanisms]:
-            raise TypeError(f"backend {cls.__qualname__} does not answer for: {', '.join(missing)}")
-
-    @classmethod
-    def offers(cls, host: Host) -> dict[Control, Offer]:
-        """Every control, with what this backend makes of it on that host."""
-        return {control: cls._offer(cls.mechanisms[control], host) for control in Control}
-
-    @classmethod
-    def _offer(cls, mechanism: Mechanism, host: Host) -> Offer:
-        if host.system != cls.system:
-            return Offer(
-                reason=f"the {cls.name} backend works on {cls.system}, this is {host.system}",
-                fix=f"use a {cls.system} machine",
-            )
-        if mechanism.never and not mechanism.optional:
-            return Offer(reason=mechanism.never)
-        if lacking := [name for name in cls.foundation if not host.has(name)]:
-            return Offer(reason=_reason(lacking[0], host), fix=_fix(lacking[0], host))
-        if mechanism.never:
-            return Offer(reason=mechanism.never, waivable=True, weaker=mechanism.weaker)
-        failed: list[str] = []
-        way: Mechanism | None = mechanism
-        while way is not None:
-            lacking = [name for name in way.needs if not host.has(name)]
-            if not lacking:
-                words = way.words if isinstance(way.words, str) else way.words(host)
-                return Offer(mechanism=words, means=way.needs)
-            failed.append(lacking[0])
-            way = way.otherwise
-        return Offer(
-            reason="; ".join(_reason(name, host) for name in failed),
-            fix="; or ".join(_fix(name, host) for name in failed),
-            waivable=mechanism.optional,
-            weaker=mechanism.weaker,
-        )
 
 
 def _reason(probe: str, host: Host) -> str:

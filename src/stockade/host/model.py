@@ -14,6 +14,18 @@ GATE_PROBES = (
 #: What is tried from here, because it is the supervisor who does it.
 CGROUP_PROBES = ("cgroup.memory", "cgroup.pids", "cgroup.cpu", "cgroup.cpuacct")
 PROBES = GATE_PROBES + CGROUP_PROBES
+#: What is looked for on other systems, by their name in `sys.platform`, without a version.
+ELSEWHERE = {
+    "darwin": ("sandbox-exec", "apple-container"),
+    "openbsd": ("pledge", "unveil"),
+    "win32": ("jobobject",),
+}
+SYSTEMS = {"linux": "Linux", "darwin": "macOS", "openbsd": "OpenBSD", "win32": "Windows"}
+
+
+def called(system: str) -> str:
+    """What people call a system."""
+    return SYSTEMS.get(system, system)
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -68,8 +80,9 @@ class Host(msgspec.Struct, frozen=True):
     ) -> Host:
         """A made-up host on which everything works but the named probes."""
         lacking = set(without)
-        if unknown := lacking.difference(PROBES):
+        probes = ELSEWHERE.get(system, PROBES)
+        if unknown := lacking.difference(probes):
             raise ValueError(f"no such probe: {', '.join(sorted(unknown))}")
-        yes = {name: Probe(ok=True, detail=str(landlock) if name == "landlock" else "") for name in PROBES}
+        yes = {name: Probe(ok=True, detail=str(landlock) if name == "landlock" else "") for name in probes}
         no = {name: Probe(ok=False, errno=1, reason=f"no {name}", fix=f"get {name}") for name in lacking}
         return cls(system=system, kernel=kernel, machine="x86_64", uid=uid, probes=yes | no)

@@ -98,13 +98,20 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 def resolve(
-    policy: Policy, caller: Caller, state: str, *, pinned: bool = False, command: str = ""
+    policy: Policy,
+    caller: Caller,
+    state: str,
+    *,
+    pinned: bool = False,
+    command: str = "",
+    mounts: bool = True,
 ) -> Resolved:
     """Find and open everything the policy names, and what the command needs.
 
     `state` is Stockade's own directory, which no grant may touch. `pinned` says
     that the policy's paths are real names already (see `discover`): a link met
-    on the way was put there since, and is refused.
+    on the way was put there since, and is refused. Without `mounts` nothing is
+    laid over anything, and what is mounted in a tree does not matter.
     """
     base = profile(policy.profile)
     opener = _Opener(caller, state, pinned)
@@ -127,14 +134,14 @@ def resolve(
             _settle(grants, workspace)
             protected = tuple((path, _exists(path, workspace.fd)) for path in policy.protect)
         chain = _toolchain(policy, base, opener, grants, workspace, command)
-        if workspace is not None and workspace.access != "write" and caller.uid == 0:
+        if mounts and workspace is not None and workspace.access != "write" and caller.uid == 0:
             _show_mounted(workspace, opener, grants)
         denied = _deny((*policy.deny, *map(literal, chain.hidden)), caller, grants, workspace)
         sockets = Control.IPC in policy.accept
         for path, grant in grants.items():
-            if not sockets or any(covers(path, name) for name in denied):
+            if mounts and (not sockets or any(covers(path, name) for name in denied)):
                 grants[path] = _by_itself(grant, opener, grants)
-        if workspace is not None:
+        if workspace is not None and mounts:
             workspace = _by_itself(workspace, opener, grants)
         if workspace is not None and workspace.access == "overlay":
             _refuse_foreign(workspace, caller)

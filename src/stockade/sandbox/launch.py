@@ -41,7 +41,7 @@ from stockade.sandbox.evidence import (
     reported,
     shared_network,
 )
-from stockade.sandbox.limits import Kept, cores, kept_by_cgroup, open_files
+from stockade.sandbox.limits import Kept, cores, kept_by_cgroup, most_files
 from stockade.sandbox.records import Record
 from stockade.sandbox.register import Entry
 from stockade.sandbox.result import Enforced
@@ -396,7 +396,7 @@ def _prepare(
                 resolved=resolved,
                 selection=selection,
                 landlock=known.landlock,
-                files=open_files(resolved),
+                files=most_files(resolved),
                 layer="/overlay" if made.layer is None else made.layer.path,
                 groups=((), "") if kept is None else (kept.versions, kept.words),
                 state="" if dry else home,

@@ -101,7 +101,7 @@ def seconds_of(timeout: float | None) -> float | None:
         raise PolicyError(f"timeout = {timeout!r}: {said}", hint=error.hint) from None
 
 
-def open_files(resolved: Resolved) -> int:
+def most_files(resolved: Resolved) -> int:
     """The limit of open files: what the policy writes or is refused, or the default as far as it goes."""
     wanted = resolved.limits.files or 0
     if wanted <= os.sysconf("SC_OPEN_MAX"):

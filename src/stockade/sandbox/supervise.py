@@ -13,7 +13,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -51,6 +51,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     kept: bool
     #: What to do once the program has been started.
     meanwhile: Callable[[], object] = lambda: None
+    #: What is told the number of its first process on the host, where the program is to tell.
+    started: Callable[[int], object] = lambda pid: None
     #: What looks after the program's terminal, if it has one instead of pipes.
     terminal: Terminal | None = None
     #: What ends the run when it is raised and is part of the result, instead of being raised further.
@@ -68,28 +70,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
                 terminal=self.terminal,
                 apart=(1, 2) if self.terminal is None else self.program.apart,
             )
-
-
-def words(cmd: Sequence[str]) -> list[str]:
-    """The words of a command, or why they are none."""
-    if isinstance(cmd, str | bytes):
-        raise PolicyError(f"the command {cmd!r} is one string", hint='write a list: ["sh", "-c", "..."]')
-    argv = [os.fsdecode(word) for word in cmd]
-    if not argv:
-        raise PolicyError("there is no command to run", hint="stockade run -- COMMAND ...")
-    if any("\0" in word for word in argv):
-        raise PolicyError("the command has a NUL byte in it")
-    return argv
-
-
-def variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
-    """What a caller adds to the environment, or why that cannot be."""
-    for name, value in (env or {}).items():
-        if not name or "=" in name or "\0" in name or "\0" in value:
-            raise PolicyError(
-                f"env: {name!r} cannot be set", hint="names are not empty and have no = in them"
-            )
-    return env or {}
 
 
 def goes_on(cmd: Sequence[str], template: Template | None) -> bool:
@@ -129,7 +109,7 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
     watch = Watch(box, run.program, events)
     channel = watch.start(streams.theirs, kept=run.kept)
     streams.close(*streams.theirs)
-    pumps = Pumps(streams, events)
+    pumps = Pumps(streams, events, run.started)
     try:
         try:
             run.meanwhile()
@@ -171,8 +151,8 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
 class Pumps:
     """Moves what is in the pipes of a run, or its terminal, whenever there is something to move."""
 
-    def __init__(self, streams: Streams, events: Events) -> None:
-        self._streams, self._events = streams, events
+    def __init__(self, streams: Streams, events: Events, started: Callable[[int], object]) -> None:
+        self._streams, self._events, self._started = streams, events, started
         self._outputs: dict[int, Output] = {output.reader: output for output in streams.outputs}
         self._feed = streams.feed
         self._fed = -1
@@ -195,6 +175,8 @@ class Pumps:
 
     def hear(self, reply: client.Reply, channel: client.Channel) -> None:
         """What is said of a run that goes on."""
+        if reply.kind == client.STARTED:
+            self._started(reply.pid)
         if self._terminal is None:
             return
         if reply.kind == client.TERMINAL:

@@ -47,6 +47,8 @@ def template(
             "exec: a copy of a template is not executed, so that no list of programs could refuse it",
             hint="leave `exec` out, or run python3 as a command",
         )
+    if policy.reuse is not None:
+        raise PolicyError("reuse: each run of a WarmPython has a sandbox of its own", hint="leave it out")
     executable = sys.executable if python is None else os.path.abspath(os.fsdecode(python))
     if not os.access(executable, os.X_OK):
         raise PolicyError(f"python = {executable!r}: is not a program", hint="the path of an interpreter")

@@ -10,10 +10,12 @@ from stockade.errors import PolicyError
 from stockade.gate import client
 from stockade.gate.template import Resumed
 from stockade.live.pool import Pool, checked_size
+from stockade.live.slots import Slot
 from stockade.policy import Policy
 from stockade.sandbox.launch import prepare
+from stockade.sandbox.once import OnExit
 from stockade.sandbox.result import Result
-from stockade.sandbox.sandbox import OnExit, Sandbox, run
+from stockade.sandbox.sandbox import Sandbox, run
 from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE
 from stockade.worker.template import template
@@ -128,7 +130,7 @@ class _Ready(Pool):
         self._python = python
         super().__init__(python.policy, size=size, on_exit=on_exit)
 
-    def _opened(self) -> Sandbox:
+    def _opened(self) -> Slot:
         box = self._python.sandbox()
         box.open()
-        return box
+        return Slot(box)

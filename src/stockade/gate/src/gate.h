@@ -144,7 +144,8 @@ struct box {
 	long keyring;
 	const char *problem; /* what kept the warden from its work, for the supervisor to be told */
 	int problem_error;
-	pid_t warden; /* in a sandbox without namespaces, or 0 */
+	pid_t warden; /* in a sandbox without namespaces, or 0; of a living process: one that is outside its walls */
+	int itself;   /* a living process raises its own walls */
 	int told;     /* from it: a byte to end, and its end; or -1 */
 	unsigned mask; /* the caller's umask, for the programs */
 	uint64_t root_device, image_device;
