@@ -179,10 +179,9 @@ def become_gate() -> tuple[list[bytes], list[bytes]]:
         os.write(CONTROL, said.encode("utf-8", "replace")[:4000])
         os._exit(1)
     found = Continuation()
-    python = ctypes.pythonapi
-    python.PyOS_BeforeFork.restype = python.PyOS_AfterFork_Child.restype = library.template_main.restype = (
-        None
-    )
+    calls = (ctypes.pythonapi.PyOS_BeforeFork, ctypes.pythonapi.PyOS_AfterFork_Child)
+    around = [ctypes.cast(call, ctypes.c_void_p) for call in calls]
+    library.template_main.restype = None
     CONFIG.clear()
     os.environ.clear()
     for stream in (sys.stdout, sys.stderr):
@@ -191,9 +190,8 @@ def become_gate() -> tuple[list[bytes], list[bytes]]:
     gc.freeze()  # a collection in a copy would write to every page of what was loaded
     kernel.prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
     os.write(CONTROL, b"ready")
-    python.PyOS_BeforeFork()
-    library.template_main(words[0], words[1], ctypes.byref(found))
-    python.PyOS_AfterFork_Child()
+    # No Python runs between the two calls: locks are held there.
+    library.template_main(words[0], words[1], *around, ctypes.byref(found))
     strings = ctypes.string_at(found.strings, found.size - 1).split(b"\0")
     return strings[: found.argc], strings[found.argc :]
 

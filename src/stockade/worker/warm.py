@@ -12,6 +12,7 @@ from stockade.gate.template import Resumed
 from stockade.live.pool import Pool, checked_size
 from stockade.live.slots import Slot
 from stockade.policy import Policy
+from stockade.sandbox import scarce
 from stockade.sandbox.launch import prepare
 from stockade.sandbox.once import OnExit
 from stockade.sandbox.result import Result
@@ -60,7 +61,8 @@ class WarmPython:
         """Start the template, so that whoever names what cannot be loaded is told at once."""
         prepared = prepare(self.policy, dry=True, command=self._command, template=self._template)
         try:
-            client.resident(prepared.gate, scoped=prepared.scoped, template=self._template)
+            with scarce.refused():
+                client.resident(prepared.gate, scoped=prepared.scoped, template=self._template)
         finally:
             prepared.close(discard=True)
 

@@ -170,8 +170,10 @@ int in_template(void);
 void template_dumpable(int dumpable);
 /* Called by the interpreter: 0 if its own file cannot be changed through /proc/self/exe. */
 int template_sealed(const char *kind);
-/* Called by the interpreter once; returns in programs only. */
-void template_main(const char *kind, const char *order, struct continuation *found);
+/* Called by the interpreter once; returns in programs only. `before` and `after` are what it does around any fork
+ * of its own, in the template once and in each program. */
+void template_main(const char *kind, const char *order, void (*before)(void), void (*after)(void),
+		   struct continuation *found);
 
 _Noreturn void inside_main(struct box *box);
 

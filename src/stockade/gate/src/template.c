@@ -157,11 +157,13 @@ void template_resume(struct box *box, const struct program *program, unsigned de
 	longjmp(back, 1);
 }
 
-void template_main(const char *kind, const char *order, struct continuation *found)
+void template_main(const char *kind, const char *order, void (*before)(void), void (*after)(void),
+		   struct continuation *found)
 {
 	if (setjmp(back)) {
 		*found = going_on;
 		forget_frames();
+		after();
 		return;
 	}
 #ifdef GATE_SABOTAGE
@@ -172,6 +174,7 @@ void template_main(const char *kind, const char *order, struct continuation *fou
 	for (int number = 1; number < NSIG; number++)
 		if (sigaction(number, NULL, &handlers[number]))
 			handlers[number].sa_handler = SIG_DFL;
+	before();
 	is_template = 1;
 	prctl(PR_SET_NAME, "stockade-gate");
 	const char *argv[] = {"stockade-gate", "resident", kind, NULL};
