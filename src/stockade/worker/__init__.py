@@ -1,1 +1,1 @@
-"""Python in sandboxes: interpreters that are started ahead, and what runs in them."""
+"""Python in sandboxes: functions, the sealed channel, executors, and interpreters that are started ahead."""

@@ -14,9 +14,8 @@ from stockade.live.slots import Slot
 from stockade.policy import Policy
 from stockade.sandbox import scarce
 from stockade.sandbox.launch import prepare
-from stockade.sandbox.once import OnExit
 from stockade.sandbox.result import Result
-from stockade.sandbox.sandbox import Sandbox, run
+from stockade.sandbox.sandbox import OnExit, Sandbox, run
 from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE
 from stockade.worker.template import template
