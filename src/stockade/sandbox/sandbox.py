@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
-from stockade.errors import PolicyError, SetupError, StockadeError, one_line
+from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.policy import Policy
 from stockade.policy.model import DEFAULT
@@ -21,8 +21,8 @@ from stockade.sandbox.continued import commit_and_close, opened, snapshot_before
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
 from stockade.sandbox.limits import seconds_of
 from stockade.sandbox.process import PIPE, Opening, Parts, Process, starting
-from stockade.sandbox.report import result_of
-from stockade.sandbox.result import Outcome, Result
+from stockade.sandbox.report import committed, result_of
+from stockade.sandbox.result import Result
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.still import held_still
 from stockade.sandbox.streams import Sink, Streams, Terminal, spill_place
@@ -487,7 +487,7 @@ def one_shot(
         if end != "discard" and result.workspace and prepared.layer is not None:
             result = msgspec.structs.replace(result, lost=prepared.layer.bring_last())
         if end == "commit":
-            return _committed(result, prepared)
+            return committed(result, prepared)
         discard = not result.workspace
         return result
     except BaseException:
@@ -497,23 +497,6 @@ def one_shot(
         raise
     finally:
         prepared.close(discard=discard or end == "discard", earlier=end == "discard")
-
-
-def _committed(result: Result, prepared: Prepared) -> Result:
-    """The result with what became of its changes. One that did not end by itself may have half of them."""
-    replace = msgspec.structs.replace
-    if result.outcome != Outcome.EXITED:
-        why = f"nothing was committed, because the run was not finished: {result.outcome}"
-        return replace(result, commit_error=why if result.changes else "")
-    if result.lost:
-        return replace(result, commit_error=f"nothing was committed, because of {lost(result.lost)}")
-    try:
-        done = commit_and_close(prepared)
-    except StockadeError as error:
-        why = f"{error.message}\n{error.hint}" if error.hint else one_line(error.message)
-        return replace(result, commit_error=why)
-    gone = done is None or done.closed
-    return replace(result, committed=done, workspace="" if gone else result.workspace)
 
 
 def _once(prepared: Prepared, run: Run, account: Account, events: Events) -> Steps[Result]:
