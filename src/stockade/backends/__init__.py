@@ -16,6 +16,7 @@ __all__ = ["BACKENDS", "Backend", "Mechanism", "Offer", "load"]
 #: name → module:Class, best first.
 BACKENDS = {
     "native": "stockade.backends.native:Native",
+    "bwrap": "stockade.backends.bwrap:Bwrap",
     "landlock": "stockade.backends.landlock:Landlock",
 }
 

@@ -88,6 +88,8 @@ class Backend(abc.ABC):
     mechanisms: ClassVar[Mapping[Control, Mechanism]]
     #: How a control is seen to be in force, where that is not as in `evidence.OBSERVED`.
     observed: ClassVar[Mapping[Control, str]] = {}
+    #: Whether a program that need not be there makes its sandboxes.
+    helped: ClassVar[bool] = False
     #: Whether it needs a private directory of the host, as the home and for temporary files.
     scratch: ClassVar[bool] = False
 

@@ -146,7 +146,7 @@ def inputs(given: Given) -> Inputs:
     # In the host's network its names are found the host's way.
     names = HOST_NAMES if policy.net == "open" else ()
     system = _shown(system_layout(resolved.profile.system, (*resolved.profile.etc, *names)), resolved.denied)
-    by_rlimit = "nproc" in selection.controls[Control.LIMITS_TASKS].means
+    by_rlimit = any(name.endswith("nproc") for name in selection.controls[Control.LIMITS_TASKS].means)
     return Inputs(
         uid=caller.uid,
         gid=caller.gid,
@@ -189,7 +189,7 @@ def _shown(system: tuple[Shown, ...], denied: tuple[str, ...]) -> tuple[Shown, .
         if not any(within(name, tree) for tree in denied for name in (shown.path, shown.source or shown.path))
     )
     for shown in kept:
-        if _inner(shown.path, shown.source, denied) and (inner := mounted_below(shown.source)):
+        if inner_names(shown.path, shown.source, denied) and (inner := mounted_below(shown.source)):
             raise PolicyError(
                 f"deny: {shown.path} has other file systems mounted in it: {', '.join(inner)}",
                 hint="nothing can be hidden in it",
@@ -251,7 +251,7 @@ def _placed(
     return found
 
 
-def _inner(path: str, source: str, denied: tuple[str, ...]) -> list[tuple[str, str]]:
+def inner_names(path: str, source: str, denied: tuple[str, ...]) -> list[tuple[str, str]]:
     """What is denied in a tree of the host, each by its path inside and outside; a link has no source."""
     return [
         (path + name[len(source) :], name)
@@ -297,7 +297,7 @@ def compile_plan(given: Inputs) -> ops.Plan:
         (
             ops.Namespaces(names=tuple(names), every_id=given.uid == 0),
             *base,
-            *_groups(given),
+            *cgroup_entries(given),
             ops.Hostname(name=HOSTNAME),
             *_private(given),
             *_root(given),
@@ -305,10 +305,10 @@ def compile_plan(given: Inputs) -> ops.Plan:
             ops.Keyring(),
             ops.Limit(resource="core", value=0),
             ops.Limit(resource="files", value=given.files, clause=f"limits.files = {given.files}"),
-            *_tasks(given),
+            *task_limit(given),
             *by_process(given.memory, given.cpu_time),
             ops.Privileges(),
-            *_landlock(given),
+            *landlock_rules(given),
             ops.Seccomp(program=given.program, clause="syscalls"),
         ),
     )
@@ -325,7 +325,7 @@ def _private(given: Inputs) -> list[ops.AnyOp]:
     return [ops.Root(size=given.disk, inodes=inodes, clause=clause)]
 
 
-def _groups(given: Inputs) -> list[ops.AnyOp]:
+def cgroup_entries(given: Inputs) -> list[ops.AnyOp]:
     """Their descriptors come last, after an image or the two directories of an overlay in the layer."""
     versions, words = given.groups
     overlay = any(access == "overlay" for _, access, *_ in given.grants) and not given.disk
@@ -336,7 +336,7 @@ def _groups(given: Inputs) -> list[ops.AnyOp]:
     ]
 
 
-def _tasks(given: Inputs) -> list[ops.AnyOp]:
+def task_limit(given: Inputs) -> list[ops.AnyOp]:
     if not given.tasks:
         return []
     # The gate is a task of the same user: the program gets what the policy says.
@@ -354,7 +354,7 @@ def _base(given: Inputs) -> list[ops.AnyOp]:
     """What sandboxes of one profile and user share: the system's trees, /etc and /dev."""
     found: list[ops.AnyOp] = []
     for shown in given.system:
-        if _inner(shown.path, shown.source, given.denied):
+        if inner_names(shown.path, shown.source, given.denied):
             if shown.path.startswith("/etc/"):
                 found.append(ops.Dir(path=shown.path, clause="deny"))  # a mount point
         elif not shown.link:
@@ -364,7 +364,7 @@ def _base(given: Inputs) -> list[ops.AnyOp]:
     taken = {shown.path for shown in given.system}
     found += [
         ops.File(path=path, content=content)
-        for path, content in _etc(given).items()
+        for path, content in etc_files(given).items()
         if path not in taken and not any(within(path, tree) for tree in given.denied)
     ]
     found += [ops.Bind(path=f"/dev/{name}", source=f"/dev/{name}", device=True) for name in DEVICES]
@@ -377,7 +377,7 @@ def _root(given: Inputs) -> list[ops.AnyOp]:
     """The file tree of one sandbox: the shared, then the private, then what is granted, parents first."""
     found: list[ops.AnyOp] = [ops.Show(path="/etc"), ops.Show(path="/dev")]
     for number, shown in enumerate(given.system, 1):
-        if inner := _inner(shown.path, shown.source, given.denied):
+        if inner := inner_names(shown.path, shown.source, given.denied):
             # Not from the base, which others share.
             found += _masks(inner, shown.path, shown.source, number)
             found.append(ops.View(path=shown.path, source=shown.source, masks=number, clause="profile"))
@@ -388,19 +388,19 @@ def _root(given: Inputs) -> list[ops.AnyOp]:
                 else ops.Show(path=shown.path, clause="profile")
             )
     found.append(ops.Pts())
-    scratch = _scratch(given)
+    scratch = scratch_places(given)
     if not any(within("/var/tmp", path) for path in (*scratch, *(path for path, *_ in given.grants))):
         found.append(ops.Link(path="/var/tmp", target="/tmp"))
     noexec = given.programs is not None
     found += [
         ops.Scratch(path=path, mode=mode, noexec=noexec, image=given.image) for path, mode in scratch.items()
     ]
-    found += _links(given, scratch)
+    found += toolchain_links(given, scratch)
     # Last: what is behind the scratch directories disappears below it.
-    return [*found, *_granted(given), ops.Proc()]
+    return [*found, *shown_grants(given), ops.Proc()]
 
 
-def _links(given: Inputs, scratch: dict[str, int]) -> list[ops.AnyOp]:
+def toolchain_links(given: Inputs, scratch: dict[str, int]) -> list[ops.AnyOp]:
     """The links that lead to a toolchain, where nothing else is at their place."""
     taken = ["/dev", "/etc", "/proc", *scratch, *(shown.path for shown in given.system)]
     granted = [path for path, *_ in given.grants]
@@ -423,7 +423,7 @@ def _masks(
     ]
 
 
-def _granted(given: Inputs) -> list[ops.AnyOp]:
+def shown_grants(given: Inputs) -> list[ops.AnyOp]:
     """What the policy shows, parents first."""
     found: dict[str, ops.AnyOp] = {}
     hidden: list[ops.AnyOp] = []
@@ -432,7 +432,7 @@ def _granted(given: Inputs) -> list[ops.AnyOp]:
     for number, (path, access, is_dir, clause) in enumerate(given.grants, 1):
         if access == "read" and path in system:
             continue  # it is shown already
-        inner = _inner(path, path, given.denied) if is_dir else []
+        inner = inner_names(path, path, given.denied) if is_dir else []
         masks = len(given.system) + number if inner else 0
         hidden += _masks(inner, path, path, masks, number)
         if access == "overlay":
@@ -469,7 +469,7 @@ def _granted(given: Inputs) -> list[ops.AnyOp]:
     return [*hidden, *(found[path] for path in sorted(found))]
 
 
-def _scratch(given: Inputs) -> dict[str, int]:
+def scratch_places(given: Inputs) -> dict[str, int]:
     """The private writable directories and their modes; what is granted for real is not made private."""
     wanted = {"/dev/shm": 0o1777, "/tmp": 0o1777}
     wanted.setdefault(given.home, 0o700)
@@ -479,7 +479,7 @@ def _scratch(given: Inputs) -> dict[str, int]:
     return {path: wanted[path] for path in sorted(wanted) if not any(within(path, tree) for tree in granted)}
 
 
-def _etc(given: Inputs) -> dict[str, bytes]:
+def etc_files(given: Inputs) -> dict[str, bytes]:
     """The files of /etc that are written anew: who is here, and how names are found."""
     home = given.home
     users = f"{given.user}:x:{given.uid}:{given.gid}::{home}:/bin/sh\n"
@@ -499,7 +499,7 @@ def _etc(given: Inputs) -> dict[str, bytes]:
     }
 
 
-def _landlock(given: Inputs) -> list[ops.AnyOp]:
+def landlock_rules(given: Inputs) -> list[ops.AnyOp]:
     """The second wall, under the mounts: the same tree again, by rights."""
     handled = handled_rights(given.landlock)
     reading, may = (READING, "read and execute") if given.programs is None else (READING & ~EXECUTE, "read")
@@ -524,7 +524,7 @@ def _landlock(given: Inputs) -> list[ops.AnyOp]:
         if shown.source and not shown.path.startswith("/etc/"):
             rights = reading if shown.is_dir else reading & OF_FILES
             found.append(ops.Grant(path=shown.path, rights=rights, words=may, clause="profile"))
-    found += [ops.Grant(path=path, rights=writing, words=changing) for path in _scratch(given)]
+    found += [ops.Grant(path=path, rights=writing, words=changing) for path in scratch_places(given)]
     for path, access, is_dir, clause in given.grants:
         rights, words = (reading, may) if access == "read" else (writing, changing)
         found.append(

@@ -99,6 +99,22 @@ def select(policy: Asks, host: Host, backends: Mapping[str, type[Backend]] | Non
     return min(fitting, key=lambda selection: len(selection.weaker))
 
 
+def chosen(policy: Asks) -> Selection:
+    """The backend for a policy on this machine. Helpers are looked for only if the first ones do not serve."""
+    from stockade.host import host
+
+    if policy.backend == "auto":
+        try:
+            found = select(policy, host())
+        except UnsupportedError:
+            pass
+        else:
+            if not found.weaker:
+                return found
+    considered = _considered(policy.backend, registry.BACKENDS)
+    return select(policy, host(helpers=any(registry.load(name).helped for name in considered)))
+
+
 def _considered(wanted: str | tuple[str, ...], known: Iterable[str]) -> list[str]:
     """The backends that may be used, the preferred first."""
     names = list(known)

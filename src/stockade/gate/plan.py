@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import struct
 from functools import cached_property
-from typing import ClassVar
 
 import msgspec
+
+from stockade.gate.helper import Devices, Helper
+from stockade.gate.record import NODEV, NOEXEC, NOSUID, READONLY, Op, text
 
 NAMESPACES = {
     "user": 0x10000000,
@@ -24,13 +26,12 @@ NAMESPACES = {
 }
 RESOURCES = {"cpu_time": 0, "core": 4, "tasks": 6, "files": 7, "memory": 9}
 
-READONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
 OVERLAY_PRIVATE = 1 << 31
 GRANT_GATE = 1 << 32
+EVERY_ID, BY_HELPER = 1, 2
 ATTRIBUTES = {READONLY: b"ro", NOSUID: b"nosuid", NODEV: b"nodev", NOEXEC: b"noexec"}
 
 _HEADER = struct.Struct("=8sIIII")
-_RECORD = struct.Struct("=IIQQ")
 _MAGIC = b"STKPLAN2"
 
 
@@ -38,55 +39,25 @@ def _without_exec(noexec: bool) -> str:
     return ", nothing in it to be executed" if noexec else ""
 
 
-class Op(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
-    """One operation. `clause` is the part of the policy it serves."""
-
-    kind: ClassVar[int]
-    clause: str = "always"
-
-    def numbers(self) -> tuple[int, int]:
-        """The two numbers of its record."""
-        return 0, 0
-
-    def data(self) -> bytes:
-        """The strings and the blob of its record."""
-        return b""
-
-    def describe(self) -> str:
-        """What it does, in words."""
-        raise TypeError(f"{type(self).__name__} does not describe itself")
-
-    def mounts(self) -> dict[str, tuple[int, str]]:
-        """Mount point → attributes and file system type (empty: any) to be seen afterwards."""
-        return {}
-
-    def record(self) -> bytes:
-        data = self.data()
-        size = _RECORD.size + len(data) + 7 & ~7
-        return _RECORD.pack(self.kind, size, *self.numbers()) + data.ljust(size - _RECORD.size, b"\0")
-
-
-def text(*parts: str) -> bytes:
-    """Strings as a record holds them. File names need not be UTF-8."""
-    return b"".join(part.encode("utf-8", "surrogateescape") + b"\0" for part in parts)
-
-
 class Namespaces(Op, frozen=True, kw_only=True):
     kind = 1
     names: tuple[str, ...]
     every_id: bool
+    #: What makes them, and the mounts; empty for the gate itself.
+    helper: str = ""
 
     def flags(self) -> int:
         return sum(NAMESPACES[name] for name in self.names)
 
     def numbers(self) -> tuple[int, int]:
-        return self.flags(), int(self.every_id)
+        return self.flags(), (EVERY_ID if self.every_id else 0) | (BY_HELPER if self.helper else 0)
 
     def describe(self) -> str:
         if not self.names:
             return "start a warden, and the gate below it; each ends everything if the other dies"
         who = "every id as it is" if self.every_id else "the caller's own ids and no other"
-        return f"enter new namespaces: {', '.join(self.names)}; the user namespace maps {who}"
+        by = f", made by {self.helper}" if self.helper else ""
+        return f"enter new namespaces{by}: {', '.join(self.names)}; the user namespace maps {who}"
 
 
 class Hostname(Op, frozen=True, kw_only=True):
@@ -270,6 +241,8 @@ class Overlay(Op, frozen=True, kw_only=True):
     noexec: bool = False
     private: bool = False
     image: bool = False
+    #: Mounted by a helper that sets no attributes; in a user namespace the kernel opens no device in it anyway.
+    bare: bool = False
 
     def numbers(self) -> tuple[int, int]:
         attributes = NOEXEC << 32 if self.noexec else 0
@@ -292,7 +265,8 @@ class Overlay(Op, frozen=True, kw_only=True):
         return f"show {self.path} {how}: changes go to Stockade's state, not to the host"
 
     def mounts(self) -> dict[str, tuple[int, str]]:
-        return {self.path: (NOSUID | NODEV | (NOEXEC if self.noexec else 0), "overlay")}
+        attributes = 0 if self.bare else NOSUID | NODEV | (NOEXEC if self.noexec else 0)
+        return {self.path: (attributes, "overlay")}
 
 
 class Show(Op, frozen=True, kw_only=True):
@@ -455,7 +429,8 @@ class Cgroup(Op, frozen=True, kw_only=True):
 
 AnyOp = (
     Namespaces | Hostname | Root | Dir | File | Link | Bind | Scratch | Proc | Pts | Overlay | Show | View
-    | Mask | Pivot | Keyring | Limit | Privileges | Landlock | Grant | Seccomp | Cgroup | Image
+    | Mask | Pivot | Keyring | Limit | Privileges | Landlock | Grant | Seccomp | Cgroup | Image | Helper
+    | Devices
 )  # fmt: skip
 
 
@@ -481,9 +456,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         """The same for the same plan: where an overlay keeps its changes does not count."""
         from stockade.digest import sha256
 
-        ops = tuple(
-            msgspec.structs.replace(op, layer="") if isinstance(op, Overlay) else op for op in self.ops
-        )
+        ops = tuple(_anywhere(op) for op in self.ops)
         return sha256(self.backend.encode() + b"\0" + encode(ops, self.base)).hexdigest()
 
     @cached_property
@@ -528,12 +501,28 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         """Whether it makes no namespaces, and so no mounts either."""
         return not self.namespaces.names
 
+    @property
+    def helped(self) -> bool:
+        """Whether a helper makes the namespaces and mounts, and loads the filter."""
+        return bool(self.namespaces.helper)
+
+    @cached_property
+    def overlay(self) -> Overlay | None:
+        """The operation that shows the workspace copy-on-write, if there is one."""
+        return next((op for op in self.ops if isinstance(op, Overlay)), None)
+
     @cached_property
     def namespaces(self) -> Namespaces:
         """The operation that every plan begins with."""
         first = self.ops[0]
         assert isinstance(first, Namespaces)
         return first
+
+
+def _anywhere(op: AnyOp) -> AnyOp:
+    if isinstance(op, Overlay):
+        return msgspec.structs.replace(op, layer="")
+    return msgspec.structs.replace(op, layer="", empty="") if isinstance(op, Helper) else op
 
 
 def encode(ops: tuple[AnyOp, ...], base: int) -> bytes:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import msgspec
 
 from stockade.errors import StockadeError
+from stockade.host import bubblewrap
 from stockade.host.cgroups import membership
 from stockade.host.model import CGROUP_PROBES, PROBES, Host
 
@@ -50,6 +51,7 @@ def key(facts: Host, gate: str) -> dict[str, str]:
         "uid": str(facts.uid),
         "gate": f"{gate} {built.st_mtime_ns} {built.st_size}",
         "probes": " ".join(PROBES),
+        "bwrap": bubblewrap.fingerprint(os.environ),
         "confinement": " ".join(line for line in status if line.startswith(_CONFINEMENT)),
         "label": read("/proc/self/attr/current").rstrip("\0"),
         "namespace": namespace,

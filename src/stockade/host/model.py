@@ -13,7 +13,9 @@ GATE_PROBES = (
 )  # fmt: skip
 #: What is tried from here, because it is the supervisor who does it.
 CGROUP_PROBES = ("cgroup.memory", "cgroup.pids", "cgroup.cpu", "cgroup.cpuacct")
-PROBES = GATE_PROBES + CGROUP_PROBES
+#: bubblewrap, by a run with the flags of a sandbox; and what of it depends on its version, or on who we are.
+HELPER_PROBES = ("bwrap", "bwrap.overlay", "bwrap.nproc")
+PROBES = GATE_PROBES + CGROUP_PROBES + HELPER_PROBES
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -70,6 +72,7 @@ class Host(msgspec.Struct, frozen=True):
         lacking = set(without)
         if unknown := lacking.difference(PROBES):
             raise ValueError(f"no such probe: {', '.join(sorted(unknown))}")
-        yes = {name: Probe(ok=True, detail=str(landlock) if name == "landlock" else "") for name in PROBES}
+        details = {"landlock": str(landlock), "bwrap": "bubblewrap 0.11.0, /usr/bin/bwrap"}
+        yes = {name: Probe(ok=True, detail=details.get(name, "")) for name in PROBES}
         no = {name: Probe(ok=False, errno=1, reason=f"no {name}", fix=f"get {name}") for name in lacking}
         return cls(system=system, kernel=kernel, machine="x86_64", uid=uid, probes=yes | no)

@@ -38,8 +38,8 @@ NOTHING = object()
 LATER: dict[str, tuple[str, object]] = {
     "secrets": ("hold secrets back from the program", {}),
 }
-LATER_BACKENDS = ("bwrap", "gvisor", "container", "microvm", "seatbelt")
-BACKENDS = ("native", "landlock")
+LATER_BACKENDS = ("gvisor", "container", "microvm", "seatbelt")
+BACKENDS = ("native", "bwrap", "landlock")
 
 #: Controls that every run needs, whatever its policy says.
 ALWAYS = (
@@ -259,7 +259,9 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     pass_env: tuple[str, ...] = ()
     image: Literal["host"] = "host"
     #: One of them, several in the order of preference, or whichever enforces it all.
-    backend: Literal["auto", "native", "landlock"] | tuple[Literal["native", "landlock"], ...] = "auto"
+    backend: (
+        Literal["auto", "native", "bwrap", "landlock"] | tuple[Literal["native", "bwrap", "landlock"], ...]
+    ) = "auto"
     accept: tuple[Control, ...] = ()
     workspace: WorkspaceRule | None = None
     limits: Limits = Limits()

@@ -35,6 +35,8 @@ static const uint64_t KNOWN_NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEW
 					 CLONE_NEWUTS | CLONE_NEWCGROUP | CLONE_NEWNET;
 
 static int plain;        /* started for sandboxes without namespaces */
+static int helped;       /* or for those that a helper makes */
+static const char *sabotage; /* in the test build, for the gate that a helper starts */
 static int host_network; /* started for sandboxes that share the host's network */
 static int spare_network; /* the network namespace we are in is fresh and ours to give away */
 /* Our end of the pipe to the last sandbox that was born: in error once its first program has been
@@ -119,6 +121,22 @@ static int become_owner(void)
 	 * user's namespace these are locked in place, and stay. */
 	for (unsigned i = 0; i < sizeof dispensable / sizeof *dispensable; i++)
 		umount2(dispensable[i], MNT_DETACH);
+	return 0;
+}
+
+/* A helper shows the host's devices as they are mounted here; to root, who owns them, only as nodes that cannot
+ * be changed. */
+static int become_host(void)
+{
+	static const char *const devices[] = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"};
+	if (uid != 0)
+		return 0;
+	if (setgroups(0, NULL) || unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL))
+		return -1;
+	for (unsigned i = 0; i < sizeof devices / sizeof *devices; i++)
+		if (mount(devices[i], devices[i], NULL, MS_BIND, NULL) ||
+		    mount(NULL, devices[i], NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NOEXEC, NULL))
+			return -1;
 	return 0;
 }
 
@@ -211,7 +229,7 @@ static void forget_spare(int end)
 
 /* In the order in which the supervisor knows them. Looking them up in /proc takes as long as half a
  * network namespace, so the pidfd is asked where it can answer (Linux 6.11). */
-static int namespace_of(pid_t pid, int pidfd, unsigned index)
+int namespace_of(pid_t pid, int pidfd, unsigned index)
 {
 	static const struct {
 		const char *name;
@@ -385,7 +403,7 @@ static void remember(struct plan *plan, unsigned char *bytes, size_t size, uint6
 /* A process that started one sandbox may have no more to start; one that started two has. */
 static int wants_spare(void)
 {
-	return spare.pid == 0 && !plain && last.bytes && last.launches > 1;
+	return spare.pid == 0 && !plain && !helped && last.bytes && last.launches > 1;
 }
 
 /* Whether something was made for the next launch. A failure is reported by the launch that needs it. A
@@ -395,6 +413,26 @@ static int get_ahead(void)
 	if (!spare_network && !host_network)
 		return make_network() == 0 && spare_network;
 	return make_spare(&last.plan, last.flags, last.plan.ops[0].b, -1) == NULL;
+}
+
+/* Hands the launch over to an usher. It tells the supervisor whatever there is to tell. */
+static void start_helped(const struct plan *plan, const int *descriptors, unsigned count)
+{
+	static struct box box;
+	pid_t pid = fork();
+	if (pid < 0)
+		refuse(descriptors[LAUNCH_SOCKET], 0, OP_HELPER, errno, "fork");
+	if (pid)
+		return;
+	close(CONTROL);
+	close(SUPERVISOR);
+	box = (struct box){.socket = descriptors[LAUNCH_SOCKET],
+			   .supervisor = descriptors[LAUNCH_SUPERVISOR],
+			   .descriptors = descriptors + LAUNCH_FIRST,
+			   .descriptor_count = count - LAUNCH_FIRST,
+			   .plan = *plan,
+			   .mask = mask};
+	usher_main(&box, descriptors[LAUNCH_PLAN], sabotage);
 }
 
 static void launch(const int *descriptors, unsigned count)
@@ -416,7 +454,11 @@ static void launch(const int *descriptors, unsigned count)
 	uint64_t wanted = plan.ops[0].a, flags = sabotaged_flags(wanted);
 	unsigned index;
 	const char *culprit;
-	if (plain ? wanted : (wanted & ~KNOWN_NAMESPACES) || (wanted & NEEDED_NAMESPACES) != NEEDED_NAMESPACES ||
+	if (helped != plan_is_helped(plan.ops))
+		refuse(socket, 0, OP_NAMESPACES, EBADMSG, "not for this gate");
+	else if (helped)
+		start_helped(&plan, descriptors, count);
+	else if (plain ? wanted : (wanted & ~KNOWN_NAMESPACES) || (wanted & NEEDED_NAMESPACES) != NEEDED_NAMESPACES ||
 	    ((wanted & CLONE_NEWNET) == 0) != host_network)
 		refuse(socket, 0, OP_NAMESPACES, EBADMSG, "not for this gate");
 	else if (!plain && make_base(&plan, &index, &culprit))
@@ -434,6 +476,8 @@ int resident_main(int argc, char **argv)
 {
 	host_network = argc > 2 && strcmp(argv[2], "host-network") == 0;
 	plain = argc > 2 && strcmp(argv[2], "plain") == 0;
+	helped = argc > 2 && strcmp(argv[2], "helped") == 0;
+	sabotage = argc > 3 ? argv[3] : NULL;
 	uid = geteuid();
 	gid = getegid();
 	/* What the host program left open or ignored is not for sandboxes. The C library keeps two
@@ -451,12 +495,12 @@ int resident_main(int argc, char **argv)
 	 * an ordinary user may have 200 keys in all. Each sandbox joins one of its own all the same. */
 	wall_keyring();
 	mask = umask(0); /* modes are as the plan says; programs get the caller's mask back */
-	int owner_error = (plain ? become_plain() : become_owner()) ? errno : 0, gave_up = 0;
+	int owner_error = (plain ? become_plain() : helped ? become_host() : become_owner()) ? errno : 0, gave_up = 0;
 	for (;;) {
 		struct pollfd watched[] = {
 		    {CONTROL, POLLIN, 0}, {SUPERVISOR, POLLIN, 0}, {newborn, 0, 0}, {last_born, POLLIN, 0}};
 		int wants = !owner_error && !gave_up && spare.pid == 0 &&
-			    (wants_spare() || (!spare_network && !host_network && !plain));
+			    (wants_spare() || (!spare_network && !host_network && !plain && !helped));
 		int found = poll(watched, 4, !wants ? -1 : last_born < 0 ? 0 : PATIENCE_MS);
 		if (found < 0 && errno != EINTR)
 			return 1;
