@@ -135,10 +135,10 @@ def inputs(given: Given) -> Inputs:
     if resolved.workspace is not None and resolved.workspace.access == "overlay":
         refuse_foreign(resolved.workspace, resolved.caller, 'use backend = "native" as root')
     empty = "/empty"
-    if any(_is_view(wanted, grant) for grant in wanted.grants):
+    if views := [grant for grant in wanted.grants if _is_view(wanted, grant)]:
         if not bubblewrap.has_overlays():
             raise PolicyError(
-                f"read: {version} cannot show a directory without the sockets in it",
+                f"{views[0][3]}: {version} cannot show a directory without the sockets in it",
                 hint='use bubblewrap 0.11, or write accept = ["ipc"] to let sockets in it be reached',
             )
         if given.state:

@@ -110,7 +110,7 @@ def _installed(
     if ready.index != plan.rules:
         raise _missing("Landlock has other rules")
     evidence.filter, evidence.rules = plan.filter, ready.index
-    evidence.canaries = CANARIES + (SCOPED if plan.scoped else ())
+    evidence.canaries = CANARIES + (SCOPED if plan.scoped else ()) + (SEALED if plan.helped else ())
 
 
 #: What the gate tries, or it would not be ready.
@@ -119,6 +119,8 @@ CANARIES = (
     "a granted directory was opened",
     "a refused system call was refused",
 )
+#: And where a helper made the namespaces, a child of the usher inside them.
+SEALED = ("a further user namespace was refused",)
 SCOPED = ("an abstract socket of outside was refused",)
 
 

@@ -9,6 +9,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -32,15 +33,22 @@ static int missing(void)
 static int confirm_file(int root, const struct op *op)
 {
 	struct stat info;
+	char target[PATH_MAX];
 	if (fstatat(root, op->s[0] + 1, &info, AT_SYMLINK_NOFOLLOW))
 		return missing();
+	mode_t mode = info.st_mode & 07777;
 	switch (op->type) {
 	case OP_DIR:
-		return S_ISDIR(info.st_mode) ? 0 : missing();
-	case OP_LINK:
-		return S_ISLNK(info.st_mode) ? 0 : missing();
+	case OP_SCRATCH:
+		return S_ISDIR(info.st_mode) && mode == op->a ? 0 : missing();
+	case OP_LINK: {
+		ssize_t length = readlinkat(root, op->s[0] + 1, target, sizeof target);
+		if (length < 0)
+			return missing();
+		return (size_t)length == strlen(op->s[1]) && memcmp(target, op->s[1], (size_t)length) == 0 ? 0 : missing();
+	}
 	case OP_FILE:
-		return S_ISREG(info.st_mode) && (uint64_t)info.st_size == op->b ? 0 : missing();
+		return S_ISREG(info.st_mode) && mode == op->a && (uint64_t)info.st_size == op->b ? 0 : missing();
 	default: /* the supervisor sees the mount itself */
 		return 0;
 	}
@@ -80,6 +88,7 @@ int confirm_op(const struct box *box, const struct op *op, const char **culprit)
 	case OP_DIR:
 	case OP_FILE:
 	case OP_LINK:
+	case OP_SCRATCH:
 		return confirm_file(box->root, op);
 	case OP_ROOT:
 		return confirm_size(box->root, op);

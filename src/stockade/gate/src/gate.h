@@ -152,7 +152,7 @@ struct box {
 		volatile enum ended kind;
 	} *breaches;
 	long keyring;
-	const char *problem; /* what kept the warden from its work, for the supervisor to be told */
+	const char *problem; /* what kept the warden or a helper from its work, for the supervisor to be told */
 	int problem_error;
 	pid_t warden; /* in a sandbox without namespaces, or 0 */
 	int helped;   /* namespaces and mounts were made by a helper, which has loaded the filter */

@@ -396,7 +396,7 @@ void inside_main(struct box *box)
 	if (!box->helped)
 		await_launch(box);
 	if (box->problem)
-		refuse(box, 0, OP_NAMESPACES, box->problem_error, box->problem);
+		refuse(box, 0, box->helped ? OP_HELPER : OP_NAMESPACES, box->problem_error, box->problem);
 	if (failed || signals < 0)
 		refuse(box, failed, box->plan.ops[failed].type, error, culprit);
 	if (box->ahead)

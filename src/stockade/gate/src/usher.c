@@ -15,6 +15,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -225,6 +226,23 @@ static int await_gate(struct visit *visit)
 	}
 }
 
+/* Whether another user namespace could be made in that of the gate: tried by a child of ours that enters it,
+ * because the filter, which refuses it too, would hide the answer. */
+static int is_sealed(int namespace)
+{
+	int status;
+	pid_t pid = fork();
+	if (pid == 0) {
+		if (setns(namespace, CLONE_NEWUSER))
+			_exit(2);
+		_exit(unshare(CLONE_NEWUSER) < 0 && errno == ENOSPC ? 0 : 1);
+	}
+	while (pid > 0 && waitpid(pid, &status, 0) != pid)
+		if (errno != EINTR)
+			return 0;
+	return pid > 0 && status == 0;
+}
+
 /* Tells the supervisor of the sandbox: who is in it, by what the helper said, and its namespaces. */
 static const char *announce(const struct visit *visit, int socket)
 {
@@ -243,6 +261,10 @@ static const char *announce(const struct visit *visit, int socket)
 		shown[i] = namespace_of(visit->gate, gate, i - 1);
 		if (shown[i] < 0)
 			return "namespaces";
+	}
+	if (!is_sealed(shown[1])) {
+		errno = ENODATA;
+		return "a user namespace that must be refused";
 	}
 	uint32_t word = 0;
 	if (send_reply(socket, &born, shown, 8) || send_message(visit->word, &word, sizeof word, NULL, 0))
@@ -405,6 +427,13 @@ void helped_main(int argc, char **argv)
 			if (box.plan.ops[i].type == OP_CGROUP)
 				descriptors[box.plan.ops[i].b - 1] = number;
 		}
+	/* What only we can see of it: that it takes us with it when it dies, and has given us a session. */
+	int with_parent = 0;
+	if (prctl(PR_GET_PDEATHSIG, &with_parent) || with_parent != SIGKILL)
+		box.problem = "--die-with-parent";
+	else if (getsid(0) != getpid())
+		box.problem = "--new-session";
+	box.problem_error = ENODATA;
 	box.root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (box.root < 0 || send_message(HELD_WORD, &word, sizeof word, NULL, 0))
 		_exit(1);
