@@ -41,6 +41,8 @@ from stockade.policy.resolve import refuse_foreign
 
 #: The descriptor on which bubblewrap says whom it has started: HELD_STATUS in gate.h.
 STATUS = 9
+#: What the options of a mount are written with, so that a path is not read back as it was.
+UNSPEAKABLE = ",:\\ \t\n"
 
 
 def _files(host: Host) -> str:
@@ -134,6 +136,10 @@ def inputs(given: Given) -> Inputs:
     _refuse_landlock_denied(resolved.policy)
     if resolved.workspace is not None and resolved.workspace.access == "overlay":
         refuse_foreign(resolved.workspace, resolved.caller, 'use backend = "native" as root')
+        if any(char in given.layer for char in UNSPEAKABLE):
+            raise PolicyError(
+                f"bubblewrap cannot keep changes in {given.layer}", hint="set STOCKADE_HOME to a plain path"
+            )
     empty = "/empty"
     if views := [grant for grant in wanted.grants if _is_view(wanted, grant)]:
         if not bubblewrap.has_overlays():

@@ -283,8 +283,11 @@ def _as_told(born: Reply, namespaces: dict[str, int], plan: ops.Plan) -> None:
 
 
 def _layers(table: bytes, overlay: ops.Overlay) -> None:
-    """Whether an overlay that was mounted by path has its layers where they were asked for."""
-    wanted = {"lowerdir": overlay.path, "upperdir": f"{overlay.layer}/upper", "workdir": f"{overlay.layer}/work"}
+    """Whether an overlay that was mounted by path keeps its changes where it was told to.
+
+    What it lies over the gate has compared, name by name.
+    """
+    wanted = {"upperdir": f"{overlay.layer}/upper", "workdir": f"{overlay.layer}/work"}
     for line in table.split(b"\n"):
         before, _, after = line.partition(b" - overlay ")
         if after and _unescape(before.split(b" ")[4]) == overlay.path:
@@ -393,6 +396,6 @@ def _judged(plan: ops.Plan, escaped: bytes, options: bytes, kind: bytes) -> str:
 
 def _unescape(path: bytes) -> str:
     if b"\\" in path:
-        for code in (b"040", b"011", b"012", b"054", b"072", b"134"):
+        for code in (b"040", b"011", b"012", b"134"):
             path = path.replace(b"\\" + code, bytes([int(code, 8)]))
     return path.decode("utf-8", "surrogateescape")

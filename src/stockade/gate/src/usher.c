@@ -406,6 +406,7 @@ void helped_main(int argc, char **argv)
 			   .inner = -1,
 			   .told = -1,
 			   .helped = 1};
+	prctl(PR_SET_NAME, "stockade-gate"); /* not the number of the descriptor that we were executed by */
 	umask(0);
 	for (int i = HELD_SOCKET; i <= HELD_WORD; i++)
 		fcntl(i, F_SETFD, FD_CLOEXEC);
