@@ -6,7 +6,7 @@ itself that it may be weaker, and then the selection says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Protocol
 
@@ -99,10 +99,11 @@ def select(policy: Asks, host: Host, backends: Mapping[str, type[Backend]] | Non
     return min(fitting, key=lambda selection: len(selection.weaker))
 
 
-def chosen(policy: Asks) -> Selection:
-    """The backend for a policy on this machine. Helpers are looked for only if the first ones do not serve."""
-    from stockade.host import host
+def chosen(policy: Asks, host: Callable[..., Host]) -> Selection:
+    """The backend for a policy on the machine that `host` finds.
 
+    Programs that help are looked for only where no backend serves without them, or one is asked for.
+    """
     if policy.backend == "auto":
         try:
             found = select(policy, host())

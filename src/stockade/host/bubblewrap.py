@@ -26,6 +26,12 @@ WALLS = (
 )  # fmt: skip
 #: One instruction: allow.
 ALLOW = bytes((6, 0, 0, 0, 0, 0, 0xFF, 0x7F))
+#: One over private memory, and one that only shows.
+OVERLAYS = (
+    "--overlay-src", "/usr", "--tmp-overlay", "/changed",
+    "--overlay-src", "/etc", "--overlay-src", "/usr", "--ro-overlay", "/shown", "--remount-ro", "/shown",
+)  # fmt: skip
+PROBES = ("bwrap", "bwrap.overlay", "bwrap.nproc")
 NOT_FOUND = "bwrap was not found"
 
 
@@ -62,7 +68,7 @@ def probe(gate: str, environ: Mapping[str, str]) -> dict[str, Answer]:
             best = found
         if _complete(found):
             break
-    return best or dict.fromkeys(("bwrap", "bwrap.overlay", "bwrap.nproc"), (False, 0, NOT_FOUND))
+    return best or dict.fromkeys(PROBES, (False, 0, NOT_FOUND))
 
 
 def _complete(found: Mapping[str, Answer]) -> bool:
@@ -70,48 +76,29 @@ def _complete(found: Mapping[str, Answer]) -> bool:
 
 
 def _tried(path: str, gate: str) -> dict[str, Answer]:
-    import tempfile
-
     from stockade.host.means import run
 
     if not os.path.isabs(path):
-        return dict.fromkeys(
-            ("bwrap", "bwrap.overlay", "bwrap.nproc"), (False, 0, f"{NAMED}={path} is no absolute path")
-        )
+        return dict.fromkeys(PROBES, (False, 0, f"{NAMED}={path} is no absolute path"))
     version = run([path, "--version"], seconds=SECONDS)[1]
-    with tempfile.TemporaryDirectory(prefix="stockade-bwrap-") as scratch:
-        code, output = _run(path, gate, scratch, (), ("probe", "counted"))
-        if code or not output.startswith("counted\t"):
-            failed = (False, 0, f"{path} fails: {output or code}")
-            return {"bwrap": failed, "bwrap.overlay": failed, "bwrap.nproc": failed}
-        verdict, number, detail = (*output.split("\t"), "")[1:4]
-        overlaid, said = _run(path, gate, scratch, _overlays(scratch), ("probe",))
-        # Only what its version lacks; another refusal may be lifted.
-        return {
-            "bwrap": (True, 0, f"{version}, {path}"),
-            "bwrap.overlay": (not overlaid, 0, "" if not overlaid else f"{version}: {said}"),
-            "bwrap.nproc": (verdict == "ok", int(number), detail),
-        }
+    code, output = _run(path, gate, (), ("probe", "counted"))
+    if code or not output.startswith("counted\t"):
+        return dict.fromkeys(PROBES, (False, 0, f"{path} fails: {output or code}"))
+    verdict, number, detail = (*output.split("\t"), "")[1:4]
+    overlaid, said = _run(path, gate, OVERLAYS, ("probe",))
+    return {
+        "bwrap": (True, 0, f"{version}, {path}"),
+        "bwrap.overlay": (not overlaid, 0, "" if not overlaid else f"{version}: {said}"),
+        "bwrap.nproc": (verdict == "ok", int(number), detail),
+    }
 
 
-def _overlays(scratch: str) -> tuple[str, ...]:
-    for name in ("lower", "empty", "upper", "work"):
-        os.mkdir(f"{scratch}/{name}")
-    return (
-        "--overlay-src", f"{scratch}/lower", "--overlay", f"{scratch}/upper", f"{scratch}/work", "/changed",
-        "--overlay-src", f"{scratch}/empty", "--overlay-src", f"{scratch}/lower", "--ro-overlay", "/shown",
-        "--remount-ro", "/shown",
-    )  # fmt: skip
-
-
-def _run(
-    path: str, gate: str, scratch: str, more: tuple[str, ...], command: tuple[str, ...]
-) -> tuple[int, str]:
-    """A sandbox that has nothing in it but the gate, by a descriptor."""
+def _run(path: str, gate: str, more: tuple[str, ...], command: tuple[str, ...]) -> tuple[int, str]:
+    """A sandbox that has little in it, and the gate by a descriptor. Nothing is made on the host for it."""
     from stockade.host.means import run
 
     filtering, text = os.memfd_create("filter"), os.memfd_create("text")
-    program, tree, other = os.open(gate, os.O_PATH), os.open(scratch, os.O_PATH), os.open(scratch, os.O_PATH)
+    program, tree, other = (os.open(name, os.O_PATH) for name in (gate, "/usr", "/usr"))
     status = os.open("/dev/null", os.O_WRONLY)
     held = (filtering, text, program, tree, other, status)
     try:

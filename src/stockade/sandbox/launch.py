@@ -329,7 +329,7 @@ def _gone(pidfd: int, events: Events) -> Steps[None]:
 @lru_cache(maxsize=64)
 def _selected(policy: Policy, uid: int, probed: int) -> tuple[type[Backend], Selection, dict[str, Enforced]]:
     """The backend for a policy, and what a run under it reports once everything has been observed."""
-    selection = chosen(policy)
+    selection = chosen(policy, host)
     backend = backends.load(selection.backend)
     return backend, selection, reported(backend, selection, policy)
 

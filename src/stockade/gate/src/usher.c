@@ -167,12 +167,21 @@ struct visit {
 	int supervisor;
 };
 
-/* Kills the helper, and so what it has started; nothing is left when this returns. */
+/* Kills the helper and what it has started; nothing is left when this returns. A helper that dies early has not
+ * yet tied what it started to its own life: that becomes ours, and would wait for our word. */
 static void end_all(const struct visit *visit)
 {
+	pid_t ended;
+	close(visit->word);
 	kill(visit->helper, SIGKILL);
-	while (waitpid(-1, NULL, 0) > 0 || errno == EINTR)
-		;
+	for (;;) {
+		while ((ended = waitpid(-1, NULL, WNOHANG)) > 0)
+			;
+		if (ended < 0 && errno == ECHILD)
+			return;
+		signal_descendants(getpid(), SIGKILL, NULL, 0);
+		poll(NULL, 0, 1);
+	}
 }
 
 /* The last line that the helper wrote; it fits into a reply. */
@@ -376,6 +385,7 @@ void usher_main(struct box *box, int plan_file, const char *sabotage)
 	}
 	close(box->socket);
 	close(visit.word);
+	visit.word = -1;
 	close(visit.words);
 	close(visit.status);
 	stay(&visit);
