@@ -167,8 +167,8 @@ class TestAnOverlay:
             assert box.files.read("changed") == b"new\n"
             box.files.write("made", "by hand")
             assert {(one.path, one.kind) for one in box.workspace.diff().files} == {
-                ("changed", "modified"), ("removed", "deleted"), ("gone/inner", "deleted"), ("gone/n", "added"),
-                ("made", "added"),
+                ("changed", "modified"), ("removed", "deleted"), ("gone/inner", "deleted"),
+                ("gone/n", "added"), ("made", "added"),
             }  # fmt: skip
             kept = box.workspace.id
         assert (workspace / "changed").read_text() == "old" and (workspace / "removed").exists()
@@ -208,7 +208,18 @@ def test_a_host_without_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_command_line_takes_it(new: str, workspace: Path) -> None:
-    command = ["stockade", "run", "--backend", "bwrap", "-q", "--discard", "--", "sh", "-c", "echo $PWD; exit 4"]
+    command = [
+        "stockade",
+        "run",
+        "--backend",
+        "bwrap",
+        "-q",
+        "--discard",
+        "--",
+        "sh",
+        "-c",
+        "echo $PWD; exit 4",
+    ]
     code = "import sys; from stockade.cli import main; sys.exit(main(sys.argv[1:]))"
     import sys
 

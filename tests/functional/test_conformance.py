@@ -86,7 +86,9 @@ class TestWhatIsOffered:
     def test_no_control_is_lost(self, name: str) -> None:
         applies(WHO == "root" or not host().has("cgroup.pids"), "the table is of a user without cgroups")
         found = {
-            control.value for control, offer in backends.load(name).offers(host(helpers=True)).items() if offer.available
+            control.value
+            for control, offer in backends.load(name).offers(host(helpers=True)).items()
+            if offer.available
         }
         lost = set(TABLE[name][WHO]) - found
         need(not lost, f"{name} does not enforce here: {', '.join(sorted(lost))}")

@@ -1,4 +1,4 @@
-"""Behind bubblewrap: what it is not told, does not do, or is led to do, starts nothing; and what it makes holds.
+"""Behind bubblewrap: what it leaves out, or is led to do, starts nothing; and what it makes holds.
 
 A wrapper stands in for a bubblewrap that leaves something out. It reads what
 the real one is told and hands that on without one argument, or with another.

@@ -196,7 +196,7 @@ def compile_plan(given: Inputs) -> ops.Plan:
     """The operations that enforce the policy, and what of them bubblewrap is told."""
     wanted = given.wanted
     names = [name for name in ops.NAMESPACES if name != "net" or wanted.own_network]
-    told = ops.Helper(program=given.program, version=given.version, arguments=())
+    told = helper.Helper(program=given.program, version=given.version, arguments=())
     plan: list[ops.AnyOp] = [
         ops.Namespaces(names=tuple(names), every_id=False, helper=given.version),
         told,
@@ -223,7 +223,7 @@ def compile_plan(given: Inputs) -> ops.Plan:
 def _tree(wanted: native.Inputs) -> list[ops.AnyOp]:
     """The file tree: devices, the system, what is private, then what is granted."""
     # To root, who owns the host's nodes, they are read-only; nobody else may change them.
-    found: list[ops.AnyOp] = [ops.Devices(names=DEVICES, readonly=wanted.uid == 0)]
+    found: list[ops.AnyOp] = [helper.Devices(names=DEVICES, readonly=wanted.uid == 0)]
     for shown in wanted.system:
         found.append(
             ops.Link(path=shown.path, target=shown.link, clause="profile")
@@ -283,7 +283,7 @@ def _told(op: ops.AnyOp, held: str) -> list[str]:
     match op:
         case ops.Hostname(name=name):
             return ["--hostname", name]
-        case ops.Devices(path=path):
+        case helper.Devices(path=path):
             return ["--dev", path]
         case ops.Dir(path=path, mode=mode):
             return ["--perms", f"{mode:04o}", "--dir", path]
@@ -299,7 +299,14 @@ def _told(op: ops.AnyOp, held: str) -> list[str]:
             below = ["--overlay-src", "{empty}", "--overlay-src", f"/proc/self/fd/{held}"]
             return [*below, "--ro-overlay", path, "--remount-ro", path]
         case ops.Overlay(path=path):
-            return ["--overlay-src", f"/proc/self/fd/{held}", "--overlay", "{layer}/upper", "{layer}/work", path]
+            return [
+                "--overlay-src",
+                f"/proc/self/fd/{held}",
+                "--overlay",
+                "{layer}/upper",
+                "{layer}/work",
+                path,
+            ]
         case ops.Proc(path=path):
             return ["--proc", path]
         case ops.Seccomp():

@@ -241,7 +241,7 @@ class Overlay(Op, frozen=True, kw_only=True):
     noexec: bool = False
     private: bool = False
     image: bool = False
-    #: Mounted by a helper that sets no attributes; in a user namespace the kernel opens no device in it anyway.
+    #: Mounted by a helper that sets no attributes; in a user namespace no device in it can be opened anyway.
     bare: bool = False
 
     def numbers(self) -> tuple[int, int]:

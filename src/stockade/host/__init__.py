@@ -41,8 +41,8 @@ _known: dict[int, Host] = {}
 def host(*, fresh: bool = False, helpers: bool = False) -> Host:
     """This machine, from the process's memory or the disk unless `fresh`.
 
-    Programs that can help to make a sandbox are tried only where `helpers` asks for it: that takes longer than
-    all the rest, and where the first backend serves nobody needs it.
+    Programs that can help to make a sandbox are tried only where `helpers` asks for it: that takes longer
+    than all the rest, and where the first backend serves nobody needs it.
     """
     uid = os.geteuid()
     known = _known.get(uid)

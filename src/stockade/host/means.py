@@ -126,9 +126,7 @@ def kvm(device: str = "/dev/kvm", kernels: str = "/boot/vmlinuz-*", seconds: flo
     )
 
 
-def run(
-    argv: list[str], seconds: float, last: bool = True, passed: tuple[int, ...] = ()
-) -> tuple[int, str]:
+def run(argv: list[str], seconds: float, last: bool = True, passed: tuple[int, ...] = ()) -> tuple[int, str]:
     """Exit code and output of a helper (its last line, or all), its whole group ended after the time.
 
     `passed` are the descriptors that it gets besides.
