@@ -17,7 +17,8 @@ import stockade
 from stockade import Policy, PolicyError, Sandbox, UnsupportedError, backends
 from stockade.backends.select import chosen
 from stockade.controls import Control
-from stockade.host import Host, Probe, bubblewrap, host, probe
+from stockade.gate import executable
+from stockade.host import Host, bubblewrap, cache, host, probe
 from support import bubblewraps
 from support.bubblewraps import NEW, OLD
 
@@ -231,14 +232,10 @@ def test_the_command_line_takes_it(new: str, workspace: Path) -> None:
 
 def test_probes_are_kept_until_the_program_changes(new: str, stockade_home: Path) -> None:
     first = host(helpers=True)
-    from stockade.host import cache
-
-    kept = cache.load(str(stockade_home / f"cache/host-{os.geteuid()}.json"), cache.key(first, _gate()))
-    assert kept is not None and kept.probes["bwrap"] == first.probes["bwrap"]
-    assert isinstance(kept.probes["bwrap"], Probe)
-
-
-def _gate() -> str:
-    from stockade.gate import executable
-
-    return executable()
+    file = str(stockade_home / f"cache/host-{os.geteuid()}.json")
+    here = bubblewrap.fingerprint(os.environ)
+    kept = cache.load(file, cache.key(first, executable(), here))
+    assert kept is not None and kept.probes == first.probes
+    for other in ("another", None):
+        left = cache.load(file, cache.key(first, executable(), other))
+        assert left is not None and "bwrap" not in left.probes and left.has("userns")

@@ -19,6 +19,7 @@ from stockade.backends import bwrap, landlock, native
 from stockade.backends.native import Inputs
 from stockade.backends.shared import Shown
 from stockade.gate import plan as ops
+from stockade.gate.helper import Helper
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -161,7 +162,7 @@ def described(plan: ops.Plan) -> str:
         first, second = op.numbers()
         lines.append(f"{number:3} {op.describe()}  [{op.clause}] {first:#x} {second:#x}")
     for op in plan.ops:
-        if isinstance(op, ops.Helper):
+        if isinstance(op, Helper):
             told = op.data().decode().split("\0")[:-1]
             lines += ["told:", *(f"    {line}" for line in " ".join(told).replace(" --", "\n--").split("\n"))]
     lines.append("mounts:")

@@ -23,6 +23,7 @@ from security.arena import IS_ROOT, PYTHON, inside
 from stockade import Policy, SetupError
 from stockade.gate import client
 from stockade.gate import plan as ops
+from stockade.gate.helper import Helper
 from stockade.sandbox import launch
 from support import bubblewraps, leaks
 from support.bubblewraps import NEW, OLD
@@ -101,7 +102,7 @@ def told(policy: Policy) -> list[list[str]]:
     """What bubblewrap is told, flag by flag."""
     prepared = launch.prepare(policy)
     prepared.close(discard=True)
-    helper = next(op for op in prepared.plan.ops if isinstance(op, ops.Helper))
+    helper = next(op for op in prepared.plan.ops if isinstance(op, Helper))
     found: list[list[str]] = []
     for word in helper.arguments:
         if word.startswith("--"):

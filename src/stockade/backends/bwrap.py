@@ -197,7 +197,7 @@ def compile_plan(given: Inputs) -> ops.Plan:
     wanted = given.wanted
     names = [name for name in ops.NAMESPACES if name != "net" or wanted.own_network]
     told = helper.Helper(program=given.program, version=given.version, arguments=())
-    plan: list[ops.AnyOp] = [
+    plan: list[ops.Op] = [
         ops.Namespaces(names=tuple(names), every_id=False, helper=given.version),
         told,
         *native.cgroup_entries(wanted),
@@ -220,10 +220,10 @@ def compile_plan(given: Inputs) -> ops.Plan:
     return ops.Plan("bwrap", 0, tuple(plan))
 
 
-def _tree(wanted: native.Inputs) -> list[ops.AnyOp]:
+def _tree(wanted: native.Inputs) -> list[ops.Op]:
     """The file tree: devices, the system, what is private, then what is granted."""
     # To root, who owns the host's nodes, they are read-only; nobody else may change them.
-    found: list[ops.AnyOp] = [helper.Devices(names=DEVICES, readonly=wanted.uid == 0)]
+    found: list[ops.Op] = [helper.Devices(names=DEVICES, readonly=wanted.uid == 0)]
     for shown in wanted.system:
         found.append(
             ops.Link(path=shown.path, target=shown.link, clause="profile")
@@ -248,9 +248,9 @@ def _tree(wanted: native.Inputs) -> list[ops.AnyOp]:
     return [*found, ops.Proc()]
 
 
-def _placed(tree: list[ops.AnyOp]) -> list[ops.AnyOp]:
+def _placed(tree: list[ops.Op]) -> list[ops.Op]:
     """The same with the directories that lead to each; in what is the host's nothing is made."""
-    found: list[ops.AnyOp] = []
+    found: list[ops.Op] = []
     there = {"/", "/dev", "/dev/pts"}
     hosts: list[str] = []
     for op in tree:
@@ -268,7 +268,7 @@ def _placed(tree: list[ops.AnyOp]) -> list[ops.AnyOp]:
     return found
 
 
-def arguments(plan: tuple[ops.AnyOp, ...], uid: int, gid: int) -> tuple[str, ...]:
+def arguments(plan: tuple[ops.Op, ...], uid: int, gid: int) -> tuple[str, ...]:
     """A plan as bubblewrap is told it. Descriptors have the numbers that the usher gives them."""
     numbers = helper.held(plan)
     names = next(op for op in plan if isinstance(op, ops.Namespaces)).names
@@ -279,7 +279,7 @@ def arguments(plan: tuple[ops.AnyOp, ...], uid: int, gid: int) -> tuple[str, ...
     return (*told, "--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/")
 
 
-def _told(op: ops.AnyOp, held: str) -> list[str]:
+def _told(op: ops.Op, held: str) -> list[str]:
     match op:
         case ops.Hostname(name=name):
             return ["--hostname", name]

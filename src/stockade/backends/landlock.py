@@ -239,10 +239,10 @@ def compile_plan(given: Inputs) -> ops.Plan:
     )
 
 
-def _rights(given: Inputs) -> list[ops.AnyOp]:
+def _rights(given: Inputs) -> list[ops.Op]:
     handled = handled_rights(given.landlock)
     writing = handled & ~(MAKE_CHAR | MAKE_BLOCK | IOCTL_DEVICE)
-    found: list[ops.AnyOp] = [
+    found: list[ops.Op] = [
         ops.Landlock(
             files=handled,
             network=TCP if given.own_network else 0,

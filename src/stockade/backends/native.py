@@ -314,7 +314,7 @@ def compile_plan(given: Inputs) -> ops.Plan:
     )
 
 
-def _private(given: Inputs) -> list[ops.AnyOp]:
+def _private(given: Inputs) -> list[ops.Op]:
     if not given.disk:
         return [ops.Root()]
     clause = f"limits.disk = {given.disk}"
@@ -325,7 +325,7 @@ def _private(given: Inputs) -> list[ops.AnyOp]:
     return [ops.Root(size=given.disk, inodes=inodes, clause=clause)]
 
 
-def cgroup_entries(given: Inputs) -> list[ops.AnyOp]:
+def cgroup_entries(given: Inputs) -> list[ops.Op]:
     """Their descriptors come last, after an image or the two directories of an overlay in the layer."""
     versions, words = given.groups
     overlay = any(access == "overlay" for _, access, *_ in given.grants) and not given.disk
@@ -336,7 +336,7 @@ def cgroup_entries(given: Inputs) -> list[ops.AnyOp]:
     ]
 
 
-def task_limit(given: Inputs) -> list[ops.AnyOp]:
+def task_limit(given: Inputs) -> list[ops.Op]:
     if not given.tasks:
         return []
     # The gate is a task of the same user: the program gets what the policy says.
@@ -350,9 +350,9 @@ def home_inside(home: str, system: tuple[str, ...]) -> str:
     return "/tmp" if home == "/" or any(within(home, path) for path in taken) else home
 
 
-def _base(given: Inputs) -> list[ops.AnyOp]:
+def _base(given: Inputs) -> list[ops.Op]:
     """What sandboxes of one profile and user share: the system's trees, /etc and /dev."""
-    found: list[ops.AnyOp] = []
+    found: list[ops.Op] = []
     for shown in given.system:
         if inner_names(shown.path, shown.source, given.denied):
             if shown.path.startswith("/etc/"):
@@ -373,9 +373,9 @@ def _base(given: Inputs) -> list[ops.AnyOp]:
     return found
 
 
-def _root(given: Inputs) -> list[ops.AnyOp]:
+def _root(given: Inputs) -> list[ops.Op]:
     """The file tree of one sandbox: the shared, then the private, then what is granted, parents first."""
-    found: list[ops.AnyOp] = [ops.Show(path="/etc"), ops.Show(path="/dev")]
+    found: list[ops.Op] = [ops.Show(path="/etc"), ops.Show(path="/dev")]
     for number, shown in enumerate(given.system, 1):
         if inner := inner_names(shown.path, shown.source, given.denied):
             # Not from the base, which others share.
@@ -400,7 +400,7 @@ def _root(given: Inputs) -> list[ops.AnyOp]:
     return [*found, *shown_grants(given), ops.Proc()]
 
 
-def toolchain_links(given: Inputs, scratch: dict[str, int]) -> list[ops.AnyOp]:
+def toolchain_links(given: Inputs, scratch: dict[str, int]) -> list[ops.Op]:
     """The links that lead to a toolchain, where nothing else is at their place."""
     taken = ["/dev", "/etc", "/proc", *scratch, *(shown.path for shown in given.system)]
     granted = [path for path, *_ in given.grants]
@@ -412,9 +412,7 @@ def toolchain_links(given: Inputs, scratch: dict[str, int]) -> list[ops.AnyOp]:
     ]
 
 
-def _masks(
-    inner: list[tuple[str, str]], tree: str, source: str, number: int, grant: int = 0
-) -> list[ops.AnyOp]:
+def _masks(inner: list[tuple[str, str]], tree: str, source: str, number: int, grant: int = 0) -> list[ops.Op]:
     return [
         ops.Mask(
             path=path, tree=tree, source=source, masks=number, grant=grant, clause=f"deny = {show(name)}"
@@ -423,10 +421,10 @@ def _masks(
     ]
 
 
-def shown_grants(given: Inputs) -> list[ops.AnyOp]:
+def shown_grants(given: Inputs) -> list[ops.Op]:
     """What the policy shows, parents first."""
-    found: dict[str, ops.AnyOp] = {}
-    hidden: list[ops.AnyOp] = []
+    found: dict[str, ops.Op] = {}
+    hidden: list[ops.Op] = []
     noexec = given.programs is not None
     system = {shown.path for shown in given.system if not shown.link}
     for number, (path, access, is_dir, clause) in enumerate(given.grants, 1):
@@ -499,7 +497,7 @@ def etc_files(given: Inputs) -> dict[str, bytes]:
     }
 
 
-def landlock_rules(given: Inputs) -> list[ops.AnyOp]:
+def landlock_rules(given: Inputs) -> list[ops.Op]:
     """The second wall, under the mounts: the same tree again, by rights."""
     handled = handled_rights(given.landlock)
     reading, may = (READING, "read and execute") if given.programs is None else (READING & ~EXECUTE, "read")
@@ -507,7 +505,7 @@ def landlock_rules(given: Inputs) -> list[ops.AnyOp]:
     changing = "read, execute and write"
     if given.programs is not None:
         writing, changing = writing & ~EXECUTE, "read and write"
-    found: list[ops.AnyOp] = [
+    found: list[ops.Op] = [
         ops.Landlock(
             files=handled, scopes=SCOPES if given.landlock >= SCOPES_ABI else 0, clause="files, ipc"
         ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from stockade.gate.record import NODEV, NOEXEC, NOSUID, READONLY, Op, text
+import msgspec
+
+from stockade.gate.plan import NODEV, NOEXEC, NOSUID, READONLY, Op, text
 
 #: The first descriptor that a helper finds for an operation: HELD_FIRST in gate.h.
 HELD_FIRST = 10
@@ -34,6 +36,9 @@ class Helper(Op, frozen=True, kw_only=True):
             head, slash, rest = argument.partition("/")
             told.append(places.get(head, head) + slash + rest)
         return text(self.program, *told)
+
+    def anywhere(self) -> Op:
+        return msgspec.structs.replace(self, layer="", empty="")
 
     def describe(self) -> str:
         return f"let {self.version} make all that follows, as far as the pivot, and load the filter"

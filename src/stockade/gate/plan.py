@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import struct
 from functools import cached_property
+from typing import ClassVar
 
 import msgspec
-
-from stockade.gate.helper import Devices, Helper
-from stockade.gate.record import NODEV, NOEXEC, NOSUID, READONLY, Op, text
 
 NAMESPACES = {
     "user": 0x10000000,
@@ -26,17 +24,56 @@ NAMESPACES = {
 }
 RESOURCES = {"cpu_time": 0, "core": 4, "tasks": 6, "files": 7, "memory": 9}
 
+READONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
 OVERLAY_PRIVATE = 1 << 31
 GRANT_GATE = 1 << 32
 EVERY_ID, BY_HELPER = 1, 2
 ATTRIBUTES = {READONLY: b"ro", NOSUID: b"nosuid", NODEV: b"nodev", NOEXEC: b"noexec"}
 
 _HEADER = struct.Struct("=8sIIII")
+_RECORD = struct.Struct("=IIQQ")
 _MAGIC = b"STKPLAN2"
 
 
 def _without_exec(noexec: bool) -> str:
     return ", nothing in it to be executed" if noexec else ""
+
+
+class Op(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
+    """One operation. `clause` is the part of the policy it serves."""
+
+    kind: ClassVar[int]
+    clause: str = "always"
+
+    def numbers(self) -> tuple[int, int]:
+        """The two numbers of its record."""
+        return 0, 0
+
+    def data(self) -> bytes:
+        """The strings and the blob of its record."""
+        return b""
+
+    def describe(self) -> str:
+        """What it does, in words."""
+        raise TypeError(f"{type(self).__name__} does not describe itself")
+
+    def anywhere(self) -> Op:
+        """The same, wherever Stockade keeps what it works with."""
+        return self
+
+    def mounts(self) -> dict[str, tuple[int, str]]:
+        """Mount point → attributes and file system type (empty: any) to be seen afterwards."""
+        return {}
+
+    def record(self) -> bytes:
+        data = self.data()
+        size = _RECORD.size + len(data) + 7 & ~7
+        return _RECORD.pack(self.kind, size, *self.numbers()) + data.ljust(size - _RECORD.size, b"\0")
+
+
+def text(*parts: str) -> bytes:
+    """Strings as a record holds them. File names need not be UTF-8."""
+    return b"".join(part.encode("utf-8", "surrogateescape") + b"\0" for part in parts)
 
 
 class Namespaces(Op, frozen=True, kw_only=True):
@@ -253,6 +290,9 @@ class Overlay(Op, frozen=True, kw_only=True):
             return text(self.path, self.path, "/", "/")
         return text(self.path, self.path, f"{self.layer}/upper", f"{self.layer}/work")
 
+    def anywhere(self) -> Op:
+        return msgspec.structs.replace(self, layer="")
+
     def describe(self) -> str:
         how = f"copy-on-write{_without_exec(self.noexec)}"
         if self.image:
@@ -427,13 +467,6 @@ class Cgroup(Op, frozen=True, kw_only=True):
         return f"enter a cgroup (version {self.version}) that limits {self.limits}"
 
 
-AnyOp = (
-    Namespaces | Hostname | Root | Dir | File | Link | Bind | Scratch | Proc | Pts | Overlay | Show | View
-    | Mask | Pivot | Keyring | Limit | Privileges | Landlock | Grant | Seccomp | Cgroup | Image | Helper
-    | Devices
-)  # fmt: skip
-
-
 class Plan(msgspec.Struct, frozen=True, dict=True):
     """The compiled policy for one backend.
 
@@ -444,7 +477,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
     backend: str
     base: int
-    ops: tuple[AnyOp, ...]
+    ops: tuple[Op, ...]
 
     @cached_property
     def encoded(self) -> bytes:
@@ -456,7 +489,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         """The same for the same plan: where an overlay keeps its changes does not count."""
         from stockade.digest import sha256
 
-        ops = tuple(_anywhere(op) for op in self.ops)
+        ops = tuple(op.anywhere() for op in self.ops)
         return sha256(self.backend.encode() + b"\0" + encode(ops, self.base)).hexdigest()
 
     @cached_property
@@ -519,13 +552,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return first
 
 
-def _anywhere(op: AnyOp) -> AnyOp:
-    if isinstance(op, Overlay):
-        return msgspec.structs.replace(op, layer="")
-    return msgspec.structs.replace(op, layer="", empty="") if isinstance(op, Helper) else op
-
-
-def encode(ops: tuple[AnyOp, ...], base: int) -> bytes:
+def encode(ops: tuple[Op, ...], base: int) -> bytes:
     """Operations as one flat list of records."""
     records = b"".join([op.record() for op in ops])
     return _HEADER.pack(_MAGIC, _HEADER.size + len(records), len(ops), base, 0) + records

@@ -80,7 +80,7 @@ def _find(fresh: bool, wanted: tuple[str, ...]) -> Host:
     from stockade.gate import executable
 
     file = cache.path(os.environ, os.path.expanduser("~"), found.uid)
-    key = cache.key(found, executable())
+    key = cache.key(found, executable(), _helpers() if "bwrap" in wanted else None)
     kept = None if fresh else cache.load(file, key)
     known = kept.probes if kept else {}
     again = tuple(name for name in wanted if name not in known or _may_change(known[name]))
@@ -91,6 +91,12 @@ def _find(fresh: bool, wanted: tuple[str, ...]) -> Host:
     if not kept or result != kept:
         cache.save(file, key, result)
     return result
+
+
+def _helpers() -> str:
+    from stockade.host import bubblewrap
+
+    return bubblewrap.fingerprint(os.environ)
 
 
 def _may_change(known: Probe) -> bool:
