@@ -17,15 +17,21 @@ import msgspec
 from stockade.backends.base import Mechanism
 from stockade.backends.native import Native
 from stockade.controls import Control
-from stockade.policy import Limits, Policy, Syscalls, WorkspaceRule
+from stockade.policy import Limits, Policy, Reuse, Syscalls, WorkspaceRule
 from stockade.policy.model import LATER, LATER_BACKENDS, limit_text
 from stockade.policy.profile import profile
+from stockade.policy.values import time_text
 from stockade.policy.words import CLAUSES, CONTROLS
 from stockade.sandbox.evidence import OBSERVED
 
 PAGE = Path(__file__).parents[1] / "docs" / "policy.md"
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end of what is generated -->)", re.DOTALL)
-TABLES: dict[str, type[msgspec.Struct]] = {"workspace": WorkspaceRule, "limits": Limits, "syscalls": Syscalls}
+TABLES: dict[str, type[msgspec.Struct]] = {
+    "workspace": WorkspaceRule,
+    "limits": Limits,
+    "syscalls": Syscalls,
+    "reuse": Reuse,
+}
 
 
 def clauses() -> Iterator[str]:
@@ -85,6 +91,8 @@ def _default(name: str, model: type[msgspec.Struct], field: str) -> str:
         return "none; `stockade run`: the current directory"
     if value is None:
         return "none"
+    if model is Reuse:
+        return f"`{value}`" if field == "requests" else f'`"{time_text(value)}"`'
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, str):

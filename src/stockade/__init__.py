@@ -29,8 +29,13 @@ if TYPE_CHECKING:
 
     from stockade.controls import Control
     from stockade.host import host
+    from stockade.live.background import Background
+    from stockade.live.confine import confine
+    from stockade.live.interpreter import Interpreter
     from stockade.live.pool import Pool
-    from stockade.policy import Limits, Policy, Syscalls, WorkspaceRule
+    from stockade.live.shell import Shell
+    from stockade.live.spawner import Spawner
+    from stockade.policy import Limits, Policy, Reuse, Syscalls, WorkspaceRule
     from stockade.receipt.statement import Receipt
     from stockade.receipt.verify import verify
     from stockade.sandbox.aio import AsyncProcess, AsyncSandbox
@@ -42,10 +47,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncProcess",
     "AsyncSandbox",
+    "Background",
     "CommandError",
     "ConflictError",
     "Control",
     "DeniedError",
+    "Interpreter",
     "LimitError",
     "Limits",
     "NotFoundError",
@@ -57,8 +64,11 @@ __all__ = [
     "Receipt",
     "ReceiptError",
     "Result",
+    "Reuse",
     "Sandbox",
     "SetupError",
+    "Shell",
+    "Spawner",
     "StockadeError",
     "Syscalls",
     "TimeoutError",
@@ -66,6 +76,7 @@ __all__ = [
     "Workspace",
     "WorkspaceRule",
     "__version__",
+    "confine",
     "host",
     "run",
     "verify",
@@ -76,6 +87,7 @@ _LAZY = {
     "Control": "stockade.controls",
     "Limits": "stockade.policy",
     "Policy": "stockade.policy",
+    "Reuse": "stockade.policy",
     "Syscalls": "stockade.policy",
     "WorkspaceRule": "stockade.policy",
     "AsyncProcess": "stockade.sandbox.aio",
@@ -85,8 +97,13 @@ _LAZY = {
     "Process": "stockade.sandbox.process",
     "Receipt": "stockade.receipt.statement",
     "Result": "stockade.sandbox.result",
+    "Background": "stockade.live.background",
+    "Interpreter": "stockade.live.interpreter",
+    "Shell": "stockade.live.shell",
+    "Spawner": "stockade.live.spawner",
     "Sandbox": "stockade.sandbox.sandbox",
     "Workspace": "stockade.workspace.workspace",
+    "confine": "stockade.live.confine",
     "run": "stockade.sandbox.sandbox",
     "verify": "stockade.receipt.verify",
 }

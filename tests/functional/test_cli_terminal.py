@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stockade.cli.modes import CANCEL, EVERYTHING
+from stockade.live.modes import CANCEL, EVERYTHING
 from support.means import applies, need_program
 from support.screens import STOCKADE, Terminal, shell, stockade
 
@@ -166,6 +166,9 @@ class TestStopping:
             terminal.until(lambda: terminal.raw)
             terminal.type("this\n")
             terminal.until("got this")
+            terminal.until(lambda: not terminal.raw)
+            terminal.type("echo code $?\n")
+            terminal.until("code 0")
 
     def test_after_a_stop_it_goes_on_in_the_background(self, workspace: Path) -> None:
         # bash, because dash starts its children by vfork, and cannot be stopped meanwhile.
@@ -212,6 +215,15 @@ class TestStopping:
 
 
 class TestPrograms:
+    def test_one_that_closes_its_terminal_is_not_watched_without_pause(self, workspace: Path) -> None:
+        script = "echo ready; exec sleep 1 <&- >&- 2>&-"
+        with stockade(workspace, "run", "--", "sh", "-c", script) as terminal:
+            terminal.until("ready")
+            began, used = time.monotonic(), _used(terminal.process.pid)
+            time.sleep(0.5)
+            assert _used(terminal.process.pid) - used < (time.monotonic() - began) / 2
+            assert terminal.code() == 0
+
     def test_an_editor(self, workspace: Path) -> None:
         editor = need_program("vi")
         with stockade(workspace, "run", "--commit", "--", editor, "-u", "NONE", "-N", "file") as terminal:
@@ -466,3 +478,9 @@ def test_nothing_of_it_is_loaded_where_there_is_none(workspace: Path) -> None:
         "sys.exit(code or any('terminal' in name for name in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", script], cwd=workspace, stdin=subprocess.DEVNULL, check=True)
+
+
+def _used(pid: int) -> float:
+    """Seconds of the processor that a process has had."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")

@@ -125,7 +125,7 @@ class TestWhatIsOffered:
 
     def test_a_backend_of_another_system_is_an_error_with_its_reason(self) -> None:
         for name in backends.BACKENDS:
-            with pytest.raises(UnsupportedError, match=f"the {name} backend works on linux, this is darwin"):
+            with pytest.raises(UnsupportedError, match=f"the {name} backend needs Linux, this is macOS"):
                 select(Policy(backend=name), Host.pretend(system="darwin"))
 
     def test_one_that_cannot_be_used_is_an_error_with_the_probes_reason(self) -> None:

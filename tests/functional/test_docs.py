@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stockade import Control, Limits, Policy, Syscalls, WorkspaceRule, backends, host
+from stockade import Control, Limits, Policy, Reuse, Syscalls, WorkspaceRule, backends, host
 from stockade.policy.words import CLAUSES, CONTROLS
 from support.means import applies, need_program
 from support.pages import Block, Session, blocks, steps
@@ -209,7 +209,13 @@ def test_the_policy_reference_is_the_models() -> None:
 
 
 def test_every_clause_and_control_has_words() -> None:
-    models = {"": Policy, "workspace.": WorkspaceRule, "limits.": Limits, "syscalls.": Syscalls}
+    models = {
+        "": Policy,
+        "workspace.": WorkspaceRule,
+        "limits.": Limits,
+        "syscalls.": Syscalls,
+        "reuse.": Reuse,
+    }
     clauses = {prefix + name for prefix, model in models.items() for name in model.__struct_fields__}
     assert set(CLAUSES) == clauses, "write what the clause says in src/stockade/policy/words.py"
     assert set(CONTROLS) == set(Control), "write what the control promises in src/stockade/policy/words.py"

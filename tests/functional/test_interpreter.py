@@ -254,6 +254,56 @@ class TestDisplays:
             box.python(preload="json")
 
 
+class TestIPython:
+    """Where it is installed inside, its shell runs the code; all else is as above."""
+
+    @pytest.fixture
+    def python(self) -> Iterator[Interpreter]:
+        found = importlib.util.find_spec("IPython")
+        need(found is not None, "IPython is not installed")
+        assert found is not None and found.origin is not None
+        site = str(Path(found.origin).parents[1])
+        with (
+            Sandbox(Policy(read=[site], env={"PYTHONPATH": site})) as box,
+            box.python(ipython=True) as python,
+        ):
+            yield python
+
+    def test_cells_have_magics_commands_and_await(self, python: Interpreter) -> None:
+        result = python.run("import asyncio\n!echo out; echo err >&2\nawait asyncio.sleep(0, [1])")
+        assert (result.value, result.stdout, result.stderr) == ([1], b"out\n", b"err\n")
+        assert python.run("files = !echo a b\nlist(files)").value == ["a b"]
+        assert python.run("_").value == ["a b"]
+        assert "UsageError" in python.run("%there_is_no_such_magic").stderr.decode()
+
+    def test_what_is_displayed_comes_in_every_form(self, python: Interpreter) -> None:
+        result = python.run(
+            "from IPython.display import HTML, JSON\ndisplay(HTML('<b>1</b>'), JSON({'a': 1}))\n2"
+        )
+        assert [forms.get("text/html") for forms in result.displays] == ["<b>1</b>", None, None]
+        assert result.displays[1]["application/json"] == '{"a": 1}'
+        assert result.displays[2] == {"text/plain": "2"} and result.stdout == b""
+
+    def test_errors_exits_and_timeouts_are_told_as_ever(self, python: Interpreter) -> None:
+        failed = python.run("kept = 1\ndef f():\n    raise KeyError('a')\nf()")
+        assert failed.error is not None
+        assert [(frame.line, frame.name) for frame in failed.error.frames] == [(4, "<module>"), (3, "f")]
+        assert failed.stderr.startswith(b"Traceback") and failed.stdout == b""
+        assert python.run("import sys; sys.exit(3)").exit_code == 3 and python.run("exit").exit_code == 0
+        assert python.run("import time; time.sleep(60)", timeout=0.2).outcome == "timed-out"
+        assert python.run("kept, input()", input=b"x\n").value == (1, "x")
+
+    def test_one_that_is_wanted_and_missing_is_said_and_one_that_is_not_wanted_is_not_used(
+        self, box: Sandbox
+    ) -> None:
+        with box.python(ipython=True) as python:
+            result = python.run("1")
+            if result.outcome != "exited":  # the system's own Python may have it
+                assert result.outcome == "setup-failed" and "IPython" in result.reason
+        with box.python(ipython=False) as python:
+            assert not python.run("!true").ok
+
+
 def _colours(png: Any) -> set[tuple[int, int, int]]:
     """Every colour of a picture without a palette, decoded by hand."""
     assert png[:8] == b"\x89PNG\r\n\x1a\n"

@@ -421,8 +421,8 @@ HOSTS: dict[str, tuple[Host, str, int, str, str, str]] = {
         HOST, "overlay", errno.ENODEV, "mount overlay", "no overlayfs loaded", "sudo modprobe overlay",
     ),
     "macOS": (
-        replace(HOST, system="darwin"), "userns", errno.ENOSYS, "userns",
-        "the native backend works on linux, this is darwin", "use a linux machine",
+        Host.pretend(system="darwin"), "userns", errno.ENOSYS, "userns",
+        "the seatbelt backend has never been run on macOS", "use a Linux machine",
     ),
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stockade.cli.modes import EVERYTHING, Modes
+from stockade.live.modes import EVERYTHING, Modes
 
 LINES = 24
 #: What full-screen programs show, and no terminal answers.

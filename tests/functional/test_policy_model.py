@@ -328,8 +328,8 @@ def test_the_words_of_the_model_are_those_of_the_program() -> None:
     hints = get_type_hints(Policy)
     assert set(get_args(hints["profile"])) == set(PROFILES)
     one, several = get_args(hints["backend"])
-    assert set(get_args(one)) == {"auto", *backends.BACKENDS}
-    assert set(get_args(get_args(several)[0])) == set(backends.BACKENDS)
+    assert set(get_args(one)) == {"auto", *backends.names()}
+    assert set(get_args(get_args(several)[0])) == set(backends.names())
 
 
 def test_the_schema_describes_the_forms_that_may_be_written() -> None:

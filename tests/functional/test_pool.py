@@ -108,13 +108,13 @@ def test_a_slot_outlives_the_wall_limit_of_a_run() -> None:
 
 
 def test_one_that_died_while_it_waited_is_replaced(pool: Pool) -> None:
-    box = pool._ready[0]
+    box = pool._ready[0].box
     gate = box.gate
     assert gate is not None
     signal.pidfd_send_signal(gate, signal.SIGKILL)
     wait_for(lambda: box.ended)
     assert pool.run(["echo", "well"]).text == "well\n"
-    wait_for(lambda: pool.ready == 2 and box not in pool._ready)
+    wait_for(lambda: pool.ready == 2 and box not in [slot.box for slot in pool._ready])
 
 
 def test_changes_in_a_workspace_are_kept_aside(workspace: Path) -> None:

@@ -94,6 +94,17 @@ def test_killed_at_any_moment_it_stays_one_chain_with_all_that_was_told(stockade
     assert told <= there and len(there) == count >= len(told)
 
 
+def test_processes_that_end_leave_no_ever_longer_wal(stockade_home: Path) -> None:
+    wal = stockade_home / f"{chain.FILE}-wal"
+    lengths = []
+    for _ in range(5):
+        appender(stockade_home, 40, "one").communicate()
+        lengths.append(wal.stat().st_size if wal.exists() else 0)
+    assert min(lengths) == 0, lengths
+    assert max(lengths) <= chain.LEFT, lengths
+    assert whole(stockade_home) == 200
+
+
 def test_a_failure_on_the_way_leaves_no_trace(stockade_home: Path) -> None:
     append(stockade_home)
 

@@ -265,6 +265,57 @@ class TestItsEnd:
         shell.close()
 
 
+WITHOUT_BASH = Policy(deny=["/usr/bin/bash", "/bin/bash"])
+
+
+class TestWithoutBash:
+    """Where the policy or the machine has no bash inside, `sh` serves, with less patience."""
+
+    def test_what_stays_and_what_does_not_end_it(self) -> None:
+        with Sandbox(WITHOUT_BASH) as box, box.shell() as shell:
+            assert shell.run("X=kept; cd /usr; f() { echo f $1; }; echo $0").text == "sh\n"
+            for code, status in (
+                ("echo 'unclosed", 2), ("cat <<END\nwithout end", 0), ("if true; then", 2), ("}", 2),
+                ("cat", 0), ("read x", 1), ("break", 0), ("continue", 0), ("(exit 3)", 3),
+                ("sh -c 'kill -9 $$'", 137), ("IFS=0123456789", 0), ("sleep 60 & true", 0),
+                ("OLD=$_stockade", 0), ("printf '\\n%s 0 0\\n' $OLD no-number >&9; (exit 4)", 4),
+                ("set -x", 0), ("set +x", 0),
+            ):  # fmt: skip
+                result = shell.run(code, timeout=20)
+                assert (result.outcome, result.exit_code) == ("exited", status), code
+                assert shell.run('echo "$X"; pwd; f a').text == "kept\n/usr\nf a\n", code
+
+    def test_what_ends_it_is_said_and_the_next_run_has_a_fresh_one(self) -> None:
+        with Sandbox(WITHOUT_BASH) as box, box.shell() as shell:
+            for code, outcome, status in (
+                ("exit 7", "exited", 7),
+                ("set -e; false; echo no", "exited", 1),
+                ('for n in 3 4 5 6 7 8 9; do eval "exec $n>&-"; done; (exit 6)', "exited", 6),
+                ("kill -9 $$", "signalled", 137),
+                ("sleep 60", "timed-out", 124),
+            ):
+                shell.run("X=kept")
+                result = shell.run(code, timeout=0.3 if "sleep" in code else 20)
+                assert (result.outcome, result.exit_code) == (outcome, status)
+                assert result.reason.startswith("the shell ended") and "fresh" in result.hint
+                assert shell.run("echo [$X]").text == "[]\n"
+
+    def test_input_and_variables_are_those_of_one_run_byte_for_byte(self) -> None:
+        with Sandbox(WITHOUT_BASH) as box, box.shell() as shell:
+            value = "a'b\"\\c$d é\n\n"
+            result = shell.run("cat; printenv K", input=EVERY_BYTE, env={"K": value})
+            assert result.stdout == EVERY_BYTE + value.encode() + b"\n"
+            assert shell.run("echo [$K]; echo 'é' >&2").stderr == "é\n".encode()
+
+    def test_the_same_with_await(self) -> None:
+        async def main() -> tuple[str, int]:
+            async with AsyncSandbox(WITHOUT_BASH) as box, box.shell() as shell:
+                await shell.run("X=1")
+                return (await shell.run("echo $0 $X")).text, (await shell.run("exit 3")).exit_code
+
+        assert asyncio.run(main()) == ("sh 1\n", 3)
+
+
 class TestTime:
     @pytest.mark.parametrize(
         "code", ["sleep 60; echo no", "while :; do :; done", "f() { cat | sleep 60; }; f", "read x < /tmp/p"]

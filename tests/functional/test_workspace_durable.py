@@ -192,6 +192,35 @@ def test_one_whose_supervisor_was_killed_before_it_changed_anything_is_swept(
     assert os.listdir(stockade_home / "workspaces") == []
 
 
+@pytest.mark.usefixtures("means", "swept")
+def test_one_whose_supervisor_was_killed_can_be_pruned(tree: Path, stockade_home: Path) -> None:
+    kill_supervisor(tree, EDITS)
+    time.sleep(1.1)  # ages are counted in whole seconds
+    words = [STOCKADE, "workspaces", "prune", "--older-than", "1s", "--yes"]
+    done = subprocess.run(words, capture_output=True, timeout=60, check=False, text=True)
+    assert done.stdout == "1 workspace removed\n", done.stderr
+    assert os.listdir(stockade_home / "workspaces") == []
+
+
+@pytest.mark.usefixtures("means")
+def test_a_mount_that_the_resident_gate_has_not_seen_is_no_hindrance(tree: Path, tmp_path: Path) -> None:
+    assert stockade.run(["true"], durable(tree), timeout=60).ok
+    place = tmp_path / "later"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "stockade-test", place], check=True)
+    try:
+        (place / "file").write_text("there\n")
+        policy = Policy(
+            workspace={"path": str(tree), "durable": True},
+            limits={"disk": 16 * MIB},
+            protect=[],
+            read=[str(place)],
+        )
+        assert stockade.run(["cat", f"{place}/file"], policy, timeout=60).text == "there\n"
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
 @pytest.mark.usefixtures("means")
 def test_an_image_that_was_only_begun_is_nothing(tree: Path) -> None:
     result = stockade.run(["sh", "-c", EDITS], Policy(workspace=str(tree)), timeout=60)

@@ -269,31 +269,6 @@ print(found)
     assert result.text == "[]\n", result.stderr
 
 
-#: Each with what it is given; `{hidden}` is a file that nobody grants.
-ATTACKS = [
-    ("descriptors",),
-    ("files", "read,stat,open,create,unlink", "{hidden}"),
-    ("files", "write,truncate,chmod,utime,unlink,rename", "/etc/passwd"),
-    ("files", "write,truncate,chmod,utime,unlink,rename", "/usr/bin/env"),
-    ("kill_all",),
-    ("peek", "/proc/1/environ"),
-    ("processes", "1", "0"),
-    ("roots", "{hidden}"),
-    ("routes",),
-    ("setns",),
-    ("terminal",),
-]
-
-
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: "-".join(attack[:2]).replace("/", "_"))
-def test_an_attack_is_answered_as_in_the_native_backend(attack: tuple[str, ...], tmp_path: Path) -> None:
-    """Its tests with the control outside are those of the native backend."""
-    (tmp_path / "secret").write_text("the secret\n")
-    words = [word.format(hidden=tmp_path / "secret") for word in attack]
-    here, there = (inside(*words, backend=name) for name in ("bwrap", "native"))
-    assert here == there
-
-
 def test_no_setting_of_the_kernel_can_be_written() -> None:
     """Which of two refusals it is depends on who owns the namespaces."""
     assert set(inside("proc", "write", "sysctls", backend="bwrap").values()) <= {"EROFS", "EACCES", "EPERM"}

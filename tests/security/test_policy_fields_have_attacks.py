@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from stockade import Control, Limits, Policy, Syscalls, WorkspaceRule
+from stockade import Control, Limits, Policy, Reuse, Syscalls, WorkspaceRule
 
 HERE = Path(__file__).parent
 FOLDERS = (HERE, HERE.parent / "functional")
-MODELS = {"": Policy, "limits.": Limits, "syscalls.": Syscalls, "workspace.": WorkspaceRule}
+MODELS = {
+    "": Policy,
+    "limits.": Limits,
+    "syscalls.": Syscalls,
+    "workspace.": WorkspaceRule,
+    "reuse.": Reuse,
+}
 
 #: The clause, the control that enforces it, and tests that attack that control.
 ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
@@ -117,6 +123,19 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
     "workspace.durable": (
         Control.LIMITS_DISK,
         ("test_what_cannot_be_durable_is_refused_with_the_reason", "test_a_killed_supervisor_loses_nothing"),
+    ),
+    "reuse": (Control.CLEANUP, ("test_no_process_of_a_run_lives_on_beside_the_next",)),
+    "reuse.requests": (
+        Control.CLEANUP,
+        ("test_it_takes_no_more_than_its_requests_its_age_and_its_idle_time",),
+    ),
+    "reuse.age": (
+        Control.CLEANUP,
+        ("test_it_takes_no_more_than_its_requests_its_age_and_its_idle_time",),
+    ),
+    "reuse.idle": (
+        Control.CLEANUP,
+        ("test_one_that_idles_is_ended_and_one_that_was_never_used_is_not",),
     ),
 }
 #: Controls that no clause asks for, because every run has them.

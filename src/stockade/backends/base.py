@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from stockade.controls import Control
-from stockade.host.model import Host
+from stockade.host.model import Host, called
 
 if TYPE_CHECKING:
     from stockade.backends.select import Selected, Selection
@@ -78,43 +78,21 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     state: str
 
 
-class Backend(abc.ABC):
-    """One way to raise walls. Concrete ones set the attributes below and compile plans."""
+class Walls(abc.ABC):
+    """One way to raise walls: what it enforces, by what, and what that needs of the host."""
 
     name: ClassVar[str]
     system: ClassVar[str]
     #: Probes without which the backend cannot start anything.
     foundation: ClassVar[tuple[str, ...]] = ()
     mechanisms: ClassVar[Mapping[Control, Mechanism]]
-    #: How a control is seen to be in force, where that is not as in `evidence.OBSERVED`.
-    observed: ClassVar[Mapping[Control, str]] = {}
     #: Whether a program that need not be there makes its sandboxes.
     helped: ClassVar[bool] = False
-    #: Whether it needs a private directory of the host, as the home and for temporary files.
-    scratch: ClassVar[bool] = False
-
-    @classmethod
-    @abc.abstractmethod
-    def plan(cls, given: Given) -> Plan:
-        """The operations that enforce the policy. What it looks at on the host, it looks at here."""
-
-    @classmethod
-    @abc.abstractmethod
-    def resident(cls, policy: Policy) -> str:
-        """Which kind of resident gate starts its sandboxes: see `gate.client`."""
-
-    @classmethod
-    @abc.abstractmethod
-    def home(cls, resolved: Resolved, scratch: str) -> str:
-        """Where commands have their home; `scratch` is the private directory, if there is one."""
-
-    @classmethod
-    def adjusted(cls, policy: Policy, controls: Mapping[Control, Selected]) -> Mapping[Control, Selected]:
-        """What is enforced, with what the policy's own clauses change about it."""
-        return controls
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if Walls in cls.__bases__:
+            return  # a kind of them, not yet one
         if absent := [word for word in ("name", "system", "mechanisms") if not hasattr(cls, word)]:
             raise TypeError(f"backend {cls.__qualname__} does not set {', '.join(absent)}")
         if missing := [control.value for control in Control if control not in cls.mechanisms]:
@@ -126,11 +104,16 @@ class Backend(abc.ABC):
         return {control: cls._offer(cls.mechanisms[control], host) for control in Control}
 
     @classmethod
+    def planned(cls, host: Host) -> dict[Control, Offer]:
+        """What a plan that is only read may count on."""
+        return cls.offers(host)
+
+    @classmethod
     def _offer(cls, mechanism: Mechanism, host: Host) -> Offer:
         if host.system != cls.system:
             return Offer(
-                reason=f"the {cls.name} backend works on {cls.system}, this is {host.system}",
-                fix=f"use a {cls.system} machine",
+                reason=f"the {cls.name} backend needs {called(cls.system)}, this is {called(host.system)}",
+                fix=f"use a {called(cls.system)} machine",
             )
         if mechanism.never and not mechanism.optional:
             return Offer(reason=mechanism.never)
@@ -153,6 +136,35 @@ class Backend(abc.ABC):
             waivable=mechanism.optional,
             weaker=mechanism.weaker,
         )
+
+
+class Backend(Walls):
+    """Walls that a plan for the gate raises. Concrete ones set the attributes and compile plans."""
+
+    #: How a control is seen to be in force, where that is not as in `evidence.OBSERVED`.
+    observed: ClassVar[Mapping[Control, str]] = {}
+    #: Whether it needs a private directory of the host, as the home and for temporary files.
+    scratch: ClassVar[bool] = False
+
+    @classmethod
+    @abc.abstractmethod
+    def plan(cls, given: Given) -> Plan:
+        """The operations that enforce the policy. What it looks at on the host, it looks at here."""
+
+    @classmethod
+    @abc.abstractmethod
+    def resident(cls, policy: Policy) -> str:
+        """Which kind of resident gate starts its sandboxes: see `gate.client`."""
+
+    @classmethod
+    @abc.abstractmethod
+    def home(cls, resolved: Resolved, scratch: str) -> str:
+        """Where commands have their home; `scratch` is the private directory, if there is one."""
+
+    @classmethod
+    def adjusted(cls, policy: Policy, controls: Mapping[Control, Selected]) -> Mapping[Control, Selected]:
+        """What is enforced, with what the policy's own clauses change about it."""
+        return controls
 
 
 def _reason(probe: str, host: Host) -> str:

@@ -133,6 +133,11 @@ def inputs(given: Given) -> Inputs:
     wanted = native.inputs(given)
     program, version = bubblewrap.which()
     _refuse_hiding(wanted)
+    if wanted.alone:
+        raise PolicyError(
+            f"{wanted.alone[0]}: bubblewrap cannot show it without the file systems that are mounted in it",
+            hint='use the native backend, or workspace.mode = "rw"',
+        )
     _refuse_landlock_denied(resolved.policy)
     if resolved.workspace is not None and resolved.workspace.access == "overlay":
         refuse_foreign(resolved.workspace, resolved.caller, 'use backend = "native" as root')

@@ -10,7 +10,7 @@ and nothing can be laid over anything: what needs that is not offered.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import ClassVar
 
@@ -35,15 +35,14 @@ from stockade.backends.shared import (
     by_process,
     cpu_seconds,
     handled_rights,
+    refuse_hiding,
+    refuse_taking_away,
     system_layout,
-    within,
 )
 from stockade.controls import Control
-from stockade.errors import PolicyError
 from stockade.gate import plan as ops
 from stockade.gate.client import PLAIN
 from stockade.policy import Policy, Resolved
-from stockade.policy.resolve import Grant
 
 TCP = 0b11  # bind, connect
 #: Of /etc, besides what the profile names. Elsewhere they are made for the sandbox; here they are the host's.
@@ -166,8 +165,8 @@ def inputs(given: Given) -> Inputs:
     resolved, selection = given.resolved, given.selection
     policy, limits = resolved.policy, resolved.limits
     grants = [*resolved.grants, *((resolved.workspace,) if resolved.workspace is not None else ())]
-    _refuse_taking_away(grants)
-    _refuse_hiding(grants, resolved.denied)
+    refuse_taking_away(grants, Landlock.name)
+    refuse_hiding(grants, resolved.denied)
     own = policy.net != "open"
     names = (*resolved.profile.etc, *ETC, *(() if own else RESOLVER))
     return Inputs(
@@ -189,30 +188,6 @@ def inputs(given: Given) -> Inputs:
         cpu_time=cpu_seconds(limits) if Control.LIMITS_CPU_TIME in selection.by_process else 0,
         groups=given.groups,
     )
-
-
-def _refuse_hiding(grants: list[Grant], denied: Iterable[str]) -> None:
-    """Nothing can be hidden in what is shown: a tree with something to hide is not shown at all."""
-    for path in denied:
-        for grant in grants:
-            if within(path, grant.path) and os.path.lexists(path):
-                raise PolicyError(
-                    f"{grant.clause}: {path} would have to be hidden in it, and nothing can be here",
-                    hint="use a backend with namespaces, or --no-toolchain",
-                )
-
-
-def _refuse_taking_away(grants: list[Grant]) -> None:
-    """What lies in a writable tree is writable."""
-    writable = [grant.path for grant in grants if grant.access == "write"]
-    for grant in grants:
-        for tree in writable:
-            if grant.access != "write" and within(grant.path, tree):
-                raise PolicyError(
-                    f"{grant.clause}: {grant.path} is in {tree}, which is writable, and the landlock "
-                    "backend cannot take away below a directory what it gives above",
-                    hint="grant the writable directories beside it, or use a backend with mounts of its own",
-                )
 
 
 @lru_cache(maxsize=64)
@@ -239,12 +214,34 @@ def compile_plan(given: Inputs) -> ops.Plan:
     )
 
 
+USING = READ_FILE | WRITE_FILE | IOCTL_DEVICE
+
+
 def _rights(given: Inputs) -> list[ops.Op]:
-    handled = handled_rights(given.landlock)
-    writing = handled & ~(MAKE_CHAR | MAKE_BLOCK | IOCTL_DEVICE)
+    found = of_system(given)
+    # By it the gate finds the processes of a run. Programs are put behind a wall that does not have it.
+    found.append(ops.Grant(path="/proc", rights=READ_FILE | READ_DIR, words="read", gate=True))
+    found += [
+        ops.Grant(path=path, rights=USING, words="make terminals", gate=True) for path in given.terminals
+    ]
+    found += of_policy(given)
+    # The path stands for what the descriptor is: each sandbox has another.
+    found.append(
+        ops.Grant(
+            path="/scratch",
+            rights=_writing(given),
+            words=f"{CHANGING_WORDS}; the private home",
+            grant=len(given.grants) + 1,
+        )
+    )
+    return found
+
+
+def of_system(given: Inputs) -> list[ops.Op]:
+    """The set of rules, and those that every policy has."""
     found: list[ops.Op] = [
         ops.Landlock(
-            files=handled,
+            files=handled_rights(given.landlock),
             network=TCP if given.own_network else 0,
             scopes=SCOPES,
             clause="files, ipc, network",
@@ -256,32 +253,27 @@ def _rights(given: Inputs) -> list[ops.Op]:
         )
         for shown in given.system
     ]
-    using = READ_FILE | WRITE_FILE | IOCTL_DEVICE
-    found += [ops.Grant(path=path, rights=using, words="use the device") for path in given.devices]
+    found += [ops.Grant(path=path, rights=USING, words="use the device") for path in given.devices]
     found += [
         ops.Grant(path=shown.path, rights=_of(READING & ~EXECUTE, shown.is_dir), words="read")
         for shown in given.figures
     ]
-    # By it the gate finds the processes of a run. Programs are put behind a wall that does not have it.
-    found.append(ops.Grant(path="/proc", rights=READ_FILE | READ_DIR, words="read", gate=True))
-    found += [
-        ops.Grant(path=path, rights=using, words="make terminals", gate=True) for path in given.terminals
-    ]
+    return found
+
+
+def of_policy(given: Inputs) -> list[ops.Op]:
+    """The rules for what the policy grants."""
+    found: list[ops.Op] = []
     for number, (path, access, is_dir, clause) in enumerate(given.grants, 1):
-        rights, words = (READING, READ_ONLY_WORDS) if access == "read" else (writing, CHANGING_WORDS)
+        rights, words = (READING, READ_ONLY_WORDS) if access == "read" else (_writing(given), CHANGING_WORDS)
         found.append(
             ops.Grant(path=path, rights=_of(rights, is_dir), words=words, grant=number, clause=clause)
         )
-    # The path stands for what the descriptor is: each sandbox has another.
-    found.append(
-        ops.Grant(
-            path="/scratch",
-            rights=writing,
-            words=f"{CHANGING_WORDS}; the private home",
-            grant=len(given.grants) + 1,
-        )
-    )
     return found
+
+
+def _writing(given: Inputs) -> int:
+    return handled_rights(given.landlock) & ~(MAKE_CHAR | MAKE_BLOCK | IOCTL_DEVICE)
 
 
 def _of(rights: int, is_dir: bool) -> int:

@@ -44,8 +44,8 @@ from stockade.gate import plan as ops
 from stockade.gate.client import HOST_NETWORK, OWN_NETWORK
 from stockade.policy import Policy, Resolved
 from stockade.policy.load import NAMES as PROJECT_POLICIES
+from stockade.policy.mounted import mounted_below
 from stockade.policy.programs import Programs, loaders
-from stockade.policy.resolve import mounted_below
 from stockade.policy.values import show
 
 HOSTNAME = "stockade"
@@ -136,6 +136,8 @@ class Inputs(msgspec.Struct, frozen=True):
     groups: tuple[tuple[int, ...], str] = ((), "")
     #: Links to what is granted, and where each leads.
     links: tuple[tuple[str, str], ...] = ()
+    #: The granted directories that are shown without what is mounted in them.
+    alone: tuple[str, ...] = ()
 
 
 def inputs(given: Given) -> Inputs:
@@ -176,6 +178,7 @@ def inputs(given: Given) -> Inputs:
         image=resolved.needs_image,
         groups=given.groups,
         links=tuple(sorted(resolved.links.items())),
+        alone=tuple(grant.path for grant in grants if grant.alone),
     )
 
 
@@ -442,6 +445,7 @@ def shown_grants(given: Inputs) -> list[ops.Op]:
                 noexec=noexec,
                 private=bool(given.disk),
                 image=given.image,
+                alone=path in given.alone,
                 clause=clause,
             )
         elif access == "write":
@@ -449,7 +453,9 @@ def shown_grants(given: Inputs) -> list[ops.Op]:
                 path=path, source=path, writable=True, noexec=noexec, grant=number, clause=clause
             )
         elif is_dir and (masks or not given.sockets):
-            found[path] = ops.View(path=path, source=path, grant=number, masks=masks, clause=clause)
+            found[path] = ops.View(
+                path=path, source=path, grant=number, masks=masks, alone=path in given.alone, clause=clause
+            )
         else:
             found[path] = ops.Bind(path=path, source=path, grant=number, clause=clause)
     for path in given.protected:

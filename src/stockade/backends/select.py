@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from stockade import backends as registry
-from stockade.backends.base import Backend, Offer
+from stockade.backends.base import Offer, Walls
 from stockade.controls import Control
 from stockade.errors import PolicyError, UnsupportedError
 from stockade.host.model import Host
@@ -74,17 +74,24 @@ class Selection(msgspec.Struct, frozen=True, dict=True):
         return frozenset(control for control, by in weaker if by.mechanism and control.startswith("limits."))
 
 
-def select(policy: Asks, host: Host, backends: Mapping[str, type[Backend]] | None = None) -> Selection:
+def select(
+    policy: Asks, host: Host, backends: Mapping[str, type[Walls]] | None = None, *, reading: bool = False
+) -> Selection:
     """The backend that meets every requirement: the one with the fewest weaker controls, then the first.
 
-    `backends` is for tests; otherwise the registry's are considered.
+    `backends` is for tests; otherwise the registry's are considered. `reading` is for a plan that
+    nothing will be started from.
     """
-    considered = _considered(policy.backend, registry.BACKENDS if backends is None else backends)
+    if backends is None:
+        considered = _considered(policy.backend, registry.names(), registry.considered(host.system))
+    else:
+        considered = _considered(policy.backend, backends, backends)
     asked = policy.controls()
     missing: dict[str, dict[Control, Offer]] = {}
     fitting: list[Selection] = []
     for name in considered:
-        offers = (registry.load(name) if backends is None else backends[name]).offers(host)
+        walls = registry.table(name) if backends is None else backends[name]
+        offers = walls.planned(host) if reading else walls.offers(host)
         lacking = {control: offers[control] for control in asked if not offers[control].available}
         refused = {c: offer for c, offer in lacking.items() if policy.required(c) or not offer.waivable}
         if refused:
@@ -104,23 +111,26 @@ def chosen(policy: Asks, host: Callable[..., Host]) -> Selection:
 
     Programs that help are looked for only where no backend serves without them, or one is asked for.
     """
+    known = host()
     if policy.backend == "auto":
         try:
-            found = select(policy, host())
+            found = select(policy, known)
         except UnsupportedError:
             pass
         else:
             if not found.weaker:
                 return found
-    considered = _considered(policy.backend, registry.BACKENDS)
-    return select(policy, host(helpers=any(registry.load(name).helped for name in considered)))
+    considered = _considered(policy.backend, registry.names(), registry.considered(known.system))
+    if any(registry.table(name).helped for name in considered):
+        known = host(helpers=True)
+    return select(policy, known)
 
 
-def _considered(wanted: str | tuple[str, ...], known: Iterable[str]) -> list[str]:
+def _considered(wanted: str | tuple[str, ...], known: Iterable[str], auto: Iterable[str]) -> list[str]:
     """The backends that may be used, the preferred first."""
     names = list(known)
     if wanted == "auto":
-        return names
+        return list(auto)
     chosen = [wanted] if isinstance(wanted, str) else list(wanted)
     for name in chosen:
         if name not in names:

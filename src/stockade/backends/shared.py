@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from functools import lru_cache
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from stockade.errors import PolicyError
 from stockade.gate import plan as ops
 from stockade.policy import Limits
+from stockade.policy.resolve import Grant
 from stockade.policy.values import time_text
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -83,3 +85,29 @@ def cpu_seconds(limits: Limits) -> int:
 def within(path: str, tree: str) -> bool:
     """Whether the path is the tree or in it."""
     return path == tree or path.startswith(tree + "/")
+
+
+def refuse_hiding(grants: Iterable[Grant], denied: Iterable[str]) -> None:
+    """Where nothing can be hidden in what is shown, a tree with something to hide is not shown at all."""
+    shown = list(grants)
+    for path in denied:
+        for grant in shown:
+            if within(path, grant.path) and os.path.lexists(path):
+                raise PolicyError(
+                    f"{grant.clause}: {path} would have to be hidden in it, and nothing can be here",
+                    hint="use a backend with namespaces, or --no-toolchain",
+                )
+
+
+def refuse_taking_away(grants: Iterable[Grant], backend: str) -> None:
+    """Where rights only add up, what lies in a writable tree is writable."""
+    shown = list(grants)
+    writable = [grant.path for grant in shown if grant.access == "write"]
+    for grant in shown:
+        for tree in writable:
+            if grant.access != "write" and within(grant.path, tree):
+                raise PolicyError(
+                    f"{grant.clause}: {grant.path} is in {tree}, which is writable, and the {backend} "
+                    "backend cannot take away below a directory what it gives above",
+                    hint="grant the writable directories beside it, or use a backend with mounts of its own",
+                )

@@ -51,9 +51,15 @@ class Section(msgspec.Struct, frozen=True):
 class Peer:
     """A process that does something for each line it is sent, and answers with a line."""
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
+    def __init__(self, name: str, command: Sequence[str], *, quiet: bool = False) -> None:
         self.name = name
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if quiet else None,
+            text=True,
+        )
 
     def send(self, line: str) -> None:
         assert self.process.stdin is not None
@@ -94,12 +100,12 @@ class Peer:
 
 
 @contextlib.contextmanager
-def peers(commands: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Peer]]:
-    """A peer for each command."""
+def peers(commands: Mapping[str, Sequence[str]], *, quiet: bool = False) -> Iterator[dict[str, Peer]]:
+    """A peer for each command; a `quiet` one's complaints are not shown."""
     with contextlib.ExitStack() as stack:
         found = {}
         for name, command in commands.items():
-            found[name] = Peer(name, command)
+            found[name] = Peer(name, command, quiet=quiet)
             stack.callback(found[name].close)
         yield found
 

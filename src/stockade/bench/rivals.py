@@ -46,6 +46,9 @@ class Contender(msgspec.Struct, frozen=True):
     workspace: str = ""
     #: Its changes are kept in memory, at most so much.
     disk: str = ""
+    #: One of Stockade's own backends, and what a policy for it accepts to be weaker.
+    backend: str = "auto"
+    accept: tuple[str, ...] = ()
 
     def describe(self) -> str:
         if self.name == SANDLOCK:
@@ -53,6 +56,9 @@ class Contender(msgspec.Struct, frozen=True):
             return f"sandlock.Sandbox({options}).run(command)"
         if self.flags:
             return " ".join([*self.flags, "command"])
+        if self.name == OURS and self.backend != "auto":
+            weaker = f", accept = {list(self.accept)}" if self.accept else ""
+            return f"stockade.run(command), backend = {self.backend!r}{weaker}"
         if self.name == OURS:
             return "stockade.run(command), the default policy: every wall"
         return f"{self.name}(command): no wall"
@@ -78,14 +84,15 @@ class Contender(msgspec.Struct, frozen=True):
     def _stockade(self) -> Run:
         import stockade
 
-        policy = self._policy()
+        policy = self.policy()
         return lambda command: stockade.run(command, policy).check().stdout
 
-    def _policy(self) -> Policy:
+    def policy(self) -> Policy:
+        """Stockade's own."""
         from stockade import Policy
 
         if not self.workspace:
-            return Policy()
+            return Policy(backend=self.backend, accept=self.accept, write=self.writable)
         return Policy(workspace=self.workspace, limits={"disk": self.disk} if self.disk else {})
 
     def _sandlock(self) -> Run:
@@ -112,7 +119,7 @@ class Contender(msgspec.Struct, frozen=True):
 
             result = stockade.run(
                 command,
-                self._policy(),
+                self.policy(),
                 stdin=0,
                 on_stdout=functools.partial(os.write, 1),
                 on_stderr=functools.partial(os.write, 2),

@@ -64,23 +64,25 @@ def cold(ground: Ground) -> Section:
     """One run of /bin/true from Python."""
     commands = {name: Job(one, "times").argv() for name, one in ground.contenders.items()}
     with peers(commands) as found:
-        turns = {name: _times(peer) for name, peer in found.items()}
+        turns = {name: run_times(peer) for name, peer in found.items()}
         times = interleaved(turns, ground.rounds(12, 60))
     rivals = [name for name in (BWRAP, STAGED, SANDLOCK, SPAWN) if name in times]
     figures = [_compared("cold", times, name) for name in rivals]
     return Section(tuple(figures), {name: timing(list(chain(*turns))) for name, turns in times.items()})
 
 
-def _times(peer: Peer) -> Callable[[], list[float]]:
+def run_times(peer: Peer) -> Callable[[], list[float]]:
+    """A turn: some runs, each in milliseconds."""
     return lambda: json.loads(peer.ask(str(RUNS_PER_TURN)))
 
 
 def _compared(section: str, times: dict[str, list[list[float]]], rival: str) -> Figure:
-    ours, theirs = (list(map(_middle, times[name])) for name in (OURS, rival))
+    ours, theirs = (list(map(middle, times[name])) for name in (OURS, rival))
     return Figure(f"{section}/{rival}", ratio(ours, theirs))
 
 
-def _middle(values: list[float]) -> float:
+def middle(values: list[float]) -> float:
+    """The median, without ever taking a mean."""
     return sorted(values)[len(values) // 2]
 
 
@@ -100,7 +102,7 @@ def rate(ground: Ground) -> Section:
         turns = {name: _burst(team, seconds) for name, team in teams.items()}
         rates = interleaved(turns, ground.rounds(4, 10))
     best = {
-        one.name: max((found for name, found in rates.items() if name.startswith(one.name)), key=_middle)
+        one.name: max((found for name, found in rates.items() if name.startswith(one.name)), key=middle)
         for one in chosen
     }
     rivals = [name for name in (BWRAP, SANDLOCK) if name in best]
@@ -144,7 +146,7 @@ def inside(ground: Ground) -> Section:
         for job in jobs.JOBS:
             if f"inside/{job}" not in BARS and not ground.tells:
                 continue
-            turns = {name: _once(peer, job) for name, peer in found.items()}
+            turns = {name: job_time(peer, job) for name, peer in found.items()}
             interleaved(turns, 1)
             times = interleaved(turns, ground.rounds(10, 25))
             figures.append(Figure(f"inside/{job}", ratio(times[OURS], times["outside"])))
@@ -158,7 +160,8 @@ def inside(ground: Ground) -> Section:
     return Section(tuple(figures), timings)
 
 
-def _once(peer: Peer, job: str) -> Callable[[], float]:
+def job_time(peer: Peer, job: str) -> Callable[[], float]:
+    """A turn: the job once, in milliseconds."""
     return lambda: float(peer.ask(job)) * 1000
 
 
@@ -179,15 +182,15 @@ def _opened(ground: Ground, place: Path) -> Section:
     names = {f"{count:,} files": many, "no file": empty}
     jobs = {name: Job(Contender(OURS, workspace=str(path)), "times") for name, path in names.items()}
     with peers({name: job.argv() for name, job in jobs.items()}) as found:
-        turns = {name: _times(peer) for name, peer in found.items()}
+        turns = {name: run_times(peer) for name, peer in found.items()}
         times = interleaved(turns, ground.rounds(12, 40))
-    ours = list(map(_middle, times[f"{count:,} files"]))
-    figures = [Figure("workspace/open", ratio(ours, list(map(_middle, times["no file"]))))]
+    ours = list(map(middle, times[f"{count:,} files"]))
+    figures = [Figure("workspace/open", ratio(ours, list(map(middle, times["no file"]))))]
     timings = {f"open, {name}": timing(list(chain(*turns))) for name, turns in times.items()}
     if ground.tells:
         for name, taken in _copies(many, ground.memory / "copy").items():
             timings[f"{name}, {count:,} files"] = timing([taken])
-            figures.append(Figure(f"workspace/{name}, by opening", taken / _middle(ours)))
+            figures.append(Figure(f"workspace/{name}, by opening", taken / middle(ours)))
     return Section(tuple(figures), timings)
 
 
@@ -220,27 +223,35 @@ def _copies(tree: Path, copy: Path) -> dict[str, float]:
 
 
 def _made(ground: Ground) -> Section:
-    """Files made in memory on both sides: no disk hides what the overlay and the walls cost."""
-    overlay, plain = ground.disk / "made", ground.memory / "made"
-    for directory in (overlay, plain):
+    """Files made in memory on both sides, where no disk hides what the overlay and the walls cost; and told
+    beside it by a full run, on the disk on both sides, as a project is."""
+    overlay, plain, on_disk = ground.disk / "made", ground.memory / "made", ground.disk / "plain made"
+    places = (overlay, plain, on_disk)
+    for directory in places:
         directory.mkdir(exist_ok=True)
         jobs.archive(str(directory))
     command = (*PYTHON, inspect.getsource(jobs))
-    ours = Contender(OURS, workspace=str(overlay), disk="1G")
-    commands = {
-        "plain": [*command, str(plain)],
-        OURS: Job(ours, "pass", command=(*command, str(overlay))).argv(),
-    }
+
+    def argv(disk: str) -> list[str]:
+        ours = Contender(OURS, workspace=str(overlay), disk=disk)
+        return Job(ours, "pass", command=(*command, str(overlay))).argv()
+
+    compared = {"": ("plain", OURS)}
+    commands = {"plain": [*command, str(plain)], OURS: argv("1G")}
+    if ground.tells and not ground.quick:
+        compared |= {" on disk": ("plain on disk", f"{OURS} on disk")}
+        commands |= {"plain on disk": [*command, str(on_disk)], f"{OURS} on disk": argv("")}
     figures: list[Figure] = []
     timings: dict[str, Timing] = {}
     with peers(commands) as found:
         for job in jobs.MAKES:
-            turns = {name: _once(peer, job) for name, peer in found.items()}
+            turns = {name: job_time(peer, job) for name, peer in found.items()}
             interleaved(turns, 1)
-            times = interleaved(turns, ground.rounds(8, 25))
-            figures.append(Figure(f"workspace/{job}", ratio(times[OURS], times["plain"])))
+            times = interleaved(turns, ground.rounds(8, 15))
+            for where, (outside, inside) in compared.items():
+                figures.append(Figure(f"workspace/{job}{where}", ratio(times[inside], times[outside])))
             timings |= {f"{job}: {name}": timing(taken) for name, taken in times.items()}
-    for directory in (overlay, plain):
+    for directory in places:
         shutil.rmtree(directory)
     return Section(tuple(figures), timings)
 
@@ -250,9 +261,9 @@ def memory(ground: Ground) -> Section:
     with peers({OURS: Job(ground.contenders[OURS], "hold").argv()}) as found:
         peer = found[OURS]
         peer.ask("0")
-        before, _ = _weight(peer.process.pid)
+        before, _ = weight(peer.process.pid)
         peer.ask(str(IDLE))
-        after, estimated = _weight(peer.process.pid)
+        after, estimated = weight(peer.process.pid)
     notes = () if not estimated else (
         f"memory/sandbox is an upper bound: {estimated} gates could only be counted by their resident size "
         "(root could read their share of what is shared)",
@@ -262,7 +273,7 @@ def memory(ground: Ground) -> Section:
     return Section(figures, notes=notes)
 
 
-def _weight(pid: int) -> tuple[int, int]:
+def weight(pid: int) -> tuple[int, int]:
     """The memory of a process and all below it: its proportional share; how many had to be estimated."""
     total = estimated = 0
     for member in _family(pid):
@@ -302,8 +313,10 @@ def heap(ground: Ground) -> Section:
         one = ground.contenders[name]
         commands = {size: Job(one, "times", heap=heap).argv() for size, heap in sizes.items()}
         with peers(commands) as found:
-            times = interleaved({size: _times(peer) for size, peer in found.items()}, ground.rounds(10, 40))
-        value = ratio(*(list(map(_middle, times[size])) for size in ("1 GB", "small")))
+            times = interleaved(
+                {size: run_times(peer) for size, peer in found.items()}, ground.rounds(10, 40)
+            )
+        value = ratio(*(list(map(middle, times[size])) for size in ("1 GB", "small")))
         figures.append(Figure("heap/1GB" if name == OURS else f"heap/1GB, {name}", value))
         timings |= {f"{name}, {size}": timing(list(chain(*times[size]))) for size in sizes}
     return Section(tuple(figures), timings)

@@ -21,11 +21,11 @@ PAGE = 4096
 
 class Job(msgspec.Struct, frozen=True):
     """times: a line is a number of runs, answered by their milliseconds. rate: a line is seconds,
-    answered by the runs that ended in them. hold: a line is how many idle sandboxes to have.
-    pass: run one command on our own streams."""
+    answered by the runs that ended in them. again: as times, in one living sandbox.
+    hold: a line is how many idle sandboxes to have. pass: run one command on our own streams."""
 
     contender: Contender
-    do: Literal["times", "rate", "hold", "pass"]
+    do: Literal["times", "rate", "again", "hold", "pass"]
     threads: int = 1
     heap: int = 0
     command: tuple[str, ...] = TRUE
@@ -41,7 +41,7 @@ def main() -> int:
     if job.do == "pass":
         return job.contender.pass_through(job.command)
     heap = _ballast(job.heap)
-    {"times": _times, "rate": _rate, "hold": _hold}[job.do](job)
+    {"times": _times, "rate": _rate, "again": _again, "hold": _hold}[job.do](job)
     del heap
     return 0
 
@@ -57,7 +57,17 @@ def _ballast(size: int) -> mmap.mmap | None:
 
 
 def _times(job: Job) -> None:
-    run = job.contender.runner()
+    _timed(job.contender.runner(), job)
+
+
+def _again(job: Job) -> None:
+    from stockade import Sandbox
+
+    with Sandbox(job.contender.policy()) as box:
+        _timed(lambda command: box.run(command).check().stdout, job)
+
+
+def _timed(run: Run, job: Job) -> None:
     run(job.command)
     for line in sys.stdin:
         times = []
@@ -93,7 +103,7 @@ def _hold(job: Job) -> None:
     boxes: list[Sandbox] = []
     for line in sys.stdin:
         while len(boxes) < int(line):
-            boxes.append(Sandbox())
+            boxes.append(Sandbox(job.contender.policy()))
             boxes[-1].open()
         print(len(boxes), flush=True)
     for box in boxes:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": ("stockade.cli.run", "run a command behind every wall of the policy"),
     "shell": ("stockade.cli.shell", "a shell behind every wall of the policy"),
+    "attach": ("stockade.cli.attach", "come back to a shell that was kept, or open another beside it"),
     "init": ("stockade.cli.init", "write a policy for this project, with which its tests run"),
     "plan": ("stockade.cli.plan", "show what `run` would do, without doing it"),
     "ps": ("stockade.cli.ps", "list the sandboxes that live now"),
@@ -90,6 +91,15 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.flush()
     except StockadeError as error:
         output.error(error.message, hint=error.hint)
+        return REFUSED
+    except ModuleNotFoundError as error:
+        if sys.platform == "linux":
+            raise
+        # Windows has no fcntl, and so nothing that keeps a sandbox.
+        output.error(
+            f"this needs Python's {error.name}, which this system does not have",
+            hint="`stockade doctor` says what works here",
+        )
         return REFUSED
     except BrokenPipeError:
         # The reader went away (`stockade doctor | head -1`): no failure, and nothing left to say.

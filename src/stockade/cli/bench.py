@@ -16,6 +16,11 @@ def main(argv: list[str]) -> int:
 
         with ended_in_order():
             return soak.main(argv[1:])
+    if argv[:1] == ["backends"]:
+        from stockade.cli import bench_backends
+
+        with ended_in_order():
+            return bench_backends.main(argv[1:])
     options = parser().parse_args(argv)
     from stockade.bench import report, rivals, sections
     from stockade.bench.measure import Section
@@ -51,7 +56,8 @@ def parser() -> argparse.ArgumentParser:
         "the cost of working in one. Only ratios are judged. Exit code 0: every bar holds and no ratio is "
         "much worse than the baseline.",
         epilog="example: stockade bench --quick --only cold --only walls --json bench.json; "
-        "`stockade bench soak` runs very many sandboxes instead: see its own --help",
+        "`stockade bench backends` compares the backends with each other, `stockade bench soak` runs very "
+        "many sandboxes instead: see their own --help",
     )
     made.add_argument("--quick", action="store_true", help="fewer rounds, and only what is judged")
     made.add_argument("--only", action="append", choices=list(SECTIONS), help="one part; may be repeated")

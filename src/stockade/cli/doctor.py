@@ -28,18 +28,21 @@ def main(argv: list[str]) -> int:
     from stockade.policy import Policy
 
     machine = host(fresh=True, helpers=True)
-    offers = {name: backends.load(name).offers(machine) for name in backends.BACKENDS}
+    offers = {name: backends.table(name).offers(machine) for name in backends.names()}
     verdict: Selection | UnsupportedError
     try:
         verdict = select(Policy(), machine)
     except UnsupportedError as error:
         verdict = error
-    others = means.find()
+    others = means.find() if machine.system == "linux" else {}
     if options.json:
         print(as_json(machine, offers, others, verdict))
     else:
         width = shutil.get_terminal_size().columns
-        print(output.clean(as_text(machine, offers, others, verdict, max(40, min(width, 100)))))
+        shown = {name: offers[name] for name in backends.considered(machine.system)}
+        elsewhere = {name: backends.table(name).system for name in offers if name not in shown}
+        told = as_text(machine, shown, elsewhere, others, verdict, max(40, min(width, 100)))
+        print(output.clean(told))
     return 1 if isinstance(verdict, UnsupportedError) else 0
 
 
@@ -91,20 +94,29 @@ def as_json(
 def as_text(
     host: Host,
     offers: Mapping[str, Mapping[Control, Offer]],
+    elsewhere: Mapping[str, str],
     others: Mapping[str, Probe],
     verdict: Selection | UnsupportedError,
     width: int,
 ) -> str:
-    """The truth table, then every reason and fix, wrapped to the width."""
+    """The truth table, then every reason and fix, wrapped to the width.
+
+    `elsewhere` are the backends for other systems, of which there is no more to say here.
+    """
     from stockade.errors import UnsupportedError
+    from stockade.host.model import called
 
     working = [name for name in host.probes if host.has(name)]
-    facts = f"{host.system} {host.kernel} on {host.machine}, uid {host.uid}, Landlock ABI {host.landlock}"
+    facts = f"{host.system} {host.kernel} on {host.machine}"
+    facts += f", uid {host.uid}" if host.uid >= 0 else ""
+    facts += f", Landlock ABI {host.landlock}" if host.system == "linux" else ""
+    foreign = ", ".join(f"{name} ({called(system)})" for name, system in elsewhere.items())
     sections = [
         _wrapped(facts, width) + _wrapped("works: " + (", ".join(working) or "nothing"), width, "  "),
         _table(offers),
         *(_mechanisms(name, table, width) for name, table in offers.items()),
         *(_missing(name, table, width) for name, table in offers.items()),
+        _wrapped(f"Backends for other systems: {foreign}", width) if foreign else [],
         _others(others, width),
     ]
     if isinstance(verdict, UnsupportedError):
@@ -117,11 +129,16 @@ def as_text(
 
 
 def _mark(offer: Offer) -> str:
-    return "yes" if offer.available else "part" if offer.weaker else "no"
+    if offer.available:
+        return "yes"
+    if offer.weaker and offer.waivable:
+        return "part"
+    # It would be enforced by what has never been run here.
+    return "plan" if offer.mechanism or offer.weaker else "no"
 
 
 def _table(offers: Mapping[str, Mapping[Control, Offer]]) -> list[str]:
-    """Every control by every backend: yes, no, or in part where the policy accepts that."""
+    """Every control by every backend: yes, no, in part where the policy accepts that, or only in plans."""
     from stockade.controls import Control
 
     head = ["CONTROL", *(name.upper() for name in offers)]
@@ -131,14 +148,15 @@ def _table(offers: Mapping[str, Mapping[Control, Offer]]) -> list[str]:
 
 def _mechanisms(name: str, table: Mapping[Control, Offer], width: int) -> list[str]:
     """By what one backend enforces each control, or would; a backend that enforces nothing has no table."""
-    if not any(offer.available for offer in table.values()):
+    if not any(_mark(offer) != "no" for offer in table.values()):
         return []
     room = max(20, width - max(map(len, table)) - len(name) - 4)
     rows = []
     for control, offer in table.items():
         by = offer.mechanism or (f"if accepted: {offer.weaker}" if offer.weaker else "")
         first, *rest = textwrap.wrap(by, room) or [""]
-        rows.append([control.value, "yes" if offer.available else "no", first])
+        mark = _mark(offer)
+        rows.append([control.value, mark if mark in ("yes", "plan") else "no", first])
         rows += [["", "", line] for line in rest]
     return output.table(rows, ["CONTROL", name.upper(), "BY"]).splitlines()
 

@@ -10,6 +10,8 @@ from stockade.cli import output
 if TYPE_CHECKING:
     import argparse
 
+    from stockade.backends.drafts import Drawn
+
 
 def parser() -> argparse.ArgumentParser:
     """The command's options: those of `run`."""
@@ -26,6 +28,13 @@ def main(argv: list[str]) -> int:
     words = command(args)
     workspace = continued(args)
     found = discovered(args)
+    from stockade.host import host
+
+    if host().system != "linux":
+        from stockade.backends.drafts import draw
+
+        if (drawn := draw(found.policy, pinned=found.pinned, command=words)) is not None:
+            return _drawn(drawn, found.policy.hash, words, as_json=args.json)
     from stockade.sandbox.launch import prepare
 
     prepared = prepare(found.policy, pinned=found.pinned, dry=True, command=words, workspace=workspace)
@@ -45,3 +54,39 @@ def main(argv: list[str]) -> int:
         return 0
     finally:
         prepared.close(discard=True)
+
+
+def _drawn(plan: Drawn, policy: str, words: list[str], *, as_json: bool) -> int:
+    """Print what would be done where nothing is started."""
+    if as_json:
+        import msgspec
+
+        ops = [{**msgspec.to_builtins(op), "does": op.describe()} for op in plan.ops]
+        shown = {
+            "backend": plan.backend,
+            "hash": plan.hash,
+            "command": words,
+            "operations": ops,
+            "argv": list(plan.argv),
+            "texts": dict(plan.texts),
+            "warnings": list(plan.warnings),
+            "starts": False,
+        }
+        sys.stdout.buffer.write(output.as_json(shown))
+        return 0
+    for warning in plan.warnings:
+        output.say(f"WARNING: {warning}")
+    rows = [[str(number), op.describe(), op.clause] for number, op in enumerate(plan.ops, 1)]
+    print(output.table(rows, ["", "operation", "because of"], wrap=(1, 2)))
+    for name, text in plan.texts:
+        lines = "\n".join(output.name(line) for line in text.split("\n"))
+        print(f"\n{name}:\n{lines}")
+    if plan.argv:
+        whole = {text: f"<{name}>" for name, text in plan.texts}
+        print("\narguments:")
+        for word in plan.argv:
+            print(f"  {whole.get(word) or output.name(word)}")
+    print(f"\nthen execute: {output.name(' '.join(words))}")
+    print(f"backend {plan.backend}, policy {policy[:16]}, plan {plan.hash}")
+    print("A plan only: it has never been run on this system, and `stockade run` starts nothing here.")
+    return 0

@@ -28,6 +28,9 @@ def main(argv: list[str]) -> int:
         print("".join(f"{record.id}\n" for record in found), end="")
     elif found:
         print(_shown(found))
+        for record in found:
+            if record.kept:
+                output.say(f"{record.id} is kept: `stockade attach {record.id}` comes back to it")
     else:
         print("no sandbox is running")
     return 0

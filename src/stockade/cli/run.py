@@ -49,8 +49,9 @@ EXAMPLES = {
   stockade shell                              in an overlay of the current directory
   stockade shell --read /opt/data --discard
   stockade shell -w @443c                     goes on in the workspace of an earlier run
+  stockade shell --keep                       lives on without a terminal; `stockade attach` comes back
 
-Ctrl-] three times within a second ends it, whatever runs in it.""",
+Ctrl-] three times within a second ends it, whatever runs in it. With --keep it goes on.""",
     "plan": "example: stockade plan -w . --mode ro -- make check",
 }
 
@@ -145,12 +146,18 @@ def options(made: argparse.ArgumentParser | Light, command: str) -> None:
     add("--backend", metavar="NAME", help="use this backend or refuse")
     if command != "plan":
         add("--timeout", metavar="T", help="end the command after this long: 30, 250ms, 5m")
+        if command == "shell":
+            add(
+                "--keep",
+                action="store_true",
+                help="let it live on when you leave it; `stockade attach` comes back",
+            )
         ends = made.add_mutually_exclusive_group()
         for word, effect in (
             ("keep", "keep changes aside (default)"),
             ("discard", "forget changes"),
             ("commit", "take changes over into your files, if the command ends by itself"),
-        ):
+        )[command == "shell" :]:
             ends.add_argument(f"--{word}", dest="on_exit", action="store_const", const=word, help=effect)
         add(
             "--snapshot", action="store_true", help="take a snapshot of the workspace before the command runs"
@@ -234,7 +241,7 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in flags.items() if value or value is False}
 
 
-def _who(args: argparse.Namespace) -> dict[str, str] | None:
+def who_asks(args: argparse.Namespace) -> dict[str, str] | None:
     """What the receipt says: the agent that the policy is for, and what was said besides."""
     policy = {"agent": args.agent, "category": args.category}
     said = _pairs("--who", args.who)
@@ -281,7 +288,7 @@ def _supervised(
     at_terminal = stdin is not None and os.isatty(stdin)
     if at_terminal:
         stdin = None
-    timeout = _seconds(args.timeout)
+    timeout = seconds(args.timeout)
     limits = [limit for limit in (timeout, found.policy.limits.wall) if limit is not None]
     until = time.monotonic() + min(limits) + STALLED_SECONDS if limits else None
     sinks = None if args.json else (_Passing(1, until), _Passing(2, until))
@@ -298,7 +305,7 @@ def _supervised(
                 on_exit=args.on_exit or "keep",
                 workspace=workspace,
                 snapshot=args.snapshot,
-                who=_who(args),
+                who=who_asks(args),
                 keep_output=bool(args.json),
                 pinned=found.pinned,
                 cancelled_by=(KeyboardInterrupt,),
@@ -318,11 +325,11 @@ def _supervised(
         _write_json(args, _plain(result))
     if sinks:
         if terminal is None or result.signal != signal.SIGINT:  # who typed Ctrl-C knows why it ended
-            _report_end(result, quiet=quiet)
+            report_end(result, quiet=quiet)
         if any(sink.lost for sink in sinks) or (terminal is not None and terminal.lost):
             output.error("output was lost: its reader took nothing more until the time was over")
     if not quiet:
-        _report(result, verbose=args.verbose, discarded=args.on_exit == "discard")
+        report(result, verbose=args.verbose, discarded=args.on_exit == "discard")
     if result.lost and not args.json:
         from stockade.workspace.layers import lost
 
@@ -348,7 +355,7 @@ def _terminal(until: float | None) -> Terminal:
     return Terminal(until)
 
 
-def _seconds(text: str | None) -> float | None:
+def seconds(text: str | None) -> float | None:
     """A duration as policies write it; a bare number is seconds."""
     from stockade.policy import Limits
 
@@ -410,7 +417,7 @@ class _Passing:
                 ) from None
 
 
-def _report_end(result: Result, *, quiet: bool) -> None:
+def report_end(result: Result, *, quiet: bool) -> None:
     """Why the command ended, where it did not end by itself."""
     if result.outcome == "cancelled":
         if not quiet:
@@ -422,7 +429,7 @@ def _report_end(result: Result, *, quiet: bool) -> None:
         output.error(f"{result.outcome}: {result.reason}", hint=result.hint)
 
 
-def _report(result: Result, *, verbose: bool, discarded: bool) -> None:
+def report(result: Result, *, verbose: bool, discarded: bool) -> None:
     """What was changed, and if asked what was enforced."""
     if result.changes:
         count = len(result.changes)

@@ -6,13 +6,21 @@ import argparse
 import os
 from collections.abc import Mapping
 
-from stockade.cli import run
+from stockade.cli import output, run
 
 
 def main(argv: list[str]) -> int:
     """Run the command line and return the shell's own exit code, or one of `stockade run`."""
     args = run.parsed("shell", argv)
     args.json = False
+    if args.keep:
+        from stockade.cli import attach
+
+        try:
+            return attach.keep(args, shells(os.environ))
+        except KeyboardInterrupt:
+            output.say("cancelled")
+            return 130
     return run.run(args, lambda: shells(os.environ))
 
 

@@ -27,12 +27,12 @@ import struct
 import termios
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from stockade.cli.modes import CANCEL, Modes
 from stockade.gate import client
+from stockade.live.modes import CANCEL, Modes
 from stockade.sandbox.steps import READABLE, WRITABLE, Events
 from stockade.sandbox.streams import CHUNK
 from stockade.sandbox.supervise import LEFT
@@ -43,6 +43,7 @@ MOST = 1 << 16
 MOST_KEYS = 4 << 20
 #: Ctrl-] this often within so many seconds ends the run, whatever the program does with its keys.
 WAY_OUT, TIMES, WITHIN = 0x1D, 3, 1.0
+WAY_OUT_WORDS = "Ctrl-] three times"
 #: How often a terminal that nobody has open inside is looked at again.
 AGAIN = 0.1
 #: A terminal answers what it is asked in turn: after a last question of ours, and this much silence, it has
@@ -75,6 +76,13 @@ def _device(descriptor: int) -> bytes | None:
         return None
 
 
+class Told(Protocol):
+    """Whoever is told what becomes of the job: the one who attends to the program."""
+
+    def signal(self, number: int, *, in_front: bool | None = None) -> None:
+        """Signal the program; first give it the foreground of its terminal, or take it away."""
+
+
 class Terminal:
     """Looks after the terminal of one program; see `stockade.sandbox.streams.Terminal`."""
 
@@ -89,9 +97,11 @@ class Terminal:
         self._behind = 1 in self._apart or not self._in_front()
         self._modes = Modes()
         self._saved: list[Any] | None = None
-        self._vacant = self._ending = self._unseen = False
+        #: When to see again whether anybody has the program's terminal open.
+        self._vacant: float | None = None
+        self._ending = self._unseen = False
         self._ways_out: list[float] = []
-        self._channel: client.Channel | None = None
+        self._channel: Told | None = None
         self._events: Events | None = None
         self._handlers: dict[int, Any] = {}
         self._signals = -1
@@ -127,7 +137,7 @@ class Terminal:
             behind=self._behind,
         )
 
-    def connect(self, outer: int, channel: client.Channel, events: Events) -> None:
+    def connect(self, outer: int, channel: Told, events: Events) -> None:
         """Take over the outer end of the program's terminal."""
         self._own.append(outer)
         os.set_blocking(outer, False)
@@ -163,7 +173,7 @@ class Terminal:
         try:
             if not self._screen.move(end):
                 # Nobody has it open; a process inside may open it again.
-                self._vacant = True
+                self._vacant = time.monotonic() + AGAIN
                 self._screen.read(False)
         except OSError:  # of the user's terminal
             self._hung_up()
@@ -177,12 +187,12 @@ class Terminal:
 
     def patience(self) -> float | None:
         """Nothing tells when a terminal is opened again."""
-        return AGAIN if self._vacant else None
+        return None if self._vacant is None else max(0.0, self._vacant - time.monotonic())
 
     def look(self) -> None:
         """See whether anybody has opened it."""
-        if self._vacant:
-            self._vacant = False
+        if self._vacant is not None and time.monotonic() >= self._vacant:
+            self._vacant = None
             self._screen.read(True)
 
     def stopped(self, number: int) -> None:
@@ -339,7 +349,7 @@ class Terminal:
             now = time.monotonic()
             self._ways_out = [then for then in self._ways_out if now - then < WITHIN] + [now] * count
             if len(self._ways_out) >= TIMES:
-                raise KeyboardInterrupt("Ctrl-] three times")
+                raise KeyboardInterrupt(WAY_OUT_WORDS)
 
     def _size(self) -> bytes:
         return fcntl.ioctl(self._in, termios.TIOCGWINSZ, bytes(8))

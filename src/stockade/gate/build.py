@@ -54,10 +54,12 @@ def executable(output: Path, *, sources: Path = SOURCES, defines: Iterable[str] 
     return _compile(output, _c_files(sources), flags)
 
 
-def library(output: Path, *, sources: Path = SOURCES) -> Path:
+def library(output: Path, *, sources: Path = SOURCES, defines: Iterable[str] = ()) -> Path:
     """Build the shared library that confines the process that loads it."""
     shared = [source for source in _c_files(sources) if source.name != "main.c"]
-    return _compile(output, shared, [*HARDENED, *LINKED, "-fPIC", "-shared"])
+    # Whatever the program that loads it calls its own functions, ours are called here.
+    flags = [*HARDENED, *LINKED, "-Wl,-Bsymbolic", *(f"-D{name}" for name in defines)]
+    return _compile(output, shared, [*flags, "-fPIC", "-shared"])
 
 
 def sanitized(output: Path, *, sources: Path = SOURCES) -> Path:

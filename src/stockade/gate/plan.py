@@ -26,6 +26,7 @@ RESOURCES = {"cpu_time": 0, "core": 4, "tasks": 6, "files": 7, "memory": 9}
 
 READONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
 OVERLAY_PRIVATE = 1 << 31
+SOURCE_ALONE = 1 << 31
 GRANT_GATE = 1 << 32
 EVERY_ID, BY_HELPER = 1, 2
 ATTRIBUTES = {READONLY: b"ro", NOSUID: b"nosuid", NODEV: b"nodev", NOEXEC: b"noexec"}
@@ -268,6 +269,7 @@ class Overlay(Op, frozen=True, kw_only=True):
     """`layer` is the directory of the state that receives the changes, `masks` the number of its masks.
 
     Those of a `private` one are in the private file system until the sandbox has ended, or in the `image`.
+    `alone` says that the descriptor is a mount of its own, without what is mounted in it.
     """
 
     kind = 11
@@ -278,12 +280,14 @@ class Overlay(Op, frozen=True, kw_only=True):
     noexec: bool = False
     private: bool = False
     image: bool = False
+    alone: bool = False
     #: Mounted by a helper that sets no attributes; in a user namespace no device in it can be opened anyway.
     bare: bool = False
 
     def numbers(self) -> tuple[int, int]:
         attributes = NOEXEC << 32 if self.noexec else 0
-        return self.masks | (OVERLAY_PRIVATE if self.private else 0) | attributes, self.grant
+        masks = self.masks | (OVERLAY_PRIVATE if self.private else 0) | attributes
+        return masks, self.grant | (SOURCE_ALONE if self.alone else 0)
 
     def data(self) -> bytes:
         if self.private:
@@ -324,16 +328,20 @@ class Show(Op, frozen=True, kw_only=True):
 
 
 class View(Op, frozen=True, kw_only=True):
-    """Shows a directory of the host read-only, without the sockets in it. `grant` as for Bind."""
+    """Shows a directory of the host read-only, without the sockets in it.
+
+    `grant` is as for Bind, `alone` as for Overlay.
+    """
 
     kind = 13
     path: str
     source: str
     grant: int = 0
     masks: int = 0
+    alone: bool = False
 
     def numbers(self) -> tuple[int, int]:
-        return self.masks, self.grant
+        return self.masks, self.grant | (SOURCE_ALONE if self.alone else 0)
 
     def data(self) -> bytes:
         return text(self.path, self.source)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from stockade.host import cache
-from stockade.host.model import CGROUP_PROBES, GATE_PROBES, HELPER_PROBES, PROBES, Host, Probe
+from stockade.host.model import CGROUP_PROBES, ELSEWHERE, GATE_PROBES, HELPER_PROBES, PROBES, Host, Probe
 
 __all__ = ["CGROUP_PROBES", "GATE_PROBES", "HELPER_PROBES", "PROBES", "Host", "Probe", "host", "probe"]
 
@@ -44,7 +44,7 @@ def host(*, fresh: bool = False, helpers: bool = False) -> Host:
     Programs that can help to make a sandbox are tried only where `helpers` asks for it: that takes longer
     than all the rest, and where the first backend serves nobody needs it.
     """
-    uid = os.geteuid()
+    uid = _uid()
     known = _known.get(uid)
     if fresh or known is None or (helpers and not known.probes.keys() >= set(HELPER_PROBES)):
         _known[uid] = _find(fresh, PROBES if helpers else GATE_PROBES + CGROUP_PROBES)
@@ -62,19 +62,39 @@ def probe(names: Iterable[str] = PROBES) -> dict[str, Probe]:
 
 def facts() -> Host:
     """What can be read about this machine without trying anything."""
-    about = os.uname()
+    # "openbsd7": its version decides nothing.
+    system = next((known for known in ELSEWHERE if sys.platform.startswith(known)), sys.platform)
+    about = _kernel()
     return Host(
-        system=sys.platform,
-        kernel=about.release,
-        machine=about.machine,
-        uid=os.geteuid(),
+        system=system,
+        kernel=about[0],
+        machine=about[1],
+        uid=_uid(),
         container=next((kind for mark, kind in _MARKS.items() if os.path.exists(mark)), ""),
         sysctls={name: cache.read("/proc/sys/" + name.replace(".", "/")) for name in _SYSCTLS},
     )
 
 
+def _uid() -> int:
+    return os.geteuid() if hasattr(os, "geteuid") else -1  # Windows has none
+
+
+def _kernel() -> tuple[str, str]:
+    """Its release and the machine's kind."""
+    if hasattr(os, "uname"):
+        about = os.uname()
+        return about.release, about.machine
+    import platform
+
+    return platform.release(), platform.machine()
+
+
 def _find(fresh: bool, wanted: tuple[str, ...]) -> Host:
     found = facts()
+    if found.system in ELSEWHERE:
+        from stockade.host import elsewhere
+
+        return msgspec.structs.replace(found, probes=elsewhere.probe(found.system))
     if found.system != "linux":
         return msgspec.structs.replace(found, probes=_probe(wanted, found, {}))
     from stockade.gate import executable

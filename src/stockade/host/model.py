@@ -16,6 +16,18 @@ CGROUP_PROBES = ("cgroup.memory", "cgroup.pids", "cgroup.cpu", "cgroup.cpuacct")
 #: bubblewrap, by a run with the flags of a sandbox; and what of it depends on its version, or on who we are.
 HELPER_PROBES = ("bwrap", "bwrap.overlay", "bwrap.nproc")
 PROBES = GATE_PROBES + CGROUP_PROBES + HELPER_PROBES
+#: What is looked for on other systems, by their name in `sys.platform`, without a version.
+ELSEWHERE = {
+    "darwin": ("sandbox-exec", "apple-container"),
+    "openbsd": ("pledge", "unveil"),
+    "win32": ("jobobject",),
+}
+SYSTEMS = {"linux": "Linux", "darwin": "macOS", "openbsd": "OpenBSD", "win32": "Windows"}
+
+
+def called(system: str) -> str:
+    """What people call a system."""
+    return SYSTEMS.get(system, system)
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -70,9 +82,10 @@ class Host(msgspec.Struct, frozen=True):
     ) -> Host:
         """A made-up host on which everything works but the named probes."""
         lacking = set(without)
-        if unknown := lacking.difference(PROBES):
+        probes = ELSEWHERE.get(system, PROBES)
+        if unknown := lacking.difference(probes):
             raise ValueError(f"no such probe: {', '.join(sorted(unknown))}")
         details = {"landlock": str(landlock), "bwrap": "bubblewrap 0.11.0, /usr/bin/bwrap"}
-        yes = {name: Probe(ok=True, detail=details.get(name, "")) for name in PROBES}
+        yes = {name: Probe(ok=True, detail=details.get(name, "")) for name in probes}
         no = {name: Probe(ok=False, errno=1, reason=f"no {name}", fix=f"get {name}") for name in lacking}
         return cls(system=system, kernel=kernel, machine="x86_64", uid=uid, probes=yes | no)

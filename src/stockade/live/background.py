@@ -25,6 +25,7 @@ from stockade.sandbox.streams import MOST_SPILLED
 from stockade.sandbox.supervise import Run
 
 if TYPE_CHECKING:
+    from stockade.receipt.statement import Who
     from stockade.sandbox.aio import AsyncSandbox
     from stockade.sandbox.sandbox import Sandbox
 
@@ -167,10 +168,12 @@ class Background(Kept):
         cwd: str | os.PathLike[str] | None,
         timeout: float | None,
         grace: float,
+        who: Who | Mapping[str, str] | None,
     ) -> None:
         self._done, self._told = threading.Event(), -1
         self._telling = threading.Lock()
         self._sandbox = sandbox
+        self._account = sandbox._account(cmd, who)
         run = command(
             sandbox._opened()[1], cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=True
         )
@@ -192,8 +195,8 @@ class Background(Kept):
 
     def _work(self) -> None:
         try:
-            with self._sandbox._used() as (box, prepared), Events() as events:
-                steps = self._sandbox._running(box, prepared, self._run, events)
+            with self._account.telling(), self._sandbox._used() as (box, prepared), Events() as events:
+                steps = self._sandbox._running(box, prepared, self._run, events, self._account)
                 self._result = _driven(steps, events, self._told)
         except BaseException as error:
             self._failure = error
@@ -256,10 +259,12 @@ class AsyncBackground(Kept):
         cwd: str | os.PathLike[str] | None,
         timeout: float | None,
         grace: float,
+        who: Who | Mapping[str, str] | None,
     ) -> None:
         import asyncio
 
         self._sandbox, self._killed = sandbox, False
+        self._account = sandbox._account(cmd, who)
         prepared = sandbox._opened()[1]
         run = command(prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=True)
         self._run = self._open(run, asyncio.CancelledError)
@@ -282,12 +287,13 @@ class AsyncBackground(Kept):
         from stockade.sandbox import aio
 
         try:
-            async with self._sandbox._used() as (box, prepared):
-                await self._sandbox._snapshotted()
-                with Events() as events:
-                    self._result = await aio.drive(
-                        self._sandbox._running(box, prepared, self._run, events), events
-                    )
+            with self._account.telling():
+                async with self._sandbox._used() as (box, prepared):
+                    await self._sandbox._snapshotted()
+                    with Events() as events:
+                        self._result = await aio.drive(
+                            self._sandbox._running(box, prepared, self._run, events, self._account), events
+                        )
         except BaseException as error:
             self._failure = error
 

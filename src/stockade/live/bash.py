@@ -64,8 +64,8 @@ def command(files: int) -> list[str]:
     return ["bash", "-c", DRIVER % {"state": STATE, "deadly": deadly, **_numbers(files)}, "bash"]
 
 
-def request(code: str, env: Mapping[str, str], number: bytes, files: int) -> bytes:
-    """What to send for the code to be run."""
+def check(code: str, env: Mapping[str, str]) -> None:
+    """Refuse what no shell can be given."""
     if "\0" in code:
         raise PolicyError(
             "the code has a NUL byte in it", hint="hand binary data in through `input` or a file"
@@ -75,15 +75,25 @@ def request(code: str, env: Mapping[str, str], number: bytes, files: int) -> byt
             raise PolicyError(
                 f"env: {name!r} is no name of a shell's variable", hint="letters, digits and _ make one"
             )
+
+
+def request(code: str, env: Mapping[str, str], number: bytes, files: int) -> bytes:
+    """What to send for the code to be run."""
+    check(code, env)
     numbers = _numbers(files)
     words = {"number": number.decode(), "env": _exported(env, numbers["err"]), "code": quoted(code)}
     text = REQUEST % {**words, **numbers}
+    check_size(text)
+    return b"%09d" % len(text) + text.encode()
+
+
+def check_size(text: str) -> None:
+    """Refuse what is too long to be sent."""
     if len(text) > MOST_BYTES:
         raise PolicyError(
             f"the code takes {len(text)} bytes, more than {MOST_BYTES}",
             hint="hand large data in through `input` or a file",
         )
-    return b"%09d" % len(text) + text.encode()
 
 
 def _exported(env: Mapping[str, str], errors: int) -> str:

@@ -4,6 +4,9 @@ This file is sent in as text and executed there, by whatever Python that is
 (3.8 or newer), so it imports nothing of Stockade. Requests come on descriptor
 3 and answers go to 4, which no child inherits; the code has fresh streams for
 each run, opened from the pipes. Its variables are those of `__main__`.
+
+Where IPython is installed inside, as it is with every kernel of Jupyter's, its
+shell executes the code: magics, `!`, `await`, and its own ways to display.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import signal
 import sys
 import traceback
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -147,6 +151,65 @@ class Backend:
         module.show = lambda *args, **kwargs: Driver.current.show_figures()
 
 
+class Cells:
+    """IPython's shell, without its terminal, its history and its sockets."""
+
+    def __init__(self, driver: Driver) -> None:
+        from IPython.core.displayhook import DisplayHook
+        from IPython.core.displaypub import DisplayPublisher
+        from IPython.core.interactiveshell import InteractiveShell
+        from traitlets import Type
+        from traitlets.config import Config
+
+        class Hook(DisplayHook):  # type: ignore[misc]
+            def write_format_data(self, format_dict: Any, md_dict: Any = None) -> None:
+                driver.publish(format_dict)
+
+            def start_displayhook(self) -> None:
+                pass
+
+            write_output_prompt = finish_displayhook = start_displayhook
+
+        class Publisher(DisplayPublisher):  # type: ignore[misc]
+            def publish(self, data: Any, *_: Any, **__: Any) -> None:
+                driver.publish(data)
+
+            def clear_output(self, wait: bool = False) -> None:
+                driver.displays.clear()
+
+        class Shell(InteractiveShell):  # type: ignore[misc]
+            displayhook_class, display_pub_class = Type(Hook), Type(Publisher)
+            # Straight into the streams: a terminal of its own would mix them.
+            system = InteractiveShell.system_raw
+
+            def ask_exit(self) -> None:
+                raise SystemExit
+
+            def silent(self, *_: Any, **__: Any) -> None:
+                """The driver tells what was raised."""
+
+            showtraceback = showsyntaxerror = silent
+
+            def enable_gui(self, gui: Any = None) -> None:
+                """There is no screen; `%matplotlib inline` asks for this as well."""
+
+        config = Config()
+        config.HistoryManager.enabled = False
+        config.InteractiveShell.colors = "NoColor"
+        del driver.main.__dict__["display"]  # it brings its own
+        self.shell = Shell.instance(config=config, user_module=driver.main)
+        self.shell.compile.get_code_name = lambda *_: driver.name
+        self.shell.display_formatter.formatters["image/png"].for_type_by_name(
+            "matplotlib.figure", "Figure", driver.drawn
+        )
+        warnings.filterwarnings("ignore", message="To exit: use")
+
+    def execute(self, code: str) -> Any:
+        done = self.shell.run_cell(code, store_history=True)
+        done.raise_error()
+        return done.result
+
+
 class Driver:
     """The loop, and what it knows of the run under way."""
 
@@ -161,6 +224,9 @@ class Driver:
         self.pipes = [os.dup(number) for number in range(3)]
         self.running = False
         self.count = 0
+        self.name = ""
+        self.cells: Cells | None = None
+        self.begun = False
         self.displays: list[dict[str, str | bytes]] = []
         self.main = types.ModuleType("__main__")
         self.main.__dict__.update(__builtins__=builtins, display=self.display)
@@ -214,10 +280,10 @@ class Driver:
         try:
             self.running = True
             try:
-                if not self.preload(request, said):
+                if not self.begin(request, said) or not self.preload(request, said):
                     return 1
                 value = self.execute(request["code"])
-                if value is not None:
+                if value is not None and self.cells is None:
                     vars(builtins)["_"] = value
                     self.display(value)
                 self.show_figures()
@@ -234,6 +300,26 @@ class Driver:
         said.update(self.sayable(value, request["most"]))
         return status
 
+    def begin(self, request: dict[str, Any], said: dict[str, Any]) -> bool:
+        """Once: have IPython's shell, unless it is not wanted or not there."""
+        wanted = request.get("ipython")
+        if self.begun or wanted is False:
+            return True
+        from importlib.util import find_spec
+
+        try:
+            if wanted or find_spec("IPython") is not None:
+                self.cells = Cells(self)
+        except Exception as error:
+            # One that is too old or broken is as good as none, unless it was asked for.
+            self.cells = None
+            self.main.__dict__["display"] = self.display
+            if wanted:
+                said["preload"] = f"IPython: {error}"
+                return False
+        self.begun = True
+        return True
+
     def preload(self, request: dict[str, Any], said: dict[str, Any]) -> bool:
         for name in request["preload"]:
             try:
@@ -246,7 +332,9 @@ class Driver:
     def execute(self, code: str) -> Any:
         """Run all of it, and return the value of the last line if that is an expression."""
         self.count += 1
-        name = f"<run {self.count}>"
+        name = self.name = f"<run {self.count}>"
+        if self.cells is not None:
+            return self.cells.execute(code)
         linecache.cache[name] = (len(code), None, code.splitlines(True), name)
         tree: ast.Module = compile(code, name, "exec", ast.PyCF_ONLY_AST)  # type: ignore[assignment]
         last: Any = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -267,7 +355,7 @@ class Driver:
     def failure(self, error: BaseException) -> dict[str, Any]:
         """The error as data; its text goes to stderr, as Python does it."""
         trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        while trace is not None and self.is_ours(trace.tb_frame.f_code.co_filename):
             trace = trace.tb_next
         error.__traceback__ = trace
         text = "".join(traceback.format_exception(type(error), error, trace))
@@ -279,6 +367,9 @@ class Driver:
             "message": str(error)[:10000],
             "frames": [[f.filename, f.lineno or 0, f.name, f.line or ""] for f in frames[-100:]],
         }
+
+    def is_ours(self, file: str) -> bool:
+        return file == __file__ or (self.cells is not None and "/IPython/core/" in file)
 
     @staticmethod
     def flush() -> None:
@@ -292,6 +383,21 @@ class Driver:
             self.displays.append(bundle(value))
             if is_figure(value):
                 self.close_figure(value)
+
+    def publish(self, data: dict[str, Any]) -> None:
+        """Hand out what IPython has made of a value."""
+        forms: dict[str, str | bytes] = {}
+        for mime, said in data.items():
+            plain = isinstance(said, (str, bytes))
+            text = said if plain else json.dumps(said, default=safe_repr)
+            forms[str(mime)] = base64.b64decode(said) if mime in IMAGES and isinstance(said, str) else text
+        self.displays.append(forms)
+
+    def drawn(self, figure: Any) -> bytes:
+        """A figure that is displayed is not shown once more at the end."""
+        made = picture(figure)
+        self.close_figure(figure)
+        return made
 
     @staticmethod
     def close_figure(figure: Any) -> None:

@@ -6,7 +6,7 @@ import base64
 import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE, Run
 
 if TYPE_CHECKING:
+    from stockade.receipt.account import Account
+    from stockade.receipt.statement import Who
     from stockade.sandbox.aio import AsyncSandbox
     from stockade.sandbox.sandbox import Sandbox
 
@@ -146,13 +148,9 @@ def _answer(result: Result, told: Told | None) -> Answer:
     if told is None:
         return Answer(**fields)
     try:
-        if told.content.count(b"[") + told.content.count(b"{") > MOST_PARTS:
-            raise ValueError("it would take many times its size in memory")
-        said = json.loads(told.content)
-        if preload := said.get("preload"):
-            hint = "is it installed inside, and shown by the policy?"
-            fields |= {"outcome": Outcome.SETUP_FAILED, "exit_code": 125, "hint": hint}
-            return Answer(**fields | {"reason": f"preload: {preload}"})
+        said = _parsed(told)
+        if said.get("preload"):
+            return Answer(**fields)
         return Answer(
             **fields,
             value=_decoded(said.get("value")),
@@ -160,25 +158,36 @@ def _answer(result: Result, told: Told | None) -> Answer:
             error=_failure(said.get("error")),
             left_out=int(said.get("left_out", 0)),
         )
-    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+    except UNREADABLE:
         return Answer(**fields, left_out=1)
+
+
+#: What an answer that is none raises when it is read.
+UNREADABLE = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+def _parsed(told: Told) -> Any:
+    if told.content.count(b"[") + told.content.count(b"{") > MOST_PARTS:
+        raise ValueError("it would take many times its size in memory")
+    return json.loads(told.content)
 
 
 class Python(Session):
     """What `Interpreter` and `AsyncInterpreter` share: everything but the waiting."""
 
-    name = "interpreter"
+    name = program = "interpreter"
     state = "its variables"
     _preload: tuple[str, ...] = ()
     _executable = "python3"
+    _ipython: bool | None = None
 
-    def _set(self, preload: Iterable[str], executable: str) -> None:
+    def _set(self, preload: Iterable[str], executable: str, ipython: bool | None) -> None:
         if isinstance(preload, str):
             raise PolicyError(f"preload = {preload!r}: is one string", hint='write a list: ("numpy",)')
-        self._preload, self._executable = tuple(preload), executable
+        self._preload, self._executable, self._ipython = tuple(preload), executable, ipython
 
     def _asking(
-        self, box: Box, prepared: Prepared, code: str, events: Events, *, given: bytes,
+        self, box: Box, prepared: Prepared, code: str, events: Events, account: Account, *, given: bytes,
         timeout: float | None, grace: float, on_stdout: Sink | None, on_stderr: Sink | None,
     ) -> Steps[Answer]:  # fmt: skip
         words = [self._executable, "-u", "-c", BOOT]
@@ -190,18 +199,36 @@ class Python(Session):
         number = os.urandom(12).hex()
         request = self._request(code, number, run.limit)
         told, result = yield from self._running(
-            box, prepared, driver, run, request, number.encode(), run.limit * 3 + WORDS, events
+            box, prepared, driver, run, request, number.encode(), run.limit * 3 + WORDS, events, account
         )
         answer = _answer(result, told)
         if answer.outcome is Outcome.SETUP_FAILED:
             self._let_go()
         return answer
 
+    def _said(self, result: Result, told: Told | None) -> Result:
+        """A module that is to be loaded first and cannot be: nothing was run."""
+        try:
+            preload = _parsed(told).get("preload") if told is not None else None
+        except UNREADABLE:
+            return result
+        if not preload:
+            return result
+        return msgspec.structs.replace(
+            result,
+            outcome=Outcome.SETUP_FAILED,
+            exit_code=125,
+            reason=f"preload: {preload}",
+            hint="is it installed inside, and shown by the policy?",
+        )
+
     def _first(self) -> bytes:
         return _driver()
 
     def _request(self, code: str, number: str, most: int) -> bytes:
-        said = {"code": code, "number": number, "most": most, "preload": self._preload}
+        said = {
+            "code": code, "number": number, "most": most, "preload": self._preload, "ipython": self._ipython
+        }  # fmt: skip
         request = json.dumps(said).encode()
         if len(request) > MOST_BYTES:
             raise PolicyError(
@@ -223,12 +250,14 @@ class Interpreter(Python):
     Variables stay from run to run, also after an exception, `sys.exit()` and a timeout. `display(...)`,
     rich values and figures of matplotlib come back as `displays`. When the interpreter itself is gone, the
     result says so, and the next run starts a fresh one. Several threads may use it; one run waits for the
-    other.
+    other. Where IPython is installed inside, its shell runs the code.
     """
 
-    def __init__(self, sandbox: Sandbox, preload: Iterable[str], executable: str) -> None:
+    def __init__(
+        self, sandbox: Sandbox, preload: Iterable[str], executable: str, ipython: bool | None
+    ) -> None:
         super().__init__(sandbox)
-        self._set(preload, executable)
+        self._set(preload, executable, ipython)
         self._sandbox = sandbox
         self._lock = threading.Lock()
 
@@ -250,13 +279,15 @@ class Interpreter(Python):
         grace: float = GRACE,
         on_stdout: Sink | None = None,
         on_stderr: Sink | None = None,
+        who: Who | Mapping[str, str] | None = None,
     ) -> Answer:
         """Run code in the interpreter. When the time is over, it meets a KeyboardInterrupt."""
-        with self._lock:
+        account = self._account(code, who)
+        with account.telling(), self._lock:
             self._sandbox._before_run()
             with self._sandbox._used() as (box, prepared), Events() as events:
                 steps = self._asking(
-                    box, prepared, code, events, given=input, timeout=timeout, grace=grace,
+                    box, prepared, code, events, account, given=input, timeout=timeout, grace=grace,
                     on_stdout=on_stdout, on_stderr=on_stderr,
                 )  # fmt: skip
                 return drive(steps, events)
@@ -271,11 +302,13 @@ class Interpreter(Python):
 class AsyncInterpreter(Python):
     """One Python in an `AsyncSandbox`; as `Interpreter`, with `await`. A cancelled run is interrupted."""
 
-    def __init__(self, sandbox: AsyncSandbox, preload: Iterable[str], executable: str) -> None:
+    def __init__(
+        self, sandbox: AsyncSandbox, preload: Iterable[str], executable: str, ipython: bool | None
+    ) -> None:
         import asyncio
 
         super().__init__(sandbox)
-        self._set(preload, executable)
+        self._set(preload, executable, ipython)
         self._sandbox = sandbox
         self._lock = asyncio.Lock()
 
@@ -297,18 +330,21 @@ class AsyncInterpreter(Python):
         grace: float = GRACE,
         on_stdout: Sink | None = None,
         on_stderr: Sink | None = None,
+        who: Who | Mapping[str, str] | None = None,
     ) -> Answer:
         """Run code in the interpreter, as `Interpreter.run` does."""
         from stockade.sandbox import aio
 
-        async with self._lock, self._sandbox._used() as (box, prepared):
-            await self._sandbox._snapshotted()
-            with Events() as events:
-                steps = self._asking(
-                    box, prepared, code, events, given=input, timeout=timeout, grace=grace,
-                    on_stdout=on_stdout, on_stderr=on_stderr,
-                )  # fmt: skip
-                return await aio.drive(steps, events)
+        account = self._account(code, who)
+        with account.telling():
+            async with self._lock, self._sandbox._used() as (box, prepared):
+                await self._sandbox._snapshotted()
+                with Events() as events:
+                    steps = self._asking(
+                        box, prepared, code, events, account, given=input, timeout=timeout, grace=grace,
+                        on_stdout=on_stdout, on_stderr=on_stderr,
+                    )  # fmt: skip
+                    return await aio.drive(steps, events)
 
     async def close(self) -> None:
         """End the interpreter and what it has started."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -32,10 +33,12 @@ from stockade.sandbox.launch import Box
 from stockade.sandbox.process import GONE
 from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.streams import empty_input
-from stockade.sandbox.supervise import Watch
+from stockade.sandbox.supervise import LAST_WORDS, Watch
 
 #: As many as empty the largest pipe that an ordinary user can make.
 MOST_READS = 32
+#: How long it is waited to hear whether a driver is there at all.
+SLOW = 2.0
 
 
 class Line:
@@ -125,6 +128,39 @@ def opening(box: Box, program: client.Program, events: Events) -> Steps[Line | c
         raise
     finally:
         watch.close()
+
+
+def refused(line: Line, events: Events) -> Steps[client.Reply | None]:
+    """Why a driver that speaks when it is there never came, and its line is closed; None if it did come."""
+    channel, reply = line.channel.fileno(), None
+    watched = [line.answers, channel]
+    for end in watched:
+        events.watch(end)
+    try:
+        until = time.monotonic() + SLOW
+        # One that takes longer is waited for by the run, whose time that is.
+        while reply is None and (left := until - time.monotonic()) > 0:
+            yield left
+            if line.answers in events.ready:
+                with suppress(BlockingIOError):
+                    if os.read(line.answers, 4096):
+                        return None
+                    # Nobody has the other end; who attends to it says why.
+                    watched.remove(line.answers)
+                    events.forget(line.answers)
+            if channel in events.ready:
+                heard = line.channel.receive() or GONE
+                reply = heard if heard.kind in LAST_WORDS else None
+        return reply
+    except BaseException:
+        reply = GONE
+        raise
+    finally:
+        for end in watched:
+            events.forget(end)
+        if reply is not None:
+            line.channel.end(0)
+            line.close()
 
 
 @contextmanager

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from stockade.errors import SetupError
 from stockade.gate import client
-from stockade.live import bash
-from stockade.live.line import Line, opening
+from stockade.live import bash, posix
+from stockade.live.line import Line, opening, refused
 from stockade.live.talk import Talk, Told
 from stockade.sandbox.launch import Box, Prepared
 from stockade.sandbox.result import Outcome, Result, Usage
@@ -22,6 +24,8 @@ from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE, Ended, Run
 
 if TYPE_CHECKING:
+    from stockade.receipt.account import Account
+    from stockade.receipt.statement import Who
     from stockade.sandbox.aio import AsyncSandbox
     from stockade.sandbox.sandbox import Living, Sandbox
 
@@ -35,6 +39,7 @@ class Session:
     #: What it is called in messages, and what is lost with it.
     name = "session"
     state = ""
+    program = ""
 
     def __init__(self, sandbox: Living) -> None:
         self._living = sandbox
@@ -43,7 +48,7 @@ class Session:
 
     def _running(
         self, box: Box, prepared: Prepared, driver: Run, run: Run, request: bytes, number: bytes, most: int,
-        events: Events,
+        events: Events, account: Account,
     ) -> Steps[tuple[Told | None, Result]]:  # fmt: skip
         """Ask the driver, one that is started for it if there is none."""
         if self._closed:
@@ -58,7 +63,8 @@ class Session:
             program = msgspec.structs.replace(driver.program, wall=None)
             opened = yield from opening(box, program, events)
             if isinstance(opened, client.Reply):
-                return None, self._living._judged(Ended(reply=opened, wall=0), driver.program, prepared, box)
+                refused = Ended(reply=opened, wall=0)
+                return None, self._living._judged(refused, driver.program, prepared, box, account)
             self._line, request = opened, self._first() + request
         talk = Talk(self._line, run, request, number, events, most)
         try:
@@ -66,12 +72,24 @@ class Session:
         finally:
             if talk.ended:
                 self._let_go()
-        result = self._living._judged(ended, run.program, prepared, box)
-        result = self._told(result, gone=talk.ended)
-        if lost and not result.hint:
-            hint = f"the {self.name} had ended since the last run: this one had a fresh one"
-            result = msgspec.structs.replace(result, hint=hint)
-        return told, result
+
+        def revised(result: Result) -> Result:
+            result = self._said(self._told(result, gone=talk.ended), told)
+            if lost and not result.hint:
+                hint = f"the {self.name} had ended since the last run: this one had a fresh one"
+                result = msgspec.structs.replace(result, hint=hint)
+            return result
+
+        return told, self._living._judged(ended, run.program, prepared, box, account, revised)
+
+    def _account(self, code: str, who: Who | Mapping[str, str] | None) -> Account:
+        """The account of one run: its command is the driver and the code."""
+        readable = code.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+        return self._living._account([self.program, readable], who)
+
+    def _said(self, result: Result, told: Told | None) -> Result:
+        """The result with what the driver says of its outcome."""
+        return result
 
     def _first(self) -> bytes:
         """What a new driver is sent before anything else."""
@@ -114,24 +132,45 @@ def _counted(usage: Usage) -> Usage:
 class Bash(Session):
     """What `Shell` and `AsyncShell` share: everything but the waiting."""
 
-    name = "shell"
+    name = program = "shell"
     state = "its directory, variables and functions"
+    #: What is asked: bash, or where that is not there inside, sh.
+    _driver: ModuleType | None = None
+
+    def _inside(self, box: Box, prepared: Prepared, files: int, events: Events) -> Steps[ModuleType]:
+        """What there is inside, found out by starting it; bash where there is neither."""
+        if self._driver is None and self._line is None and not self._closed:
+            yield from calm(box)
+            for driver in (bash, posix):
+                run = command(prepared, driver.command(files), env=None, cwd=None, timeout=None, kept=True)
+                # The policy's time is that of one run.
+                program = msgspec.structs.replace(run.program, wall=None)
+                opened = yield from opening(box, program, events)
+                refusal = opened if isinstance(opened, client.Reply) else (yield from refused(opened, events))
+                if isinstance(opened, Line) and refusal is None:
+                    self._line, self._driver = opened, driver
+                if refusal is None or refusal.error not in (errno.ENOENT, errno.EACCES):
+                    break
+        return self._driver or bash
 
     def _asking(
-        self, box: Box, prepared: Prepared, code: str, events: Events, *, given: bytes,
+        self, box: Box, prepared: Prepared, code: str, events: Events, account: Account, *, given: bytes,
         env: Mapping[str, str] | None, timeout: float | None, grace: float, on_stdout: Sink | None,
         on_stderr: Sink | None,
     ) -> Steps[Result]:  # fmt: skip
         files = int(prepared.resolved.limits.files or bash.HIGHEST)
-        words = bash.command(files)
+        asked = yield from self._inside(box, prepared, files, events)
+        words = asked.command(files)
         driver = command(prepared, words, env=None, cwd=None, timeout=None, kept=True)
         run = command(
             prepared, words, given=given, env=env, cwd=None, timeout=timeout, grace=grace,
             on_stdout=on_stdout, on_stderr=on_stderr, kept=True,
         )  # fmt: skip
         number = os.urandom(12).hex().encode()
-        request = bash.request(code, env or {}, number, files)
-        _, result = yield from self._running(box, prepared, driver, run, request, number, NOTHING, events)
+        request = asked.request(code, env or {}, number, files)
+        _, result = yield from self._running(
+            box, prepared, driver, run, request, number, NOTHING, events, account
+        )
         return result
 
 
@@ -147,7 +186,7 @@ class Shell(Bash):
     Directory, variables, functions and jobs stay from run to run, also after `exit`, `set -e` and a
     timeout (but for the list of jobs). When the shell itself is gone, the result says so, and the next run
     starts a fresh one. Several threads may use it; one run waits for the other. Each run has the timeout
-    or `limits.wall`, whichever is shorter.
+    or `limits.wall`, whichever is shorter. Where no bash is there inside it is `sh`, which `exit` ends.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -174,18 +213,20 @@ class Shell(Bash):
         grace: float = GRACE,
         on_stdout: Sink | None = None,
         on_stderr: Sink | None = None,
+        who: Who | Mapping[str, str] | None = None,
     ) -> Result:
         """Run code in the shell. `input` is its standard input, `env` holds for this run only.
 
         When the time is over, the foreground is interrupted, after the grace killed, and the shell stays
         where it can. Background jobs go on; what they print comes with the next run.
         """
-        with self._lock:
+        account = self._account(code, who)
+        with account.telling(), self._lock:
             self._sandbox._before_run()
             with self._sandbox._used() as (box, prepared), Events() as events:
                 steps = self._asking(
-                    box, prepared, code, events, given=input, env=env, timeout=timeout, grace=grace,
-                    on_stdout=on_stdout, on_stderr=on_stderr,
+                    box, prepared, code, events, account, given=input, env=env, timeout=timeout,
+                    grace=grace, on_stdout=on_stdout, on_stderr=on_stderr,
                 )  # fmt: skip
                 return drive(steps, events)
 
@@ -225,18 +266,21 @@ class AsyncShell(Bash):
         grace: float = GRACE,
         on_stdout: Sink | None = None,
         on_stderr: Sink | None = None,
+        who: Who | Mapping[str, str] | None = None,
     ) -> Result:
         """Run code in the shell, as `Shell.run` does."""
         from stockade.sandbox import aio
 
-        async with self._lock, self._sandbox._used() as (box, prepared):
-            await self._sandbox._snapshotted()
-            with Events() as events:
-                steps = self._asking(
-                    box, prepared, code, events, given=input, env=env, timeout=timeout, grace=grace,
-                    on_stdout=on_stdout, on_stderr=on_stderr,
-                )  # fmt: skip
-                return await aio.drive(steps, events)
+        account = self._account(code, who)
+        with account.telling():
+            async with self._lock, self._sandbox._used() as (box, prepared):
+                await self._sandbox._snapshotted()
+                with Events() as events:
+                    steps = self._asking(
+                        box, prepared, code, events, account, given=input, env=env, timeout=timeout,
+                        grace=grace, on_stdout=on_stdout, on_stderr=on_stderr,
+                    )  # fmt: skip
+                    return await aio.drive(steps, events)
 
     async def close(self) -> None:
         """End the shell and what it has started."""

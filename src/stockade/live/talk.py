@@ -156,6 +156,10 @@ class Talk:
                 stderr=self._outputs[line.stderr].content(),
                 truncated=any(output.truncated for output in self._outputs.values()),
                 spilled=self._spilled(),
+                digests={
+                    "stdout": self._outputs[line.stdout].digest(),
+                    "stderr": self._outputs[line.stderr].digest(),
+                },
             )
         finally:
             self._end()

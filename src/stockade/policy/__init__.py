@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stockade.policy.caller import Caller
 from stockade.policy.load import Discovered, discover, load, merge
-from stockade.policy.model import Limits, Policy, Syscalls, WorkspaceRule
+from stockade.policy.model import Limits, Policy, Reuse, Syscalls, WorkspaceRule
 from stockade.policy.profile import Profile
 from stockade.policy.resolve import Grant, Resolved, resolve
 from stockade.policy.text import parse
@@ -17,6 +17,7 @@ __all__ = [
     "Policy",
     "Profile",
     "Resolved",
+    "Reuse",
     "Syscalls",
     "WorkspaceRule",
     "discover",

@@ -16,10 +16,10 @@ import math
 import os
 
 from stockade.controls import Control
-from stockade.policy.model import Limits, Policy, limit_text
+from stockade.policy.model import Limits, Policy, Reuse, limit_text
 from stockade.policy.profile import profile
 from stockade.policy.programs import taken_in
-from stockade.policy.values import show
+from stockade.policy.values import show, time_text
 
 NONE, READ, OVERLAY, WRITE = range(4)
 WORDS = {READ: "read", OVERLAY: "change a copy of", WRITE: "write"}
@@ -114,8 +114,23 @@ def excess(mine: Policy, other: Policy) -> list[str]:
             found.append(f"limits.{name}: {words} where {limit_text(name, had)} is allowed")
     if other.required(Control.LIMITS_TASKS) and not mine.required(Control.LIMITS_TASKS):
         found.append("without limits.tasks being required")
+    found += _reuse(mine.reuse, other.reuse)
     if other.backend != "auto" and not _backends(mine) <= _backends(other):
         found.append(f"backend = {show(mine.backend)} where {show(other.backend)} is asked for")
+    return found
+
+
+def _reuse(mine: Reuse | None, other: Reuse | None) -> list[str]:
+    if mine is None:
+        return []
+    if other is None:
+        return ["reuse: sandboxes that other runs have used"]
+    found = []
+    for name in Reuse.__struct_fields__:
+        asked, had = getattr(mine, name), getattr(other, name)
+        if asked > had:
+            texts = [str(value) if name == "requests" else f'"{time_text(value)}"' for value in (asked, had)]
+            found.append(f"reuse.{name}: {texts[0]} where {texts[1]} is allowed")
     return found
 
 

@@ -38,8 +38,10 @@ NOTHING = object()
 LATER: dict[str, tuple[str, object]] = {
     "secrets": ("hold secrets back from the program", {}),
 }
-LATER_BACKENDS = ("gvisor", "container", "microvm", "seatbelt")
+LATER_BACKENDS = ("gvisor", "container", "microvm")
 BACKENDS = ("native", "bwrap", "landlock")
+#: Those of other systems, which show plans and start nothing.
+DRAFTS = ("seatbelt", "apple-container", "pledge", "jobobject")
 
 #: Controls that every run needs, whatever its policy says.
 ALWAYS = (
@@ -172,6 +174,39 @@ class Syscalls(_Clauses, frozen=True):
                 raise Invalid("syscalls.allow", name, "syscalls.deny names it too")
 
 
+def _written(check: values.Check) -> values.Check:
+    """A check for what has a number in any case."""
+
+    def checked(key: str, value: Any) -> Any:
+        if value is None:
+            raise Invalid(key, value, "must be a number", "leave it out for the default")
+        return check(key, value)
+
+    return checked
+
+
+class Reuse(_Clauses, frozen=True):
+    """How long a pool may use the same sandbox, for runs that have nothing to hide from one another."""
+
+    requests: int = 100
+    age: float = 600.0
+    #: How long it may wait for the next run once it has had one.
+    idle: float = 60.0
+
+    _prefix = "reuse."
+    _checks = {
+        "requests": _written(values.count(1_000_000)),
+        "age": _written(values.time),
+        "idle": _written(values.time),
+    }
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, requests: int | str = 100, age: float | str = 600.0, idle: float | str = 60.0
+        ) -> None: ...
+
+
 def _table(kind: type[_Clauses]) -> values.Check:
     def check(key: str, value: Any) -> _Clauses:
         if isinstance(value, kind):
@@ -184,12 +219,17 @@ def _table(kind: type[_Clauses]) -> values.Check:
 
 
 _LIMITS, _SYSCALLS, _WORKSPACE = _table(Limits), _table(Syscalls), _table(WorkspaceRule)
+_REUSE = _table(Reuse)
 
 
 def _workspace(key: str, value: Any) -> Any:
     if value is None or isinstance(value, WorkspaceRule | Mapping):
         return None if value is None else _WORKSPACE(key, value)
     return WorkspaceRule(values.path(key, value))
+
+
+def _reuse(key: str, value: Any) -> Any:
+    return None if value is None else _REUSE(key, value)
 
 
 def _net(key: str, value: Any) -> tuple[()] | str:
@@ -202,8 +242,8 @@ def _net(key: str, value: Any) -> tuple[()] | str:
     raise Invalid(key, value, 'is neither [] nor "open"', 'write [] for no network, "open" for the host\'s')
 
 
-_ONE_BACKEND = values.one_of("auto", *BACKENDS, later=LATER_BACKENDS)
-_SEVERAL_BACKENDS = values.many(values.one_of(*BACKENDS, later=LATER_BACKENDS))
+_ONE_BACKEND = values.one_of("auto", *BACKENDS, *DRAFTS, later=LATER_BACKENDS)
+_SEVERAL_BACKENDS = values.many(values.one_of(*BACKENDS, *DRAFTS, later=LATER_BACKENDS))
 
 
 def _backend(key: str, value: Any) -> str | tuple[str, ...]:
@@ -260,7 +300,10 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     image: Literal["host"] = "host"
     #: One of them, several in the order of preference, or whichever enforces it all.
     backend: (
-        Literal["auto", "native", "bwrap", "landlock"] | tuple[Literal["native", "bwrap", "landlock"], ...]
+        Literal["auto", "native", "bwrap", "landlock", "seatbelt", "apple-container", "pledge", "jobobject"]
+        | tuple[
+            Literal["native", "bwrap", "landlock", "seatbelt", "apple-container", "pledge", "jobobject"], ...
+        ]
     ) = "auto"
     accept: tuple[Control, ...] = ()
     workspace: WorkspaceRule | None = None
@@ -268,6 +311,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     syscalls: Syscalls = Syscalls()
     #: Whether the install that the command belongs to is shown; further commands whose installs are.
     toolchain: bool | tuple[str, ...] = True
+    #: Whether a pool may use a sandbox for several runs, one after another; None: each for one.
+    reuse: Reuse | None = None
 
     _checks = {
         "profile": values.one_of(*PROFILES),
@@ -286,6 +331,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "limits": _LIMITS,
         "syscalls": _SYSCALLS,
         "toolchain": _toolchain,
+        "reuse": _reuse,
     }
 
     if TYPE_CHECKING:
@@ -309,6 +355,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             limits: Limits | Mapping[str, Any] = ...,
             syscalls: Syscalls | Mapping[str, Any] = ...,
             toolchain: bool | Sequence[str] = True,
+            reuse: Reuse | Mapping[str, Any] | None = None,
         ) -> None: ...
 
     @classmethod

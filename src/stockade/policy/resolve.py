@@ -23,6 +23,7 @@ from stockade.controls import Control
 from stockade.errors import PolicyError
 from stockade.policy.caller import Caller
 from stockade.policy.model import Limits, Policy
+from stockade.policy.mounted import HOLDING, alone, mounted_below
 from stockade.policy.profile import Profile, profile
 from stockade.policy.programs import Programs, find
 from stockade.policy.toolchain import Surroundings, Toolchain, shown_by, toolchain
@@ -53,6 +54,8 @@ class Grant(msgspec.Struct, frozen=True):
     clause: str
     """The words of the policy that grant it, such as `read = "./data"`."""
     fd: int
+    alone: bool = False
+    """Whether the directory is shown without what is mounted in it."""
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -95,13 +98,20 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 def resolve(
-    policy: Policy, caller: Caller, state: str, *, pinned: bool = False, command: str = ""
+    policy: Policy,
+    caller: Caller,
+    state: str,
+    *,
+    pinned: bool = False,
+    command: str = "",
+    mounts: bool = True,
 ) -> Resolved:
     """Find and open everything the policy names, and what the command needs.
 
     `state` is Stockade's own directory, which no grant may touch. `pinned` says
     that the policy's paths are real names already (see `discover`): a link met
-    on the way was put there since, and is refused.
+    on the way was put there since, and is refused. Without `mounts` nothing is
+    laid over anything, and what is mounted in a tree does not matter.
     """
     base = profile(policy.profile)
     opener = _Opener(caller, state, pinned)
@@ -124,10 +134,15 @@ def resolve(
             _settle(grants, workspace)
             protected = tuple((path, _exists(path, workspace.fd)) for path in policy.protect)
         chain = _toolchain(policy, base, opener, grants, workspace, command)
+        if mounts and workspace is not None and workspace.access != "write" and caller.uid == 0:
+            _show_mounted(workspace, opener, grants)
         denied = _deny((*policy.deny, *map(literal, chain.hidden)), caller, grants, workspace)
-        for grant in (*grants.values(), workspace):
-            if grant and (Control.IPC not in policy.accept or any(covers(grant.path, d) for d in denied)):
-                _refuse_mounted(grant)
+        sockets = Control.IPC in policy.accept
+        for path, grant in grants.items():
+            if mounts and (not sockets or any(covers(path, name) for name in denied)):
+                grants[path] = _by_itself(grant, opener, grants)
+        if workspace is not None and mounts:
+            workspace = _by_itself(workspace, opener, grants)
         if workspace is not None and workspace.access == "overlay":
             _refuse_foreign(workspace, caller)
         resolved = Resolved(
@@ -496,23 +511,41 @@ class _Opener:
                 raise PolicyError(f"{clause}: {what} is in {place}", hint="grant what is beside it")
 
 
-def _refuse_mounted(grant: Grant | None) -> None:
-    """Refuse what an overlay cannot show: a directory in which other file systems are mounted.
+def _show_mounted(workspace: Grant, opener: _Opener, grants: dict[str, Grant]) -> None:
+    """Let root see what is mounted in the workspace: read-only, since an overlay is of one file system."""
+    for point, kind in mounted_below(workspace.path).items():
+        written = any(grant.access == "write" and covers(path, point) for path, grant in grants.items())
+        if kind in HOLDING and not written:
+            clause = f"{workspace.clause}, where {point} is mounted"
+            grant = opener.grant(literal(point), "read", clause, pinned=True)
+            assert grant is not None  # only an optional path may be absent
+            grants.setdefault(grant.path, grant)
 
-    Read-only directories are shown through one too, because the sockets in them must not be reached.
+
+def _by_itself(grant: Grant, opener: _Opener, grants: dict[str, Grant]) -> Grant:
+    """The grant of a directory that is shown through an overlay, which shows none of what is mounted in it.
+
+    Read-only directories are shown through one too, because the sockets in them must not be reached. Where
+    each of those file systems is granted by itself, root has a mount of the directory alone; others cannot.
     """
-    if grant is None or not grant.is_dir or grant.access == "write":
-        return
-    if inner := mounted_below(grant.path):
-        fix = (
-            'use workspace.mode = "rw"'
-            if grant.access == "overlay"
-            else 'grant directories beside them, or write accept = ["ipc"] to let sockets in it be reached'
-        )
-        if grant.clause.startswith("toolchain"):
-            fix = f"show what is needed of {grant.path} by hand, and write --no-toolchain"
-        what = f"other file systems are mounted in it: {', '.join(inner)}"
-        raise PolicyError(f"{grant.clause}: {what}", hint=fix)
+    if not grant.is_dir or grant.access == "write" or not (inner := mounted_below(grant.path)):
+        return grant
+    own = [path for path in grants if path != grant.path and covers(grant.path, path)]
+    if all(any(covers(path, point) for path in own) for point in inner):
+        mount = alone(grant.fd)
+        if mount is not None:
+            os.close(mount)
+            return msgspec.structs.replace(grant, alone=True)
+    fix = (
+        'use workspace.mode = "rw"'
+        if grant.access == "overlay"
+        else 'grant directories beside them, or write accept = ["ipc"] to let sockets in it be reached'
+    )
+    if grant.clause.startswith("toolchain"):
+        fix = f"show what is needed of {grant.path} by hand, and write --no-toolchain"
+    elif opener.caller.uid == 0:
+        fix = f"name each in read or write, or {fix}"
+    raise PolicyError(f"{grant.clause}: other file systems are mounted in it: {', '.join(inner)}", hint=fix)
 
 
 def _refuse_foreign(workspace: Grant, caller: Caller) -> None:
@@ -533,26 +566,6 @@ def refuse_foreign(workspace: Grant, caller: Caller, otherwise: str = "run as ro
             hint=f"`sudo chown {caller.user}:{caller.group} {path}`, or use mode ro or rw, or {otherwise}; "
             "`stockade workspaces check` lists every such path",
         )
-
-
-def mounted_below(tree: str) -> list[str]:
-    """The mount points in a tree."""
-    if sys.platform != "linux":
-        return []
-    with open("/proc/self/mountinfo", "rb", buffering=0) as file:
-        table = file.readall()
-    start = _escaped(tree) + "/"
-    if f" {start}" not in (text := os.fsdecode(table)):
-        return []
-    points = {line.split(" ", 5)[4] for line in text.split("\n") if start in line}
-    return sorted(point for point in points if point.startswith(start))
-
-
-def _escaped(path: str) -> str:
-    """A path as the mount table writes it."""
-    for char in "\\ \t\n":
-        path = path.replace(char, f"\\{ord(char):03o}")
-    return path
 
 
 def _settle(grants: dict[str, Grant], workspace: Grant) -> None:

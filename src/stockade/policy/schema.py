@@ -32,6 +32,10 @@ _FORMS: dict[tuple[str, str], dict[str, Any]] = {
         "anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "string", "minLength": 1}}],
         "default": True,
     },
+    ("Policy", "reuse"): {"$ref": "#/$defs/Reuse"},
+    ("Reuse", "requests"): {"type": "integer", "minimum": 1, "default": 100},
+    ("Reuse", "age"): {**_TIME, "default": 600},
+    ("Reuse", "idle"): {**_TIME, "default": 60},
     ("Limits", "tasks"): _COUNT,
     ("Limits", "files"): _COUNT,
     ("Limits", "cpu"): {"type": "number", "minimum": 0.01, "maximum": 1024},
@@ -42,7 +46,13 @@ _FORMS: dict[tuple[str, str], dict[str, Any]] = {
     ("Limits", "disk"): _SIZE,
 }
 #: The models, and how the names of their clauses begin.
-_PREFIXES = {"Policy": "", "WorkspaceRule": "workspace.", "Limits": "limits.", "Syscalls": "syscalls."}
+_PREFIXES = {
+    "Policy": "",
+    "WorkspaceRule": "workspace.",
+    "Limits": "limits.",
+    "Syscalls": "syscalls.",
+    "Reuse": "reuse.",
+}
 
 
 def schema() -> dict[str, Any]:

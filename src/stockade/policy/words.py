@@ -41,7 +41,8 @@ CLAUSES: dict[str, Clause] = {
         Control.FILES,
     ),
     "backend": Clause(
-        '`"auto"`, `"native"`, `"bwrap"`, `"landlock"`, or a list of names',
+        '`"auto"`, `"native"`, `"bwrap"`, `"landlock"`, or a list of names; those of other systems start '
+        "nothing",
         "who raises the walls; a named one is used or the run is refused; a list is by preference",
     ),
     "accept": Clause("controls", "may be weaker where the host cannot do better"),
@@ -69,6 +70,10 @@ CLAUSES: dict[str, Clause] = {
     "syscalls": Clause("a table", "system calls beyond or below the built-in list", Control.SYSCALLS),
     "syscalls.allow": Clause("names", "calls that the built-in list leaves out", Control.SYSCALLS),
     "syscalls.deny": Clause("names", "further calls that are refused", Control.SYSCALLS),
+    "reuse": Clause("a table", "a pool may use a sandbox for several runs, one after another"),
+    "reuse.requests": Clause("a number", "runs of one sandbox"),
+    "reuse.age": Clause(A_TIME, "from when it was opened; then it takes no more runs"),
+    "reuse.idle": Clause(A_TIME, "that it waits after a run before it is ended"),
 }
 
 CONTROLS: dict[Control, str] = {

@@ -19,7 +19,7 @@ from stockade.errors import ReceiptError, StockadeError
 
 if TYPE_CHECKING:
     from stockade.policy import Policy
-    from stockade.receipt.statement import Who
+    from stockade.receipt.statement import Receipt, Who
     from stockade.sandbox.launch import Box, Prepared
     from stockade.sandbox.result import Result
 
@@ -36,6 +36,8 @@ class Account:
         self.places = [] if places is None else places
         self.prepared: Prepared | None = None
         self.box: Box | None = None
+        #: Why it is being cancelled, where somebody has said so.
+        self.because = ""
         self.started = time.time()
         self._clock = time.monotonic()
         self._closed = False
@@ -55,6 +57,13 @@ class Account:
 
         caller = Caller.current()
         return state.state_dir(caller.environ, caller.home)
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """The one that was made last, if any was."""
+        from stockade.receipt import chain
+
+        return chain.of(self.home).get(self.places[-1]) if self.places else None
 
     def ready(self) -> None:
         """Load what the receipt will need, while the program runs. Where none can be made, the run ends."""

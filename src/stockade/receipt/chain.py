@@ -19,7 +19,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -53,6 +53,8 @@ VERSION = 1
 LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 #: How long to wait for the process that appends just now.
 PATIENCE = 30.0
+#: How long a WAL may be left behind. Whoever opens the log next reads all of it, and adds to it.
+LEFT = 1 << 20
 SCHEMA = f"""
     CREATE TABLE chain (id TEXT NOT NULL);
     CREATE TABLE receipts (
@@ -385,6 +387,16 @@ class Chain:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._open))
             self._open = None
 
+    def leave(self) -> None:
+        """At the end of the process: abandon the log, or close it where too much would be left behind."""
+        if not self._lock.acquire(blocking=False):
+            return self.abandon()
+        with contextlib.suppress(OSError, sqlite3.Error):
+            if self._open is not None and os.stat(f"{self.path}-wal").st_size > LEFT:
+                self.close()
+        self._lock.release()
+        self.abandon()
+
 
 def is_id(text: str) -> bool:
     """Whether a word has the form of a receipt's id: "last", its place, or that and the start of its hash."""
@@ -455,9 +467,9 @@ def shutdown() -> None:
         _chains.popitem()[1].close()
 
 
-def _abandon(*_: Any) -> None:
+def _leave() -> None:
     while _chains:
-        _chains.popitem()[1].abandon()
+        _chains.popitem()[1].leave()
 
 
 #: The logs that a thread holds still while it forks.
@@ -477,8 +489,9 @@ def _after_fork() -> None:
 def _after_fork_in_child() -> None:
     _after_fork()
     _still.clear()
-    _abandon()
+    while _chains:
+        _chains.popitem()[1].abandon()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
-atexit.register(_abandon)
+atexit.register(_leave)

@@ -12,9 +12,10 @@ from typing import IO, TYPE_CHECKING, TypeVar
 
 from stockade.policy import Policy
 from stockade.sandbox.launch import Box, Prepared
+from stockade.sandbox.once import OnExit
 from stockade.sandbox.process import PIPE, Parts, Started, late
 from stockade.sandbox.result import Result
-from stockade.sandbox.sandbox import Living, OnExit, command
+from stockade.sandbox.sandbox import Living, command
 from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE, Ended
@@ -215,11 +216,16 @@ class AsyncSandbox(Living):
 
         return AsyncShell(self)
 
-    def python(self, *, preload: Iterable[str] = (), executable: str = "python3") -> AsyncInterpreter:
-        """One Python for many runs: its variables stay. It starts with the first, and imports `preload`."""
+    def python(
+        self, *, preload: Iterable[str] = (), executable: str = "python3", ipython: bool | None = None
+    ) -> AsyncInterpreter:
+        """One Python for many runs: its variables stay. It starts with the first, and imports `preload`.
+
+        IPython's shell runs the code where that is installed inside, or as `ipython` says.
+        """
         from stockade.live.interpreter import AsyncInterpreter
 
-        return AsyncInterpreter(self, preload, executable)
+        return AsyncInterpreter(self, preload, executable, ipython)
 
     async def background(
         self,
@@ -230,11 +236,14 @@ class AsyncSandbox(Living):
         cwd: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
         grace: float = GRACE,
+        who: Who | Mapping[str, str] | None = None,
     ) -> AsyncBackground:
         """Start a command whose output is kept aside, outside, to be read from any byte on."""
         from stockade.live.background import AsyncBackground
 
-        return AsyncBackground(self, cmd, input=input, env=env, cwd=cwd, timeout=timeout, grace=grace)
+        return AsyncBackground(
+            self, cmd, input=input, env=env, cwd=cwd, timeout=timeout, grace=grace, who=who
+        )
 
     async def _snapshotted(self) -> None:
         if self._snapshot:

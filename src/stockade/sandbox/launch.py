@@ -23,6 +23,7 @@ from stockade.gate.plan import Plan
 from stockade.host import host
 from stockade.host.model import Host
 from stockade.policy import Caller, Policy, Resolved, resolve
+from stockade.policy.mounted import alone
 from stockade.policy.resolve import Grant
 from stockade.receipt.account import policy_hash
 from stockade.sandbox import continued, register, scarce
@@ -382,7 +383,7 @@ def _prepare(
                 resolved=resolved,
                 selection=selection,
                 landlock=known.landlock,
-                files=_files(resolved),
+                files=most_files(resolved),
                 layer="/overlay" if made.layer is None else made.layer.path,
                 groups=((), "") if kept is None else (kept.versions, kept.words),
                 state="" if dry else home,
@@ -397,7 +398,7 @@ def _prepare(
         raise
 
 
-def _files(resolved: Resolved) -> int:
+def most_files(resolved: Resolved) -> int:
     """The limit of open files: what the policy writes or is refused, or the default as far as it goes."""
     wanted = resolved.limits.files or 0
     if wanted <= os.sysconf("SC_OPEN_MAX"):
@@ -431,12 +432,17 @@ def launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object] =
 
 def _launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object]) -> Steps[Box]:
     for attempt in range(2):
-        connection = client.launch(
-            prepared.plan.encoded,
-            prepared.descriptors,
-            prepared.gate,
-            scoped=prepared.scoped,
-        )
+        mounts = _mounts_of(prepared)
+        try:
+            connection = client.launch(
+                prepared.plan.encoded,
+                tuple(mounts.get(descriptor, descriptor) for descriptor in prepared.descriptors),
+                prepared.gate,
+                scoped=prepared.scoped,
+            )
+        finally:
+            for mount in mounts.values():
+                os.close(mount)
         held: list[int] = []
         evidence = Evidence()
         try:
@@ -463,6 +469,20 @@ def _launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object])
     from stockade.sandbox.failures import failure
 
     raise failure(reply)
+
+
+def _mounts_of(prepared: Prepared) -> dict[int, int]:
+    """The mounts that are passed for descriptors, by these: each can be attached once only."""
+    resolved = prepared.resolved
+    trees = [
+        grant.fd for grant in (*resolved.grants, resolved.workspace) if grant is not None and grant.alone
+    ]
+    found: dict[int, int] = {}
+    for directory in (*trees, *prepared.made.image):
+        mount = alone(directory)
+        if mount is not None:
+            found[directory] = mount
+    return found
 
 
 def _raised(

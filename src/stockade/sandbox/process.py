@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from stockade.live.background import Background
     from stockade.live.interpreter import Interpreter
     from stockade.live.shell import Shell
+    from stockade.receipt.statement import Who
     from stockade.sandbox.sandbox import Sandbox
 
 #: The numbers of `subprocess`, which is slow to import.
@@ -308,11 +309,16 @@ class Opening:
 
         return Shell(cast("Sandbox", self))
 
-    def python(self, *, preload: Iterable[str] = (), executable: str = "python3") -> Interpreter:
-        """One Python for many runs: its variables stay. It starts with the first, and imports `preload`."""
+    def python(
+        self, *, preload: Iterable[str] = (), executable: str = "python3", ipython: bool | None = None
+    ) -> Interpreter:
+        """One Python for many runs: its variables stay. It starts with the first, and imports `preload`.
+
+        IPython's shell runs the code where that is installed inside, or as `ipython` says.
+        """
         from stockade.live.interpreter import Interpreter
 
-        return Interpreter(cast("Sandbox", self), preload, executable)
+        return Interpreter(cast("Sandbox", self), preload, executable, ipython)
 
     def background(
         self,
@@ -323,12 +329,13 @@ class Opening:
         cwd: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
         grace: float = GRACE,
+        who: Who | Mapping[str, str] | None = None,
     ) -> Background:
         """Start a command whose output is kept aside, outside, to be read from any byte on."""
         from stockade.live.background import Background
 
         return Background(
-            cast("Sandbox", self), cmd, input=input, env=env, cwd=cwd, timeout=timeout, grace=grace
+            cast("Sandbox", self), cmd, input=input, env=env, cwd=cwd, timeout=timeout, grace=grace, who=who
         )
 
 

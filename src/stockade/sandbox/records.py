@@ -53,6 +53,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     #: The hashes of its policy and of its plan, for the receipt that a dead supervisor cannot make.
     policy: str = ""
     plan: str = ""
+    #: Whether its supervisor is a holder: it lives without a terminal, and can be attached to.
+    kept: bool = False
     supervisor: int = 0
     supervisor_born: int = 0
     #: The boot and the pid namespace in which the numbers mean something.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from stockade.gate import client
@@ -10,7 +12,7 @@ from stockade.sandbox import runlog
 from stockade.sandbox.launch import Box, Prepared
 from stockade.sandbox.limits import measured
 from stockade.sandbox.outcome import judge
-from stockade.sandbox.result import Result, Usage
+from stockade.sandbox.result import Outcome, Result, Usage
 from stockade.sandbox.supervise import Ended
 
 
@@ -22,8 +24,12 @@ def result_of(
     account: Account,
     *,
     closed: bool = False,
+    revised: Callable[[Result], Result] = lambda result: result,
 ) -> Result:
-    """What became of a run, with the receipt of it. `closed` says that its sandbox was closed under it."""
+    """What became of a run, with the receipt of it. `closed` says that its sandbox was closed under it.
+
+    `revised` is the result as the caller will see it, before the receipt is made for it.
+    """
     reply, entry = ended.reply, prepared.made.entry
     # What a closed sandbox had is gone.
     group, layer = (None, None) if closed else (box.group, prepared.layer)
@@ -42,11 +48,12 @@ def result_of(
             peak_memory=reply.peak,
             context_switches=reply.switches,
         )
+    cancelled = account.because if verdict.outcome is Outcome.CANCELLED else ""
     result = Result(
         outcome=verdict.outcome,
         exit_code=verdict.exit_code,
         signal=verdict.signal,
-        reason=verdict.reason,
+        reason=cancelled or verdict.reason,
         hint=verdict.hint,
         stdout=ended.stdout,
         stderr=ended.stderr,
@@ -58,10 +65,11 @@ def result_of(
         workspace=layer.id if layer is not None and (changes or layer.continued) else "",
         plan=prepared.plan.hash,
     )
+    result = revised(result)
     place = prepared.resolved.workspace
     runlog.note(
         prepared.state,
-        program.argv,
+        account.command,
         result,
         sandbox="" if entry is None else entry.record.id,
         directory="" if place is None else place.path,

@@ -46,6 +46,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     kept: bool
     #: What to do once the program has been started.
     meanwhile: Callable[[], object] = lambda: None
+    #: What is told the number of its first process on the host, where the program is to tell.
+    started: Callable[[int], object] = lambda pid: None
     #: What looks after the program's terminal, if it has one instead of pipes.
     terminal: Terminal | None = None
     #: What ends the run when it is raised and is part of the result, instead of being raised further.
@@ -89,7 +91,7 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
     watch = Watch(box, run.program, events)
     channel = watch.start(streams.theirs, kept=run.kept)
     streams.close(*streams.theirs)
-    pumps = Pumps(streams, events)
+    pumps = Pumps(streams, events, run.started)
     try:
         try:
             run.meanwhile()
@@ -131,8 +133,8 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
 class Pumps:
     """Moves what is in the pipes of a run, or its terminal, whenever there is something to move."""
 
-    def __init__(self, streams: Streams, events: Events) -> None:
-        self._streams, self._events = streams, events
+    def __init__(self, streams: Streams, events: Events, started: Callable[[int], object]) -> None:
+        self._streams, self._events, self._started = streams, events, started
         self._outputs: dict[int, Output] = {output.reader: output for output in streams.outputs}
         self._feed = streams.feed
         self._fed = -1
@@ -155,6 +157,8 @@ class Pumps:
 
     def hear(self, reply: client.Reply, channel: client.Channel) -> None:
         """What is said of a run that goes on."""
+        if reply.kind == client.STARTED:
+            self._started(reply.pid)
         if self._terminal is None:
             return
         if reply.kind == client.TERMINAL:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from stockade.errors import ConflictError, NotFoundError, SetupError, one_line
-from stockade.policy.resolve import mounted_below
+from stockade.policy.mounted import mounted_below
 from stockade.workspace import bases, copying, descend, journal
 from stockade.workspace.caution import Held, covers, held, leads_out
 from stockade.workspace.conflicts import Judge
@@ -122,13 +122,15 @@ class Job(msgspec.Struct):
 
     def check(self, chosen: list[Found], force: tuple[str, ...], *, merge: bool) -> list[Found]:
         """Refuse what cannot be done before anything is; with `merge`, the changes are put on the host's."""
-        if inner := mounted_below(self.tree):
-            raise SetupError(
-                f"other file systems are mounted in {self.tree}: {', '.join(inner)}",
-                stage="commit",
-                hint="unmount them first: the program did not see them",
-            )
+        inner = [point.removeprefix(self.tree).lstrip("/") for point in mounted_below(self.tree)]
         for one in chosen:
+            if over := [at for at in inner if covers(at, one.path) or (_takes(one) and covers(one.path, at))]:
+                raise SetupError(
+                    f"{one.path} is behind what is mounted at {self.tree}/{over[0]}",
+                    stage="commit",
+                    hint=f"`umount {self.tree}/{over[0]}` first, or leave the path out: the change is not of "
+                    "what is mounted there",
+                )
             if one.deep:
                 raise SetupError(
                     f"{one.path[:80]}... has directories too deep in one another to be committed",
@@ -346,6 +348,11 @@ def umask() -> int:
 
 def _new_directory(one: Found) -> bool:
     return one.kind == "added" and one.after is not None and stat.S_ISDIR(one.after.st_mode)
+
+
+def _takes(one: Found) -> bool:
+    """Whether what the host has there goes."""
+    return one.kind == "deleted" or "type" in one.what
 
 
 def _foreign(path: str, name: str) -> SetupError:

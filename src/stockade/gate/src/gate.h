@@ -154,7 +154,8 @@ struct box {
 	long keyring;
 	const char *problem; /* what kept the warden or a helper from its work, for the supervisor to be told */
 	int problem_error;
-	pid_t warden; /* in a sandbox without namespaces, or 0 */
+	pid_t warden; /* in a sandbox without namespaces, or 0; of a living process: one that is outside its walls */
+	int itself;   /* a living process raises its own walls */
 	int helped;   /* namespaces and mounts were made by a helper, which has loaded the filter */
 	int told;     /* from it: a byte to end, and its end; or -1 */
 	unsigned mask; /* the caller's umask, for the programs */

@@ -177,6 +177,8 @@ static int attach(const struct box *box, int mount, const char *path, int direct
 int open_source(const struct box *box, const char *path, uint64_t same)
 {
 	int source = sys_openat2(AT_FDCWD, path, O_PATH, RESOLVE_NO_SYMLINKS);
+	if (source < 0 && same && errno == ENOENT)
+		errno = NOT_THE_SAME_FILE; /* it is in a file system that was mounted after we looked */
 	if (source < 0 || same == 0)
 		return source;
 	struct stat now, then;
@@ -257,9 +259,33 @@ static int written(const struct box *box, const char *name)
 {
 	if (box->image < 0)
 		return hidden(box, name);
-	if (mkdirat(box->image, name, 0700))
+	/* It is there already where this is the second attempt; until now nobody but us has written there. */
+	if (mkdirat(box->image, name, 0700) && errno != EEXIST)
 		return -1;
 	return openat(box->image, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+/* A directory of the host for a layer. In this namespace what is mounted in it is locked, and the kernel
+ * shows nothing without what covers it: then the supervisor has passed a mount of it alone, which is
+ * attached where nobody looks until `let_go`. */
+static int open_layer(const struct box *box, const char *path, uint64_t same)
+{
+	if (!(same & SOURCE_ALONE))
+		return open_source(box, path, same);
+	int mount = box->descriptors[(same & ~(uint64_t)SOURCE_ALONE) - 1], point = hidden(box, "alone");
+	if (point < 0)
+		return -1;
+	int failed = sys_move_mount(mount, "", point, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
+	int error = errno;
+	close(point);
+	errno = error;
+	return failed ? -1 : openat(mount, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+}
+
+/* The layers of an overlay that was made are its own; nothing else holds this mount. */
+static int let_go(int layer, uint64_t same)
+{
+	return same & SOURCE_ALONE && (fchdir(layer) || umount2(".", MNT_DETACH)) ? -1 : 0;
 }
 
 /* A writable directory: a mount of its own, which stays writable when the root is sealed. One file system
@@ -419,8 +445,9 @@ static int overlay(struct box *box, const struct op *op, const char **culprit)
 	int layer[3] = {-1, -1, -1}, over = -1, mount = -1, error;
 	for (int i = 0; i < 3; i++) {
 		*culprit = op->s[i + 1];
+		uint64_t same = i ? (op->b & ~(uint64_t)SOURCE_ALONE) + (unsigned)i : op->b;
 		if (i == 0 || !(op->a & OVERLAY_PRIVATE))
-			layer[i] = open_source(box, op->s[i + 1], op->b + (unsigned)i);
+			layer[i] = open_layer(box, op->s[i + 1], same);
 		else
 			layer[i] = i == 1 ? private_upper(box, layer[0]) : written(box, "work");
 		if (layer[i] < 0)
@@ -441,6 +468,12 @@ static int overlay(struct box *box, const struct op *op, const char **culprit)
 					 {"userxattr", NULL}};
 	mount = new_mount("overlay", options, 4,
 			  MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | (unsigned)(op->a >> 32));
+	if (mount >= 0 && let_go(layer[0], op->b)) {
+		error = errno;
+		close(mount);
+		mount = -1;
+		errno = error;
+	}
 out:
 	error = errno;
 	if (over >= 0)
@@ -458,7 +491,7 @@ out:
 static int view(struct box *box, const struct op *op)
 {
 	/* Without an upper layer an overlay needs two lower ones. */
-	int mount = -1, source = open_source(box, op->s[1], op->b);
+	int mount = -1, error, source = open_layer(box, op->s[1], op->b);
 	int other = source < 0 ? -1 : op->a ? masks(box, op->a) : hidden(box, "empty");
 	if (other >= 0) {
 		char lower[64];
@@ -468,8 +501,14 @@ static int view(struct box *box, const struct op *op)
 		const struct option options[] = {{"lowerdir", lower}};
 		mount = new_mount("overlay", options, 1,
 				  MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+		if (mount >= 0 && let_go(source, op->b)) {
+			error = errno;
+			close(mount);
+			mount = -1;
+			errno = error;
+		}
 	}
-	int error = errno;
+	error = errno;
 	if (source >= 0)
 		close(source);
 	if (other >= 0)

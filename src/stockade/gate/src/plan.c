@@ -72,6 +72,12 @@ static int is_below(const char *path, const char *tree)
 	return length > 1 && strncmp(path, tree, length) == 0 && path[length] == '/';
 }
 
+/* Whether the descriptor of a source was passed, if one is named. */
+static int was_passed(uint64_t number, unsigned descriptors)
+{
+	return number != SOURCE_ALONE && (number & ~(uint64_t)SOURCE_ALONE) <= descriptors;
+}
+
 static const char *check(const struct op *op, unsigned descriptors)
 {
 	unsigned paths = op->type == OP_LINK ? 1 : shapes[op->type].strings;
@@ -104,7 +110,7 @@ static const char *check(const struct op *op, unsigned descriptors)
 	case OP_VIEW:
 		if (op->a > MAX_MASKS)
 			return "not a number of masks";
-		if (op->b > descriptors)
+		if (!was_passed(op->b, descriptors))
 			return "names a descriptor that was not passed";
 		break;
 	case OP_BIND:
@@ -120,8 +126,8 @@ static const char *check(const struct op *op, unsigned descriptors)
 			return "not a number of masks";
 		if (op->a >> 32 & ~(uint64_t)NOEXEC)
 			return "unknown mount attributes";
-		if (op->b == 0 || op->b > descriptors ||
-		    (!(op->a & OVERLAY_PRIVATE) && descriptors - op->b < 2))
+		if (op->b == 0 || !was_passed(op->b, descriptors) ||
+		    (!(op->a & OVERLAY_PRIVATE) && descriptors - (op->b & ~(uint64_t)SOURCE_ALONE) < 2))
 			return "names descriptors that were not passed";
 		break;
 	case OP_CGROUP:
@@ -200,7 +206,7 @@ static const char *check_helped(const struct op *ops, const struct op *op)
 	if (!(shape->helped & HELPED))
 		return "no helper does this";
 	int plain = op->type != OP_OVERLAY && op->type != OP_VIEW && op->type != OP_ROOT;
-	if ((!plain && op->a) || (op->type == OP_SCRATCH && op->b) ||
+	if ((!plain && (op->a || op->b & SOURCE_ALONE)) || (op->type == OP_SCRATCH && op->b) ||
 	    (op->type == OP_BIND && !(op->a & 0x4 /* MOUNT_ATTR_NODEV */)) ||
 	    (op->type == OP_NAMESPACES && (op->b & MAPS_EVERY_ID || op->a == 0)))
 		return "no helper does this so";

@@ -60,6 +60,8 @@ enum op_type {
 
 /* The changes go to the private file system, and are bounded with it. */
 #define OVERLAY_PRIVATE 0x80000000u
+/* With the descriptor of a view or an overlay: it is a mount of its own, without what is mounted in it. */
+#define SOURCE_ALONE 0x80000000u
 
 struct op {
 	uint32_t type;

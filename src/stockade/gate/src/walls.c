@@ -78,6 +78,9 @@ int wall_landlock_begin(struct box *box, const struct op *op)
 	/* Born before the wall, so outside of it; the kernel gives it an abstract name. */
 	sa_family_t unnamed = AF_UNIX;
 	box->outsider = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	/* A process that has confined itself before can make no socket any more, so there is none to refuse. */
+	if (box->outsider < 0 && box->itself && errno == EAFNOSUPPORT)
+		return 0;
 	if (box->outsider < 0 || bind(box->outsider, (struct sockaddr *)&unnamed, sizeof unnamed))
 		return -1;
 	return listen(box->outsider, 1);

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import time
+from functools import lru_cache
 
 #: Modes that are off in a fresh terminal, private ones and the standard's. Those whose default is a matter
 #: of taste are left alone.
@@ -42,6 +43,14 @@ _BEGUN = re.compile(
 _ZEROS = re.compile(rb"(?<![0-9])0+(?=[0-9])")
 _BODY = re.compile(rb"([<-?]?)([0-9;:]{0,80})([ -/]{0,2})")
 _LONGEST = 256
+_WHOLE_STRING = re.compile(rb"\x1b[PX^_][^\x18\x1a\x1b]*(?:[\x18\x1a]|(?=\x1b))")
+_BROKEN_OFF = re.compile(
+    rb"\x1b(?:(?:[ -/]*|\[[\x00-\x17\x19\x1c-?\x7f]*)(?=\x1b)|\][^\x07\x18\x1a\x1b]*(?=\x1b[^\\]))"
+)
+_UNFINISHED = re.compile(
+    rb"\x1b(?:\][^\x07\x18\x1a\x1b]*\x1b?|[ -/]*|\[[\x00-\x17\x19\x1c-?\x7f]*|[PX^_][^\x18\x1a\x1b]*)\Z"
+)
+_STRING_END, _TEXT_END = re.compile(rb"[\x18\x1a\x1b]"), re.compile(rb"[\x07\x18\x1a\x1b]")
 CANCEL = b"\x18"
 #: What a terminal does and does not speak of: it moves the cursor, erases, saves and restores.
 _SILENT = frozenset(
@@ -71,6 +80,77 @@ def _everything() -> bytes:
 
 
 EVERYTHING = _everything()
+
+
+@lru_cache(maxsize=1024)
+def _asks(sequence: bytes) -> bool:
+    """Whether a terminal may answer a sequence."""
+    one = Modes()
+    one.see(sequence + b"\x1b\\")  # which ends a text, and means nothing elsewhere
+    return one.asked is not None
+
+
+def _unless_it_asks(found: re.Match[bytes]) -> bytes:
+    sequence = found[0]
+    if len(sequence) <= _LONGEST and not _asks(sequence):
+        return sequence
+    # A byte that is no character stays one that is none: the next may be such a byte too.
+    return "\N{REPLACEMENT CHARACTER}".encode() if len(sequence) == 1 and sequence > b"\x7f" else b""
+
+
+class Unasked:
+    """Leaves out of what is shown all that a terminal may answer.
+
+    Who sees it again, or beside somebody else, must not answer what has been answered. Long texts for the
+    terminal itself (pictures, the clipboard) are left out too.
+    """
+
+    def __init__(self) -> None:
+        self._tail = b""
+        #: What ends the text that is being left out.
+        self._until: re.Pattern[bytes] | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        """The next piece without its questions; what has not ended is held back."""
+        data = self._tail + data
+        self._tail = b""
+        if self._until is not None:
+            found = self._until.search(data)
+            if found is None:
+                return b""
+            self._until, data = None, data[found.start() if found[0] == b"\x1b" else found.end() :]
+        # What is broken off first: with something left out behind it, it would be whole.
+        data = _BROKEN_OFF.sub(b"", _WHOLE_STRING.sub(b"", data))
+        begun = _UNFINISHED.search(data)
+        end = begun.start() if begun else len(data) - _half_a_character(data)
+        tail, data = data[end:], data[:end]
+        if tail[1:2] in (b"P", b"X", b"^", b"_"):
+            self._until = _STRING_END
+        elif len(tail) <= _LONGEST:
+            self._tail = tail
+        elif tail.endswith(b"\x1b"):
+            self._tail = b"\x1b"
+        else:
+            self._until = _TEXT_END
+        return _SEQUENCE.sub(_unless_it_asks, data)
+
+    def held(self) -> bytes:
+        """What is held back: who is asked from now on is given it."""
+        tail, self._tail = self._tail, b""
+        return tail
+
+
+def as_text(shown: bytes) -> bytes:
+    """What was shown without all that steers a terminal: words, and where lines end."""
+    return _SEQUENCE.sub(b"", _BROKEN_OFF.sub(b"", _WHOLE_STRING.sub(b"", shown))).replace(b"\r", b"")
+
+
+def _half_a_character(data: bytes) -> int:
+    """How many bytes at the end are the beginning of a character of UTF-8."""
+    for back, least in ((1, 0xC2), (2, 0xE0), (3, 0xF0)):
+        if len(data) >= back and data[-back] >= 0xC0:
+            return back if data[-back] >= least else 0
+    return 0
 
 
 class Modes:
@@ -199,6 +279,20 @@ class Modes:
             self._pushed = max(0, self._pushed - int(words[0] or 1))
         else:
             self._set = words[0].strip(b"0") != b""
+
+    @property
+    def alternate(self) -> bool:
+        """Whether a program has the screen to itself, as editors and pagers do."""
+        return any((b"?", screen) in self._changed for screen in SCREENS)
+
+    def on(self) -> bytes:
+        """What brings a fresh terminal to where this one is, as far as it is known here. Colours are not."""
+        parts = [b"\x1b="] if self._keypad else []
+        if self._region:
+            parts.append(b"\x1b[%br" % self._region)
+        for way, mode in sorted(self._changed, key=lambda changed: (changed[1] not in SCREENS, changed[1])):
+            parts.append(b"\x1b[%b%d%c" % (way, mode, b"h" if mode in SWITCHED_ON[way] else b"l"))
+        return b"".join(parts)
 
     def off(self, lines: int) -> bytes:
         """What puts a terminal of so many lines back; empty if the program has tidied up."""

@@ -1,0 +1,104 @@
+"""Other file systems in a workspace: root sees them, and whoever names them; everybody else is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import stockade
+from stockade import Policy, PolicyError, Sandbox, SetupError, Workspace
+from stockade.policy.caller import Caller
+from stockade.policy.mounted import mounted_below
+from stockade.policy.resolve import resolve
+from support.means import applies
+
+
+@pytest.fixture
+def project(workspace: Path) -> Iterator[Path]:
+    """A workspace with a file system in it, and another one in that, under names that a table must escape."""
+    applies(os.geteuid() == 0, "only root can mount")
+    (workspace / "sub").mkdir()
+    inner = workspace / "sub" / "a b\\c"
+    inner.mkdir()
+    mounted = []
+    try:
+        for place in (inner, inner / "deeper"):
+            place.mkdir(exist_ok=True)
+            subprocess.run(["mount", "-t", "tmpfs", "stockade-test", place], check=True)
+            mounted.append(place)
+            (place / "file").write_text(f"in {place.name}\n")
+        yield workspace
+    finally:
+        for place in reversed(mounted):
+            subprocess.run(["umount", place], check=True)
+
+
+READ = """
+cat sub/*/file sub/*/*/file; echo new > sub/new
+for place in sub/*/ sub/*/*/; do touch "${place}new" && exit 1; done; true
+"""
+
+
+def test_root_sees_them_and_cannot_write_there(project: Path) -> None:
+    with Sandbox(Policy(workspace=str(project))) as box:
+        result = box.run(["sh", "-c", READ]).check()
+        assert result.text == "in a b\\c\nin deeper\n"
+        assert result.stderr.count(b"Read-only file system") == 2
+        assert [one.path for one in result.changes] == ["sub/new"]
+    workspace = Workspace.open(result.workspace)
+    workspace.commit()
+    assert (project / "sub" / "new").read_text() == "new\n"
+
+
+def test_what_is_named_is_as_it_is_named(project: Path) -> None:
+    inner = project / "sub" / "a b\\c"
+    policy = Policy(workspace=str(project), write=[str(inner)])
+    stockade.run(["sh", "-c", "cd sub/*/ && touch new deeper/new"], policy).check()
+    assert (inner / "new").exists() and (inner / "deeper" / "new").exists()
+
+
+@pytest.mark.parametrize("accept", [[], ["ipc"]])
+def test_others_are_told_of_them(project: Path, stockade_home: Path, accept: list[str]) -> None:
+    inner = str(project / "sub" / "a b\\c")
+    caller = msgspec.structs.replace(Caller.current(), uid=65534, gid=65534)
+    with pytest.raises(PolicyError, match="other file systems are mounted in it") as refused:
+        resolve(Policy(workspace=str(project), accept=accept), caller, str(stockade_home))
+    assert inner in refused.value.message and 'workspace.mode = "rw"' in (refused.value.hint or "")
+    assert mounted_below(str(project)) == {inner: "tmpfs", f"{inner}/deeper": "tmpfs"}
+
+
+def test_no_interface_to_the_kernel_is_shown_because_it_is_there(workspace: Path) -> None:
+    applies(os.geteuid() == 0, "only root can mount")
+    (workspace / "proc").mkdir()
+    subprocess.run(["mount", "--bind", "/proc", workspace / "proc"], check=True)
+    try:
+        with pytest.raises(PolicyError, match="other file systems are mounted in it"):
+            stockade.run(["true"], Policy(workspace=str(workspace)))
+    finally:
+        subprocess.run(["umount", workspace / "proc"], check=True)
+
+
+def test_a_change_behind_a_mount_is_not_committed_over_it(workspace: Path) -> None:
+    applies(os.geteuid() == 0, "only root can mount")
+    (workspace / "sub").mkdir()
+    (workspace / "sub" / "old").write_text("old\n")
+    changed = stockade.run(
+        ["sh", "-c", "echo new > sub/new; echo top > top"], Policy(workspace=str(workspace))
+    )
+    removed = stockade.run(["rm", "-r", "sub"], Policy(workspace=str(workspace)))
+    subprocess.run(["mount", "-t", "tmpfs", "stockade-test", workspace / "sub"], check=True)
+    try:
+        for result in (changed, removed):
+            with pytest.raises(SetupError, match="behind what is mounted at"):
+                Workspace.open(result.workspace).commit()
+        Workspace.open(changed.workspace).commit(["top"])
+        assert sorted(path.name for path in workspace.iterdir()) == ["sub", "top"]
+        assert not list((workspace / "sub").iterdir())
+    finally:
+        subprocess.run(["umount", workspace / "sub"], check=True)
+    assert (workspace / "sub" / "old").read_text() == "old\n"

@@ -1,0 +1,117 @@
+"""Kept shells: who reaches the socket of one types into it, so only its user does, and nothing inside."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stockade.live import letters
+from stockade.sandbox import register
+from support.cli import stockade_command
+from support.means import applies
+from support.screens import stockade
+
+ATTACK = """
+import socket, sys
+for path in sys.argv[1:]:
+    try:
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        end.connect(path)
+        print("connected")
+    except OSError as error:
+        print(error.strerror)
+"""
+#: Goes where the socket is, becomes somebody else, and tells whether anybody hears it out.
+STRANGER = """
+import os, socket, sys
+os.chdir(sys.argv[1])
+os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+try:
+    end.connect(sys.argv[2])
+    end.settimeout(5)
+    end.send(b"{}")
+    print("heard" if end.recv(1000) else "turned away")
+except OSError as error:
+    print("turned away" if isinstance(error, ConnectionError) else error.strerror)
+"""
+
+
+@pytest.fixture
+def place(workspace: Path, stockade_home: Path) -> Iterator[Path]:
+    """The socket of a kept shell."""
+    with stockade(workspace, "shell", "--keep", environment={"SHELL": "/bin/sh"}) as terminal:
+        terminal.until(lambda: terminal.text[:1] in ("#", "$"))
+        (found,) = (stockade_home / "run").glob("*/*.attach")
+        yield found
+        terminal.type("exit\n")
+        assert terminal.code() == 0
+
+
+@pytest.mark.parametrize("backend", ["native", "landlock"])
+def test_nothing_inside_any_sandbox_reaches_it(place: Path, workspace: Path, backend: str) -> None:
+    from stockade.host import host
+
+    if backend == "landlock":
+        applies(host().landlock >= 6, "this kernel's Landlock is too old for walls without namespaces")
+    (workspace / "attack.py").write_text(ATTACK)
+    (workspace / "link").symlink_to(place)
+    ways = [str(workspace / "link"), f"/proc/self/root{place}"]
+    if len(str(place)) < 100:
+        ways.append(str(place))
+    accept = () if backend == "native" else ("--policy", str(_accepting(workspace)))
+    done = stockade_command("run", "-q", *accept, "--", "/usr/bin/python3", "attack.py", *ways, cwd=workspace)
+    assert done.returncode == 0, done.stderr
+    assert "connected" not in done.stdout and len(done.stdout.splitlines()) == len(ways)
+    # The same without walls.
+    directory = os.open(place.parent, os.O_PATH)
+    line = letters.connected(directory, place.name)
+    os.close(directory)
+    assert line is not None
+    line.close()
+
+
+def _accepting(workspace: Path) -> Path:
+    file = workspace / "landlock.toml"
+    controls = '"files", "processes", "devices"'
+    file.write_text(f'backend = "landlock"\naccept = [{controls}]\nprotect = []\nworkspace.mode = "ro"\n')
+    return file
+
+
+def test_another_user_is_turned_away_also_where_the_directory_is_open(place: Path) -> None:
+    applies(os.geteuid() == 0, "only root becomes somebody else")
+    words = [sys.executable, "-c", STRANGER, str(place.parent), place.name]
+    assert _said(words) == "Permission denied"
+    # Even if somebody has opened the way, the kernel tells who it is.
+    place.parent.chmod(0o711)
+    place.chmod(0o777)
+    assert _said(words) == "turned away"
+    place.parent.chmod(0o700)
+
+
+def _said(words: list[str]) -> str:
+    import subprocess
+
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_nonsense_is_refused_and_the_shell_goes_on(place: Path, stockade_home: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
+        directory = os.open(place.parent, os.O_PATH)
+        end.connect(f"/proc/self/fd/{directory}/{place.name}")
+        os.close(directory)
+        read, write = os.pipe()
+        socket.send_fds(end, [b'{"type":"Hello","version":1,"terminal":0,"lines":99999999}'], [read])
+        os.close(read)
+        assert b"this is not how one attaches" in end.recv(1000)
+        assert end.recv(1000) == b""
+        # What was passed was closed.
+        with pytest.raises(BrokenPipeError):
+            os.write(write, b"x")
+        os.close(write)
+    assert len(register.living(str(stockade_home))) == 1
