@@ -6,6 +6,7 @@ the real one is told and hands that on without one argument, or with another.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -203,6 +204,23 @@ def test_whenever_its_supervisor_is_killed_nothing_is_left(workspace: Path) -> N
             time.sleep(0.15 + 0.007 * number)  # from before the first one is made on
             supervisor.kill()
     assert leaks.settled(lambda: sorted(set(map(str, leaks.family())) - before), 8) == []
+
+
+def test_a_bubblewrap_that_hangs_goes_with_whoever_gives_up_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of it would be found after the test."""
+    hangs = tmp_path / "bwrap"
+    real = bubblewraps.program(NEW)
+    hangs.write_text(f'#!/bin/sh\n[ "$1" = --args ] && exec sleep 60\nexec {real} "$@"\n')
+    hangs.chmod(0o755)
+    bubblewraps.use(hangs, monkeypatch)
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stockade.AsyncSandbox(Policy(backend="bwrap")).open(), 0.5)
+
+    asyncio.run(give_up())
 
 
 @pytest.mark.parametrize("victim", ["stockade-usher", "bwrap", "stockade-gate"])

@@ -529,7 +529,7 @@ int resident_main(int argc, char **argv)
 		if (got < 0)
 			continue;
 		if (count >= LAUNCH_FIRST && owner_error)
-			refuse(descriptors[LAUNCH_SOCKET], 0, OP_NAMESPACES, owner_error, "user namespace");
+			refuse(descriptors[LAUNCH_SOCKET], 0, OP_NAMESPACES, owner_error, helped ? "devices" : "user namespace");
 		else if (count >= LAUNCH_FIRST)
 			launch(descriptors, count);
 		for (unsigned i = 0; i < count; i++)

@@ -220,13 +220,17 @@ static pid_t hear_from(int word)
 }
 
 /* Waits until the gate is there. 0, or -1: the helper has failed, or nobody wants it any more. */
-static int await_gate(struct visit *visit)
+static int await_gate(struct visit *visit, int socket)
 {
 	for (;;) {
-		struct pollfd watched[] = {{visit->word, POLLIN, 0}, {visit->supervisor, POLLIN, 0}, {visit->pidfd, POLLIN, 0}};
-		if (poll(watched, 3, -1) < 0 && errno != EINTR)
+		/* Of the socket only its end: the supervisor has given up waiting. */
+		struct pollfd watched[] = {{visit->word, POLLIN, 0},
+					   {visit->supervisor, POLLIN, 0},
+					   {visit->pidfd, POLLIN, 0},
+					   {socket, 0, 0}};
+		if (poll(watched, 4, -1) < 0 && errno != EINTR)
 			return -1;
-		if (watched[1].revents || (watched[2].revents && !(watched[0].revents & POLLIN)))
+		if (watched[1].revents || watched[3].revents || (watched[2].revents && !(watched[0].revents & POLLIN)))
 			return -1;
 		if (watched[0].revents) {
 			visit->gate = hear_from(visit->word);
@@ -372,7 +376,7 @@ void usher_main(struct box *box, int plan_file, const char *sabotage)
 		close(held[i]);
 	for (unsigned i = 0; i < box->descriptor_count; i++)
 		close(box->descriptors[i]);
-	if (await_gate(&visit)) {
+	if (await_gate(&visit, box->socket)) {
 		end_all(&visit);
 		char said[200];
 		last_words(visit.words, said, sizeof said);
