@@ -201,6 +201,19 @@ def test_what_it_never_enforces_is_not_offered() -> None:
     assert all(offers[Control(name)].reason.startswith("bubblewrap ") for name in missing)
 
 
+def test_one_that_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What kept it from working, an AppArmor profile say, may be lifted, and the program is the same."""
+    switch, wrapper = tmp_path / "allowed", tmp_path / "bwrap"
+    real = bubblewraps.program(NEW)
+    wrapper.write_text(f'#!/bin/sh\n[ -e {switch} ] || exit 1\nexec {real} "$@"\n')
+    wrapper.chmod(0o755)
+    bubblewraps.use(wrapper, monkeypatch)
+    assert not host(helpers=True).has("bwrap")
+    switch.touch()
+    bubblewraps.use(wrapper, monkeypatch)
+    assert host(helpers=True).has("bwrap")
+
+
 def test_a_host_without_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bubblewrap, "candidates", lambda environ: [])
     found = probe(["bwrap", "bwrap.overlay", "bwrap.nproc"])

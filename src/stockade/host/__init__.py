@@ -122,7 +122,8 @@ def _helpers() -> str:
 def _may_change(known: Probe) -> bool:
     # A refusal may have been lifted since (an AppArmor profile leaves no trace in the key), so it is
     # tried again; what the kernel lacks, or exempts root from, stays so until the next boot.
-    return not known.ok and known.errno not in (0, errno.ENOSYS)
+    # A program that fails has only words for it.
+    return not known.ok and (known.errno not in (0, errno.ENOSYS) or " fails: " in known.detail)
 
 
 def _probe(names: tuple[str, ...], found: Host, known: Mapping[str, Probe]) -> dict[str, Probe]:
