@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING
 from stockade.errors import PolicyError, SetupError
 from stockade.live.slots import Slot
 from stockade.policy import Policy
-from stockade.sandbox.once import OnExit
 from stockade.sandbox.result import Outcome, Result
-from stockade.sandbox.sandbox import Sandbox
+from stockade.sandbox.sandbox import OnExit, Sandbox
 from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE
 

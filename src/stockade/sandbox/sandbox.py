@@ -8,23 +8,24 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from stockade.errors import PolicyError, SetupError
+import msgspec
+
+from stockade.errors import PolicyError, SetupError, StockadeError, one_line
 from stockade.gate import client
 from stockade.policy import Policy
 from stockade.policy.model import DEFAULT
 from stockade.receipt.account import Account, named
-from stockade.sandbox.continued import commit_and_close, opened
+from stockade.sandbox.continued import commit_and_close, opened, snapshot_before
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
 from stockade.sandbox.limits import seconds_of
-from stockade.sandbox.once import RUN, OnExit, one_shot
 from stockade.sandbox.process import PIPE, Opening, Parts, Process, starting
 from stockade.sandbox.report import result_of
-from stockade.sandbox.result import Result
+from stockade.sandbox.result import Outcome, Result
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.still import held_still
-from stockade.sandbox.streams import Sink, Terminal, spill_place
+from stockade.sandbox.streams import Sink, Streams, Terminal, spill_place
 from stockade.sandbox.supervise import GRACE, Ended, Run, supervise
 from stockade.workspace import record
 from stockade.workspace.layers import Layer, lost
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
     from stockade.workspace.files import Files
     from stockade.workspace.workspace import Workspace
 
+OnExit = Literal["keep", "discard", "commit"]
 LONGEST_GRACE = 3600
+#: How the names of snapshots begin that are taken before each run.
+RUN = "run-"
 
 
 class Living:
@@ -450,15 +454,74 @@ def run(
     account = Account(chosen, argv, named(who))
     with account.telling(), Events() as events:
         prepared = prepare(chosen, pinned=pinned, command=argv, workspace=opened(workspace))
+        account.prepared = prepared
 
         def made() -> Run:
-            return command(
+            one = command(
                 prepared, argv, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
                 on_stdout=on_stdout, on_stderr=on_stderr, source=stdin, keep=keep_output, kept=False,
                 cancelled_by=cancelled_by, meanwhile=account.ready, terminal=terminal,
             )  # fmt: skip
+            if snapshot:
+                snapshot_before(prepared, RUN)
+            return one
 
-        return drive(one_shot(prepared, made, account, events, end, snapshot=snapshot), events)
+        return drive(one_shot(prepared, made, account, events, end), events)
+
+
+def one_shot(
+    prepared: Prepared, made: Callable[[], Run], account: Account, events: Events, end: OnExit
+) -> Steps[Result]:
+    """A sandbox for one run, which is put away afterwards."""
+    discard = False
+    try:
+        result = yield from _once(prepared, made(), account, events)
+        if end != "discard" and result.workspace and prepared.layer is not None:
+            result = msgspec.structs.replace(result, lost=prepared.layer.bring_last())
+        if end == "commit":
+            return _committed(result, prepared)
+        discard = not result.workspace
+        return result
+    except BaseException:
+        # Whatever ended it, what was done is kept, unless nothing was.
+        with contextlib.suppress(SetupError):
+            discard = prepared.unchanged()
+        raise
+    finally:
+        prepared.close(discard=discard or end == "discard", earlier=end == "discard")
+
+
+def _committed(result: Result, prepared: Prepared) -> Result:
+    """The result with what became of its changes. One that did not end by itself may have half of them."""
+    replace = msgspec.structs.replace
+    if result.outcome != Outcome.EXITED:
+        why = f"nothing was committed, because the run was not finished: {result.outcome}"
+        return replace(result, commit_error=why if result.changes else "")
+    if result.lost:
+        return replace(result, commit_error=f"nothing was committed, because of {lost(result.lost)}")
+    try:
+        done = commit_and_close(prepared)
+    except StockadeError as error:
+        why = f"{error.message}\n{error.hint}" if error.hint else one_line(error.message)
+        return replace(result, commit_error=why)
+    gone = done is None or done.closed
+    return replace(result, committed=done, workspace="" if gone else result.workspace)
+
+
+def _once(prepared: Prepared, run: Run, account: Account, events: Events) -> Steps[Result]:
+    """A sandbox for one run."""
+    pipes: list[Streams] = []
+    try:
+        box = yield from launch(prepared, events, lambda: pipes.append(run.streams()))
+        account.box = box
+        try:
+            ended = yield from supervise(box, run, pipes[0], events)
+        finally:
+            yield from box.closed(events)
+        return result_of(ended, run.program, prepared, box, account)
+    finally:
+        for streams in pipes:
+            streams.close()
 
 
 def command(
