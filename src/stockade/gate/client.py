@@ -196,14 +196,21 @@ class Connection(Channel):
         return None
 
     def execute(
-        self, program: Program, stdio: tuple[int, ...], *, kept: bool, entrance: int | None = None
+        self,
+        program: Program,
+        stdio: tuple[int, ...],
+        *,
+        kept: bool,
+        entrance: int | None = None,
+        more: tuple[int, ...] = (),
     ) -> Channel:
         """Ask for a program to be started, and return where it is heard of.
 
-        For a program on a terminal `stdio` is only what is `apart` from that; two more than three are the
-        program's descriptors 3 and 4. Unless the run is `kept`, the sandbox ends with it. `entrance` is the
-        file through which it enters a cgroup.
+        For a program on a terminal `stdio` is only what is `apart` from that; two `more`, or two beyond
+        three, are the program's descriptors 3 and 4. Unless the run is `kept`, the sandbox ends with it.
+        `entrance` is the file through which it enters a cgroup.
         """
+        stdio, more = stdio[:3], (*stdio[3:], *more)
         last = () if entrance is None else (entrance,)
         strings = [program.cwd, *program.argv, *(f"{key}={value}" for key, value in program.env.items())]
         content = "\0".join(strings).encode("utf-8", "surrogateescape") + b"\0"
@@ -217,7 +224,7 @@ class Connection(Channel):
             | (ON_TERMINAL if len(stdio) < 3 else 0)
             | sum(APART[number] for number in program.apart)
             | (BEHIND if program.behind else 0)
-            | (MORE if len(stdio) > 3 else 0)
+            | (MORE if more else 0)
             | (TELL if program.tell else 0)
             | (0 if entrance is None else ENTER)
         )
@@ -232,13 +239,13 @@ class Connection(Channel):
         try:
             if not kept:
                 with self.starting:
-                    self._send(request, (body, *stdio, *last))
+                    self._send(request, (body, *stdio, *more, *last))
                 return self
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 channel = Channel(ours)
                 with self.starting:
-                    self._send(request, (body, *stdio, theirs.fileno(), *last))
+                    self._send(request, (body, *stdio, *more, theirs.fileno(), *last))
                 return channel
             except BaseException:
                 ours.close()

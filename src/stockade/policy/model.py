@@ -311,6 +311,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     syscalls: Syscalls = Syscalls()
     #: Whether the install that the command belongs to is shown; further commands whose installs are.
     toolchain: bool | tuple[str, ...] = True
+    #: Whether the program may ask for sandboxes, none of which has more than it has itself.
+    delegate: bool = False
     #: Whether a pool may use a sandbox for several runs, one after another; None: each for one.
     reuse: Reuse | None = None
 
@@ -331,6 +333,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "limits": _LIMITS,
         "syscalls": _SYSCALLS,
         "toolchain": _toolchain,
+        "delegate": values.flag,
         "reuse": _reuse,
     }
 
@@ -355,6 +358,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             limits: Limits | Mapping[str, Any] = ...,
             syscalls: Syscalls | Mapping[str, Any] = ...,
             toolchain: bool | Sequence[str] = True,
+            delegate: bool = False,
             reuse: Reuse | Mapping[str, Any] | None = None,
         ) -> None: ...
 

@@ -40,6 +40,11 @@ CLAUSES: dict[str, Clause] = {
         "whether the install that the command belongs to is shown; or further commands whose installs are",
         Control.FILES,
     ),
+    "delegate": Clause(
+        "true or false",
+        "whether the program may ask for further sandboxes, none of which has more than it has itself",
+        Control.FILES,
+    ),
     "backend": Clause(
         '`"auto"`, `"native"`, `"bwrap"`, `"landlock"`, or a list of names; those of other systems start '
         "nothing",

@@ -36,7 +36,7 @@ def result_of(
     killed = entry is not None and entry.was_killed()
     verdict = judge(
         ended, program, prepared.resolved, group, closed=closed, killed=killed,
-        full=layer is not None and layer.is_full(),
+        full=layer is not None and layer.is_full(), asked_inside=account.parent is not None,
     )  # fmt: skip
     changes = tuple(layer.changes()) if layer is not None else ()
     usage = Usage(wall=ended.wall, bytes_written=None if layer is None else layer.written)

@@ -26,7 +26,7 @@ from stockade.sandbox.result import Outcome, Result
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.still import held_still
 from stockade.sandbox.streams import Sink, Streams, Terminal, spill_place
-from stockade.sandbox.supervise import GRACE, Ended, Run, supervise
+from stockade.sandbox.supervise import GRACE, Ended, Run, may_ask, supervise
 from stockade.workspace import record
 from stockade.workspace.layers import Layer, lost
 
@@ -103,7 +103,7 @@ class Living:
         self, box: Box, prepared: Prepared, run: Run, events: Events, account: Account
     ) -> Steps[Result]:
         yield from calm(box)
-        streams = run.streams()
+        streams = (run := may_ask(run, prepared, account)).streams()
         try:
             ended = yield from supervise(box, run, streams, events)
         finally:
@@ -510,7 +510,7 @@ def _committed(result: Result, prepared: Prepared) -> Result:
 
 def _once(prepared: Prepared, run: Run, account: Account, events: Events) -> Steps[Result]:
     """A sandbox for one run."""
-    pipes: list[Streams] = []
+    run, pipes = may_ask(run, prepared, account), list[Streams]()
     try:
         box = yield from launch(prepared, events, lambda: pipes.append(run.streams()))
         account.box = box
