@@ -86,6 +86,8 @@ class Walls(abc.ABC):
     #: Probes without which the backend cannot start anything.
     foundation: ClassVar[tuple[str, ...]] = ()
     mechanisms: ClassVar[Mapping[Control, Mechanism]]
+    #: Whether a program that need not be there makes its sandboxes.
+    helped: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -40,8 +40,9 @@ EVERYTHING, GIVE_FRONT, GIVE_BEHIND = 1, 2, 4
 WATCH_MEMORY, WATCH_COUNTED, WATCH_CPU = 1, 2, 4
 ITSELF, BY_TIME, BY_REQUEST, FROM_OUTSIDE, BY_MEMORY, BY_CPU = range(6)
 
-#: What a resident gate is for: sandboxes with a network of their own, with the host's, without namespaces.
-OWN_NETWORK, HOST_NETWORK, PLAIN = "own-network", "host-network", "plain"
+#: What a resident gate is for: sandboxes with a network of their own, with the host's, without namespaces,
+#: and those that a helper makes.
+OWN_NETWORK, HOST_NETWORK, PLAIN, HELPED = "own-network", "host-network", "plain", "helped"
 
 #: What one launch can carry for its plan, and one exec request for its arguments: gate.h, inside.c.
 MOST_DESCRIPTORS = 250
@@ -54,7 +55,7 @@ SCOPE_SECONDS = 5.0
 OPERATIONS = (
     "plan", "namespaces", "hostname", "root", "dir", "file", "link", "bind", "scratch", "proc", "pts",
     "overlay", "show", "view", "pivot", "keyring", "rlimit", "privileges", "landlock", "grant", "seccomp",
-    "mask", "cgroup", "image",
+    "mask", "cgroup", "image", "helper", "devices",
 )  # fmt: skip
 
 _REPLY = struct.Struct("=IIiIIIQQQQQ256s")

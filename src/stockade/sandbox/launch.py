@@ -16,8 +16,7 @@ import msgspec
 
 from stockade import backends, state
 from stockade.backends.base import Backend, Given
-from stockade.backends.select import Selection
-from stockade.backends.select import select as select_backend
+from stockade.backends.select import Selection, chosen
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.gate.plan import Plan
@@ -334,7 +333,7 @@ def _gone(pidfd: int, events: Events) -> Steps[None]:
 @lru_cache(maxsize=64)
 def _selected(policy: Policy, uid: int, probed: int) -> tuple[type[Backend], Selection, dict[str, Enforced]]:
     """The backend for a policy, and what a run under it reports once everything has been observed."""
-    selection = select_backend(policy, host())
+    selection = chosen(policy, host)
     backend = backends.load(selection.backend)
     return backend, selection, reported(backend, selection, policy)
 

@@ -13,6 +13,7 @@
  *             starts programs on request; they inherit the walls.
  *   template  a resident in an interpreter, whose programs can go on in a copy of it: see template.c.
  *   warden    in a sandbox without namespaces only, between the two: see warden.c.
+ *   usher     in a sandbox that a helper makes, between the resident and the helper: see usher.c.
  * Both end when the supervisor ends: they watch a pidfd of it beside their socket, because a
  * forked child of the supervisor may keep the socket open, and PDEATHSIG means a thread.
  */
@@ -34,6 +35,19 @@ enum { GRACE_TASKS = 2 * MAX_RUNS + 2 };
 
 /* The descriptors that a launch hands over, in this order; the plan's own follow. */
 enum { LAUNCH_SOCKET, LAUNCH_PLAN, LAUNCH_SUPERVISOR, LAUNCH_FIRST };
+
+/* What a gate that a helper has started finds open. From HELD_FIRST on is what `held_number` counts: the numbers
+ * are in the helper's arguments, and shared with plan.py. */
+enum {
+	HELD_SOCKET = 3,
+	HELD_PLAN,
+	HELD_SUPERVISOR,
+	HELD_GATE,
+	HELD_WORD,
+	HELD_ARGUMENTS,
+	HELD_STATUS,
+	HELD_FIRST,
+};
 
 /* From the gate to the supervisor. The numbers are shared with client.py. */
 enum reply_kind {
@@ -142,10 +156,11 @@ struct box {
 		volatile enum ended kind;
 	} *breaches;
 	long keyring;
-	const char *problem; /* what kept the warden from its work, for the supervisor to be told */
+	const char *problem; /* what kept the warden or a helper from its work, for the supervisor to be told */
 	int problem_error;
 	pid_t warden; /* in a sandbox without namespaces, or 0; of a living process: one that is outside its walls */
 	int itself;   /* a living process raises its own walls */
+	int helped;   /* namespaces and mounts were made by a helper, which has loaded the filter */
 	int told;     /* from it: a byte to end, and its end; or -1 */
 	unsigned mask; /* the caller's umask, for the programs */
 	uint64_t root_device, image_device;
@@ -176,6 +191,14 @@ void template_main(const char *kind, const char *order, void (*before)(void), vo
 		   struct continuation *found);
 
 _Noreturn void inside_main(struct box *box);
+
+_Noreturn void usher_main(struct box *box, int plan, const char *sabotage);
+_Noreturn void helped_main(int argc, char **argv);
+/* The number under which a helper, or the gate that it starts, finds what an operation needs. */
+int held_number(const struct plan *plan, unsigned index);
+/* Lets go of them, once nothing is mounted any more. */
+void held_close(const struct plan *plan);
+int namespace_of(pid_t pid, int pidfd, unsigned index);
 
 _Noreturn void warden_main(struct box *box, pid_t resident, int supervisor);
 /* From here on signals reach only what is started below; `known` is a process of ours that is not. */
@@ -232,6 +255,7 @@ int set_limit(const struct op *op, uint64_t reserve);
 int told_by_warden(const struct box *box, short events);
 
 /* Each returns 0, or -1 with errno set and *culprit naming the operand where that is not op->s[0]. */
+int open_source(const struct box *box, const char *path, uint64_t same);
 int mount_base(struct box *box);
 int mount_base_drop(void);
 int mount_seal(const struct box *box);
@@ -253,6 +277,8 @@ long session_keyring(void);
 int confirm_op(const struct box *box, const struct op *op, const char **culprit);
 int confirm_walls(const struct box *box, const char **culprit);
 int confirm_inner(const struct box *box);
+/* Whether what a helper shows through an overlay is what it was told to show. */
+int confirm_shown(const char *path, int lower, int upper);
 int confirm_seccomp(void);
 
 enum { SHA256_TEXT = 65 };
