@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import time
 
+from stockade.errors import SetupError
 from stockade.policy.model import Reuse
 from stockade.sandbox.launch import Box
 from stockade.sandbox.sandbox import Sandbox
@@ -40,7 +41,13 @@ class Slot:
         )
 
     def emptied(self) -> bool:
-        """Kill what the last run has left; whether nothing is."""
+        """Kill what the last run has left; whether nothing is. What cannot be found out counts as no."""
+        try:
+            return self._emptied()
+        except (OSError, SetupError):
+            return False
+
+    def _emptied(self) -> bool:
         box, prepared = self.box._opened()
         until = time.monotonic() + PATIENCE
         while (gate := _gate(box, plain=prepared.plan.plain)) > 0:

@@ -27,10 +27,9 @@ from stockade.policy.model import DEFAULT
 from stockade.receipt.account import Account, named
 from stockade.sandbox import scarce
 from stockade.sandbox.launch import prepare
-from stockade.sandbox.once import OnExit, one_shot
 from stockade.sandbox.process import late
 from stockade.sandbox.result import Outcome, Result
-from stockade.sandbox.sandbox import command, way, words
+from stockade.sandbox.sandbox import OnExit, command, one_shot, way, words
 from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.supervise import GRACE, Run
 
@@ -345,8 +344,8 @@ class Spawner:
                 if self._ending and not running and not fresh:
                     return
             for job in fresh:
-                running[job.events.fileno()] = job
-                self._poll.register(job.events.fileno(), select.EPOLLIN)
+                if self._watched(job):
+                    running[job.events.fileno()] = job
             ready = {number for number, _ in self._poll.poll(self._patience(running, fresh))}
             if self._bell in ready:
                 os.eventfd_read(self._bell)
@@ -356,6 +355,21 @@ class Spawner:
                 if (job in fresh or due or number in ready or job.wanted) and not job.step():
                     del running[number]
                     self._finish(job)
+
+    def _watched(self, job: _Job) -> bool:
+        """Whether it can be looked after; else it is put away unbegun."""
+        try:
+            with scarce.refused():
+                self._poll.register(job.events.fileno(), select.EPOLLIN)
+        except SetupError as error:
+            job.failure = error
+            if job.account.prepared is not None:
+                job.account.prepared.close(discard=True)
+            job.events.close()
+            with self._change:
+                self._change.notify_all()
+            return False
+        return True
 
     def _patience(self, running: dict[int, _Job], fresh: list[_Job]) -> float | None:
         due = [job.due for job in running.values() if job.due is not None]

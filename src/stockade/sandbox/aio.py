@@ -12,10 +12,9 @@ from typing import IO, TYPE_CHECKING, TypeVar
 
 from stockade.policy import Policy
 from stockade.sandbox.launch import Box, Prepared
-from stockade.sandbox.once import OnExit
 from stockade.sandbox.process import PIPE, Parts, Started, late
 from stockade.sandbox.result import Result
-from stockade.sandbox.sandbox import Living, command
+from stockade.sandbox.sandbox import Living, OnExit, command
 from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE, Ended

@@ -8,40 +8,48 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import msgspec
 
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.policy import Policy
 from stockade.policy.model import DEFAULT
 from stockade.receipt.account import Account, named
-from stockade.sandbox.continued import commit_and_close, opened
+from stockade.sandbox.continued import commit_and_close, opened, snapshot_before
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
 from stockade.sandbox.limits import seconds_of
-from stockade.sandbox.once import RUN, OnExit, one_shot
 from stockade.sandbox.process import PIPE, Opening, Parts, Process, starting
-from stockade.sandbox.report import result_of
+from stockade.sandbox.report import committed, result_of
 from stockade.sandbox.result import Result
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.still import held_still
-from stockade.sandbox.streams import Sink, Terminal, spill_place
-from stockade.sandbox.supervise import GRACE, Ended, Run, supervise
+from stockade.sandbox.streams import Sink, Streams, Terminal, spill_place
+from stockade.sandbox.supervise import GRACE, Ended, Run, goes_on, may_ask, supervise, template_of
 from stockade.workspace import record
 from stockade.workspace.layers import Layer, lost
 
 if TYPE_CHECKING:
+    from stockade.gate.template import Template
     from stockade.receipt.statement import Receipt, Who
     from stockade.workspace.commit import Commit
     from stockade.workspace.files import Files
     from stockade.workspace.workspace import Workspace
 
+OnExit = Literal["keep", "discard", "commit"]
 LONGEST_GRACE = 3600
+#: How the names of snapshots begin that are taken before each run.
+RUN = "run-"
 
 
 class Living:
     """What `Sandbox` and `AsyncSandbox` share: everything but the waiting."""
 
     _box: Box | None = None
+    #: What its first process is a copy of, and a command that is known to run: `worker.warm`.
+    _template: Template | None = None
+    _command: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -75,7 +83,10 @@ class Living:
             raise SetupError("the sandbox is open already", stage="sandbox")
         account = Account(self.policy, (), self._who, self._receipts)
         with account.telling():
-            prepared = prepare(self.policy, pinned=self._pinned, living=True, workspace=self._continued)
+            prepared = prepare(
+                self.policy, pinned=self._pinned, living=True, command=self._command,
+                workspace=self._continued, template=self._template,
+            )  # fmt: skip
             account.prepared, self._log = prepared, prepared.state
             try:
                 self._box = yield from launch(prepared, events)
@@ -99,7 +110,7 @@ class Living:
         self, box: Box, prepared: Prepared, run: Run, events: Events, account: Account
     ) -> Steps[Result]:
         yield from calm(box)
-        streams = run.streams()
+        streams = (run := may_ask(run, prepared, account)).streams()
         try:
             ended = yield from supervise(box, run, streams, events)
         finally:
@@ -449,16 +460,59 @@ def run(
     chosen = DEFAULT if policy is None else policy
     account = Account(chosen, argv, named(who))
     with account.telling(), Events() as events:
-        prepared = prepare(chosen, pinned=pinned, command=argv, workspace=opened(workspace))
+        again = opened(workspace)
+        prepared = prepare(chosen, pinned=pinned, command=argv, workspace=again, template=template_of(cmd))
+        account.prepared = prepared
 
         def made() -> Run:
-            return command(
-                prepared, argv, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
+            one = command(
+                prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
                 on_stdout=on_stdout, on_stderr=on_stderr, source=stdin, keep=keep_output, kept=False,
                 cancelled_by=cancelled_by, meanwhile=account.ready, terminal=terminal,
             )  # fmt: skip
+            if snapshot:
+                snapshot_before(prepared, RUN)
+            return one
 
-        return drive(one_shot(prepared, made, account, events, end, snapshot=snapshot), events)
+        return drive(one_shot(prepared, made, account, events, end), events)
+
+
+def one_shot(
+    prepared: Prepared, made: Callable[[], Run], account: Account, events: Events, end: OnExit
+) -> Steps[Result]:
+    """A sandbox for one run, which is put away afterwards."""
+    discard = False
+    try:
+        result = yield from _once(prepared, made(), account, events)
+        if end != "discard" and result.workspace and prepared.layer is not None:
+            result = msgspec.structs.replace(result, lost=prepared.layer.bring_last())
+        if end == "commit":
+            return committed(result, prepared)
+        discard = not result.workspace
+        return result
+    except BaseException:
+        # Whatever ended it, what was done is kept, unless nothing was.
+        with contextlib.suppress(SetupError):
+            discard = prepared.unchanged()
+        raise
+    finally:
+        prepared.close(discard=discard or end == "discard", earlier=end == "discard")
+
+
+def _once(prepared: Prepared, run: Run, account: Account, events: Events) -> Steps[Result]:
+    """A sandbox for one run."""
+    run, pipes = may_ask(run, prepared, account), list[Streams]()
+    try:
+        box = yield from launch(prepared, events, lambda: pipes.append(run.streams()))
+        account.box = box
+        try:
+            ended = yield from supervise(box, run, pipes[0], events)
+        finally:
+            yield from box.closed(events)
+        return result_of(ended, run.program, prepared, box, account)
+    finally:
+        for streams in pipes:
+            streams.close()
 
 
 def command(
@@ -499,6 +553,7 @@ def command(
         cwd=os.path.join(here, place),
         wall=min(seconds) if seconds else None,
         grace=grace,
+        resumed=goes_on(cmd, prepared.template),
     )
     return Run(
         program=program if terminal is None else terminal.fit(program),
