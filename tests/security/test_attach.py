@@ -111,8 +111,10 @@ def test_one_who_says_nothing_or_takes_nothing_keeps_nobody_waiting(place: Path,
     assert isinstance(asked(stuck, HELLO), Joined)
     # The holder has the same stream, and would wait where the stream says so.
     os.set_blocking(stuck[2], True)
+    with socket.socket(fileno=os.dup(stuck[2])) as shared:
+        shared.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     with client(stockade_home) as (_, one):
-        os.write(one, b"seq 50000; echo all $((6 * 7))\n")
+        os.write(one, b"seq 5000; echo all $((6 * 7))\n")
         heard(one, b"all 42")
     for each in (*silent, stuck):
         closed(each)
