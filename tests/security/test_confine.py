@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from stockade.gate import build
 from stockade.host import host
+from support import gatebuild
 from support.means import need
-from support.paths import GATE_SOURCES
 
 need(host().has("scopes"), "this kernel's Landlock cannot keep signals inside")
 
@@ -274,9 +273,9 @@ say({
     "child": tried(beside_a_child),
     "silent child": tried(beside_a_child_that_tells_of_nothing),
     "sibling": beside_a_sibling_with_its_memory(),
-    "cpu_time": tried(when_its_time_is_spent),
     "shared memory": tried(beside_shared_memory),
     "descriptor": tried(beside_a_descriptor),
+    "cpu_time": tried(when_its_time_is_spent),
     "gate": tried(beside_the_gate_of_its_sandboxes),
     "afterwards": tried(open, given["secret"]),
 })
@@ -391,7 +390,7 @@ say({"whole": whole} | {order: one(order)[1:] for order in orders})
 def test_a_wall_that_was_left_out_is_noticed_before_anything_is_changed(
     granted: Path, hidden: Path, tmp_path: Path
 ) -> None:
-    library = build.library(tmp_path / build.LIBRARY, sources=GATE_SOURCES, defines=["GATE_SABOTAGE"])
+    library = gatebuild.sabotaged_library(tmp_path)
     said = python(SABOTAGE, library=str(library), data=str(granted), secret=str(hidden / "secret"))
     assert said.pop("whole") == ["ok", "EACCES", ""]
     # The filter's bytes are compared when it is there: from then on the process is behind walls.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 from stockade.gate import build
@@ -40,6 +41,16 @@ def sabotaged(directory: Path) -> Path:
     """A gate that leaves walls out on request, to show that the checks notice."""
     output = directory / "sabotaged" / build.EXECUTABLE
     return build.executable(output, sources=GATE_SOURCES, defines=["GATE_SABOTAGE"])
+
+
+def sabotaged_library(directory: Path) -> Path:
+    """The same as a library. It is used once: to optimise it would take longer than what that gains."""
+    sources = [source for source in sorted(GATE_SOURCES.glob("*.c")) if source.name != "main.c"]
+    output = directory / "sabotaged" / build.LIBRARY
+    command = [*build.compiler(), *build.LANGUAGE, "-O0", "-DGATE_SABOTAGE", "-fPIC", "-shared"]
+    output.parent.mkdir()
+    subprocess.run([*command, "-Wl,-Bsymbolic", "-o", str(output), *map(str, sources)], check=True)
+    return output
 
 
 def decoder_fuzzer(directory: Path) -> Path:
