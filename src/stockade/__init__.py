@@ -27,8 +27,10 @@ TYPE_CHECKING = False  # typing, where the name is from, takes as long to load a
 if TYPE_CHECKING:
     from typing import Any
 
+    from stockade.agents.handler import agent
     from stockade.controls import Control
     from stockade.host import host
+    from stockade.inside import delegate
     from stockade.live.background import Background
     from stockade.live.confine import confine
     from stockade.live.interpreter import Interpreter
@@ -42,6 +44,10 @@ if TYPE_CHECKING:
     from stockade.sandbox.process import Process
     from stockade.sandbox.result import Outcome, Result
     from stockade.sandbox.sandbox import Sandbox, run
+    from stockade.worker.executor import SandboxExecutor
+    from stockade.worker.functions import sandboxed
+    from stockade.worker.secure import SecureBuffer
+    from stockade.worker.warm import WarmPython
     from stockade.workspace.workspace import Workspace
 
 __all__ = [
@@ -66,6 +72,8 @@ __all__ = [
     "Result",
     "Reuse",
     "Sandbox",
+    "SandboxExecutor",
+    "SecureBuffer",
     "SetupError",
     "Shell",
     "Spawner",
@@ -73,12 +81,16 @@ __all__ = [
     "Syscalls",
     "TimeoutError",
     "UnsupportedError",
+    "WarmPython",
     "Workspace",
     "WorkspaceRule",
     "__version__",
+    "agent",
     "confine",
+    "delegate",
     "host",
     "run",
+    "sandboxed",
     "verify",
 ]
 
@@ -102,9 +114,15 @@ _LAZY = {
     "Shell": "stockade.live.shell",
     "Spawner": "stockade.live.spawner",
     "Sandbox": "stockade.sandbox.sandbox",
+    "SandboxExecutor": "stockade.worker.executor",
+    "SecureBuffer": "stockade.worker.secure",
+    "WarmPython": "stockade.worker.warm",
     "Workspace": "stockade.workspace.workspace",
+    "agent": "stockade.agents.handler",
+    "delegate": "stockade.inside",
     "confine": "stockade.live.confine",
     "run": "stockade.sandbox.sandbox",
+    "sandboxed": "stockade.worker.functions",
     "verify": "stockade.receipt.verify",
 }
 

@@ -22,10 +22,11 @@ def one_line(text: str) -> str:
 class StockadeError(Exception):
     """The base of every error that Stockade raises itself.
 
-    `receipt` is that of the run that was refused, where there is one.
+    `receipt` is that of the run that was refused, where there is one; `result` that of a call of a function.
     """
 
     receipt: Receipt | None = None
+    result: Result | None = None
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)

@@ -340,7 +340,8 @@ def test_a_chain_must_be_signed_by_every_key_that_is_given(
     capsysbinary.readouterr()
     assert verified(*both) == [1, 1]
     assert b"receipt 2 is not signed" in capsysbinary.readouterr().err
-    assert cli.main(["receipts", "cosign", "2", "--key", str(second)]) == 0
+    for place in ("2", "3"):
+        assert cli.main(["receipts", "cosign", place, "--key", str(second)]) == 0
     capsysbinary.readouterr()
     assert verified(*both) == [0, 0]
 

@@ -29,6 +29,7 @@ image = "host"
 backend = "native"
 accept = ["limits.tasks"]
 toolchain = ["cargo"]
+delegate = true
 
 [workspace]
 path = "."

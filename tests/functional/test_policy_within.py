@@ -25,6 +25,7 @@ POLICIES = st.builds(
     protect=st.lists(st.sampled_from(["b", "b/c", "x"]), max_size=2),
     net=st.sampled_from([(), "open"]),
     env=st.sampled_from([{}, {"A": "1"}]),
+    delegate=st.booleans(),
     pass_env=st.lists(st.sampled_from(["A", "B", "TERM"]), max_size=2),
     backend=st.sampled_from(["auto", "native"]),
     accept=st.lists(st.sampled_from([Control.FILES, Control.LIMITS_TASKS]), max_size=2),

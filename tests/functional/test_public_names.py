@@ -34,6 +34,8 @@ NAMES = [
     "Result",
     "Reuse",
     "Sandbox",
+    "SandboxExecutor",
+    "SecureBuffer",
     "SetupError",
     "Shell",
     "Spawner",
@@ -41,12 +43,16 @@ NAMES = [
     "Syscalls",
     "TimeoutError",
     "UnsupportedError",
+    "WarmPython",
     "Workspace",
     "WorkspaceRule",
     "__version__",
+    "agent",
     "confine",
+    "delegate",
     "host",
     "run",
+    "sandboxed",
     "verify",
 ]
 HEAVY = (
@@ -115,8 +121,12 @@ def test_every_error_is_a_stockade_error_with_a_hint() -> None:
         "stockade.policy.load",
         "stockade.workspace.workspace",
         "stockade.workspace.files",
+        "stockade.agents.handler",
         "stockade.receipt.statement",
         "stockade.receipt.verify",
+        "stockade.worker.executor",
+        "stockade.worker.functions",
+        "stockade.worker.secure",
     ],
 )
 def test_the_examples_in_the_documentation_are_true(module: str) -> None:

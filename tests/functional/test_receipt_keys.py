@@ -12,6 +12,8 @@ import stockade
 from stockade import NotFoundError, Policy, PolicyError, ReceiptError, verify
 from stockade.receipt import chain, crypto, keys
 from stockade.receipt.settings import settings
+from stockade.receipt.statement import Receipt
+from stockade.receipt.verify import Walk, check_log
 from support.made_receipts import append, log, public
 from support.means import need_program
 
@@ -74,6 +76,32 @@ def test_rotation_keeps_old_receipts_verifiable(stockade_home: Path) -> None:
     with pytest.raises(ReceiptError) as caught:
         verify(old, public(stockade_home))
     assert caught.value.failure == "unknown-key"
+
+
+def test_the_old_key_vouches_for_the_new_one(stockade_home: Path) -> None:
+    """Whoever has the first key of a chain can follow it; nobody else puts a key in its place."""
+    first = append(stockade_home).predicate.key
+    for _ in range(2):
+        log(stockade_home).rotate()
+        append(stockade_home)
+    own = {first: public(stockade_home, first)}
+    assert check_log(log(stockade_home), own) == 5
+    record = log(stockade_home).get(2)
+    assert record.predicate.who.action == "key-rotated" and len(record.signatures) == 2
+    with pytest.raises(ReceiptError) as caught:  # the new one must have signed as well
+        Walk(own, whole=False).step(Receipt(record.payload, record.signatures[:1]))
+    assert caught.value.failure == "signature"
+    with pytest.raises(ReceiptError) as caught:  # and it vouches for nothing before it
+        check_log(log(stockade_home), {keys.find(str(stockade_home), "").id: public(stockade_home)})
+    assert caught.value.failure == "unknown-key"
+
+
+def test_a_key_that_cannot_be_used_vouches_for_none(stockade_home: Path) -> None:
+    append(stockade_home)
+    (stockade_home / "keys" / keys.SIGNING).write_bytes(b"nonsense")
+    log(stockade_home).rotate()
+    append(stockade_home)
+    assert [row.action for row in log(stockade_home).rows()] == ["", ""]
 
 
 def test_a_process_that_has_the_old_key_uses_the_new_one(stockade_home: Path) -> None:

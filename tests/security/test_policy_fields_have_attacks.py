@@ -79,6 +79,14 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
             "test_a_project_chooses_among_the_installed_versions_and_nothing_else",
         ),
     ),
+    "delegate": (
+        Control.FILES,
+        (
+            "test_a_child_is_given_no_more_than_its_parent_has",
+            "test_a_link_put_in_the_place_of_a_directory_leads_nowhere",
+            "test_a_child_ends_with_a_killed_supervisor",
+        ),
+    ),
     "limits": (Control.LIMITS_FILES, ("test_a_program_cannot_raise_its_own_limits",)),
     "syscalls": (Control.SYSCALLS, ("test_a_call_that_reaches_deep_into_the_kernel_is_refused",)),
     "limits.tasks": (Control.LIMITS_TASKS, ("test_a_fork_bomb_is_stopped_by_the_task_limit",)),

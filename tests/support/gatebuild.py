@@ -44,11 +44,11 @@ def sabotaged(directory: Path) -> Path:
 
 
 def sabotaged_library(directory: Path) -> Path:
-    """The same as a library. It is used once: to optimise it would take longer than what that gains."""
+    """The same as a library, for templates and `confine`. To optimise it takes longer than that gains."""
     sources = [source for source in sorted(GATE_SOURCES.glob("*.c")) if source.name != "main.c"]
     output = directory / "sabotaged" / build.LIBRARY
     command = [*build.compiler(), *build.LANGUAGE, "-O0", "-DGATE_SABOTAGE", "-fPIC", "-shared"]
-    output.parent.mkdir()
+    output.parent.mkdir(exist_ok=True)
     subprocess.run([*command, "-Wl,-Bsymbolic", "-o", str(output), *map(str, sources)], check=True)
     return output
 

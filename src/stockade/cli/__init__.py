@@ -42,6 +42,7 @@ COMMANDS = {
     "receipts": ("stockade.cli.receipts", "list, show and export the signed record of every run"),
     "verify": ("stockade.cli.verify", "check a receipt, or the whole record"),
     "keys": ("stockade.cli.keys", "show, export or rotate the key that signs receipts"),
+    "agents": ("stockade.cli.agents", "list agents, and switch the sandbox of one on or off"),
     "doctor": ("stockade.cli.doctor", "show what this machine can enforce, and how to fix what it cannot"),
     "profiles": ("stockade.cli.profiles", "list the named starting points for a policy"),
     "policy": ("stockade.cli.policy", "check a policy file, or print the schema"),

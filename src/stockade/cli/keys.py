@@ -11,6 +11,7 @@ from stockade.cli import output
 from stockade.errors import PolicyError
 from stockade.policy import Caller
 from stockade.receipt import chain, crypto, keys
+from stockade.receipt.statement import ROTATED
 from stockade.state import ensure, state_dir
 
 
@@ -59,9 +60,13 @@ def _rotate(home: str, file: str | None) -> int:
     passphrase = None if file is None else keys.secret(file).rstrip(b"\r\n")
     if passphrase == b"":
         raise PolicyError(f"{file} is empty", hint="put the passphrase on its first line")
-    id = chain.of(home).rotate(passphrase)
+    log = chain.of(home)
+    id = log.rotate(passphrase)
     print(id)
     output.say("receipts are signed by this key from now on; those before stay verifiable")
+    last = log.rows(newest=1)
+    if not last or last[0].action != ROTATED:
+        output.say("the key before could not be used, so that it does not vouch for this one")
     if file is not None:
         path = os.path.abspath(file)
         output.say(f'so that it can be used, your config.toml needs: [receipts], passphrase_file = "{path}"')

@@ -14,6 +14,7 @@ from stockade.errors import PolicyError
 from stockade.policy import Caller
 from stockade.receipt import chain, keys
 from stockade.receipt.making import stamp
+from stockade.receipt.statement import RECORDED
 from stockade.sandbox.result import Outcome
 from stockade.state import state_dir
 
@@ -60,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     add("action", nargs="?", choices=["list", "show", "export", "cosign"], default="list")
     add("id", nargs="?", metavar="ID", help='show, export, cosign: which; "last" is the last one')
     add("--agent", metavar="NAME", help="only runs of this agent")
-    add("--outcome", choices=[one.value for one in Outcome], help="only runs that ended so")
+    add("--outcome", choices=[*map(str, Outcome), RECORDED], help="only runs that ended so")
     add(
         "--since",
         metavar="T",

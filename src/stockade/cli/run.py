@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
+    from stockade.agents.registry import Agent
     from stockade.cli.terminal import Terminal
-    from stockade.policy import Discovered
+    from stockade.policy import Caller, Discovered
     from stockade.receipt.statement import Receipt
     from stockade.sandbox.result import Result
     from stockade.workspace.workspace import Workspace
@@ -204,6 +205,10 @@ def discovered(args: argparse.Namespace) -> Discovered:
         workspace = None if reason else caller.cwd
         if reason and not args.quiet:
             output.say(f"no workspace, a private home instead: {reason}")
+    if args.agent and args.policy is None and (known := _registered(args, caller)) is not None:
+        from stockade.agents.policies import policy_for
+
+        return policy_for(known, caller, flags=_flags(args), workspace=workspace)
     return discover(
         caller.cwd,
         caller.environ,
@@ -214,6 +219,18 @@ def discovered(args: argparse.Namespace) -> Discovered:
         agent=args.agent,
         category=args.category,
     )
+
+
+def _registered(args: argparse.Namespace, caller: Caller) -> Agent | None:
+    """The agent that was named, as the registry has it; its category is said in the receipt too."""
+    from stockade import state
+    from stockade.agents import policies, registry
+
+    if registry.NAME.fullmatch(args.agent) is None:
+        return None
+    found = registry.find(state.state_dir(caller.environ, caller.home), args.agent)
+    args.category = policies.agreed(found, args.agent, args.category)
+    return found
 
 
 def command(args: argparse.Namespace) -> list[str]:

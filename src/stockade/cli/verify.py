@@ -12,7 +12,7 @@ from stockade.errors import PolicyError, ReceiptError
 from stockade.policy import Caller
 from stockade.policy.load import load, read_file
 from stockade.receipt import chain, crypto, keys
-from stockade.receipt.statement import LARGEST, Receipt
+from stockade.receipt.statement import LARGEST, UNWALLED, Receipt
 from stockade.receipt.verify import Walk, check_controls, check_log, check_policy, nothing_seen, signed_by
 from stockade.state import state_dir
 
@@ -137,6 +137,8 @@ def _show(receipt: Receipt, right: set[str]) -> None:
     if why := nothing_seen(receipt):
         print(f"\nno control is known to have been enforced: {why}")
         return
+    if said.backend == UNWALLED:
+        print("\nit ran without a sandbox: that of its agent is switched off")
     print()
     shown = [
         [name, "yes" if Grade(one.grade).enforced else "NO", one.grade, output.name(one.mechanism)]

@@ -105,6 +105,8 @@ def excess(mine: Policy, other: Policy) -> list[str]:
     if mine.toolchain is not False and other.toolchain is False:
         found.append("toolchain: the installs that commands belong to")
     found += [f"toolchain = {show(name)}" for name in _installs(mine) if name not in _installs(other)]
+    if mine.delegate and not other.delegate:
+        found.append("delegate = true: sandboxes that the program asks for")
     found += [f"accept = {show(c.value)}: without that wall" for c in mine.accept if c not in other.accept]
     ours, theirs = limits(mine), limits(other)
     for name in Limits.__struct_fields__:

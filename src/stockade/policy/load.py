@@ -85,11 +85,23 @@ def read_file(path: str) -> bytes:
     return data
 
 
-def load(path: str, *, besides: tuple[str, ...] = ()) -> Policy:
-    """The policy in a file; its relative paths count from the file's directory."""
+def load(path: str, *, besides: tuple[str, ...] = (), hash: str = "") -> Policy:
+    """The policy in a file; its relative paths count from the file's directory.
+
+    With `hash`, the SHA-256 of its bytes, any other content is refused.
+    """
     base = os.path.realpath(os.path.dirname(os.path.abspath(path)))
     section = SECTION if os.path.basename(path) == NAMES[1] else ()
-    return parse(text_of(read_file(path), path), base=base, name=path, section=section, besides=besides)
+    data = read_file(path)
+    if hash:
+        from stockade.digest import sha256
+
+        if sha256(data).hexdigest() != hash:
+            raise PolicyError(
+                f"{path} is not what it was when its agent was given it",
+                hint="read it; if you agree: stockade agents add NAME -p FILE",
+            )
+    return parse(text_of(data, path), base=base, name=path, section=section, besides=besides)
 
 
 def merge(policy: Policy, flags: Mapping[str, Any]) -> Policy:
@@ -111,10 +123,12 @@ def discover(
     workspace: str | None = None,
     agent: str = "",
     category: str = "",
+    hash: str = "",
 ) -> Discovered:
     """The policy for a run in `cwd`.
 
-    `file` is the policy that was named (`-p`); then no other file counts. `workspace`
+    `file` is the policy that was named (`-p`); then no other file counts, and `hash` is
+    what it must have in it, if that is known. `workspace`
     is the directory to work in where no file names one. For an `agent`, or one of a
     `category`, the layers for it take the place of the user's own policy. Whatever
     comes out is within the layers' ceiling.
@@ -131,7 +145,7 @@ def discover(
         )
     if (agent or category) and file is not None:
         raise PolicyError(f"both the policy {file} and an agent are named", hint="name one of them")
-    own, sources = _own(config_file(environ, home)) if file is None else (load(file), (file,))
+    own, sources = _own(config_file(environ, home)) if file is None else (load(file, hash=hash), (file,))
     if known is not None and (agent or category):
         found = known.resolve(agent, category)
         own, sources = found.policy, tuple(dict.fromkeys(layer.source for layer in found.layers))

@@ -38,8 +38,8 @@ NOTHING = object()
 LATER: dict[str, tuple[str, object]] = {
     "secrets": ("hold secrets back from the program", {}),
 }
-LATER_BACKENDS = ("bwrap", "gvisor", "container", "microvm")
-BACKENDS = ("native", "landlock")
+LATER_BACKENDS = ("gvisor", "container", "microvm")
+BACKENDS = ("native", "bwrap", "landlock")
 #: Those of other systems, which show plans and start nothing.
 DRAFTS = ("seatbelt", "apple-container", "pledge", "jobobject")
 
@@ -300,8 +300,10 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     image: Literal["host"] = "host"
     #: One of them, several in the order of preference, or whichever enforces it all.
     backend: (
-        Literal["auto", "native", "landlock", "seatbelt", "apple-container", "pledge", "jobobject"]
-        | tuple[Literal["native", "landlock", "seatbelt", "apple-container", "pledge", "jobobject"], ...]
+        Literal["auto", "native", "bwrap", "landlock", "seatbelt", "apple-container", "pledge", "jobobject"]
+        | tuple[
+            Literal["native", "bwrap", "landlock", "seatbelt", "apple-container", "pledge", "jobobject"], ...
+        ]
     ) = "auto"
     accept: tuple[Control, ...] = ()
     workspace: WorkspaceRule | None = None
@@ -309,6 +311,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     syscalls: Syscalls = Syscalls()
     #: Whether the install that the command belongs to is shown; further commands whose installs are.
     toolchain: bool | tuple[str, ...] = True
+    #: Whether the program may ask for sandboxes, none of which has more than it has itself.
+    delegate: bool = False
     #: Whether a pool may use a sandbox for several runs, one after another; None: each for one.
     reuse: Reuse | None = None
 
@@ -329,6 +333,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "limits": _LIMITS,
         "syscalls": _SYSCALLS,
         "toolchain": _toolchain,
+        "delegate": values.flag,
         "reuse": _reuse,
     }
 
@@ -353,6 +358,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             limits: Limits | Mapping[str, Any] = ...,
             syscalls: Syscalls | Mapping[str, Any] = ...,
             toolchain: bool | Sequence[str] = True,
+            delegate: bool = False,
             reuse: Reuse | Mapping[str, Any] | None = None,
         ) -> None: ...
 

@@ -40,8 +40,14 @@ CLAUSES: dict[str, Clause] = {
         "whether the install that the command belongs to is shown; or further commands whose installs are",
         Control.FILES,
     ),
+    "delegate": Clause(
+        "true or false",
+        "whether the program may ask for further sandboxes, none of which has more than it has itself",
+        Control.FILES,
+    ),
     "backend": Clause(
-        '`"auto"`, `"native"`, `"landlock"`, or a list of names; those of other systems start nothing',
+        '`"auto"`, `"native"`, `"bwrap"`, `"landlock"`, or a list of names; those of other systems start '
+        "nothing",
         "who raises the walls; a named one is used or the run is refused; a list is by preference",
     ),
     "accept": Clause("controls", "may be weaker where the host cannot do better"),

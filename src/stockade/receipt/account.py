@@ -19,7 +19,7 @@ from stockade.errors import ReceiptError, StockadeError
 
 if TYPE_CHECKING:
     from stockade.policy import Policy
-    from stockade.receipt.statement import Receipt, Who
+    from stockade.receipt.statement import Parent, Receipt, Who
     from stockade.sandbox.launch import Box, Prepared
     from stockade.sandbox.result import Result
 
@@ -36,6 +36,10 @@ class Account:
         self.places = [] if places is None else places
         self.prepared: Prepared | None = None
         self.box: Box | None = None
+        #: The run that asked for this one, how many such there are above it, and the receipts of those below.
+        self.parent: Parent | None = None
+        self.depth = 0
+        self.children: list[str] = []
         #: Why it is being cancelled, where somebody has said so.
         self.because = ""
         self.started = time.time()

@@ -19,13 +19,13 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stockade import state
 from stockade.errors import NotFoundError, ReceiptError
-from stockade.receipt import keys
+from stockade.receipt import crypto, keys
 from stockade.receipt.settings import Settings, settings
 from stockade.receipt.statement import (
     NOTHING,
@@ -49,10 +49,15 @@ else:
 FILE = "receipts.db"
 #: Room that is held for the receipt of a program that has filled the disk, and how much.
 RESERVE, ROOM = "receipts.reserve", 64 << 10
-VERSION = 1
+VERSION = 2
 LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 #: How long to wait for the process that appends just now.
 PATIENCE = 30.0
+#: The agents as they stand, each with the place of the event that made it so (`stockade.agents.registry`).
+AGENTS = """CREATE TABLE agents (
+        name TEXT NOT NULL PRIMARY KEY, category TEXT NOT NULL, policy TEXT NOT NULL, hash TEXT NOT NULL,
+        enabled INTEGER NOT NULL, place INTEGER NOT NULL
+    ) WITHOUT ROWID"""
 #: How long a WAL may be left behind. Whoever opens the log next reads all of it, and adds to it.
 LEFT = 1 << 20
 SCHEMA = f"""
@@ -67,6 +72,7 @@ SCHEMA = f"""
     CREATE TABLE cosignatures (
         sequence INTEGER NOT NULL, key TEXT NOT NULL, signature BLOB NOT NULL, PRIMARY KEY (sequence, key)
     ) WITHOUT ROWID;
+    {AGENTS};
     PRAGMA user_version = {VERSION};
 """
 PROTECTION = "".join(
@@ -74,6 +80,10 @@ PROTECTION = "".join(
     for table in ("chain", "receipts", "statements", "cosignatures")
     for verb in ("UPDATE", "DELETE")
 )
+#: By the version of the log from which each leads to the next.
+UPGRADES = {1: AGENTS}
+#: What else is written in the transaction of a receipt, given its place.
+Besides = Callable[["sqlite3.Connection", int], object]
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -150,19 +160,27 @@ class Chain:
             self._connection()
             keys.signer(self.home, self.settings)
 
-    def append(self, write: Callable[[Link], Statement]) -> Receipt:
-        """Sign the statement for the next place and put it there: all of it, or nothing."""
+    def append(self, write: Callable[[Link], Statement], besides: Besides = lambda *_: None) -> Receipt:
+        """Sign the statement for the next place and put it there: all of it and what is besides, or nothing.
+
+        Both are called with the write lock held, `besides` first: what it raises leaves all as it was.
+        """
         with self._lock, self._told():
             try:
-                return self._append(write)
+                return self._append(write, besides)
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode in LOCKED or not self._make_room():
                     raise
-                return self._append(write)
+                return self._append(write, besides)
 
-    def _append(self, write: Callable[[Link], Statement]) -> Receipt:
+    def _append(self, write: Callable[[Link], Statement], besides: Besides) -> Receipt:
         with self._writing() as connection:
-            return self._appended(connection, write)
+            return self._appended(connection, write, besides)
+
+    def look(self, words: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
+        """What the log answers to a question in SQL."""
+        with self._lock, self._told():
+            return self._connection().execute(words, values).fetchall()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -184,17 +202,24 @@ class Chain:
             return True
         return False
 
-    def _appended(self, connection: sqlite3.Connection, write: Callable[[Link], Statement]) -> Receipt:
+    def _appended(
+        self,
+        connection: sqlite3.Connection,
+        write: Callable[[Link], Statement],
+        besides: Besides = lambda *_: None,
+        second: crypto.Signer | None = None,
+    ) -> Receipt:
         signer = keys.signer(self.home, self.settings)
         last = connection.execute("SELECT sequence, hash FROM receipts ORDER BY sequence DESC LIMIT 1")
         sequence, previous = last.fetchone() or (0, NOTHING)
+        besides(connection, sequence + 1)
         statement = write(Link(self.id, sequence + 1, previous, signer.id))
         payload = canonical(statement)
         signed = to_sign(payload)
+        also = {one.id: one for one in (keys.cosigner(self.settings), second) if one is not None}
+        also.pop(signer.id, None)
         signatures = [Signature(signer.id, signer.sign(signed))]
-        second = keys.cosigner(self.settings)
-        if second is not None and second.id != signer.id:
-            signatures.append(Signature(second.id, second.sign(signed)))
+        signatures += [Signature(id, also[id].sign(signed)) for id in sorted(also)]
         row = row_of(statement.predicate, digest(payload))
         connection.execute(
             "INSERT INTO receipts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(row)
@@ -220,9 +245,27 @@ class Chain:
                 )
 
     def rotate(self, passphrase: bytes | None = None) -> str:
-        """Let a new key sign from now on, between two receipts."""
-        with self._lock, self._told(), self._writing():
-            return keys.rotate(self.home, passphrase)
+        """Let a new key sign from now on, between two receipts, and return its id.
+
+        The old key signs a record that names the new one, which signs that too. Where the old one cannot be
+        used any more (its passphrase is lost, its file damaged), there is no such record.
+        """
+        with self._lock, self._told():
+            self._connection()
+            try:
+                keys.signer(self.home, self.settings)
+                vouches = True
+            except ReceiptError:
+                vouches = False
+            new, put = keys.replacement(self.home, passphrase)
+            if vouches:
+                from stockade.receipt import making
+
+                with self._writing() as connection:
+                    self._appended(connection, lambda link: making.rotation(link, new.public), second=new)
+            # Afterwards: killed in between, the old key goes on, and the new one is vouched for in vain.
+            put()
+            return new.id
 
     def rows(self, asked: Filter | None = None, *, newest: int | None = None) -> list[Row]:
         """What is in the log, the oldest first; at most the `newest` so many."""
@@ -313,7 +356,7 @@ class Chain:
             self.path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
         )
         try:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            version = _upgraded(connection)
             if version != VERSION:
                 raise ReceiptError(
                     f"{self.path} was written by another version of Stockade (schema {version})",
@@ -427,6 +470,25 @@ def _make(path: str) -> None:
             os.link(part, path)
     finally:
         os.unlink(part)
+
+
+def _upgraded(connection: sqlite3.Connection) -> int:
+    """Bring an older log up to date, and return which version it is."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version not in UPGRADES:
+        return int(version)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()  # another process may be faster
+        for step in range(version, VERSION):
+            connection.execute(UPGRADES[step])
+        connection.execute(f"PRAGMA user_version = {max(version, VERSION)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+    return max(int(version), VERSION)
 
 
 def _hold_room(path: str) -> None:

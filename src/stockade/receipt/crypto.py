@@ -12,6 +12,7 @@ from __future__ import annotations
 import binascii
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from stockade.digest import sha256
@@ -39,6 +40,7 @@ def new_seed() -> bytes:
     return os.urandom(KEY_BYTES)
 
 
+@lru_cache(maxsize=64)
 def key_id(public: bytes) -> str:
     """What a receipt calls a public key."""
     return sha256(PUBLIC + public).hexdigest()
@@ -118,24 +120,21 @@ def _by_cryptography(seed: bytes) -> tuple[Callable[[bytes], bytes], bytes]:
 
 def verifies(public: bytes, signature: bytes, data: bytes) -> bool:
     """Whether the signature over the data is that key's."""
-    from cryptography.exceptions import InvalidSignature
-
+    verify, invalid = _verifier(public)
     try:
-        _public(public).verify(signature, data)
-    except InvalidSignature:
+        verify(signature, data)
+    except invalid:
         return False
     return True
 
 
-_publics: dict[bytes, Any] = {}
-
-
-def _public(raw: bytes) -> Any:
+@lru_cache(maxsize=64)
+def _verifier(raw: bytes) -> tuple[Callable[[bytes, bytes], None], type[Exception]]:
+    """What verifies a key's signatures, and what it raises where one is wrong. Loading it takes long."""
+    from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    if raw not in _publics:
-        _publics[raw] = Ed25519PublicKey.from_public_bytes(raw)
-    return _publics[raw]
+    return Ed25519PublicKey.from_public_bytes(raw).verify, InvalidSignature
 
 
 def private_pem(seed: bytes, passphrase: bytes | None = None) -> bytes:

@@ -5,7 +5,7 @@
 
 The first receipt makes the key. Rotation puts a new private key in the place
 of the old one, which is gone then; its public key stays, so that what it
-signed can be verified.
+signed can be verified. Its last signature is over the new public key.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Callable
 
 import msgspec
 
@@ -109,16 +110,19 @@ def find(home: str, id: str) -> Key:
     return found[0]
 
 
-def rotate(home: str, passphrase: bytes | None = None) -> str:
-    """Put a new key in the place of the current one and return its id. The caller holds the chain."""
+def replacement(home: str, passphrase: bytes | None = None) -> tuple[Signer, Callable[[], None]]:
+    """A new key, and what puts it in the place of the current one. The caller holds the chain."""
     seed = crypto.new_seed()
     fresh = Signer(seed)
     os.makedirs(f"{home}/keys", 0o700, exist_ok=True)
     _publish(home, fresh)
-    part = _written(home, crypto.private_pem(seed, passphrase))
-    os.rename(part, f"{home}/keys/{SIGNING}")
-    _note(home, fresh.id)
-    return fresh.id
+
+    def put() -> None:
+        part = _written(home, crypto.private_pem(seed, passphrase))
+        os.rename(part, f"{home}/keys/{SIGNING}")
+        _note(home, fresh.id)
+
+    return fresh, put
 
 
 def passphrase(settings: Settings) -> bytes:

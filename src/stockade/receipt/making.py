@@ -11,15 +11,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stockade._version import __version__
+from stockade.controls import Control, Grade
 from stockade.errors import ReceiptError, SetupError, StockadeError
 from stockade.receipt import chain
 from stockade.receipt.account import policy_hash
 from stockade.receipt.statement import (
+    EVENT_TYPE,
     ORPHANED,
+    RECORDED,
+    ROTATED,
+    UNWALLED,
     Command,
     Ending,
+    Event,
     HostFacts,
     Network,
+    Parent,
     Predicate,
     Receipt,
     Seen,
@@ -102,24 +109,73 @@ def orphaned(home: str, record: Record) -> None:
         one.receipt.predicate.sandbox == record.id for one in log.all(first=newest[0].sequence)
     ):
         return
-    fields: dict[str, Any] = {
+    fields = _blank() | {
         "sandbox": record.id,
-        "who": Who(),
         "command": Command(record.command[0][:MOST_NAME], ""),
-        "backend": "",
         "policy": record.policy,
         "plan": record.plan,
+        "ending": Ending("cancelled", 130, error=ORPHANED),
+        "parent": Parent(record.parent, record.parent_plan) if record.parent else None,
+        "started": record.started.removesuffix("Z") + ".000000Z",
+    }
+    log.append(lambda link: Statement((), Predicate(**msgspec.structs.asdict(link), **fields)))
+
+
+def event(link: chain.Link, who: Who, event: Event) -> Statement:
+    """The record of a decision that later runs depend on."""
+    fields = _blank() | {"who": who, "ending": Ending(RECORDED, 0), "event": event}
+    return Statement((), Predicate(**msgspec.structs.asdict(link), **fields), predicate_type=EVENT_TYPE)
+
+
+def rotation(link: chain.Link, public: bytes) -> Statement:
+    """The record that another key signs from the next receipt on."""
+    return event(link, Who(action=ROTATED), Event(key=public.hex()))
+
+
+def unwalled(
+    home: str, who: Who, program: str, why: str, started: float, error: BaseException | None
+) -> Receipt:
+    """The receipt of a handler that ran as any function does: no policy was in force, and no control."""
+    none = Seen(why, UNWALLED, UNWALLED, Grade.ABSENT.value)
+    ending = Ending("exited", 0)
+    if isinstance(error, Exception):
+        ending = Ending("exited", 1, error=type(error).__name__)
+    elif error is not None:
+        ending = Ending("cancelled", 130, error=type(error).__name__)
+    fields = _blank() | {
+        "who": who,
+        "command": _command([program]),
+        "backend": UNWALLED,
+        "controls": {control.value: none for control in Control},
+        "network": Network("open"),
+        "ending": ending,
+        "started": stamp(started),
+        "duration": max(0, _micro(time.time() - started)),
+    }
+    return chain.of(home).append(
+        lambda link: Statement((), Predicate(**msgspec.structs.asdict(link), **fields))
+    )
+
+
+def _blank() -> dict[str, Any]:
+    """What is said of something that nobody has seen run."""
+    return {
+        "sandbox": "",
+        "who": Who(),
+        "command": Command("", ""),
+        "backend": "",
+        "policy": "",
+        "plan": "",
         "filter": "",
         "controls": {},
         "evidence": None,
         "network": Network(""),
-        "ending": Ending("cancelled", 130, error=ORPHANED),
+        "ending": Ending("", 0),
         "usage": NO_USE,
-        "started": record.started.removesuffix("Z") + ".000000Z",
+        "started": stamp(time.time()),
         "duration": 0,
         "host": _host(os.geteuid()),
     }
-    log.append(lambda link: Statement((), Predicate(**msgspec.structs.asdict(link), **fields)))
 
 
 def _made(account: Account, ending: Ending, used: Used, subjects: dict[str, str], duration: int) -> Receipt:
@@ -160,6 +216,8 @@ def _said(account: Account, ending: Ending, used: Used, duration: int) -> dict[s
         "started": stamp(account.started),
         "duration": duration,
         "host": _host(os.geteuid()),
+        "parent": account.parent,
+        "children": tuple(account.children),
     }
 
 

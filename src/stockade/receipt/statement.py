@@ -21,6 +21,14 @@ from stockade.errors import PolicyError, ReceiptError
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:stockade:receipt:1"
+#: Of a record that is of no run: something was decided that later runs depend on.
+EVENT_TYPE = "urn:stockade:event:1"
+#: The outcome of such a record.
+RECORDED = "recorded"
+#: What the record of a new key is called.
+ROTATED = "key-rotated"
+#: The backend of a run that had no walls, because its agent's sandbox is switched off.
+UNWALLED = "none"
 #: What the first receipt of a chain has before it.
 NOTHING = "0" * 64
 #: The error in a receipt that was made for a run whose supervisor was killed.
@@ -98,8 +106,26 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: str
 
 
-class Predicate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that is said about one run."""
+class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What was decided. Whom it concerns, what it is called and why are in `who`: agent, action and words."""
+
+    #: How the agent stands from now on: its policy file, the SHA-256 of that, whether it is sandboxed.
+    policy: str = ""
+    hash: str = ""
+    enabled: bool = True
+    #: The public key that signs from now on, in hexadecimal digits.
+    key: str = ""
+
+
+class Parent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The run that asked for this one from inside its sandbox: its sandbox and its plan."""
+
+    sandbox: str
+    plan: str
+
+
+class Predicate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Everything that is said about one run, or of an event; of that `event` is not None."""
 
     #: The log it is in, its place there, and the SHA-256 of the payload before it.
     chain: str
@@ -124,6 +150,10 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     #: Microseconds.
     duration: int
     host: HostFacts
+    event: Event | None = None
+    parent: Parent | None = None
+    #: The hashes of the receipts of the runs that the program asked for.
+    children: tuple[str, ...] = ()
 
 
 class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -183,7 +213,8 @@ class Receipt(msgspec.Struct, frozen=True, dict=True):
             found = _decoders()[0].decode(self.payload)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise malformed(f"its payload is not a statement of Stockade's: {error}") from None
-        if (found.type, found.predicate_type) != (STATEMENT_TYPE, PREDICATE_TYPE):
+        kind = PREDICATE_TYPE if found.predicate.event is None else EVENT_TYPE
+        if (found.type, found.predicate_type) != (STATEMENT_TYPE, kind):
             raise malformed(f"its payload is of another kind: {found.predicate_type!r}")
         return found
 

@@ -114,6 +114,8 @@ def nothing_seen(receipt: Receipt) -> str:
     """Why a receipt claims no control at all; empty where it does claim some."""
     if receipt.predicate.controls:
         return ""
+    if receipt.predicate.event is not None:
+        return f"it is of no run: {receipt.predicate.who.action} is a decision that was recorded"
     if receipt.predicate.ending.error == ORPHANED:
         return "the supervisor was killed: the program may have run, and nobody saw behind which walls"
     return "nothing was started"
@@ -164,11 +166,13 @@ class Walk:
     """Follows a chain, and says where it is not one. It begins with the first receipt that it is shown.
 
     With `every`, each key must have made receipts of the chain, or have signed all of them beside their
-    makers: keys are rotated, so no maker's key is on all of them.
+    makers: keys are rotated, so no maker's key is on all of them. A key that is known vouches for the one
+    that takes its place, so that the first key of a chain is enough to follow it.
     """
 
     def __init__(self, known: Mapping[str, bytes], *, whole: bool, every: bool = False) -> None:
-        self._known = known
+        self._known = dict(known)
+        self._given = frozenset(known)
         self._every = every
         #: The keys that have made receipts, and for each key the first place that it has not signed.
         self._makers: set[str] = set()
@@ -183,7 +187,9 @@ class Walk:
         right = signed_by(receipt, self._known, every=False)
         said = receipt.predicate
         self._makers |= right & {said.key}
-        for key in self._known.keys() - right:
+        if said.event is not None and said.event.key and said.key in right:
+            self._introduce(receipt, said.event.key)
+        for key in self._given - right:
             self._unsigned.setdefault(key, said.sequence)
         here = self._next or said.sequence
         if place is not None and place != said.sequence:
@@ -202,6 +208,21 @@ class Walk:
             )
         self._chain, self._next, self._previous = said.chain, here + 1, receipt.hash
         self.count += 1
+
+    def _introduce(self, receipt: Receipt, public: str) -> None:
+        """Know the key that takes its maker's place, if that has signed the record too."""
+        try:
+            key = bytes.fromhex(public)
+        except ValueError:
+            key = b""
+        id = crypto.key_id(key)
+        signed = next((one.sig for one in receipt.signatures if one.keyid == id), b"")
+        if len(key) != crypto.KEY_BYTES or not crypto.verifies(key, signed, to_sign(receipt.payload)):
+            raise ReceiptError(
+                f"receipt {receipt.predicate.sequence} names a new key that has not signed it",
+                failure="signature",
+            )
+        self._known[id] = key
 
     def end(self) -> int:
         """How many receipts there were; ReceiptError where a key is missing that must have signed."""

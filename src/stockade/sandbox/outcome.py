@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal as signals
 
@@ -24,11 +25,13 @@ def judge(
     closed: bool = False,
     killed: bool = False,
     full: bool = False,
+    asked_inside: bool = False,
 ) -> Verdict:
     """The verdict on a run that is over.
 
     `closed` says that its sandbox was closed under it, `killed` that somebody has named that to
-    `stockade kill`, `full` that limits.disk is used up.
+    `stockade kill`, `full` that limits.disk is used up, `asked_inside` that a sandboxed program has
+    chosen the command: then no file that it names is looked at on the host.
     """
     reply, limits = ended.reply, resolved.limits
     if killed:
@@ -44,6 +47,8 @@ def judge(
     if reply.kind == client.FAILED:
         reason = f"{reply.text} was replaced on the host, and so came uncovered inside: everything was ended"
         return Verdict(Outcome.DENIED, 126, reason, 'use workspace.mode = "overlay"')
+    if reply.kind == client.EXEC_FAILED and asked_inside:
+        return _unstarted(reply)
     if reply.kind == client.EXEC_FAILED:
         from stockade.sandbox.unstarted import explain
 
@@ -59,9 +64,11 @@ def judge(
         return Verdict(Outcome.EXITED, 0)
     hint = _task_hint(limits, group)
     if os.WIFEXITED(reply.status):
+        code = os.WEXITSTATUS(reply.status)
+        if asked_inside:
+            return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
         from stockade.sandbox.hints import hints
 
-        code = os.WEXITSTATUS(reply.status)
         hint = "; ".join(filter(None, (hint, hints(code, reply, program, resolved, full))))
         return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
     number = os.WTERMSIG(reply.status)
@@ -70,6 +77,16 @@ def judge(
     if number == signals.SIGSYS:
         return Verdict(Outcome.DENIED, 126, reason, signal=number)
     return Verdict(Outcome.SIGNALLED, 128 + number, reason, hint, signal=number)
+
+
+def _unstarted(reply: client.Reply) -> Verdict:
+    """The verdict on a command that never ran, from the kernel's answer alone."""
+    reason = f"the command was not started: {reply.text}: {os.strerror(reply.error)}"
+    if reply.text == "command" and reply.error == errno.ENOENT:
+        return Verdict(Outcome.SETUP_FAILED, 127, reason)
+    if reply.text == "command" and reply.error in (errno.EACCES, errno.EPERM, errno.ENOEXEC):
+        return Verdict(Outcome.DENIED, 126, reason)
+    return Verdict(Outcome.SETUP_FAILED, 125, reason)
 
 
 def _over_limit(ended: Ended, limits: Limits, group: Group | None) -> Verdict | None:

@@ -53,6 +53,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     #: The hashes of its policy and of its plan, for the receipt that a dead supervisor cannot make.
     policy: str = ""
     plan: str = ""
+    #: Where a sandboxed program asked for it: that program's sandbox, and the hash of its plan.
+    parent: str = ""
+    parent_plan: str = ""
     #: Whether its supervisor is a holder: it lives without a terminal, and can be attached to.
     kept: bool = False
     supervisor: int = 0

@@ -13,15 +13,22 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from stockade.errors import PolicyError
 from stockade.gate import client
 from stockade.sandbox import scarce
-from stockade.sandbox.launch import Box, died
+from stockade.sandbox.launch import Box, Prepared, died
 from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.streams import Output, Sink, Spilled, SpillPlace, Streams, Terminal
+
+if TYPE_CHECKING:
+    from stockade.gate.template import Template
+    from stockade.receipt.account import Account
+    from stockade.sandbox.delegate import Delegation
 
 LEFT = 1 << 20  # as much as a pipe can be made to hold
 GRACE = 2.0
@@ -29,6 +36,34 @@ GRACE = 2.0
 LATE = 5.0
 #: After these nothing more is said about a run.
 LAST_WORDS = (client.EXITED, client.EXEC_FAILED, client.FAILED)
+
+
+class Beside(Protocol):
+    """Whoever talks with a program on two more descriptors, besides its streams."""
+
+    #: The program's ends, closed by `begin`.
+    theirs: tuple[int, int]
+
+    def begin(self, channel: client.Channel, events: Events) -> None:
+        """The program has its ends; the run is ended through the channel."""
+
+    def move(self, end: int) -> None:
+        """Do what the descriptor is ready for, if it is one that is watched here."""
+
+    def patience(self) -> float | None:
+        """How long to wait at most before `look` is called."""
+
+    def look(self) -> None:
+        """See to what no descriptor tells."""
+
+    def rest(self) -> None:
+        """After the end, take what was left."""
+
+    def drop(self) -> None:
+        """The run is being ended, and nobody wants to hear more."""
+
+    def close(self) -> None:
+        """Let go of everything; harmless when repeated."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,8 +85,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     started: Callable[[int], object] = lambda pid: None
     #: What looks after the program's terminal, if it has one instead of pipes.
     terminal: Terminal | None = None
+    #: Who talks with the program on its descriptors 3 and 4.
+    beside: Beside | None = None
     #: What ends the run when it is raised and is part of the result, instead of being raised further.
     cancelled_by: tuple[type[BaseException], ...] = ()
+    #: What answers where the program may ask for sandboxes.
+    delegates: Callable[[], Delegation] | None = None
 
     def streams(self) -> Streams:
         """Its pipes."""
@@ -65,6 +104,19 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
                 terminal=self.terminal,
                 apart=(1, 2) if self.terminal is None else self.program.apart,
             )
+
+
+def goes_on(cmd: Sequence[str], template: Template | None) -> bool:
+    """Whether a command goes on in the template that its sandbox is a copy of."""
+    own = template_of(cmd)
+    if own is not None and own is not template:
+        raise PolicyError("the sandbox is none of this WarmPython's", hint="open one with its `sandbox()`")
+    return own is not None
+
+
+def template_of(cmd: Sequence[str]) -> Template | None:
+    """The template that a command goes on in, if it does: see `gate.template.Resumed`."""
+    return getattr(cmd, "template", None)
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -86,14 +138,47 @@ class Ended(msgspec.Struct, frozen=True):
     digests: dict[str, str] = {}
 
 
+def may_ask(run: Run, prepared: Prepared, account: Account | None) -> Run:
+    """The run, with the right to ask for sandboxes where its policy has that.
+
+    A worker is talked with where others ask, so that no function in one has the right.
+    """
+    if not prepared.resolved.policy.delegate or run.beside is not None:
+        return run
+    from stockade.sandbox.delegate import offered
+
+    return offered(run, prepared, account)
+
+
 def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[Ended]:
     """Start the program and stay with it until it has ended, and with a one-shot run everything else."""
-    watch = Watch(box, run.program, events)
-    channel = watch.start(streams.theirs, kept=run.kept)
-    streams.close(*streams.theirs)
-    pumps = Pumps(streams, events, run.started)
+    if run.delegates is None:
+        return (yield from _supervise(box, run, streams, events, None))
+    asked = run.delegates()
     try:
+        return (yield from _supervise(box, run, streams, events, asked))
+    finally:
+        if not run.kept:  # it has nothing more to say, and would be ready all the time
+            with contextlib.suppress(OSError, ValueError):
+                events.forget(box.connection.fileno())
+        yield from asked.ended(events)
+
+
+def _supervise(
+    box: Box, run: Run, streams: Streams, events: Events, asked: Delegation | None
+) -> Steps[Ended]:
+    watch = Watch(box, run.program, events)
+    beside = run.beside
+    more = () if beside is None else beside.theirs
+    channel = watch.start(streams.theirs, kept=run.kept, more=more if asked is None else asked.theirs)
+    streams.close(*streams.theirs)
+    pumps = Pumps(streams, events, run.started, beside)
+    try:
+        if beside is not None:
+            beside.begin(channel, events)
         try:
+            if asked is not None:
+                asked.begin()
             run.meanwhile()
             reply = yield from watch.until_end(pumps)
         except run.cancelled_by:
@@ -133,8 +218,11 @@ def supervise(box: Box, run: Run, streams: Streams, events: Events) -> Steps[End
 class Pumps:
     """Moves what is in the pipes of a run, or its terminal, whenever there is something to move."""
 
-    def __init__(self, streams: Streams, events: Events, started: Callable[[int], object]) -> None:
+    def __init__(
+        self, streams: Streams, events: Events, started: Callable[[int], object], beside: Beside | None
+    ) -> None:
         self._streams, self._events, self._started = streams, events, started
+        self._beside = beside
         self._outputs: dict[int, Output] = {output.reader: output for output in streams.outputs}
         self._feed = streams.feed
         self._fed = -1
@@ -154,6 +242,8 @@ class Pumps:
                 self._stop_feeding()
         elif self._terminal is not None:
             self._terminal.move(end)
+        elif self._beside is not None:
+            self._beside.move(end)
 
     def hear(self, reply: client.Reply, channel: client.Channel) -> None:
         """What is said of a run that goes on."""
@@ -168,19 +258,22 @@ class Pumps:
 
     def patience(self) -> float | None:
         """How long to wait at most before `look` is called."""
-        return None if self._terminal is None else self._terminal.patience()
+        other = self._terminal if self._beside is None else self._beside
+        return None if other is None else other.patience()
 
     def look(self) -> None:
         """See to what no descriptor tells."""
-        if self._terminal is not None:
-            self._terminal.look()
+        other = self._terminal if self._beside is None else self._beside
+        if other is not None:
+            other.look()
 
     def rest(self) -> None:
         """After the end, take what was left in the pipes; others may write for ever."""
         for end in tuple(self._outputs):
             self._drain(end, LEFT)
-        if self._terminal is not None:
-            self._terminal.rest()
+        other = self._terminal if self._beside is None else self._beside
+        if other is not None:
+            other.rest()
 
     def end(self) -> None:
         """The run is being ended."""
@@ -191,10 +284,14 @@ class Pumps:
         """From now on only drain: a program that is to end must not wait for a reader."""
         for output in self._outputs.values():
             output.drop()
-        if self._terminal is not None:
-            self._terminal.drop()
+        other = self._terminal if self._beside is None else self._beside
+        if other is not None:
+            other.drop()
 
     def close(self) -> None:
+        if self._beside is not None:
+            self._beside.close()
+            self._beside = None
         if self._terminal is not None:
             self._terminal.close()
             self._terminal = None
@@ -244,12 +341,14 @@ class Watch:
         self._watched: list[int] = []
         self._deadline: float | None = None
 
-    def start(self, stdio: tuple[int, ...], *, kept: bool) -> client.Channel:
-        """Ask the gate to start the program."""
+    def start(self, stdio: tuple[int, ...], *, kept: bool, more: tuple[int, ...] = ()) -> client.Channel:
+        """Ask the gate to start the program; `more` are its descriptors 3 and 4."""
         with scarce.refused():
             entrance = group.program_entrance() if (group := self.box.group) is not None else None
             try:
-                self.channel = self.box.connection.execute(self.program, stdio, kept=kept, entrance=entrance)
+                self.channel = self.box.connection.execute(
+                    self.program, stdio, kept=kept, entrance=entrance, more=more
+                )
             finally:
                 if entrance is not None:
                     os.close(entrance)

@@ -1,0 +1,1 @@
+"""Python in sandboxes: functions, the sealed channel, executors, and interpreters that are started ahead."""

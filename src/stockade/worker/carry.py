@@ -1,0 +1,381 @@
+"""What is handed in: a function, its arguments, and the modules they need.
+
+Arguments are pickled. Functions and classes travel by name, and the source of
+the modules that they are in is sent along, as far as these are not part of
+the Python that runs inside. What nobody can import (a script, a notebook, a
+prompt) is sent as the source of the single definitions that are needed.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import os
+import pickle
+import sys
+import sysconfig
+import textwrap
+import types
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib.machinery import SOURCE_SUFFIXES
+from typing import Any
+
+from stockade.errors import SetupError
+
+#: What modules and definitions may take in all, as source.
+MOST_SOURCE = 64 << 20
+#: What of Stockade is inside as it is here; the rest is hollow.
+OWN = ("stockade", "stockade.errors", "stockade._version", "stockade.worker", "stockade.worker.seal",
+       "stockade.worker.plain")  # fmt: skip
+
+#: Where the worker finds something that stands for any object of Stockade's and does nothing.
+HOLLOW = "stockade.hollow"
+
+
+def pack(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    initializer: tuple[Callable[..., Any], Sequence[Any]] | None = None,
+    results: str,
+    most: int,
+    many: bool = False,
+) -> bytes:
+    """The whole request."""
+    packing = Packing()
+    call = packing.pickled((packing.entry(function), tuple(args), dict(kwargs)), "the arguments")
+    first = None
+    if initializer is not None:
+        first = packing.pickled((packing.entry(initializer[0]), tuple(initializer[1])), "the initializer")
+    request = {
+        "modules": packing.modules,
+        "spaces": {name: space.packed() for name, space in packing.spaces.items()},
+        "call": call,
+        "initializer": first,
+        "results": results,
+        "most": most,
+        "many": many,
+    }
+    return pickle.dumps(request, 4)
+
+
+def undecorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What was decorated with `sandboxed`."""
+    while getattr(type(function), "__stockade__", False) is True:
+        function = function.__wrapped__  # type: ignore[attr-defined]
+    return function
+
+
+class Packing:
+    """Everything that is collected for one call."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, tuple[str, str, list[str] | None]] = {}
+        self.spaces: dict[str, Space] = {}
+        self._size = 0
+
+    def entry(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function to be called, if it can be handed in at all."""
+        function = undecorated(function)
+        if isinstance(function, types.FunctionType):
+            check(function)
+        return function
+
+    def pickled(self, value: Any, what: str, touched: list[str] | None = None) -> bytes:
+        """A value as the worker reads it. `touched` is for globals, and told what must be there first."""
+        file = io.BytesIO()
+        try:
+            _Pickler(file, self, touched).dump(value)
+        except SetupError:
+            raise
+        except Exception as error:  # whatever the value's own methods raise
+            raise SetupError(
+                f"{what} cannot be pickled: {error}",
+                stage="function",
+                hint="hand in plain data, or what pickle can find by its name",
+            ) from error
+        return file.getvalue()
+
+    def named(self, value: Any, touched: list[str] | None) -> tuple[str, str] | None:
+        """How a function or class is found inside, where pickle would not find it; modules are noted."""
+        value = undecorated(value)
+        module = getattr(value, "__module__", None)
+        name = getattr(value, "__qualname__", "")
+        if not isinstance(module, str) or module == "builtins":
+            return None
+        if isinstance(value, types.FunctionType):
+            check(value)
+        if module != "__main__" and _found(module, name) is value:
+            self.ship(module)
+            return module, name
+        names = _namespace(value, module)
+        if names is None or names.get(name.partition(".")[0]) is None:
+            return None  # pickle says why not
+        if touched is not None:
+            touched.append(name)
+        space = self.spaces.get(module)
+        if space is None:
+            space = self.spaces[module] = Space(self, names)
+        space.need(name.partition(".")[0])
+        return module, name
+
+    def ship(self, name: str) -> None:
+        """Send a module, its packages and what it has imported, unless the Python inside has them."""
+        pending = [name]
+        while pending:
+            name = pending.pop()
+            module = sys.modules.get(name)
+            if module is None or name in self.modules or _is_inside(module):
+                continue
+            source = self.source(module)
+            if source is None:
+                continue
+            path = list(module.__path__) if hasattr(module, "__path__") else None
+            self.modules[name] = (source, module.__file__ or "<package>", path)
+            self._around(name)
+            for value in list(vars(module).values()):
+                other = value.__name__ if isinstance(value, types.ModuleType) else _module_of(value)
+                if isinstance(other, str) and other not in self.modules:
+                    pending.append(other)
+
+    def _around(self, name: str) -> None:
+        """Send the packages around a module."""
+        while name := name.rpartition(".")[0]:
+            if name in sys.modules:
+                self.ship(name)
+            else:  # whoever loaded the module did not need it
+                self.modules.setdefault(name, ("", "<package>", []))
+
+    def source(self, module: types.ModuleType) -> str | None:
+        """The text of a module; None where there is none."""
+        file = getattr(module, "__file__", None)
+        if file is None and hasattr(module, "__path__"):
+            return ""
+        if not isinstance(file, str) or not file.endswith(tuple(SOURCE_SUFFIXES)):
+            return None
+        try:
+            with open(file, "rb") as opened:
+                return self.counted(_decoded(opened.read()))
+        except (OSError, SyntaxError, UnicodeDecodeError):
+            return None
+
+    def counted(self, text: str) -> str:
+        self._size += len(text)
+        if self._size > MOST_SOURCE:
+            raise SetupError(
+                f"the modules of the function take more than {MOST_SOURCE >> 20}M",
+                stage="function",
+                hint="put it in a module that imports less, or install what it imports",
+            )
+        return text
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, packing: Packing, touched: list[str] | None) -> None:
+        super().__init__(file, 4)
+        self._packing, self._touched = packing, touched
+
+    def reducer_override(self, value: Any) -> Any:
+        """How pickle treats what is no plain data: called for nothing else, so that is quick."""
+        if value is inside:
+            return NotImplemented
+        if isinstance(value, types.FunctionType | type) or undecorated(value) is not value:
+            name = self._packing.named(value, self._touched)
+            return NotImplemented if name is None else (inside, name)
+        module = type(value).__module__
+        if module.startswith("stockade.") and not isinstance(value, Exception):
+            if self._touched is None:
+                raise SetupError(
+                    f"a {type(value).__name__} of Stockade's is not handed in", stage="function",
+                    hint="hand in the plain data that the function needs of it",
+                )  # fmt: skip
+            return inside, (HOLLOW, type(value).__name__)
+        return NotImplemented
+
+
+def inside(module: str, name: str) -> None:
+    """Stands for what the worker finds by a name; never called here."""
+
+
+class Space:
+    """A namespace that nobody can import, as far as it is needed inside."""
+
+    def __init__(self, packing: Packing, names: dict[str, Any]) -> None:
+        self._packing, self._names = packing, names
+        self._needed: set[str] = set()
+        self.imports: dict[str, str] = {}
+        self.early: dict[str, bytes] = {}
+        self.late: dict[str, bytes] = {}
+        self.missing: dict[str, str] = {}
+        self.definitions: list[tuple[str, int, str]] = []
+
+    def packed(self) -> dict[str, Any]:
+        return {
+            "imports": self.imports, "early": self.early, "late": self.late, "missing": self.missing,
+            "definitions": sorted(self.definitions, key=lambda one: one[1]),
+        }  # fmt: skip
+
+    def need(self, name: str) -> None:
+        """See to it that the name is there."""
+        pending = [name]
+        while pending:
+            name = pending.pop()
+            if name in self._needed or name not in self._names:
+                continue
+            self._needed.add(name)
+            value = undecorated(self._names[name])
+            if isinstance(value, types.ModuleType):
+                self._packing.ship(value.__name__)
+                self.imports[name] = value.__name__
+            elif self._is_ours(value):
+                pending += self._define(value)
+            else:
+                self._hand_in(name, value)
+
+    def _is_ours(self, value: Any) -> bool:
+        if not isinstance(value, types.FunctionType | type):
+            return False
+        return value.__module__ == self._names.get("__name__") and (
+            isinstance(value, type) or value.__globals__ is self._names
+        )
+
+    def _define(self, value: Any) -> set[str]:
+        """Send the source of a function or class; which names it uses."""
+        if isinstance(value, types.FunctionType):
+            check(value)
+        file = inspect.getsourcefile(value) or "<unknown>"
+        try:
+            lines, line = inspect.getsourcelines(value)
+            tree = ast.parse(textwrap.dedent("".join(lines)))
+        except (OSError, TypeError, SyntaxError) as error:
+            raise SetupError(
+                f"the source of {value.__qualname__} is not to be found: {error}",
+                stage="function",
+                hint="put it in a module, in a file",
+            ) from None
+        node: Any = tree.body[0]
+        if isinstance(value, types.FunctionType) and not hasattr(value, "__wrapped__"):
+            node.decorator_list = []
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            raise SetupError(
+                f"{value.__qualname__} is not made by a statement of its own", stage="function",
+                hint="define it with `def` or `class`",
+            )  # fmt: skip
+        text, used = _without(textwrap.dedent("".join(lines)), node)
+        self.definitions.append((file, max(1, line), self._packing.counted(text)))
+        return used
+
+    def _hand_in(self, name: str, value: Any) -> None:
+        touched: list[str] = []
+        try:
+            data = self._packing.pickled(value, name, touched)
+        except SetupError as error:
+            self.missing[name] = str(error.__cause__ or error)
+            return
+        (self.late if touched else self.early)[name] = data
+
+
+def _without(text: str, node: Any) -> tuple[str, set[str]]:
+    """The text of a definition without the decorators that were taken off, and which names it uses."""
+    first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+    lines = text.splitlines(True)
+    kept = "".join("\n" if number < first else line for number, line in enumerate(lines, 1))
+    used: set[str] = set()
+    pending: list[ast.AST] = [node]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, ast.Name):
+            used.add(part.id)
+        for field, value in ast.iter_fields(part):
+            if field not in ("annotation", "returns"):
+                parts = value if isinstance(value, list) else [value]
+                pending += [one for one in parts if isinstance(one, ast.AST)]
+    return kept, used
+
+
+def check(function: types.FunctionType) -> None:
+    """Refuse what cannot be found by its name."""
+    name = function.__qualname__
+    if function.__closure__ and not getattr(function, "__wrapped__", None) and "<locals>" in name:
+        free = ", ".join(function.__code__.co_freevars)
+        raise SetupError(
+            f"{name} is a closure: it uses {free} of the function around it",
+            stage="function",
+            hint="define it at the top of a module, and hand in what it uses as arguments",
+        )
+    if "<lambda>" in name or "<locals>" in name:
+        what = "is a lambda" if "<lambda>" in name else "is defined inside another function"
+        raise SetupError(
+            f"{name} {what}, and cannot be found by its name",
+            stage="function",
+            hint="define it with `def` at the top of a module",
+        )
+
+
+def _found(module: str, name: str) -> Any:
+    """What a module has under a name, without what `sandboxed` has put around it."""
+    value: Any = sys.modules.get(module)
+    for part in name.split("."):
+        value = undecorated(getattr(value, part, None))  # type: ignore[arg-type]
+    return value
+
+
+def _namespace(value: Any, module: str) -> dict[str, Any] | None:
+    if isinstance(value, types.FunctionType):
+        return value.__globals__
+    found = sys.modules.get(module)
+    return None if found is None else vars(found)
+
+
+def _module_of(value: Any) -> Any:
+    if isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
+        return value.__module__
+    return getattr(type(value), "__module__", None)
+
+
+@cache
+def _trees() -> tuple[str, ...]:
+    """Where the Python that runs inside has its own modules."""
+    found = [*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, sys.exec_prefix]
+    paths = {os.path.realpath(path) for path in found}
+    return ("/usr/lib/", *(path + "/" for path in paths if path not in ("/", "/usr", "/usr/local")))
+
+
+def _is_inside(module: types.ModuleType) -> bool:
+    """Whether the Python inside has the module itself."""
+    name = module.__name__
+    file = getattr(module, "__file__", None)
+    if name in ("__main__", "stockade") or name.startswith("stockade."):
+        return True
+    return isinstance(file, str) and os.path.realpath(file).startswith(_trees())
+
+
+def _decoded(data: bytes) -> str:
+    import importlib.util
+
+    return importlib.util.decode_source(data)
+
+
+@cache
+def _prelude() -> tuple[bytes, dict[str, tuple[str, str, list[str] | None]]]:
+    """What the worker is made of: its own text, and the modules of Stockade's that it has inside."""
+    from importlib.resources import files
+
+    def text(module: str, package: bool) -> str:
+        names = module.split(".")[1:] + (["__init__"] if package else [])
+        return files("stockade").joinpath("/".join(names) + ".py").read_text(encoding="utf-8")
+
+    sources: dict[str, tuple[str, str, list[str] | None]] = {}
+    for name in OWN:
+        package = name in ("stockade", "stockade.worker")
+        sources[name] = (text(name, package), f"<{name}>", [] if package else None)
+    return text("stockade.worker.driver", False).encode(), sources
+
+
+def worker_text(public: bytes) -> bytes:
+    """What a Python inside executes to become the worker of whoever has this public key."""
+    text, sources = _prelude()
+    return text + f"\n\nmain({sources!r}, {public!r}, text)\n".encode()

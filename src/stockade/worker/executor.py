@@ -1,0 +1,185 @@
+"""`SandboxExecutor`: a `concurrent.futures.Executor` whose every task has a sandbox of its own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import msgspec
+
+from stockade.policy import Policy
+from stockade.sandbox.streams import Sink
+from stockade.sandbox.supervise import GRACE
+from stockade.worker.answer import FunctionError, WorkerDiedError
+from stockade.worker.functions import LARGEST, Call, Options, Results, calling, options
+from stockade.worker.start import OnExit
+from stockade.worker.talk import Talk
+
+if TYPE_CHECKING:
+    from stockade.receipt.statement import Who
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class BrokenSandboxError(WorkerDiedError, BrokenExecutor):
+    """The interpreter of a task ended before the task did, or could not be made ready for any."""
+
+
+class SandboxExecutor(Executor):
+    """Runs tasks as `ProcessPoolExecutor` does, each in a sandbox of its own, `max_workers` at a time.
+
+    >>> from stockade import SandboxExecutor
+    >>> with SandboxExecutor(max_workers=2) as executor:
+    ...     list(executor.map(pow, [2, 3], [5, 2])), executor.submit(divmod, 7, 2).result()
+    ([32, 9], (3, 1))
+
+    What goes in and comes back is as for `sandboxed`. A task whose interpreter dies has a `BrokenExecutor`
+    for its exception; the others go on, because nothing is shared. `initializer(*initargs)` is called
+    inside before each task; when it fails, the executor is broken for good.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        max_workers: int | None = None,
+        *,
+        initializer: Callable[..., Any] | None = None,
+        initargs: tuple[Any, ...] = (),
+        timeout: float | None = None,
+        grace: float = GRACE,
+        results: Results = "plain",
+        types: Iterable[type] = (),
+        largest: int | str = LARGEST,
+        executable: str = "",
+        on_exit: OnExit = "keep",
+        who: Who | Mapping[str, str] | None = None,
+        on_stdout: Sink | None = None,
+        on_stderr: Sink | None = None,
+    ) -> None:
+        if initializer is not None and not callable(initializer):
+            raise TypeError("initializer must be a callable")
+        self._how = options(
+            policy, timeout=timeout, grace=grace, results=results, types=types, largest=largest,
+            executable=executable, on_exit=on_exit, who=who, on_stdout=on_stdout, on_stderr=on_stderr,
+            initializer=None if initializer is None else (initializer, tuple(initargs)),
+        )  # fmt: skip
+        self.policy = self._how.start.policy
+        self._threads = ThreadPoolExecutor(_cores(max_workers), thread_name_prefix="stockade")
+        self._broken: FunctionError | None = None
+        #: The calls that run.
+        self._talks: set[Talk] = set()
+        self._ended = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call `fn(*args, **kwargs)` in a sandbox; its value, or its exception, is in the future."""
+        self._check()
+        return self._threads.submit(lambda: self._made(fn, args, kwargs, self._how).value)
+
+    def submit_call(self, fn: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Future[Call]:
+        """As `submit`; the future has the value and the `Result` with its receipt."""
+        self._check()
+        return self._threads.submit(lambda: self._made(fn, args, kwargs, self._how))
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+    ) -> Iterator[T]:
+        """As `Executor.map`; `chunksize` calls share one sandbox."""
+        if chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        if chunksize == 1:
+            return super().map(fn, *iterables, timeout=timeout)
+        many = msgspec.structs.replace(self._how, many=True)
+        chunks = _chunks(zip(*iterables, strict=False), chunksize)
+        self._check()
+        futures = [
+            self._threads.submit(lambda chunk=chunk: self._made(fn, (chunk,), {}, many).value)  # type: ignore[misc]
+            for chunk in chunks
+        ]
+        return _each(_results(futures, timeout))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more tasks; those that run go on. As `Executor.shutdown`."""
+        self._threads.shutdown(wait, cancel_futures=cancel_futures)
+
+    def terminate_workers(self) -> None:
+        """End every task that runs, cancel those that wait, and take no more."""
+        self._ended = True
+        self.shutdown(wait=False, cancel_futures=True)
+        for talk in list(self._talks):
+            talk.abandon()
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> bool | None:
+        """Wait for every task; after Ctrl-C and the like end them first."""
+        if kind is not None and not issubclass(kind, Exception):
+            self.terminate_workers()
+        self.shutdown(wait=True)
+        return None
+
+    def _made(self, fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], how: Options) -> Call:
+        self._check()
+        ours: list[Talk] = []
+
+        def begun(talk: Talk) -> None:
+            ours.append(talk)
+            self._talks.add(talk)
+            if self._ended:
+                talk.abandon()
+
+        try:
+            return calling(fn, args, kwargs, msgspec.structs.replace(how, begun=begun))
+        except FunctionError as error:
+            if isinstance(error, WorkerDiedError) or error.stage == "initializer":
+                broken = BrokenSandboxError(error.message, hint=error.hint)
+                vars(broken).update({name: vars(error).get(name) for name in ("result", "receipt")})
+                broken.traceback = error.traceback
+                if error.stage == "initializer":
+                    self._broken = broken
+                raise broken from error.__cause__
+            raise
+        finally:
+            self._talks.difference_update(ours)
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise BrokenSandboxError(self._broken.message, hint="make another executor") from self._broken
+
+
+def _cores(given: int | None) -> int:
+    """As many as there are processors for us; a number that is none stays as it is, to be refused."""
+    return len(os.sched_getaffinity(0)) if given is None else given
+
+
+def _chunks(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
+    found = iter(items)
+    while chunk := tuple(itertools.islice(found, size)):
+        yield chunk
+
+
+def _each(chunks: Iterator[list[Any]]) -> Iterator[Any]:
+    """The values of all chunks; none is kept here when it has been handed out."""
+    for chunk in chunks:
+        chunk.reverse()
+        while chunk:
+            yield chunk.pop()
+
+
+def _results(futures: list[Future[Any]], timeout: float | None) -> Iterator[Any]:
+    """The results in their order; those that nobody waits for any more are cancelled."""
+    import time
+
+    end = None if timeout is None else time.monotonic() + timeout
+    futures.reverse()
+    try:
+        while futures:
+            yield futures.pop().result(None if end is None else end - time.monotonic())
+    finally:
+        for future in futures:
+            future.cancel()

@@ -1,0 +1,61 @@
+"""Where a worker comes from: a fresh Python in a sandbox of its own, for one call.
+
+Everything about starting it is in `once`, so that another way to have an
+interpreter there takes its place.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from stockade.policy import Policy
+from stockade.receipt.account import Account
+from stockade.sandbox.launch import prepare
+from stockade.sandbox.result import Result
+from stockade.sandbox.sandbox import command, one_shot
+from stockade.sandbox.steps import Events, Steps
+from stockade.sandbox.streams import Sink
+from stockade.sandbox.supervise import GRACE, Run
+from stockade.worker.talk import Talk
+
+if TYPE_CHECKING:
+    from stockade.receipt.statement import Who
+
+
+OnExit = Literal["keep", "discard"]
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """How a call is made, whatever is called."""
+
+    policy: Policy
+    who: Who | None = None
+    timeout: float | None = None
+    grace: float = GRACE
+    executable: str = ""
+    on_exit: OnExit = "keep"
+    #: Whether the policy's paths are real names (`discover`).
+    pinned: bool = False
+    on_stdout: Sink | None = None
+    on_stderr: Sink | None = None
+
+
+def once(start: Start, talk: Talk, events: Events) -> Steps[Result]:
+    """A sandbox and a Python in it, from their start to their end; what is said goes through the talk."""
+    argv = [start.executable or sys.executable, "-I", "-c", talk.boot()]
+    account = Account(start.policy, argv, start.who)
+    with account.telling():
+        prepared = prepare(start.policy, pinned=start.pinned, command=argv)
+        account.prepared = prepared
+
+        def made() -> Run:
+            run = command(
+                prepared, argv, env=None, cwd=None, timeout=start.timeout, grace=start.grace,
+                on_stdout=start.on_stdout, on_stderr=start.on_stderr, kept=False, meanwhile=account.ready,
+            )  # fmt: skip
+            return msgspec.structs.replace(run, beside=talk)
+
+        return (yield from one_shot(prepared, made, account, events, start.on_exit))

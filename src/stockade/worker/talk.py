@@ -1,0 +1,235 @@
+"""The supervisor's end of the sealed channel: one call, and what comes back.
+
+It goes along with the program's streams (`sandbox.supervise.Beside`). What is
+sent and what comes is moved as the pipes allow, so neither end waits for the
+other with full hands, however large the call and its result are. The worker
+is made of the same untrusted stuff as the function that it runs: what it says
+is judged as such code's own word. Whatever breaks the rules ends the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from stockade.gate import client
+from stockade.sandbox import scarce
+from stockade.sandbox.steps import WRITABLE, Events
+from stockade.worker import carry, seal
+
+#: A worker that has said its last word and does not end is ended.
+PATIENCE = 2.0
+READ = 1 << 18
+PIPE = 1 << 20
+#: More than enough to empty a pipe; somebody may write for ever.
+MOST_READS = 64
+#: A mark and a key, or a mark and a reason.
+HELLO = 1 + seal.KEY
+LONGEST_REASON = 1000
+
+BOOT = """\
+import os
+def take(size):
+    data = b""
+    while len(data) < size:
+        more = os.read(3, size - len(data))
+        if not more:
+            os._exit(1)
+        data += more
+    return data
+text = take(int(take(9)))
+import hashlib
+if hashlib.sha256(text).hexdigest() != "%s":
+    os._exit(1)
+exec(compile(text, "<stockade>", "exec", dont_inherit=True), {"text": text, "__name__": "stockade"})
+"""
+
+
+class Talk:
+    """One call. `values` are what the function has yielded so far, `last` its last word: (kind, content)."""
+
+    def __init__(self, request: bytes, largest: int, *, streams: bool = False) -> None:
+        self._streams = streams
+        self._agreement = seal.Agreement()
+        self._text = carry.worker_text(self._agreement.public)
+        self._request, self._largest = request, largest
+        self._opener: seal.Opener | None = None
+        self._hello = b""
+        self._outgoing: Iterator[bytes] = iter([b"%09d" % len(self._text) + self._text])
+        self._pending = memoryview(b"")
+        self._events: Events | None = None
+        self._channel: client.Channel | None = None
+        self._watched: set[int] = set()
+        self._until: float | None = None
+        self.values: deque[bytearray] = deque()
+        self.last: tuple[bytes, bytearray] | None = None
+        #: Why what it said is not taken, and whether it was too much: then we have ended the run.
+        self.refused = ""
+        self.too_large = False
+        with scarce.refused():
+            self._open: set[int] = set()
+            asked, self._asks = os.pipe()
+            self._open |= {asked, self._asks}
+            try:
+                self._answers, answered = os.pipe()
+            except BaseException:
+                self.close()
+                raise
+            self._open |= {self._answers, answered}
+        self.theirs = (asked, answered)
+        # The program can open our ends' other side as well and be faster: the supervisor must not wait then.
+        for end in (self._asks, self._answers):
+            with contextlib.suppress(OSError):  # a user has only so much room in all pipes
+                fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE)
+        os.set_blocking(self._asks, False)
+        os.set_blocking(self._answers, False)
+
+    def boot(self) -> str:
+        """What the interpreter executes first: it takes this talk's text and no other."""
+        return BOOT % hashlib.sha256(self._text).hexdigest()
+
+    def begin(self, channel: client.Channel, events: Events) -> None:
+        """The program has its ends."""
+        self._channel, self._events = channel, events
+        for end in self.theirs:
+            self._shut(end)
+        self._watch(self._answers)
+        self._watch(self._asks, WRITABLE)
+        if self.refused:  # before it began
+            channel.end(0)
+
+    def move(self, end: int) -> None:
+        """Do what the descriptor is ready for."""
+        if end == self._asks and end in self._watched:
+            self._send()
+        elif end == self._answers and end in self._watched:
+            self._receive()
+
+    def patience(self) -> float | None:
+        return None if self._until is None else max(0.0, self._until - time.monotonic())
+
+    def look(self) -> None:
+        if self._until is not None and time.monotonic() >= self._until:
+            self._refuse("it answered and did not end")
+
+    def rest(self) -> None:
+        """The program has ended: take what is in the pipe, which is not much."""
+        for _ in range(MOST_READS):
+            if self._answers not in self._watched or not self._receive():
+                break
+
+    def drop(self) -> None:
+        """Nobody waits any more."""
+        self.refused = self.refused or "nobody waited for it"
+        self.values.clear()
+
+    def abandon(self) -> None:
+        """End the run, from any thread."""
+        self.refused = self.refused or "nobody waited for it"
+        if (channel := self._channel) is not None:
+            channel.end(0)
+
+    def forget(self) -> None:
+        """In a forked child: let go of this process's copies only."""
+        if isinstance(self._channel, client.Connection):
+            self._channel.forget()
+        for end in tuple(self._open):
+            self._shut(end)
+        self._watched.clear()
+
+    def close(self) -> None:
+        for end in tuple(self._watched):
+            self._forget(end)
+        for end in tuple(self._open):
+            self._shut(end)
+
+    def _send(self) -> None:
+        try:
+            while True:
+                if not self._pending:
+                    following = next(self._outgoing, None)
+                    if following is None:
+                        self._forget(self._asks)  # until there is more
+                        return
+                    self._pending = memoryview(following)
+                self._pending = self._pending[os.write(self._asks, self._pending) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._forget(self._asks)
+
+    def _receive(self) -> bool:
+        """Take some of what is there; whether there may be more."""
+        try:
+            data = os.read(self._answers, READ)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._forget(self._answers)
+            return False
+        if self.last is None and not self.refused:
+            try:
+                self._hear(data)
+            except seal.SealError as error:
+                self._refuse(str(error))
+            except OverflowError as error:
+                self.too_large = True
+                self._refuse(str(error))
+        return True
+
+    def _hear(self, data: bytes) -> None:
+        if self._opener is None:
+            self._hello += data
+            if self._hello[:1] == b"!":
+                reason = self._hello[1:LONGEST_REASON].decode("utf-8", "replace")
+                raise seal.SealError(f"inside, {reason}")
+            if self._hello[:1] != b"=":
+                raise seal.SealError("it does not begin with a key")
+            if len(self._hello) < HELLO:
+                return
+            sealer, self._opener = self._agreement.agree(self._hello[1:HELLO], self._text, first=True)
+            data, self._hello = self._hello[HELLO:], b""
+            self._outgoing = sealer.record(b"C", self._request)
+            self._request = b""
+            if self._asks not in self._watched:
+                self._watch(self._asks, WRITABLE)
+        for kind, content in self._opener.feed(data, self._largest):
+            if self.last is not None:
+                return  # after its last word nothing counts
+            if kind == b"V" and self._streams:
+                self.values.append(content)
+            elif kind in (b"R", b"E"):
+                self.last = kind, content
+                self._until = time.monotonic() + PATIENCE
+            else:
+                raise seal.SealError("a record of no known kind")
+
+    def _refuse(self, why: str) -> None:
+        """End the run, because of what was said."""
+        self.refused = self.refused or why
+        self._until = None
+        self.last = None
+        self.values.clear()
+        if self._channel is not None:
+            self._channel.end(0)
+
+    def _watch(self, end: int, *what: int) -> None:
+        if self._events is not None:
+            self._events.watch(end, *what)
+            self._watched.add(end)
+
+    def _forget(self, end: int) -> None:
+        if end in self._watched and self._events is not None:
+            self._watched.remove(end)
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                self._events.forget(end)
+
+    def _shut(self, end: int) -> None:
+        if end in self._open:
+            self._open.remove(end)
+            os.close(end)

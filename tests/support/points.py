@@ -1,0 +1,43 @@
+"""Dataclasses, and functions that return them, to be called inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Point:
+    """What a function may return if it says so."""
+
+    x: Any
+    y: Point | None = None
+    made: int = field(default=7, init=False)
+
+
+@dataclass
+class Trap:
+    """A class that does something when it is made."""
+
+    path: str
+
+    def __post_init__(self) -> None:
+        with open(self.path, "w") as file:
+            file.write("sprung")
+
+
+def moved(point: Point, by: int) -> list[Point]:
+    """A point and where it was."""
+    return [Point(point.x + by, point)]
+
+
+def unsaid(x: int):  # type: ignore[no-untyped-def]
+    """A dataclass that no annotation tells of."""
+    return Point(x)
+
+
+def sprung(path: str) -> Point:
+    """Not what was announced."""
+    trap: Any = Trap.__new__(Trap)
+    trap.path = path
+    return trap  # type: ignore[no-any-return]
