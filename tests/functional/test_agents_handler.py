@@ -18,7 +18,18 @@ from stockade.agents import handler, registry
 from stockade.receipt import chain, keys
 from stockade.receipt.statement import Receipt
 from stockade.receipt.verify import check_log
-from support.agent_handlers import Keeper, adder, counter, failing, later, other, sleeper, talker, waiter
+from support.agent_handlers import (
+    Keeper,
+    adder,
+    counter,
+    failing,
+    later,
+    leaver,
+    other,
+    sleeper,
+    talker,
+    waiter,
+)
 from support.made_receipts import log, public
 
 
@@ -65,7 +76,7 @@ def test_every_kind_of_handler_is_sandboxed_until_it_is_switched_off(stockade_ho
         stockade.verify(last(stockade_home), public(stockade_home), policy=stockade.Policy())
     assert refused.value.failure == "policy"
 
-    assert check_log(log(stockade_home), {one.id: one.public for one in keys.known(home)}) == 4
+    assert check_log(log(stockade_home), {one.id: one.public for one in keys.known(home)}) == 5
 
 
 def test_switching_one_off_leaves_the_others_sandboxed(
@@ -107,13 +118,28 @@ def test_what_cannot_be_read_is_not_run(stockade_home: Path) -> None:
         adder(1)
 
 
-def test_where_no_receipt_can_be_made_a_bare_handler_does_not_run(stockade_home: Path) -> None:
-    registry.add(str(stockade_home), "talker")
-    registry.switch(str(stockade_home), "talker", enabled=False, reason="a test")
-    chain.shutdown()
+def test_a_bare_handler_that_is_killed_was_recorded_and_else_does_not_run(
+    stockade_home: Path, tmp_path: Path
+) -> None:
+    registry.add(str(stockade_home), "leaver")
+    registry.switch(str(stockade_home), "leaver", enabled=False, reason="a test")
+    ran = tmp_path / "ran"
+
+    def leaves() -> int:
+        pid = os.fork()
+        if not pid:
+            with contextlib.suppress(ReceiptError):
+                leaver(str(ran))
+            os._exit(9)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert leaves() == 0 and ran.exists()
+    said = last(stockade_home).predicate
+    assert (said.who.agent, said.who.action) == ("leaver", "agent-unwalled")
+    assert "leaver: switched off: receipt 2" in said.who.words
+    ran.unlink()
     (stockade_home / "keys/signing.pem").write_text("no key")
-    with pytest.raises(ReceiptError):
-        talker(1)
+    assert leaves() == 9 and not ran.exists()
 
 
 def test_a_failure_of_a_bare_handler_is_in_its_receipt(stockade_home: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import stockade
 from stockade import Policy, PolicyError, ReceiptError, verify
+from stockade.agents import registry
 from stockade.receipt import chain, crypto
 from stockade.receipt.statement import Receipt, Signature, canonical, to_sign
 from support.made_receipts import append, log, public
@@ -43,16 +44,28 @@ def test_the_form_is_that_of_in_toto_and_dsse(stockade_home: Path) -> None:
     assert Receipt.decode(receipt.encode() + b"\n") == receipt
 
 
-def test_a_receipt_with_any_byte_changed_is_refused(stockade_home: Path) -> None:
-    data = append(stockade_home).encode() + b"\n"
-    key = public(stockade_home)
-    assert verify(data, key)
+@pytest.mark.parametrize(("kind", "bits"), [("run", (0x01, 0x20)), ("agent", (0x01,)), ("rotation", (0x01,))])
+def test_a_receipt_with_any_byte_changed_is_refused(
+    stockade_home: Path, kind: str, bits: tuple[int, ...]
+) -> None:
+    """Of a run, and of each kind of record."""
+    receipt = append(stockade_home)
+    makers = [public(stockade_home)]
+    if kind == "agent":
+        registry.add(str(stockade_home), "coder")
+        receipt = log(stockade_home).get(2)
+    elif kind == "rotation":
+        log(stockade_home).rotate()
+        receipt = log(stockade_home).get(2)
+        makers.append(public(stockade_home))
+    data = receipt.encode() + b"\n"
+    assert verify(data, makers)
     for place in range(len(data)):
-        for bit in (0x01, 0x20):
+        for bit in bits:
             changed = bytearray(data)
             changed[place] ^= bit
             with pytest.raises(ReceiptError) as caught:
-                verify(bytes(changed), key)
+                verify(bytes(changed), makers)
             assert caught.value.failure in ("malformed", "signature", "unknown-key"), (place, bit)
 
 
