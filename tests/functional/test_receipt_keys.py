@@ -99,7 +99,7 @@ def test_the_old_key_vouches_for_the_new_one(stockade_home: Path) -> None:
 def test_a_key_that_was_replaced_makes_no_more_receipts(
     stockade_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has a copy of it cannot go on with the chain. Until the new one has signed, it is not replaced."""
+    """Whoever has a copy cannot go on with the chain. Until the new one has signed, none was replaced."""
     append(stockade_home)
     signing = stockade_home / "keys" / keys.SIGNING
     stolen = signing.read_bytes()

@@ -315,7 +315,7 @@ def say(data, size=None):
         ("print(say(b'{'))", "the request is malformed"),
         ("print(say(b'[' * 60000))", "the request is malformed"),
         (
-            "print(say(b'{\"command\":[\"true\"],\"policy\":{\"read\":[' + b'[' * 900 + b']' * 900 + b']}}'))",
+            'print(say(b\'{"command":[],"policy":{"read":[\' + b"[" * 900 + b"]" * 900 + b"]}}"))',
             "the request is malformed",
         ),
         ('print(say(b\'{"command":["true"],"parent":"0123456789ab"}\'))', "the request is malformed"),

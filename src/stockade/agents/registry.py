@@ -38,7 +38,7 @@ ADDED, CHANGED, ENABLED, DISABLED, REMOVED = (
 )
 #: What makes a row.
 STANDING = (ADDED, CHANGED, ENABLED, DISABLED)
-#: With whether a later event is of this agent, where its sandbox is off; in one look, as others write meanwhile.
+#: With whether a later event is of this agent, where its sandbox is off: in one look, as others write.
 _COLUMNS = f"""SELECT name, category, policy, hash, enabled, place, enabled IS NOT 1 AND EXISTS (
     SELECT 1 FROM receipts WHERE sequence > place AND agent = name AND outcome = '{RECORDED}'
     AND action IN {(*STANDING, REMOVED)}) FROM agents"""
@@ -237,7 +237,11 @@ def _true(log: chain.Chain, row: tuple[Any, ...]) -> Agent:
         raise _damaged(agent.name, f"there is no receipt {agent.place}, which it names") from None
     said = receipt.predicate
     event = said.event
-    if event is None or said.who.action not in STANDING or (said.chain, said.sequence) != (log.id, agent.place):
+    if (
+        event is None
+        or said.who.action not in STANDING
+        or (said.chain, said.sequence) != (log.id, agent.place)
+    ):
         raise _damaged(agent.name, f"receipt {agent.place} is no decision of this log")
     if (said.who.agent, said.who.category, event.policy, event.hash, event.enabled) != (
         agent.name,
