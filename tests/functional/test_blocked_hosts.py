@@ -67,7 +67,7 @@ def test_without_namespaces_the_wall_is_another_one(how: str) -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     backends, hint = told["default"]
-    assert backends == ["landlock", "native"]
+    assert backends == ["bwrap", "landlock", "native"]
     assert 'or waive it in the policy: accept = ["files", "processes", "devices"]' in hint
     assert "native misses" in told["native"] and "user namespaces" in told["native"]
     assert told["run"] == ["exited", 3, "in", True]

@@ -42,7 +42,7 @@ REFUSALS = ("ENOENT", "EACCES", "EPERM", "EROFS", "EXDEV", "ENOTSUP")
 def backend(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     # That one runs at all says its table, in the first test; here it is only looked for.
-    offers = backends.load(name).offers(host())
+    offers = backends.load(name).offers(host(helpers=True))
     need(offers[Control.SYSCALLS].available, f"the {name} backend does not work here")
     return name
 
@@ -52,7 +52,7 @@ def policy(backend: str, **clauses: Any) -> Policy:
 
 
 def offers(backend: str, *controls: str) -> bool:
-    table = backends.load(backend).offers(host())
+    table = backends.load(backend).offers(host(helpers=True))
     return all(table[Control(control)].available for control in controls)
 
 
@@ -86,7 +86,9 @@ class TestWhatIsOffered:
     def test_no_control_is_lost(self, name: str) -> None:
         applies(WHO == "root" or not host().has("cgroup.pids"), "the table is of a user without cgroups")
         found = {
-            control.value for control, offer in backends.load(name).offers(host()).items() if offer.available
+            control.value
+            for control, offer in backends.load(name).offers(host(helpers=True)).items()
+            if offer.available
         }
         lost = set(TABLE[name][WHO]) - found
         need(not lost, f"{name} does not enforce here: {', '.join(sorted(lost))}")
@@ -108,7 +110,7 @@ class TestWhatIsOffered:
             "processes": {},
             "devices": {},
         }
-        table = backends.load(name).offers(host())
+        table = backends.load(name).offers(host(helpers=True))
         (workspace / ".git/hooks").mkdir(parents=True)
         for control, clauses in asking.items():
             accept = [part for part in IN_PART if part != control]
@@ -130,7 +132,9 @@ class TestWhatIsOffered:
         weak = Host.pretend(without=("userns",))
         with pytest.raises(UnsupportedError, match=r"native misses .*: no userns"):
             select(policy("native"), weak)
-        assert select(Policy(accept=IN_PART), weak).backend == "landlock"
+        assert select(Policy(accept=IN_PART), weak).backend == "bwrap"
+        weaker = Host.pretend(without=("userns", "bwrap"))
+        assert select(Policy(accept=IN_PART), weaker).backend == "landlock"
 
     def test_the_order_of_preference_decides_between_equals(self) -> None:
         assert select(Policy(accept=IN_PART), Host.pretend()).backend == "native"
@@ -138,6 +142,7 @@ class TestWhatIsOffered:
         both = Policy(backend=["landlock", "native"], net="open", accept=IN_PART)
         # The fewest weaker controls first, whatever the order.
         assert select(both, Host.pretend()).backend == "native"
+        assert select(Policy(backend=["bwrap", "native"]), Host.pretend()).backend == "bwrap"
         only = Policy(backend=["landlock", "native"], accept=IN_PART)
         assert select(only, Host.pretend(without=("userns",))).backend == "landlock"
         with pytest.raises(PolicyError):
@@ -563,7 +568,8 @@ class TestLimits:
         need(os.path.exists(f"{UNIFIED}/cgroup.procs"), "version 2 is not mounted beside version 1")
         found = cgroups.Places(found={**cgroups.places().found, "cpuacct": cgroups.Place(UNIFIED, 2)})
         monkeypatch.setattr(cgroups, "places", lambda: found)
-        limits = {"cpu_time": "310ms" if backend == "native" else "320ms"}  # what is kept is remembered
+        # What is kept is remembered.
+        limits = {"cpu_time": f"{310 + list(backends.BACKENDS).index(backend)}ms"}
         result = stockade.run(["sh", "-c", "while :; do :; done"], policy(backend, limits=limits), timeout=20)
         assert (result.outcome, result.exit_code) == ("limit-exceeded", 137)
         assert result.usage.source["cpu"] == "cgroup"

@@ -34,7 +34,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Pretend:
     """Makes doctor believe that it runs on another host, without other means."""
 
     def pretend(machine: Host) -> None:
-        monkeypatch.setattr(host, "host", lambda fresh: machine)
+        monkeypatch.setattr(host, "host", lambda fresh, helpers: machine)
         monkeypatch.setattr(
             "stockade.host.means.find",
             lambda: {"kvm": Probe(ok=False, reason="no /dev/kvm", fix="switch it on")},
@@ -67,7 +67,7 @@ def test_json_says_everything() -> None:
     for offer in told["backends"]["native"].values():
         assert offer["mechanism"] if offer["available"] else offer["reason"] and offer["fix"]
     assert told["host"]["landlock"] == host.host().landlock
-    assert set(told["means"]) == {"bwrap", "runsc", "container", "kvm"}
+    assert set(told["means"]) == {"runsc", "container", "kvm"}
 
 
 def test_every_control_is_shown_by_every_backend(on: Pretend, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +79,7 @@ def test_every_control_is_shown_by_every_backend(on: Pretend, capsys: pytest.Cap
     for number, name in enumerate(backends.BACKENDS):
         for control, offer in backends.load(name).offers(Host.pretend()).items():
             assert marks[control][number] == ("yes" if offer.available else "part" if offer.weaker else "no")
-    assert marks["files"] == ["yes", "part"] and marks["deny"] == ["yes", "no"]
+    assert marks["files"] == ["yes", "yes", "part"] and marks["deny"] == ["yes", "no", "no"]
 
 
 def test_json_has_a_mechanism_or_a_reason_for_every_control_and_backend() -> None:
@@ -108,7 +108,7 @@ def test_a_really_blocked_machine_is_a_failure_with_its_fix() -> None:
 def test_one_missing_control_is_shown_with_reason_and_fix(
     on: Pretend, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    on(Host.pretend(without=("netns",)))
+    on(Host.pretend(without=("netns", "bwrap")))
     assert cli.main(["doctor"]) == 1
     told = capsys.readouterr().out
     assert "native misses network.none: no netns\n  fix: get netns\n" in told
@@ -128,7 +128,7 @@ def test_root_is_told_what_is_weaker(on: Pretend, capsys: pytest.CaptureFixture[
     assert cli.main(["doctor"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "weaker" not in told and "limits.tasks yes pids cgroup" in told
-    on(Host.pretend(without=("nproc", "cgroup.pids"), uid=0))
+    on(Host.pretend(without=("nproc", "cgroup.pids", "bwrap.nproc"), uid=0))
     assert cli.main(["doctor"]) == 0
     assert "weaker than elsewhere: limits.tasks." in " ".join(capsys.readouterr().out.split())
 
@@ -154,8 +154,8 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
 def test_doctor_looks_afresh_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def find(fresh: bool) -> Host:
-        asked.append(fresh)
+    def find(fresh: bool, helpers: bool) -> Host:
+        asked.append(fresh and helpers)
         return Host.pretend()
 
     monkeypatch.setattr(host, "host", find)

@@ -205,7 +205,7 @@ class TestWhatIsHandedIn:
             call(jobs.echo, (Policy(),))
 
     def test_options_that_are_none_are_refused(self) -> None:
-        for wrong in ({"results": "yaml"}, {"on_exit": "never"}, {"largest": "much"}):
+        for wrong in ({"results": "yaml"}, {"on_exit": "commit"}, {"largest": "much"}):
             with pytest.raises(PolicyError):
                 sandboxed(**wrong)  # type: ignore[arg-type]
         with pytest.raises(PolicyError, match="is no Policy") as caught:

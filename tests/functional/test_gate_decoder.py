@@ -15,6 +15,8 @@ import stockade
 from stockade import Policy, gate
 from stockade.gate import client
 from stockade.gate import plan as ops
+from stockade.gate.helper import Devices, Helper
+from stockade.host import host
 from stockade.sandbox import launch
 from support import gatebuild
 from support.means import need_program
@@ -97,7 +99,13 @@ SMALLEST = plan(*ROOTED, *WALLS)
 PLAIN = plan(record(NAMESPACES), *WALLS[1:])
 
 
-@pytest.mark.parametrize("data", [SMALLEST, PLAIN], ids=["walled", "plain"])
+#: A helper is told what to do, and makes the devices.
+HELPED = [record(NAMESPACES, 0x30020000, ops.BY_HELPER), record(Helper.kind, 0, 5, b"/bin\0"), record(ROOT)]
+DEVICES = record(Devices.kind, 3, 0, b"/dev\0")
+BY_HELPER = plan(*HELPED, DEVICES, *WALLS)
+
+
+@pytest.mark.parametrize("data", [SMALLEST, PLAIN, BY_HELPER], ids=["walled", "plain", "by a helper"])
 def test_the_smallest_plan_is_accepted(data: bytes) -> None:
     assert decode(data) == ACCEPTED
 
@@ -126,6 +134,38 @@ def test_without_namespaces_every_other_wall_is_needed(missing: int) -> None:
     assert decode(plan(record(NAMESPACES), *walls)) == (3, "an operation that every plan needs is missing")
 
 
+@pytest.mark.parametrize(
+    ("mount", "reason"),
+    [
+        (record(MASK, 1, 0, b"/a/b\0/a\0/a\0"), "no helper does this"),
+        (record(ops.Show.kind, 0, 0, b"/usr\0"), "no helper does this"),
+        (record(ops.Pts.kind, 0, 0, b"/dev/pts\0"), "no helper does this"),
+        (record(SCRATCH, 0o755, ops.NOEXEC, b"/tmp\0"), "no helper does this so"),
+        (record(VIEW, 1, 0, b"/a\0/a\0"), "no helper does this so"),
+        (record(VIEW, 0, 1 | ops.SOURCE_ALONE, b"/a\0/a\0"), "no helper does this so"),
+        (record(OVERLAY, ops.OVERLAY_PRIVATE, 1, b"/a\0/a\0/\0/\0"), "no helper does this so"),
+        (record(BIND, ops.READONLY, 0, b"/dev/null\0/dev/null\0"), "no helper does this so"),
+    ],
+)
+def test_a_helper_is_asked_for_nothing_that_it_cannot_do(mount: bytes, reason: str) -> None:
+    assert decode(plan(*HELPED, DEVICES, mount, *WALLS), 3) == (4, reason)
+
+
+def test_who_executes_a_plan_is_said_by_its_first_operation_alone() -> None:
+    told = record(Helper.kind, 0, 5, b"/bin\0")
+    assert decode(plan(FIRST[0], told, record(ROOT), *WALLS)) == (1, "only for a helper")
+    assert decode(plan(FIRST[0], record(ROOT), DEVICES, *WALLS)) == (2, "only for a helper")
+    for missing in (1, 3):
+        parts = [part for number, part in enumerate([*HELPED, DEVICES]) if number != missing]
+        assert decode(plan(*parts, *WALLS))[1] == "a helper needs its arguments, and makes no base"
+    for first in ((0x30020000, ops.BY_HELPER | ops.EVERY_ID), (0, ops.BY_HELPER), (0x30020000, 4)):
+        changed = plan(record(NAMESPACES, *first), *HELPED[1:], DEVICES, *WALLS)
+        assert decode(changed)[0] in (0, 2), first
+    for words in (b"", b"bin\0", b"/bin"):
+        changed = plan(HELPED[0], record(Helper.kind, 0, len(words), words), HELPED[2], DEVICES, *WALLS)
+        assert decode(changed) == (1, "not a program and its arguments")
+
+
 def test_a_right_is_granted_to_a_descriptor_that_was_passed() -> None:
     def granting(b: int) -> bytes:
         return plan(record(NAMESPACES), *WALLS[1:3], record(GRANT, 1, b, b"/a\0"), WALLS[3])
@@ -149,6 +189,11 @@ def policies(workspace: Path, tmp_path: Path) -> list[Policy]:
         Policy(workspace=str(workspace), deny=[str(workspace / "a/b"), "/usr/bin/env"], exec=["/usr/bin/*"]),
         Policy(limits={"disk": "1M"}),
         Policy(backend="landlock", accept=["files", "processes", "devices"], read=[str(tmp_path / "data")]),
+        *(
+            [Policy(backend="bwrap", workspace=str(workspace), read=[str(tmp_path / "data")])]
+            if host(helpers=True).has("bwrap.overlay")
+            else []
+        ),
     ]
 
 

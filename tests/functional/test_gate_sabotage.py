@@ -161,8 +161,9 @@ def test_every_kind_of_operation_was_among_those_left_out(tmp_path: Path, worksp
             limits=LIMITS if CGROUPS else {"files": 512},
         )
         seen |= {type(op) for op in plan_of(policy).ops}
-    # An image takes root and a loop device, and has a test of its own.
-    assert seen == set(ops.Op.__subclasses__()) - (set() if CGROUPS else {ops.Cgroup}) - {ops.Image}
+    # An image takes root and a loop device, and has a test of its own; so has what a helper is told.
+    kinds = {kind for kind in ops.Op.__subclasses__() if kind.__module__ == ops.__name__}
+    assert seen == kinds - (set() if CGROUPS else {ops.Cgroup}) - {ops.Image}
 
 
 def test_an_image_cannot_be_left_out(workspace: Path, out: Path, order: Order) -> None:

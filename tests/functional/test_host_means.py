@@ -29,14 +29,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def test_bwrap_is_believed_only_after_a_run(path: Path) -> None:
-    program(path, "bwrap", '[ "$1" = --version ] && echo "bubblewrap 9.9" || exit 0\n')
-    assert means.bwrap() == Probe(ok=True, detail=f"bubblewrap 9.9, {path}/bwrap")
-    program(path, "bwrap", "echo 'bwrap: No permissions to create a new namespace' >&2; exit 1\n")
-    found = means.bwrap()
-    assert not found.ok and "No permissions to create a new namespace" in found.reason and found.fix
-
-
 def test_runsc_is_believed_only_after_a_run(path: Path) -> None:
     program(path, "runsc", '[ "$1" = --version ] && echo "runsc version 1" || exit 0\n')
     assert means.runsc().ok
@@ -121,6 +113,6 @@ def test_what_is_missing_for_a_boot_is_named(
 
 def test_everything_is_looked_for() -> None:
     found = means.find()
-    assert list(found) == ["bwrap", "runsc", "container", "kvm"]
+    assert list(found) == ["runsc", "container", "kvm"]
     for name, mean in found.items():
         assert mean.ok or (mean.reason and mean.fix), name

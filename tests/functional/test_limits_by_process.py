@@ -19,7 +19,7 @@ def by_process(monkeypatch: pytest.MonkeyPatch) -> None:
     known = host()
     without = {name: Probe(ok=False, errno=1, reason="pretend", fix="pretend") for name in CGROUP_PROBES}
     weak = msgspec.structs.replace(known, probes=known.probes | without)
-    monkeypatch.setattr(launch, "host", lambda: weak)
+    monkeypatch.setattr(launch, "host", lambda **_: weak)
     monkeypatch.setattr(launch, "_selected", launch._selected.__wrapped__)
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stockade.backends import landlock, native
+from stockade.backends import bwrap, landlock, native
 from stockade.backends.native import Inputs
 from stockade.backends.shared import Shown
 from stockade.gate import plan as ops
+from stockade.gate.helper import Helper
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -136,9 +137,22 @@ PLAIN_CASES = {
         groups=((1, 2), "tasks to 8"),
     ),
 }
+#: By bubblewrap.
+HELPED_CASES = {
+    "bwrap": STRICT,
+    "bwrap-overlay": msgspec.structs.replace(
+        CASES["overlay"], groups=((1, 2), "tasks to 8"), links=(("/home/ada/bin/tool", "/opt/data/tool"),)
+    ),
+    "bwrap-rw": CASES["rw"],
+    "bwrap-root-open-network": CASES["root-open-network"],
+}
 PLANS = {
     **{name: native.compile_plan(inputs) for name, inputs in CASES.items()},
     **{name: landlock.compile_plan(inputs) for name, inputs in PLAIN_CASES.items()},
+    **{
+        name: bwrap.compile_plan(bwrap.Inputs(inputs, "/usr/bin/bwrap", "bubblewrap 0.11.0", "/state/empty"))
+        for name, inputs in HELPED_CASES.items()
+    },
 }
 
 
@@ -147,6 +161,10 @@ def described(plan: ops.Plan) -> str:
     for number, op in enumerate(plan.ops):
         first, second = op.numbers()
         lines.append(f"{number:3} {op.describe()}  [{op.clause}] {first:#x} {second:#x}")
+    for op in plan.ops:
+        if isinstance(op, Helper):
+            told = op.data().decode().split("\0")[:-1]
+            lines += ["told:", *(f"    {line}" for line in " ".join(told).replace(" --", "\n--").split("\n"))]
     lines.append("mounts:")
     for path, (attributes, kind) in plan.mounts.items():
         words = [word.decode() for bit, word in ops.ATTRIBUTES.items() if attributes & bit]

@@ -54,6 +54,9 @@ TAKEN = {
     "cgroup.pids": set(),
     "cgroup.cpu": {"limits.cpu"},
     "cgroup.cpuacct": {"limits.cpu_time"},
+    "bwrap": set(),
+    "bwrap.overlay": set(),
+    "bwrap.nproc": set(),
     **{name: {control.value for control in Control} for name in FOUNDATION},
 }
 

@@ -48,8 +48,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *without: str) -> None:
-    made_up = Host.pretend(without=without)
-    monkeypatch.setattr(launch, "host", lambda: made_up)
+    made_up = Host.pretend(without=(*without, "bwrap"))
+    monkeypatch.setattr(launch, "host", lambda **_: made_up)
     launch._selected.cache_clear()
     monkeypatch.setattr(launch, "_selected", launch._selected.__wrapped__)
 
@@ -104,8 +104,9 @@ def test_what_nothing_could_start_without_cannot_be_accepted_away(
 
 @pytest.mark.parametrize("backend", ["gvisor", "container", "microvm", "bwrap", "landlock", "seatbelt"])
 def test_a_backend_that_is_not_there_is_never_replaced_by_another(
-    launches: list[object], backend: str
+    monkeypatch: pytest.MonkeyPatch, launches: list[object], backend: str
 ) -> None:
+    pretend(monkeypatch)
     with pytest.raises(stockade.StockadeError, match=backend):
         stockade.run(["true"], Policy(backend=backend))
     assert launches == []

@@ -28,6 +28,7 @@ __all__ = [
 #: name → module:Class, best first.
 BACKENDS = {
     "native": "stockade.backends.native:Native",
+    "bwrap": "stockade.backends.bwrap:Bwrap",
     "landlock": "stockade.backends.landlock:Landlock",
 }
 #: Likewise, by the system that each is for.

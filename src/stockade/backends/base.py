@@ -86,6 +86,8 @@ class Walls(abc.ABC):
     #: Probes without which the backend cannot start anything.
     foundation: ClassVar[tuple[str, ...]] = ()
     mechanisms: ClassVar[Mapping[Control, Mechanism]]
+    #: Whether a program that need not be there makes its sandboxes.
+    helped: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -143,6 +145,8 @@ class Backend(Walls):
     observed: ClassVar[Mapping[Control, str]] = {}
     #: Whether it needs a private directory of the host, as the home and for temporary files.
     scratch: ClassVar[bool] = False
+    #: Whether its sandboxes begin as copies of a resident gate, and so can begin as copies of a template.
+    copies: ClassVar[bool] = False
 
     @classmethod
     @abc.abstractmethod

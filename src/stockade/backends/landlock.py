@@ -127,6 +127,7 @@ class Landlock(Backend):
         Control.CLEANUP: "parents read from the kernel, process held by pidfd",
     }
     scratch = True
+    copies = True
 
     @classmethod
     def plan(cls, given: Given) -> ops.Plan:
@@ -217,7 +218,7 @@ def compile_plan(given: Inputs) -> ops.Plan:
 USING = READ_FILE | WRITE_FILE | IOCTL_DEVICE
 
 
-def _rights(given: Inputs) -> list[ops.AnyOp]:
+def _rights(given: Inputs) -> list[ops.Op]:
     found = of_system(given)
     # By it the gate finds the processes of a run. Programs are put behind a wall that does not have it.
     found.append(ops.Grant(path="/proc", rights=READ_FILE | READ_DIR, words="read", gate=True))
@@ -237,9 +238,9 @@ def _rights(given: Inputs) -> list[ops.AnyOp]:
     return found
 
 
-def of_system(given: Inputs) -> list[ops.AnyOp]:
+def of_system(given: Inputs) -> list[ops.Op]:
     """The set of rules, and those that every policy has."""
-    found: list[ops.AnyOp] = [
+    found: list[ops.Op] = [
         ops.Landlock(
             files=handled_rights(given.landlock),
             network=TCP if given.own_network else 0,
@@ -261,9 +262,9 @@ def of_system(given: Inputs) -> list[ops.AnyOp]:
     return found
 
 
-def of_policy(given: Inputs) -> list[ops.AnyOp]:
+def of_policy(given: Inputs) -> list[ops.Op]:
     """The rules for what the policy grants."""
-    found: list[ops.AnyOp] = []
+    found: list[ops.Op] = []
     for number, (path, access, is_dir, clause) in enumerate(given.grants, 1):
         rights, words = (READING, READ_ONLY_WORDS) if access == "read" else (_writing(given), CHANGING_WORDS)
         found.append(

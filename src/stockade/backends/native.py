@@ -69,6 +69,7 @@ class Native(Backend):
     name: ClassVar[str] = "native"
     system: ClassVar[str] = "linux"
     foundation = FOUNDATION
+    copies = True
     mechanisms = MECHANISMS
 
     @classmethod
@@ -148,7 +149,7 @@ def inputs(given: Given) -> Inputs:
     # In the host's network its names are found the host's way.
     names = HOST_NAMES if policy.net == "open" else ()
     system = _shown(system_layout(resolved.profile.system, (*resolved.profile.etc, *names)), resolved.denied)
-    by_rlimit = "nproc" in selection.controls[Control.LIMITS_TASKS].means
+    by_rlimit = any(name.endswith("nproc") for name in selection.controls[Control.LIMITS_TASKS].means)
     return Inputs(
         uid=caller.uid,
         gid=caller.gid,
@@ -192,7 +193,7 @@ def _shown(system: tuple[Shown, ...], denied: tuple[str, ...]) -> tuple[Shown, .
         if not any(within(name, tree) for tree in denied for name in (shown.path, shown.source or shown.path))
     )
     for shown in kept:
-        if _inner(shown.path, shown.source, denied) and (inner := mounted_below(shown.source)):
+        if inner_names(shown.path, shown.source, denied) and (inner := mounted_below(shown.source)):
             raise PolicyError(
                 f"deny: {shown.path} has other file systems mounted in it: {', '.join(inner)}",
                 hint="nothing can be hidden in it",
@@ -254,7 +255,7 @@ def _placed(
     return found
 
 
-def _inner(path: str, source: str, denied: tuple[str, ...]) -> list[tuple[str, str]]:
+def inner_names(path: str, source: str, denied: tuple[str, ...]) -> list[tuple[str, str]]:
     """What is denied in a tree of the host, each by its path inside and outside; a link has no source."""
     return [
         (path + name[len(source) :], name)
@@ -300,7 +301,7 @@ def compile_plan(given: Inputs) -> ops.Plan:
         (
             ops.Namespaces(names=tuple(names), every_id=given.uid == 0),
             *base,
-            *_groups(given),
+            *cgroup_entries(given),
             ops.Hostname(name=HOSTNAME),
             *_private(given),
             *_root(given),
@@ -308,16 +309,16 @@ def compile_plan(given: Inputs) -> ops.Plan:
             ops.Keyring(),
             ops.Limit(resource="core", value=0),
             ops.Limit(resource="files", value=given.files, clause=f"limits.files = {given.files}"),
-            *_tasks(given),
+            *task_limit(given),
             *by_process(given.memory, given.cpu_time),
             ops.Privileges(),
-            *_landlock(given),
+            *landlock_rules(given),
             ops.Seccomp(program=given.program, clause="syscalls"),
         ),
     )
 
 
-def _private(given: Inputs) -> list[ops.AnyOp]:
+def _private(given: Inputs) -> list[ops.Op]:
     if not given.disk:
         return [ops.Root()]
     clause = f"limits.disk = {given.disk}"
@@ -328,7 +329,7 @@ def _private(given: Inputs) -> list[ops.AnyOp]:
     return [ops.Root(size=given.disk, inodes=inodes, clause=clause)]
 
 
-def _groups(given: Inputs) -> list[ops.AnyOp]:
+def cgroup_entries(given: Inputs) -> list[ops.Op]:
     """Their descriptors come last, after an image or the two directories of an overlay in the layer."""
     versions, words = given.groups
     overlay = any(access == "overlay" for _, access, *_ in given.grants) and not given.disk
@@ -339,7 +340,7 @@ def _groups(given: Inputs) -> list[ops.AnyOp]:
     ]
 
 
-def _tasks(given: Inputs) -> list[ops.AnyOp]:
+def task_limit(given: Inputs) -> list[ops.Op]:
     if not given.tasks:
         return []
     # The gate is a task of the same user: the program gets what the policy says.
@@ -353,11 +354,11 @@ def home_inside(home: str, system: tuple[str, ...]) -> str:
     return "/tmp" if home == "/" or any(within(home, path) for path in taken) else home
 
 
-def _base(given: Inputs) -> list[ops.AnyOp]:
+def _base(given: Inputs) -> list[ops.Op]:
     """What sandboxes of one profile and user share: the system's trees, /etc and /dev."""
-    found: list[ops.AnyOp] = []
+    found: list[ops.Op] = []
     for shown in given.system:
-        if _inner(shown.path, shown.source, given.denied):
+        if inner_names(shown.path, shown.source, given.denied):
             if shown.path.startswith("/etc/"):
                 found.append(ops.Dir(path=shown.path, clause="deny"))  # a mount point
         elif not shown.link:
@@ -367,7 +368,7 @@ def _base(given: Inputs) -> list[ops.AnyOp]:
     taken = {shown.path for shown in given.system}
     found += [
         ops.File(path=path, content=content)
-        for path, content in _etc(given).items()
+        for path, content in etc_files(given).items()
         if path not in taken and not any(within(path, tree) for tree in given.denied)
     ]
     found += [ops.Bind(path=f"/dev/{name}", source=f"/dev/{name}", device=True) for name in DEVICES]
@@ -376,11 +377,11 @@ def _base(given: Inputs) -> list[ops.AnyOp]:
     return found
 
 
-def _root(given: Inputs) -> list[ops.AnyOp]:
+def _root(given: Inputs) -> list[ops.Op]:
     """The file tree of one sandbox: the shared, then the private, then what is granted, parents first."""
-    found: list[ops.AnyOp] = [ops.Show(path="/etc"), ops.Show(path="/dev")]
+    found: list[ops.Op] = [ops.Show(path="/etc"), ops.Show(path="/dev")]
     for number, shown in enumerate(given.system, 1):
-        if inner := _inner(shown.path, shown.source, given.denied):
+        if inner := inner_names(shown.path, shown.source, given.denied):
             # Not from the base, which others share.
             found += _masks(inner, shown.path, shown.source, number)
             found.append(ops.View(path=shown.path, source=shown.source, masks=number, clause="profile"))
@@ -391,19 +392,19 @@ def _root(given: Inputs) -> list[ops.AnyOp]:
                 else ops.Show(path=shown.path, clause="profile")
             )
     found.append(ops.Pts())
-    scratch = _scratch(given)
+    scratch = scratch_places(given)
     if not any(within("/var/tmp", path) for path in (*scratch, *(path for path, *_ in given.grants))):
         found.append(ops.Link(path="/var/tmp", target="/tmp"))
     noexec = given.programs is not None
     found += [
         ops.Scratch(path=path, mode=mode, noexec=noexec, image=given.image) for path, mode in scratch.items()
     ]
-    found += _links(given, scratch)
+    found += toolchain_links(given, scratch)
     # Last: what is behind the scratch directories disappears below it.
-    return [*found, *_granted(given), ops.Proc()]
+    return [*found, *shown_grants(given), ops.Proc()]
 
 
-def _links(given: Inputs, scratch: dict[str, int]) -> list[ops.AnyOp]:
+def toolchain_links(given: Inputs, scratch: dict[str, int]) -> list[ops.Op]:
     """The links that lead to a toolchain, where nothing else is at their place."""
     taken = ["/dev", "/etc", "/proc", *scratch, *(shown.path for shown in given.system)]
     granted = [path for path, *_ in given.grants]
@@ -415,9 +416,7 @@ def _links(given: Inputs, scratch: dict[str, int]) -> list[ops.AnyOp]:
     ]
 
 
-def _masks(
-    inner: list[tuple[str, str]], tree: str, source: str, number: int, grant: int = 0
-) -> list[ops.AnyOp]:
+def _masks(inner: list[tuple[str, str]], tree: str, source: str, number: int, grant: int = 0) -> list[ops.Op]:
     return [
         ops.Mask(
             path=path, tree=tree, source=source, masks=number, grant=grant, clause=f"deny = {show(name)}"
@@ -426,16 +425,16 @@ def _masks(
     ]
 
 
-def _granted(given: Inputs) -> list[ops.AnyOp]:
+def shown_grants(given: Inputs) -> list[ops.Op]:
     """What the policy shows, parents first."""
-    found: dict[str, ops.AnyOp] = {}
-    hidden: list[ops.AnyOp] = []
+    found: dict[str, ops.Op] = {}
+    hidden: list[ops.Op] = []
     noexec = given.programs is not None
     system = {shown.path for shown in given.system if not shown.link}
     for number, (path, access, is_dir, clause) in enumerate(given.grants, 1):
         if access == "read" and path in system:
             continue  # it is shown already
-        inner = _inner(path, path, given.denied) if is_dir else []
+        inner = inner_names(path, path, given.denied) if is_dir else []
         masks = len(given.system) + number if inner else 0
         hidden += _masks(inner, path, path, masks, number)
         if access == "overlay":
@@ -475,7 +474,7 @@ def _granted(given: Inputs) -> list[ops.AnyOp]:
     return [*hidden, *(found[path] for path in sorted(found))]
 
 
-def _scratch(given: Inputs) -> dict[str, int]:
+def scratch_places(given: Inputs) -> dict[str, int]:
     """The private writable directories and their modes; what is granted for real is not made private."""
     wanted = {"/dev/shm": 0o1777, "/tmp": 0o1777}
     wanted.setdefault(given.home, 0o700)
@@ -485,7 +484,7 @@ def _scratch(given: Inputs) -> dict[str, int]:
     return {path: wanted[path] for path in sorted(wanted) if not any(within(path, tree) for tree in granted)}
 
 
-def _etc(given: Inputs) -> dict[str, bytes]:
+def etc_files(given: Inputs) -> dict[str, bytes]:
     """The files of /etc that are written anew: who is here, and how names are found."""
     home = given.home
     users = f"{given.user}:x:{given.uid}:{given.gid}::{home}:/bin/sh\n"
@@ -505,7 +504,7 @@ def _etc(given: Inputs) -> dict[str, bytes]:
     }
 
 
-def _landlock(given: Inputs) -> list[ops.AnyOp]:
+def landlock_rules(given: Inputs) -> list[ops.Op]:
     """The second wall, under the mounts: the same tree again, by rights."""
     handled = handled_rights(given.landlock)
     reading, may = (READING, "read and execute") if given.programs is None else (READING & ~EXECUTE, "read")
@@ -513,7 +512,7 @@ def _landlock(given: Inputs) -> list[ops.AnyOp]:
     changing = "read, execute and write"
     if given.programs is not None:
         writing, changing = writing & ~EXECUTE, "read and write"
-    found: list[ops.AnyOp] = [
+    found: list[ops.Op] = [
         ops.Landlock(
             files=handled, scopes=SCOPES if given.landlock >= SCOPES_ABI else 0, clause="files, ipc"
         ),
@@ -530,7 +529,7 @@ def _landlock(given: Inputs) -> list[ops.AnyOp]:
         if shown.source and not shown.path.startswith("/etc/"):
             rights = reading if shown.is_dir else reading & OF_FILES
             found.append(ops.Grant(path=shown.path, rights=rights, words=may, clause="profile"))
-    found += [ops.Grant(path=path, rights=writing, words=changing) for path in _scratch(given)]
+    found += [ops.Grant(path=path, rights=writing, words=changing) for path in scratch_places(given)]
     for path, access, is_dir, clause in given.grants:
         rights, words = (reading, may) if access == "read" else (writing, changing)
         found.append(

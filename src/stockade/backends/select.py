@@ -6,7 +6,7 @@ itself that it may be weaker, and then the selection says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Protocol
 
@@ -104,6 +104,26 @@ def select(
     if not fitting:
         raise _unsupported(missing, asked)
     return min(fitting, key=lambda selection: len(selection.weaker))
+
+
+def chosen(policy: Asks, host: Callable[..., Host]) -> Selection:
+    """The backend for a policy on the machine that `host` finds.
+
+    Programs that help are looked for only where no backend serves without them, or one is asked for.
+    """
+    known = host()
+    if policy.backend == "auto":
+        try:
+            found = select(policy, known)
+        except UnsupportedError:
+            pass
+        else:
+            if not found.weaker:
+                return found
+    considered = _considered(policy.backend, registry.names(), registry.considered(known.system))
+    if any(registry.table(name).helped for name in considered):
+        known = host(helpers=True)
+    return select(policy, known)
 
 
 def _considered(wanted: str | tuple[str, ...], known: Iterable[str], auto: Iterable[str]) -> list[str]:

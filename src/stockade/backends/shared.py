@@ -66,9 +66,9 @@ def _stays_visible(path: str, link: str, system: tuple[str, ...]) -> bool:
     return any(target == tree or target.startswith(tree + "/") for tree in trees if not os.path.islink(tree))
 
 
-def by_process(memory: int, cpu_time: int) -> list[ops.AnyOp]:
+def by_process(memory: int, cpu_time: int) -> list[ops.Op]:
     """The weaker form of limits on the whole sandbox: bytes of address space, seconds; 0 for none."""
-    found: list[ops.AnyOp] = []
+    found: list[ops.Op] = []
     if memory:
         found.append(ops.Limit(resource="memory", value=memory, clause=f"limits.memory = {memory}"))
     if cpu_time:

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     from stockade.host import host, means
     from stockade.policy import Policy
 
-    machine = host(fresh=True)
+    machine = host(fresh=True, helpers=True)
     offers = {name: backends.table(name).offers(machine) for name in backends.names()}
     verdict: Selection | UnsupportedError
     try:

@@ -28,6 +28,7 @@ READONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
 OVERLAY_PRIVATE = 1 << 31
 SOURCE_ALONE = 1 << 31
 GRANT_GATE = 1 << 32
+EVERY_ID, BY_HELPER = 1, 2
 ATTRIBUTES = {READONLY: b"ro", NOSUID: b"nosuid", NODEV: b"nodev", NOEXEC: b"noexec"}
 
 _HEADER = struct.Struct("=8sIIII")
@@ -57,6 +58,10 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
         """What it does, in words."""
         raise TypeError(f"{type(self).__name__} does not describe itself")
 
+    def anywhere(self) -> Op:
+        """The same, wherever Stockade keeps what it works with."""
+        return self
+
     def mounts(self) -> dict[str, tuple[int, str]]:
         """Mount point → attributes and file system type (empty: any) to be seen afterwards."""
         return {}
@@ -76,18 +81,21 @@ class Namespaces(Op, frozen=True, kw_only=True):
     kind = 1
     names: tuple[str, ...]
     every_id: bool
+    #: What makes them, and the mounts; empty for the gate itself.
+    helper: str = ""
 
     def flags(self) -> int:
         return sum(NAMESPACES[name] for name in self.names)
 
     def numbers(self) -> tuple[int, int]:
-        return self.flags(), int(self.every_id)
+        return self.flags(), (EVERY_ID if self.every_id else 0) | (BY_HELPER if self.helper else 0)
 
     def describe(self) -> str:
         if not self.names:
             return "start a warden, and the gate below it; each ends everything if the other dies"
         who = "every id as it is" if self.every_id else "the caller's own ids and no other"
-        return f"enter new namespaces: {', '.join(self.names)}; the user namespace maps {who}"
+        by = f", made by {self.helper}" if self.helper else ""
+        return f"enter new namespaces{by}: {', '.join(self.names)}; the user namespace maps {who}"
 
 
 class Hostname(Op, frozen=True, kw_only=True):
@@ -273,6 +281,8 @@ class Overlay(Op, frozen=True, kw_only=True):
     private: bool = False
     image: bool = False
     alone: bool = False
+    #: Mounted by a helper that sets no attributes; in a user namespace no device in it can be opened anyway.
+    bare: bool = False
 
     def numbers(self) -> tuple[int, int]:
         attributes = NOEXEC << 32 if self.noexec else 0
@@ -283,6 +293,9 @@ class Overlay(Op, frozen=True, kw_only=True):
         if self.private:
             return text(self.path, self.path, "/", "/")
         return text(self.path, self.path, f"{self.layer}/upper", f"{self.layer}/work")
+
+    def anywhere(self) -> Op:
+        return msgspec.structs.replace(self, layer="")
 
     def describe(self) -> str:
         how = f"copy-on-write{_without_exec(self.noexec)}"
@@ -296,7 +309,8 @@ class Overlay(Op, frozen=True, kw_only=True):
         return f"show {self.path} {how}: changes go to Stockade's state, not to the host"
 
     def mounts(self) -> dict[str, tuple[int, str]]:
-        return {self.path: (NOSUID | NODEV | (NOEXEC if self.noexec else 0), "overlay")}
+        attributes = 0 if self.bare else NOSUID | NODEV | (NOEXEC if self.noexec else 0)
+        return {self.path: (attributes, "overlay")}
 
 
 class Show(Op, frozen=True, kw_only=True):
@@ -461,12 +475,6 @@ class Cgroup(Op, frozen=True, kw_only=True):
         return f"enter a cgroup (version {self.version}) that limits {self.limits}"
 
 
-AnyOp = (
-    Namespaces | Hostname | Root | Dir | File | Link | Bind | Scratch | Proc | Pts | Overlay | Show | View
-    | Mask | Pivot | Keyring | Limit | Privileges | Landlock | Grant | Seccomp | Cgroup | Image
-)  # fmt: skip
-
-
 class Plan(msgspec.Struct, frozen=True, dict=True):
     """The compiled policy for one backend.
 
@@ -477,7 +485,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
     backend: str
     base: int
-    ops: tuple[AnyOp, ...]
+    ops: tuple[Op, ...]
 
     @cached_property
     def encoded(self) -> bytes:
@@ -489,9 +497,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         """The same for the same plan: where an overlay keeps its changes does not count."""
         from stockade.digest import sha256
 
-        ops = tuple(
-            msgspec.structs.replace(op, layer="") if isinstance(op, Overlay) else op for op in self.ops
-        )
+        ops = tuple(op.anywhere() for op in self.ops)
         return sha256(self.backend.encode() + b"\0" + encode(ops, self.base)).hexdigest()
 
     @cached_property
@@ -536,6 +542,16 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         """Whether it makes no namespaces, and so no mounts either."""
         return not self.namespaces.names
 
+    @property
+    def helped(self) -> bool:
+        """Whether a helper makes the namespaces and mounts, and loads the filter."""
+        return bool(self.namespaces.helper)
+
+    @cached_property
+    def overlay(self) -> Overlay | None:
+        """The operation that shows the workspace copy-on-write, if there is one."""
+        return next((op for op in self.ops if isinstance(op, Overlay)), None)
+
     @cached_property
     def namespaces(self) -> Namespaces:
         """The operation that every plan begins with."""
@@ -544,7 +560,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return first
 
 
-def encode(ops: tuple[AnyOp, ...], base: int) -> bytes:
+def encode(ops: tuple[Op, ...], base: int) -> bytes:
     """Operations as one flat list of records."""
     records = b"".join([op.record() for op in ops])
     return _HEADER.pack(_MAGIC, _HEADER.size + len(records), len(ops), base, 0) + records

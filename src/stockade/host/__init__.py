@@ -2,7 +2,7 @@
 
 The gate tries everything out in short-lived children of its own, so nothing
 here depends on the size or the threads of the calling Python; only cgroups
-are tried from here, because the supervisor makes them. The answers
+and bubblewrap are tried from here. The answers
 are kept per process and on disk (see `cache`), because `stockade run` should
 not pay 20 ms for what was true a second ago.
 
@@ -20,9 +20,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from stockade.host import cache
-from stockade.host.model import CGROUP_PROBES, ELSEWHERE, GATE_PROBES, PROBES, Host, Probe
+from stockade.host.model import CGROUP_PROBES, ELSEWHERE, GATE_PROBES, HELPER_PROBES, PROBES, Host, Probe
 
-__all__ = ["CGROUP_PROBES", "GATE_PROBES", "PROBES", "Host", "Probe", "host", "probe"]
+__all__ = ["CGROUP_PROBES", "GATE_PROBES", "HELPER_PROBES", "PROBES", "Host", "Probe", "host", "probe"]
 
 _SYSCTLS = (
     "user.max_user_namespaces",
@@ -38,11 +38,16 @@ _SECONDS_PER_PROBE = 2.5
 _known: dict[int, Host] = {}
 
 
-def host(*, fresh: bool = False) -> Host:
-    """This machine, from the process's memory or the disk unless `fresh`."""
+def host(*, fresh: bool = False, helpers: bool = False) -> Host:
+    """This machine, from the process's memory or the disk unless `fresh`.
+
+    Programs that can help to make a sandbox are tried only where `helpers` asks for it: that takes longer
+    than all the rest, and where the first backend serves nobody needs it.
+    """
     uid = _uid()
-    if fresh or uid not in _known:
-        _known[uid] = _find(fresh)
+    known = _known.get(uid)
+    if fresh or known is None or (helpers and not known.probes.keys() >= set(HELPER_PROBES)):
+        _known[uid] = _find(fresh, PROBES if helpers else GATE_PROBES + CGROUP_PROBES)
     return _known[uid]
 
 
@@ -84,21 +89,21 @@ def _kernel() -> tuple[str, str]:
     return platform.release(), platform.machine()
 
 
-def _find(fresh: bool) -> Host:
+def _find(fresh: bool, wanted: tuple[str, ...]) -> Host:
     found = facts()
     if found.system in ELSEWHERE:
         from stockade.host import elsewhere
 
         return msgspec.structs.replace(found, probes=elsewhere.probe(found.system))
     if found.system != "linux":
-        return msgspec.structs.replace(found, probes=_probe(PROBES, found, {}))
+        return msgspec.structs.replace(found, probes=_probe(wanted, found, {}))
     from stockade.gate import executable
 
     file = cache.path(os.environ, os.path.expanduser("~"), found.uid)
-    key = cache.key(found, executable())
+    key = cache.key(found, executable(), _helpers() if "bwrap" in wanted else None)
     kept = None if fresh else cache.load(file, key)
     known = kept.probes if kept else {}
-    again = tuple(name for name in PROBES if name not in known or _may_change(known[name]))
+    again = tuple(name for name in wanted if name not in known or _may_change(known[name]))
     if kept and not again:
         return kept
     probes = known | _probe(again, found, known)
@@ -108,10 +113,17 @@ def _find(fresh: bool) -> Host:
     return result
 
 
+def _helpers() -> str:
+    from stockade.host import bubblewrap
+
+    return bubblewrap.fingerprint(os.environ)
+
+
 def _may_change(known: Probe) -> bool:
     # A refusal may have been lifted since (an AppArmor profile leaves no trace in the key), so it is
     # tried again; what the kernel lacks, or exempts root from, stays so until the next boot.
-    return not known.ok and known.errno not in (0, errno.ENOSYS)
+    # A program that fails has only words for it.
+    return not known.ok and (known.errno not in (0, errno.ENOSYS) or " fails: " in known.detail)
 
 
 def _probe(names: tuple[str, ...], found: Host, known: Mapping[str, Probe]) -> dict[str, Probe]:
@@ -127,8 +139,13 @@ def _probe(names: tuple[str, ...], found: Host, known: Mapping[str, Probe]) -> d
         from stockade.gate import executable
 
         gate = executable()
-        others = tuple(name for name in names if name not in ours)
+        helped = tuple(name for name in names if name in HELPER_PROBES)
+        others = tuple(name for name in names if name not in (*ours, *helped))
         answers = _ask(gate, others) if others else {}
+        if helped:
+            from stockade.host import bubblewrap
+
+            answers |= bubblewrap.probe(gate, os.environ)
         if ours:
             places = cgroups.places()
             answers |= cgroups.probe(ours, places)
@@ -180,7 +197,7 @@ class _Callable(types.ModuleType):
     # The package must be called `host` and so must the function users call; the import system would
     # otherwise decide, by who imported what first, which of the two `stockade.host` is.
     def __call__(self) -> Host:
-        return host()
+        return host(helpers=True)
 
 
 sys.modules[__name__].__class__ = _Callable

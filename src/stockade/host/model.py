@@ -13,7 +13,9 @@ GATE_PROBES = (
 )  # fmt: skip
 #: What is tried from here, because it is the supervisor who does it.
 CGROUP_PROBES = ("cgroup.memory", "cgroup.pids", "cgroup.cpu", "cgroup.cpuacct")
-PROBES = GATE_PROBES + CGROUP_PROBES
+#: bubblewrap, by a run with the flags of a sandbox; and what of it depends on its version, or on who we are.
+HELPER_PROBES = ("bwrap", "bwrap.overlay", "bwrap.nproc")
+PROBES = GATE_PROBES + CGROUP_PROBES + HELPER_PROBES
 #: What is looked for on other systems, by their name in `sys.platform`, without a version.
 ELSEWHERE = {
     "darwin": ("sandbox-exec", "apple-container"),
@@ -83,6 +85,7 @@ class Host(msgspec.Struct, frozen=True):
         probes = ELSEWHERE.get(system, PROBES)
         if unknown := lacking.difference(probes):
             raise ValueError(f"no such probe: {', '.join(sorted(unknown))}")
-        yes = {name: Probe(ok=True, detail=str(landlock) if name == "landlock" else "") for name in probes}
+        details = {"landlock": str(landlock), "bwrap": "bubblewrap 0.11.0, /usr/bin/bwrap"}
+        yes = {name: Probe(ok=True, detail=details.get(name, "")) for name in probes}
         no = {name: Probe(ok=False, errno=1, reason=f"no {name}", fix=f"get {name}") for name in lacking}
         return cls(system=system, kernel=kernel, machine="x86_64", uid=uid, probes=yes | no)

@@ -38,8 +38,8 @@ NOTHING = object()
 LATER: dict[str, tuple[str, object]] = {
     "secrets": ("hold secrets back from the program", {}),
 }
-LATER_BACKENDS = ("bwrap", "gvisor", "container", "microvm")
-BACKENDS = ("native", "landlock")
+LATER_BACKENDS = ("gvisor", "container", "microvm")
+BACKENDS = ("native", "bwrap", "landlock")
 #: Those of other systems, which show plans and start nothing.
 DRAFTS = ("seatbelt", "apple-container", "pledge", "jobobject")
 
@@ -300,8 +300,10 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     image: Literal["host"] = "host"
     #: One of them, several in the order of preference, or whichever enforces it all.
     backend: (
-        Literal["auto", "native", "landlock", "seatbelt", "apple-container", "pledge", "jobobject"]
-        | tuple[Literal["native", "landlock", "seatbelt", "apple-container", "pledge", "jobobject"], ...]
+        Literal["auto", "native", "bwrap", "landlock", "seatbelt", "apple-container", "pledge", "jobobject"]
+        | tuple[
+            Literal["native", "bwrap", "landlock", "seatbelt", "apple-container", "pledge", "jobobject"], ...
+        ]
     ) = "auto"
     accept: tuple[Control, ...] = ()
     workspace: WorkspaceRule | None = None

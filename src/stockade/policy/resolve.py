@@ -550,8 +550,12 @@ def _by_itself(grant: Grant, opener: _Opener, grants: dict[str, Grant]) -> Grant
 
 def _refuse_foreign(workspace: Grant, caller: Caller) -> None:
     """Refuse what an ordinary user's overlay cannot copy up, as far as it is soon found."""
-    if caller.uid == 0 or sys.platform != "linux":
-        return
+    if caller.uid != 0 and sys.platform == "linux":
+        refuse_foreign(workspace, caller)
+
+
+def refuse_foreign(workspace: Grant, caller: Caller, otherwise: str = "run as root") -> None:
+    """The same for anybody whose user namespace knows one user and one group."""
     from stockade.workspace import owners
 
     if found := owners.first(workspace.fd, caller.uid, caller.gid):
@@ -559,7 +563,7 @@ def _refuse_foreign(workspace: Grant, caller: Caller) -> None:
         raise PolicyError(
             f"{workspace.clause}: {path} belongs to {found.owner}, not to {caller.user}:{caller.group}: "
             "you may write there, and an overlay cannot",
-            hint=f"`sudo chown {caller.user}:{caller.group} {path}`, or use mode ro or rw, or run as root; "
+            hint=f"`sudo chown {caller.user}:{caller.group} {path}`, or use mode ro or rw, or {otherwise}; "
             "`stockade workspaces check` lists every such path",
         )
 

@@ -46,7 +46,8 @@ CLAUSES: dict[str, Clause] = {
         Control.FILES,
     ),
     "backend": Clause(
-        '`"auto"`, `"native"`, `"landlock"`, or a list of names; those of other systems start nothing',
+        '`"auto"`, `"native"`, `"bwrap"`, `"landlock"`, or a list of names; those of other systems start '
+        "nothing",
         "who raises the walls; a named one is used or the run is refused; a list is by preference",
     ),
     "accept": Clause("controls", "may be weaker where the host cannot do better"),

@@ -36,6 +36,8 @@ WANTED_STATUS = (
     b"".join(b"%s:\t%s\n" % (name, NOTHING) for name in CAPABILITIES)
     + b"NoNewPrivs:\t1\nSeccomp:\t2\nSeccomp_filters:\t%d\n"
 )
+#: Where bubblewrap has the host's tree while it mounts.
+HELPERS_ROOT = "/oldroot"
 #: Mount ids and device numbers differ from sandbox to sandbox.
 NUMBERS = re.compile(rb"^\d+ \d+ \d+:\d+ ", re.MULTILINE)
 #: What the kernel calls the resources of the plan's limits.
@@ -76,12 +78,17 @@ class Evidence(msgspec.Struct, kw_only=True):
 def observe_birth(born: Reply, plan: ops.Plan, evidence: Evidence) -> None:
     """Look at the namespaces and id maps. The gate is still raising its walls meanwhile."""
     evidence.namespaces = _namespaces(born.descriptors[1:], plan)
+    if plan.helped:
+        _as_told(born, evidence.namespaces, plan)
     evidence.uid_map, evidence.gid_map = _id_maps(f"/proc/{born.status}", plan)
 
 
 def observe_mounts(pid: int, plan: ops.Plan, evidence: Evidence) -> None:
     """Compare the mount table of a gate that has let go of the host with the plan."""
-    evidence.mounts = _mounts(_read(f"/proc/{pid}/mountinfo"), plan)
+    table = _read(f"/proc/{pid}/mountinfo")
+    evidence.mounts = _mounts(table, plan)
+    if plan.helped and plan.overlay is not None:
+        _layers(table, plan.overlay)
 
 
 def observe_walls(ready: Reply, plan: ops.Plan, filters_before: int, evidence: Evidence) -> None:
@@ -97,12 +104,13 @@ def _installed(
     evidence.no_new_privs = True
     evidence.seccomp, evidence.filters = 2, filters_before + 1
     evidence.rlimits = _limits(_read(f"/proc/{ready.pid}/limits"), plan)
-    if ready.text != plan.filter:
+    # Where a helper loads it, it has had its bytes from the usher, and nobody can read them back.
+    if ready.text != ("" if plan.helped else plan.filter):
         raise _missing("the gate installed another system call filter")
     if ready.index != plan.rules:
         raise _missing("Landlock has other rules")
-    evidence.filter, evidence.rules = ready.text, ready.index
-    evidence.canaries = CANARIES + (SCOPED if plan.scoped else ())
+    evidence.filter, evidence.rules = plan.filter, ready.index
+    evidence.canaries = CANARIES + (SCOPED if plan.scoped else ()) + (SEALED if plan.helped else ())
 
 
 #: What the gate tries, or it would not be ready.
@@ -111,6 +119,8 @@ CANARIES = (
     "a granted directory was opened",
     "a refused system call was refused",
 )
+#: And where a helper made the namespaces, a child of the usher inside them.
+SEALED = ("a further user namespace was refused",)
 SCOPED = ("an abstract socket of outside was refused",)
 
 
@@ -259,6 +269,38 @@ def _namespaces(descriptors: tuple[int, ...], plan: ops.Plan) -> dict[str, int]:
     return found
 
 
+def _as_told(born: Reply, namespaces: dict[str, int], plan: ops.Plan) -> None:
+    """Compare what a helper says of the process that it has started with who spoke, and where that is."""
+    try:
+        said = msgspec.json.decode(born.text.partition("\n")[0], type=dict[str, int])
+    except msgspec.MsgspecError:
+        raise _missing("bubblewrap did not say whom it has started") from None
+    if said.pop("child-pid", 0) != born.status:
+        raise _missing("the gate is not the process that bubblewrap has started")
+    names = {name: namespaces[name] for name in plan.namespaces.names if name != "user"}
+    if said != {f"{name}-namespace": number for name, number in names.items()}:
+        raise _missing("the gate is not in the namespaces that bubblewrap has made")
+
+
+def _layers(table: bytes, overlay: ops.Overlay) -> None:
+    """Whether an overlay that was mounted by path keeps its changes where it was told to.
+
+    What it lies over the gate has compared, name by name.
+    """
+    wanted = {"upperdir": f"{overlay.layer}/upper", "workdir": f"{overlay.layer}/work"}
+    for line in table.split(b"\n"):
+        before, _, after = line.partition(b" - overlay ")
+        if after and _unescape(before.split(b" ")[4]) == overlay.path:
+            options = dict(option.partition(b"=")[::2] for option in after.split(b" ")[1].split(b","))
+            if b"userxattr" not in options:
+                raise _missing(f"{overlay.path} keeps its marks where no user can")
+            for name, path in wanted.items():
+                if _unescape(options.get(name.encode(), b"")) != HELPERS_ROOT + path:
+                    raise _missing(f"the {name} of {overlay.path} is another")
+            return
+    raise _missing(f"{overlay.path}: not mounted")
+
+
 def identity(file: str | int) -> tuple[int, int]:
     """Which file it is, for as long as it is open."""
     info = os.stat(file)
@@ -337,6 +379,8 @@ def _judged(plan: ops.Plan, escaped: bytes, options: bytes, kind: bytes) -> str:
     if known is None:
         # A tree is shown with what is mounted in it, under the same rules.
         above = [tree for tree, (_, kind) in plan.mounts.items() if not kind and path.startswith(tree + "/")]
+        if plan.helped and kind == b"proc" and path.startswith("/proc/"):
+            above = ["/proc"]  # a helper lays parts of it over themselves once more
         if not above:
             raise _missing(f"something unexpected is mounted on {path}")
         known = (plan.mounts[max(above, key=len)][0], "")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import msgspec
 
 from stockade.policy import Policy
-from stockade.sandbox.sandbox import OnExit
 from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE
 from stockade.worker.answer import FunctionError, WorkerDiedError
 from stockade.worker.functions import LARGEST, Call, Options, Results, calling, options
+from stockade.worker.start import OnExit
 from stockade.worker.talk import Talk
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import os
 import types
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
 import msgspec
 
@@ -19,13 +19,12 @@ from stockade.policy import Policy
 from stockade.policy.values import size
 from stockade.receipt.account import named
 from stockade.sandbox.result import Result
-from stockade.sandbox.sandbox import OnExit, way
 from stockade.sandbox.steps import Events
 from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE
 from stockade.worker import answer, carry
 from stockade.worker.seal import SealError
-from stockade.worker.start import Start, once
+from stockade.worker.start import OnExit, Start, once
 from stockade.worker.talk import Talk
 
 if TYPE_CHECKING:
@@ -95,6 +94,9 @@ def options(
     """What the caller asks for, checked."""
     if results not in ("plain", "pickle"):
         raise PolicyError(f"results = {results!r}: is not a way", hint='write "plain" or "pickle"')
+    if on_exit not in get_args(OnExit):
+        # A function that raises has not finished, and what it did is not to be taken over.
+        raise PolicyError(f"on_exit = {on_exit!r}: is not a way to end", hint='write "keep" or "discard"')
     if policy is not None and not isinstance(policy, Policy):
         raise PolicyError(
             f"policy = {policy!r}: is no Policy", hint="write @sandboxed(), or @sandboxed(Policy(...))"
@@ -102,7 +104,7 @@ def options(
     most = size("largest", largest)
     start = Start(
         policy=Policy() if policy is None else policy, who=named(who), timeout=timeout, grace=grace,
-        executable=executable, on_exit=way(on_exit), on_stdout=on_stdout, on_stderr=on_stderr,
+        executable=executable, on_exit=on_exit, on_stdout=on_stdout, on_stderr=on_stderr,
     )  # fmt: skip
     return Options(
         start=start, results=results, types=tuple(types), largest=most or LARGEST, initializer=initializer

@@ -7,7 +7,7 @@ interpreter there takes its place.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -15,7 +15,7 @@ from stockade.policy import Policy
 from stockade.receipt.account import Account
 from stockade.sandbox.launch import prepare
 from stockade.sandbox.result import Result
-from stockade.sandbox.sandbox import OnExit, command, one_shot
+from stockade.sandbox.sandbox import command, one_shot
 from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE, Run
@@ -23,6 +23,9 @@ from stockade.worker.talk import Talk
 
 if TYPE_CHECKING:
     from stockade.receipt.statement import Who
+
+
+OnExit = Literal["keep", "discard"]
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,9 @@
  *   inside    that first process: PID 1 of the sandbox, with the caller's ids and, once its plan
  *             is executed, no capability. It raises the walls on itself, waits for "go", and then
  *             starts programs on request; they inherit the walls.
+ *   template  a resident in an interpreter, whose programs can go on in a copy of it: see template.c.
  *   warden    in a sandbox without namespaces only, between the two: see warden.c.
+ *   usher     in a sandbox that a helper makes, between the resident and the helper: see usher.c.
  * Both end when the supervisor ends: they watch a pidfd of it beside their socket, because a
  * forked child of the supervisor may keep the socket open, and PDEATHSIG means a thread.
  */
@@ -33,6 +35,19 @@ enum { GRACE_TASKS = 2 * MAX_RUNS + 2 };
 
 /* The descriptors that a launch hands over, in this order; the plan's own follow. */
 enum { LAUNCH_SOCKET, LAUNCH_PLAN, LAUNCH_SUPERVISOR, LAUNCH_FIRST };
+
+/* What a gate that a helper has started finds open. From HELD_FIRST on is what `held_number` counts: the numbers
+ * are in the helper's arguments, and shared with plan.py. */
+enum {
+	HELD_SOCKET = 3,
+	HELD_PLAN,
+	HELD_SUPERVISOR,
+	HELD_GATE,
+	HELD_WORD,
+	HELD_ARGUMENTS,
+	HELD_STATUS,
+	HELD_FIRST,
+};
 
 /* From the gate to the supervisor. The numbers are shared with client.py. */
 enum reply_kind {
@@ -85,6 +100,7 @@ enum {
 	EXEC_STDERR = 32,  /* and stderr */
 	EXEC_BEHIND = 64,  /* with a terminal: in its background, so that the program stops when it wants to read */
 	EXEC_MORE = 128,   /* two more descriptors after stdio: the program's 3 and 4 */
+	EXEC_RESUME = 256, /* nothing is executed: it goes on in the template that we are a copy of */
 };
 enum {
 	WATCH_MEMORY = 1,  /* an eventfd of cgroup v1 */
@@ -120,6 +136,8 @@ struct box {
 	const int *descriptors;
 	unsigned descriptor_count;
 	struct plan plan;
+	unsigned char *plan_bytes; /* which it points into */
+	size_t plan_size;
 	unsigned ahead; /* operations before this one have been executed, but for the cgroups */
 	int root;    /* the new root, by descriptor */
 	int upper;   /* what a private overlay changed, until it has been handed out, or -1 */
@@ -138,18 +156,49 @@ struct box {
 		volatile enum ended kind;
 	} *breaches;
 	long keyring;
-	const char *problem; /* what kept the warden from its work, for the supervisor to be told */
+	const char *problem; /* what kept the warden or a helper from its work, for the supervisor to be told */
 	int problem_error;
 	pid_t warden; /* in a sandbox without namespaces, or 0; of a living process: one that is outside its walls */
 	int itself;   /* a living process raises its own walls */
+	int helped;   /* namespaces and mounts were made by a helper, which has loaded the filter */
 	int told;     /* from it: a byte to end, and its end; or -1 */
 	unsigned mask; /* the caller's umask, for the programs */
 	uint64_t root_device, image_device;
 };
 
 int resident_main(int argc, char **argv);
+/* What a resident gate of that kind does before anything else. */
+int resident_own(const char *kind);
+/* What it remembers of plans, in a copy that is to know nothing of them. */
+void resident_forget(void);
+
+/* What an interpreter finds when it goes on in a program of its own: so many arguments, and then the
+ * environment, each ended by a NUL. */
+struct continuation {
+	const char *strings;
+	size_t size, argc;
+};
+
+/* Starts the interpreter: KIND, its variables, its path and its arguments. */
+int template_start(char **argv);
+int in_template(void);
+void template_dumpable(int dumpable);
+/* Called by the interpreter: 0 if its own file cannot be changed through /proc/self/exe. */
+int template_sealed(const char *kind);
+/* Called by the interpreter once; returns in programs only. `before` and `after` are what it does around any fork
+ * of its own, in the template once and in each program. */
+void template_main(const char *kind, const char *order, void (*before)(void), void (*after)(void),
+		   struct continuation *found);
 
 _Noreturn void inside_main(struct box *box);
+
+_Noreturn void usher_main(struct box *box, int plan, const char *sabotage);
+_Noreturn void helped_main(int argc, char **argv);
+/* The number under which a helper, or the gate that it starts, finds what an operation needs. */
+int held_number(const struct plan *plan, unsigned index);
+/* Lets go of them, once nothing is mounted any more. */
+void held_close(const struct plan *plan);
+int namespace_of(pid_t pid, int pidfd, unsigned index);
 
 _Noreturn void warden_main(struct box *box, pid_t resident, int supervisor);
 /* From here on signals reach only what is started below; `known` is a process of ours that is not. */
@@ -160,6 +209,7 @@ int signals_stay_in(pid_t known);
 /* A program that is to be started, and where. */
 struct program {
 	unsigned char *bytes;
+	size_t size;
 	const char *cwd;
 	char **argv, **envp;
 	const unsigned char *settings; /* of its terminal, or NULL */
@@ -173,14 +223,18 @@ struct program {
 int program_read(int body, struct program *program);
 void program_free(struct program *program);
 int program_terminal(struct program *program);
-pid_t program_start(const struct box *box, const struct program *program);
+pid_t program_start(struct box *box, const struct program *program);
+/* In its own process; the first `descriptors` are its own. Returns only if it cannot go on. */
+void template_resume(struct box *box, const struct program *program, unsigned descriptors);
 
 /* Starts the program and stays until it has ended; with `all` everything in the sandbox is its. */
-_Noreturn void attend(const struct box *box, struct program *program, int children, int all);
+_Noreturn void attend(struct box *box, struct program *program, int children, int all);
 
 struct pollfd;
 enum { GUARD_POLLS = 2 };
 int guard_open(struct box *box);
+/* In a program's own process: what the gate shares with its keepers is none of its. */
+int guard_let_go(struct box *box);
 int guard_watch(const struct request *request, int *descriptors, unsigned count);
 void guard_polls(struct pollfd *polls);
 int guard_patience(int otherwise);
@@ -201,6 +255,7 @@ int set_limit(const struct op *op, uint64_t reserve);
 int told_by_warden(const struct box *box, short events);
 
 /* Each returns 0, or -1 with errno set and *culprit naming the operand where that is not op->s[0]. */
+int open_source(const struct box *box, const char *path, uint64_t same);
 int mount_base(struct box *box);
 int mount_base_drop(void);
 int mount_seal(const struct box *box);
@@ -222,11 +277,14 @@ long session_keyring(void);
 int confirm_op(const struct box *box, const struct op *op, const char **culprit);
 int confirm_walls(const struct box *box, const char **culprit);
 int confirm_inner(const struct box *box);
+/* Whether what a helper shows through an overlay is what it was told to show. */
+int confirm_shown(const char *path, int lower, int upper);
 int confirm_seccomp(void);
 
 enum { SHA256_TEXT = 65 };
 void sha256_text(const void *data, size_t size, char text[SHA256_TEXT]);
 
+void wipe(void *bytes, size_t size);
 int read_whole(int fd, size_t limit, unsigned char **bytes, size_t *size);
 int send_message(int socket, const void *bytes, size_t size, const int *descriptors, unsigned count);
 int send_reply(int socket, const struct reply *reply, const int *descriptors, unsigned count);

@@ -49,12 +49,30 @@ static int enter_group(int directory)
 	return wrote == 1 ? 0 : -1;
 }
 
+/* What a helper has done, and the usher before it. */
+static int is_done(const struct box *box, const struct op *op)
+{
+	switch (op->type) {
+	case OP_CGROUP:
+	case OP_RLIMIT:
+	case OP_PRIVILEGES:
+	case OP_LANDLOCK:
+	case OP_GRANT:
+		return 0;
+	}
+	return box->helped;
+}
+
 static int execute(struct box *box, const struct op *op, const char **culprit)
 {
 	*culprit = op->s[0];
+	if (is_done(box, op))
+		return 0;
 	switch (op->type) {
 	case OP_CGROUP:
 		*culprit = "enter";
+		if (box->helped)
+			return write(box->descriptors[op->b - 1], "0", 1) == 1 ? 0 : -1;
 		if (op->a == 2 && box->warden)
 			return enter_group(box->descriptors[op->b - 1]);
 		/* In version 2 we were born there. */
@@ -123,10 +141,24 @@ static void await_launch(struct box *box)
 	box->descriptor_count = count - LAUNCH_FIRST;
 	if (read_whole(descriptors[LAUNCH_PLAN], PLAN_MAX_SIZE, &bytes, &size))
 		refuse(box, 0, 0, errno, "read");
+	box->plan_bytes = bytes;
+	box->plan_size = size;
 	close(descriptors[LAUNCH_PLAN]);
 	if (plan_decode(bytes, size, box->descriptor_count, &box->plan, &wrong))
 		refuse(box, wrong.index, 0, EBADMSG, wrong.reason);
 	await(box, NULL, 0); /* until the supervisor has been told of us: it hears of nothing before that */
+}
+
+/* A helper shows directories by their paths, which could have led elsewhere meanwhile. */
+static void look_at_shown(const struct box *box)
+{
+	for (unsigned i = 0; i < box->plan.count; i++) {
+		const struct op *op = &box->plan.ops[i];
+		int held = held_number(&box->plan, i);
+		if ((op->type == OP_VIEW || op->type == OP_OVERLAY) &&
+		    confirm_shown(op->s[0], held, op->type == OP_OVERLAY ? held + 1 : -1))
+			refuse(box, i, op->type, errno, op->s[0]);
+	}
 }
 
 static void raise_walls(struct box *box)
@@ -134,7 +166,10 @@ static void raise_walls(struct box *box)
 	const char *culprit = NULL;
 	const struct plan *plan = &box->plan;
 	unsigned last = plan->count - 1; /* the filter: the decoder saw to that */
-	box->keyring = session_keyring();
+	if (box->helped)
+		look_at_shown(box);
+	else
+		box->keyring = session_keyring();
 	for (unsigned i = plan->base + 1; i < last; i++) {
 		if ((i >= box->ahead || plan->ops[i].type == OP_CGROUP) && !sabotaged_op(i) &&
 		    execute(box, &plan->ops[i], &culprit))
@@ -144,6 +179,8 @@ static void raise_walls(struct box *box)
 		if (plan->ops[i].type == OP_PIVOT) {
 			for (unsigned d = 0; d < box->descriptor_count; d++)
 				close(box->descriptors[d]);
+			if (box->helped)
+				held_close(plan);
 			struct reply mounted = {.kind = REPLY_MOUNTED};
 			if (send_reply(box->socket, &mounted, &box->upper, box->upper >= 0))
 				_exit(1);
@@ -358,9 +395,10 @@ void inside_main(struct box *box)
 		prctl(PR_SET_NAME, "stockade-spare");
 		failed = prepare(box, &error, &culprit);
 	}
-	await_launch(box);
+	if (!box->helped)
+		await_launch(box);
 	if (box->problem)
-		refuse(box, 0, OP_NAMESPACES, box->problem_error, box->problem);
+		refuse(box, 0, box->helped ? OP_HELPER : OP_NAMESPACES, box->problem_error, box->problem);
 	if (failed || signals < 0)
 		refuse(box, failed, box->plan.ops[failed].type, error, culprit);
 	if (box->ahead)

@@ -174,7 +174,7 @@ static int attach(const struct box *box, int mount, const char *path, int direct
 /* Opens a path of the host in this mount namespace. `same` is the descriptor through which the
  * supervisor judged it, + 1: it belongs to another mount namespace and cannot be mounted itself,
  * but while it is open its inode number cannot be reused, so equal numbers mean the same file. */
-static int open_source(const struct box *box, const char *path, uint64_t same)
+int open_source(const struct box *box, const char *path, uint64_t same)
 {
 	int source = sys_openat2(AT_FDCWD, path, O_PATH, RESOLVE_NO_SYMLINKS);
 	if (source < 0 && same && errno == ENOENT)

