@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable
@@ -155,6 +156,18 @@ def test_a_failure_of_a_bare_handler_is_in_its_receipt(stockade_home: Path) -> N
     next(values)
     values.close()  # type: ignore[attr-defined]
     assert last(stockade_home).predicate.ending.outcome == "cancelled"
+
+
+def test_a_generator_that_is_let_go_of_ends_at_once(stockade_home: Path) -> None:
+    """Without a collector of garbage, which would end its parts in any order."""
+    values = counter(3)
+    next(iter(values))
+    gc.disable()
+    try:
+        del values
+        assert last(stockade_home).predicate.ending.outcome == "cancelled"
+    finally:
+        gc.enable()
 
 
 def test_an_agent_cannot_reach_the_registry(stockade_home: Path) -> None:
