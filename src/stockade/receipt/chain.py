@@ -154,11 +154,10 @@ class Chain:
 
     def ready(self) -> None:
         """Do what can be done before there is a receipt: open the log, and load or make the key."""
-        with self._told():
-            if self._open is None:
-                with self._lock:
-                    self._connection()
-            # Also where somebody has only read so far, or the key was replaced since.
+        if self._open is not None:
+            return
+        with self._lock, self._told():
+            self._connection()
             keys.signer(self.home, self.settings)
 
     def append(self, write: Callable[[Link], Statement], besides: Besides = lambda *_: None) -> Receipt:
