@@ -308,28 +308,30 @@ def say(data, size=None):
 )
 
 
+MALFORMED = "the request is malformed"
+
+
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        ("print(say(b'', 0xFFFFFFFF), told())", "a request has at most 1048576 bytes nobody"),
-        ("print(say(b'{'))", "the request is malformed"),
-        ("print(say(b'[' * 60000))", "the request is malformed"),
         (
-            'print(say(b\'{"command":[],"policy":{"read":[\' + b"[" * 900 + b"]" * 900 + b"]}}"))',
-            "the request is malformed",
+            'for one in (b\'{\', b\'[\' * 60000, b\'{"command":["true"],"parent":"0123456789ab"}\',\n'
+            "    b'{\"command\":[],\"policy\":{\"read\":[' + b'[' * 900 + b']' * 900 + b']}}',\n"
+            '    b\'{"command":[]}\', b\'{"command":["true"],"timeout":1e300}\'): print(say(one))\n'
+            "print(say(b'', 0xFFFFFFFF), told())",
+            [*[MALFORMED] * 4, "command: must be a list", "timeout: is not a time", "a request has at most"],
         ),
-        ('print(say(b\'{"command":["true"],"parent":"0123456789ab"}\'))', "the request is malformed"),
-        ("print(say(b'{\"command\":[]}'))", "command: must be a list"),
-        ('print(say(b\'{"command":["true"],"timeout":1e300}\'))', "timeout: is not a time"),
         # A flood of requests ends, and soon; what is refused costs no receipt.
-        ("print([say(b'{}') for _ in range(400)].count('closed') > 100)", "True"),
+        ("print([say(b'{}') for _ in range(400)].count('closed') > 100)", ["True"]),
         # Nobody waits for a reader that never comes.
-        ("[os.write(asks, struct.pack('<I', 2) + b'{}') for _ in range(200)]; print('done')", "done"),
+        ("[os.write(asks, struct.pack('<I', 2) + b'{}') for _ in range(200)]; print('done')", ["done"]),
     ],
 )
-def test_hostile_requests_are_refused(script: str, expected: str) -> None:
+def test_hostile_requests_are_refused(script: str, expected: list[str]) -> None:
     result = stockade.run(["python3", "-c", RAW + script], Policy(delegate=True), timeout=30)
-    assert result.ok and result.text.startswith(expected), (result.text, result.stderr)
+    told = result.text.splitlines()
+    assert result.ok and len(told) == len(expected), (told, result.stderr)
+    assert all(line.startswith(words) for line, words in zip(told, expected, strict=True)), told
     assert result.receipt is not None and result.receipt.predicate.sequence == 1
 
 
