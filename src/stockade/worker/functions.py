@@ -162,6 +162,28 @@ def is_stream(function: Callable[..., Any]) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
+class _Told:
+    """What is known of a call so far.
+
+    Apart from the stream, which the steps must not hold: whoever lets go of a stream ends its call, at once.
+    """
+
+    def __init__(self, *, kept: bool) -> None:
+        self.value: Any = None
+        self.result: Result | None = None
+        self.kept = kept  # somebody keeps all values: then `largest` is for all of them together
+        self.talk: Talk | None = None
+
+    def begun(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options
+    ) -> tuple[Talk, answer.Budget]:
+        talk, taken = how.talk(function, args, kwargs)
+        self.talk = talk
+        if how.begun is not None:
+            how.begun(talk)
+        return talk, answer.Budget(taken, shared=self.kept)
+
+
 class _Streaming:
     """What `Stream` and `AsyncStream` share: everything but the waiting."""
 
@@ -169,34 +191,36 @@ class _Streaming:
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options,
         *, kept: bool = False,
     ) -> None:  # fmt: skip
-        #: What the function returned, and how its run ended.
-        self.value: Any = None
-        self.result: Result | None = None
-        self._kept = kept  # somebody keeps all values: then `largest` is for all of them together
-        self._talk: Talk | None = None
-        self._steps: Any = self._running(function, args, kwargs, how)
+        self._told = _Told(kept=kept)
+        self._steps: Any = self._running(self._told, function, args, kwargs, how)
         _living.add(self)
 
+    @property
+    def value(self) -> Any:
+        """What the function returned."""
+        return self._told.value
+
+    @property
+    def result(self) -> Result | None:
+        """How its run ended."""
+        return self._told.result
+
+    @staticmethod
     def _running(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options
+        told: _Told,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        how: Options,
     ) -> Any:
         raise NotImplementedError
 
-    def _begun(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options
-    ) -> tuple[Talk, answer.Budget]:
-        talk, taken = how.talk(function, args, kwargs)
-        self._talk = talk
-        if how.begun is not None:
-            how.begun(talk)
-        return talk, answer.Budget(taken, shared=self._kept)
-
     def _forget(self) -> None:
         """In a forked child: the call is the parent's, and what would end it must never run here."""
-        if self._talk is not None:
+        if self._told.talk is not None:
             import ctypes
 
-            self._talk.forget()
+            self._told.talk.forget()
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._steps))
             self._steps = _foreign()
 
@@ -246,11 +270,16 @@ class Stream(_Streaming, Iterator[Any]):
         """End what still runs of it."""
         self._steps.close()
 
+    @staticmethod
     def _running(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options
+        told: _Told,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        how: Options,
     ) -> Generator[Any, None, None]:
         how = _named(how, function)
-        talk, budget = self._begun(function, args, kwargs, how)
+        talk, budget = told.begun(function, args, kwargs, how)
         try:
             with Events() as events:
                 steps, why = once(how.start, talk, events), None
@@ -274,9 +303,9 @@ class Stream(_Streaming, Iterator[Any]):
                     raise why from None
             while talk.values and not talk.refused:
                 yield budget.value(talk.values.popleft())
-            self.value, self.result = budget.concluded(talk, result), result
+            told.value, told.result = budget.concluded(talk, result), result
         finally:
-            self._talk = None
+            told.talk = None
             talk.close()
 
 
@@ -296,11 +325,16 @@ class AsyncStream(_Streaming, AsyncIterator[Any]):
         """End what still runs of it."""
         await self._steps.aclose()
 
+    @staticmethod
     async def _running(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options
+        told: _Told,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        how: Options,
     ) -> Any:
         how = _named(how, function)
-        talk, budget = self._begun(function, args, kwargs, how)
+        talk, budget = told.begun(function, args, kwargs, how)
         try:
             with Events() as events:
                 steps, why = once(how.start, talk, events), None
@@ -325,10 +359,10 @@ class AsyncStream(_Streaming, AsyncIterator[Any]):
             while talk.values and not talk.refused:
                 yield await _decoded(budget.value, talk.values.popleft())
             last = bytearray() if talk.last is None else talk.last[1]
-            self.value = await _decoded(lambda _: budget.concluded(talk, result), last)
-            self.result = result
+            told.value = await _decoded(lambda _: budget.concluded(talk, result), last)
+            told.result = result
         finally:
-            self._talk = None
+            told.talk = None
             talk.close()
 
 
