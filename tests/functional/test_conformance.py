@@ -47,8 +47,8 @@ def backend(request: pytest.FixtureRequest) -> str:
     return name
 
 
-#: What the gate does for whoever made its namespaces, and attacks that are in tests/security/test_every_backend.py
-#: as well: behind bubblewrap it is the same gate, which tests/functional/test_bwrap.py has at work in one sandbox.
+#: What the gate does for whoever made its namespaces, and attacks that tests/security/test_every_backend.py
+#: has as well. Behind bubblewrap it is the same gate, at work in one sandbox in tests/functional/test_bwrap.py.
 not_behind_bubblewrap = pytest.mark.parametrize(
     "backend", [name for name in backends.BACKENDS if name != "bwrap"], indirect=True
 )
@@ -384,23 +384,6 @@ print(sum(data[:2]), sum(data[3:5]), libc.prctl(39, 0, 0, 0, 0), os.getuid(), ot
 """
         *found, other = py(backend, code).split()
         assert found == ["0", "0", "1", str(os.getuid())] and other in ("EPERM", "EINVAL")
-
-    @not_behind_bubblewrap
-    def test_refused_calls_are_refused(self, backend: str) -> None:
-        code = """
-import ctypes
-libc = ctypes.CDLL(None, use_errno=True)
-def raw(number):
-    return errno.errorcode[ctypes.get_errno()] if libc.syscall(number, 0, 0, 0, 0, 0) < 0 else "ok"
-print(*sorted({raw(number) for number in map(int, sys.argv[1:])}))
-"""
-        import pyseccomp
-
-        names = (
-            "mount umount2 unshare setns ptrace bpf io_uring_setup userfaultfd keyctl add_key perf_event_open"
-        )
-        numbers = [pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name) for name in names.split()]
-        assert py(backend, code, *map(str, numbers)) == "EPERM"
 
     @not_behind_bubblewrap
     def test_exactly_three_descriptors_come_in(self, backend: str) -> None:

@@ -40,7 +40,7 @@ def walls(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"backend": request.param, "accept": list(found.accept)}
 
 
-#: What is kept by the gate and a filter of the same bytes, whoever made the namespaces: not behind bubblewrap again.
+#: What is kept by the gate, and by a filter of the same bytes, whoever made the namespaces.
 not_behind_bubblewrap = pytest.mark.parametrize(
     "walls", [name for name in OTHERS if name != "bwrap"], indirect=True
 )
