@@ -48,7 +48,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 #: What the gate does for whoever made its namespaces, and attacks that tests/security/test_every_backend.py
-#: has as well. Behind bubblewrap it is the same gate, at work in one sandbox in tests/functional/test_bwrap.py.
+#: has as well. Behind bubblewrap it is the same gate: tests/functional/test_bwrap.py has it in one sandbox.
 not_behind_bubblewrap = pytest.mark.parametrize(
     "backend", [name for name in backends.BACKENDS if name != "bwrap"], indirect=True
 )

@@ -128,11 +128,11 @@ def starts(policy: Policy, out: Path) -> bool:
     return touched or not refused
 
 
-@pytest.mark.parametrize("version", [OLD, NEW] if IS_ROOT else [NEW])
+@pytest.mark.parametrize("version", [OLD if IS_ROOT else NEW])
 def test_nothing_that_bubblewrap_is_told_can_be_left_out(
     policy: Policy, out: Path, order: Order, version: str
 ) -> None:
-    """It is seen by the same eyes whoever looks, and which version it was is nothing to them."""
+    """The eyes are the same for every version and user: each of these has one of those."""
     flags = told(policy)
     assert starts(policy, out), "the wrapper alone changes nothing"
     seen, unnoticed, first = set(), [], 0
