@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from stockade.worker.executor import SandboxExecutor
     from stockade.worker.functions import sandboxed
     from stockade.worker.secure import SecureBuffer
+    from stockade.worker.warm import WarmPython
     from stockade.workspace.workspace import Workspace
 
 __all__ = [
@@ -80,6 +81,7 @@ __all__ = [
     "Syscalls",
     "TimeoutError",
     "UnsupportedError",
+    "WarmPython",
     "Workspace",
     "WorkspaceRule",
     "__version__",
@@ -114,6 +116,7 @@ _LAZY = {
     "Sandbox": "stockade.sandbox.sandbox",
     "SandboxExecutor": "stockade.worker.executor",
     "SecureBuffer": "stockade.worker.secure",
+    "WarmPython": "stockade.worker.warm",
     "Workspace": "stockade.workspace.workspace",
     "agent": "stockade.agents.handler",
     "delegate": "stockade.inside",

@@ -6,16 +6,17 @@ import contextlib
 import json
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from stockade.live import letters
-from stockade.live.letters import FromHolder, Hello, Joined, Line, Over
+from stockade.live.letters import FromHolder, Over, Refused
 from stockade.sandbox import records, register
 from support.cli import stockade_command
+from support.kept import HELLO, client, closed, connected, heard, until
 from support.means import need_program
 from support.screens import Terminal, shell, stockade
 
@@ -32,17 +33,10 @@ def ended(stockade_home: Path) -> Iterator[None]:
     until(lambda: not register.living(str(stockade_home)))
 
 
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-
-
 @contextlib.contextmanager
-def kept(workspace: Path, *arguments: str, typed: str = "") -> Iterator[Terminal]:
+def kept(workspace: Path, *arguments: str, typed: str = "", **options: Any) -> Iterator[Terminal]:
     """A kept shell, with us at it."""
-    with stockade(workspace, "shell", "--keep", *arguments, environment=BASH) as terminal:
+    with stockade(workspace, "shell", "--keep", *arguments, environment=BASH, **options) as terminal:
         terminal.until("bash-")
         if typed:
             terminal.type(f"{typed}\n")
@@ -96,8 +90,13 @@ class TestComingBack:
         assert listed() == []
 
     def test_the_holder_has_nothing_of_the_callers_and_little_memory(self, workspace: Path) -> None:
-        with kept(workspace) as terminal:
+        read, write = os.pipe()
+        with kept(workspace, pass_fds=[write]) as terminal:
+            os.close(write)
             leave(terminal)
+        # Whoever waits for the end of it, as `$(...)` does, is not kept waiting.
+        assert os.read(read, 1) == b""
+        os.close(read)
         (record,) = listed()
         process = Path(f"/proc/{record['supervisor']}")
         assert record["kept"] is True and record["command"] == ["/bin/bash"]
@@ -212,10 +211,10 @@ class TestSeveral:
     ) -> None:
         with kept(workspace) as terminal:
             leave(terminal)
-        with _client(stockade_home) as (line, stuck), _client(stockade_home) as (_, one):
+        with client(stockade_home) as (line, stuck), client(stockade_home) as (_, one):
             os.write(one, b"seq 250000; echo all $((6 * 7)); read; exit 4\n")
-            assert _heard(one, b"all 42").count(b"\n") > 250_000
-            assert _heard(stuck, b"all 42").count(b"\n") < 200_000
+            assert heard(one, b"all 42").count(b"\n") > 250_000
+            assert heard(stuck, b"all 42").count(b"\n") < 200_000
             os.write(one, b"\n")
             over, file = line.receive(FromHolder)
             with open(file, "rb") as content:
@@ -228,11 +227,9 @@ class TestSeveral:
         with kept(workspace) as terminal:
             (record,) = register.living(str(stockade_home))
             os.kill(record.supervisor, signal.SIGSTOP)
-            line, stream, theirs = _connect(stockade_home)
-            line.send(Hello(letters.VERSION, -1, 24, 80, b"", {}), theirs)
-            line.close()
-            os.close(stream)
-            os.close(theirs)
+            line, _, theirs = gone = connected(stockade_home)
+            line.send(msgspec.structs.replace(HELLO, terminal=-1), theirs)
+            closed(gone)
             os.kill(record.supervisor, signal.SIGCONT)
             terminal.type("ls /dev/pts; exit\n")
             assert terminal.code() == 0
@@ -248,13 +245,13 @@ class TestSeveral:
             terminal.type("echo $((43 + 1)); cat /tmp/done\n")
             terminal.until("\n44\n")
             (record,) = listed()
-            client = next(
+            process = next(
                 int(pid)
                 for pid in Path(f"/proc/{terminal.process.pid}/task/{terminal.process.pid}/children")
                 .read_text()
                 .split()
             )
-            os.kill(client, signal.SIGTSTP)
+            os.kill(process, signal.SIGTSTP)
             terminal.until("Stopped")
             assert not terminal.raw and record["id"] == id
             terminal.type("clear; fg\n")
@@ -278,11 +275,18 @@ class TestEnds:
             assert terminal.settings() == terminal.fresh
         until(lambda: listed() == [])
 
-    def test_sigterm_ends_it_in_order(self, workspace: Path) -> None:
+    def test_sigterm_ends_it_in_order_whoever_still_comes(self, workspace: Path, stockade_home: Path) -> None:
         with kept(workspace, typed="touch made; echo $((6 * 7)); exec sleep 1000") as terminal:
             terminal.until("\n42\n")
-            (record,) = listed()
-            os.kill(int(str(record["supervisor"])), signal.SIGTERM)
+            (record,) = register.living(str(stockade_home))
+            os.kill(record.supervisor, signal.SIGSTOP)
+            os.kill(record.supervisor, signal.SIGTERM)
+            line, _, theirs = late = connected(stockade_home)
+            line.send(msgspec.structs.replace(HELLO, terminal=-1), theirs)
+            os.kill(record.supervisor, signal.SIGCONT)
+            refused = line.receive(FromHolder)[0]
+            assert isinstance(refused, Refused) and refused.message == "the sandbox is ending"
+            closed(late)
             assert terminal.code() == 130
             assert "1 changed path kept aside" in terminal.text
 
@@ -316,7 +320,6 @@ class TestRefusals:
     def test_what_cannot_be_kept_is_refused(self, workspace: Path) -> None:
         for arguments, word in (
             (["--keep", "--commit"], "--commit is not for a shell that may end when nobody is there"),
-            (["--keep", "--receipt", "file"], "--receipt is not for a shell"),
             (["--keep", "-p", "missing.toml"], "missing.toml"),
             (["--keep", "--read", "/missing"], "/missing"),
         ):
@@ -338,36 +341,3 @@ class TestRefusals:
             (record,) = register.living(str(stockade_home))
             with stockade(workspace, "attach", record.id) as terminal:
                 assert terminal.code() == 125 and "--keep` started can be attached" in terminal.text
-
-
-@contextlib.contextmanager
-def _client(home: Path) -> Iterator[tuple[Line, int]]:
-    """A client without a terminal, which takes only what is read here."""
-    line, ours, theirs = _connect(home)
-    try:
-        line.send(Hello(letters.VERSION, 0, 24, 80, b"", {}), theirs)
-        assert isinstance(line.receive(FromHolder)[0], Joined)
-        yield line, ours
-    finally:
-        os.close(ours)
-        os.close(theirs)
-        line.close()
-
-
-def _connect(home: Path) -> tuple[Line, int, int]:
-    """The way to the holder of the only sandbox, and a pair of streams."""
-    (place,) = (home / "run").glob("*/*.attach")
-    directory = os.open(place.parent, os.O_PATH)
-    try:
-        line = letters.connected(directory, place.name)
-    finally:
-        os.close(directory)
-    assert line is not None
-    return line, *letters.streams()
-
-
-def _heard(stream: int, last: bytes) -> bytes:
-    heard = bytearray()
-    while heard.rfind(last, max(0, len(heard) - (1 << 17))) < 0:
-        heard += os.read(stream, 1 << 16)
-    return bytes(heard)

@@ -27,6 +27,8 @@ class TestOneOfItsOwn:
             terminal.until("intr = ^G;")
             assert "/dev/pts/0\n31 97\nscreen-256color/truecolor" in terminal.text
             assert "erase = ^H;" in terminal.text
+            # It has ended, and is not hung up on in the middle of that.
+            terminal.until(lambda: terminal.text.rstrip().endswith("host$"))
 
     def test_a_terminal_that_nothing_inside_knows_is_called_by_a_usual_name(self, workspace: Path) -> None:
         with stockade(workspace, "run", "--", "tput", "colors", environment={"TERM": "strange"}) as terminal:

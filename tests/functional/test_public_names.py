@@ -43,6 +43,7 @@ NAMES = [
     "Syscalls",
     "TimeoutError",
     "UnsupportedError",
+    "WarmPython",
     "Workspace",
     "WorkspaceRule",
     "__version__",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ def test_the_bars_hold(section: str) -> None:
         need(os.access("/usr/bin/python3", os.X_OK), "/usr/bin/python3 is not installed")
     if section in ("inside", "workspace"):
         need_program("git")
+    if section == "warm":
+        need(find_spec("numpy") is not None, "numpy is not installed")
     if section == "inside":
         need_program("gcc")
     with ground(quick=True) as place:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stockade.live import letters
+from stockade.live.holder import MOST_WAITING
+from stockade.live.letters import Joined, Over, Refused
 from stockade.sandbox import register
 from support.cli import stockade_command
+from support.kept import HELLO, asked, client, closed, connected, heard, until
 from support.means import applies
 from support.screens import stockade
 
@@ -100,6 +105,49 @@ def _said(words: list[str]) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def test_one_who_says_nothing_or_takes_nothing_keeps_nobody_waiting(place: Path, stockade_home: Path) -> None:
+    silent = [connected(stockade_home) for _ in range(MOST_WAITING + 1)]
+    stuck = connected(stockade_home)
+    assert isinstance(asked(stuck, HELLO), Joined)
+    # The holder has the same stream, and would wait where the stream says so.
+    os.set_blocking(stuck[2], True)
+    with socket.socket(fileno=os.dup(stuck[2])) as shared:
+        shared.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    with client(stockade_home) as (_, one):
+        os.write(one, b"seq 5000; echo all $((6 * 7))\n")
+        heard(one, b"all 42")
+    for each in (*silent, stuck):
+        closed(each)
+
+
+def test_a_holder_that_can_open_nothing_more_goes_on(place: Path, stockade_home: Path) -> None:
+    (record,) = register.living(str(stockade_home))
+    used = _open(record.supervisor)
+    for terminal, look, room in (
+        (0, True, 1),
+        (-1, False, 0),
+        (-1, False, 1),
+        (-1, False, 2),
+        (-1, False, 4),
+    ):
+        one = connected(stockade_home)
+        until(lambda: len(_open(record.supervisor)) > len(used))
+        free = sorted(set(range(100)) - _open(record.supervisor))
+        limits = resource.prlimit(record.supervisor, resource.RLIMIT_NOFILE)
+        resource.prlimit(record.supervisor, resource.RLIMIT_NOFILE, (free[room], limits[1]))
+        hello = msgspec.structs.replace(HELLO, terminal=terminal, look=look)
+        if isinstance(asked(one, hello), Joined):
+            over, file = one[0].receive(letters.FromHolder)
+            assert isinstance(over, Over) and b"Too many open files" in letters.content_of(file)
+        resource.prlimit(record.supervisor, resource.RLIMIT_NOFILE, limits)
+        closed(one)
+        until(lambda: _open(record.supervisor) == used)
+
+
+def _open(process: int) -> set[int]:
+    return {int(name) for name in os.listdir(f"/proc/{process}/fd")}
+
+
 def test_nonsense_is_refused_and_the_shell_goes_on(place: Path, stockade_home: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
         directory = os.open(place.parent, os.O_PATH)
@@ -114,4 +162,9 @@ def test_nonsense_is_refused_and_the_shell_goes_on(place: Path, stockade_home: P
         with pytest.raises(BrokenPipeError):
             os.write(write, b"x")
         os.close(write)
+    deep = connected(stockade_home)
+    deep[0]._socket.send(b'{"type":"Hello","x":' + b"[" * 60_000)
+    refused = deep[0].receive(letters.FromHolder)[0]
+    assert isinstance(refused, Refused) and refused.message == "this is not how one attaches"
+    closed(deep)
     assert len(register.living(str(stockade_home))) == 1

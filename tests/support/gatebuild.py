@@ -42,6 +42,12 @@ def sabotaged(directory: Path) -> Path:
     return build.executable(output, sources=GATE_SOURCES, defines=["GATE_SABOTAGE"])
 
 
+def sabotaged_library(directory: Path) -> Path:
+    """The same for a gate in a template."""
+    output = directory / "sabotaged" / build.LIBRARY
+    return build.library(output, sources=GATE_SOURCES, defines=["GATE_SABOTAGE"])
+
+
 def decoder_fuzzer(directory: Path) -> Path:
     """The driver that feeds the plan decoder with mutated plans, under the sanitizers."""
     sources = directory / "fuzz"

@@ -145,6 +145,8 @@ class Backend(Walls):
     observed: ClassVar[Mapping[Control, str]] = {}
     #: Whether it needs a private directory of the host, as the home and for temporary files.
     scratch: ClassVar[bool] = False
+    #: Whether its sandboxes begin as copies of a resident gate, and so can begin as copies of a template.
+    copies: ClassVar[bool] = False
 
     @classmethod
     @abc.abstractmethod

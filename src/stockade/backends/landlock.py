@@ -127,6 +127,7 @@ class Landlock(Backend):
         Control.CLEANUP: "parents read from the kernel, process held by pidfd",
     }
     scratch = True
+    copies = True
 
     @classmethod
     def plan(cls, given: Given) -> ops.Plan:

@@ -69,6 +69,7 @@ class Native(Backend):
     name: ClassVar[str] = "native"
     system: ClassVar[str] = "linux"
     foundation = FOUNDATION
+    copies = True
     mechanisms = MECHANISMS
 
     @classmethod

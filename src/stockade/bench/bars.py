@@ -15,7 +15,7 @@ class Bar(msgspec.Struct, frozen=True):
     at: float
     about: str
     better: Literal["lower", "higher"] = "lower"
-    unit: Literal["×", "bytes", "walls"] = "×"
+    unit: Literal["×", "/s", "bytes", "walls"] = "×"
     #: Aimed at and shown, but missing it is no failure.
     aim: bool = False
     #: Does not vary from run to run: no slack.
@@ -49,6 +49,9 @@ BARS = {
     "receipt/made": Bar(0.6, "time to make, sign and log a receipt, by that of a bare posix_spawn", aim=True),
     "receipt/verified": Bar(0.25, "time to verify a receipt, by that of a bare posix_spawn", aim=True),
     "receipt/long": Bar(1.5, "time to append to a log of a million receipts, by that to an empty one"),
+    "warm/print": Bar(0.5, "time of print(1) in a fresh warm sandbox, by that of a bare python -c pass"),
+    "warm/numpy": Bar(0.1, "time to use numpy in a fresh warm sandbox, by that of a bare import of it"),
+    "warm/rate": Bar(250, "fresh warm sandboxes per second with two workers", "higher", "/s", aim=True),
     "start/import": Bar(2.0, "time to import stockade in a new interpreter, by that of an empty one"),
     "start/run": Bar(5.0, "time of `stockade run -- true`, by that of an empty interpreter"),
     "walls/open": Bar(0, "attacks of the probe that get through", unit="walls", exact=True),

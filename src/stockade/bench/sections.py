@@ -21,6 +21,7 @@ import msgspec
 from stockade import gate
 from stockade.bench import inside as jobs
 from stockade.bench import probe, receipts
+from stockade.bench import warm as warmth
 from stockade.bench.bars import BARS
 from stockade.bench.measure import Figure, Peer, Section, Timing, interleaved, peers, ratio, timing
 from stockade.bench.rivals import BWRAP, OURS, SANDLOCK, SPAWN, STAGED, SUBPROCESS, Contender, contenders
@@ -327,6 +328,11 @@ def receipt(ground: Ground) -> Section:
     return receipts.measure(ground.disk, ground.rounds(10, 40))
 
 
+def warm(ground: Ground) -> Section:
+    """Code in sandboxes that are copies of an interpreter, against an interpreter that is started."""
+    return warmth.measure(ground.rounds(12, 60), 0.5 if ground.quick else 1.0)
+
+
 def start(ground: Ground) -> Section:
     """The command as a shell starts it, and the import, against an interpreter that does nothing."""
     lines = {
@@ -393,6 +399,7 @@ SECTIONS: dict[str, Callable[[Ground], Section]] = {
     "heap": heap,
     "workspace": workspace,
     "receipt": receipt,
+    "warm": warm,
     "start": start,
     "walls": walls,
 }

@@ -277,7 +277,9 @@ class _Visit:
                 letter, file = self._line.receive(FromHolder)
                 if not isinstance(letter, Over) or file < 0:
                     raise _gone()
-                return msgspec.json.decode(letters.content_of(file), type=Ending)
+                with contextlib.suppress(msgspec.MsgspecError):  # there was no memory for all of it
+                    return msgspec.json.decode(letters.content_of(file), type=Ending)
+                raise _gone()
             terminal.look()
 
     def _detached(self, joined: Joined, why: str) -> int:

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import os
 import select
+import signal
 import struct
 import threading
 import time
@@ -25,10 +26,14 @@ from stockade import gate
 from stockade.errors import PolicyError, SetupError
 from stockade.host.cgroups import scope
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.gate.template import Template
+
 # The numbers of gate.h.
 FAILED, BORN, MOUNTED, READY, TERMINAL, STARTED, EXEC_FAILED, EXITED, ROOTS, STOPPED = range(1, 11)
 EXEC, SIGNAL, END, WATCH, SHOW_ROOTS, TIME = range(1, 7)
-KEPT, TELL, ENTER, ON_TERMINAL, BEHIND, MORE = 1, 2, 4, 8, 64, 128
+KEPT, TELL, ENTER, ON_TERMINAL, BEHIND, MORE, RESUME = 1, 2, 4, 8, 64, 128, 256
 #: By the number of the stream that is none of the terminal's.
 APART = {1: 16, 2: 32}
 EVERYTHING, GIVE_FRONT, GIVE_BEHIND = 1, 2, 4
@@ -226,6 +231,7 @@ class Connection(Channel):
             | (BEHIND if program.behind else 0)
             | (MORE if more else 0)
             | (TELL if program.tell else 0)
+            | (RESUME if program.resumed else 0)
             | (0 if entrance is None else ENTER)
         )
         lines, columns = program.size
@@ -316,6 +322,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     apart: tuple[int, ...] = ()
     #: It begins in the terminal's background: it is stopped, and that is told, when it wants to read.
     behind: bool = False
+    #: Nothing is executed: it goes on in a copy of the sandbox's template, as `argv` says.
+    resumed: bool = False
 
 
 def _send_fds(through: socket.socket, data: bytes, descriptors: list[int]) -> None:
@@ -327,10 +335,20 @@ def _milliseconds(seconds: float) -> int:
 
 
 class Resident:
-    """One resident gate process."""
+    """One resident gate process: a small one of its own, or one in a template."""
 
-    def __init__(self, kind: str, *, scoped: bool) -> None:
+    def __init__(self, kind: str, *, scoped: bool, template: Template | None = None) -> None:
         self.owner = os.getpid()
+        text = (
+            -1 if template is None else _memory("template", template.text(kind, *EXTRA_ARGUMENTS[:1] or [""]))
+        )
+        try:
+            self._begin(kind, scoped, template, text)
+        finally:
+            if text >= 0:
+                os.close(text)
+
+    def _begin(self, kind: str, scoped: bool, template: Template | None, text: int) -> None:
         self.filters = _own_filters()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -339,26 +357,30 @@ class Resident:
             self._socket.close()
             theirs.close()
             raise
-        command = [gate.executable(), "resident", kind]
-        command += EXTRA_ARGUMENTS
+        name, command = "stockade-gate", [gate.executable(), "resident", kind, *EXTRA_ARGUMENTS]
         environ: dict[str, str] = {}
+        ends = [theirs.fileno(), self._supervisor]
+        if template is not None:
+            variables = [f"{key}={value}" for key, value in template.environ.items()]
+            command = [gate.executable(), "template", kind, *variables, *template.argv]
+            ends.append(text)
         if scoped:
             # systemd-run becomes the gate once it has moved itself.
             command = [*scope(os.environ), *command]
+            name = command[0]
             environ = {name: os.environ[name] for name in BUS if name in os.environ}
-        # By way of numbers that neither has: dup2 onto 3 and 4 could otherwise meet one of them.
-        ends = (theirs.fileno(), self._supervisor)
-        spare = max(*ends, 4) + 1
+        # By way of numbers that none has: dup2 onto 3 and 4 could otherwise meet one of them.
+        spare = max(*ends, 5) + 1
         try:
             self.pid = os.posix_spawn(
                 command[0],
-                command if scoped else ["stockade-gate", *command[1:]],
+                [name, *command[1:]],
                 environ,
                 file_actions=[
                     *((os.POSIX_SPAWN_DUP2, end, spare + i) for i, end in enumerate(ends)),
                     *((os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) for number in range(3)),
-                    *((os.POSIX_SPAWN_DUP2, spare + i, 3 + i) for i in range(2)),
-                    *((os.POSIX_SPAWN_CLOSE, spare + i) for i in range(2)),
+                    *((os.POSIX_SPAWN_DUP2, spare + i, 3 + i) for i in range(len(ends))),
+                    *((os.POSIX_SPAWN_CLOSE, spare + i) for i in range(len(ends))),
                 ],
             )
         except BaseException as error:
@@ -370,8 +392,20 @@ class Resident:
             raise
         finally:
             theirs.close()
-        if scoped:
+        if template is not None:
+            try:
+                template.await_ready(self._socket)
+            except BaseException:
+                self._kill()
+                raise
+        elif scoped:
             self._await_scope()
+
+    def _kill(self) -> None:
+        """End a template that nobody will use, whatever it is doing."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self.close()
 
     def _await_scope(self) -> None:
         """Wait until the gate runs: then it is where systemd has put it."""
@@ -434,25 +468,36 @@ class _Shared:
     lock = threading.Lock()
 
 
-#: By kind, and whether systemd has started them in a scope.
-_residents: dict[tuple[str, bool], Resident] = {}
+#: Held while a template is started, which takes longer.
+_starting: dict[Template, threading.Lock] = {}
 
 
-def resident(kind: str, *, scoped: bool) -> Resident:
+#: By kind, whether systemd has started them in a scope, and the template that they live in, if any.
+_residents: dict[tuple[object, ...], Resident] = {}
+
+
+def resident(kind: str, *, scoped: bool, template: Template | None = None) -> Resident:
     """This process's resident gate of that kind, started where it is missing."""
-    key = (kind, scoped)
-    with _Shared.lock:
+    key = (kind, scoped) if template is None else (kind, scoped, template)
+    with _Shared.lock if template is None else _starting.setdefault(template, threading.Lock()):
+        if template is not None and template.retired.is_set():
+            raise SetupError("the WarmPython is closed", stage="template")
         if key not in _residents:
-            _residents[key] = Resident(kind, scoped=scoped)
+            _residents[key] = Resident(kind, scoped=scoped, template=template)
         return _residents[key]
 
 
 def launch(
-    plan: bytes, descriptors: tuple[int, ...], kind: str = OWN_NETWORK, *, scoped: bool = False
+    plan: bytes,
+    descriptors: tuple[int, ...],
+    kind: str = OWN_NETWORK,
+    *,
+    scoped: bool = False,
+    template: Template | None = None,
 ) -> Connection:
     """Begin a sandbox through a resident gate, started again where it has died."""
     for _ in range(3):
-        chosen = resident(kind, scoped=scoped)
+        chosen = resident(kind, scoped=scoped, template=template)
         try:
             return chosen.launch(plan, descriptors)
         except OSError as error:
@@ -472,6 +517,16 @@ def renew(old: Resident) -> None:
                 old.close()
 
 
+def retire(template: Template) -> None:
+    """End the resident gates that live in a template, for good; sandboxes that live go on."""
+    template.retired.set()
+    with _starting.get(template, contextlib.nullcontext()):
+        for key, known in tuple(_residents.items()):
+            if template in key:
+                renew(known)
+    _starting.pop(template, None)
+
+
 def resident_pids() -> set[int]:
     """This process's resident gates."""
     return {resident.pid for resident in _residents.values()}
@@ -486,6 +541,7 @@ def shutdown() -> None:
 def _after_fork() -> None:
     """A forked child starts a resident gate of its own, whatever its parent's threads were doing."""
     _Shared.lock = threading.Lock()
+    _starting.clear()
     while _residents:
         _residents.popitem()[1].close()
 

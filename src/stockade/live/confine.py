@@ -36,7 +36,7 @@ from stockade.policy.compare import excess
 from stockade.policy.resolve import resolve
 from stockade.sandbox import scarce
 from stockade.sandbox.evidence import CANARIES, CAPABILITIES, NOTHING, SCOPED, Evidence, reported
-from stockade.sandbox.launch import most_files
+from stockade.sandbox.limits import most_files
 from stockade.sandbox.result import Enforced
 
 #: What others load when they first need it: the second time it could not be found any more.

@@ -18,9 +18,8 @@ import gc
 import os
 import select
 import signal
-import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -45,6 +44,8 @@ SOCKET = "attach"
 MOST_TERMINALS, MOST_CLIENTS, MOST_WAITING = 32, 64, 16
 #: How long one of those may take.
 HELLO_SECONDS = 5.0
+#: What a terminal sends to those whom it controls.
+CALLERS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +88,8 @@ class Holder:
         #: By descriptor: until when each has to say what it wants.
         self._waiting: dict[int, tuple[Line, float]] = {}
         self._poll = select.poll()
-        self._told_to_end = False
+        #: It was told to end just now; and it has been, so that nobody new is let in.
+        self._told_to_end = self._ending = False
         self._until: float | None = None
         self._box = Sandbox(
             wanted.policy,
@@ -172,8 +174,8 @@ class Holder:
 
     def _await_hello(self, line: Line) -> None:
         if len(self._waiting) >= MOST_WAITING:
-            line.close()
-            return
+            # Whoever has something to say has said it by now.
+            self._stop_waiting(next(iter(self._waiting))).close()
         self._waiting[line.fileno()] = (line, time.monotonic() + HELLO_SECONDS)
         self._poll.register(line.fileno(), select.POLLIN)
 
@@ -189,7 +191,7 @@ class Holder:
             return
         self._stop_waiting(end)
         try:
-            if not isinstance(hello, Hello) or stream < 0 or not stat.S_ISSOCK(os.fstat(stream).st_mode):
+            if not isinstance(hello, Hello) or not letters.is_stream(stream):
                 raise SetupError("this is not how one attaches", stage="attach")
             if line.hung_up:
                 # Cancelled before it began: nobody would know of what was started.
@@ -201,8 +203,10 @@ class Holder:
                 self._show(line, terminal)
                 os.close(stream)
                 return
-        except StockadeError as error:
-            line.send(Refused(error.message, error.hint))
+        except (StockadeError, OSError) as error:
+            # Also where there is nothing left to let one more in with: those who are there stay.
+            refused = _failure(error)
+            line.send(Refused(refused.message, refused.hint))
             line.close()
             if stream >= 0:
                 os.close(stream)
@@ -219,7 +223,7 @@ class Holder:
             line.send(Over(), file)
         finally:
             os.close(file)
-            line.close()
+        line.close()
 
     def _wanted_by(self, hello: Hello) -> _Terminal:
         if hello.version != letters.VERSION:
@@ -228,6 +232,8 @@ class Holder:
                 stage="attach",
                 hint="attach with the version that started it",
             )
+        if self._ending:
+            raise SetupError("the sandbox is ending", stage="attach")
         if hello.terminal < 0 and not hello.look:
             return self._new(hello)
         if not self._terminals:
@@ -283,6 +289,7 @@ class Holder:
             if until <= now:
                 self._stop_waiting(end).close()
         told, self._told_to_end = self._told_to_end, False
+        self._ending |= told
         for one in tuple(self._terminals.values()):
             one.events.wait(0)
             if told and one.steps is not None:
@@ -299,8 +306,8 @@ class Holder:
             patience = go_on(one.steps)
         except StopIteration as done:
             one.steps, one.result = None, done.value
-        except StockadeError as error:
-            one.steps, one.failure = None, error
+        except (StockadeError, OSError) as error:
+            one.steps, one.failure = None, _failure(error)
         except KeyboardInterrupt:
             one.steps, one.failure = None, SetupError("it was ended before it began", stage="attach")
         else:
@@ -311,12 +318,12 @@ class Holder:
         result = one.result
         if result is None or (result.outcome, result.exit_code) != (Outcome.SETUP_FAILED, 127):
             return False
-        if not one.commands:
+        if not one.commands or self._ending:
             return False
         try:
             self._start(one)
-        except StockadeError as error:
-            one.result, one.failure = None, error
+        except (StockadeError, OSError) as error:
+            one.result, one.failure = None, _failure(error)
             return False
         return True
 
@@ -332,7 +339,11 @@ class Holder:
             self._finish(one)
 
     def _part(self, one: _Terminal, ending: Ending) -> None:
-        file = letters.file_of(letters.encoded(ending))
+        try:
+            file = letters.file_of(letters.encoded(ending))
+        except OSError:  # they are told nothing, and see that it has ended
+            one.shared.leave_all()
+            return
         try:
             one.shared.leave_all(file)
         finally:
@@ -347,8 +358,8 @@ class Holder:
         ending = _ending(one)
         try:
             ending = self._put_away(ending)
-        except StockadeError as error:
-            ending = msgspec.structs.replace(ending, error=error.message)
+        except (StockadeError, OSError) as error:
+            ending = msgspec.structs.replace(ending, error=_failure(error).message)
         self._part(one, ending)
 
     def _put_away(self, ending: Ending) -> Ending:
@@ -402,23 +413,33 @@ def _ending(one: _Terminal, others: tuple[int, ...] = ()) -> Ending:
     )  # fmt: skip
 
 
+def _failure(error: StockadeError | OSError) -> StockadeError:
+    if isinstance(error, StockadeError):
+        return error
+    return SetupError(f"what keeps the sandbox met: {error.strerror}", stage="attach", errno=error.errno or 0)
+
+
 def start(wanted: Wanted) -> Line:
     """Start a holder, and return the way to it. It says itself whether it could make the sandbox."""
     ours, theirs = letters.line_pair()
+    # A Ctrl-C in the child, before it has let go of the terminal, would make it a second caller.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, CALLERS)
     try:
         child = os.fork()
         if child == 0:
-            _become_holder(wanted, theirs)
+            _become_holder(wanted, theirs, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.waitpid(child, 0)
     except BaseException:
         ours.close()
         raise
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
     return ours
 
 
-def _become_holder(wanted: Wanted, first: Line) -> NoReturn:
+def _become_holder(wanted: Wanted, first: Line, mask: Iterable[int]) -> NoReturn:
     """In a session of its own, with no terminal and nothing open that is the caller's."""
     code = 1
     try:
@@ -427,8 +448,9 @@ def _become_holder(wanted: Wanted, first: Line) -> NoReturn:
         if os.fork():
             os._exit(0)
         _let_go(first.fileno())
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP):
+        for number in CALLERS:
             signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _hold(wanted, first)
         code = 0
     finally:

@@ -14,6 +14,7 @@ import msgspec
 
 from stockade.errors import PolicyError
 from stockade.gate.client import MOST_BYTES
+from stockade.gate.template import Resumed
 from stockade.live.shell import Session
 from stockade.live.talk import Told
 from stockade.sandbox.launch import Box, Prepared
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 WORDS = 1 << 20
 #: How many lists, tuples and dictionaries an answer may have, and how many keys that can be made alike.
 MOST_PARTS, FEW = 100_000, 1000
+#: The system's; in a sandbox of a `WarmPython` a copy of its template.
+DEFAULT = "python3"
 #: Reads the driver's text from its descriptor 3 and becomes it.
 BOOT = """\
 import os
@@ -178,7 +181,7 @@ class Python(Session):
     name = program = "interpreter"
     state = "its variables"
     _preload: tuple[str, ...] = ()
-    _executable = "python3"
+    _executable = DEFAULT
     _ipython: bool | None = None
 
     def _set(self, preload: Iterable[str], executable: str, ipython: bool | None) -> None:
@@ -191,6 +194,8 @@ class Python(Session):
         timeout: float | None, grace: float, on_stdout: Sink | None, on_stderr: Sink | None,
     ) -> Steps[Answer]:  # fmt: skip
         words = [self._executable, "-u", "-c", BOOT]
+        if prepared.template is not None and self._executable == DEFAULT:
+            words = Resumed([prepared.template.argv[0], "-c", BOOT], prepared.template)
         driver = command(prepared, words, env=None, cwd=None, timeout=None, kept=True)
         run: Run = command(
             prepared, words, given=given, env=None, cwd=None, timeout=timeout, grace=grace,

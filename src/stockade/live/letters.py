@@ -27,8 +27,6 @@ from stockade.workspace.layers import Change, Lost
 #: What both sides must agree about.
 VERSION = 1
 MOST_BYTES = 1 << 16
-#: A file that is handed over is not longer.
-MOST_FILE = 64 << 20
 _PLACE = socket.CMSG_SPACE(4)
 _CREDENTIALS = struct.Struct("=iII")
 
@@ -153,7 +151,7 @@ class Line:
             if not data or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(passed) > 1:
                 raise ValueError
             return msgspec.json.decode(data, type=kind), passed.pop() if passed else -1
-        except (msgspec.MsgspecError, ValueError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             for descriptor in passed:
                 os.close(descriptor)
             return None, -1
@@ -242,10 +240,21 @@ def content_of(file: int) -> bytes:
     """What is in a file that was handed over, which is closed."""
     with open(file, "rb") as content:
         content.seek(0)
-        return content.read(MOST_FILE)
+        return content.read()
 
 
 def streams() -> tuple[int, int]:
     """A pair of streams."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     return ours.detach(), theirs.detach()
+
+
+def is_stream(descriptor: int) -> bool:
+    """Whether it is one of those."""
+    try:
+        end = socket.socket(fileno=descriptor)
+    except (OSError, ValueError):  # no socket, or no descriptor
+        return False
+    found = (end.family, end.type)
+    end.detach()
+    return found == (socket.AF_UNIX, socket.SOCK_STREAM)

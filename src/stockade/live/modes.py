@@ -26,6 +26,8 @@ SWITCHED_ON = {
 #: And those that are on: wrapping at the margin, the cursor; that what is typed is not shown twice.
 SWITCHED_OFF = {b"?": frozenset({7, 25}), b"": frozenset({12})}
 SCREENS = (47, 1047, 1049)
+#: Some terminals speak at once when these are switched on: of their focus, their colours, their size.
+SPOKEN_OF = frozenset({1004, 2031, 2048})
 #: More numbers, or larger ones, are not the same to every terminal.
 MOST_NUMBERS, LARGEST_NUMBER = 16, 9999
 
@@ -50,6 +52,8 @@ _BROKEN_OFF = re.compile(
 _UNFINISHED = re.compile(
     rb"\x1b(?:\][^\x07\x18\x1a\x1b]*\x1b?|[ -/]*|\[[\x00-\x17\x19\x1c-?\x7f]*|[PX^_][^\x18\x1a\x1b]*)\Z"
 )
+_ON = re.compile(rb"\x1b\[\?([0-9;]+)h")
+_CLIPBOARD = re.compile(rb"\x1b\]0*52(?![0-9])")
 _STRING_END, _TEXT_END = re.compile(rb"[\x18\x1a\x1b]"), re.compile(rb"[\x07\x18\x1a\x1b]")
 CANCEL = b"\x18"
 #: What a terminal does and does not speak of: it moves the cursor, erases, saves and restores.
@@ -92,17 +96,30 @@ def _asks(sequence: bytes) -> bool:
 
 def _unless_it_asks(found: re.Match[bytes]) -> bytes:
     sequence = found[0]
-    if len(sequence) <= _LONGEST and not _asks(sequence):
-        return sequence
-    # A byte that is no character stays one that is none: the next may be such a byte too.
-    return "\N{REPLACEMENT CHARACTER}".encode() if len(sequence) == 1 and sequence > b"\x7f" else b""
+    if len(sequence) <= _LONGEST and not _CLIPBOARD.match(sequence):
+        if not _asks(sequence):
+            return sequence
+        if (modes := _ON.fullmatch(sequence)) and (left := _unspoken(modes[1])) and not _asks(left):
+            return left
+    last = sequence[-1:]
+    if found.lastgroup == "text" or last < b"\x80":
+        return b""
+    # A byte that begins a character stays with the rest of it, and one that is none stays one that is none:
+    # the next may be such a byte too.
+    return last if last >= b"\xc0" else "\N{REPLACEMENT CHARACTER}".encode()
+
+
+def _unspoken(modes: bytes) -> bytes:
+    """What switches on those of the modes of which no terminal speaks."""
+    left = [mode for mode in modes.split(b";") if mode and int(mode) not in SPOKEN_OF]
+    return b"\x1b[?%bh" % b";".join(left) if left else b""
 
 
 class Unasked:
     """Leaves out of what is shown all that a terminal may answer.
 
-    Who sees it again, or beside somebody else, must not answer what has been answered. Long texts for the
-    terminal itself (pictures, the clipboard) are left out too.
+    Who sees it again, or beside somebody else, must not answer what has been answered. The clipboard, which
+    may have been used since, and long texts for the terminal itself (pictures) are left out too.
     """
 
     def __init__(self) -> None:
@@ -121,8 +138,9 @@ class Unasked:
             self._until, data = None, data[found.start() if found[0] == b"\x1b" else found.end() :]
         # What is broken off first: with something left out behind it, it would be whole.
         data = _BROKEN_OFF.sub(b"", _WHOLE_STRING.sub(b"", data))
-        begun = _UNFINISHED.search(data)
-        end = begun.start() if begun else len(data) - _half_a_character(data)
+        end = len(data) - _half_a_character(data)
+        if begun := _UNFINISHED.search(data[:end]):
+            end = begun.start()
         tail, data = data[end:], data[:end]
         if tail[1:2] in (b"P", b"X", b"^", b"_"):
             self._until = _STRING_END
@@ -133,6 +151,22 @@ class Unasked:
         else:
             self._until = _TEXT_END
         return _SEQUENCE.sub(_unless_it_asks, data)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether it is in the middle of what nobody is shown."""
+        return self._until is not None
+
+    @property
+    def within(self) -> bool:
+        """Whether it is in the middle of a sequence."""
+        return self.leaves_out or self._tail.startswith(b"\x1b")
+
+    def copy(self) -> Unasked:
+        """Another one that is as far as this."""
+        made = Unasked()
+        made._tail, made._until = self._tail, self._until
+        return made
 
     def held(self) -> bytes:
         """What is held back: who is asked from now on is given it."""
@@ -265,6 +299,8 @@ class Modes:
                 self.doubt()
             elif mode in (SWITCHED_ON if on else SWITCHED_OFF)[way]:
                 self._changed.add((way, mode))
+                if way == b"?" and on and mode in SPOKEN_OF:
+                    self._ask()
             else:
                 self._changed.discard((way, mode))
 
@@ -286,13 +322,25 @@ class Modes:
         return any((b"?", screen) in self._changed for screen in SCREENS)
 
     def on(self) -> bytes:
-        """What brings a fresh terminal to where this one is, as far as it is known here. Colours are not."""
+        """What brings a fresh terminal to where this one is, as far as it is known here. Colours are not.
+
+        It speaks of none of that.
+        """
         parts = [b"\x1b="] if self._keypad else []
         if self._region:
             parts.append(b"\x1b[%br" % self._region)
         for way, mode in sorted(self._changed, key=lambda changed: (changed[1] not in SCREENS, changed[1])):
-            parts.append(b"\x1b[%b%d%c" % (way, mode, b"h" if mode in SWITCHED_ON[way] else b"l"))
+            if (way, mode) not in self._spoken_of:
+                parts.append(b"\x1b[%b%d%c" % (way, mode, b"h" if mode in SWITCHED_ON[way] else b"l"))
         return b"".join(parts)
+
+    @property
+    def _spoken_of(self) -> set[tuple[bytes, int]]:
+        return self._changed & {(b"?", mode) for mode in SPOKEN_OF}
+
+    def spoken_of(self) -> bytes:
+        """What switches the rest on: the terminal may speak, and whoever switched it on is listening."""
+        return b"".join(b"\x1b[?%dh" % mode for _, mode in sorted(self._spoken_of))
 
     def off(self, lines: int) -> bytes:
         """What puts a terminal of so many lines back; empty if the program has tidied up."""

@@ -2,10 +2,13 @@
 
 It is bytes and not a screen: nothing here draws. What was shown before the
 oldest byte counts only for the modes it left switched on. Questions to the
-terminal are not kept: they were for whoever was there.
+terminal are not shown again, nor what was meant for the moment or for the
+terminal that was there: bells, the clipboard, the end of its history.
 """
 
 from __future__ import annotations
+
+import re
 
 from stockade.live.modes import CANCEL, EVERYTHING, Modes, Unasked
 
@@ -15,6 +18,17 @@ MOST = 256 << 10
 REACH = 4096
 #: A terminal that showed something else, or only a part, begins afresh.
 AFRESH = CANCEL + EVERYTHING + b"\x1b[H\x1b[2J"
+_MOMENTARY = re.compile(
+    rb"(?P<text>\x1b\][^\x07\x18\x1a\x1b]*\x07)|\x07|\x1b\[(?P<erased>[0-9;]*)J|(?P<reset>\x1bc)"
+)
+_HISTORY = re.compile(rb"(?<![0-9])0*3(?![0-9])")
+
+
+def _later(found: re.Match[bytes]) -> bytes:
+    if found["reset"]:
+        return AFRESH
+    lasts = found["text"] or (found["erased"] is not None and not _HISTORY.search(found["erased"]))
+    return found[0] if lasts else b""
 
 
 class Scrollback:
@@ -46,6 +60,11 @@ class Scrollback:
             least += 1
         return least
 
-    def shown(self, *, afresh: bool) -> bytes:
-        """What makes a terminal look as if it had been there; `afresh` for one that shows other things."""
-        return (AFRESH if afresh else b"") + self._before.on() + Unasked().feed(bytes(self._kept))
+    def shown(self, *, afresh: bool, unasked: Unasked | None = None) -> bytes:
+        """What makes a terminal look as if it had been there; `afresh` for one that shows other things.
+
+        `unasked` is a new one, that knows then of what has begun and not ended.
+        """
+        again = _MOMENTARY.sub(_later, (unasked or Unasked()).feed(bytes(self._kept)))
+        # What is spoken of comes last: it was on and off before, and only what is on now concerns anybody.
+        return (AFRESH if afresh else b"") + self._before.on() + again + self.modes.spoken_of()

@@ -13,6 +13,7 @@ afresh from the scrollback when it takes something again.
 
 from __future__ import annotations
 
+import _socket as socket  # as in stockade.gate.client
 import contextlib
 import fcntl
 import os
@@ -26,7 +27,7 @@ import msgspec
 
 from stockade.gate import client
 from stockade.live.letters import Again, FromClient, Hello, Line, Over, Size
-from stockade.live.modes import Unasked
+from stockade.live.modes import CANCEL, Unasked
 from stockade.live.scrollback import MOST as MOST_SHOWN
 from stockade.live.scrollback import Scrollback
 from stockade.sandbox.steps import READABLE, WRITABLE, Events
@@ -48,7 +49,7 @@ class Client:
 
     def __init__(self, line: Line, stream: int, hello: Hello) -> None:
         self.line, self.stream = line, stream
-        os.set_blocking(stream, False)
+        self._socket = socket.socket(fileno=stream)
         self.size = (hello.lines, hello.columns)
         self.pending = bytearray()
         self.unasked = Unasked()
@@ -57,8 +58,17 @@ class Client:
         #: It has missed something; and it is being shown that, which nobody waits for.
         self.behind = self.catching_up = False
 
+    def read(self) -> bytes:
+        """What was typed. Whether we wait is not for a flag to say that the client can change too."""
+        return self._socket.recv(CHUNK, socket.MSG_DONTWAIT)
+
+    def push(self) -> None:
+        """Give it what it takes."""
+        while self.pending:
+            del self.pending[: self._socket.send(self.pending[:CHUNK], socket.MSG_DONTWAIT)]
+
     def close(self) -> None:
-        os.close(self.stream)
+        self._socket.close()
         self.line.close()
 
 
@@ -93,10 +103,14 @@ class Shared:
 
     def join(self, one: Client) -> None:
         """Show a new one what there was, and from now on what there is."""
+        one.pending += self._scrollback.shown(afresh=False, unasked=one.unasked)
         if self._clients:
-            self._clients[-1].unasked = Unasked()
+            # What has begun goes on for the new one, and may be a question.
+            before = self._clients[-1]
+            before.pending += CANCEL if one.unasked.within else b""
+            before.unasked = one.unasked.copy()
+        one.pending += one.unasked.held()
         self._clients.append(one)
-        one.pending += self._scrollback.shown(afresh=False)
         one.catching_up = True
         self._fit_all(draw=True)
         self._push(one)
@@ -107,7 +121,7 @@ class Shared:
         if one in self._clients:
             self._clients.remove(one)
             if self._clients and not (last := self._clients[-1]).behind:
-                last.pending += last.unasked.held()
+                last.pending += self._scrollback.modes.spoken_of() + last.unasked.held()
             for end in (one.stream, one.line.fileno()):
                 self._forget(end)
             one.close()
@@ -224,7 +238,7 @@ class Shared:
     def _serve(self, one: Client) -> None:
         if self._watched.get(one.stream, 0) & READABLE:
             try:
-                data = os.read(one.stream, CHUNK)
+                data = one.read()
             except BlockingIOError:
                 data = None
             except OSError:
@@ -275,15 +289,16 @@ class Shared:
         self._scrollback.add(shown)
         for one in self.clients:
             if not one.behind:
-                one.pending += shown if one is self._clients[-1] else one.unasked.feed(shown)
+                # Who came in the middle of something does not see the rest of it as text.
+                asked = one is self._clients[-1] and not one.unasked.leaves_out
+                one.pending += shown if asked else one.unasked.feed(shown)
                 self._push(one)
         return len(data)
 
     def _push(self, one: Client) -> None:
         """Give a client what it takes."""
         try:
-            while one.pending:
-                del one.pending[: os.write(one.stream, one.pending[:CHUNK])]
+            one.push()
             one.catching_up = False
         except BlockingIOError:
             pass
@@ -293,7 +308,9 @@ class Shared:
     def _afresh(self, one: Client) -> None:
         one.behind, one.catching_up, one.since = False, True, None
         one.unasked = Unasked()
-        one.pending[:] = self._scrollback.shown(afresh=True)
+        one.pending[:] = self._scrollback.shown(afresh=True, unasked=one.unasked)
+        if one is self._clients[-1]:
+            one.pending += one.unasked.held()
 
     def _wait_for(self, one: Client) -> bool:
         """Whether the program waits for this client."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from stockade.errors import SetupError
+from stockade.errors import SetupError, UnsupportedError
 from stockade.gate import client
 
 #: What to tell a user about a failure that is likelier theirs than ours.
@@ -24,6 +24,14 @@ HINTS = {
     ("namespaces", errno.EPERM): "`stockade doctor` says what keeps user namespaces from being made",
     ("namespaces", errno.ENOSPC): "the limit of namespaces is reached: see sysctl user.max_user_namespaces",
 }
+
+
+def no_copies(backend: str) -> UnsupportedError:
+    """The first process of that backend's sandboxes cannot be a copy of a template."""
+    return UnsupportedError(
+        f"warm Python: the {backend} backend does not make its sandboxes by copying a template",
+        hint='write backend = "native" or "landlock", or run python3 as a command',
+    )
 
 
 def failure(reply: client.Reply) -> SetupError:

@@ -40,7 +40,7 @@ from stockade.sandbox.evidence import (
     reported,
     shared_network,
 )
-from stockade.sandbox.limits import Kept, cores, kept_by_cgroup
+from stockade.sandbox.limits import Kept, cores, kept_by_cgroup, most_files
 from stockade.sandbox.records import Record
 from stockade.sandbox.register import Entry
 from stockade.sandbox.result import Enforced
@@ -48,6 +48,7 @@ from stockade.sandbox.steps import Events, Steps
 from stockade.workspace.layers import Layer, has_snapshots
 
 if TYPE_CHECKING:
+    from stockade.gate.template import Template
     from stockade.sandbox.scratch import Scratch
     from stockade.workspace.workspace import Workspace
 
@@ -73,6 +74,8 @@ class Prepared(msgspec.Struct, frozen=True):
     made: Made
     #: Whether its cgroups are below a scope that systemd made for the resident gate.
     scoped: bool
+    #: What its first process is to be a copy of.
+    template: Template | None = None
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -343,13 +346,15 @@ def prepare(
     living: bool = False,
     command: Sequence[str] = (),
     workspace: Workspace | None = None,
+    template: Template | None = None,
 ) -> Prepared:
     """Select, resolve, make and compile. With `dry` nothing is made: the plan is for reading.
 
-    `living` says that several commands will run, `command` which is known to, `workspace` what is continued.
+    `living` says that several commands will run, `command` which is known to, `workspace` what is continued,
+    `template` what the sandbox's first process is to be a copy of.
     """
     with scarce.refused():
-        return _prepare(policy, pinned, dry, living, tuple(command), workspace)
+        return _prepare(policy, pinned, dry, living, tuple(command), workspace, template)
 
 
 def _prepare(
@@ -359,6 +364,7 @@ def _prepare(
     living: bool,
     command: tuple[str, ...],
     workspace: Workspace | None,
+    template: Template | None,
 ) -> Prepared:
     caller = Caller.current()
     home = state.state_dir(caller.environ, caller.home)
@@ -366,9 +372,15 @@ def _prepare(
         policy = continued.laid(policy, workspace, home)
     known: Host = host()
     backend, selection, controls = _selected(policy, caller.uid, id(known))
+    if template is not None and not backend.copies:
+        from stockade.sandbox.failures import no_copies
+
+        raise no_copies(backend.name)
     resolved = resolve(policy, caller, home, pinned=pinned, command=command[0] if command else "")
     made = Made()
     try:
+        if template is not None:
+            template.check(resolved)
         if workspace is not None:
             continued.check_tree(resolved, workspace)
         gate = backend.resident(policy)
@@ -391,29 +403,11 @@ def _prepare(
         )
         inside = backend.home(resolved, "" if made.scratch is None else made.scratch.path)
         scoped = kept is not None and kept.scoped
-        return Prepared(controls, resolved, plan, gate, inside, home, made, scoped)
+        return Prepared(controls, resolved, plan, gate, inside, home, made, scoped, template)
     except BaseException:
         made.close(discard=True)
         resolved.close()
         raise
-
-
-def most_files(resolved: Resolved) -> int:
-    """The limit of open files: what the policy writes or is refused, or the default as far as it goes."""
-    wanted = resolved.limits.files or 0
-    if wanted <= os.sysconf("SC_OPEN_MAX"):
-        return wanted
-    import resource
-
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if most == resource.RLIM_INFINITY or wanted <= most:
-        return wanted
-    if resolved.policy.limits.files is None:
-        return most
-    raise PolicyError(
-        f"limits.files = {wanted}: this process may not open more than {most} files itself",
-        hint=f"write at most {most}, or raise the hard limit: `ulimit -Hn`",
-    )
 
 
 def launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object] = lambda: None) -> Steps[Box]:
@@ -439,6 +433,7 @@ def _launch(prepared: Prepared, events: Events, meanwhile: Callable[[], object])
                 tuple(mounts.get(descriptor, descriptor) for descriptor in prepared.descriptors),
                 prepared.gate,
                 scoped=prepared.scoped,
+                template=prepared.template,
             )
         finally:
             for mount in mounts.values():

@@ -99,3 +99,21 @@ def seconds_of(timeout: float | None) -> float | None:
     except PolicyError as error:
         said = error.message.rpartition(": ")[2]
         raise PolicyError(f"timeout = {timeout!r}: {said}", hint=error.hint) from None
+
+
+def most_files(resolved: Resolved) -> int:
+    """The limit of open files: what the policy writes or is refused, or the default as far as it goes."""
+    wanted = resolved.limits.files or 0
+    if wanted <= os.sysconf("SC_OPEN_MAX"):
+        return wanted
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most == resource.RLIM_INFINITY or wanted <= most:
+        return wanted
+    if resolved.policy.limits.files is None:
+        return most
+    raise PolicyError(
+        f"limits.files = {wanted}: this process may not open more than {most} files itself",
+        hint=f"write at most {most}, or raise the hard limit: `ulimit -Hn`",
+    )

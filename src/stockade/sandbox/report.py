@@ -6,14 +6,17 @@ from collections.abc import Callable
 
 import msgspec
 
+from stockade.errors import StockadeError, one_line
 from stockade.gate import client
 from stockade.receipt.account import Account
 from stockade.sandbox import runlog
+from stockade.sandbox.continued import commit_and_close
 from stockade.sandbox.launch import Box, Prepared
 from stockade.sandbox.limits import measured
 from stockade.sandbox.outcome import judge
 from stockade.sandbox.result import Outcome, Result, Usage
 from stockade.sandbox.supervise import Ended
+from stockade.workspace.layers import lost
 
 
 def result_of(
@@ -75,3 +78,20 @@ def result_of(
         directory="" if place is None else place.path,
     )
     return account.ended(result, ended.digests)
+
+
+def committed(result: Result, prepared: Prepared) -> Result:
+    """The result with what became of its changes. One that did not end by itself may have half of them."""
+    replace = msgspec.structs.replace
+    if result.outcome != Outcome.EXITED:
+        why = f"nothing was committed, because the run was not finished: {result.outcome}"
+        return replace(result, commit_error=why if result.changes else "")
+    if result.lost:
+        return replace(result, commit_error=f"nothing was committed, because of {lost(result.lost)}")
+    try:
+        done = commit_and_close(prepared)
+    except StockadeError as error:
+        why = f"{error.message}\n{error.hint}" if error.hint else one_line(error.message)
+        return replace(result, commit_error=why)
+    gone = done is None or done.closed
+    return replace(result, committed=done, workspace="" if gone else result.workspace)

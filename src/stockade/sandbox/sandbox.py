@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
-from stockade.errors import PolicyError, SetupError, StockadeError, one_line
+from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.policy import Policy
 from stockade.policy.model import DEFAULT
@@ -21,16 +21,17 @@ from stockade.sandbox.continued import commit_and_close, opened, snapshot_before
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
 from stockade.sandbox.limits import seconds_of
 from stockade.sandbox.process import PIPE, Opening, Parts, Process, starting
-from stockade.sandbox.report import result_of
-from stockade.sandbox.result import Outcome, Result
+from stockade.sandbox.report import committed, result_of
+from stockade.sandbox.result import Result
 from stockade.sandbox.steps import Events, Steps, drive
 from stockade.sandbox.still import held_still
 from stockade.sandbox.streams import Sink, Streams, Terminal, spill_place
-from stockade.sandbox.supervise import GRACE, Ended, Run, may_ask, supervise
+from stockade.sandbox.supervise import GRACE, Ended, Run, goes_on, may_ask, supervise, template_of
 from stockade.workspace import record
 from stockade.workspace.layers import Layer, lost
 
 if TYPE_CHECKING:
+    from stockade.gate.template import Template
     from stockade.receipt.statement import Receipt, Who
     from stockade.workspace.commit import Commit
     from stockade.workspace.files import Files
@@ -46,6 +47,9 @@ class Living:
     """What `Sandbox` and `AsyncSandbox` share: everything but the waiting."""
 
     _box: Box | None = None
+    #: What its first process is a copy of, and a command that is known to run: `worker.warm`.
+    _template: Template | None = None
+    _command: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -79,7 +83,10 @@ class Living:
             raise SetupError("the sandbox is open already", stage="sandbox")
         account = Account(self.policy, (), self._who, self._receipts)
         with account.telling():
-            prepared = prepare(self.policy, pinned=self._pinned, living=True, workspace=self._continued)
+            prepared = prepare(
+                self.policy, pinned=self._pinned, living=True, command=self._command,
+                workspace=self._continued, template=self._template,
+            )  # fmt: skip
             account.prepared, self._log = prepared, prepared.state
             try:
                 self._box = yield from launch(prepared, events)
@@ -453,12 +460,13 @@ def run(
     chosen = DEFAULT if policy is None else policy
     account = Account(chosen, argv, named(who))
     with account.telling(), Events() as events:
-        prepared = prepare(chosen, pinned=pinned, command=argv, workspace=opened(workspace))
+        again = opened(workspace)
+        prepared = prepare(chosen, pinned=pinned, command=argv, workspace=again, template=template_of(cmd))
         account.prepared = prepared
 
         def made() -> Run:
             one = command(
-                prepared, argv, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
+                prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
                 on_stdout=on_stdout, on_stderr=on_stderr, source=stdin, keep=keep_output, kept=False,
                 cancelled_by=cancelled_by, meanwhile=account.ready, terminal=terminal,
             )  # fmt: skip
@@ -479,7 +487,7 @@ def one_shot(
         if end != "discard" and result.workspace and prepared.layer is not None:
             result = msgspec.structs.replace(result, lost=prepared.layer.bring_last())
         if end == "commit":
-            return _committed(result, prepared)
+            return committed(result, prepared)
         discard = not result.workspace
         return result
     except BaseException:
@@ -489,23 +497,6 @@ def one_shot(
         raise
     finally:
         prepared.close(discard=discard or end == "discard", earlier=end == "discard")
-
-
-def _committed(result: Result, prepared: Prepared) -> Result:
-    """The result with what became of its changes. One that did not end by itself may have half of them."""
-    replace = msgspec.structs.replace
-    if result.outcome != Outcome.EXITED:
-        why = f"nothing was committed, because the run was not finished: {result.outcome}"
-        return replace(result, commit_error=why if result.changes else "")
-    if result.lost:
-        return replace(result, commit_error=f"nothing was committed, because of {lost(result.lost)}")
-    try:
-        done = commit_and_close(prepared)
-    except StockadeError as error:
-        why = f"{error.message}\n{error.hint}" if error.hint else one_line(error.message)
-        return replace(result, commit_error=why)
-    gone = done is None or done.closed
-    return replace(result, committed=done, workspace="" if gone else result.workspace)
 
 
 def _once(prepared: Prepared, run: Run, account: Account, events: Events) -> Steps[Result]:
@@ -562,6 +553,7 @@ def command(
         cwd=os.path.join(here, place),
         wall=min(seconds) if seconds else None,
         grace=grace,
+        resumed=goes_on(cmd, prepared.template),
     )
     return Run(
         program=program if terminal is None else terminal.fit(program),

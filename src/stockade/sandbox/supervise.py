@@ -13,11 +13,12 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from stockade.errors import PolicyError
 from stockade.gate import client
 from stockade.sandbox import scarce
 from stockade.sandbox.launch import Box, Prepared, died
@@ -25,6 +26,7 @@ from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.streams import Output, Sink, Spilled, SpillPlace, Streams, Terminal
 
 if TYPE_CHECKING:
+    from stockade.gate.template import Template
     from stockade.receipt.account import Account
     from stockade.sandbox.delegate import Delegation
 
@@ -102,6 +104,19 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
                 terminal=self.terminal,
                 apart=(1, 2) if self.terminal is None else self.program.apart,
             )
+
+
+def goes_on(cmd: Sequence[str], template: Template | None) -> bool:
+    """Whether a command goes on in the template that its sandbox is a copy of."""
+    own = template_of(cmd)
+    if own is not None and own is not template:
+        raise PolicyError("the sandbox is none of this WarmPython's", hint="open one with its `sandbox()`")
+    return own is not None
+
+
+def template_of(cmd: Sequence[str]) -> Template | None:
+    """The template that a command goes on in, if it does: see `gate.template.Resumed`."""
+    return getattr(cmd, "template", None)
 
 
 class Ended(msgspec.Struct, frozen=True):

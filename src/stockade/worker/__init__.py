@@ -1,1 +1,1 @@
-"""Python functions in sandboxes: what is handed in, the sealed channel, what comes back, executors."""
+"""Python in sandboxes: functions, the sealed channel, executors, and interpreters that are started ahead."""

@@ -313,7 +313,7 @@ static _Noreturn void refuse_program(const struct program *program, const char *
 	_exit(0);
 }
 
-void attend(const struct box *box, struct program *program, int children, int all)
+void attend(struct box *box, struct program *program, int children, int all)
 {
 	const struct request *request = &program->request;
 	if ((request->flags & EXEC_TERMINAL) && program_terminal(program))

@@ -11,6 +11,7 @@
  *   inside    that first process: PID 1 of the sandbox, with the caller's ids and, once its plan
  *             is executed, no capability. It raises the walls on itself, waits for "go", and then
  *             starts programs on request; they inherit the walls.
+ *   template  a resident in an interpreter, whose programs can go on in a copy of it: see template.c.
  *   warden    in a sandbox without namespaces only, between the two: see warden.c.
  *   usher     in a sandbox that a helper makes, between the resident and the helper: see usher.c.
  * Both end when the supervisor ends: they watch a pidfd of it beside their socket, because a
@@ -99,6 +100,7 @@ enum {
 	EXEC_STDERR = 32,  /* and stderr */
 	EXEC_BEHIND = 64,  /* with a terminal: in its background, so that the program stops when it wants to read */
 	EXEC_MORE = 128,   /* two more descriptors after stdio: the program's 3 and 4 */
+	EXEC_RESUME = 256, /* nothing is executed: it goes on in the template that we are a copy of */
 };
 enum {
 	WATCH_MEMORY = 1,  /* an eventfd of cgroup v1 */
@@ -134,6 +136,8 @@ struct box {
 	const int *descriptors;
 	unsigned descriptor_count;
 	struct plan plan;
+	unsigned char *plan_bytes; /* which it points into */
+	size_t plan_size;
 	unsigned ahead; /* operations before this one have been executed, but for the cgroups */
 	int root;    /* the new root, by descriptor */
 	int upper;   /* what a private overlay changed, until it has been handed out, or -1 */
@@ -163,6 +167,28 @@ struct box {
 };
 
 int resident_main(int argc, char **argv);
+/* What a resident gate of that kind does before anything else. */
+int resident_own(const char *kind);
+/* What it remembers of plans, in a copy that is to know nothing of them. */
+void resident_forget(void);
+
+/* What an interpreter finds when it goes on in a program of its own: so many arguments, and then the
+ * environment, each ended by a NUL. */
+struct continuation {
+	const char *strings;
+	size_t size, argc;
+};
+
+/* Starts the interpreter: KIND, its variables, its path and its arguments. */
+int template_start(char **argv);
+int in_template(void);
+void template_dumpable(int dumpable);
+/* Called by the interpreter: 0 if its own file cannot be changed through /proc/self/exe. */
+int template_sealed(const char *kind);
+/* Called by the interpreter once; returns in programs only. `before` and `after` are what it does around any fork
+ * of its own, in the template once and in each program. */
+void template_main(const char *kind, const char *order, void (*before)(void), void (*after)(void),
+		   struct continuation *found);
 
 _Noreturn void inside_main(struct box *box);
 
@@ -183,6 +209,7 @@ int signals_stay_in(pid_t known);
 /* A program that is to be started, and where. */
 struct program {
 	unsigned char *bytes;
+	size_t size;
 	const char *cwd;
 	char **argv, **envp;
 	const unsigned char *settings; /* of its terminal, or NULL */
@@ -196,14 +223,18 @@ struct program {
 int program_read(int body, struct program *program);
 void program_free(struct program *program);
 int program_terminal(struct program *program);
-pid_t program_start(const struct box *box, const struct program *program);
+pid_t program_start(struct box *box, const struct program *program);
+/* In its own process; the first `descriptors` are its own. Returns only if it cannot go on. */
+void template_resume(struct box *box, const struct program *program, unsigned descriptors);
 
 /* Starts the program and stays until it has ended; with `all` everything in the sandbox is its. */
-_Noreturn void attend(const struct box *box, struct program *program, int children, int all);
+_Noreturn void attend(struct box *box, struct program *program, int children, int all);
 
 struct pollfd;
 enum { GUARD_POLLS = 2 };
 int guard_open(struct box *box);
+/* In a program's own process: what the gate shares with its keepers is none of its. */
+int guard_let_go(struct box *box);
 int guard_watch(const struct request *request, int *descriptors, unsigned count);
 void guard_polls(struct pollfd *polls);
 int guard_patience(int otherwise);
@@ -255,6 +286,7 @@ int confirm_seccomp(void);
 enum { SHA256_TEXT = 65 };
 void sha256_text(const void *data, size_t size, char text[SHA256_TEXT]);
 
+void wipe(void *bytes, size_t size);
 int read_whole(int fd, size_t limit, unsigned char **bytes, size_t *size);
 int send_message(int socket, const void *bytes, size_t size, const int *descriptors, unsigned count);
 int send_reply(int socket, const struct reply *reply, const int *descriptors, unsigned count);

@@ -141,6 +141,8 @@ static void await_launch(struct box *box)
 	box->descriptor_count = count - LAUNCH_FIRST;
 	if (read_whole(descriptors[LAUNCH_PLAN], PLAN_MAX_SIZE, &bytes, &size))
 		refuse(box, 0, 0, errno, "read");
+	box->plan_bytes = bytes;
+	box->plan_size = size;
 	close(descriptors[LAUNCH_PLAN]);
 	if (plan_decode(bytes, size, box->descriptor_count, &box->plan, &wrong))
 		refuse(box, wrong.index, 0, EBADMSG, wrong.reason);

@@ -16,6 +16,8 @@ int main(int argc, char **argv)
 #endif
 	if (argc > 1 && strcmp(argv[1], "resident") == 0)
 		return resident_main(argc, argv);
+	if (argc > 3 && strcmp(argv[1], "template") == 0)
+		return template_start(argv + 2);
 	if (argc > 2 && strcmp(argv[1], "helped") == 0)
 		helped_main(argc, argv);
 	if (argc > 1 && strcmp(argv[1], "probe") == 0) {

@@ -39,6 +39,7 @@ int program_read(int body, struct program *program)
 	struct exec_body header;
 	if (read_whole(body, MAX_BODY, &program->bytes, &size))
 		return -1;
+	program->size = size;
 	errno = EBADMSG;
 	if (size <= sizeof header || program->bytes[size - 1] != '\0')
 		return -1;
@@ -70,6 +71,7 @@ int program_read(int body, struct program *program)
 
 void program_free(struct program *program)
 {
+	wipe(program->bytes, program->size);
 	free(program->bytes);
 	free(program->argv);
 }
@@ -179,7 +181,7 @@ static int join_session(const struct program *program)
 	return 0;
 }
 
-static _Noreturn void become(const struct box *box, const struct program *program)
+static _Noreturn void become(struct box *box, const struct program *program)
 {
 	struct reply reply = {.kind = REPLY_EXEC_FAILED};
 	const char *what = "descriptors";
@@ -216,8 +218,11 @@ static _Noreturn void become(const struct box *box, const struct program *progra
 	struct reply started = {.kind = REPLY_STARTED};
 	if (program->request.flags & EXEC_TELL)
 		send_reply(socket, &started, NULL, 0);
-	what = "command";
-	execute_program(program);
+	what = program->request.flags & EXEC_RESUME ? "template" : "command";
+	if (program->request.flags & EXEC_RESUME)
+		template_resume(box, program, program->more[0] < 0 ? 3 : 5);
+	else
+		execute_program(program);
 failed:
 	reply.error = errno;
 	snprintf(reply.text, sizeof reply.text, "%s", what);
@@ -225,10 +230,11 @@ failed:
 	_exit(127);
 }
 
-/* Nothing is copied for a child that executes at once, and it never returns into our frames. */
-pid_t program_start(const struct box *box, const struct program *program)
+/* Nothing is copied for a child that executes at once, and it never returns into our frames. One that goes on
+ * needs the C library's own fork, which tells its locks and its thread that they are another process's. */
+pid_t program_start(struct box *box, const struct program *program)
 {
-	pid_t pid = vfork();
+	pid_t pid = program->request.flags & EXEC_RESUME ? fork() : vfork();
 	if (pid == 0)
 		become(box, program);
 	return pid;

@@ -115,13 +115,15 @@ static int become_owner(void)
 		return -1;
 	/* What the host mounts later is to be seen here; what is done here must never reach the host,
 	 * so this comes before anything else. */
-	if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL))
-		return -1;
+	return mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL);
+}
+
+static void drop_mounts(void)
+{
 	/* Each sandbox begins with a copy of our mounts; what no policy may grant can go. In an ordinary
 	 * user's namespace these are locked in place, and stay. */
 	for (unsigned i = 0; i < sizeof dispensable / sizeof *dispensable; i++)
 		umount2(dispensable[i], MNT_DETACH);
-	return 0;
 }
 
 /* A helper shows the host's devices as they are mounted here; to root, who owns them, only as nodes that cannot
@@ -140,16 +142,34 @@ static int become_host(void)
 	return 0;
 }
 
+int resident_own(const char *kind)
+{
+	host_network = strcmp(kind, "host-network") == 0;
+	plain = strcmp(kind, "plain") == 0;
+	helped = strcmp(kind, "helped") == 0;
+	uid = geteuid();
+	gid = getegid();
+	if (in_template())
+		return 0; /* it was done before the interpreter was executed */
+	return plain ? become_plain() : helped ? become_host() : become_owner();
+}
+
 static struct {
 	unsigned char *bytes; /* the records it was built from, NULL: there is none */
 	size_t size;
 } base;
 
+static void discard(unsigned char *bytes, size_t size)
+{
+	wipe(bytes, size);
+	free(bytes);
+}
+
 static void drop_base(int mounted)
 {
 	if (mounted)
 		mount_base_drop();
-	free(base.bytes);
+	discard(base.bytes, base.size);
 	base.bytes = NULL;
 }
 
@@ -212,6 +232,7 @@ static struct {
 /* The last plan: the next one is probably of its kind. */
 static struct {
 	unsigned char *bytes; /* NULL: there is none, or none that a process made ahead could serve */
+	size_t size;
 	struct plan plan;
 	uint64_t flags;
 	unsigned launches;
@@ -274,6 +295,7 @@ static const char *make_spare(const struct plan *like, uint64_t flags, uint64_t 
 		args.flags |= CLONE_INTO_CGROUP;
 		args.cgroup = (uint64_t)cgroup;
 	}
+	template_dumpable(1);
 	pid_t resident = getpid(), pid = plain ? fork() : (pid_t)syscall(SYS_clone3, &args, sizeof args);
 	if (pid == 0) {
 		/* Of ours it needs nothing: what it works with comes with the launch. */
@@ -287,6 +309,7 @@ static const char *make_spare(const struct plan *like, uint64_t flags, uint64_t 
 		inside_main(&box);
 	}
 	int error = errno;
+	template_dumpable(0);
 	close(ends[1]);
 	errno = error;
 	const char *failed = pid < 0 ? "clone" : NULL;
@@ -386,18 +409,25 @@ static void remember(struct plan *plan, unsigned char *bytes, size_t size, uint6
 		if (plan->ops[i].type == OP_CGROUP && plan->ops[i].a == 2)
 			serves = 0; /* the process is born there */
 	plan_free(&last.plan);
-	free(last.bytes);
+	discard(last.bytes, last.size);
 	last.bytes = NULL;
 	last.launches++;
 	if (serves) {
 		last.bytes = bytes;
+		last.size = size;
 		last.plan = *plan;
 		last.flags = flags;
 	} else {
 		last.plan = (struct plan){0};
 		plan_free(plan);
-		free(bytes);
+		discard(bytes, size);
 	}
+}
+
+void resident_forget(void)
+{
+	wipe(last.bytes, last.size);
+	wipe(base.bytes, base.size);
 }
 
 /* A process that started one sandbox may have no more to start; one that started two has. */
@@ -448,7 +478,7 @@ static void launch(const int *descriptors, unsigned count)
 	}
 	if (plan_decode(bytes, size, count - LAUNCH_FIRST, &plan, &wrong)) {
 		refuse(socket, wrong.index, 0, EBADMSG, wrong.reason);
-		free(bytes);
+		discard(bytes, size);
 		return;
 	}
 	uint64_t wanted = plan.ops[0].a, flags = sabotaged_flags(wanted);
@@ -469,17 +499,13 @@ static void launch(const int *descriptors, unsigned count)
 		return;
 	}
 	plan_free(&plan);
-	free(bytes);
+	discard(bytes, size);
 }
 
 int resident_main(int argc, char **argv)
 {
-	host_network = argc > 2 && strcmp(argv[2], "host-network") == 0;
-	plain = argc > 2 && strcmp(argv[2], "plain") == 0;
-	helped = argc > 2 && strcmp(argv[2], "helped") == 0;
+	const char *kind = argc > 2 ? argv[2] : "";
 	sabotage = argc > 3 ? argv[3] : NULL;
-	uid = geteuid();
-	gid = getegid();
 	/* What the host program left open or ignored is not for sandboxes. The C library keeps two
 	 * signals to itself, so it is not asked. */
 	sys_close_range(SUPERVISOR + 1, ~0u);
@@ -495,7 +521,10 @@ int resident_main(int argc, char **argv)
 	 * an ordinary user may have 200 keys in all. Each sandbox joins one of its own all the same. */
 	wall_keyring();
 	mask = umask(0); /* modes are as the plan says; programs get the caller's mask back */
-	int owner_error = (plain ? become_plain() : helped ? become_host() : become_owner()) ? errno : 0, gave_up = 0;
+	int owner_error = resident_own(kind) ? errno : 0, gave_up = 0;
+	if (!owner_error && !plain && !helped)
+		drop_mounts();
+	template_dumpable(0);
 	for (;;) {
 		struct pollfd watched[] = {
 		    {CONTROL, POLLIN, 0}, {SUPERVISOR, POLLIN, 0}, {newborn, 0, 0}, {last_born, POLLIN, 0}};

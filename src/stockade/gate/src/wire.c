@@ -71,6 +71,13 @@ int receive(int socket, void *data, size_t size, int *descriptors, unsigned *cou
 	return -1;
 }
 
+/* Copies of a template are made of our memory. */
+void wipe(void *bytes, size_t size)
+{
+	if (bytes)
+		explicit_bzero(bytes, size);
+}
+
 int read_whole(int fd, size_t limit, unsigned char **bytes, size_t *size)
 {
 	struct stat info;
