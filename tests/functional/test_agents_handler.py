@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +19,18 @@ from stockade.agents import handler, registry
 from stockade.receipt import chain, keys
 from stockade.receipt.statement import Receipt
 from stockade.receipt.verify import check_log
-from support.agent_handlers import Keeper, adder, counter, failing, later, other, sleeper, talker, waiter
+from support.agent_handlers import (
+    Keeper,
+    adder,
+    counter,
+    failing,
+    later,
+    leaver,
+    other,
+    sleeper,
+    talker,
+    waiter,
+)
 from support.made_receipts import log, public
 
 
@@ -65,7 +77,7 @@ def test_every_kind_of_handler_is_sandboxed_until_it_is_switched_off(stockade_ho
         stockade.verify(last(stockade_home), public(stockade_home), policy=stockade.Policy())
     assert refused.value.failure == "policy"
 
-    assert check_log(log(stockade_home), {one.id: one.public for one in keys.known(home)}) == 4
+    assert check_log(log(stockade_home), {one.id: one.public for one in keys.known(home)}) == 5
 
 
 def test_switching_one_off_leaves_the_others_sandboxed(
@@ -107,13 +119,28 @@ def test_what_cannot_be_read_is_not_run(stockade_home: Path) -> None:
         adder(1)
 
 
-def test_where_no_receipt_can_be_made_a_bare_handler_does_not_run(stockade_home: Path) -> None:
-    registry.add(str(stockade_home), "talker")
-    registry.switch(str(stockade_home), "talker", enabled=False, reason="a test")
-    chain.shutdown()
+def test_a_bare_handler_that_is_killed_was_recorded_and_else_does_not_run(
+    stockade_home: Path, tmp_path: Path
+) -> None:
+    registry.add(str(stockade_home), "leaver")
+    registry.switch(str(stockade_home), "leaver", enabled=False, reason="a test")
+    ran = tmp_path / "ran"
+
+    def leaves() -> int:
+        pid = os.fork()
+        if not pid:
+            with contextlib.suppress(ReceiptError):
+                leaver(str(ran))
+            os._exit(9)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert leaves() == 0 and ran.exists()
+    said = last(stockade_home).predicate
+    assert (said.who.agent, said.who.action) == ("leaver", "agent-unwalled")
+    assert "leaver: switched off: receipt 2" in said.who.words
+    ran.unlink()
     (stockade_home / "keys/signing.pem").write_text("no key")
-    with pytest.raises(ReceiptError):
-        talker(1)
+    assert leaves() == 9 and not ran.exists()
 
 
 def test_a_failure_of_a_bare_handler_is_in_its_receipt(stockade_home: Path) -> None:
@@ -129,6 +156,18 @@ def test_a_failure_of_a_bare_handler_is_in_its_receipt(stockade_home: Path) -> N
     next(values)
     values.close()  # type: ignore[attr-defined]
     assert last(stockade_home).predicate.ending.outcome == "cancelled"
+
+
+def test_a_generator_that_is_let_go_of_ends_at_once(stockade_home: Path) -> None:
+    """Without a collector of garbage, which would end its parts in any order."""
+    values = counter(3)
+    next(iter(values))
+    gc.disable()
+    try:
+        del values
+        assert last(stockade_home).predicate.ending.outcome == "cancelled"
+    finally:
+        gc.enable()
 
 
 def test_an_agent_cannot_reach_the_registry(stockade_home: Path) -> None:

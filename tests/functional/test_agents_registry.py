@@ -127,6 +127,38 @@ def test_a_registry_that_was_tampered_with_switches_nothing_off(stockade_home: P
         assert registry.find(str(stockade_home), "coder") is None
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "UPDATE agents SET enabled = 0, place = 2",
+        # The triggers let rows be added.
+        "INSERT INTO statements SELECT 4, key, signature, payload FROM statements WHERE sequence = 2",
+    ],
+)
+def test_a_decision_that_was_taken_back_does_not_count_again(stockade_home: Path, words: str) -> None:
+    home = str(stockade_home)
+    registry.add(home, "coder")
+    for enabled in (False, True):
+        registry.switch(home, "coder", enabled=enabled, reason="a test")
+    by_hand(stockade_home, words)
+    if "INSERT" in words:
+        by_hand(stockade_home, "UPDATE agents SET enabled = 0, place = 4")
+    with pytest.raises(ReceiptError) as refused:
+        registry.get(home, "coder")
+    assert refused.value.failure == "damaged"
+
+
+def test_words_that_are_not_utf_8_break_nothing(
+    stockade_home: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    assert cli.main(["agents", "add", "coder", "--reason", "\udcff"]) == 0
+    assert log(stockade_home).find("last").predicate.who.words == "\ufffd"
+    file = tmp_path / "\udcff.toml"
+    file.touch()
+    assert cli.main(["agents", "add", "other", "-p", str(file)]) == 125
+    assert "is not UTF-8" in capsys.readouterr().err
+
+
 def test_an_event_that_no_key_of_ours_has_signed_switches_nothing_off(stockade_home: Path) -> None:
     home = str(stockade_home)
     registry.add(home, "coder")

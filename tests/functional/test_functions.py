@@ -47,11 +47,17 @@ class TestCalls:
         assert call(points.unsaid, (1,), types=(Point,)).value == Point(1)
 
     def test_decorated_functions_and_methods_and_what_pickle_finds_by_name(self) -> None:
-        assert jobs.decorated(21) == 42 and jobs.decorated.call(1).value == 2
-        assert Greeter("hello").greet("ada") == "hello ada"
+        assert jobs.decorated(21) == 42
+        greet = Greeter("hello").greet
+        assert greet("ada") == greet.call("ada").value == "hello ada"
         assert jobs.decorated.__name__ == "decorated" and "sandboxed" in repr(jobs.decorated)
         assert call(partial(jobs.add, 40), (2,)).value == 42
         assert call("a-b".split, ("-",)).value == ["a", "b"]
+
+    def test_what_a_generic_dataclass_or_a_generator_is_said_to_be(self) -> None:
+        assert points.boxed.__annotations__ and call(points.boxed, (1,)).value == points.Box(1)
+        with pytest.raises(FunctionError, match=r"builtins\.generator is no plain data"):
+            call(jobs.generated)
 
     def test_results_by_pickle_are_anything(self) -> None:
         value = call(jobs.echo, ({1: range(3), 2: Point},), results="pickle").value
@@ -62,9 +68,9 @@ class TestCalls:
 
     def test_hundreds_of_megabytes_come_back(self) -> None:
         """Far more than the pipes hold: nobody waits for the other with full hands."""
-        value, result = call(jobs.sized, (200 << 20,))
-        assert value == bytes(200 << 20) and result.ok
-        big = bytes(range(256)) * (10 << 12)
+        value, result = call(jobs.sized, (100 << 20,))
+        assert value == bytes(100 << 20) and result.ok
+        big = bytes(range(256)) * (5 << 12)
         assert call(jobs.echo, (big,)).value == big
 
     def test_the_workspace_and_the_policy_are_those_of_a_run(self, workspace: Path) -> None:
@@ -101,7 +107,7 @@ class TestExceptions:
             call(jobs.fail, ("own", "mine"), types=(OwnError,))
 
     def test_what_would_mean_something_to_the_caller_is_only_told(self) -> None:
-        for kind in ("exit", "stop", "KeyboardInterrupt"):
+        for kind in ("exit", "stop"):
             with pytest.raises(FunctionError):
                 call(jobs.fail, (kind, 0))
 
@@ -116,7 +122,7 @@ class TestEnds:
 
     def test_a_time_that_is_over_is_a_timeout(self) -> None:
         with pytest.raises(stockade.TimeoutError) as caught:
-            call(jobs.spin, timeout=0.5, grace=0)
+            call(jobs.spin, timeout=0.3, grace=0)
         assert caught.value.result is not None and caught.value.result.outcome == "timed-out"
 
     def test_a_wall_that_ends_it_is_a_denial(self) -> None:
@@ -169,7 +175,7 @@ class TestStreams:
     def test_a_cancelled_call_is_ended_first(self, stockade_home: Path) -> None:
         async def main() -> None:
             task = asyncio.create_task(sandboxed(grace=0)(jobs.spin).aio(60))
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.2)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -250,7 +256,7 @@ SCRIPT = """\
 import threading
 from dataclasses import dataclass
 from stockade import CommandError, Policy, sandboxed
-PASSWORD = "swordfish"
+PASSWORD = password = token = "swordfish"
 FACTOR = 3
 lock = threading.Lock()
 policy = Policy()
@@ -262,11 +268,12 @@ START = Pair(1, [])
 def helper(n: int) -> int:
     return n * FACTOR
 @sandboxed(policy)
-def work(n) -> Pair:
+def work(n, password=0) -> Pair:
     import sys
+    token = password
     main = sys.modules["__main__"]
-    assert not hasattr(main, "PASSWORD") and __name__ == "__main__"
-    return Pair(helper(n), [START])
+    assert not {"PASSWORD", "password", "token"} & set(vars(main)) and __name__ == "__main__"
+    return Pair(helper(n) + token, [START])
 @sandboxed(policy)
 def locked():
     return lock

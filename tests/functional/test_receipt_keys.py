@@ -96,6 +96,31 @@ def test_the_old_key_vouches_for_the_new_one(stockade_home: Path) -> None:
     assert caught.value.failure == "unknown-key"
 
 
+def test_a_key_that_was_replaced_makes_no_more_receipts(
+    stockade_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has a copy cannot go on with the chain. Until the new one has signed, none was replaced."""
+    append(stockade_home)
+    signing = stockade_home / "keys" / keys.SIGNING
+    stolen = signing.read_bytes()
+    made = keys.replacement
+    monkeypatch.setattr(keys, "replacement", lambda *given: (made(*given)[0], lambda: None))
+    log(stockade_home).rotate()  # killed before the new key was in its place
+    monkeypatch.undo()
+    first = append(stockade_home).predicate.key
+    log(stockade_home).rotate()
+    append(stockade_home)
+    own = {first: public(stockade_home, first)}
+    assert check_log(log(stockade_home), own) == 5
+    signing.unlink()
+    signing.write_bytes(stolen)
+    signing.chmod(0o600)
+    assert append(stockade_home).predicate.key == first
+    with pytest.raises(ReceiptError, match="in whose place is another") as caught:
+        check_log(log(stockade_home), own)
+    assert caught.value.failure == "unknown-key"
+
+
 def test_a_key_that_cannot_be_used_vouches_for_none(stockade_home: Path) -> None:
     append(stockade_home)
     (stockade_home / "keys" / keys.SIGNING).write_bytes(b"nonsense")

@@ -12,8 +12,11 @@ import pytest
 
 import stockade
 from stockade import Policy, PolicyError, ReceiptError, verify
-from stockade.receipt import chain, crypto
+from stockade.agents import registry
+from stockade.receipt import chain, crypto, keys
 from stockade.receipt.statement import Receipt, Signature, canonical, to_sign
+from stockade.receipt.verify import check_log
+from support import made_receipts
 from support.made_receipts import append, log, public
 from support.means import need_program
 from support.paths import ROOT
@@ -43,17 +46,37 @@ def test_the_form_is_that_of_in_toto_and_dsse(stockade_home: Path) -> None:
     assert Receipt.decode(receipt.encode() + b"\n") == receipt
 
 
-def test_a_receipt_with_any_byte_changed_is_refused(stockade_home: Path) -> None:
-    data = append(stockade_home).encode() + b"\n"
-    key = public(stockade_home)
-    assert verify(data, key)
+@pytest.mark.parametrize("kind", ["run", "agent", "rotation"])
+def test_a_receipt_with_any_byte_changed_is_refused(stockade_home: Path, kind: str) -> None:
+    """Of a run, and of each kind of record."""
+    receipt = append(stockade_home)
+    makers = [public(stockade_home)]
+    if kind == "agent":
+        registry.add(str(stockade_home), "coder")
+        receipt = log(stockade_home).get(2)
+    elif kind == "rotation":
+        log(stockade_home).rotate()
+        receipt = log(stockade_home).get(2)
+        makers.append(public(stockade_home))
+    data = receipt.encode() + b"\n"
+    assert verify(data, makers)
     for place in range(len(data)):
-        for bit in (0x01, 0x20):
-            changed = bytearray(data)
-            changed[place] ^= bit
-            with pytest.raises(ReceiptError) as caught:
-                verify(bytes(changed), key)
-            assert caught.value.failure in ("malformed", "signature", "unknown-key"), (place, bit)
+        changed = bytearray(data)
+        changed[place] ^= 0x01 if place % 2 else 0x20
+        with pytest.raises(ReceiptError) as caught:
+            verify(bytes(changed), makers)
+        assert caught.value.failure in ("malformed", "signature", "unknown-key"), place
+
+
+@pytest.mark.parametrize("kind", ["urn:stockade:other:1", "urn:stockade:event:1"])
+def test_a_record_of_a_kind_that_nobody_knows_is_refused(stockade_home: Path, kind: str) -> None:
+    """Also where our own key has signed it, and where it is called an event and holds none."""
+    log(stockade_home).append(
+        lambda link: msgspec.structs.replace(made_receipts.statement(link), predicate_type=kind)
+    )
+    own = {key.id: key.public for key in keys.known(str(stockade_home))}
+    with pytest.raises(ReceiptError, match="of another kind"):
+        check_log(log(stockade_home), own)
 
 
 def test_a_receipt_with_a_byte_more_or_less_is_refused(stockade_home: Path) -> None:

@@ -68,6 +68,13 @@ def test_closed_it_is_wiped_first_and_then_unlocked() -> None:
     held.release()
 
 
+def test_closed_while_somebody_reads_it_is_wiped_all_the_same() -> None:
+    secret = SecureBuffer(b"swordfish")
+    held = pickle.PickleBuffer(secret.view)
+    secret.close()
+    assert secret.closed and bytes(held) == bytes(9)
+
+
 def test_a_bytearray_is_taken_over() -> None:
     source = bytearray(b"swordfish")
     with SecureBuffer(source) as secret:

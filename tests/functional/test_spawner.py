@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -124,14 +125,21 @@ def test_one_thread_looks_after_them_all_and_closing_ends_them() -> None:
         with pytest.raises(SetupError, match="12 runs have not been collected"):
             spawner.spawn(["true"])
         pids = [running(spawner, number).pid for number in numbers]
-        child = os.fork()
-        if child == 0:
-            try:
-                spawner.spawn(["true"])
-            except SetupError:
-                leaks.let_go_of_register()
-                os._exit(0)
-            os._exit(1)
+        with spawner._change:  # as the thread may have it at that moment
+            child = os.fork()
+            if child == 0:
+                with contextlib.suppress(BaseException):
+                    for ask in (
+                        lambda: spawner.spawn(["true"]),
+                        lambda: spawner.state(numbers[0]),
+                        lambda: spawner.terminate(numbers[0]),
+                        lambda: spawner.collect(numbers[0]),
+                    ):
+                        with pytest.raises(SetupError, match="forked from"):
+                            ask()
+                    leaks.let_go_of_register()
+                    os._exit(0)
+                os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     spawner.close()
@@ -148,3 +156,26 @@ def test_what_is_refused_is_raised_at_once(spawner: Spawner) -> None:
         Spawner(most=0)
     with Spawner(Policy(read=["/there/is/nothing"])) as other, pytest.raises(PolicyError, match="nothing"):
         other.spawn(["true"])
+
+
+def test_a_thread_that_fails_takes_its_runs_with_it_and_lets_nobody_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Spawner() as spawner:
+        one = spawner.spawn(["sleep", "300"], grace=0)
+        pid = running(spawner, one).pid
+        failing = ValueError("no more")
+
+        def fails(*_: object) -> None:
+            raise failing
+
+        told: list[object] = []
+        monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
+        monkeypatch.setattr(spawner, "_patience", fails)
+        two = spawner.spawn(["sleep", "300"], grace=0)
+        assert spawner.collect(one, timeout=30).reason == "the spawner has failed: no more"
+        assert spawner.collect(two, timeout=30).outcome == "cancelled"
+        assert not Path(f"/proc/{pid}").exists()
+        with pytest.raises(SetupError, match="closed"):
+            spawner.spawn(["true"])
+    assert told == [failing]

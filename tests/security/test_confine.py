@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from stockade.gate import build
 from stockade.host import host
+from support import gatebuild
 from support.means import need
-from support.paths import GATE_SOURCES
 
 need(host().has("scopes"), "this kernel's Landlock cannot keep signals inside")
 
@@ -201,6 +200,38 @@ def beside_a_child():
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
         confine()
 
+libc = ctypes.CDLL(None)
+stack = ctypes.create_string_buffer(1 << 16)
+
+def cloned(flags):
+    # A process that waits in the memory of this one.
+    top = ctypes.addressof(stack) + len(stack) & ~15
+    return libc.clone(ctypes.cast(libc.pause, ctypes.c_void_p), ctypes.c_void_p(top), flags, None)
+
+def beside_a_child_that_tells_of_nothing():
+    child = cloned(CLONE_VM := 0x100)
+    try:
+        confine()
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, WALL := 0x40000000)
+
+def beside_a_sibling_with_its_memory():
+    middle = os.fork()
+    if middle == 0:
+        sibling = cloned(0x100 | (CLONE_PARENT := 0x8000))
+        said = tried(confine)
+        os.kill(sibling, 9)
+        os._exit("shares its memory" not in said)
+    found = os.waitstatus_to_exitcode(os.waitpid(middle, 0)[1])
+    os.waitpid(-1, 0)
+    return found
+
+def when_its_time_is_spent():
+    while time.process_time() < 1:
+        pass
+    confine(limits={"cpu_time": "1s"}, accept=[*ACCEPT, "limits.cpu_time"])
+
 def beside_the_gate_of_its_sandboxes():
     stockade.run(["true"]).check()
     try:
@@ -240,8 +271,11 @@ say({
     "no policy": tried(lambda: stockade.confine({})),
     "thread": tried(beside_a_thread),
     "child": tried(beside_a_child),
+    "silent child": tried(beside_a_child_that_tells_of_nothing),
+    "sibling": beside_a_sibling_with_its_memory(),
     "shared memory": tried(beside_shared_memory),
     "descriptor": tried(beside_a_descriptor),
+    "cpu_time": tried(when_its_time_is_spent),
     "gate": tried(beside_the_gate_of_its_sandboxes),
     "afterwards": tried(open, given["secret"]),
 })
@@ -253,6 +287,7 @@ def test_what_cannot_be_done_to_a_living_process_is_refused_and_nothing_is_chang
 ) -> None:
     said = python(REFUSED, data=str(granted), secret=str(hidden / "secret"))
     assert said.pop("afterwards") == "ok"
+    assert said.pop("sibling") == 0
     assert set(said["nothing accepted"].split("accept = ")[1].split('"')[1::2]) == set(ACCEPT)
     expected = {
         "nothing accepted": ("UnsupportedError", "waive it in the policy"),
@@ -271,6 +306,8 @@ def test_what_cannot_be_done_to_a_living_process_is_refused_and_nothing_is_chang
         "no policy": ("PolicyError", "is not a policy"),
         "thread": ("UnsupportedError", "several threads"),
         "child": ("UnsupportedError", "children"),
+        "silent child": ("UnsupportedError", "children"),
+        "cpu_time": ("PolicyError", "of the 1 s already"),
         "gate": ("UnsupportedError", "a Sandbox"),
         "shared memory": ("UnsupportedError", "shares memory"),
         "descriptor": ("UnsupportedError", "granted/file)"),
@@ -280,26 +317,31 @@ def test_what_cannot_be_done_to_a_living_process_is_refused_and_nothing_is_chang
 
 
 AGAIN = """
-wide = Policy(read=[given["data"], given["more"]], accept=ACCEPT)
-narrow = Policy(read=[given["data"]], syscalls={"deny": ["getsid"]}, accept=ACCEPT)
-stockade.confine(wide)
+limits = {"files": 50}
+wide = Policy(read=[given["data"], given["more"]], limits=limits, accept=ACCEPT)
+narrow = Policy(read=[given["data"]], syscalls={"deny": ["getsid"]}, limits=limits, accept=ACCEPT)
+os.dup2(0, 60)  # past what the limit lets it open
+stockade.confine(wide, keep=[60])
+past = tried(stockade.confine, narrow)
+os.close(60)
 first = tried(os.listdir, given["more"])
 child = os.fork()
 if child == 0:
     os._exit("forked" not in tried(stockade.confine, narrow))
 forked = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-wider = tried(stockade.confine, Policy(read=[given["data"], "/opt"], accept=ACCEPT))
+wider = tried(stockade.confine, Policy(read=[given["data"], "/opt"], limits=limits, accept=ACCEPT))
 with open(given["more"] + "/secret"):
     opened = tried(stockade.confine, narrow)
 done = stockade.confine(narrow)
 say([first, forked, wider, opened, tried(os.listdir, given["more"]), tried(os.listdir, given["data"]),
-     tried(os.getsid, 0), done.evidence.filters])
+     tried(os.getsid, 0), done.evidence.filters, past])
 """
 
 
 def test_a_second_time_it_can_only_be_narrower(granted: Path, hidden: Path) -> None:
     said = python(AGAIN, data=str(granted), more=str(hidden))
-    first, forked, wider, opened, more, data, call, filters = said
+    first, forked, wider, opened, more, data, call, filters, past = said
+    assert past.startswith("UnsupportedError") and ": 60 (" in past
     assert (first, forked) == ("ok", 0)
     assert wider.startswith("PolicyError") and "do not come off" in wider and "/opt" in wider
     assert opened.startswith("UnsupportedError") and "hidden/secret" in opened
@@ -326,7 +368,8 @@ def one(order):
         ordered.value = order.encode()
         said = tried(lambda: stockade.confine(policy, keep=[writer]))
         kinds = [op.kind for op in plans[0].ops]
-        os.write(writer, json.dumps([kinds, said, tried(open, given["secret"])]).encode())
+        again = tried(lambda: stockade.confine(policy, keep=[writer])) if "must end" in said else ""
+        os.write(writer, json.dumps([kinds, said, tried(open, given["secret"]), again]).encode())
         os._exit(0)
     os.close(writer)
     with open(reader) as file:
@@ -347,13 +390,14 @@ say({"whole": whole} | {order: one(order)[1:] for order in orders})
 def test_a_wall_that_was_left_out_is_noticed_before_anything_is_changed(
     granted: Path, hidden: Path, tmp_path: Path
 ) -> None:
-    library = build.library(tmp_path / build.LIBRARY, sources=GATE_SOURCES, defines=["GATE_SABOTAGE"])
+    library = gatebuild.sabotaged_library(tmp_path)
     said = python(SABOTAGE, library=str(library), data=str(granted), secret=str(hidden / "secret"))
-    assert said.pop("whole") == ["ok", "EACCES"]
+    assert said.pop("whole") == ["ok", "EACCES", ""]
     # The filter's bytes are compared when it is there: from then on the process is behind walls.
-    text, secret = said.pop("filter")
+    text, secret, again = said.pop("filter")
     assert "filter" in text and "is partly confined and must end" in text and secret == "EACCES"
-    for order, (text, secret) in said.items():
+    assert "an earlier call failed halfway" in again and "must end" in again
+    for order, (text, secret, _) in said.items():
         assert text.startswith("SetupError") and "nothing was changed" in text, (order, text)
         assert secret == "ok"
     assert len(said) == 6  # scopes, and an operation of each kind

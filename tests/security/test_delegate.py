@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,6 +145,7 @@ def test_a_child_is_given_no_more_than_its_parent_has(places: Path) -> None:
         {"write": [f"{places}/open"]},
         {"write": [f"{places}/open/sub"]},
         {"read": [7]},
+        {"read": [f"{places}/open/sub"] * 101},
         {"pass_env": ["SECRET"]},
         {"syscalls": {"allow": ["ptrace"]}},
         {"limits": {"tasks": 400}},
@@ -182,7 +184,7 @@ def test_a_link_put_in_the_place_of_a_directory_leads_nowhere(places: Path, stoc
             resolve(found.policy, caller, str(stockade_home), pinned=True) as made,
             pytest.raises(PolicyError, match="replaced"),
         ):
-            confirm(made, found.files)
+            confirm(made, found.files, parent)
 
 
 def test_a_program_that_swaps_what_it_asks_for_wins_nothing(places: Path) -> None:
@@ -207,6 +209,24 @@ def test_a_program_that_swaps_what_it_asks_for_wins_nothing(places: Path) -> Non
     )
     result = stockade.run(["python3", "-c", CLIENT + swaps + asks], having(places), timeout=60)
     assert result.ok and "secret" not in result.text and "refused" in result.text, result.stderr
+
+
+def test_what_a_pattern_names_by_now_is_not_executed(places: Path) -> None:
+    """The program turns a link that its exec clause goes through elsewhere."""
+    for name in ("good", "other"):
+        (places / "open" / name).mkdir()
+        shutil.copy("/bin/echo", places / "open" / name / "program")
+    (places / "out/tools").symlink_to(places / "open/good")
+    policy = having(places, exec=["/usr/bin/*", "/bin/*", f"{places}/out/tools/*"])
+    script = CLIENT + (
+        "asked = {'read': ['%s/open']}\n"
+        "print(delegate(['%s/open/good/program', 'good'], asked)['stdout'])\n"
+        "os.unlink('%s/out/tools'); os.symlink('%s/open/other', '%s/out/tools')\n"
+        "try: print(delegate(['%s/open/other/program', 'other'], asked))\n"
+        "except PermissionError as error: print(error)\n"
+    ).replace("%s", str(places))
+    result = stockade.run(["python3", "-c", script], policy)
+    assert result.text.startswith("b'good\\n'\nexec: its patterns name other files by now"), result
 
 
 def test_a_child_sees_nothing_of_an_overlay_and_the_host_is_not_looked_at_for_it(
@@ -288,24 +308,30 @@ def say(data, size=None):
 )
 
 
+MALFORMED = "the request is malformed"
+
+
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        ("print(say(b'', 0xFFFFFFFF), told())", "a request has at most 1048576 bytes nobody"),
-        ("print(say(b'{'))", "the request is malformed"),
-        ("print(say(b'[' * 60000))", "the request is malformed"),
-        ('print(say(b\'{"command":["true"],"parent":"0123456789ab"}\'))', "the request is malformed"),
-        ("print(say(b'{\"command\":[]}'))", "command: must be a list"),
-        ('print(say(b\'{"command":["true"],"timeout":1e300}\'))', "timeout: is not a time"),
+        (
+            'for one in (b\'{\', b\'[\' * 60000, b\'{"command":["true"],"parent":"0123456789ab"}\',\n'
+            "    b'{\"command\":[],\"policy\":{\"read\":[' + b'[' * 900 + b']' * 900 + b']}}',\n"
+            '    b\'{"command":[]}\', b\'{"command":["true"],"timeout":1e300}\'): print(say(one))\n'
+            "print(say(b'', 0xFFFFFFFF), told())",
+            [*[MALFORMED] * 4, "command: must be a list", "timeout: is not a time", "a request has at most"],
+        ),
         # A flood of requests ends, and soon; what is refused costs no receipt.
-        ("print([say(b'{}') for _ in range(400)].count('closed') > 100)", "True"),
+        ("print([say(b'{}') for _ in range(400)].count('closed') > 100)", ["True"]),
         # Nobody waits for a reader that never comes.
-        ("[os.write(asks, struct.pack('<I', 2) + b'{}') for _ in range(200)]; print('done')", "done"),
+        ("[os.write(asks, struct.pack('<I', 2) + b'{}') for _ in range(200)]; print('done')", ["done"]),
     ],
 )
-def test_hostile_requests_are_refused(script: str, expected: str) -> None:
+def test_hostile_requests_are_refused(script: str, expected: list[str]) -> None:
     result = stockade.run(["python3", "-c", RAW + script], Policy(delegate=True), timeout=30)
-    assert result.ok and result.text.startswith(expected), (result.text, result.stderr)
+    told = result.text.splitlines()
+    assert result.ok and len(told) == len(expected), (told, result.stderr)
+    assert all(line.startswith(words) for line, words in zip(told, expected, strict=True)), told
     assert result.receipt is not None and result.receipt.predicate.sequence == 1
 
 
@@ -388,8 +414,11 @@ def test_children_have_children_only_so_deep() -> None:
 
 
 def test_the_time_of_children_is_counted_together() -> None:
-    busy = {"command": ["sh", "-c", "while :; do :; done"]}
+    """Also that of a child's own children."""
+    busy = ["sh", "-c", "while :; do :; done"]
+    source = f"{CLIENT}\nprint(delegate({busy!r})['outcome'])"
+    asks = {"command": ["python3", "-c", source], "policy": {"delegate": True}}
     applies(host().has("cgroup.cpuacct"), "no cgroup counts processor time here")
-    answers, _ = ask(Policy(delegate=True, limits={"cpu_time": "500ms"}), busy, busy)
-    assert answers[0]["outcome"] == "limit-exceeded"
+    answers, _ = ask(Policy(delegate=True, limits={"cpu_time": "500ms"}), asks, {"command": busy})
+    assert answers[0]["stdout"] == "limit-exceeded\n", answers
     assert answers[1]["refused"] == "limits.cpu_time: nothing is left of the program's own"

@@ -54,6 +54,12 @@ def failing(path: str) -> str:
         return str(file.read(16))
 
 
+@stockade.agent("leaver")
+def leaver(path: str) -> None:
+    with open(path, "w"):
+        os._exit(0)
+
+
 class Keeper:
     factor = 3
 

@@ -65,6 +65,11 @@ def count(most: int) -> Generator[int, None, int]:
     return most
 
 
+def generated() -> Any:
+    """A generator, of which nobody could know."""
+    return (number for number in range(3))
+
+
 async def later(value: Any) -> Any:
     """The value, after a moment."""
     import asyncio
@@ -161,6 +166,9 @@ def hostile(what: str, data: bytes = b"") -> Any:
             spin()
 
         worker.leave = stay
+    elif what == "failed":  # an exception of its own
+        worker.say(b"E", data)
+        os._exit(1)
     elif what == "early":  # an answer of its own, then another one
         worker.say(b"R", data)
         os._exit(0)

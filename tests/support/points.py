@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -24,6 +26,18 @@ class Trap:
     def __post_init__(self) -> None:
         with open(self.path, "w") as file:
             file.write("sprung")
+
+
+@dataclass
+class Box(Generic[T]):
+    """Of whatever it is."""
+
+    content: T
+
+
+def boxed(x: int) -> Box[int]:
+    """One in a box."""
+    return Box(x)
 
 
 def moved(point: Point, by: int) -> list[Point]:

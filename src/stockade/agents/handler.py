@@ -120,14 +120,14 @@ class _Bare:
 
     @contextlib.contextmanager
     def _recorded(self) -> Iterator[None]:
-        """Leave a receipt, however it ends. Where none could be made, nothing is run."""
-        from stockade.receipt import chain, making
+        """Leave a record before and a receipt after. Where the first cannot be made, nothing is run."""
+        from stockade.receipt import making
 
-        chain.of(self._home).ready()
         agent, function = self._agent, self._function
         name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
         who = Who(agent.name, agent.category, name)
         why = f"switched off: receipt {agent.place}"
+        making.begun(self._home, who, why)
         receipt = functools.partial(making.unwalled, self._home, who, name, why, time.time())
         try:
             yield

@@ -26,7 +26,7 @@ import msgspec
 from stockade import state
 from stockade.errors import NotFoundError, PolicyError, ReceiptError
 from stockade.receipt import chain
-from stockade.receipt.statement import MOST_WORDS, Event, Receipt, Statement, Who, digest
+from stockade.receipt.statement import MOST_WORDS, RECORDED, Event, Receipt, Statement, Who, digest, text
 
 if TYPE_CHECKING:
     import sqlite3
@@ -36,7 +36,12 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ADDED, CHANGED, ENABLED, DISABLED, REMOVED = (
     f"agent-{word}" for word in ("added", "changed", "enabled", "disabled", "removed")
 )
-_COLUMNS = "SELECT name, category, policy, hash, enabled, place FROM agents"
+#: What makes a row.
+STANDING = (ADDED, CHANGED, ENABLED, DISABLED)
+#: With whether a later event is of this agent, where its sandbox is off: in one look, as others write.
+_COLUMNS = f"""SELECT name, category, policy, hash, enabled, place, enabled IS NOT 1 AND EXISTS (
+    SELECT 1 FROM receipts WHERE sequence > place AND agent = name AND outcome = '{RECORDED}'
+    AND action IN {(*STANDING, REMOVED)}) FROM agents"""
 _WRITE = "INSERT OR REPLACE INTO agents VALUES (?, ?, ?, ?, ?, ?)"
 
 
@@ -99,6 +104,8 @@ def add(home: str, name: str, category: str = "", policy: str = "", reason: str 
         checked(category, "category")
     if policy:
         path = os.path.realpath(policy)
+        if path != text(path):
+            raise PolicyError(f"policy {path!r}: is not UTF-8", hint="give the file another name")
         hash = digest(read_file(path))
         load(path, hash=hash)  # a policy that cannot be read now cannot be read later either
     wanted = Agent(checked(name), category, path, hash)
@@ -200,7 +207,7 @@ def _recorded(
 
     def write(link: chain.Link) -> Statement:
         what, agent = decided
-        who = Who(agent.name, agent.category, what, reason)
+        who = Who(agent.name, agent.category, what, text(reason))
         return making.event(link, who, Event(agent.policy, agent.hash, agent.enabled))
 
     while True:
@@ -214,7 +221,7 @@ def _recorded(
 
 def _read(row: tuple[Any, ...]) -> Agent:
     """The row as a value; SQLite lets anything be written into any column."""
-    name, category, policy, hash, enabled, place = row
+    name, category, policy, hash, enabled, place, _ = row
     words = all(isinstance(word, str) for word in (name, category, policy, hash))
     if not words or enabled not in (0, 1) or not isinstance(place, int) or not NAME.fullmatch(name):
         raise _damaged(name, "its row cannot be read")
@@ -230,7 +237,13 @@ def _true(log: chain.Chain, row: tuple[Any, ...]) -> Agent:
         raise _damaged(agent.name, f"there is no receipt {agent.place}, which it names") from None
     said = receipt.predicate
     event = said.event
-    if event is None or (said.who.agent, said.who.category, event.policy, event.hash, event.enabled) != (
+    if (
+        event is None
+        or said.who.action not in STANDING
+        or (said.chain, said.sequence) != (log.id, agent.place)
+    ):
+        raise _damaged(agent.name, f"receipt {agent.place} is no decision of this log")
+    if (said.who.agent, said.who.category, event.policy, event.hash, event.enabled) != (
         agent.name,
         agent.category,
         agent.policy,
@@ -238,6 +251,8 @@ def _true(log: chain.Chain, row: tuple[Any, ...]) -> Agent:
         agent.enabled,
     ):
         raise _damaged(agent.name, f"receipt {agent.place} says something else of it")
+    if row[-1]:
+        raise _damaged(agent.name, f"receipt {agent.place} is not the last that is of it")
     if not agent.enabled:
         _signed(log, receipt)
     return agent
@@ -248,7 +263,9 @@ def _signed(log: chain.Chain, receipt: Receipt) -> None:
     from stockade.receipt import keys
     from stockade.receipt.verify import signed_by
 
-    signed_by(receipt, {key.id: key.public for key in keys.known(log.home)}, every=False)
+    right = signed_by(receipt, {key.id: key.public for key in keys.known(log.home)}, every=False)
+    if receipt.predicate.key not in right:
+        raise ReceiptError("the key that it names has not signed it", failure="signature")
 
 
 def _damaged(name: object, why: str) -> ReceiptError:

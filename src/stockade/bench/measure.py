@@ -6,6 +6,7 @@ import contextlib
 import random
 import statistics
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -132,3 +133,16 @@ def timing(samples: Sequence[float], unit: str = "ms") -> Timing:
     ordered = sorted(samples, reverse=unit != "ms")
     p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
     return Timing(statistics.median(ordered), p99, len(ordered), unit)
+
+
+def burst(team: list[Peer], seconds: float) -> Callable[[], float]:
+    """A turn of several at once: how many of them together are done in a second."""
+
+    def turn() -> float:
+        began = time.monotonic()
+        for peer in team:
+            peer.send(str(seconds))
+        count = sum(int(peer.receive()) for peer in team)
+        return count / (time.monotonic() - began)
+
+    return turn

@@ -23,7 +23,7 @@ from stockade.bench import inside as jobs
 from stockade.bench import probe, receipts
 from stockade.bench import warm as warmth
 from stockade.bench.bars import BARS
-from stockade.bench.measure import Figure, Peer, Section, Timing, interleaved, peers, ratio, timing
+from stockade.bench.measure import Figure, Peer, Section, Timing, burst, interleaved, peers, ratio, timing
 from stockade.bench.rivals import BWRAP, OURS, SANDLOCK, SPAWN, STAGED, SUBPROCESS, Contender, contenders
 from stockade.bench.worker import Job
 
@@ -100,7 +100,7 @@ def rate(ground: Ground) -> Section:
         teams: dict[str, list[Peer]] = {}
         for name, peer in found.items():
             teams.setdefault(name.rstrip(" 12"), []).append(peer)
-        turns = {name: _burst(team, seconds) for name, team in teams.items()}
+        turns = {name: burst(team, seconds) for name, team in teams.items()}
         rates = interleaved(turns, ground.rounds(4, 10))
     best = {
         one.name: max((found for name, found in rates.items() if name.startswith(one.name)), key=middle)
@@ -109,17 +109,6 @@ def rate(ground: Ground) -> Section:
     rivals = [name for name in (BWRAP, SANDLOCK) if name in best]
     figures = [Figure(f"rate/{name}", ratio(best[OURS], best[name])) for name in rivals]
     return Section(tuple(figures), {name: timing(found, "/s") for name, found in rates.items()})
-
-
-def _burst(team: list[Peer], seconds: float) -> Callable[[], float]:
-    def turn() -> float:
-        began = time.monotonic()
-        for peer in team:
-            peer.send(str(seconds))
-        count = sum(int(peer.receive()) for peer in team)
-        return count / (time.monotonic() - began)
-
-    return turn
 
 
 def inside(ground: Ground) -> Section:

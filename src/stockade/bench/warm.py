@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 
 from stockade import WarmPython
-from stockade.bench.measure import Figure, Peer, Section, Timing, interleaved, peers, ratio, timing
+from stockade.bench.measure import Figure, Section, Timing, burst, interleaved, peers, ratio, timing
 
 PRINT, NUMPY = "print(1)", "import numpy; print(numpy.arange(3).sum())"
 #: What a bare interpreter does meanwhile.
@@ -75,19 +75,8 @@ def _rates(rounds: int, seconds: float) -> dict[str, Timing]:
             "two threads": [found["threads"]],
             "two processes": [found["process"], found["another"]],
         }
-        rates = interleaved({name: _burst(team, seconds) for name, team in teams.items()}, rounds)
+        rates = interleaved({name: burst(team, seconds) for name, team in teams.items()}, rounds)
     return {f"warm, {name}": timing(taken, "/s") for name, taken in rates.items()}
-
-
-def _burst(team: list[Peer], seconds: float) -> Callable[[], float]:
-    def turn() -> float:
-        began = time.monotonic()
-        for peer in team:
-            peer.send(str(seconds))
-        count = sum(int(peer.receive()) for peer in team)
-        return count / (time.monotonic() - began)
-
-    return turn
 
 
 def serve(threads: int) -> None:

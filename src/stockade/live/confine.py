@@ -42,6 +42,8 @@ from stockade.sandbox.result import Enforced
 #: What others load when they first need it: the second time it could not be found any more.
 LOADED = (digest, lookup)
 STANDARD = (0, 1, 2)
+#: Children that do not tell of their end by SIGCHLD as well.
+_WALL = 0x40000000
 MUST_END = "the process is partly confined and must end: nothing that it does is behind whole walls"
 ACCESS = ("read", "write", "read and write")
 
@@ -89,10 +91,14 @@ class _Itself:
         self.owner = os.getpid()
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._memory = os.open("/proc/self/smaps", os.O_RDONLY | os.O_CLOEXEC)
+        self._open = os.open("/proc/self/fd", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
 
     @property
     def numbers(self) -> frozenset[int]:
-        return frozenset((self._status, self._memory))
+        return frozenset((self._status, self._memory, self._open))
+
+    def descriptors(self) -> list[int]:
+        return sorted(map(int, os.listdir(self._open)))
 
     def status(self) -> dict[str, str]:
         return dict(line.split(":\t", 1) for line in _whole(self._status).splitlines())
@@ -117,6 +123,8 @@ class _Done:
 
     policy: Policy | None = None
     itself: _Itself | None = None
+    #: Walls were begun, and nobody knows that all of them are there.
+    partly = False
 
 
 def _after_fork() -> None:
@@ -141,24 +149,36 @@ def confine(policy: Policy, *, keep: Iterable[int] = ()) -> Confinement:
     if not isinstance(policy, Policy):
         raise PolicyError(f"confine({policy!r}): is not a policy", hint="confine(Policy(...))")
     _refuse_clauses(policy)
+    if _Done.partly:
+        raise _missing("an earlier call failed halfway, or was interrupted")
     selection = select(policy, host(), {NAME: Confined})
     _refuse_wider(policy)
     with scarce.refused():
-        itself = _Done.itself or _Itself()
+        itself = _Done.itself or _looking()
         try:
             done = _confined(policy, selection, itself, frozenset(keep))
         except BaseException:
             if itself is not _Done.itself:
                 itself.close()
             raise
-    _Done.policy, _Done.itself = policy, itself
+    _Done.policy, _Done.itself, _Done.partly = policy, itself, False
     return done
+
+
+def _looking() -> _Itself:
+    try:
+        return _Itself()
+    except PermissionError:
+        raise UnsupportedError(
+            "the process is behind walls already, and can look at nothing of its own",
+            hint="what was started by a confined process is as confined as that",
+        ) from None
 
 
 def _confined(policy: Policy, selection: Selection, itself: _Itself, kept: frozenset[int]) -> Confinement:
     before = itself.status()
     _refuse_others(before, itself)
-    descriptors = _descriptors(kept | itself.numbers)
+    descriptors = _descriptors(itself, kept)
     library = ctypes.CDLL(gate.library())
     caller = Caller.current()
     home = state.state_dir(caller.environ, caller.home)
@@ -207,7 +227,7 @@ def _refuse_others(status: dict[str, str], itself: _Itself) -> None:
     if status["Threads"] != "1":
         raise _threads()
     try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL)
     except ChildProcessError:
         pass
     else:
@@ -228,18 +248,25 @@ def _threads() -> UnsupportedError:
     )
 
 
-def _descriptors(kept: frozenset[int]) -> tuple[Descriptor, ...]:
+def _others(who: bytes) -> UnsupportedError:
+    if who == b"threads":
+        return _threads()
+    return UnsupportedError(
+        "the process shares its memory with another one, which would stay outside the walls",
+        hint="end that one first, or run the work in a Sandbox",
+    )
+
+
+def _descriptors(itself: _Itself, kept: frozenset[int]) -> tuple[Descriptor, ...]:
     """What is open: each is a way out, unless somebody has thought of it."""
     found, unnamed = [], []
-    # Their directory in /proc cannot be listed the second time.
-    again = range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    for number in again if _Done.policy is not None else _listed():
+    for number in itself.descriptors():
         try:
             flags = fcntl.fcntl(number, fcntl.F_GETFL)
         except OSError:
-            continue  # not open; or it was the listing's own
+            continue  # the listing's own
         leads_to = os.readlink(f"/proc/self/fd/{number}")
-        if number in STANDARD or number in kept:
+        if number in STANDARD or number in kept or number in itself.numbers:
             access = "path" if flags & os.O_PATH else ACCESS[flags & os.O_ACCMODE]
             found.append(Descriptor(number, leads_to, access))
         else:
@@ -250,10 +277,6 @@ def _descriptors(kept: frozenset[int]) -> tuple[Descriptor, ...]:
             hint="close them, or name those that may stay: confine(policy, keep=[...])",
         )
     return tuple(found)
-
-
-def _listed() -> list[int]:
-    return sorted(map(int, os.listdir("/proc/self/fd")))
 
 
 def _grants(resolved: Resolved) -> list[int]:
@@ -278,6 +301,13 @@ def _plan(resolved: Resolved, selection: Selection, status: dict[str, str]) -> o
             f"limits.memory = {memory}: the process has {used} bytes of addresses already",
             hint="write more, or run the work in a Sandbox",
         )
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    spent = usage.ru_utime + usage.ru_stime
+    if (seconds := plan.limits.get("cpu_time")) is not None and spent >= seconds:
+        raise PolicyError(
+            f"limits.cpu_time: the process has used {spent:.1f} of the {seconds} s already",
+            hint="write more, or run the work in a Sandbox",
+        )
     return plan
 
 
@@ -286,10 +316,12 @@ def _raised(library: ctypes.CDLL, plan: ops.Plan, descriptors: list[int]) -> _Sa
     said, encoded = _Said(), plan.encoded
     numbers = (ctypes.c_int * len(descriptors))(*descriptors)
     size, count = ctypes.c_size_t(len(encoded)), ctypes.c_uint(len(descriptors))
+    _Done.partly = True  # until all was seen: an interrupt can come in between
     if library.gate_confine(encoded, size, numbers, count, ctypes.byref(said)) == 0:
         return said
+    _Done.partly = bool(said.begun)
     if said.error == errno.EBUSY and not said.begun:
-        raise _threads()
+        raise _others(said.text)
     stage = next((type(op).__name__.lower() for op in plan.ops if op.kind == said.op), "confine")
     what = said.text.decode(errors="replace") or stage
     so_far = MUST_END if said.begun else "nothing was changed"

@@ -216,7 +216,7 @@ class Spawner:
         argv = words(cmd)
         account = Account(self.policy, argv, named(who, self._who))
         with account.telling():
-            with self._change:
+            with self._here():
                 self._refuse()
             job = _Job(account)
             try:
@@ -247,12 +247,12 @@ class Spawner:
 
     def state(self, number: int) -> State:
         """Where a run stands."""
-        with self._change:
+        with self._here():
             return self._job(number).state()
 
     def terminate(self, number: int, reason: str = "terminated") -> None:
         """Have a run end: TERM, the grace it was given, KILL. One that is over stays as it is."""
-        with self._change:
+        with self._here():
             job = self._job(number)
             if not job.because and not job.is_over:
                 job.because = reason or "terminated"
@@ -263,7 +263,7 @@ class Spawner:
 
         A `TimeoutError` after the timeout leaves it running, to be collected later.
         """
-        with self._change:
+        with self._here():
             self._job(number)
             if not self._change.wait_for(lambda: self._over(number), timeout):
                 raise late(timeout)
@@ -297,13 +297,17 @@ class Spawner:
             self._jobs.clear()
             self._change.notify_all()
 
-    def _refuse(self) -> None:
+    def _here(self) -> threading.Condition:
+        """The lock, where there is somebody who lets go of it: a fork copies one that is held."""
         if self._owner != os.getpid():
             raise SetupError(
                 "the spawner is that of the process this one was forked from",
                 stage="spawner",
                 hint="make one after the fork",
             )
+        return self._change
+
+    def _refuse(self) -> None:
         if self._ending:
             raise SetupError(CLOSED, stage="spawner")
         if len(self._jobs) >= self.most:
@@ -336,6 +340,31 @@ class Spawner:
 
     def _look_after(self) -> None:
         """What the thread does until the spawner is closed and nothing runs."""
+        try:
+            self._take_steps()
+        except BaseException as error:
+            # Whoever waits would wait for ever. What runs is ended, one after the other.
+            with self._change:
+                self._ending = True
+                left = [job for job in self._jobs.values() if not job.is_over]
+            for job in left:
+                self._give_up(job, error)
+            raise
+
+    def _give_up(self, job: _Job, error: BaseException) -> None:
+        failure = SetupError(f"the spawner has failed: {error}", stage="spawner")
+        job.because = job.because or failure.message
+        try:
+            while not job.is_over and job.step():
+                job.events.wait(None if job.due is None else max(0.0, job.due - time.monotonic()))
+        finally:
+            with self._change:
+                if not job.is_over:
+                    job.failure = failure
+                self._change.notify_all()
+            job.events.close()
+
+    def _take_steps(self) -> None:
         running: dict[int, _Job] = {}
         while True:
             with self._change:

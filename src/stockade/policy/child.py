@@ -35,6 +35,9 @@ HELD = {
     "image": "it has that of its parent",
 }
 
+#: Each is a descriptor of the supervisor's, which has other things to do as well.
+MOST_PATHS = 100
+
 #: The device and the number of a file.
 Identity = tuple[int, int]
 
@@ -90,13 +93,22 @@ def child(asked: Mapping[str, Any], parent: Resolved, backend: str) -> Child:
     return Child(policy, files)
 
 
-def confirm(made: Resolved, files: Mapping[str, Identity]) -> None:
-    """Refuse a child whose grants turned out to be other files than those that were looked at."""
+def confirm(made: Resolved, files: Mapping[str, Identity], parent: Resolved) -> None:
+    """Refuse a child whose grants turned out to be other files than those that were looked at.
+
+    And one that could execute more: what a pattern names may have changed since its parent began.
+    """
     for grant in made.grants:
         if files.get(grant.path) != identity(grant.fd):
             raise RefusedError(f"{grant.path}: was replaced while being looked up", hint="try again")
     if made.workspace is not None:
         raise RefusedError(HELD["workspace"])
+    own = (parent.programs or {}).values()
+    trees, known = [tree for one in own for tree in one.trees], {file for one in own for file in one.files}
+    for programs in (made.programs or {}).values():
+        for name in (*programs.files, *programs.trees):
+            if name not in known and not any(covers(tree, name) for tree in trees):
+                raise RefusedError("exec: its patterns name other files by now", hint=HELD["exec"])
 
 
 def identity(descriptor: int) -> Identity:
@@ -115,6 +127,8 @@ def _paths(asked: Mapping[str, Any], key: str) -> list[str]:
     found = asked.get(key, [])
     if not isinstance(found, list):
         raise RefusedError(f"{key}: must be a list of paths")
+    if len(found) > MOST_PATHS:
+        raise RefusedError(f"{key}: {len(found)} paths, more than {MOST_PATHS}", hint="name what they are in")
     for path in found:
         plain = isinstance(path, str) and path.startswith("/") and os.path.normpath(path) == path
         if not plain or path.startswith("//") or {"\0", "$"} & set(path) or path.endswith("?"):

@@ -40,6 +40,8 @@ class Account:
         self.parent: Parent | None = None
         self.depth = 0
         self.children: list[str] = []
+        #: Processor time of those below.
+        self.cpu_below = 0.0
         #: Why it is being cancelled, where somebody has said so.
         self.because = ""
         self.started = time.time()

@@ -16,6 +16,7 @@ from stockade.errors import ReceiptError, SetupError, StockadeError
 from stockade.receipt import chain
 from stockade.receipt.account import policy_hash
 from stockade.receipt.statement import (
+    BEGUN,
     EVENT_TYPE,
     ORPHANED,
     RECORDED,
@@ -130,6 +131,12 @@ def event(link: chain.Link, who: Who, event: Event) -> Statement:
 def rotation(link: chain.Link, public: bytes) -> Statement:
     """The record that another key signs from the next receipt on."""
     return event(link, Who(action=ROTATED), Event(key=public.hex()))
+
+
+def begun(home: str, who: Who, why: str) -> None:
+    """Record that a handler is about to run without a sandbox: whoever kills it leaves no receipt."""
+    said = Who(who.agent, who.category, BEGUN, f"{who.action}: {why}")
+    chain.of(home).append(lambda link: event(link, said, Event()))
 
 
 def unwalled(

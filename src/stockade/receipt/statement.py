@@ -27,6 +27,8 @@ EVENT_TYPE = "urn:stockade:event:1"
 RECORDED = "recorded"
 #: What the record of a new key is called.
 ROTATED = "key-rotated"
+#: What the record is called that such a run begins.
+BEGUN = "agent-unwalled"
 #: The backend of a run that had no walls, because its agent's sandbox is switched off.
 UNWALLED = "none"
 #: What the first receipt of a chain has before it.

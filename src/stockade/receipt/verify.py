@@ -115,7 +115,7 @@ def nothing_seen(receipt: Receipt) -> str:
     if receipt.predicate.controls:
         return ""
     if receipt.predicate.event is not None:
-        return f"it is of no run: {receipt.predicate.who.action} is a decision that was recorded"
+        return f"it is of no run: {receipt.predicate.who.action} was recorded"
     if receipt.predicate.ending.error == ORPHANED:
         return "the supervisor was killed: the program may have run, and nobody saw behind which walls"
     return "nothing was started"
@@ -167,7 +167,8 @@ class Walk:
 
     With `every`, each key must have made receipts of the chain, or have signed all of them beside their
     makers: keys are rotated, so no maker's key is on all of them. A key that is known vouches for the one
-    that takes its place, so that the first key of a chain is enough to follow it.
+    that takes its place, so that the first key of a chain is enough to follow it; once that has made a
+    receipt, the one before makes no more.
     """
 
     def __init__(self, known: Mapping[str, bytes], *, whole: bool, every: bool = False) -> None:
@@ -177,6 +178,9 @@ class Walk:
         #: The keys that have made receipts, and for each key the first place that it has not signed.
         self._makers: set[str] = set()
         self._unsigned: dict[str, int] = {}
+        #: For each key that another has vouched for, which one; and those whose successor has signed.
+        self._before: dict[str, str] = {}
+        self._replaced: set[str] = set()
         #: Which chain; the place that comes next, 0 for any; and the hash that the next must name.
         self._chain = ""
         self._next, self._previous = (1, NOTHING) if whole else (0, "")
@@ -186,7 +190,14 @@ class Walk:
         """The next receipt, at its place in the log; ReceiptError where the chain breaks."""
         right = signed_by(receipt, self._known, every=False)
         said = receipt.predicate
+        if said.key in self._replaced:
+            raise ReceiptError(
+                f"receipt {said.sequence} is of key {said.key[:16]}, in whose place is another by now",
+                failure="unknown-key",
+            )
         self._makers |= right & {said.key}
+        if said.key in right and said.key in self._before:
+            self._replaced.add(self._before[said.key])
         if said.event is not None and said.event.key and said.key in right:
             self._introduce(receipt, said.event.key)
         for key in self._given - right:
@@ -223,6 +234,7 @@ class Walk:
                 failure="signature",
             )
         self._known[id] = key
+        self._before[id] = receipt.predicate.key
 
     def end(self) -> int:
         """How many receipts there were; ReceiptError where a key is missing that must have signed."""

@@ -181,6 +181,8 @@ class Delegation:
             return self._child(request)
         except RefusedError as error:
             return Answer(refused=error.message + (f" ({error.hint})" if error.hint else ""))
+        except RecursionError:  # it could be read, and is too deep to say what is wrong with it
+            return Answer(refused="the request is malformed: too many tables in each other")
         except StockadeError as error:
             # Its words may name files of the host.
             made = "" if error.receipt is None else error.receipt.hash
@@ -202,9 +204,12 @@ class Delegation:
         account = Account(self._limited(found.policy), _words(request), self._account.who)
         account.parent, account.depth = Parent(entry.record.id, parent.plan.hash), depth
         kept = (_Kept(), _Kept())
-        result = self._run(request, found, account, kept)
-        if self._cpu_left is not None:
-            self._cpu_left -= result.usage.cpu
+        used = 0.0
+        try:
+            result = self._run(request, found, account, kept)
+            used = result.usage.cpu
+        finally:
+            self._spend(used + account.cpu_below)
         made = "" if result.receipt is None else result.receipt.hash
         self._note(made)
         return Answer(
@@ -217,6 +222,12 @@ class Delegation:
             receipt=made,
         )
 
+    def _spend(self, cpu: float) -> None:
+        """Also what the children of a child have used is gone."""
+        self._account.cpu_below += cpu
+        if self._cpu_left is not None:
+            self._cpu_left -= cpu
+
     def _run(self, request: Request, found: Child, account: Account, kept: tuple[_Kept, _Kept]) -> Result:
         from stockade.sandbox.sandbox import _once, command
 
@@ -228,7 +239,7 @@ class Delegation:
                 # For the receipt that a killed supervisor cannot make.
                 if own is not None and parent is not None:
                     own.update(parent=parent.sandbox, parent_plan=parent.plan)
-                confirm(prepared.resolved, found.files)
+                confirm(prepared.resolved, found.files, self._prepared.resolved)
                 self._compare(prepared)
                 room = min(MOST_OUTPUT, prepared.resolved.limits.output or 0)
                 for stream in kept:

@@ -26,6 +26,10 @@ from stockade.worker.talk import Talk
 
 #: These mean something to whoever calls that no function inside may say.
 NEVER = (StopIteration, StopAsyncIteration, BaseExceptionGroup)
+#: What can fail before the function begins.
+BEFORE = ("arguments", "initializer")
+#: What is shown of an exception at most, in characters.
+MOST_NAME, MOST_TEXT = 500, 1 << 20
 
 
 class FunctionError(CommandError):
@@ -68,6 +72,7 @@ def declared(function: Callable[..., Any], also: Iterable[type]) -> dict[str, ty
     while hints:
         hint = hints.pop()
         hints += typing.get_args(hint)
+        hint = typing.get_origin(hint) or hint
         if not isinstance(hint, type) or name_of(hint) in found:
             continue
         if dataclasses.is_dataclass(hint):
@@ -142,7 +147,7 @@ def _failure(talk: Talk, result: Result, taken: Taken) -> Exception | None:
     kind, content = talk.last
     if result.exit_code != (0 if kind == b"R" else 1):
         return _ended(result)
-    return raised(content, taken) if kind == b"E" else None
+    return raised(content, taken, begun=talk.begun) if kind == b"E" else None
 
 
 def _ended(result: Result) -> Exception:
@@ -163,16 +168,22 @@ def last_line(stderr: bytes) -> str:
     return visible(lines[-1])[:500] if lines else ""
 
 
-def raised(content: bytearray, taken: Taken) -> Exception:
-    """The exception that ended the function: of its own type where that is known here."""
+def raised(content: bytearray, taken: Taken, *, begun: bool) -> Exception:
+    """The exception that ended the function: of its own type where that is known here.
+
+    A function that has begun can say that it has not, and nobody believes it.
+    """
     try:
         said: Any = plain.Decoder(content, 16 << 20).whole()
-        name, message, text, stage = (str(said[key]) for key in ("type", "message", "text", "stage"))
-        encoded = said["args"]
-        args: Any = plain.Decoder(encoded, 16 << 20).whole() if encoded else None
+        name, message, text, stage = words = [said[key] for key in ("type", "message", "text", "stage")]
+        if not all(isinstance(word, str) for word in words) or not isinstance(said["args"], bytes):
+            raise TypeError
+        args: Any = plain.Decoder(said["args"], 16 << 20).whole() if said["args"] else None
     except (plain.NotPlainError, OverflowError, TypeError, KeyError):
         return FunctionError("the answer was refused: it is no exception")
-    text = visible(text, keep="\n\t")
+    if begun and stage in BEFORE:
+        stage = "function"
+    name, message, text = name[:MOST_NAME], message[:MOST_TEXT], visible(text[-MOST_TEXT:], keep="\n\t")
     error = _like(name, stage, args, taken) or _told(name, message, stage, taken)
     error.__cause__ = RemoteError(text)
     error.traceback = text  # type: ignore[attr-defined]

@@ -7,10 +7,13 @@ prompt) is sent as the source of the single definitions that are needed.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
+import dis
 import inspect
 import io
+import marshal
 import os
 import pickle
 import sys
@@ -20,6 +23,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.machinery import SOURCE_SUFFIXES
+from importlib.util import MAGIC_NUMBER
 from typing import Any
 
 from stockade.errors import SetupError
@@ -30,6 +34,12 @@ MOST_SOURCE = 64 << 20
 OWN = ("stockade", "stockade.errors", "stockade._version", "stockade.worker", "stockade.worker.seal",
        "stockade.worker.plain")  # fmt: skip
 
+#: How the worker is written: every Python reads that, though it may not have the same code.
+MARSHALLED = 4
+#: Annotations are text inside: what they name is not needed there.
+ANNOTATIONS = __future__.annotations.compiler_flag
+#: The instructions that read a global; in the body of a class also what is only there if it is a global.
+READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 #: Where the worker finds something that stands for any object of Stockade's and does nothing.
 HOLLOW = "stockade.hollow"
 
@@ -43,6 +53,7 @@ def pack(
     results: str,
     most: int,
     many: bool = False,
+    streams: bool = False,
 ) -> bytes:
     """The whole request."""
     packing = Packing()
@@ -58,6 +69,7 @@ def pack(
         "results": results,
         "most": most,
         "many": many,
+        "streams": streams,
     }
     return pickle.dumps(request, 4)
 
@@ -182,7 +194,10 @@ class _Pickler(pickle.Pickler):
         """How pickle treats what is no plain data: called for nothing else, so that is quick."""
         if value is inside:
             return NotImplemented
-        if isinstance(value, types.FunctionType | type) or undecorated(value) is not value:
+        bare = undecorated(value)
+        if isinstance(bare, types.MethodType) and bare is not value:
+            return getattr, (bare.__self__, bare.__name__)
+        if isinstance(value, types.FunctionType | type) or bare is not value:
             name = self._packing.named(value, self._touched)
             return NotImplemented if name is None else (inside, name)
         module = type(value).__module__
@@ -283,17 +298,17 @@ def _without(text: str, node: Any) -> tuple[str, set[str]]:
     first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
     lines = text.splitlines(True)
     kept = "".join("\n" if number < first else line for number, line in enumerate(lines, 1))
-    used: set[str] = set()
-    pending: list[ast.AST] = [node]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, ast.Name):
-            used.add(part.id)
-        for field, value in ast.iter_fields(part):
-            if field not in ("annotation", "returns"):
-                parts = value if isinstance(value, list) else [value]
-                pending += [one for one in parts if isinstance(one, ast.AST)]
-    return kept, used
+    module = ast.Module([node], [])
+    return kept, _globals(compile(module, "?", "exec", ANNOTATIONS, dont_inherit=True))
+
+
+def _globals(code: types.CodeType) -> set[str]:
+    """The globals that some code reads. An argument or a local variable of the same name is none."""
+    used = {one.argval for one in dis.get_instructions(code) if one.opname in READS}
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            used |= _globals(part)
+    return used
 
 
 def check(function: types.FunctionType) -> None:
@@ -360,8 +375,11 @@ def _decoded(data: bytes) -> str:
 
 
 @cache
-def _prelude() -> tuple[bytes, dict[str, tuple[str, str, list[str] | None]]]:
-    """What the worker is made of: its own text, and the modules of Stockade's that it has inside."""
+def _prelude() -> tuple[Any, ...]:
+    """What the worker is made of: its text, what it has of Stockade's, and both compiled.
+
+    A Python inside that is the same as this one need not compile them again, which takes it a while.
+    """
     from importlib.resources import files
 
     def text(module: str, package: bool) -> str:
@@ -372,10 +390,15 @@ def _prelude() -> tuple[bytes, dict[str, tuple[str, str, list[str] | None]]]:
     for name in OWN:
         package = name in ("stockade", "stockade.worker")
         sources[name] = (text(name, package), f"<{name}>", [] if package else None)
-    return text("stockade.worker.driver", False).encode(), sources
+    driver = text("stockade.worker.driver", False)
+    every = {"": (driver, "<stockade>"), **{name: one[:2] for name, one in sources.items()}}
+    codes = {
+        name: compile(source, file, "exec", dont_inherit=True, optimize=0)
+        for name, (source, file) in every.items()
+    }
+    return MAGIC_NUMBER, marshal.dumps(codes, MARSHALLED), driver, sources
 
 
 def worker_text(public: bytes) -> bytes:
-    """What a Python inside executes to become the worker of whoever has this public key."""
-    text, sources = _prelude()
-    return text + f"\n\nmain({sources!r}, {public!r}, text)\n".encode()
+    """What a Python inside reads to become the worker of whoever has this public key."""
+    return marshal.dumps((public, *_prelude()), MARSHALLED)

@@ -61,6 +61,8 @@ class Sent:
 
     #: By name: the source, its file, and for a package where else it has modules.
     modules: ClassVar[dict[str, tuple[str, str, list[str] | None]]] = {}
+    #: Those of Stockade, compiled, where this Python is the host's.
+    codes: ClassVar[dict[str, Any]] = {}
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
@@ -86,7 +88,8 @@ class Sent:
             return
         source, file, _ = cls.modules[name]
         known(file, source)
-        exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
+        code = cls.codes.get(name) or compile(source, file, "exec", dont_inherit=True)
+        exec(code, module.__dict__)
 
     @classmethod
     def get_source(cls, name: str) -> str:
@@ -191,6 +194,7 @@ class Worker:
                 first, given = read(self.request["initializer"])
                 first(*given)
             stage = "function"
+            self.say(b"B", b"")
             if self.request["many"]:
                 value: Any = [self.finished(function(*one)) for one in args[0]]
             else:
@@ -214,22 +218,30 @@ class Worker:
 
     def finished(self, value: Any) -> Any:
         """What a function returns in the end: a coroutine is awaited, what is yielded is said at once."""
-        if isinstance(value, types.GeneratorType):
+        many, streams = self.request["many"], self.request["streams"]
+        if isinstance(value, types.GeneratorType) and many:
+            return list(value)
+        if isinstance(value, types.GeneratorType) and streams:
             while True:
                 try:
                     item = next(value)
                 except StopIteration as end:
                     return end.value
                 self.say(b"V", *self.encoded(item))
-        if isinstance(value, (types.CoroutineType, types.AsyncGeneratorType)):
+        if isinstance(value, types.AsyncGeneratorType) and (many or streams):
+            value = self.drained(value)
+        if isinstance(value, types.CoroutineType):
             import asyncio
 
-            return asyncio.run(value if isinstance(value, types.CoroutineType) else self.drained(value))
+            return asyncio.run(value)
         return value
 
-    async def drained(self, values: Any) -> None:
+    async def drained(self, values: Any) -> Any:
+        if self.request["many"]:
+            return [item async for item in values]
         async for item in values:
             self.say(b"V", *self.encoded(item))
+        return None
 
     def encoded(self, value: Any) -> list[Any]:
         if self.request["results"] == "pickle":
@@ -295,9 +307,10 @@ class Worker:
         os._exit(status)
 
 
-def main(sources: dict[str, Any], public: bytes, text: bytes) -> None:
-    """The host calls it at the end of the `text`, with its public key and those of its own modules."""
+def main(sources: dict[str, Any], codes: dict[str, Any], public: bytes, text: bytes) -> None:
+    """The host calls it with what it sent as `text`: its own modules, compiled if that helps, and its key."""
     Sent.modules.update(sources)
+    Sent.codes = codes
     sys.meta_path.insert(0, Sent)
     sys.modules["__main__"] = types.ModuleType("__main__")
     Worker(public, text).serve()

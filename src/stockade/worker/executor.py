@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -73,6 +74,7 @@ class SandboxExecutor(Executor):
         #: The calls that run.
         self._talks: set[Talk] = set()
         self._ended = False
+        self._process = os.getpid()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call `fn(*args, **kwargs)` in a sandbox; its value, or its exception, is in the future."""
@@ -99,11 +101,12 @@ class SandboxExecutor(Executor):
         many = msgspec.structs.replace(self._how, many=True)
         chunks = _chunks(zip(*iterables, strict=False), chunksize)
         self._check()
+        end = None if timeout is None else time.monotonic() + timeout
         futures = [
             self._threads.submit(lambda chunk=chunk: self._made(fn, (chunk,), {}, many).value)  # type: ignore[misc]
             for chunk in chunks
         ]
-        return _each(_results(futures, timeout))
+        return _each(_results(futures, end))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more tasks; those that run go on. As `Executor.shutdown`."""
@@ -136,11 +139,12 @@ class SandboxExecutor(Executor):
         try:
             return calling(fn, args, kwargs, msgspec.structs.replace(how, begun=begun))
         except FunctionError as error:
-            if isinstance(error, WorkerDiedError) or error.stage == "initializer":
+            unready = error.stage == "initializer" and how.initializer is not None
+            if isinstance(error, WorkerDiedError) or unready:
                 broken = BrokenSandboxError(error.message, hint=error.hint)
                 vars(broken).update({name: vars(error).get(name) for name in ("result", "receipt")})
                 broken.traceback = error.traceback
-                if error.stage == "initializer":
+                if unready:
                     self._broken = broken
                 raise broken from error.__cause__
             raise
@@ -148,6 +152,8 @@ class SandboxExecutor(Executor):
             self._talks.difference_update(ours)
 
     def _check(self) -> None:
+        if self._process != os.getpid():  # the threads have not come along, and nobody would ever answer
+            raise RuntimeError("the executor is that of the process that made it: make another one here")
         if self._broken is not None:
             raise BrokenSandboxError(self._broken.message, hint="make another executor") from self._broken
 
@@ -171,15 +177,13 @@ def _each(chunks: Iterator[list[Any]]) -> Iterator[Any]:
             yield chunk.pop()
 
 
-def _results(futures: list[Future[Any]], timeout: float | None) -> Iterator[Any]:
+def _results(futures: list[Future[Any]], end: float | None) -> Iterator[Any]:
     """The results in their order; those that nobody waits for any more are cancelled."""
-    import time
-
-    end = None if timeout is None else time.monotonic() + timeout
     futures.reverse()
     try:
         while futures:
-            yield futures.pop().result(None if end is None else end - time.monotonic())
+            futures[-1].exception(None if end is None else end - time.monotonic())
+            yield futures.pop().result()
     finally:
         for future in futures:
             future.cancel()

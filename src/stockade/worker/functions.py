@@ -36,7 +36,7 @@ Results = Literal["plain", "pickle"]
 #: What a result may take of the host's memory.
 LARGEST = 512 << 20
 #: So many bytes of a result are not decoded in an event loop.
-MANY = 1 << 20
+MANY = 1 << 16
 
 
 class Call(NamedTuple):
@@ -64,14 +64,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ) -> tuple[Talk, answer.Taken]:
         """The call, packed, and what may come back of it."""
         function = carry.undecorated(function)
+        streams = not self.many and is_stream(function)
         request = carry.pack(
             function, args, kwargs, initializer=self.initializer, results=self.results, most=self.largest,
-            many=self.many,
+            many=self.many, streams=streams,
         )  # fmt: skip
         known = answer.declared(function, self.types)
         taken = answer.Taken(results=self.results, largest=self.largest, types=known)
         try:
-            return Talk(request, self.largest, streams=not self.many and is_stream(function)), taken
+            return Talk(request, self.largest, streams=streams), taken
         except SealError as error:
             raise SetupError(f"nothing was run: {error}", stage="channel") from None
 
@@ -142,7 +143,7 @@ def calling(
     stream = Stream(function, args, kwargs, how, kept=True)
     values = list(stream)
     assert stream.result is not None
-    return Call(values if is_stream(function) else stream.value, stream.result)
+    return Call(values if is_stream(function) and not how.many else stream.value, stream.result)
 
 
 async def calling_async(
@@ -152,13 +153,35 @@ async def calling_async(
     stream = AsyncStream(function, args, kwargs, how, kept=True)
     values = [value async for value in stream]
     assert stream.result is not None
-    return Call(values if is_stream(function) else stream.value, stream.result)
+    return Call(values if is_stream(function) and not how.many else stream.value, stream.result)
 
 
 def is_stream(function: Callable[..., Any]) -> bool:
     """Whether a function yields."""
     function = carry.undecorated(function)
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+class _Told:
+    """What is known of a call so far.
+
+    Apart from the stream, which the steps must not hold: whoever lets go of a stream ends its call, at once.
+    """
+
+    def __init__(self, *, kept: bool) -> None:
+        self.value: Any = None
+        self.result: Result | None = None
+        self.kept = kept  # somebody keeps all values: then `largest` is for all of them together
+        self.talk: Talk | None = None
+
+    def begun(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options
+    ) -> tuple[Talk, answer.Budget]:
+        talk, taken = how.talk(function, args, kwargs)
+        self.talk = talk
+        if how.begun is not None:
+            how.begun(talk)
+        return talk, answer.Budget(taken, shared=self.kept)
 
 
 class _Streaming:
@@ -168,34 +191,36 @@ class _Streaming:
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options,
         *, kept: bool = False,
     ) -> None:  # fmt: skip
-        #: What the function returned, and how its run ended.
-        self.value: Any = None
-        self.result: Result | None = None
-        self._kept = kept  # somebody keeps all values: then `largest` is for all of them together
-        self._talk: Talk | None = None
-        self._steps: Any = self._running(function, args, kwargs, how)
+        self._told = _Told(kept=kept)
+        self._steps: Any = self._running(self._told, function, args, kwargs, how)
         _living.add(self)
 
+    @property
+    def value(self) -> Any:
+        """What the function returned."""
+        return self._told.value
+
+    @property
+    def result(self) -> Result | None:
+        """How its run ended."""
+        return self._told.result
+
+    @staticmethod
     def _running(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options
+        told: _Told,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        how: Options,
     ) -> Any:
         raise NotImplementedError
 
-    def _begun(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options
-    ) -> tuple[Talk, answer.Budget]:
-        talk, taken = how.talk(function, args, kwargs)
-        self._talk = talk
-        if how.begun is not None:
-            how.begun(talk)
-        return talk, answer.Budget(taken, shared=self._kept)
-
     def _forget(self) -> None:
         """In a forked child: the call is the parent's, and what would end it must never run here."""
-        if self._talk is not None:
+        if self._told.talk is not None:
             import ctypes
 
-            self._talk.forget()
+            self._told.talk.forget()
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._steps))
             self._steps = _foreign()
 
@@ -245,11 +270,16 @@ class Stream(_Streaming, Iterator[Any]):
         """End what still runs of it."""
         self._steps.close()
 
+    @staticmethod
     def _running(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options
+        told: _Told,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        how: Options,
     ) -> Generator[Any, None, None]:
         how = _named(how, function)
-        talk, budget = self._begun(function, args, kwargs, how)
+        talk, budget = told.begun(function, args, kwargs, how)
         try:
             with Events() as events:
                 steps, why = once(how.start, talk, events), None
@@ -273,9 +303,9 @@ class Stream(_Streaming, Iterator[Any]):
                     raise why from None
             while talk.values and not talk.refused:
                 yield budget.value(talk.values.popleft())
-            self.value, self.result = budget.concluded(talk, result), result
+            told.value, told.result = budget.concluded(talk, result), result
         finally:
-            self._talk = None
+            told.talk = None
             talk.close()
 
 
@@ -295,11 +325,16 @@ class AsyncStream(_Streaming, AsyncIterator[Any]):
         """End what still runs of it."""
         await self._steps.aclose()
 
+    @staticmethod
     async def _running(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options
+        told: _Told,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        how: Options,
     ) -> Any:
         how = _named(how, function)
-        talk, budget = self._begun(function, args, kwargs, how)
+        talk, budget = told.begun(function, args, kwargs, how)
         try:
             with Events() as events:
                 steps, why = once(how.start, talk, events), None
@@ -324,10 +359,10 @@ class AsyncStream(_Streaming, AsyncIterator[Any]):
             while talk.values and not talk.refused:
                 yield await _decoded(budget.value, talk.values.popleft())
             last = bytearray() if talk.last is None else talk.last[1]
-            self.value = await _decoded(lambda _: budget.concluded(talk, result), last)
-            self.result = result
+            told.value = await _decoded(lambda _: budget.concluded(talk, result), last)
+            told.result = result
         finally:
-            self._talk = None
+            told.talk = None
             talk.close()
 
 
@@ -392,7 +427,9 @@ class Sandboxed(Generic[P, R]):
         self.policy = how.start.policy
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
+        if instance is None:
+            return self
+        return Sandboxed(types.MethodType(self.__wrapped__, instance), self._how)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         made: Any

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from time import thread_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 DEEPEST = 100
 #: What keys may cost that somebody can choose to have one hash: their number times their bytes, in all.
 MOST_WORK = 1 << 30
+#: What it may take the processor to make dictionaries and sets, in seconds: for each key, and besides in all.
+KEY_TIME, SPARE_TIME = 5e-6, 1.0
+#: So few keys take no time, however they are chosen.
+FEW = 64
 #: What the smallest object takes, its place in a list, and its place in a dictionary.
 OBJECT, PLACE, ENTRY = 64, 16, 100
 #: So many bytes are not copied where that can be helped.
@@ -147,7 +152,7 @@ class Decoder:
         self._data, self._at = data, 0
         self.room = room
         self._types = types or {}
-        self._work = MOST_WORK
+        self._work, self._spare = MOST_WORK, SPARE_TIME
 
     def whole(self) -> Any:
         """The value, if there is nothing behind it."""
@@ -205,15 +210,23 @@ class Decoder:
         self._spend(costs)
         return self._hashed(dict, pairs)
 
-    @staticmethod
-    def _hashed(kind: Any, items: list[Any]) -> Any:
-        try:
-            made = kind(items)
-        except TypeError:
-            raise NotPlainError("a key that is none") from None
+    def _hashed(self, kind: Any, items: list[Any]) -> Any:
+        """A dictionary or a set. Also small numbers can be chosen that all look for one another's place."""
+        made: Any = {} if kind is dict else set()
+        begin, late = thread_time(), 0.0
+        for start in range(0, len(items), FEW):
+            try:
+                made.update(items[start : start + FEW])
+            except TypeError:
+                raise NotPlainError("a key that is none") from None
+            if start:
+                late = thread_time() - begin - KEY_TIME * (start + FEW)
+                if late > self._spare:
+                    raise NotPlainError("keys that were chosen to take for ever")
+        self._spare -= max(0.0, late)
         if len(made) != len(items):
             raise NotPlainError("a key that is there twice")
-        return made
+        return frozenset(made) if kind is frozenset else made
 
     def _key(self, depth: int, costs: _Costs) -> Any:
         begin = self._at

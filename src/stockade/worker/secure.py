@@ -102,9 +102,9 @@ class SecureBuffer:
 
     def _let_go(self) -> None:
         memory, self._memory = self._memory, None
-        self._view.release()
-        if memory is not None:
-            with contextlib.suppress(BufferError):  # it goes with the last view of it
+        with contextlib.suppress(BufferError):  # it goes with the last view of it
+            self._view.release()
+            if memory is not None:
                 memory.close()
 
 

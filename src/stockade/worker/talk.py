@@ -28,6 +28,8 @@ READ = 1 << 18
 PIPE = 1 << 20
 #: More than enough to empty a pipe; somebody may write for ever.
 MOST_READS = 64
+#: Somebody may read as fast as we write, and there are others to be looked after.
+MOST_WRITES = 8
 #: A mark and a key, or a mark and a reason.
 HELLO = 1 + seal.KEY
 LONGEST_REASON = 1000
@@ -46,7 +48,13 @@ text = take(int(take(9)))
 import hashlib
 if hashlib.sha256(text).hexdigest() != "%s":
     os._exit(1)
-exec(compile(text, "<stockade>", "exec", dont_inherit=True), {"text": text, "__name__": "stockade"})
+import marshal
+from _frozen_importlib_external import MAGIC_NUMBER
+public, magic, codes, driver, sources = marshal.loads(text)
+codes = marshal.loads(codes) if magic == MAGIC_NUMBER else {}
+names = {"__name__": "stockade"}
+exec(codes.get("") or compile(driver, "<stockade>", "exec", dont_inherit=True), names)
+names["main"](sources, codes, public, text)
 """
 
 
@@ -66,6 +74,8 @@ class Talk:
         self._channel: client.Channel | None = None
         self._watched: set[int] = set()
         self._until: float | None = None
+        #: Whether the function was called: what comes before may be told otherwise.
+        self.begun = False
         self.values: deque[bytearray] = deque()
         self.last: tuple[bytes, bytearray] | None = None
         #: Why what it said is not taken, and whether it was too much: then we have ended the run.
@@ -150,7 +160,7 @@ class Talk:
 
     def _send(self) -> None:
         try:
-            while True:
+            for _ in range(MOST_WRITES):
                 if not self._pending:
                     following = next(self._outgoing, None)
                     if following is None:
@@ -201,7 +211,9 @@ class Talk:
         for kind, content in self._opener.feed(data, self._largest):
             if self.last is not None:
                 return  # after its last word nothing counts
-            if kind == b"V" and self._streams:
+            if kind == b"B" and not self.begun and not content:
+                self.begun = True
+            elif kind == b"V" and self._streams:
                 self.values.append(content)
             elif kind in (b"R", b"E"):
                 self.last = kind, content
