@@ -134,6 +134,8 @@ class TestTheOldest:
             assert shell.run("echo $X > ~/x").ok
             assert box.run(["sh", "-c", "cat ~/x"]).text == "kept\n"
             assert box.files.read("x") == b"kept\n"
+            data = os.urandom(300_000)
+            assert box.run(["sh", "-c", "cat; exit 7"], input=data).stdout == data
             with box.start(["sh", "-c", "stty size; exit 5"], pty=(7, 9)) as process:
                 assert process.stdout is not None and process.stdout.readline() == b"7 9\r\n"
                 assert process.wait(10).exit_code == 5

@@ -9,7 +9,7 @@ from stockade.gate.plan import NODEV, NOEXEC, NOSUID, READONLY, Op, text
 #: The first descriptor that a helper finds for an operation: HELD_FIRST in gate.h.
 HELD_FIRST = 10
 #: How many each operation needs, by its number: `needs` in usher.c.
-HELD = {5: 1, 7: 1, 11: 2, 13: 1, 20: 1, 22: 1}
+HELD = {5: 1, 7: 2, 11: 2, 13: 1, 20: 1, 22: 1}
 
 
 class Helper(Op, frozen=True, kw_only=True):

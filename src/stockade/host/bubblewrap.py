@@ -55,7 +55,8 @@ def fingerprint(environ: Mapping[str, str]) -> str:
             info = os.stat(path)
         except OSError:
             continue
-        found.append(f"{path} {info.st_mtime_ns} {info.st_size}")
+        # Of a file that was unpacked from a package the time of change alone is this file's own.
+        found.append(f"{path} {info.st_ino} {info.st_ctime_ns} {info.st_size}")
     return "\n".join(found)
 
 

@@ -361,9 +361,14 @@ def _mounts(table: bytes, plan: ops.Plan) -> str:
         return plan.verified[table]
     seen = set()
     lines = table.split(b"\n")[:-1]
+    # Bubblewrap leaves that as it finds it, and only root can change it for it.
+    joined = (b" shared:",) if plan.helped and os.geteuid() else (b" shared:", b" master:")
     for line in lines:
         _, path, options, rest = line.split(b" ", 3)
-        seen.add(_judged(plan, path, options, rest.partition(b"- ")[2].partition(b" ")[0]))
+        tags, _, rest = (b" " + rest).partition(b" - ")
+        seen.add(_judged(plan, path, options, rest.partition(b" ")[0]))
+        if any(tag in tags for tag in joined):
+            raise _missing(f"what the host mounts in {_unescape(path)} would appear in it")
     if missing := plan.mounts.keys() - seen:
         raise _missing(f"{', '.join(sorted(missing))}: not mounted")
     if len(lines) != len(seen):

@@ -252,6 +252,15 @@ static int compare(DIR *names, int overlay, int lower, int upper)
 	return 0;
 }
 
+int confirm_bound(const char *path, int source)
+{
+	struct stat judged, bound;
+	if (fstat(source, &judged) || fstatat(AT_FDCWD, path, &bound, AT_SYMLINK_NOFOLLOW))
+		return -1;
+	errno = ESTALE;
+	return judged.st_dev == bound.st_dev && judged.st_ino == bound.st_ino ? 0 : -1;
+}
+
 int confirm_shown(const char *path, int lower, int upper)
 {
 	int overlay = open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), result = -1;

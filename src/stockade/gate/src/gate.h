@@ -279,6 +279,8 @@ int confirm_walls(const struct box *box, const char **culprit);
 int confirm_inner(const struct box *box);
 /* Whether what a helper shows through an overlay is what it was told to show. */
 int confirm_shown(const char *path, int lower, int upper);
+/* Whether the file that it has bound there is this one. */
+int confirm_bound(const char *path, int source);
 int confirm_seccomp(void);
 
 enum { SHA256_TEXT = 65 };

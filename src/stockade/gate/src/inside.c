@@ -149,7 +149,8 @@ static void await_launch(struct box *box)
 	await(box, NULL, 0); /* until the supervisor has been told of us: it hears of nothing before that */
 }
 
-/* A helper shows directories by their paths, which could have led elsewhere meanwhile. */
+/* Is it what was judged? A helper shows directories by their paths, which could have led elsewhere meanwhile; of
+ * what it binds it says that it has looked. */
 static void look_at_shown(const struct box *box)
 {
 	for (unsigned i = 0; i < box->plan.count; i++) {
@@ -157,6 +158,8 @@ static void look_at_shown(const struct box *box)
 		int held = held_number(&box->plan, i);
 		if ((op->type == OP_VIEW || op->type == OP_OVERLAY) &&
 		    confirm_shown(op->s[0], held, op->type == OP_OVERLAY ? held + 1 : -1))
+			refuse(box, i, op->type, errno, op->s[0]);
+		if (op->type == OP_BIND && confirm_bound(op->s[0], held + 1))
 			refuse(box, i, op->type, errno, op->s[0]);
 	}
 }

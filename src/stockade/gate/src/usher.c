@@ -21,7 +21,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -29,16 +31,17 @@
 /* What the gate is given beyond the grace of its programs when the supervisor is gone. */
 enum { MORE_MS = 2000, STATUS_SIZE = 1024 };
 
-/* How many descriptors an operation needs: an overlay the directory below and the one above. */
+/* How many descriptors an operation needs: an overlay the directory below and the one above, and what is bound
+ * one for the helper, which closes it, and one for the gate, which looks whether it was bound. */
 static unsigned needs(const struct op *op)
 {
 	switch (op->type) {
 	case OP_FILE:
-	case OP_BIND:
 	case OP_VIEW:
 	case OP_CGROUP:
 	case OP_SECCOMP:
 		return 1;
+	case OP_BIND:
 	case OP_OVERLAY:
 		return 2;
 	}
@@ -46,16 +49,17 @@ static unsigned needs(const struct op *op)
 }
 
 /* For the gate; the rest is the helper's. */
-static int is_kept(const struct op *op)
+static int is_kept(const struct op *op, unsigned part)
 {
-	return op->type == OP_VIEW || op->type == OP_OVERLAY || op->type == OP_CGROUP;
+	return op->type == OP_VIEW || op->type == OP_OVERLAY || op->type == OP_CGROUP || (op->type == OP_BIND && part);
 }
 
 void held_close(const struct plan *plan)
 {
 	for (unsigned i = 0; i < plan->count; i++)
-		for (unsigned part = 0; is_kept(&plan->ops[i]) && part < needs(&plan->ops[i]); part++)
-			close(held_number(plan, i) + (int)part);
+		for (unsigned part = 0; part < needs(&plan->ops[i]); part++)
+			if (is_kept(&plan->ops[i], part))
+				close(held_number(plan, i) + (int)part);
 }
 
 int held_number(const struct plan *plan, unsigned index)
@@ -100,10 +104,15 @@ static int obtain(const struct box *box, const struct op *op, int found[2], cons
 		*culprit = "enter";
 		found[0] = entrance(box, op);
 		break;
-	case OP_BIND:
 	case OP_VIEW:
 		found[0] = open_source(box, op->s[1], op->b);
 		break;
+	case OP_BIND:
+		found[0] = open_source(box, op->s[1], op->b);
+		if (found[0] < 0)
+			break;
+		found[1] = fcntl(found[0], F_DUPFD_CLOEXEC, 0);
+		return found[1] < 0 ? -1 : 0;
 	case OP_OVERLAY:
 		found[0] = open_source(box, op->s[1], op->b);
 		if (found[0] < 0)
@@ -141,7 +150,7 @@ static int take_places(int *held, unsigned count)
 }
 
 static _Noreturn void become_helper(const char *helper, int *held, unsigned count, int words, unsigned mask,
-				    const char *sabotage)
+				    const char *sabotage, pid_t usher)
 {
 	char arguments[16], gate[32], umask_text[16];
 	snprintf(arguments, sizeof arguments, "%d", HELD_ARGUMENTS);
@@ -152,6 +161,9 @@ static _Noreturn void become_helper(const char *helper, int *held, unsigned coun
 	sigset_t all;
 	sigemptyset(&all);
 	signal(SIGPIPE, SIG_DFL);
+	/* The helper asks for the same, but later; it may never come to that. */
+	if (prctl(PR_SET_PDEATHSIG, SIGKILL) || getppid() != usher)
+		_exit(127);
 	if (dup2(words, 2) == 2 && take_places(held, count) == 0 && sigprocmask(SIG_SETMASK, &all, NULL) == 0)
 		execve(helper, (char **)(uintptr_t)argv, none);
 	dprintf(2, "%s: %s\n", helper, strerror(errno));
@@ -312,6 +324,25 @@ static _Noreturn void stay(struct visit *visit)
 	_exit(0);
 }
 
+/* What the host mounts later in a tree that is shown must not be seen in it, with rules of its own: bubblewrap
+ * takes the mounts as they are here. Only root may make them so; others have what the documentation says. */
+static int leave_host(void)
+{
+	if (geteuid() != 0)
+		return 0;
+	return unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ? -1 : 0;
+}
+
+/* Every source takes two descriptors, and each of them two numbers for a moment. */
+static int make_room(void)
+{
+	struct rlimit limit;
+	if (getrlimit(RLIMIT_NOFILE, &limit))
+		return -1;
+	limit.rlim_cur = limit.rlim_max;
+	return setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 void usher_main(struct box *box, int plan_file, const char *sabotage)
 {
 	static int held[MAX_DESCRIPTORS + PLAN_MAX_OPS + HELD_FIRST];
@@ -326,6 +357,10 @@ void usher_main(struct box *box, int plan_file, const char *sabotage)
 	/* What the gate or the helper leaves becomes ours, so that we end after it. */
 	if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 		refuse(box->socket, 0, OP_HELPER, errno, "subreaper");
+	if (leave_host())
+		refuse(box->socket, 0, OP_NAMESPACES, errno, "mounts");
+	if (make_room())
+		refuse(box->socket, 0, OP_HELPER, errno, "descriptors");
 	for (unsigned i = 0; i < plan->count; i++) {
 		const struct op *op = &plan->ops[i];
 		int found[2] = {-1, -1};
@@ -353,9 +388,9 @@ void usher_main(struct box *box, int plan_file, const char *sabotage)
 		refuse(box->socket, helper, OP_HELPER, errno, "descriptors");
 	const int first[] = {box->socket, plan_file, box->supervisor, gate, word[1], arguments, status[1]};
 	memcpy(held, first, sizeof first);
-	pid_t pid = fork();
+	pid_t usher = getpid(), pid = fork();
 	if (pid == 0)
-		become_helper(path, held, count, words[1], box->mask, sabotage);
+		become_helper(path, held, count, words[1], box->mask, sabotage, usher);
 	int pidfd = pid < 0 ? -1 : (int)syscall(SYS_pidfd_open, pid, 0);
 	if (pidfd < 0) {
 		int error = errno;
@@ -435,7 +470,7 @@ void helped_main(int argc, char **argv)
 	for (unsigned i = 0; i < box.plan.count; i++)
 		for (unsigned part = 0; part < needs(&box.plan.ops[i]); part++) {
 			int number = held_number(&box.plan, i) + (int)part;
-			if (!is_kept(&box.plan.ops[i]))
+			if (!is_kept(&box.plan.ops[i], part))
 				close(number);
 			else if (fcntl(number, F_SETFD, FD_CLOEXEC))
 				_exit(1);
