@@ -334,6 +334,7 @@ class TestStreamsThatAreNoTerminal:
         with shell(workspace) as terminal:
             terminal.type("echo x y | $S run -q -- sh -c 'cat; test -t 1 || echo none'\n")
             terminal.until("x y\nnone")
+            terminal.until(lambda: terminal.text.rstrip().endswith("host$"))
 
     def test_who_wants_json_gets_nothing_of_a_terminal(self, workspace: Path) -> None:
         with stockade(workspace, "run", "--json", "--", "sh", "-c", "cat; tty") as terminal:

@@ -482,8 +482,8 @@ def test_no_mutated_plan_makes_the_decoder_read_or_write_out_of_bounds(
 ) -> None:
     need_program("gcc")
     # A minute where nothing may go untested; who runs the decoder makes no difference, so only once there.
-    thorough = os.environ.get("STOCKADE_REQUIRE") == "all" and os.geteuid() == 0
-    seconds = float(os.environ.get("STOCKADE_FUZZ_SECONDS") or (60 if thorough else 10))
+    thorough = os.environ.get("STOCKADE_REQUIRE") == "all" and os.geteuid() != 0
+    seconds = float(os.environ.get("STOCKADE_FUZZ_SECONDS") or (60 if thorough else 5))
     driver = gatebuild.decoder_fuzzer(tmp_path)
     corpus = []
     encoded = [SMALLEST, *(compiled(policy).encoded for policy in policies)]

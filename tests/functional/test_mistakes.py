@@ -376,7 +376,7 @@ def test_output_that_cannot_be_written_says_so() -> None:
     assert done.returncode == 125 and "No space left" in done.stderr and "free some space" in done.stderr
 
 
-HOST = Host.pretend()
+HOST = Host.pretend(without=("bwrap",))
 UNSHARE = "unshare(CLONE_NEWUSER)"
 APPARMOR = {"kernel.apparmor_restrict_unprivileged_userns": "1"}
 #: A pretend host, the probe that fails there and how; then why, and what to type next.

@@ -71,7 +71,7 @@ def perform(actions: list[tuple[str, str, object]], place: Path) -> None:
     subprocess.run([PYTHON, "-I", "-c", PROGRAM, json.dumps(actions)], cwd=place, check=True)
 
 
-@hypothesis.settings(max_examples=120, deadline=None)
+@hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(strategies.lists(MADE, max_size=12), strategies.lists(DONE, min_size=1, max_size=12))
 def test_the_tree_is_as_if_it_had_been_done_there(
     made: list[tuple[str, str, object]], done: list[tuple[str, str, object]]
@@ -115,7 +115,7 @@ def begun(place: Path, made: Actions, done: Actions) -> Workspace:
     return performed(done, first)
 
 
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=20, deadline=None)
 @hypothesis.given(
     strategies.lists(MADE, max_size=10),
     strategies.lists(DONE, max_size=10),
@@ -138,7 +138,7 @@ def test_a_restored_workspace_is_as_at_its_snapshot(made: Actions, first: Action
         assert not Workspace.list()
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=30, deadline=None)
 @hypothesis.given(
     strategies.lists(MADE, max_size=10),
     strategies.lists(DONE, max_size=6),

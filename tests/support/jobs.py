@@ -135,7 +135,8 @@ def seen() -> dict[str, Any]:
     files = []
     for place in ("/tmp", os.environ["HOME"], "/dev/shm", "/run"):
         for parent, _, names in os.walk(place):
-            files += [os.path.join(parent, name) for name in names]
+            if os.access(parent, os.W_OK):  # else it is an install, read-only
+                files += [os.path.join(parent, name) for name in names]
     return {
         **told,
         "keys": keys,

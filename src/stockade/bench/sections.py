@@ -237,7 +237,7 @@ def _made(ground: Ground) -> Section:
         for job in jobs.MAKES:
             turns = {name: job_time(peer, job) for name, peer in found.items()}
             interleaved(turns, 1)
-            times = interleaved(turns, ground.rounds(8, 15))
+            times = interleaved(turns, ground.rounds(4, 15))
             for where, (outside, inside) in compared.items():
                 figures.append(Figure(f"workspace/{job}{where}", ratio(times[inside], times[outside])))
             timings |= {f"{job}: {name}": timing(taken) for name, taken in times.items()}
