@@ -396,11 +396,16 @@ ATTEMPTS = 3
 
 
 def measure(name: str, ground: Ground, *, slack: float = 1.0) -> Section:
-    """One section; what misses its bar is measured up to twice more, and says so."""
+    """One section; what misses its bar is measured up to twice more, and says so.
+
+    The disk is at rest before: what others wrote there last would be counted against whoever writes.
+    """
+    os.sync()
     section = SECTIONS[name](ground)
     for _ in range(ATTEMPTS - 1):
         if all(figure.holds(slack) for figure in section.figures):
             break
+        os.sync()
         again = SECTIONS[name](msgspec.structs.replace(ground, tells=False))
         fresh = {figure.name: figure for figure in again.figures}
         figures = [
