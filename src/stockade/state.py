@@ -105,6 +105,7 @@ def ensure(path: str) -> str:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
+            _check_umask(path)
         _check_owner(path)
         found = _version(path)
         if found is None:
@@ -116,6 +117,15 @@ def ensure(path: str) -> str:
     except OSError as error:
         raise unusable(path, error) from None
     return path
+
+
+def _check_umask(path: str) -> None:
+    """Refuse to begin where nothing that we make would be ours to open again."""
+    if os.stat(path).st_mode & 0o700 != 0o700:
+        os.rmdir(path)
+        raise SetupError(
+            "your umask takes the rights to new files from yourself", stage="state", hint="umask 022"
+        )
 
 
 def cache(path: str) -> str:

@@ -46,6 +46,16 @@ def test_a_directory_that_cannot_be_written_is_refused_by_its_real_reason(
     assert caught.value.errno == errno.EACCES
 
 
+def test_a_umask_that_takes_ones_own_rights_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+    before = os.umask(0o777)
+    try:
+        with pytest.raises(SetupError, match="your umask"):
+            state.ensure(str(tmp_path / "state"))
+    finally:
+        os.umask(before)
+    assert not (tmp_path / "state").exists()
+
+
 def test_a_link_is_followed_once(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to("real")

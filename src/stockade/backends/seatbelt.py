@@ -53,7 +53,17 @@ SYSTEM = (
 )
 SYSTEM_FILES = ("/private/etc/localtime", "/private/etc/ssl/cert.pem", "/private/etc/ssl/openssl.cnf")
 #: Trees that nobody may be given to write to.
-NEVER_WRITABLE = ("/System", "/Library", "/Applications", "/private/etc", "/private/var/db", "/dev", "/usr")
+NEVER_WRITABLE = (
+    "/System",
+    "/Library",
+    "/Applications",
+    "/private/etc",
+    "/private/var/db",
+    "/dev",
+    "/usr",
+    "/bin",
+    "/sbin",
+)
 RESOLVER = ("/private/etc/hosts", "/private/etc/resolv.conf", "/private/var/run/resolv.conf")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 #: The descriptors that a program has anyway.
