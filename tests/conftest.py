@@ -70,15 +70,16 @@ def stockade_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest, stockade_home: Path) -> Iterator[None]:
     """No process, mount, cgroup, namespace, file or descriptor outlives the test."""
-    before = leaks.snapshot(stockade_home)
-    gates = leaks.residents()
+    members = leaks.family()
+    before, gates = leaks.snapshot(stockade_home, members), leaks.residents(members)
     yield
     leaks.let_go_of_register()
 
     def left() -> list[str]:
-        new = sorted(leaks.snapshot(stockade_home) - before)
+        members = leaks.family()
+        new = sorted(leaks.snapshot(stockade_home, members) - before)
         # The first use of the library connects it to its resident gate; what stays then is the base line.
-        if leaks.residents() != gates:
+        if new and leaks.residents(members) != gates:
             new = [sentence for sentence in new if not leaks.is_connection(sentence)]
         return new
 

@@ -39,7 +39,7 @@ def reported(pid: int) -> list[str]:
 def die(pid: int) -> None:
     """Wait until a process is a zombie, or gone."""
     end = time.monotonic() + 10
-    while (process := leaks._process(pid)) is not None and not process.zombie:
+    while (fields := leaks._stat(pid)) and not leaks._process(pid, fields).zombie:
         assert time.monotonic() < end
         time.sleep(0.01)
 

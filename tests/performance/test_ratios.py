@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import tempfile
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -46,16 +41,6 @@ def test_the_bars_hold(section: str) -> None:
     assert all(figure.holds(SLACK) for figure in found.figures), as_text({section: found}, {}, {})
 
 
-def test_without_a_sandbox_the_attacks_get_through() -> None:
-    """Else a wall that is said to hold proves nothing."""
-    need(os.access("/usr/bin/python3", os.X_OK), "/usr/bin/python3 is not installed")
-    with ground(quick=True) as place:
-        rows = measure("walls", place).walls
-    needs_root = {"write to /usr", "have capabilities", "mount", "mount by fsopen"}
-    live = set(rows) if os.geteuid() == 0 else set(rows) - needs_root
-    assert {attack for attack in live if rows[attack]["no sandbox"] != "OPEN"} == set()
-
-
 def test_the_command_prints_a_table_and_keeps_the_ratios(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,33 +67,6 @@ def test_what_misses_only_an_aim_is_measured_once_and_told(monkeypatch: pytest.M
     assert len(asked) == 1
     assert all(figure.holds() for figure in section.figures)
     assert as_text({"cold": section}, {}, {}).count("missed (an aim)") == len(aims)
-
-
-@pytest.mark.usefixtures("swept")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_ended_from_outside_it_leaves_nothing(number: signal.Signals) -> None:
-    """Not even when it is told twice. Files in shared memory and processes are looked for after each test."""
-    need(os.access("/usr/bin/python3", os.X_OK), "/usr/bin/python3 is not installed")
-    need_program("git")
-    code = "import sys; from stockade.cli import bench; sys.exit(bench.main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "--quick", "--only", "inside"]
-    here = Path(tempfile.gettempdir())
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    ) as process:
-        end = time.monotonic() + 20
-        while not list(here.glob("stockade-bench-*/plain")):
-            assert process.poll() is None and time.monotonic() < end
-            time.sleep(0.05)
-        time.sleep(0.5)  # it works
-        # A terminal tells everyone.
-        tell = os.kill if number == signal.SIGTERM else os.killpg
-        tell(process.pid, number)
-        time.sleep(0.1)
-        tell(process.pid, number)
-        said, _ = process.communicate()
-    assert process.returncode == 128 + number, said.decode()
-    assert list(here.glob("stockade-bench-*")) == []
 
 
 def test_the_committed_baseline_names_only_measures_that_exist() -> None:

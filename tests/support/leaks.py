@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import json
 import os
@@ -57,15 +58,11 @@ class Process:
     zombie: bool
     born: int
 
-    @property
+    @functools.cached_property
     def nested(self) -> bool:
         """Whether it lives in a pid namespace below ours (readable also where it is not dumpable)."""
-        try:
-            status = Path(f"/proc/{self.pid}/status").read_text()
-        except OSError:
-            return False
-        line = next((line for line in status.splitlines() if line.startswith("NSpid:")), "")
-        return len(line.split()) > 2
+        line = _read(f"/proc/{self.pid}/status").partition(b"\nNSpid:")[2].partition(b"\n")[0]
+        return len(line.split()) > 1
 
     @property
     def resident(self) -> bool:
@@ -121,17 +118,18 @@ def family() -> list[Process]:
     else init would wait for them.
     """
     own = os.getpid()
-    known = {process.pid: process for process in _all_processes()}
-    found = []
-    for process in known.values():
-        ancestor: Process | None = process
-        while ancestor is not None and ancestor.parent != own:
-            ancestor = known.get(ancestor.parent)
-        if ancestor is None:
-            continue
-        adopted = process.parent == own and _started.get(process.pid) != process.born
-        if not (process.zombie and adopted and _reap(process.pid)):
-            found.append(process)
+    children: dict[int, list[tuple[int, list[bytes]]]] = {}
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        if fields := _stat(pid):
+            children.setdefault(int(fields[2]), []).append((pid, fields))
+    found, parents = [], [own]
+    for parent in parents:
+        for pid, fields in children.get(parent, ()):
+            parents.append(pid)
+            process = _process(pid, fields)
+            adopted = parent == own and _started.get(pid) != process.born
+            if not (process.zombie and adopted and _reap(pid)):
+                found.append(process)
     return found
 
 
@@ -158,9 +156,11 @@ def end_strays() -> None:
             os.kill(process.pid, signal.SIGKILL)
 
 
-def snapshot(state: Path | None = None, *, final: bool = False) -> Snapshot:
+def snapshot(
+    state: Path | None = None, members: list[Process] | None = None, *, final: bool = False
+) -> Snapshot:
     """What exists now. The resident gate and its shared cgroup count only in the `final` snapshot."""
-    members = family()
+    members = family() if members is None else members
     strays = members if final else [member for member in members if not (member.resident or member.spare)]
     return frozenset(
         [
@@ -174,9 +174,9 @@ def snapshot(state: Path | None = None, *, final: bool = False) -> Snapshot:
     )
 
 
-def residents() -> frozenset[str]:
-    """The gates that the library keeps running on purpose."""
-    return frozenset(str(process) for process in family() if process.resident)
+def residents(members: list[Process]) -> frozenset[str]:
+    """The gates among them that the library keeps running on purpose."""
+    return frozenset(str(process) for process in members if process.resident)
 
 
 def overgrown() -> list[str]:
@@ -215,35 +215,32 @@ def is_connection(sentence: str) -> bool:
     return sentence.startswith("descriptor") and target.startswith(("socket:", "pipe:", "anon_inode:"))
 
 
-def _all_processes() -> Iterator[Process]:
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        process = _process(int(name))
-        if process is not None:
-            yield process
-
-
-def _process(pid: int) -> Process | None:
+def _read(path: str) -> bytes:
+    """A short file of the kernel's, or nothing. In the cheapest way: a test ends with hundreds of these."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, 4096)
+        finally:
+            os.close(descriptor)
     except OSError:
-        return None
-    head, _, tail = stat.rpartition(")")
-    fields = tail.split()
-    return Process(
-        pid=pid,
-        parent=int(fields[1]),
-        name=head.partition("(")[2],
-        zombie=fields[0] in "ZX",
-        born=int(fields[19]),
-    )
+        return b""
+
+
+def _stat(pid: int) -> list[bytes]:
+    """A process' name, state, parent and so on; nothing where there is none."""
+    head, _, tail = _read(f"/proc/{pid}/stat").rpartition(b")")
+    return [head.partition(b"(")[2], *tail.split()] if tail else []
+
+
+def _process(pid: int, fields: list[bytes]) -> Process:
+    name, state, parent = fields[:3]
+    return Process(pid, int(parent), name.decode(errors="replace"), state in (b"Z", b"X"), int(fields[20]))
 
 
 def _remember(pid: int) -> None:
-    process = _process(pid)
-    if process is not None:
-        _started[pid] = process.born
+    if fields := _stat(pid):
+        _started[pid] = _process(pid, fields).born
 
 
 def _reap(pid: int) -> bool:
@@ -266,21 +263,30 @@ def _mounts() -> Iterator[str]:
 
 def _cgroups(members: set[int], state: Path | None, *, final: bool) -> Iterator[str]:
     ours = _groups | (_recorded(state) if state else set())
-    for directory, _, _ in os.walk(CGROUPS):
-        path = Path(directory)
-        if "stockade" not in str(path.relative_to(CGROUPS)):
-            continue
-        if path.name == "stockade" and not final:
+    for directory in _below(str(CGROUPS)):
+        if "stockade" not in directory or (os.path.basename(directory) == "stockade" and not final):
             continue
         try:
-            inside = {int(pid) for pid in (path / "cgroup.procs").read_text().split()}
+            inside = {int(pid) for pid in Path(directory, "cgroup.procs").read_text().split()}
         except OSError:
             inside = set()
         # Others on this machine make groups too, and may leave them.
         if inside & members or (
-            inside <= members and not ours.isdisjoint([directory, *map(str, path.parents)])
+            inside <= members and not ours.isdisjoint([directory, *map(str, Path(directory).parents)])
         ):
-            yield f"cgroup {path}"
+            yield f"cgroup {directory}"
+
+
+def _below(directory: str) -> Iterator[str]:
+    """The directories below one. Most have none, which the count of their links says."""
+    with contextlib.suppress(OSError):
+        if os.lstat(directory).st_nlink == 2:
+            return
+        with os.scandir(directory) as entries:
+            inner = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for each in inner:
+            yield each
+            yield from _below(each)
 
 
 def _recorded(state: Path) -> set[str]:
