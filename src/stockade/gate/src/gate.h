@@ -7,7 +7,7 @@
  *             of one profile share. It clones the first process of each sandbox into fresh
  *             namespaces, writes its id maps and hands it the launch.
  *   spare     such a first process that was born before its launch, when the resident had nothing
- *             to do, and has made what the last plan began with. It serves one launch or none.
+ *             to do, and has made what the last plans began with. It serves one launch or none.
  *   inside    that first process: PID 1 of the sandbox, with the caller's ids and, once its plan
  *             is executed, no capability. It raises the walls on itself, waits for "go", and then
  *             starts programs on request; they inherit the walls.
@@ -138,7 +138,7 @@ struct box {
 	struct plan plan;
 	unsigned char *plan_bytes; /* which it points into */
 	size_t plan_size;
-	unsigned ahead; /* operations before this one have been executed, but for the cgroups */
+	unsigned ahead; /* operations before this one have been executed, but for those that wait */
 	int root;    /* the new root, by descriptor */
 	int upper;   /* what a private overlay changed, until it has been handed out, or -1 */
 	int image;   /* the file system that takes what programs write instead of the private tmpfs, or -1 */
@@ -264,6 +264,8 @@ int mount_image(struct box *box, const struct op *op);
 int mount_op(struct box *box, const struct op *op, const char **culprit);
 int mount_pivot(struct box *box);
 int wall_privileges(const struct box *box);
+/* The part of it that nothing before it needs. */
+int wall_bounds(void);
 int wall_keyring(void);
 int wall_landlock_begin(struct box *box, const struct op *op);
 int wall_landlock_grant(struct box *box, const struct op *op);

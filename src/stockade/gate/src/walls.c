@@ -15,7 +15,7 @@
 /* Below no_new_privs an execve gives nothing that was not permitted before, so what follows is a second
  * bolt; without a user namespace of its own only root can shove it. A helper has shoved it already: that nothing
  * is left to gain the supervisor sees. */
-static int wall_bounds(void)
+int wall_bounds(void)
 {
 	/* Without these, execve as uid 0 would fill the permitted set again. */
 	if (prctl(PR_SET_SECUREBITS, SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP |
@@ -24,8 +24,10 @@ static int wall_bounds(void)
 					     SECBIT_NO_CAP_AMBIENT_RAISE_LOCKED))
 		return -1;
 	/* EINVAL: past the last capability that this kernel has. */
-	for (unsigned long cap = 0; prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) == 0; cap++)
-		;
+	int held;
+	for (unsigned long cap = 0; (held = prctl(PR_CAPBSET_READ, cap, 0, 0, 0)) >= 0; cap++)
+		if (held && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0))
+			return -1;
 	return errno == EINVAL ? 0 : -1;
 }
 
