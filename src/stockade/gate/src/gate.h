@@ -129,6 +129,12 @@ struct exec_body {
 	unsigned char settings[SETTINGS_SIZE];
 };
 
+/* How often a limit of the whole sandbox was met, and which. */
+struct breaches {
+	volatile uint32_t count;
+	volatile enum ended kind;
+};
+
 /* One sandbox, as its first process sees it. */
 struct box {
 	int socket, supervisor;
@@ -141,6 +147,7 @@ struct box {
 	unsigned ahead; /* operations before this one have been executed, but for those that wait */
 	int root;    /* the new root, by descriptor */
 	int upper;   /* what a private overlay changed, until it has been handed out, or -1 */
+	int bounded; /* `wall_bounds` was done ahead */
 	int image;   /* the file system that takes what programs write instead of the private tmpfs, or -1 */
 	int base;    /* the shared part of it that the resident made */
 	int canary;  /* an unnamed file that Landlock must refuse */
@@ -150,11 +157,7 @@ struct box {
 	unsigned rules, scratches;
 	char filter[65]; /* the SHA-256 of what was installed */
 	unsigned kept; /* keepers that live */
-	/* Shared with the keepers: how often a limit of the whole sandbox was met, and which. */
-	struct {
-		volatile uint32_t count;
-		volatile enum ended kind;
-	} *breaches;
+	struct breaches *breaches;
 	long keyring;
 	const char *problem; /* what kept the warden or a helper from its work, for the supervisor to be told */
 	int problem_error;
@@ -233,6 +236,8 @@ _Noreturn void attend(struct box *box, struct program *program, int children, in
 struct pollfd;
 enum { GUARD_POLLS = 2 };
 int guard_open(struct box *box);
+/* Before a keeper is forked: it is to hear of breaches. */
+int guard_share(struct box *box);
 /* In a program's own process: what the gate shares with its keepers is none of its. */
 int guard_let_go(struct box *box);
 int guard_watch(const struct request *request, int *descriptors, unsigned count);
