@@ -140,7 +140,8 @@ def test_a_sandbox_takes_one_key_of_the_users() -> None:
         counts = [line.split() for line in lines if int(line.partition(":")[0]) == own]
         return int(counts[0][3].partition("/")[0]) if counts else 0
 
-    stockade.run(["true"]).check()
+    for _ in range(2):  # what is made ahead has its own, now and afterwards
+        stockade.run(["true"]).check()
     time.sleep(0.5)  # the kernel collects what is unused
     before = used()
     boxes = [Sandbox() for _ in range(5)]
@@ -202,6 +203,18 @@ class TestAhead:
         spare(resident)
         ahead = stockade.run(["sh", "-c", look]).text
         assert first.ok and without_devices(ahead) == without_devices(cold)
+
+    def test_it_serves_either_of_two_plans_that_alternate(
+        self, resident: int, made: int, tmp_path: Path
+    ) -> None:
+        (data := tmp_path / "data").mkdir()
+        granted = Policy(read=[str(data)])
+        stockade.run(["true"], granted).check()
+        assert not is_alive(made)
+        for policy in (Policy(), granted):
+            ahead = spare(resident)
+            with Sandbox(policy):
+                assert named(ahead) == "stockade-gate"
 
     def test_each_serves_once(self, resident: int, made: int) -> None:
         seen = set()

@@ -228,10 +228,11 @@ static _Noreturn void report(const struct box *box, const struct watch *watch)
 	_exit(0);
 }
 
-/* The program has ended. In a sandbox that ends with it nothing else is alive when the word is given. */
-static void finish(const struct box *box, const struct watch *watch)
+/* The program has ended. In a sandbox that ends with it nothing else is alive when the word is given; what has lost
+ * its parent is our child, so that without one there is nothing. */
+static void finish(const struct box *box, const struct watch *watch, int left)
 {
-	if (watch->all && watch->stage == RUNNING) {
+	if (watch->all && left) {
 		kill(-1, SIGKILL);
 		while (waitpid(-1, NULL, 0) > 0 || errno == EINTR)
 			;
@@ -340,7 +341,7 @@ void attend(struct box *box, struct program *program, int children, int all)
 	for (;;) {
 		int left = reap(&watch);
 		if (watch.leader == 0 && (watch.stage == RUNNING || !left))
-			finish(box, &watch);
+			finish(box, &watch, left);
 		struct pollfd watched[4 + GUARD_POLLS] = {
 		    {watch.socket, POLLIN, 0},
 		    {watch.orphaned ? -1 : box->supervisor, POLLIN, 0},

@@ -7,7 +7,7 @@
  *             of one profile share. It clones the first process of each sandbox into fresh
  *             namespaces, writes its id maps and hands it the launch.
  *   spare     such a first process that was born before its launch, when the resident had nothing
- *             to do, and has made what the last plan began with. It serves one launch or none.
+ *             to do, and has made what the last plans began with. It serves one launch or none.
  *   inside    that first process: PID 1 of the sandbox, with the caller's ids and, once its plan
  *             is executed, no capability. It raises the walls on itself, waits for "go", and then
  *             starts programs on request; they inherit the walls.
@@ -129,6 +129,12 @@ struct exec_body {
 	unsigned char settings[SETTINGS_SIZE];
 };
 
+/* How often a limit of the whole sandbox was met, and which. */
+struct breaches {
+	volatile uint32_t count;
+	volatile enum ended kind;
+};
+
 /* One sandbox, as its first process sees it. */
 struct box {
 	int socket, supervisor;
@@ -138,9 +144,10 @@ struct box {
 	struct plan plan;
 	unsigned char *plan_bytes; /* which it points into */
 	size_t plan_size;
-	unsigned ahead; /* operations before this one have been executed, but for the cgroups */
+	unsigned ahead; /* operations before this one have been executed, but for those that wait */
 	int root;    /* the new root, by descriptor */
 	int upper;   /* what a private overlay changed, until it has been handed out, or -1 */
+	int bounded; /* `wall_bounds` was done ahead */
 	int image;   /* the file system that takes what programs write instead of the private tmpfs, or -1 */
 	int base;    /* the shared part of it that the resident made */
 	int canary;  /* an unnamed file that Landlock must refuse */
@@ -150,11 +157,7 @@ struct box {
 	unsigned rules, scratches;
 	char filter[65]; /* the SHA-256 of what was installed */
 	unsigned kept; /* keepers that live */
-	/* Shared with the keepers: how often a limit of the whole sandbox was met, and which. */
-	struct {
-		volatile uint32_t count;
-		volatile enum ended kind;
-	} *breaches;
+	struct breaches *breaches;
 	long keyring;
 	const char *problem; /* what kept the warden or a helper from its work, for the supervisor to be told */
 	int problem_error;
@@ -233,6 +236,8 @@ _Noreturn void attend(struct box *box, struct program *program, int children, in
 struct pollfd;
 enum { GUARD_POLLS = 2 };
 int guard_open(struct box *box);
+/* Before a keeper is forked: it is to hear of breaches. */
+int guard_share(struct box *box);
 /* In a program's own process: what the gate shares with its keepers is none of its. */
 int guard_let_go(struct box *box);
 int guard_watch(const struct request *request, int *descriptors, unsigned count);
@@ -264,6 +269,8 @@ int mount_image(struct box *box, const struct op *op);
 int mount_op(struct box *box, const struct op *op, const char **culprit);
 int mount_pivot(struct box *box);
 int wall_privileges(const struct box *box);
+/* The part of it that nothing before it needs. */
+int wall_bounds(void);
 int wall_keyring(void);
 int wall_landlock_begin(struct box *box, const struct op *op);
 int wall_landlock_grant(struct box *box, const struct op *op);

@@ -19,11 +19,15 @@ enum { EXEC_DESCRIPTORS = 8 };
 /* The keepers of the runs that go on. */
 static pid_t keepers[MAX_RUNS];
 
-static _Noreturn void refuse(const struct box *box, unsigned index, uint32_t op, int error,
-			     const char *text)
+static void await_launch(struct box *box);
+
+static _Noreturn void refuse(struct box *box, unsigned index, uint32_t op, int error, const char *text)
 {
 	struct reply reply = {.kind = REPLY_FAILED, .op = op, .error = error, .index = index};
 	snprintf(reply.text, sizeof reply.text, "%s", text ? text : "");
+	/* Made ahead, we have nobody to tell before our launch. */
+	if (box->socket < 0)
+		await_launch(box);
 	send_reply(box->socket, &reply, NULL, 0);
 	_exit(1);
 }
@@ -99,22 +103,10 @@ static int execute(struct box *box, const struct op *op, const char **culprit)
 	case OP_GRANT:
 		return wall_landlock_grant(box, op);
 	case OP_SECCOMP:
+		*culprit = "install";
 		return wall_seccomp(box, op);
 	}
 	return mount_op(box, op, culprit);
-}
-
-/* What the plan begins with and any launch of its kind would need. What fails is told when there is
- * somebody to tell: the operation, and in *error why. */
-static unsigned prepare(struct box *box, int *error, const char **culprit)
-{
-	for (unsigned i = box->plan.base + 1; i < box->ahead; i++)
-		if (box->plan.ops[i].type != OP_CGROUP && !sabotaged_op(i) &&
-		    execute(box, &box->plan.ops[i], culprit)) {
-			*error = errno;
-			return i;
-		}
-	return 0;
 }
 
 /* Waits for the resident: without a word there is nothing to do. */
@@ -151,7 +143,7 @@ static void await_launch(struct box *box)
 
 /* Is it what was judged? A helper shows directories by their paths, which could have led elsewhere meanwhile; of
  * what it binds it says that it has looked. */
-static void look_at_shown(const struct box *box)
+static void look_at_shown(struct box *box)
 {
 	for (unsigned i = 0; i < box->plan.count; i++) {
 		const struct op *op = &box->plan.ops[i];
@@ -164,19 +156,73 @@ static void look_at_shown(const struct box *box)
 	}
 }
 
+static void run(struct box *box, unsigned index)
+{
+	const char *culprit;
+	if (!sabotaged_op(index) && execute(box, &box->plan.ops[index], &culprit))
+		refuse(box, index, box->plan.ops[index].type, errno, culprit);
+}
+
+/* A second look, either at what waits for the launch or at everything else. */
+static void look_again(struct box *box, int waits)
+{
+	const char *culprit;
+	for (unsigned i = box->plan.base + 1; i < box->plan.count - 1; i++)
+		if (plan_waits(&box->plan.ops[i]) == waits && confirm_op(box, &box->plan.ops[i], &culprit))
+			refuse(box, i, box->plan.ops[i].type, errno, culprit);
+}
+
+/* What comes last: Landlock, which hangs on what is mounted, the second look, and the filter. */
+static void close_in(struct box *box)
+{
+	const char *culprit;
+	unsigned last = box->plan.count - 1; /* the filter: the decoder saw to that */
+	if (box->ruleset >= 0 && wall_landlock_enforce(box))
+		refuse(box, last, OP_LANDLOCK, errno, "enforce");
+	if (box->warden)
+		for (unsigned d = 0; d < box->descriptor_count; d++)
+			close(box->descriptors[d]);
+	look_again(box, 0);
+	if (confirm_walls(box, &culprit))
+		refuse(box, last, OP_LANDLOCK, errno, culprit);
+	run(box, last);
+	if (confirm_seccomp())
+		refuse(box, last, OP_SECCOMP, errno, "a call that the filter must refuse");
+	if (confirm_inner(box))
+		refuse(box, last, OP_LANDLOCK, errno, "what programs must not reach");
+	close(box->root);
+	close(box->image);
+	close(box->base);
+	close(box->canary);
+	close(box->outsider);
+	close(box->ruleset);
+	if (guard_open(box))
+		refuse(box, 0, 0, errno, "guard");
+}
+
+/* What the plan begins with and any launch of its kind would need. */
+static void prepare(struct box *box)
+{
+	unsigned last = box->plan.count - 1;
+	for (unsigned i = box->plan.base + 1; i < box->ahead && i < last; i++)
+		if (!plan_waits(&box->plan.ops[i]))
+			run(box, i);
+	if (box->ahead > last)
+		close_in(box);
+	else
+		/* Of the privileges the part that takes longest: nothing before their turn needs it. */
+		box->bounded = wall_bounds() == 0;
+}
+
 static void raise_walls(struct box *box)
 {
-	const char *culprit = NULL;
 	const struct plan *plan = &box->plan;
-	unsigned last = plan->count - 1; /* the filter: the decoder saw to that */
+	unsigned last = plan->count - 1;
 	if (box->helped)
 		look_at_shown(box);
-	else
-		box->keyring = session_keyring();
 	for (unsigned i = plan->base + 1; i < last; i++) {
-		if ((i >= box->ahead || plan->ops[i].type == OP_CGROUP) && !sabotaged_op(i) &&
-		    execute(box, &plan->ops[i], &culprit))
-			refuse(box, i, plan->ops[i].type, errno, culprit);
+		if (i >= box->ahead || plan_waits(&plan->ops[i]))
+			run(box, i);
 		/* No operation after this one mounts anything: the decoder saw to that as well. The
 		 * supervisor can read the mounts while we go on. */
 		if (plan->ops[i].type == OP_PIVOT) {
@@ -190,22 +236,9 @@ static void raise_walls(struct box *box)
 			close(box->upper);
 		}
 	}
-	if (box->ruleset >= 0 && wall_landlock_enforce(box))
-		refuse(box, last, OP_LANDLOCK, errno, "enforce");
-	if (box->warden)
-		for (unsigned d = 0; d < box->descriptor_count; d++)
-			close(box->descriptors[d]);
-	for (unsigned i = plan->base + 1; i < last; i++)
-		if (confirm_op(box, &plan->ops[i], &culprit))
-			refuse(box, i, plan->ops[i].type, errno, culprit);
-	if (confirm_walls(box, &culprit))
-		refuse(box, last, OP_LANDLOCK, errno, culprit);
-	if (!sabotaged_op(last) && execute(box, &plan->ops[last], &culprit))
-		refuse(box, last, OP_SECCOMP, errno, "install");
-	if (confirm_seccomp())
-		refuse(box, last, OP_SECCOMP, errno, "a call that the filter must refuse");
-	if (confirm_inner(box))
-		refuse(box, last, OP_LANDLOCK, errno, "what programs must not reach");
+	if (box->ahead <= last)
+		close_in(box);
+	look_again(box, 1);
 }
 
 /* A kept run: its keeper adopts whatever the program's processes leave, so that all of them can be found
@@ -223,7 +256,7 @@ static void start_kept(struct box *box, struct program *program, int children)
 		return;
 	}
 	box->kept++;
-	pid_t gate = getpid(), pid = fork();
+	pid_t gate = getpid(), pid = guard_share(box) ? -1 : fork();
 	if (pid == 0) {
 		close(box->socket);
 		if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) || (box->warden && keep_signals_in(gate)))
@@ -392,29 +425,21 @@ void inside_main(struct box *box)
 	await(box, NULL, 0); /* until our ids are mapped */
 	int signals = signalfd(-1, &heard, SFD_CLOEXEC | SFD_NONBLOCK), error = errno;
 	setsid();
-	const char *culprit = "signalfd";
-	unsigned failed = 0;
+	if (!box->helped)
+		box->keyring = session_keyring();
 	if (box->ahead) {
 		prctl(PR_SET_NAME, "stockade-spare");
-		failed = prepare(box, &error, &culprit);
+		prepare(box);
 	}
 	if (!box->helped)
 		await_launch(box);
 	if (box->problem)
 		refuse(box, 0, box->helped ? OP_HELPER : OP_NAMESPACES, box->problem_error, box->problem);
-	if (failed || signals < 0)
-		refuse(box, failed, box->plan.ops[failed].type, error, culprit);
+	if (signals < 0)
+		refuse(box, 0, OP_NAMESPACES, error, "signalfd");
 	if (box->ahead)
 		prctl(PR_SET_NAME, "stockade-gate");
 	raise_walls(box);
-	close(box->root);
-	close(box->image);
-	close(box->base);
-	close(box->canary);
-	close(box->outsider);
-	close(box->ruleset);
-	if (guard_open(box))
-		refuse(box, 0, 0, errno, "guard");
 	tell_ready(box);
 	serve(box, signals);
 	_exit(0);

@@ -88,20 +88,18 @@ int mount_root(struct box *box, const struct op *op)
 	box->base = open(BASE_PLACE, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (box->base < 0 || new_tree(box, op->a, op->b, "/"))
 		return -1;
-	/* Reopened, because the root cannot be sealed while a descriptor may still write to it. */
-	int made = openat(box->root, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-	if (made < 0)
+	static const char canary[] = "canary";
+	if (mknodat(box->root, canary, S_IFREG | 0600, 0))
 		return -1;
-	char path[32];
-	snprintf(path, sizeof path, "/proc/self/fd/%d", made);
-	box->canary = open(path, O_PATH | O_CLOEXEC);
-	close(made);
-	return box->canary < 0 ? -1 : 0;
+	box->canary = openat(box->root, canary, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	return box->canary < 0 || unlinkat(box->root, canary, 0) ? -1 : 0;
 }
 
 static int on_private(const struct box *box, int directory)
 {
 	struct stat info;
+	if (directory == box->root)
+		return 0;
 	if (fstat(directory, &info))
 		return -1;
 	if (info.st_dev != box->root_device && (box->image < 0 || info.st_dev != box->image_device)) {
@@ -111,10 +109,19 @@ static int on_private(const struct box *box, int directory)
 	return 0;
 }
 
+/* Lets go of what `parent_of` gave. */
+static void leave(const struct box *box, int parent)
+{
+	int error = errno;
+	if (parent != box->root)
+		close(parent);
+	errno = error;
+}
+
 /* The directory that holds the last part of the path, made where it is missing. */
 static int parent_of(const struct box *box, const char *path, char *last)
 {
-	int at = openat(box->root, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	int at = box->root;
 	const char *part = path + 1;
 	while (at >= 0) {
 		size_t length = strcspn(part, "/");
@@ -126,9 +133,7 @@ static int parent_of(const struct box *box, const char *path, char *last)
 		if (next < 0 && errno == ENOENT && on_private(box, at) == 0 &&
 		    mkdirat(at, last, 0755) == 0)
 			next = openat(at, last, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-		int error = errno;
-		close(at);
-		errno = error;
+		leave(box, at);
 		at = next;
 		part += length + 1;
 	}
@@ -149,9 +154,7 @@ static int mount_point(const struct box *box, const char *path, int directory)
 		if (made == 0)
 			point = openat(parent, last, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 	}
-	int error = errno;
-	close(parent);
-	errno = error;
+	leave(box, parent);
 	return point;
 }
 
@@ -541,9 +544,7 @@ static int make(const struct box *box, const struct op *op)
 			}
 		}
 	}
-	int error = errno;
-	close(parent);
-	errno = error;
+	leave(box, parent);
 	return result;
 }
 

@@ -24,7 +24,7 @@ static const struct shape {
 	[OP_LINK] = {"link", 2, 3, PATHS | BASE | AHEAD, HELPED},
 	[OP_BIND] = {"bind", 2, 3, PATHS | BASE, HELPED},
 	[OP_SCRATCH] = {"scratch", 1, 3, PATHS | AHEAD, HELPED},
-	[OP_PROC] = {"proc", 1, 3, PATHS, HELPED},
+	[OP_PROC] = {"proc", 1, 3, PATHS | AHEAD, HELPED},
 	[OP_PTS] = {"pts", 1, 3, PATHS | AHEAD},
 	[OP_OVERLAY] = {"overlay", 4, 3, PATHS, HELPED},
 	[OP_SHOW] = {"show", 1, 3, PATHS | AHEAD},
@@ -33,13 +33,13 @@ static const struct shape {
 	[OP_HELPER] = {"helper", 0, 1, ONCE | BLOB, HELPED | ONLY_HELPED},
 	[OP_DEVICES] = {"devices", 1, 3, PATHS | ONCE, HELPED | ONLY_HELPED},
 	[OP_CGROUP] = {"cgroup", 0, 1, AHEAD | PLAIN, HELPED},
-	[OP_PIVOT] = {"pivot", 0, 4, ONCE | NEEDED, HELPED},
-	[OP_KEYRING] = {"keyring", 0, 5, ONCE | PLAIN, HELPED},
-	[OP_RLIMIT] = {"rlimit", 0, 6, PLAIN, HELPED},
-	[OP_PRIVILEGES] = {"privileges", 0, 7, ONCE | NEEDED | PLAIN, HELPED},
-	[OP_LANDLOCK] = {"landlock", 0, 8, ONCE | NEEDED | PLAIN, HELPED},
-	[OP_GRANT] = {"grant", 1, 9, PATHS | PLAIN, HELPED},
-	[OP_SECCOMP] = {"seccomp", 0, 10, ONCE | NEEDED | BLOB | PLAIN, HELPED},
+	[OP_PIVOT] = {"pivot", 0, 4, ONCE | NEEDED | AHEAD, HELPED},
+	[OP_KEYRING] = {"keyring", 0, 5, ONCE | AHEAD | PLAIN, HELPED},
+	[OP_RLIMIT] = {"rlimit", 0, 6, AHEAD | PLAIN, HELPED},
+	[OP_PRIVILEGES] = {"privileges", 0, 7, ONCE | NEEDED | AHEAD | PLAIN, HELPED},
+	[OP_LANDLOCK] = {"landlock", 0, 8, ONCE | NEEDED | AHEAD | PLAIN, HELPED},
+	[OP_GRANT] = {"grant", 1, 9, PATHS | AHEAD | PLAIN, HELPED},
+	[OP_SECCOMP] = {"seccomp", 0, 10, ONCE | NEEDED | BLOB | AHEAD | PLAIN, HELPED},
 };
 
 const char *op_name(uint32_t type)
@@ -186,6 +186,33 @@ static const char *decode_record(const unsigned char *at, size_t left, struct op
 	return NULL;
 }
 
+/* Whether it needs nothing that only a launch brings, or is done at the launch all the same. */
+static int comes_ahead(const struct op *op)
+{
+	return (shapes[op->type].flags & AHEAD) && !(op->type == OP_GRANT && (uint32_t)op->b);
+}
+
+int plan_waits(const struct op *op)
+{
+	return op->type == OP_CGROUP || op->type == OP_RLIMIT;
+}
+
+unsigned plan_in_common(const struct plan *one, const struct plan *other, size_t *size)
+{
+	struct plan_record record;
+	unsigned count = one->base + 1;
+	*size = one->base_size;
+	if (other->base_size != *size || memcmp(one->base_bytes, other->base_bytes, *size))
+		return count;
+	for (; count < one->ahead && count < other->ahead; count++, *size += record.size) {
+		memcpy(&record, one->base_bytes + *size, sizeof record);
+		if (record.size > other->ahead_size - *size ||
+		    memcmp(one->base_bytes + *size, other->base_bytes + *size, record.size))
+			break;
+	}
+	return count;
+}
+
 /* Of operations whose first one has been decoded. */
 int plan_is_plain(const struct op *ops)
 {
@@ -265,7 +292,7 @@ int plan_decode(const void *bytes, size_t size, unsigned descriptors, struct pla
 			plan->base_size = plan->ahead_size = (size_t)(at - plan->base_bytes);
 			plan->ahead = i + 1;
 		}
-		if (i == plan->ahead && i > header.base && (shapes[ops[i].type].flags & AHEAD)) {
+		if (i == plan->ahead && i > header.base && comes_ahead(&ops[i])) {
 			plan->ahead_size = (size_t)(at - plan->base_bytes);
 			plan->ahead = i + 1;
 		}

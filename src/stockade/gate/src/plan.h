@@ -75,8 +75,8 @@ struct plan {
 	struct op *ops;
 	const unsigned char *base_bytes;
 	size_t base_size;
-	/* The operations before this one need nothing that only a launch brings, bar the cgroups among
-	 * them; their records and the base's. */
+	/* The operations before this one need nothing that only a launch brings, bar those that `plan_waits`
+	 * names; their records and the base's. */
 	unsigned ahead;
 	size_t ahead_size;
 };
@@ -105,6 +105,11 @@ struct plan_record {
 int plan_decode(const void *bytes, size_t size, unsigned descriptors, struct plan *plan,
 		struct plan_error *error);
 void plan_free(struct plan *plan);
+/* Whether it is done at the launch wherever it stands: a cgroup comes with it, and the limits are for what is
+ * started, not for the descriptors that a launch brings. */
+int plan_waits(const struct op *op);
+/* How far two plans begin alike: the operations that come ahead in both, and in *size their records and the base's. */
+unsigned plan_in_common(const struct plan *one, const struct plan *other, size_t *size);
 int plan_is_plain(const struct op *ops);
 int plan_is_helped(const struct op *ops);
 const char *op_name(uint32_t type);

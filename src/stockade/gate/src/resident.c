@@ -4,7 +4,7 @@
  * made ahead of a launch. The base, the part of the root that plans of one profile have in common;
  * it is read-only and built again when a plan asks for another. A network namespace, which costs more
  * than any other part of a start. And from the second launch on a spare: the whole first process of a
- * sandbox, with what the last plan began with. Network and spare serve one sandbox and never served
+ * sandbox, with what the last two plans began with. Network and spare serve one sandbox and never served
  * another; a spare that does not suit the next plan is ended.
  */
 #define _GNU_SOURCE
@@ -226,7 +226,6 @@ static struct {
 	int shown[8]; /* a pidfd and the namespaces, as the kernel has them */
 	uint64_t flags;
 	uint64_t every;
-	int ahead; /* it has made what the last plan began with */
 } spare;
 
 /* The last plan: the next one is probably of its kind. */
@@ -234,6 +233,8 @@ static struct {
 	unsigned char *bytes; /* NULL: there is none, or none that a process made ahead could serve */
 	size_t size;
 	struct plan plan;
+	unsigned ahead; /* of what comes ahead, as much as the plan before began with as well */
+	size_t ahead_size;
 	uint64_t flags;
 	unsigned launches;
 } last;
@@ -264,8 +265,9 @@ int namespace_of(pid_t pid, int pidfd, unsigned index)
 	return open(path, O_RDONLY | O_CLOEXEC);
 }
 
-/* Clones a first process. `like` is the plan that it is to begin with, or NULL. NULL, or what failed. */
-static const char *make_spare(const struct plan *like, uint64_t flags, uint64_t every, int cgroup)
+/* Clones a first process, which begins with what the last plans had in common if it is made `ahead`. NULL, or what
+ * failed. */
+static const char *make_spare(int ahead, uint64_t flags, uint64_t every, int cgroup)
 {
 	static struct box box; /* static: the clone keeps it after this frame is gone */
 	int ends[2];
@@ -284,9 +286,9 @@ static const char *make_spare(const struct plan *like, uint64_t flags, uint64_t 
 			   .ruleset = -1,
 			   .inner = -1,
 			   .told = -1};
-	if (like) {
-		box.plan = *like;
-		box.ahead = like->ahead;
+	if (ahead) {
+		box.plan = last.plan;
+		box.ahead = last.ahead;
 	}
 	struct clone_args args = {.flags = (flags & ~(uint64_t)CLONE_NEWNET) | CLONE_PIDFD,
 				  .pidfd = (uintptr_t)&spare.shown[0],
@@ -332,7 +334,6 @@ static const char *make_spare(const struct plan *like, uint64_t flags, uint64_t 
 	spare.socket = ends[0];
 	spare.flags = flags;
 	spare.every = every;
-	spare.ahead = like != NULL;
 	if (failed) {
 		error = errno;
 		close(ends[0]);
@@ -346,8 +347,8 @@ static const char *make_spare(const struct plan *like, uint64_t flags, uint64_t 
 static int suits(const struct plan *plan, uint64_t flags)
 {
 	return spare.flags == flags && spare.every == plan->ops[0].b &&
-	       last.plan.ahead_size == plan->ahead_size &&
-	       memcmp(last.plan.base_bytes, plan->base_bytes, plan->ahead_size) == 0;
+	       last.plan.base_size == plan->base_size && last.ahead_size <= plan->ahead_size &&
+	       memcmp(last.plan.base_bytes, plan->base_bytes, last.ahead_size) == 0;
 }
 
 static void drop_spare(void)
@@ -374,7 +375,7 @@ static void start(const struct plan *plan, const int *descriptors, unsigned coun
 		if ((flags & CLONE_NEWNET) && make_network())
 			failed = "network";
 		if (!failed)
-			failed = make_spare(NULL, flags, plan->ops[0].b, cgroup);
+			failed = make_spare(0, flags, plan->ops[0].b, cgroup);
 		if (!failed && send_message(spare.socket, &word, sizeof word, descriptors, count)) {
 			failed = "launch";
 			drop_spare();
@@ -408,6 +409,10 @@ static void remember(struct plan *plan, unsigned char *bytes, size_t size, uint6
 	for (unsigned i = plan->base + 1; i < plan->ahead; i++)
 		if (plan->ops[i].type == OP_CGROUP && plan->ops[i].a == 2)
 			serves = 0; /* the process is born there */
+	last.ahead = plan->ahead;
+	last.ahead_size = plan->ahead_size;
+	if (last.bytes && serves)
+		last.ahead = plan_in_common(plan, &last.plan, &last.ahead_size);
 	plan_free(&last.plan);
 	discard(last.bytes, last.size);
 	last.bytes = NULL;
@@ -442,7 +447,7 @@ static int get_ahead(void)
 {
 	if (!spare_network && !host_network)
 		return make_network() == 0 && spare_network;
-	return make_spare(&last.plan, last.flags, last.plan.ops[0].b, -1) == NULL;
+	return make_spare(1, last.flags, last.plan.ops[0].b, -1) == NULL;
 }
 
 /* Hands the launch over to an usher. It tells the supervisor whatever there is to tell. */
