@@ -52,7 +52,7 @@ LIMITS = {
 RESERVED_TASKS = 2 * 256 + 2
 
 
-class Evidence(msgspec.Struct, kw_only=True):
+class Evidence(msgspec.Struct, kw_only=True, eq=False):
     """What was seen of one sandbox before its first program."""
 
     #: The inode number of each, which no other has while it lives.
@@ -200,6 +200,14 @@ PLAIN_GRADES = {
     Control.DEVICES: Grade.GATE,
     Control.CLEANUP: Grade.KERNEL,
 }
+
+
+class Chosen(msgspec.Struct, frozen=True, eq=False):
+    """The backend for a policy, and what a run under it reports once everything has been observed."""
+
+    backend: type[Backend]
+    selection: Selection
+    controls: dict[str, Enforced]
 
 
 def reported(backend: type[Backend], selection: Selection, policy: Policy) -> dict[str, Enforced]:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stockade import backends, state
-from stockade.backends.base import Backend, Given
-from stockade.backends.select import Selection, chosen
+from stockade.backends.base import Given
+from stockade.backends.select import chosen
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.gate.plan import Plan
@@ -30,6 +30,7 @@ from stockade.sandbox import continued, register, scarce
 from stockade.sandbox.cgroup import Group
 from stockade.sandbox.evidence import (
     NAMESPACES,
+    Chosen,
     Evidence,
     identity,
     incomplete,
@@ -63,7 +64,7 @@ LAST_MOMENT = 0.2
 class Prepared(msgspec.Struct, frozen=True):
     """Everything that is decided and made before the gate is asked. Whoever prepares it closes it."""
 
-    controls: dict[str, Enforced]
+    chosen: Chosen
     resolved: Resolved
     plan: Plan
     #: The kind of resident gate that starts it.
@@ -76,6 +77,11 @@ class Prepared(msgspec.Struct, frozen=True):
     scoped: bool
     #: What its first process is to be a copy of.
     template: Template | None = None
+
+    @property
+    def controls(self) -> dict[str, Enforced]:
+        """What is reported of each."""
+        return self.chosen.controls
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -331,11 +337,10 @@ def _gone(pidfd: int, events: Events) -> Steps[None]:
 
 
 @lru_cache(maxsize=64)
-def _selected(policy: Policy, uid: int, probed: int) -> tuple[type[Backend], Selection, dict[str, Enforced]]:
-    """The backend for a policy, and what a run under it reports once everything has been observed."""
+def _selected(policy: Policy, uid: int, probed: int) -> Chosen:
     selection = chosen(policy, host)
     backend = backends.load(selection.backend)
-    return backend, selection, reported(backend, selection, policy)
+    return Chosen(backend, selection, reported(backend, selection, policy))
 
 
 def prepare(
@@ -371,7 +376,8 @@ def _prepare(
     if workspace is not None:
         policy = continued.laid(policy, workspace, home)
     known: Host = host()
-    backend, selection, controls = _selected(policy, caller.uid, id(known))
+    decided = _selected(policy, caller.uid, id(known))
+    backend, selection = decided.backend, decided.selection
     if template is not None and not backend.copies:
         from stockade.sandbox.failures import no_copies
 
@@ -403,7 +409,7 @@ def _prepare(
         )
         inside = backend.home(resolved, "" if made.scratch is None else made.scratch.path)
         scoped = kept is not None and kept.scoped
-        return Prepared(controls, resolved, plan, gate, inside, home, made, scoped, template)
+        return Prepared(decided, resolved, plan, gate, inside, home, made, scoped, template)
     except BaseException:
         made.close(discard=True)
         resolved.close()
