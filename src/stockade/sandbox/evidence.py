@@ -269,11 +269,10 @@ def _namespaces(descriptors: tuple[int, ...], plan: ops.Plan) -> dict[str, int]:
     if len(descriptors) != len(NAMESPACES):
         raise _missing("the gate did not pass its namespaces")
     for name, descriptor in zip(NAMESPACES, descriptors, strict=True):
-        its = identity(descriptor)
-        is_new = identity(f"/proc/self/ns/{name}") != its
+        number = found[name] = os.fstat(descriptor).st_ino
+        is_new = os.readlink(f"/proc/self/ns/{name}") != f"{name}:[{number}]"
         if is_new != (name in plan.namespaces.names):
             raise _missing(f"the {name} namespace is {'not ' if is_new else ''}the host's")
-        found[name] = its[1]
     return found
 
 

@@ -32,7 +32,6 @@ from stockade.sandbox.evidence import (
     NAMESPACES,
     Chosen,
     Evidence,
-    identity,
     incomplete,
     observe_birth,
     observe_mounts,
@@ -241,15 +240,14 @@ class Box:
         self,
         connection: client.Connection,
         held: list[int],
-        network: tuple[int, int],
         prepared: Prepared,
         evidence: Evidence,
     ) -> None:
         self.connection = connection
         self.evidence = evidence
         self.pidfd, *namespaces = held
-        #: The network namespace and a descriptor of it: while it is open, its number is nobody else's.
-        self._network = network
+        #: The network namespace's number, and a descriptor: while that is open, it is nobody else's.
+        self._network = evidence.namespaces["net"]
         self.network_fd = namespaces.pop(NAMESPACES.index("net"))
         for descriptor in namespaces:
             os.close(descriptor)
@@ -311,7 +309,7 @@ def died(pidfd: int, events: Events) -> Steps[bool]:
 
 #: The network namespaces of this process's living sandboxes. They are made ahead, so it is seen to
 #: that none is given away twice.
-_networks: set[tuple[int, int]] = set()
+_networks: set[int] = set()
 
 
 def _gone(pidfd: int, events: Events) -> Steps[None]:
@@ -558,12 +556,12 @@ def _guard(connection: client.Connection, prepared: Prepared) -> None:
 
 
 def _box(connection: client.Connection, held: list[int], prepared: Prepared, evidence: Evidence) -> Box:
-    network = identity(held[1 + NAMESPACES.index("net")])
     if "net" in prepared.plan.namespaces.names:
+        network = evidence.namespaces["net"]
         if network in _networks:
             raise shared_network()
         _networks.add(network)
-    return Box(connection, held, network, prepared, evidence)
+    return Box(connection, held, prepared, evidence)
 
 
 def _abandon(connection: client.Connection, held: list[int], events: Events) -> Steps[None]:

@@ -29,13 +29,18 @@ class Kept(msgspec.Struct, frozen=True, dict=True):
     scoped: bool
 
     @cached_property
+    def hierarchies(self) -> tuple[cgroups.Place, ...]:
+        """Those that take part."""
+        return hierarchies(self.limits, self.places)
+
+    @property
     def versions(self) -> tuple[int, ...]:
-        """The version of each hierarchy that takes part."""
-        return tuple(place.version for place in hierarchies(self.limits, self.places))
+        """The version of each hierarchy."""
+        return tuple(place.version for place in self.hierarchies)
 
     def paths(self, id: str) -> tuple[str, ...]:
         """The directories that a group of that id will have."""
-        return planned(id, self.limits, self.places)
+        return planned(id, self.hierarchies)
 
 
 def kept_by_cgroup(selection: Selection, resolved: Resolved, host: Host, gate: str) -> Kept | None:
