@@ -25,7 +25,7 @@ from stockade.host import Host, cgroups, host
 from stockade.host.cgroupfs import Cgroup
 from stockade.host.cgroups import Place, Places
 from stockade.policy import Policy
-from stockade.sandbox.cgroup import Group, GroupLimits, planned, remove
+from stockade.sandbox.cgroup import Group, GroupLimits, hierarchies, planned, remove
 from support.means import applies, need
 from support.pretend_cgroups import Tree
 
@@ -107,7 +107,7 @@ def within(group: Group) -> list[int]:
 def test_a_group_is_made_only_where_a_limit_needs_it(here: Places) -> None:
     with grouped(GroupLimits(tasks=4), here) as group:
         (path,) = group.paths
-        assert planned(path.rpartition("-")[2], group.limits, here) == group.paths
+        assert planned(path.rpartition("-")[2], hierarchies(group.limits, here)) == group.paths
         assert path.startswith(f"{here.found['pids'].directory}/stockade-run-")
         assert group.peak_memory() is None and group.oom_descriptor() is None and group.cpu_times() is None
         assert group.oom_kills() == 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +37,22 @@ def test_the_two_libraries_sign_alike() -> None:
         assert crypto.verifies(by_openssl[1], by_openssl[0](data), data)
         assert not crypto.verifies(by_openssl[1], by_openssl[0](data), data + b"y")
     assert by_openssl[1] == theirs[1]
+
+
+def test_threads_sign_at_once_and_also_where_openssl_has_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Old:
+        """OpenSSL 1.1, as far as that goes."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(known, name) if name != "EVP_MD_CTX_copy_ex" else lambda *_: 0
+
+    known, right = crypto._library(), crypto._by_cryptography(SEED)[0]
+    for library in (known, Old()):
+        monkeypatch.setattr(crypto, "_loaded", [library])
+        sign = crypto.Signer(SEED).sign
+        many = [bytes([number]) * 3000 for number in range(64)]
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(sign, many)) == [right(data) for data in many]
 
 
 def test_where_there_is_no_openssl_the_other_one_signs(monkeypatch: pytest.MonkeyPatch) -> None:

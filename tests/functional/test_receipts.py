@@ -270,7 +270,9 @@ def test_words_that_are_none_are_refused(who: dict[str, str], said: str) -> None
 def test_names_that_are_not_utf_8_are_no_obstacle(stockade_home: Path, tmp_path: Path) -> None:
     odd = os.fsdecode(b"caf\xe9")
     (tmp_path / odd).mkdir()
-    stockade.run(["sh", "-c", "true", odd], Policy(read=[str(tmp_path / odd)]), who={"agent": odd})
+    result = stockade.run(["sh", "-c", "true", odd], Policy(read=[str(tmp_path / odd)]), who={"agent": odd})
+    assert result.receipt is not None
+    stockade.verify(result.receipt, public(stockade_home), result=result)
     stockade.run([odd])
     assert len(receipts(stockade_home)) == 2
 

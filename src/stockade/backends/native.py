@@ -347,6 +347,7 @@ def task_limit(given: Inputs) -> list[ops.Op]:
     return [ops.Limit(resource="tasks", value=given.tasks + 1, clause=f"limits.tasks = {given.tasks}")]
 
 
+@lru_cache(maxsize=8)
 def home_inside(home: str, system: tuple[str, ...]) -> str:
     """The private home: the caller's own path, unless that is no place for one."""
     home = os.path.normpath(home) if home else "/"

@@ -87,7 +87,8 @@ def _lengthen(home: Path) -> None:
         f"WITH RECURSIVE numbers(value) AS (SELECT 2 UNION ALL SELECT value + 1 FROM numbers"
         f" WHERE value < {MILLION}) INSERT INTO"
     )
-    with log._writing() as connection:
+    with log._connection() as connection:
+        connection.execute(chain.BEGIN)
         connection.execute(
             f"{numbers} receipts SELECT value, '', '', '', '', '', 'exited', 'true' FROM numbers"
         )

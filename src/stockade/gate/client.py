@@ -153,7 +153,10 @@ class Channel:
     def _send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
         # The gate may have ended; the reader of its socket learns that and says why.
         try:
-            _send_fds(self._socket, data, list(descriptors))
+            if descriptors:
+                _send_fds(self._socket, data, descriptors)
+            else:
+                self._socket.send(data)
         except OSError as failure:
             if failure.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EBADF):
                 raise
@@ -326,7 +329,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     resumed: bool = False
 
 
-def _send_fds(through: socket.socket, data: bytes, descriptors: list[int]) -> None:
+def _send_fds(through: socket.socket, data: bytes, descriptors: tuple[int, ...]) -> None:
     through.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))])
 
 
@@ -429,7 +432,7 @@ class Resident:
             raise
         try:
             connection = Connection(ours, self)
-            passed = [theirs.fileno(), memory, self._supervisor, *descriptors]
+            passed = (theirs.fileno(), memory, self._supervisor, *descriptors)
             _send_fds(self._socket, b"\0\0\0\0", passed)
             return connection
         except BaseException:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -86,7 +87,12 @@ def own_cgroups(membership: str, mountinfo: str) -> dict[tuple[str, ...], str]:
 
 def membership(proc: str = "/proc") -> str:
     """Which cgroups we are in, for telling one start from another: the leaf that we moved into is ours."""
-    lines = text(f"{proc}/self/cgroup").splitlines()
+    return _without_leaf(text(f"{proc}/self/cgroup"))
+
+
+@lru_cache(maxsize=4)
+def _without_leaf(membership: str) -> str:
+    lines = membership.splitlines()
     return " ".join(os.path.dirname(line) if _is_leaf(line) else line for line in lines)
 
 

@@ -225,8 +225,8 @@ def environment(policy: Policy, base: Profile, caller: Caller, path: tuple[str, 
     environ = {"HOME": caller.home, "USER": caller.user, "LOGNAME": caller.user, "SHELL": "/bin/sh"}
     environ.update(base.env)
     for name in (*base.pass_env, *policy.pass_env):
-        if name in caller.environ:
-            environ[name] = caller.environ[name]
+        if (value := caller.environ.get(name)) is not None:
+            environ[name] = value
     if path:
         environ["PATH"] = ":".join((*path, environ["PATH"]))
     environ.update(policy.env)

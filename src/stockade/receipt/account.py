@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -73,34 +73,32 @@ class Account:
 
     def ready(self) -> None:
         """Load what the receipt will need, while the program runs. Where none can be made, the run ends."""
-        from stockade.receipt import chain, making  # noqa: F401
+        from stockade.receipt.making import ready
 
-        chain.of(self.home).ready()
+        ready(self.home)
 
-    @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
+    def telling(self) -> Telling:
         """Make a receipt also where an exception ends the run; a StockadeError carries it."""
-        try:
-            yield
-        except ReceiptError:
-            raise
-        except BaseException as error:
-            if not self._closed:
-                self._closed = True
-                # Where the log itself is out of reach, the reason of the refusal is the news.
-                with contextlib.suppress(StockadeError, OSError):
-                    from stockade.receipt import making
+        return Telling(self)
 
-                    receipt = making.failed(self, error)
-                    if isinstance(error, StockadeError):
-                        error.receipt = receipt
-            raise
+    def failed(self, error: BaseException) -> None:
+        """An exception has ended the run, or kept it from starting."""
+        if self._closed:
+            return
+        self._closed = True
+        # Where the log itself is out of reach, the reason of the refusal is the news.
+        with contextlib.suppress(StockadeError, OSError):
+            from stockade.receipt import making
+
+            receipt = making.failed(self, error)
+            if isinstance(error, StockadeError):
+                error.receipt = receipt
 
     def ended(self, result: Result, streams: dict[str, str]) -> Result:
         """The result with the receipt of its run; `streams` are the digests of what it printed."""
-        from stockade.receipt import making
+        from stockade.receipt.making import ended
 
-        with_receipt = making.ended(self, result, streams)
+        with_receipt = ended(self, result, streams)
         self._closed = True
         return with_receipt
 
@@ -113,6 +111,22 @@ class Account:
 
         with contextlib.suppress(StockadeError, OSError):
             making.abandoned(self)
+
+
+class Telling:
+    """For a `with` statement: what is raised in it has ended the run."""
+
+    __slots__ = ("_account",)
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None and not isinstance(error, ReceiptError):
+            self._account.failed(error)
 
 
 @lru_cache(maxsize=64)

@@ -82,6 +82,8 @@ PROTECTION = "".join(
 )
 #: By the version of the log from which each leads to the next.
 UPGRADES = {1: AGENTS}
+#: Nobody else writes from then on.
+BEGIN = "BEGIN IMMEDIATE"
 #: What else is written in the transaction of a receipt, given its place.
 Besides = Callable[["sqlite3.Connection", int], object]
 
@@ -140,6 +142,34 @@ class Filter(msgspec.Struct, frozen=True):
         return " AND ".join(words for words, _ in said) or "1", [value for _, value in said]
 
 
+class _Told:
+    """For a `with` statement: what goes wrong with a log is said in our own words."""
+
+    def __init__(self, log: Chain) -> None:
+        self._log = log
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        log = self._log
+        if isinstance(error, sqlite3.OperationalError):
+            hint = "free some space, or set STOCKADE_HOME to a directory elsewhere"
+            if error.sqlite_errorcode in LOCKED:
+                hint = "another process holds it: `stockade ps` lists those that run sandboxes"
+            raise ReceiptError(f"{log.path}: {error}", failure="not-made", hint=hint) from None
+        if isinstance(error, sqlite3.Error | TypeError):
+            raise ReceiptError(
+                f"{log.path} is damaged: {error}",
+                failure="damaged",
+                hint=f"to begin a new log, {log.aside}",
+            ) from None
+        if isinstance(error, OSError):
+            raise ReceiptError(
+                f"no receipt can be kept in {log.home}: {error.strerror}", failure="not-made"
+            ) from None
+
+
 class Chain:
     """The log of one state directory, as this process holds it open."""
 
@@ -156,7 +186,7 @@ class Chain:
         """Do what can be done before there is a receipt: open the log, and load or make the key."""
         if self._open is not None:
             return
-        with self._lock, self._told():
+        with self._lock, _Told(self):
             self._connection()
             keys.signer(self.home, self.settings)
 
@@ -165,35 +195,18 @@ class Chain:
 
         Both are called with the write lock held, `besides` first: what it raises leaves all as it was.
         """
-        with self._lock, self._told():
+        with self._lock, _Told(self):
             try:
-                return self._append(write, besides)
+                return self._appended(write, besides)
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode in LOCKED or not self._make_room():
                     raise
-                return self._append(write, besides)
-
-    def _append(self, write: Callable[[Link], Statement], besides: Besides) -> Receipt:
-        with self._writing() as connection:
-            return self._appended(connection, write, besides)
+                return self._appended(write, besides)
 
     def look(self, words: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
         """What the log answers to a question in SQL."""
-        with self._lock, self._told():
+        with self._lock, _Told(self):
             return self._connection().execute(words, values).fetchall()
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Nobody else writes meanwhile. What was written counts when it is left, if nothing was raised."""
-        connection = self._connection()
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield connection
-            connection.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-            raise
 
     def _make_room(self) -> bool:
         """Give up the room that is held; whether there was any."""
@@ -204,10 +217,21 @@ class Chain:
 
     def _appended(
         self,
-        connection: sqlite3.Connection,
         write: Callable[[Link], Statement],
         besides: Besides = lambda *_: None,
         second: crypto.Signer | None = None,
+    ) -> Receipt:
+        # What is written counts when this is left; what is raised takes it back.
+        with self._connection() as connection:
+            connection.execute(BEGIN)
+            return self._written(connection, write, besides, second)
+
+    def _written(
+        self,
+        connection: sqlite3.Connection,
+        write: Callable[[Link], Statement],
+        besides: Besides,
+        second: crypto.Signer | None,
     ) -> Receipt:
         signer = keys.signer(self.home, self.settings)
         last = connection.execute("SELECT sequence, hash FROM receipts ORDER BY sequence DESC LIMIT 1")
@@ -236,7 +260,7 @@ class Chain:
 
     def cosign(self, receipt: Receipt) -> None:
         """Keep the further signatures of a receipt that is in the log."""
-        with self._lock, self._told():
+        with self._lock, _Told(self):
             connection = self._connection()
             sequence = receipt.predicate.sequence
             for other in receipt.signatures[1:]:
@@ -250,7 +274,7 @@ class Chain:
         The old key signs a record that names the new one, which signs that too. Where the old one cannot be
         used any more (its passphrase is lost, its file damaged), there is no such record.
         """
-        with self._lock, self._told():
+        with self._lock, _Told(self):
             self._connection()
             try:
                 keys.signer(self.home, self.settings)
@@ -261,8 +285,7 @@ class Chain:
             if vouches:
                 from stockade.receipt import making
 
-                with self._writing() as connection:
-                    self._appended(connection, lambda link: making.rotation(link, new.public), second=new)
+                self._appended(lambda link: making.rotation(link, new.public), second=new)
             # Afterwards: killed in between, the old key goes on, and the new one is vouched for in vain.
             put()
             return new.id
@@ -271,7 +294,7 @@ class Chain:
         """What is in the log, the oldest first; at most the `newest` so many."""
         words, values = (asked or Filter()).where()
         limit = "" if newest is None else f" LIMIT {newest}"
-        with self._lock, self._told():
+        with self._lock, _Told(self):
             found = self._connection().execute(
                 f"SELECT * FROM receipts WHERE {words} ORDER BY sequence DESC{limit}", values
             )
@@ -308,7 +331,7 @@ class Chain:
         """What is in the log from one place to another, in order, as it stands there."""
         end = (1 << 62) if last is None else last
         while True:
-            with self._lock, self._told():
+            with self._lock, _Told(self):
                 entries = self._batch(first, end)
             for entry in entries:
                 yield entry
@@ -348,7 +371,7 @@ class Chain:
                 raise ReceiptError(
                     f"{self.path} is gone, and {' and '.join(beside)} of it not",
                     failure="damaged",
-                    hint=f"the last receipts may be there: put it back, or {self._aside}",
+                    hint=f"the last receipts may be there: put it back, or {self.aside}",
                 )
             _make(self.path)
         self._file = _identity(self.path)
@@ -379,29 +402,9 @@ class Chain:
         return [self.path, f"{self.path}-wal", f"{self.path}-shm"]
 
     @property
-    def _aside(self) -> str:
+    def aside(self) -> str:
+        """What to do with a log that cannot be used."""
         return f"move {', '.join(self._files)} aside together, and keep them: they may be evidence"
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Say what went wrong in our own words."""
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            hint = "free some space, or set STOCKADE_HOME to a directory elsewhere"
-            if error.sqlite_errorcode in LOCKED:
-                hint = "another process holds it: `stockade ps` lists those that run sandboxes"
-            raise ReceiptError(f"{self.path}: {error}", failure="not-made", hint=hint) from None
-        except (sqlite3.Error, TypeError) as error:
-            raise ReceiptError(
-                f"{self.path} is damaged: {error}",
-                failure="damaged",
-                hint=f"to begin a new log, {self._aside}",
-            ) from None
-        except OSError as error:
-            raise ReceiptError(
-                f"no receipt can be kept in {self.home}: {error.strerror}", failure="not-made"
-            ) from None
 
     def close(self) -> None:
         """Let go of the log; the next use opens it again."""
@@ -477,17 +480,12 @@ def _upgraded(connection: sqlite3.Connection) -> int:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version not in UPGRADES:
         return int(version)
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with connection:  # all of it, or nothing
+        connection.execute(BEGIN)
         (version,) = connection.execute("PRAGMA user_version").fetchone()  # another process may be faster
         for step in range(version, VERSION):
             connection.execute(UPGRADES[step])
         connection.execute(f"PRAGMA user_version = {max(version, VERSION)}")
-        connection.execute("COMMIT")
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
-        raise
     return max(int(version), VERSION)
 
 

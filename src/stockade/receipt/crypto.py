@@ -59,14 +59,22 @@ def _by_openssl(seed: bytes) -> tuple[Callable[[bytes], bytes], bytes] | None:
     if not key or library.EVP_PKEY_get_raw_public_key(key, public, ctypes.byref(size)) != 1:
         return None
 
+    def begin(context: int) -> bool:
+        return bool(library.EVP_DigestSignInit(context, None, None, None, key) == 1)
+
+    first = library.EVP_MD_CTX_new()
+    if not begin(first):
+        return None
+    room = ctypes.c_char * SIGNATURE_BYTES
+
     def sign(data: bytes) -> bytes:
         context = library.EVP_MD_CTX_new()
         try:
-            signature = ctypes.create_string_buffer(SIGNATURE_BYTES)
-            size = ctypes.c_size_t(SIGNATURE_BYTES)
-            begun = library.EVP_DigestSignInit(context, None, None, None, key)
+            signature, size = room(), ctypes.c_size_t(SIGNATURE_BYTES)
+            # To begin anew is to look the algorithm up again. OpenSSL 1.1 has no copies of this kind.
+            begun = library.EVP_MD_CTX_copy_ex(context, first) == 1 or begin(context)
             if (
-                begun != 1
+                not begun
                 or library.EVP_DigestSign(context, signature, ctypes.byref(size), data, len(data)) != 1
             ):
                 raise ReceiptError("OpenSSL could not sign", failure="not-made")
@@ -96,6 +104,7 @@ def _load() -> Any:
         "EVP_PKEY_get_raw_public_key": (c_int, (c_void_p, c_char_p, c_void_p)),
         "EVP_MD_CTX_new": (c_void_p, ()),
         "EVP_MD_CTX_free": (None, (c_void_p,)),
+        "EVP_MD_CTX_copy_ex": (c_int, (c_void_p, c_void_p)),
         "EVP_DigestSignInit": (c_int, (c_void_p,) * 5),
         "EVP_DigestSign": (c_int, (c_void_p, c_char_p, c_void_p, c_char_p, c_size_t)),
     }

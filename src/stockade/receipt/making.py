@@ -39,10 +39,11 @@ from stockade.receipt.statement import (
     digest,
     text,
 )
+from stockade.sandbox.records import utc
 
 if TYPE_CHECKING:
     from stockade.receipt.account import Account
-    from stockade.sandbox.launch import Prepared
+    from stockade.sandbox.evidence import Chosen, Evidence
     from stockade.sandbox.records import Record
     from stockade.sandbox.result import Result
     from stockade.workspace.layers import Change
@@ -58,6 +59,11 @@ NO_USE = Used(
 )
 
 
+def ready(home: str) -> None:
+    """Do what can be done before there is a receipt."""
+    chain.of(home).ready()
+
+
 def ended(account: Account, result: Result, streams: dict[str, str]) -> Result:
     """The result with the receipt of its run; `streams` are the digests of what it printed."""
     usage = result.usage
@@ -70,7 +76,12 @@ def ended(account: Account, result: Result, streams: dict[str, str]) -> Result:
         source=usage.source,
     )
     ending = Ending(result.outcome, result.exit_code, result.signal, result.truncated)
-    subjects = streams | {"changes": changes_digest(result.changes), "result": result_digest(result)}
+    prepared = account.prepared
+    controls = None
+    if prepared is not None and result.controls is prepared.controls:
+        controls = _controls(prepared.chosen)
+    covered = result_digest(result, controls)
+    subjects = streams | {"changes": changes_digest(result.changes), "result": covered}
     try:
         receipt = _made(account, ending, used, subjects, _micro(usage.wall))
     except ReceiptError as error:
@@ -215,8 +226,8 @@ def _said(account: Account, ending: Ending, used: Used, duration: int) -> dict[s
         "plan": "" if plan is None else plan.hash,
         "filter": "" if plan is None else plan.filter,
         # Where nothing was started, nothing was enforced.
-        "controls": {} if prepared is None or box is None else _controls(prepared),
-        "evidence": None if box is None else msgspec.to_builtins(box.evidence),
+        "controls": {} if prepared is None or box is None else _controls(prepared.chosen),
+        "evidence": None if box is None else _evidence(box.evidence),
         "network": Network("open" if policy.net == "open" else "none"),
         "ending": ending,
         "usage": used,
@@ -231,7 +242,7 @@ def _said(account: Account, ending: Ending, used: Used, duration: int) -> dict[s
 def stamp(seconds: float) -> str:
     """A time as receipts write it: UTC, with microseconds, so that text sorts as time does."""
     whole = int(seconds)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{int((seconds - whole) * 1e6):06d}Z"
+    return f"{utc(whole)}.{int((seconds - whole) * 1e6):06d}Z"
 
 
 def changes_digest(changes: Sequence[Change]) -> str:
@@ -239,11 +250,14 @@ def changes_digest(changes: Sequence[Change]) -> str:
     return digest(b"".join(b"%s\0%s\0" % (one.kind.encode(), os.fsencode(one.path)) for one in changes))
 
 
-def result_digest(result: Result) -> str:
-    """SHA-256 of what a result says besides its streams and changes, as JSON with sorted keys."""
+def result_digest(result: Result, controls: msgspec.Raw | None = None) -> str:
+    """SHA-256 of what a result says besides its streams and changes, as JSON with sorted keys.
+
+    `controls` are its own, where they have been encoded already.
+    """
     said = {name: getattr(result, name) for name in COVERED}
     try:
-        return digest(canonical(said))
+        return digest(canonical(said if controls is None else said | {"controls": controls}))
     except UnicodeEncodeError:
         return digest(canonical(_readable(msgspec.to_builtins(said))))
 
@@ -262,11 +276,20 @@ def _command(words: Sequence[str]) -> Command:
     return Command(text(words[0][:MOST_NAME]) if words else "", digest(joined))
 
 
-def _controls(prepared: Prepared) -> dict[str, Seen]:
-    return {
+@lru_cache(maxsize=64)
+def _controls(chosen: Chosen) -> msgspec.Raw:
+    """What the receipts of all runs under a policy say of its controls."""
+    seen = {
         name: Seen(text(one.requested), text(one.mechanism), one.observed, one.grade.value)
-        for name, one in prepared.controls.items()
+        for name, one in chosen.controls.items()
     }
+    return msgspec.Raw(canonical(seen))
+
+
+@lru_cache(maxsize=16)
+def _evidence(evidence: Evidence) -> msgspec.Raw:
+    """What those of all runs in a sandbox say of what was seen of it: nothing is added any more."""
+    return msgspec.Raw(canonical(evidence))
 
 
 @lru_cache(maxsize=4)

@@ -154,22 +154,19 @@ class Group:
 
     def confirm(self, pid: int) -> None:
         """Read from the kernel that a gate is in every group that it is to be in."""
-        self._confirm(pid, self._for_gate)
+        try:
+            lines = read(f"{self._proc}/{pid}/cgroup").splitlines()
+        except OSError as error:
+            raise _failed(f"process {pid}", error) from error
+        for group in self._for_gate:
+            where = group.path[group.path.rindex(f"/{self._name}") :]
+            if not any(line.endswith(where) and self._is_of(group, line) for line in lines):
+                raise SetupError(f"nothing was run: process {pid} is not in {group.path}", stage="cgroup")
 
     @property
     def _for_gate(self) -> list[Cgroup]:
         groups = list(dict.fromkeys(self._by.values()))
         return [self._gate if group.version == 2 and self._gate else group for group in groups]
-
-    def _confirm(self, pid: int, groups: list[Cgroup]) -> None:
-        try:
-            lines = read(f"{self._proc}/{pid}/cgroup").splitlines()
-        except OSError as error:
-            raise _failed(f"process {pid}", error) from error
-        for group in groups:
-            where = group.path[group.path.rindex(f"/{self._name}") :]
-            if not any(self._is_of(group, line) and line.endswith(where) for line in lines):
-                raise SetupError(f"nothing was run: process {pid} is not in {group.path}", stage="cgroup")
 
     def _is_of(self, group: Cgroup, line: str) -> bool:
         """Whether a line of /proc/PID/cgroup is about the hierarchy that a group is in."""
@@ -292,9 +289,9 @@ def hierarchies(limits: GroupLimits, places: Places) -> tuple[Place, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def planned(id: str, limits: GroupLimits, places: Places) -> tuple[str, ...]:
+def planned(id: str, places: Iterable[Place]) -> tuple[str, ...]:
     """The directories that such a group will be, to be written down before there is anything to forget."""
-    return tuple(f"{place.directory}/{GROUP}{id}" for place in hierarchies(limits, places))
+    return tuple(f"{place.directory}/{GROUP}{id}" for place in places)
 
 
 def remove(paths: Iterable[str]) -> None:
@@ -332,7 +329,10 @@ def _above(group: Cgroup) -> str:
 
 
 def _number(group: Cgroup, name: str) -> int | None:
-    return int(group.read(name)) if group.has(name) else None
+    try:
+        return int(group.read(name))
+    except OSError:
+        return None
 
 
 def _failed(what: str, error: OSError) -> SetupError:

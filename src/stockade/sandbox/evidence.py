@@ -52,7 +52,7 @@ LIMITS = {
 RESERVED_TASKS = 2 * 256 + 2
 
 
-class Evidence(msgspec.Struct, kw_only=True):
+class Evidence(msgspec.Struct, kw_only=True, eq=False):
     """What was seen of one sandbox before its first program."""
 
     #: The inode number of each, which no other has while it lives.
@@ -202,6 +202,14 @@ PLAIN_GRADES = {
 }
 
 
+class Chosen(msgspec.Struct, frozen=True, eq=False):
+    """The backend for a policy, and what a run under it reports once everything has been observed."""
+
+    backend: type[Backend]
+    selection: Selection
+    controls: dict[str, Enforced]
+
+
 def reported(backend: type[Backend], selection: Selection, policy: Policy) -> dict[str, Enforced]:
     """What a run under the policy reports of its controls once everything has been observed."""
     controls = {}
@@ -261,11 +269,10 @@ def _namespaces(descriptors: tuple[int, ...], plan: ops.Plan) -> dict[str, int]:
     if len(descriptors) != len(NAMESPACES):
         raise _missing("the gate did not pass its namespaces")
     for name, descriptor in zip(NAMESPACES, descriptors, strict=True):
-        its = identity(descriptor)
-        is_new = identity(f"/proc/self/ns/{name}") != its
+        number = found[name] = os.fstat(descriptor).st_ino
+        is_new = os.readlink(f"/proc/self/ns/{name}") != f"{name}:[{number}]"
         if is_new != (name in plan.namespaces.names):
             raise _missing(f"the {name} namespace is {'not ' if is_new else ''}the host's")
-        found[name] = its[1]
     return found
 
 

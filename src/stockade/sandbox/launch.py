@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stockade import backends, state
-from stockade.backends.base import Backend, Given
-from stockade.backends.select import Selection, chosen
+from stockade.backends.base import Given
+from stockade.backends.select import chosen
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.gate.plan import Plan
@@ -30,8 +30,8 @@ from stockade.sandbox import continued, register, scarce
 from stockade.sandbox.cgroup import Group
 from stockade.sandbox.evidence import (
     NAMESPACES,
+    Chosen,
     Evidence,
-    identity,
     incomplete,
     observe_birth,
     observe_mounts,
@@ -63,7 +63,7 @@ LAST_MOMENT = 0.2
 class Prepared(msgspec.Struct, frozen=True):
     """Everything that is decided and made before the gate is asked. Whoever prepares it closes it."""
 
-    controls: dict[str, Enforced]
+    chosen: Chosen
     resolved: Resolved
     plan: Plan
     #: The kind of resident gate that starts it.
@@ -76,6 +76,11 @@ class Prepared(msgspec.Struct, frozen=True):
     scoped: bool
     #: What its first process is to be a copy of.
     template: Template | None = None
+
+    @property
+    def controls(self) -> dict[str, Enforced]:
+        """What is reported of each."""
+        return self.chosen.controls
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -235,15 +240,14 @@ class Box:
         self,
         connection: client.Connection,
         held: list[int],
-        network: tuple[int, int],
         prepared: Prepared,
         evidence: Evidence,
     ) -> None:
         self.connection = connection
         self.evidence = evidence
         self.pidfd, *namespaces = held
-        #: The network namespace and a descriptor of it: while it is open, its number is nobody else's.
-        self._network = network
+        #: The network namespace's number, and a descriptor: while that is open, it is nobody else's.
+        self._network = evidence.namespaces["net"]
         self.network_fd = namespaces.pop(NAMESPACES.index("net"))
         for descriptor in namespaces:
             os.close(descriptor)
@@ -305,7 +309,7 @@ def died(pidfd: int, events: Events) -> Steps[bool]:
 
 #: The network namespaces of this process's living sandboxes. They are made ahead, so it is seen to
 #: that none is given away twice.
-_networks: set[tuple[int, int]] = set()
+_networks: set[int] = set()
 
 
 def _gone(pidfd: int, events: Events) -> Steps[None]:
@@ -331,11 +335,10 @@ def _gone(pidfd: int, events: Events) -> Steps[None]:
 
 
 @lru_cache(maxsize=64)
-def _selected(policy: Policy, uid: int, probed: int) -> tuple[type[Backend], Selection, dict[str, Enforced]]:
-    """The backend for a policy, and what a run under it reports once everything has been observed."""
+def _selected(policy: Policy, uid: int, probed: int) -> Chosen:
     selection = chosen(policy, host)
     backend = backends.load(selection.backend)
-    return backend, selection, reported(backend, selection, policy)
+    return Chosen(backend, selection, reported(backend, selection, policy))
 
 
 def prepare(
@@ -371,7 +374,8 @@ def _prepare(
     if workspace is not None:
         policy = continued.laid(policy, workspace, home)
     known: Host = host()
-    backend, selection, controls = _selected(policy, caller.uid, id(known))
+    decided = _selected(policy, caller.uid, id(known))
+    backend, selection = decided.backend, decided.selection
     if template is not None and not backend.copies:
         from stockade.sandbox.failures import no_copies
 
@@ -403,7 +407,7 @@ def _prepare(
         )
         inside = backend.home(resolved, "" if made.scratch is None else made.scratch.path)
         scoped = kept is not None and kept.scoped
-        return Prepared(controls, resolved, plan, gate, inside, home, made, scoped, template)
+        return Prepared(decided, resolved, plan, gate, inside, home, made, scoped, template)
     except BaseException:
         made.close(discard=True)
         resolved.close()
@@ -552,12 +556,12 @@ def _guard(connection: client.Connection, prepared: Prepared) -> None:
 
 
 def _box(connection: client.Connection, held: list[int], prepared: Prepared, evidence: Evidence) -> Box:
-    network = identity(held[1 + NAMESPACES.index("net")])
     if "net" in prepared.plan.namespaces.names:
+        network = evidence.namespaces["net"]
         if network in _networks:
             raise shared_network()
         _networks.add(network)
-    return Box(connection, held, network, prepared, evidence)
+    return Box(connection, held, prepared, evidence)
 
 
 def _abandon(connection: client.Connection, held: list[int], events: Events) -> Steps[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +18,9 @@ from stockade.policy.model import limit_text
 from stockade.sandbox.cgroup import Group, GroupLimits, hierarchies, planned
 from stockade.sandbox.result import Usage
 
+if TYPE_CHECKING:
+    from stockade.sandbox.supervise import Ended
+
 
 class Kept(msgspec.Struct, frozen=True, dict=True):
     """The limits that cgroups are to keep, and where those can be made."""
@@ -29,13 +33,18 @@ class Kept(msgspec.Struct, frozen=True, dict=True):
     scoped: bool
 
     @cached_property
+    def hierarchies(self) -> tuple[cgroups.Place, ...]:
+        """Those that take part."""
+        return hierarchies(self.limits, self.places)
+
+    @property
     def versions(self) -> tuple[int, ...]:
-        """The version of each hierarchy that takes part."""
-        return tuple(place.version for place in hierarchies(self.limits, self.places))
+        """The version of each hierarchy."""
+        return tuple(place.version for place in self.hierarchies)
 
     def paths(self, id: str) -> tuple[str, ...]:
         """The directories that a group of that id will have."""
-        return planned(id, self.limits, self.places)
+        return planned(id, self.hierarchies)
 
 
 def kept_by_cgroup(selection: Selection, resolved: Resolved, host: Host, gate: str) -> Kept | None:
@@ -69,25 +78,24 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def measured(usage: Usage, group: Group | None, *, alone: bool) -> Usage:
-    """The usage of a run with what its cgroups say.
+def measured(ended: Ended, group: Group | None, written: int | None) -> Usage:
+    """What a run has used, as the gate and its cgroups say; `written` are bytes in the workspace.
 
-    They count the whole sandbox, so the processor time is that of a run that was `alone` in it.
+    The cgroups count the whole sandbox, so the processor time is that of a run that was alone in it.
     """
-    if group is None:
-        return usage
-    changed: dict[str, object] = {}
-    source = dict(usage.source)
-    if (times := group.cpu_times()) is not None and alone:
-        changed["cpu_user"], changed["cpu_system"] = times
-        source["cpu"] = "cgroup"
-    if (memory := group.peak_memory()) is not None:
-        changed["peak_memory"] = memory
-        source["memory"] = "cgroup"
-    if (tasks := group.peak_tasks()) is not None:
-        changed["peak_tasks"] = tasks
-        source["tasks"] = "cgroup"
-    return msgspec.structs.replace(usage, source=source, **changed)
+    reply = ended.reply
+    cpu, memory, tasks, switches = (0.0, 0.0), 0, None, 0
+    source = {"cpu": "rusage", "memory": "rusage"}
+    if reply is not None and reply.kind == client.EXITED:
+        cpu, memory, switches = (reply.user, reply.system), reply.peak, reply.switches
+    if group is not None:
+        if ended.alone and (times := group.cpu_times()) is not None:
+            cpu, source["cpu"] = times, "cgroup"
+        if (peak := group.peak_memory()) is not None:
+            memory, source["memory"] = peak, "cgroup"
+        if (tasks := group.peak_tasks()) is not None:
+            source["tasks"] = "cgroup"
+    return Usage(ended.wall, *cpu, memory, tasks, written, switches, source)
 
 
 def seconds_of(timeout: float | None) -> float | None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stockade.live.interpreter import Interpreter
     from stockade.live.shell import Shell
     from stockade.receipt.statement import Who
+    from stockade.sandbox.launch import Prepared
     from stockade.sandbox.sandbox import Sandbox
 
 #: The numbers of `subprocess`, which is slow to import.
@@ -298,6 +299,24 @@ class Process(Started):
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
+
+
+class Used:
+    """A `Sandbox` for the time of one call: it is not closed meanwhile."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    def __enter__(self) -> tuple[Box, Prepared]:
+        with self._sandbox._quiet:
+            opened = self._sandbox._opened()
+            self._sandbox._using += 1
+        return opened
+
+    def __exit__(self, *_: object) -> None:
+        with self._sandbox._quiet:
+            self._sandbox._using -= 1
+            self._sandbox._quiet.notify_all()
 
 
 class Opening:

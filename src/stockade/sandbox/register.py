@@ -295,7 +295,7 @@ def _complete(record: Record) -> Record:
         supervisor=pid,
         supervisor_born=_own_birth(pid),
         where=records.where(pid),
-        started=record.started or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        started=record.started or f"{records.utc(int(time.time()))}Z",
     )
 
 

@@ -14,7 +14,7 @@ from stockade.sandbox.continued import commit_and_close
 from stockade.sandbox.launch import Box, Prepared
 from stockade.sandbox.limits import measured
 from stockade.sandbox.outcome import judge
-from stockade.sandbox.result import Outcome, Result, Usage
+from stockade.sandbox.result import Outcome, Result
 from stockade.sandbox.supervise import Ended
 from stockade.workspace.layers import lost
 
@@ -33,7 +33,7 @@ def result_of(
 
     `revised` is the result as the caller will see it, before the receipt is made for it.
     """
-    reply, entry = ended.reply, prepared.made.entry
+    entry = prepared.made.entry
     # What a closed sandbox had is gone.
     group, layer = (None, None) if closed else (box.group, prepared.layer)
     killed = entry is not None and entry.was_killed()
@@ -42,15 +42,6 @@ def result_of(
         full=layer is not None and layer.is_full(), asked_inside=account.parent is not None,
     )  # fmt: skip
     changes = tuple(layer.changes()) if layer is not None else ()
-    usage = Usage(wall=ended.wall, bytes_written=None if layer is None else layer.written)
-    if reply is not None and reply.kind == client.EXITED:
-        usage = msgspec.structs.replace(
-            usage,
-            cpu_user=reply.user,
-            cpu_system=reply.system,
-            peak_memory=reply.peak,
-            context_switches=reply.switches,
-        )
     cancelled = account.because if verdict.outcome is Outcome.CANCELLED else ""
     result = Result(
         outcome=verdict.outcome,
@@ -62,7 +53,7 @@ def result_of(
         stderr=ended.stderr,
         truncated=ended.truncated,
         spilled=ended.spilled,
-        usage=measured(usage, group, alone=ended.alone),
+        usage=measured(ended, group, None if layer is None else layer.written),
         controls=prepared.controls,
         changes=changes,
         workspace=layer.id if layer is not None and (changes or layer.continued) else "",

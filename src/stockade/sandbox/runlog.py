@@ -64,7 +64,7 @@ def note(home: str, command: Sequence[str], result: Result, *, sandbox: str, dir
     ran = Ran(
         at=time.time() - result.usage.wall,
         sandbox=sandbox,
-        program=text(os.path.basename(command[0]))[:MOST_WORDS],
+        program=text(command[0].rpartition("/")[2])[:MOST_WORDS],
         arguments=len(command) - 1,
         command=bounded(command, MOST_WORDS) if wanted == "full" else (),
         outcome=result.outcome,
@@ -84,8 +84,8 @@ def _append(home: str, line: bytes) -> None:
     file = os.open(path, _FLAGS, 0o600)
     try:
         os.write(file, line)
-        full = os.fstat(file).st_size >= MOST_BYTES
-        if full:
+        # What is appended ends where the file does.
+        if os.lseek(file, 0, os.SEEK_CUR) >= MOST_BYTES:
             _turn(home, file)
     finally:
         os.close(file)

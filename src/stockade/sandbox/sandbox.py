@@ -20,7 +20,7 @@ from stockade.receipt.account import Account, named
 from stockade.sandbox.continued import commit_and_close, opened, snapshot_before
 from stockade.sandbox.launch import Box, Prepared, launch, prepare
 from stockade.sandbox.limits import seconds_of
-from stockade.sandbox.process import PIPE, Opening, Parts, Process, starting
+from stockade.sandbox.process import PIPE, Opening, Parts, Process, Used, starting
 from stockade.sandbox.report import committed, result_of
 from stockade.sandbox.result import Result
 from stockade.sandbox.steps import Events, Steps, drive
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from stockade.workspace.workspace import Workspace
 
 OnExit = Literal["keep", "discard", "commit"]
+WAYS = get_args(OnExit)
 LONGEST_GRACE = 3600
 #: How the names of snapshots begin that are taken before each run.
 RUN = "run-"
@@ -247,7 +248,7 @@ def calm(box: Box) -> Steps[None]:
 
 
 def way(on_exit: OnExit) -> OnExit:
-    if on_exit not in get_args(OnExit):
+    if on_exit not in WAYS:
         raise PolicyError(
             f"on_exit = {on_exit!r}: is not a way to end", hint='write "keep", "discard" or "commit"'
         )
@@ -407,18 +408,8 @@ class Sandbox(Opening, Living):
                 account.abandoned,
             )
 
-    @contextlib.contextmanager
-    def _used(self) -> Iterator[tuple[Box, Prepared]]:
-        """The sandbox for the time of one call: it is not closed meanwhile."""
-        with self._quiet:
-            opened = self._opened()
-            self._using += 1
-        try:
-            yield opened
-        finally:
-            with self._quiet:
-                self._using -= 1
-                self._quiet.notify_all()
+    def _used(self) -> Used:
+        return Used(self)
 
 
 def run(
@@ -577,7 +568,7 @@ def words(cmd: Sequence[str]) -> list[str]:
     argv = [os.fsdecode(word) for word in cmd]
     if not argv:
         raise PolicyError("there is no command to run", hint="stockade run -- COMMAND ...")
-    if any("\0" in word for word in argv):
+    if "\0" in "".join(argv):
         raise PolicyError("the command has a NUL byte in it")
     return argv
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-from collections.abc import Iterator
 
 from stockade.errors import SetupError, StockadeError
 
@@ -19,23 +17,27 @@ HINTS = dict.fromkeys(
 }
 
 
-@contextlib.contextmanager
-def refused() -> Iterator[None]:
+class refused:
     """What fails in here for want of something is a `SetupError`: the program has not been started."""
-    try:
-        yield
-    except StockadeError:
-        raise
-    except OSError as error:
-        number = error.errno or 0
-        raise SetupError(
-            f"nothing was run: {error.strerror}",
-            stage="supervisor",
-            errno=number,
-            hint=HINTS.get(number, "`stockade doctor` shows what this machine can do"),
-        ) from error
-    except MemoryError as error:
-        why = os.strerror(errno.ENOMEM)
-        raise SetupError(
-            f"nothing was run: {why}", stage="supervisor", errno=errno.ENOMEM, hint=HINTS[errno.ENOMEM]
-        ) from error
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, StockadeError):
+            return
+        if isinstance(error, OSError):
+            number = error.errno or 0
+            raise SetupError(
+                f"nothing was run: {error.strerror}",
+                stage="supervisor",
+                errno=number,
+                hint=HINTS.get(number, "`stockade doctor` shows what this machine can do"),
+            ) from error
+        if isinstance(error, MemoryError):
+            why = os.strerror(errno.ENOMEM)
+            raise SetupError(
+                f"nothing was run: {why}", stage="supervisor", errno=errno.ENOMEM, hint=HINTS[errno.ENOMEM]
+            ) from error
