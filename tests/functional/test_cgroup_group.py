@@ -139,9 +139,10 @@ def test_a_memory_bomb_is_ended_and_counted(here: Places, kind: str) -> None:
         assert control.wait(10) == 0
 
 
-def test_swap_does_not_extend_memory(here: Places) -> None:
+def test_neither_swap_nor_what_is_counted_apart_extends_memory(here: Places) -> None:
     with grouped(GroupLimits(memory=(32 << 20) + 5), here) as group:
-        for name in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
+        for part in ("", "memsw.", "kmem.tcp."):
+            name = f"memory.{part}limit_in_bytes"
             file = Path(group.paths[0], name)
             assert not file.exists() or int(file.read_text()) == 32 << 20
 

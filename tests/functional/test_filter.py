@@ -89,6 +89,8 @@ REFUSED, ABSENT, FAMILY = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS, ERRNO | err
         ("ioctl", (0, filters.TIOCSTI | HIGH), REFUSED),
         ("ioctl", (0, filters.TIOCLINUX), REFUSED),
         ("ioctl", (0, filters.TIOCSETD | HIGH), REFUSED),
+        *(("ioctl", (0, request | HIGH), REFUSED) for request in filters.SUBVOLUMES),
+        ("ioctl", (0, 0x40049409), ALLOW),  # FICLONE
         ("clone", (0x01200011,), ALLOW),
         *(("clone", (1 << bit | 17,), REFUSED) for bit in (17, 25, 26, 27, 28, 29, 30)),
         ("clone", (0x10000011 | HIGH,), REFUSED),

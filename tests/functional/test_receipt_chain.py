@@ -57,6 +57,17 @@ def test_the_log_is_private_and_in_wal_mode(stockade_home: Path) -> None:
     connection.close()
 
 
+def test_room_that_was_given_up_is_held_again(stockade_home: Path) -> None:
+    """Else only the first program that fills the disk would have a receipt."""
+    append(stockade_home)
+    held, room = log(stockade_home), stockade_home / chain.RESERVE
+    for _ in range(2):
+        assert room.stat().st_size == chain.ROOM
+        assert held._make_room() and not room.exists()
+        held.ready()
+    assert room.stat().st_size == chain.ROOM
+
+
 def test_processes_and_threads_make_one_chain(stockade_home: Path) -> None:
     """They all begin with nothing there: the log and the key are made once."""
     others = [appender(stockade_home, 25, f"process {n}") for n in range(3)]

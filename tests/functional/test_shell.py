@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stockade import AsyncSandbox, Policy, PolicyError, Sandbox, SetupError
-from stockade.live import talk
+from stockade.live import family, talk
 from stockade.live.shell import Shell
 from stockade.live.talk import Answers, Told
 
@@ -486,3 +488,19 @@ class TestAsync:
                 return (await shell.run("echo $X")).text
 
         assert asyncio.run(main()) == "1\n"
+
+
+def test_who_is_given_the_number_of_a_driver_that_has_ended_is_not_taken_for_it() -> None:
+    """A supervisor that was stopped meanwhile would else signal the children of somebody on the host."""
+    driver = subprocess.Popen(["true"])
+    held = os.pidfd_open(driver.pid)
+    since = family.Moment.now()
+    driver.wait()
+    with subprocess.Popen(["sleep", "60"]) as child:
+        family.signal_below(os.getpid(), held, signal.SIGKILL, since)
+        assert child.poll() is None and family.look(child.pid) is not None
+        own = os.pidfd_open(os.getpid())
+        family.signal_below(os.getpid(), own, signal.SIGKILL, since)
+        assert child.wait(10) == -signal.SIGKILL
+    for descriptor in (held, own):
+        os.close(descriptor)

@@ -10,6 +10,7 @@ import pytest
 
 import stockade
 from stockade import Policy
+from stockade.workspace.walk import same_content
 
 
 def changes(script: str, workspace: Path) -> dict[str, str]:
@@ -78,6 +79,29 @@ def test_a_file_that_is_the_same_again_is_no_change(project: Path, script: str) 
 
 def test_a_file_of_the_same_size_with_other_content_is_a_change(project: Path) -> None:
     assert changes("echo new > file; touch -r link file", project) == {"file": "modified"}
+
+
+def test_of_a_file_with_holes_only_the_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a little data in a large file would hold up everything that looks at the workspace."""
+    ends, read = [tmp_path / "one", tmp_path / "other"], list[int]()
+    for end in ends:
+        end.mkdir()
+        with open(end / "holes", "wb") as file:
+            for place in range(0, 64 << 20, 4 << 20):
+                os.pwrite(file.fileno(), b"1", place)
+
+    def counted(file: int, size: int, place: int) -> bytes:
+        read.append(size)
+        return pread(file, size, place)
+
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", counted)
+    info = (ends[0] / "holes").stat()
+    above, below = (os.open(end, os.O_RDONLY | os.O_DIRECTORY) for end in ends)
+    assert same_content("holes", above, below, info, info)
+    assert sum(read) <= 2 * 16 * (64 << 10)
+    for descriptor in (above, below):
+        os.close(descriptor)
 
 
 def test_a_renamed_directory_is_moved_by_its_contents(project: Path) -> None:

@@ -246,3 +246,36 @@ def test_interrupted_by_hand_it_is_brought_to_an_end_by_the_next_command(ground:
     )
     assert done.returncode == 0 and f"an interrupted commit of workspace {workspace.id} was" in done.stderr
     assert snapshot(project) in (ground.before, ground.after)
+
+
+OUTLIVES = """
+import sys, time
+from stockade import Policy, Sandbox
+box = Sandbox(Policy(workspace=sys.argv[1]))
+box.open()
+box.run(["sh", "-c", "echo 1 > new"])
+box.start(["sh", "-c", "trap '' TERM HUP; echo 2 > new; while :; do sleep 0.1; done"])
+print(box.workspace.id, box._opened()[0].number(), flush=True)
+time.sleep(60)
+"""
+
+
+def lives(pid: str) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_what_a_killed_supervisor_left_is_dead_before_its_changes_are_taken_over(workspace: Path) -> None:
+    """Programs have two seconds then, in which nothing holds the workspace any more."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OUTLIVES, workspace], stdout=subprocess.PIPE, text=True
+    ) as box:
+        assert box.stdout is not None
+        id, gate = box.stdout.readline().split()
+        box.kill()
+        box.wait()
+    assert lives(gate)
+    Workspace.open(id).snapshot()
+    assert not lives(gate)
+    assert [one.path for one in Workspace.open(id).commit().changes] == ["new"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,3 +103,30 @@ def test_a_change_behind_a_mount_is_not_committed_over_it(workspace: Path) -> No
     finally:
         subprocess.run(["umount", workspace / "sub"], check=True)
     assert (workspace / "sub" / "old").read_text() == "old\n"
+
+
+SHOWN = """
+import sys
+from stockade import Policy, PolicyError
+from stockade.policy import Caller
+from stockade.policy.resolve import resolve
+for path in sys.argv[2:]:
+    try:
+        resolve(Policy(read=[path]), Caller.current(), sys.argv[1]).close()
+        print("shown")
+    except PolicyError as error:
+        print(error.message.split(": ")[-1])
+"""
+
+
+def test_the_state_is_shown_by_none_of_its_names(tmp_path: Path) -> None:
+    """The host may have mounted its tree elsewhere as well, or a part of it."""
+    for name in ("own/state/keys", "own/beside", "all", "deep/part"):
+        (tmp_path / name).mkdir(parents=True)
+    script = 'mount --bind own all && mount --bind own/state/keys deep/part && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", script, "sh"]
+    asked = ("all", "all/state/keys", "deep/part", "deep", "all/beside")
+    command += [sys.executable, "-c", SHOWN, tmp_path / "own/state", *(tmp_path / name for name in asked)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    refused = f"Stockade's own state is in {tmp_path}/own/state"
+    assert done.stdout.splitlines() == [refused] * 4 + ["shown"]

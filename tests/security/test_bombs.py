@@ -155,6 +155,15 @@ def test_the_second_command_pays_for_what_the_first_left_in_memory() -> None:
     assert outside("memory", "heap", MEMORY // 2) == {"got": MEMORY // 2}
 
 
+def test_the_buffers_of_connections_are_memory_too() -> None:
+    """Else one sandbox could use up what the kernel has for the connections of the whole machine."""
+    applies(host().has("cgroup.memory"), "this user has no memory cgroup here")
+    result = arena.run("buffers", 20, limits={"memory": MEMORY // 2})
+    # Version 1 counts them apart, and lets each connection have a little all the same.
+    assert result.outcome == "out-of-memory" or arena.verdict_of(result.stdout)["got"] < MEMORY, result
+    assert outside("buffers", 20)["got"] > MEMORY
+
+
 SPINNING = {
     "forks": "import os\nfor _ in range(8):\n if not os.fork(): break\nwhile True: pass",
     "unwaited": "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
+import socket
 import subprocess
 from pathlib import Path
 from subprocess import PIPE
@@ -14,6 +17,7 @@ import stockade
 from security import arena
 from security.arena import inside, outside
 from stockade import AsyncSandbox, Policy, Sandbox
+from stockade.gate import client
 
 MAGIC = [
     *(f"/proc/self/fd/{number}" for number in range(12)),
@@ -113,6 +117,27 @@ def test_whatever_a_program_does_to_its_streams_its_run_ends_by_itself(what: str
     assert result.outcome == "exited" and result.usage.wall < 10
     done = subprocess.run(command, input=b"x" * 100_000, capture_output=True, check=False, timeout=20)
     assert done.returncode == result.exit_code
+
+
+def test_descriptors_that_a_program_has_under_way_keep_no_other_from_starting() -> None:
+    """The kernel counts them by user, and compares them with the limit of open files of whoever sends."""
+    command, _ = arena.command_of("underway")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Sandbox(Policy(limits={"files": 256})) as box:
+        hoarder = box.start(command, stdout=PIPE)
+        assert arena.verdict_of(hoarder.stdout.readline()) == {"stopped": "ETOOMANYREFS"}
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+        try:
+            client.shutdown()
+            ours, theirs = socket.socketpair()
+            with ours, theirs, contextlib.nullcontext() if arena.IS_ROOT else pytest.raises(OSError):
+                socket.send_fds(ours, [b"1"], [0])
+            assert stockade.run(["echo", "hello"]).text == box.run(["echo", "hello"]).text == "hello\n"
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (200, hard)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        hoarder.kill(0)
+        hoarder.close()
 
 
 @pytest.mark.parametrize("cwd", MAGIC)

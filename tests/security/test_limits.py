@@ -39,6 +39,12 @@ def test_open_descriptors_are_limited() -> None:
     assert outside("limits", "files", 300) == [300, "ok"]
 
 
+def test_no_sandbox_takes_the_terminals_of_all_others() -> None:
+    """Those of all sandboxes together are 3072."""
+    assert inside("limits", "terminals", 600) == [512, "ENOSPC"]
+    assert outside("limits", "terminals", 600) == [600, "ok"]
+
+
 SMALL = 8 << 20
 
 

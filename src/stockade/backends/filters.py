@@ -24,6 +24,8 @@ NETLINK_ROUTE = 0
 PERSONALITY_LINUX, PERSONALITY_QUERY = 0, 0xFFFFFFFF
 TIOCSTI, TIOCLINUX, TIOCSETD = 0x5412, 0x541C, 0x5423
 TERMINAL_REQUESTS, SOCKET_REQUESTS = (0x5400, 0x5500), (0x8900, 0x8A00)
+#: BTRFS_IOC_SNAP_CREATE, BTRFS_IOC_SUBVOL_CREATE, and the second versions of both.
+SUBVOLUMES = (0x50009401, 0x5000940E, 0x50009417, 0x50009418)
 #: TCGETS2, TCSETS2 and its two relatives, TIOCGPTN, TIOCSPTLCK; FIGETBSZ, FICLONE, FICLONERANGE, FIEMAP
 OTHER_REQUESTS = (
     0x802C542A, 0x402C542B, 0x402C542C, 0x402C542D, 0x80045430, 0x40045431,
@@ -59,8 +61,10 @@ Line = tuple[int, int, str, str] | str
 #: What is asked of the arguments of the calls that are allowed within bounds.
 BOUNDS: dict[str, list[Line]] = {
     # No program types into a terminal that it shares, nor has the kernel load another line discipline.
-    "terminal": [
+    # Before 2024 a snapshot of any writable directory on btrfs showed everything that is beside it.
+    "requests": [
         (LOAD, SECOND, "", ""),
+        *((EQUAL, request, "refuse", "") for request in SUBVOLUMES),
         (EQUAL, TIOCSETD, "refuse", ""),
         (EQUAL, TIOCSTI, "refuse", ""),
         (EQUAL, TIOCLINUX, "refuse", "allow"),
@@ -201,7 +205,7 @@ BOUNDS_ALONE: dict[str, list[Line]] = {
 
 #: The calls that are allowed within bounds, and which.
 BOUNDED = {
-    "ioctl": "terminal",
+    "ioctl": "requests",
     "fcntl": "no leases",
     "clone": "namespaces",
     "socket": "families",

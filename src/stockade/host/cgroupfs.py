@@ -122,8 +122,10 @@ class Cgroup:
             return
         # In this order: memory and swap together may never be less than memory alone.
         self.keep("memory.limit_in_bytes", str(size), kept)
-        if self.has("memory.memsw.limit_in_bytes"):
-            self.keep("memory.memsw.limit_in_bytes", str(size), kept)
+        # The last are the buffers of sockets, which version 1 counts apart, and only where they are limited.
+        for name in ("memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes"):
+            if self.has(name):
+                self.keep(name, str(size), kept)
 
     def limit_tasks(self, count: int) -> None:
         """Processes and threads at once."""

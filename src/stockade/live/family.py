@@ -88,12 +88,23 @@ def hold(process: Process | None) -> int:
     return -1
 
 
-def signal_below(pid: int, number: int, since: Moment) -> None:
-    """Signal what a process has started since then, and everything below that."""
+def lives(descriptor: int) -> bool:
+    """Whether the number of a process that is held by a pidfd is still its own."""
+    try:
+        signal.pidfd_send_signal(descriptor, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def signal_below(pid: int, held: int, number: int, since: Moment) -> None:
+    """Signal what a process has started since then, and everything below that; `held` is its pidfd."""
     children: dict[int, list[Process]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         if (process := look(int(name))) is not None:
             children.setdefault(process.parent, []).append(process)
+    if not lives(held):
+        return  # those may be the children of somebody on the host who was given its number
     pending = [child for child in children.get(pid, ()) if since.before(child)]
     while pending:
         process = pending.pop()

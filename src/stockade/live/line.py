@@ -68,7 +68,9 @@ class Line:
     def used(self) -> tuple[float, float] | None:
         """Seconds of the processor that it and those it waited for have had; None when it has ended."""
         process = family.look(self._pid) if self._process >= 0 else None
-        return None if process is None else (process.user, process.system)
+        if process is None or not family.lives(self._process):
+            return None
+        return process.user, process.system
 
     def signal(self, number: int, since: family.Moment, *, itself: bool) -> None:
         """Signal what it has started since then, and if so wished `itself`."""
@@ -77,7 +79,7 @@ class Line:
         if itself:  # first, lest it goes on when what it waits for has ended
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._process, number)
-        family.signal_below(self._pid, number, since)
+        family.signal_below(self._pid, self._process, number, since)
 
     def writer(self) -> int:
         """A new writing end of its stdin: the one before was closed, and this one is the only one."""

@@ -1,4 +1,4 @@
-"""What is mounted in a tree: an overlay shows the tree's own file system, and none of these."""
+"""What is mounted in a tree, which an overlay of it does not show; and where the same is mounted twice."""
 
 from __future__ import annotations
 
@@ -29,6 +29,34 @@ def mounted_below(tree: str) -> dict[str, str]:
             kind = line.partition(b" - ")[2].split(b" ", 1)[0]
             found[os.fsdecode(_plain(point))] = kind.decode()  # the last one is on top
     return dict(sorted(found.items()))
+
+
+def mounted_names(path: str) -> list[str]:
+    """Every name of what is at a real path: the host may have mounted its tree, or a part of it, twice."""
+    if sys.platform != "linux":
+        return [path]
+    with open("/proc/self/mountinfo", "rb", buffering=0) as file:
+        mounts = [line.split(b" ", 5)[2:5] for line in file.readall().splitlines()]
+    name = _escaped(os.fsencode(path))
+    # The longest mount point on the way is where it is, and what was mounted there last.
+    device, root, point = max(reversed(mounts), key=lambda one: len(one[2]) if _covers(one[2], name) else -1)
+    place = _moved(name, point, root)
+    found = [name]
+    for other, top, at in mounts:
+        if other == device and _covers(top, place):
+            found.append(_moved(place, top, at))
+        elif other == device and _covers(place, top):
+            found.append(at)
+    return [os.fsdecode(_plain(one)) for one in dict.fromkeys(found)]
+
+
+def _covers(tree: bytes, path: bytes) -> bool:
+    return path == tree or path.startswith(tree.rstrip(b"/") + b"/")
+
+
+def _moved(path: bytes, tree: bytes, to: bytes) -> bytes:
+    """What a path in a tree is called where the tree is elsewhere."""
+    return (to.rstrip(b"/") + b"/" + path[len(tree) :].lstrip(b"/")).rstrip(b"/") or b"/"
 
 
 def alone(directory: int) -> int | None:

@@ -23,7 +23,7 @@ from stockade.controls import Control
 from stockade.errors import PolicyError
 from stockade.policy.caller import Caller
 from stockade.policy.model import Limits, Policy
-from stockade.policy.mounted import HOLDING, alone, mounted_below
+from stockade.policy.mounted import HOLDING, alone, mounted_below, mounted_names
 from stockade.policy.profile import Profile, profile
 from stockade.policy.programs import Programs, find
 from stockade.policy.toolchain import Surroundings, Toolchain, shown_by, toolchain
@@ -389,8 +389,8 @@ class _Opener:
     """Opens paths for one caller and refuses those that no policy may grant."""
 
     def __init__(self, caller: Caller, state: str, pinned: bool) -> None:
-        self.caller = caller
-        self.pinned = pinned
+        self.caller, self.pinned = caller, pinned
+        self.names = functools.cache(mounted_names)
         self.open: list[int] = []
         self._state = state
 
@@ -485,13 +485,13 @@ class _Opener:
         for tree in OWN:
             if covers(tree, name):
                 raise PolicyError(f"{clause}: the sandbox has a {tree} of its own", hint="leave it out")
-        if covers(name, self.state) or covers(self.state, name):
+        if any(covers(name, one) or covers(one, name) for one in self.names(self.state)):
             raise PolicyError(
                 f"{clause}: Stockade's own state is in {self.state}",
                 hint="grant the directories beside it, or set STOCKADE_HOME to a place elsewhere",
             )
         for secret in self.secrets:
-            if covers(name, secret):
+            if any(covers(name, one) for one in self.names(secret)):
                 raise PolicyError(
                     f"{clause}: {secret} is in it, which your config.toml names under [receipts]",
                     hint="move it to a directory of its own that is granted to no program, and name it there",

@@ -180,11 +180,15 @@ class Chain:
         self._lock = threading.Lock()
         self._open: sqlite3.Connection | None = None
         self._file = (0, 0)
+        #: The room that was held has been given up.
+        self._spent = False
         self.id = ""
 
     def ready(self) -> None:
         """Do what can be done before there is a receipt: open the log, and load or make the key."""
         if self._open is not None:
+            if self._spent:  # the next program that fills the disk is to have its receipt as well
+                self._spent = not _hold_room(f"{self.home}/{RESERVE}")
             return
         with self._lock, _Told(self):
             self._connection()
@@ -212,6 +216,7 @@ class Chain:
         """Give up the room that is held; whether there was any."""
         with contextlib.suppress(OSError):
             os.unlink(f"{self.home}/{RESERVE}")
+            self._spent = True
             return True
         return False
 
@@ -489,8 +494,8 @@ def _upgraded(connection: sqlite3.Connection) -> int:
     return max(int(version), VERSION)
 
 
-def _hold_room(path: str) -> None:
-    """Hold room for a receipt. Where there is none left, the next run will say so."""
+def _hold_room(path: str) -> bool:
+    """Hold room for a receipt; whether it is held. Where there is none left, the next run will say so."""
     with contextlib.suppress(OSError):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -499,6 +504,7 @@ def _hold_room(path: str) -> None:
             os.unlink(path)
         finally:
             os.close(file)
+    return os.path.lexists(path)
 
 
 def _identity(path: str) -> tuple[int, int]:

@@ -361,6 +361,22 @@ def sweep(home: str, remove_groups: RemoveGroups | None = None) -> list[str]:
     return found
 
 
+def put_to_rest(home: str, layer: str) -> None:
+    """End what dead supervisors left, or refuse where something still lives in that layer.
+
+    The caller has locked it, so nobody begins there.
+    """
+    sweep(home)
+    with _Shared.sweeping, records.opened_run(home) as run:
+        for _, directory in records.directories(run):
+            for one in records.read_all(directory)[0]:
+                if one.layer == layer and (pidfd := records.open_gate(one)) is not None:
+                    os.close(pidfd)
+                    raise SetupError(
+                        f"the sandbox in workspace {layer} has not ended", stage="workspace", hint="try again"
+                    )
+
+
 def _collect(home: str, name: str, run: int, directory: int, remove_groups: RemoveGroups) -> list[str]:
     """Remove a supervisor's directory and what its records name, if it is dead."""
     lock = records.open_lock(directory)

@@ -217,7 +217,9 @@ def same_content(
             at = 0
             # Where both have a hole they are the same, however large it is.
             while (at := min(_data(new, at, after.st_size), _data(old, at, after.st_size))) < after.st_size:
-                one, other = os.pread(new, PIECE, at), os.pread(old, PIECE, at)
+                # And no hole is read after data, or small pieces of that would cost as much as large ones.
+                end = max(os.lseek(file, at, os.SEEK_HOLE) for file in (new, old))
+                one, other = (os.pread(file, min(PIECE, end - at), at) for file in (new, old))
                 if one != other or not one:
                     return False
                 at += len(one)

@@ -60,7 +60,7 @@ class Workspace:
         self.recovered = ""
         #: Not kept alive here: whoever lets go of it gives the workspace back.
         self._files: weakref.ref[Files] | None = None
-        self._alone: Alone = alone or (lambda: record.held(layer, self.id))
+        self._alone: Alone = alone or self._at_rest
         #: For whoever only reads: another process's sandbox goes on working meanwhile.
         self._steady: Alone = alone or (lambda: contextlib.nullcontext(record.Hold()))
 
@@ -104,6 +104,15 @@ class Workspace:
                 return False
         except SetupError:
             return True
+
+    @contextlib.contextmanager
+    def _at_rest(self) -> Iterator[record.Hold]:
+        """Nobody else has it, and what still dies in it after its supervisor was killed is dead."""
+        from stockade.sandbox import register
+
+        with record.held(self.layer, self.id) as hold:
+            register.put_to_rest(os.path.dirname(os.path.dirname(self.layer)), self.id)
+            yield hold
 
     def recover(self) -> str:
         """Bring an interrupted commit to an end; the result says to which."""

@@ -1,4 +1,4 @@
-"""Uses things up: tasks, files or output; says how far it came before it was stopped: WHAT [MOST]."""
+"""Uses up tasks, files, terminals or output; says how far it came before it was stopped: WHAT [MOST]."""
 
 import contextlib
 import errno
@@ -32,6 +32,16 @@ def files(most):
     while len(opened) < most:
         try:
             opened.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError as error:
+            return [len(opened), errno.errorcode[error.errno]]
+    return [len(opened), "ok"]
+
+
+def terminals(most):
+    opened = []
+    while len(opened) < most:
+        try:
+            opened.append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
         except OSError as error:
             return [len(opened), errno.errorcode[error.errno]]
     return [len(opened), "ok"]
@@ -104,7 +114,8 @@ def hide(_):
 
 what, most = sys.argv[1], int((sys.argv[2:] or ["0"])[0])
 ways = {
-    "tasks": tasks, "files": files, "disk": disk, "inodes": inodes, "lift": lift, "output": output,
+    "tasks": tasks, "files": files, "terminals": terminals, "disk": disk, "inodes": inodes, "lift": lift,
+    "output": output,
     "hide": hide,
 }  # fmt: skip
 say(ways[what](most))

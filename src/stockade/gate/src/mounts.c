@@ -550,7 +550,7 @@ static int make(const struct box *box, const struct op *op)
 
 int mount_op(struct box *box, const struct op *op, const char **culprit)
 {
-	static const struct option pts[] = {{"ptmxmode", "0666"}, {"mode", "0620"}};
+	static const struct option pts[] = {{"ptmxmode", "0666"}, {"mode", "0620"}, {"max", "512"}}; /* of 3072 for all */
 	switch (op->type) {
 	case OP_DIR:
 	case OP_FILE:
@@ -569,7 +569,7 @@ int mount_op(struct box *box, const struct op *op, const char **culprit)
 						MOUNT_ATTR_NOEXEC),
 			      op->s[0], 1);
 	case OP_PTS:
-		return attach(box, new_mount("devpts", pts, 2, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC),
+		return attach(box, new_mount("devpts", pts, 3, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC),
 			      op->s[0], 1);
 	case OP_OVERLAY:
 		return overlay(box, op, culprit);

@@ -24,6 +24,7 @@
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -507,6 +508,17 @@ static void launch(const int *descriptors, unsigned count)
 	discard(bytes, size);
 }
 
+/* An usher has two descriptors of every source, and each of them two numbers for a moment. And what programs of the
+ * same user have sent and nobody received, in whatever sandbox, is compared with our limit when we send. */
+static int make_room(void)
+{
+	struct rlimit limit;
+	if (getrlimit(RLIMIT_NOFILE, &limit))
+		return -1;
+	limit.rlim_cur = limit.rlim_max;
+	return setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 int resident_main(int argc, char **argv)
 {
 	const char *kind = argc > 2 ? argv[2] : "";
@@ -526,7 +538,7 @@ int resident_main(int argc, char **argv)
 	 * an ordinary user may have 200 keys in all. Each sandbox joins one of its own all the same. */
 	wall_keyring();
 	mask = umask(0); /* modes are as the plan says; programs get the caller's mask back */
-	int owner_error = resident_own(kind) ? errno : 0, gave_up = 0;
+	int owner_error = make_room() || resident_own(kind) ? errno : 0, gave_up = 0;
 	if (!owner_error && !plain && !helped)
 		drop_mounts();
 	template_dumpable(0);

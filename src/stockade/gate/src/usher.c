@@ -23,7 +23,6 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -333,16 +332,6 @@ static int leave_host(void)
 	return unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ? -1 : 0;
 }
 
-/* Every source takes two descriptors, and each of them two numbers for a moment. */
-static int make_room(void)
-{
-	struct rlimit limit;
-	if (getrlimit(RLIMIT_NOFILE, &limit))
-		return -1;
-	limit.rlim_cur = limit.rlim_max;
-	return setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 void usher_main(struct box *box, int plan_file, const char *sabotage)
 {
 	static int held[MAX_DESCRIPTORS + PLAN_MAX_OPS + HELD_FIRST];
@@ -359,8 +348,6 @@ void usher_main(struct box *box, int plan_file, const char *sabotage)
 		refuse(box->socket, 0, OP_HELPER, errno, "subreaper");
 	if (leave_host())
 		refuse(box->socket, 0, OP_NAMESPACES, errno, "mounts");
-	if (make_room())
-		refuse(box->socket, 0, OP_HELPER, errno, "descriptors");
 	for (unsigned i = 0; i < plan->count; i++) {
 		const struct op *op = &plan->ops[i];
 		int found[2] = {-1, -1};
