@@ -28,8 +28,6 @@ from stockade.host.cgroups import scope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from stockade.gate.template import Template
 
 # The numbers of gate.h.
@@ -338,22 +336,10 @@ def _send_fds(through: socket.socket, data: bytes, descriptors: tuple[int, ...])
     except OSError as error:
         if error.errno != errno.ETOOMANYREFS:
             raise
-        with _unhindered():
+        from stockade.gate.room import unhindered
+
+        with unhindered():
             through.sendmsg(*message)
-
-
-@contextlib.contextmanager
-def _unhindered() -> Iterator[None]:
-    """Let us send although programs of the same user have much under way: our limit of open files counts."""
-    import resource
-
-    with _Shared.lock:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _milliseconds(seconds: float) -> int:
