@@ -209,11 +209,14 @@ class AsyncSandbox(Living):
                     raise
                 return process
 
-    def shell(self) -> AsyncShell:
-        """One bash for many runs: directory, variables and functions stay. It starts with the first."""
+    def shell(self, *, first: bool = False) -> AsyncShell:
+        """One bash for many runs: directory, variables and functions stay. It starts with the first.
+
+        With `first` it is process 2, the first one after the gate: nothing else may have been run before.
+        """
         from stockade.live.shell import AsyncShell
 
-        return AsyncShell(self)
+        return AsyncShell(self, first=first)
 
     def python(
         self, *, preload: Iterable[str] = (), executable: str = "python3", ipython: bool | None = None
