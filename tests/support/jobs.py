@@ -200,3 +200,9 @@ class Greeter:
     def greet(self, name: str) -> str:
         """Greet somebody."""
         return f"{self.word} {name}"
+
+    @classmethod
+    @stockade.sandboxed()
+    def called(cls, name: str) -> str:
+        """What it is called, and who."""
+        return f"{cls.__name__} {name}"

@@ -64,7 +64,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Talk, answer.Taken]:
         """The call, packed, and what may come back of it."""
-        function = carry.undecorated(function)
+        function, args = carry.bound(carry.undecorated(function), args)
         streams = not self.many and is_stream(function)
         request = carry.pack(
             function, args, kwargs, initializer=self.initializer, results=self.results, most=self.largest,
@@ -427,7 +427,7 @@ class Sandboxed(Generic[P, R]):
     __stockade__ = True
 
     def __init__(self, function: Callable[P, R], how: Options) -> None:
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, carry.checked(function, "sandboxed"))
         self.__wrapped__ = function
         self._how = how
         self.policy = how.start.policy

@@ -1,4 +1,4 @@
-"""Where a worker comes from: a Python in a sandbox of its own, for one call, fresh or a copy of a warm one."""
+"""Where a worker comes from: a Python in a sandbox of its own, fresh or a copy of a warm one."""
 
 from __future__ import annotations
 
