@@ -112,9 +112,9 @@ class AsyncSandbox(Living):
 
     def __del__(self) -> None:
         if self._box is not None:
-            import warnings
+            from stockade.sandbox import unclosed
 
-            warnings.warn("an AsyncSandbox was not closed: use `async with`", ResourceWarning, stacklevel=2)
+            unclosed.tell("an AsyncSandbox was not closed: use `async with`", self._box.owner)
             self._left_by(ResourceWarning)
             self._end(*self._taken())
 

@@ -12,7 +12,7 @@ from stockade.gate.template import Resumed
 from stockade.live.pool import Pool, checked_size
 from stockade.live.slots import Slot
 from stockade.policy import Policy
-from stockade.sandbox import scarce
+from stockade.sandbox import scarce, unclosed
 from stockade.sandbox.launch import prepare
 from stockade.sandbox.result import Result
 from stockade.sandbox.sandbox import OnExit, Sandbox, run
@@ -54,7 +54,9 @@ class WarmPython:
         self._template = template(self.policy, preload, python)
         self._command = (self._template.argv[0],)
         self._start()
+        self._owner = os.getpid()
         self._pool = _Ready(self, size, on_exit) if size else None
+        unclosed.opened(self)
 
     def _start(self) -> None:
         """Start the template, so that whoever names what cannot be loaded is told at once."""
@@ -81,10 +83,7 @@ class WarmPython:
 
     def __del__(self) -> None:
         if hasattr(self, "_pool") and not self._template.retired.is_set():
-            import warnings
-
-            words = "a WarmPython was not closed: use it in a `with` statement"
-            warnings.warn(words, ResourceWarning, stacklevel=2)
+            unclosed.tell("a WarmPython was not closed: use it in a `with` statement", self._owner)
             self.close()
 
     def code(self, code: str, args: Sequence[str] = ()) -> Sequence[str]:
