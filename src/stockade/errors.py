@@ -22,7 +22,7 @@ def one_line(text: str) -> str:
 class StockadeError(Exception):
     """The base of every error that Stockade raises itself.
 
-    `receipt` is that of the run that was refused, where there is one; `result` that of a call of a function.
+    `receipt` is that of the run that was refused or failed, where there is one; `result` how that run ended.
     """
 
     receipt: Receipt | None = None

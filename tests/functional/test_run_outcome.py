@@ -176,6 +176,20 @@ class TestCheck:
         with pytest.raises(stockade.CommandError, match="exited with 7"):
             sh("exit 7").check()
 
+    def test_the_error_has_the_result_and_the_last_words_without_control_characters(self) -> None:
+        with pytest.raises(stockade.CommandError) as caught:
+            sh("printf 'first\\n\\033[31mno such thing\\n\\n' >&2; exit 7").check()
+        assert str(caught.value) == r"exited with 7; its last words: '\x1b[31mno such thing'"
+        assert caught.value.result is not None and caught.value.result.exit_code == 7
+        assert caught.value.receipt is caught.value.result.receipt is not None
+
+    def test_a_prompt_shows_the_streams_and_not_every_wall(self) -> None:
+        assert (
+            repr(sh("echo hello")) == r"Result(outcome='exited', exit_code=0, stdout=b'hello\n', stderr=b'')"
+        )
+        long = repr(sh("yes | head -c 100000; exit 3"))
+        assert len(long) < 400 and "…" in long and "reason='exited with 3'" in long
+
     def test_a_signal_raises_as_a_failed_command(self) -> None:
         with pytest.raises(stockade.CommandError, match="SIGTERM"):
             sh("kill $$").check()

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from stockade.workspace.commit import Commit
 
 
+#: How much of a text an error or a prompt shows, and how much of the errors is searched for the last line.
+SHORT = 200
+LAST = 10_000
+
+
 class Outcome(enum.StrEnum):
     """Why a run ended. Compares equal to its name."""
 
@@ -102,8 +107,23 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         """Standard output as text; bytes that are not UTF-8 are replaced."""
         return self.stdout.decode("utf-8", "replace")
 
+    def __repr__(self) -> str:
+        """What one wants to see at a prompt; everything else is there by name."""
+        shown: dict[str, object] = {"outcome": str(self.outcome), "exit_code": self.exit_code}
+        shown |= {"stdout": self.stdout, "stderr": self.stderr}
+        if not self.ok:
+            shown["reason"] = self.reason
+        if self.changes:
+            shown["changes"] = len(self.changes)
+        return (
+            f"{type(self).__name__}({', '.join(f'{name}={_short(value)}' for name, value in shown.items())})"
+        )
+
     def check(self) -> Result:
-        """Raise the error that matches the outcome, unless all is well."""
+        """Raise the error that matches the outcome, unless all is well.
+
+        The error has this result as its `result`, and says what the command said last.
+        """
         if self.ok:
             return self
         kinds = {
@@ -113,4 +133,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
             Outcome.DENIED: DeniedError,
             Outcome.SETUP_FAILED: SetupError,
         }
-        raise kinds.get(self.outcome, CommandError)(self.reason, hint=self.hint)
+        lines = [] if self.hint else self.stderr[-LAST:].decode("utf-8", "replace").split("\n")
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        last = f"; its last words: {_short(said)}" if said else ""
+        error = kinds.get(self.outcome, CommandError)(f"{self.reason}{last}", hint=self.hint)
+        error.result, error.receipt = self, self.receipt
+        raise error
+
+
+def _short(value: object) -> str:
+    """As Python writes it, which escapes control characters; cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= SHORT else f"{text[: SHORT - 1]}…"

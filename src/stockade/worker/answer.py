@@ -156,16 +156,10 @@ def _ended(result: Result) -> Exception:
         result.check()
     except CommandError as error:
         why = f"the interpreter of the function ended: {error.message}"
-        return WorkerDiedError(why, hint=error.hint or last_line(result.stderr))
+        return WorkerDiedError(why, hint=error.hint)
     except StockadeError as error:
         return error
     return WorkerDiedError("the interpreter of the function ended before it did")
-
-
-def last_line(stderr: bytes) -> str:
-    """What a dead interpreter printed last."""
-    lines = stderr[-10000:].decode("utf-8", "replace").strip().splitlines()
-    return visible(lines[-1])[:500] if lines else ""
 
 
 def raised(content: bytearray, taken: Taken, *, begun: bool) -> Exception:
