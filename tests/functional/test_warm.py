@@ -337,6 +337,26 @@ class TestRefusals:
             WarmPython()
 
 
+class TestInAnEventLoop:
+    def test_code_and_a_sandbox_to_live_in(self, python: WarmPython) -> None:
+        async def main() -> list[str]:
+            many = [python.aio("import sys; print(sys.argv[1:])", args=[str(n)]) for n in range(3)]
+            async with python.async_sandbox() as box:
+                await box.run(python.code("open('/tmp/x', 'w').write('kept')"))
+                return [
+                    found.text for found in (*await asyncio.gather(*many), await box.run(["cat", "/tmp/x"]))
+                ]
+
+        assert asyncio.run(main()) == ["['0']\n", "['1']\n", "['2']\n", "kept"]
+
+    def test_a_cancelled_one_is_ended_first(self, python: WarmPython) -> None:
+        async def main() -> None:
+            await asyncio.wait_for(python.aio("import time; time.sleep(60)", grace=0), 0.3)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(main())
+
+
 class TestFunctions:
     """A call in a copy is as one in an interpreter of its own."""
 
