@@ -271,7 +271,7 @@ static _Noreturn void finish(const struct box *box, struct watch *watch)
 			;
 	}
 	report(box, watch);
-	if (box->first) {
+	if (box->first) { /* what is left must not become PID 1's, see above */
 		sys_close_range(0, ~0u);
 		while (waitpid(-1, NULL, 0) > 0 || errno == EINTR)
 			;
