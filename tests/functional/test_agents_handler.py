@@ -181,7 +181,7 @@ def test_an_agent_cannot_reach_the_registry(stockade_home: Path) -> None:
 
 def test_a_large_result_and_a_method_come_back(stockade_home: Path) -> None:
     assert talker(3_000_000) == "x" * 3_000_000
-    assert Keeper().times(4) == 12
+    assert Keeper().times(4) == 12 and Keeper.thrice(4) == 12
 
 
 def test_a_killed_call_says_so_under_its_own_policy(stockade_home: Path, tmp_path: Path) -> None:
@@ -202,9 +202,11 @@ def test_a_killed_call_says_so_under_its_own_policy(stockade_home: Path, tmp_pat
 def test_two_agents_never_share_a_name(stockade_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handler, "_handlers", dict(handler._handlers))
     with pytest.raises(PolicyError, match="would be another"):
-        stockade.agent("adder")(lambda: None)
+        stockade.agent("adder")(gathered)
+    with pytest.raises(PolicyError, match="is a lambda"):
+        stockade.agent("nobody")(lambda: None)
     with pytest.raises(PolicyError, match="is not a name"):
-        stockade.agent("no/name")(lambda: None)
+        stockade.agent("no/name")(gathered)
     with pytest.raises(PolicyError, match="the agent's name decides it"):
         stockade.agent("adder", policy=stockade.Policy())
     registry.add(str(stockade_home), "adder", "letters")

@@ -50,6 +50,10 @@ class TestCalls:
         assert jobs.decorated(21) == 42
         greet = Greeter("hello").greet
         assert greet("ada") == greet.call("ada").value == "hello ada"
+        # As Python calls it before 3.13, and since.
+        assert Greeter.called("ada") == vars(Greeter)["called"].__func__(Greeter, "ada") == "Greeter ada"
+        with pytest.raises(PolicyError, match="is a classmethod already"):
+            sandboxed()(classmethod(jobs.add))  # type: ignore[arg-type]
         assert jobs.decorated.__name__ == "decorated" and "sandboxed" in repr(jobs.decorated)
         assert call(partial(jobs.add, 40), (2,)).value == 42
         assert call("a-b".split, ("-",)).value == ["a", "b"]

@@ -58,13 +58,15 @@ def test_the_hosts_network() -> None:
 
 
 def test_a_living_sandbox() -> None:
-    with Sandbox() as box:
+    with Sandbox() as box, box.shell(first=True) as shell:
+        assert shell.run("echo $$").text == "2\n"
         for number in range(20):
             assert box.run(["echo", str(number)], timeout=60).text == f"{number}\n"
         assert box.run(["no-such-command"]).exit_code == 127
         assert box.run(["true"], cwd="/none").exit_code == 125
         assert box.run(["sleep", "60"], timeout=0.2).outcome == "timed-out"
         assert box.run(["echo", *["y" * 1000] * 1000]).ok
+        assert shell.run("sleep 60", timeout=0.2).outcome == "timed-out"
         assert box.run([""]).exit_code == 127
         assert box.run(["a" * 5000], env={"PATH": ":".join(["/" + "p" * 200] * 50) + "::"}).exit_code != 0
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -216,3 +218,23 @@ def test_the_host_program_may_wait_for_any_child() -> None:
             pass
         raise ChildProcessError
     stockade.run(["true"]).check()
+
+
+#: Nobody closes any of them, or lets go of one before the interpreter takes itself apart.
+UNCLOSED = """
+import asyncio, stockade
+python = stockade.WarmPython(size=0)
+box, later, other = python.sandbox(), stockade.AsyncSandbox(), stockade.Sandbox()
+box.open(); other.open(); asyncio.run(later.open())
+shell, job = other.shell(), other.background(["sleep", "60"])
+print(box.run(["echo", "here"]).text + shell.run("echo there").text, end="")
+"""
+
+
+def test_what_nobody_closed_is_closed_at_the_end_of_the_interpreter_and_said(stockade_home: Path) -> None:
+    command = [sys.executable, "-W", "always::ResourceWarning", "-c", UNCLOSED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("here\nthere\n", 0)
+    said = [line for line in done.stderr.splitlines() if not line.startswith(" ")]
+    assert len(said) == 4 and all("ResourceWarning: a" in line for line in said), done.stderr
+    assert os.listdir(stockade_home / "run") == []

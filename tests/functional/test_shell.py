@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stockade import AsyncSandbox, Policy, PolicyError, Sandbox, SetupError
+from stockade import AsyncSandbox, Control, Policy, PolicyError, Sandbox, SetupError, UnsupportedError
 from stockade.live import family, talk
 from stockade.live.shell import Shell
 from stockade.live.talk import Answers, Told
@@ -20,6 +20,7 @@ from stockade.live.talk import Answers, Told
 #: Where the driver answers.
 ANSWERS = 253
 EVERY_BYTE = bytes(range(256)) * 40
+WITHOUT_BASH = Policy(deny=["/usr/bin/bash", "/bin/bash"])
 
 
 @pytest.fixture
@@ -267,7 +268,54 @@ class TestItsEnd:
         shell.close()
 
 
-WITHOUT_BASH = Policy(deny=["/usr/bin/bash", "/bin/bash"])
+class TestTheFirstProcess:
+    def test_it_is_process_two_and_its_end_is_that_of_its_run_alone(self) -> None:
+        with Sandbox() as box:
+            with box.shell(first=True) as shell:
+                assert shell.run("echo $$ $PPID").text == "2 1\n"
+                assert shell.run("sleep 60", timeout=0.2).outcome == "timed-out"
+                shell.run("setsid sleep 1111 >/dev/null 2>&1 & disown")
+                box.run(["sh", "-c", "setsid sleep 2222 >/dev/null 2>&1 &"])
+                assert box.run(["pgrep", "-cx", "sleep"]).text == "2\n"
+                assert shell.run("echo $$; exit 3").text == "2\n"
+                box.pause()
+                box.resume()
+            while (found := box.run(["pgrep", "-ax", "sleep"]).text.splitlines()) != found[-1:]:
+                pass
+            assert found[0].endswith("2222")
+
+    def test_time_is_kept_and_used_up_as_by_any(self) -> None:
+        code = "(trap '' TERM; while :; do :; done) & trap '' INT TERM; while :; do :; done"
+        with Sandbox() as box, box.shell(first=True) as shell:
+            result = shell.run(code, timeout=0.2, grace=0.1)
+            assert result.outcome == "timed-out" and result.usage.cpu > 0.1
+            assert "first process" in result.hint
+            assert box.run(["pgrep", "bash"]).exit_code == 1
+
+    def test_it_is_refused_where_that_number_is_taken(self) -> None:
+        with Sandbox() as box, box.shell(first=True) as shell, box.shell(first=True) as other:
+            shell.run("true")
+            with pytest.raises(SetupError, match="has had its first process") as caught:
+                other.run("true")
+            assert "new sandbox" in caught.value.hint
+            shell.run("exec true")
+            with pytest.raises(SetupError, match="has had its first process"):
+                shell.run("true")
+            assert box.run(["true"]).ok
+
+    def test_it_is_refused_without_bash_and_without_a_pid_namespace(self) -> None:
+        with Sandbox(WITHOUT_BASH) as box, pytest.raises(SetupError, match="no bash inside"):
+            box.shell(first=True).run("true")
+        policy = Policy(backend="landlock", net="open", accept=list(Control))
+        with Sandbox(policy) as box, pytest.raises(UnsupportedError, match="pid namespace"):
+            box.shell(first=True).run("true")
+
+    def test_the_same_with_await(self) -> None:
+        async def main() -> str:
+            async with AsyncSandbox() as box, box.shell(first=True) as shell:
+                return (await shell.run("echo $$")).text
+
+        assert asyncio.run(main()) == "2\n"
 
 
 class TestWithoutBash:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import stat
@@ -14,7 +15,19 @@ from typing import Any
 import pytest
 
 import stockade
-from stockade import Policy, PolicyError, Result, Sandbox, SetupError, WarmPython
+from stockade import (
+    Policy,
+    PolicyError,
+    Result,
+    Sandbox,
+    SandboxExecutor,
+    SetupError,
+    WarmPython,
+    sandboxed,
+)  # fmt: skip
+from stockade.worker.answer import FunctionError
+from stockade.worker.functions import call, stream
+from support import jobs
 from support.warm import environment, template_pid
 
 
@@ -200,6 +213,10 @@ class TestLivingSandboxes:
             for policy in (Policy(), Policy(write=[str(workspace / "new")]), Policy(env={"A": "1"})):
                 assert stockade.run(other.code("print(1)"), policy).text == "1\n"
 
+    def test_nor_does_one_that_says_what_may_be_executed(self, python: WarmPython) -> None:
+        with pytest.raises(PolicyError, match="a copy of a template is not executed"):
+            stockade.run(python.code("pass"), Policy(exec=["/usr/bin/true"]))
+
     def test_the_gate_itself_refuses_it(self, python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("stockade.sandbox.sandbox.goes_on", lambda *_: True)
         with Sandbox() as box:
@@ -318,6 +335,62 @@ class TestRefusals:
         monkeypatch.setattr("stockade.backends.native.Native.copies", False)
         with pytest.raises(stockade.UnsupportedError, match="native backend does not"):
             WarmPython()
+
+
+class TestInAnEventLoop:
+    def test_code_and_a_sandbox_to_live_in(self, python: WarmPython) -> None:
+        async def main() -> list[str]:
+            many = [python.aio("import sys; print(sys.argv[1:])", args=[str(n)]) for n in range(3)]
+            async with python.async_sandbox() as box:
+                await box.run(python.code("open('/tmp/x', 'w').write('kept')"))
+                return [
+                    found.text for found in (*await asyncio.gather(*many), await box.run(["cat", "/tmp/x"]))
+                ]
+
+        assert asyncio.run(main()) == ["['0']\n", "['1']\n", "['2']\n", "kept"]
+
+    def test_a_cancelled_one_is_ended_first(self, python: WarmPython) -> None:
+        async def main() -> None:
+            await asyncio.wait_for(python.aio("import time; time.sleep(60)", grace=0), 0.3)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(main())
+
+
+class TestFunctions:
+    """A call in a copy is as one in an interpreter of its own."""
+
+    def test_values_exceptions_and_streams(self, python: WarmPython) -> None:
+        value, result = call(jobs.world, warm=python)
+        assert value == (True, call(jobs.world).value[1], False) and result.receipt is not None
+        with pytest.raises(KeyError) as caught:
+            call(jobs.fail, ("KeyError", "x"), warm=python)
+        assert "in fail" in caught.value.traceback  # type: ignore[attr-defined]
+        assert list(stream(jobs.count, (3,), warm=python)) == [0, 1, 2]
+
+    def test_an_executor_and_an_event_loop(self, python: WarmPython) -> None:
+        with SandboxExecutor(max_workers=2, warm=python) as executor:
+            assert list(executor.map(jobs.add, [1, 2])) == [2, 3]
+        assert asyncio.run(sandboxed(warm=python)(jobs.later)(5)) == 5  # type: ignore[arg-type]
+
+    def test_the_policy_is_the_templates_or_one_that_it_was_made_for(
+        self, python: WarmPython, workspace: Path
+    ) -> None:
+        how = sandboxed(Policy(env={"A": "1"}), warm=python)(jobs.add)
+        assert sandboxed(warm=python)(jobs.add).policy is python.policy and how(1) == 2
+        for policy in (Policy(workspace=str(workspace)), Policy(exec=["/usr/bin/*"])):
+            with pytest.raises(PolicyError):
+                call(jobs.add, (1,), policy=policy, warm=python)
+        with pytest.raises(PolicyError, match="a WarmPython has one"):
+            call(jobs.add, (1,), executable="/usr/bin/python3", warm=python)
+
+    def test_a_template_that_knows_stockade_takes_no_call(self, tmp_path: Path) -> None:
+        own = environment(tmp_path / "env", stockade="")
+        python = WarmPython(preload=["stockade"], python=own, size=0)
+        with python, pytest.raises(FunctionError, match="preloaded has imported stockade"):
+            call(jobs.add, (1,), warm=python)
+        with pytest.raises(SetupError, match="WarmPython is closed"):
+            call(jobs.add, (1,), warm=python)
 
 
 def test_a_word_for_it_is_a_command_like_any_other(python: WarmPython) -> None:

@@ -66,3 +66,8 @@ class Keeper:
     @stockade.agent("method")
     def times(self, number: int) -> int:
         return number * self.factor
+
+    @classmethod
+    @stockade.agent("class-method")
+    def thrice(cls, number: int) -> int:
+        return number * cls.factor

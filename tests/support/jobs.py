@@ -47,6 +47,11 @@ def sized(count: int) -> bytes:
     return bytes(count)
 
 
+def world() -> tuple[bool, list[str], bool]:
+    """Whether numpy is there unasked, how Python was started, and whether it looks here first."""
+    return "numpy" in sys.modules, sys.argv, "" in sys.path
+
+
 def fail(kind: str, *args: Any) -> None:
     """Raise what is asked for."""
     kinds: dict[str, type[BaseException]] = {"own": OwnError, "exit": SystemExit, "stop": StopIteration}
@@ -195,3 +200,9 @@ class Greeter:
     def greet(self, name: str) -> str:
         """Greet somebody."""
         return f"{self.word} {name}"
+
+    @classmethod
+    @stockade.sandboxed()
+    def called(cls, name: str) -> str:
+        """What it is called, and who."""
+        return f"{cls.__name__} {name}"

@@ -39,12 +39,19 @@ class Handler(Generic[P, R]):
     __stockade__ = True
 
     def __init__(self, function: Callable[P, R], name: str, category: str, options: dict[str, Any]) -> None:
-        self.__wrapped__ = function
+        from stockade.worker.carry import checked
+
+        self.__wrapped__ = checked(function, "agent")
         self.name, self.category = registry.checked(name), category
         if category:
             registry.checked(category, "category")
         self._options = options
         functools.update_wrapper(self, function)
+        if getattr(function, "__name__", "") == "<lambda>":
+            raise PolicyError(
+                f"the agent {name!r} is a lambda, which has no name that tells it from others",
+                hint="define it with `def` at the top of a module",
+            )
         mine = (str(getattr(function, "__module__", "")), str(getattr(function, "__qualname__", name)))
         if _handlers.setdefault(name, mine) != mine:
             raise PolicyError(

@@ -15,7 +15,7 @@ class Bar(msgspec.Struct, frozen=True):
     at: float
     about: str
     better: Literal["lower", "higher"] = "lower"
-    unit: Literal["×", "/s", "bytes", "walls"] = "×"
+    unit: Literal["×", "/s", "ms", "bytes", "walls"] = "×"
     #: Aimed at and shown, but missing it is no failure.
     aim: bool = False
     #: Does not vary from run to run: no slack.
@@ -52,6 +52,16 @@ BARS = {
     "warm/print": Bar(0.5, "time of print(1) in a fresh warm sandbox, by that of a bare python -c pass"),
     "warm/numpy": Bar(0.1, "time to use numpy in a fresh warm sandbox, by that of a bare import of it"),
     "warm/rate": Bar(250, "fresh warm sandboxes per second with two workers", "higher", "/s", aim=True),
+    "warm/run": Bar(
+        1.5, "time of /bin/true in a sandbox that lives, by that of a bare posix_spawn", aim=True
+    ),
+    "shell/run": Bar(1.0, "time of `true` in a shell of a sandbox that lives", unit="ms", aim=True),
+    "shell/memory": Bar(
+        1.5e6,
+        "memory of a sandbox with a shell: its gates, bash, its supervisor's growth",
+        unit="bytes",
+        aim=True,
+    ),
     "start/import": Bar(2.0, "time to import stockade in a new interpreter, by that of an empty one"),
     "start/run": Bar(5.0, "time of `stockade run -- true`, by that of an empty interpreter"),
     "walls/open": Bar(0, "attacks of the probe that get through", unit="walls", exact=True),

@@ -31,7 +31,7 @@ PYTHON = ("/usr/bin/python3", "-I", "-S", "-c")
 SHARED_MEMORY = "/dev/shm"
 RUNS_PER_TURN = 5
 HEAP = 10**9
-IDLE = 20
+IDLE, SHELLS = 20, 200
 MANY, QUITE_MANY = 100_000, 20_000
 
 
@@ -248,19 +248,23 @@ def _made(ground: Ground) -> Section:
 
 def memory(ground: Ground) -> Section:
     """What idle sandboxes weigh in user space, and the gate's executable on disk."""
-    with peers({OURS: Job(ground.contenders[OURS], "hold").argv()}) as found:
-        peer = found[OURS]
+    figure, notes = _held("memory/sandbox", Job(ground.contenders[OURS], "hold"), IDLE)
+    return Section((figure, Figure("memory/gate", os.stat(gate.executable()).st_size)), notes=notes)
+
+
+def _held(name: str, job: Job, count: int) -> tuple[Figure, tuple[str, ...]]:
+    """What each of many adds to the memory of a process and all below it, and what is to be said of that."""
+    with peers({name: job.argv()}) as found:
+        peer = found[name]
         peer.ask("0")
         before, _ = weight(peer.process.pid)
-        peer.ask(str(IDLE))
+        peer.ask(str(count))
         after, estimated = weight(peer.process.pid)
     notes = () if not estimated else (
-        f"memory/sandbox is an upper bound: {estimated} gates could only be counted by their resident size "
+        f"{name} is an upper bound: {estimated} gates could only be counted by their resident size "
         "(root could read their share of what is shared)",
     )  # fmt: skip
-    size = os.stat(gate.executable()).st_size
-    figures = (Figure("memory/sandbox", (after - before) / IDLE), Figure("memory/gate", size))
-    return Section(figures, notes=notes)
+    return Figure(name, (after - before) / count), notes
 
 
 def weight(pid: int) -> tuple[int, int]:
@@ -318,8 +322,29 @@ def receipt(ground: Ground) -> Section:
 
 
 def warm(ground: Ground) -> Section:
-    """Code in sandboxes that are copies of an interpreter, against an interpreter that is started."""
-    return warmth.measure(ground.rounds(12, 60), 0.5 if ground.quick else 1.0)
+    """What is ready against what is started: an interpreter in sandboxes that are its copies, a sandbox."""
+    code = warmth.measure(ground.rounds(12, 60), 0.5 if ground.quick else 1.0)
+    ways = {
+        "living, /bin/true": Job(ground.contenders[OURS], "again"),
+        "bare, /bin/true": Job(ground.contenders[SPAWN], "times"),
+    }
+    with peers({name: job.argv() for name, job in ways.items()}) as found:
+        turns = {name: run_times(peer) for name, peer in found.items()}
+        times = interleaved(turns, ground.rounds(12, 60))
+    value = ratio(*(list(map(middle, times[name])) for name in ways))
+    timings = {name: timing(list(chain(*turns))) for name, turns in times.items()}
+    return Section((*code.figures, Figure("warm/run", value)), {**code.timings, **timings}, code.notes)
+
+
+def shell(ground: Ground) -> Section:
+    """A shell that lives: a run in it, with all that the library does around it, and what it weighs."""
+    with peers({OURS: Job(ground.contenders[OURS], "shell", command=("true",)).argv()}) as found:
+        turns = interleaved({OURS: run_times(found[OURS])}, ground.rounds(12, 60))[OURS]
+    taken = timing(list(chain(*turns)))
+    # An ordinary user cannot have many more: each takes one of 200 keys (sysctl kernel.keys.maxkeys).
+    count = ground.rounds(IDLE, SHELLS if os.geteuid() == 0 else IDLE)
+    figure, notes = _held("shell/memory", Job(ground.contenders[OURS], "shells"), count)
+    return Section((Figure("shell/run", taken.median), figure), {"a run of `true`": taken}, notes)
 
 
 def start(ground: Ground) -> Section:
@@ -389,6 +414,7 @@ SECTIONS: dict[str, Callable[[Ground], Section]] = {
     "workspace": workspace,
     "receipt": receipt,
     "warm": warm,
+    "shell": shell,
     "start": start,
     "walls": walls,
 }

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import mmap
+import resource
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Literal
 
 import msgspec
@@ -21,11 +23,12 @@ PAGE = 4096
 
 class Job(msgspec.Struct, frozen=True):
     """times: a line is a number of runs, answered by their milliseconds. rate: a line is seconds,
-    answered by the runs that ended in them. again: as times, in one living sandbox.
-    hold: a line is how many idle sandboxes to have. pass: run one command on our own streams."""
+    answered by the runs that ended in them. again: as times, in one living sandbox; shell: in a shell there.
+    hold: a line is how many idle sandboxes to have; shells: each with a shell. pass: run one command on our
+    own streams."""
 
     contender: Contender
-    do: Literal["times", "rate", "again", "hold", "pass"]
+    do: Literal["times", "rate", "again", "shell", "hold", "shells", "pass"]
     threads: int = 1
     heap: int = 0
     command: tuple[str, ...] = TRUE
@@ -41,7 +44,8 @@ def main() -> int:
     if job.do == "pass":
         return job.contender.pass_through(job.command)
     heap = _ballast(job.heap)
-    {"times": _times, "rate": _rate, "again": _again, "hold": _hold}[job.do](job)
+    ways = {"times": _times, "rate": _rate, "again": _again, "shell": _shell, "hold": _hold, "shells": _hold}
+    ways[job.do](job)
     del heap
     return 0
 
@@ -65,6 +69,13 @@ def _again(job: Job) -> None:
 
     with Sandbox(job.contender.policy()) as box:
         _timed(lambda command: box.run(command).check().stdout, job)
+
+
+def _shell(job: Job) -> None:
+    from stockade import Sandbox
+
+    with Sandbox(job.contender.policy()) as box, box.shell() as shell:
+        _timed(lambda command: shell.run(command[0]).check().stdout, job)
 
 
 def _timed(run: Run, job: Job) -> None:
@@ -100,14 +111,17 @@ def _hold(job: Job) -> None:
     from stockade import Sandbox
 
     job.contender.runner()(job.command)
-    boxes: list[Sandbox] = []
-    for line in sys.stdin:
-        while len(boxes) < int(line):
-            boxes.append(Sandbox(job.contender.policy()))
-            boxes[-1].open()
-        print(len(boxes), flush=True)
-    for box in boxes:
-        box.close()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with ExitStack() as stack:
+        count = 0
+        for line in sys.stdin:
+            while count < int(line):
+                box = stack.enter_context(Sandbox(job.contender.policy()))
+                if job.do == "shells":
+                    stack.enter_context(box.shell()).run("true").check()
+                count += 1
+            print(count, flush=True)
 
 
 if __name__ == "__main__":

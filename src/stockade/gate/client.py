@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # The numbers of gate.h.
 FAILED, BORN, MOUNTED, READY, TERMINAL, STARTED, EXEC_FAILED, EXITED, ROOTS, STOPPED = range(1, 11)
 EXEC, SIGNAL, END, WATCH, SHOW_ROOTS, TIME = range(1, 7)
-KEPT, TELL, ENTER, ON_TERMINAL, BEHIND, MORE, RESUME = 1, 2, 4, 8, 64, 128, 256
+KEPT, TELL, ENTER, ON_TERMINAL, BEHIND, MORE, RESUME, FIRST = 1, 2, 4, 8, 64, 128, 256, 512
 #: By the number of the stream that is none of the terminal's.
 APART = {1: 16, 2: 32}
 EVERYTHING, GIVE_FRONT, GIVE_BEHIND = 1, 2, 4
@@ -235,6 +235,7 @@ class Connection(Channel):
             | (MORE if more else 0)
             | (TELL if program.tell else 0)
             | (RESUME if program.resumed else 0)
+            | (FIRST if program.first else 0)
             | (0 if entrance is None else ENTER)
         )
         lines, columns = program.size
@@ -327,6 +328,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     behind: bool = False
     #: Nothing is executed: it goes on in a copy of the sandbox's template, as `argv` says.
     resumed: bool = False
+    #: It is process 2 inside, or refused.
+    first: bool = False
 
 
 def _send_fds(through: socket.socket, data: bytes, descriptors: tuple[int, ...]) -> None:

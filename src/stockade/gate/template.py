@@ -39,6 +39,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def check(self, resolved: Resolved) -> None:
         """Refuse a sandbox of another policy where it may have loaded what that hides or lets be changed."""
+        check_policy(resolved.policy)
         if resolved.policy == self.policy:
             return
         for tree in not_loaded_from(resolved):
@@ -70,6 +71,15 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             f"the template did not start: {said or ('it ended' if ready else late)}",
             stage="template",
             hint=f"see what `{self.argv[0]} -I` says to the same imports",
+        )
+
+
+def check_policy(policy: Policy) -> None:
+    """Refuse what no copy of a template can have."""
+    if policy.exec is not None:
+        raise PolicyError(
+            "exec: a copy of a template is not executed, so that no list of programs could refuse it",
+            hint="leave `exec` out, or run python3 as a command",
         )
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from stockade.errors import PolicyError, SetupError
 from stockade.live.slots import Slot
 from stockade.policy import Policy
+from stockade.sandbox import unclosed
 from stockade.sandbox.result import Outcome, Result
 from stockade.sandbox.sandbox import OnExit, Sandbox
 from stockade.sandbox.streams import Sink
@@ -68,7 +69,7 @@ class Pool:
         self._on_exit: OnExit = on_exit
         self._closed = False
         self._begin()
-        atexit.register(self.close)
+        unclosed.first(self.close)
 
     def _begin(self) -> None:
         self._owner = os.getpid()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stockade.errors import SetupError
+from stockade.errors import SetupError, UnsupportedError
 from stockade.gate import client
 from stockade.live import bash, posix
 from stockade.live.line import Line, opening, refused
@@ -40,6 +40,8 @@ class Session:
     name = "session"
     state = ""
     program = ""
+    #: Whether it is the sandbox's first process after the gate.
+    first = False
 
     def __init__(self, sandbox: Living) -> None:
         self._living = sandbox
@@ -59,9 +61,7 @@ class Session:
             lost = self._line.box is box
             self._let_go()
         if self._line is None:
-            # The policy's time is that of one run.
-            program = msgspec.structs.replace(driver.program, wall=None)
-            opened = yield from opening(box, program, events)
+            opened = yield from self._opened(box, driver.program, events)
             if isinstance(opened, client.Reply):
                 refused = Ended(reply=opened, wall=0)
                 return None, self._living._judged(refused, driver.program, prepared, box, account)
@@ -82,6 +82,19 @@ class Session:
 
         return told, self._living._judged(ended, run.program, prepared, box, account, revised)
 
+    def _opened(self, box: Box, program: client.Program, events: Events) -> Steps[Line | client.Reply]:
+        """A driver that was started, or why that was refused."""
+        # The policy's time is that of one run.
+        program = msgspec.structs.replace(program, wall=None, first=self.first)
+        opened = yield from opening(box, program, events)
+        if isinstance(opened, client.Reply) and opened.text == "first":
+            raise SetupError(
+                "the sandbox has had its first process, so this shell cannot be that",
+                stage=self.name,
+                hint="run nothing before it, take a new sandbox when it has ended, or leave `first` out",
+            )
+        return opened
+
     def _account(self, code: str, who: Who | Mapping[str, str] | None) -> Account:
         """The account of one run: its command is the driver and the code."""
         readable = code.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
@@ -90,6 +103,10 @@ class Session:
     def _said(self, result: Result, told: Told | None) -> Result:
         """The result with what the driver says of its outcome."""
         return result
+
+    @property
+    def _next(self) -> str:
+        return "a new sandbox has another first process" if self.first else "the next run starts a fresh one"
 
     def _first(self) -> bytes:
         """What a new driver is sent before anything else."""
@@ -106,7 +123,7 @@ class Session:
         return replace(
             result,
             reason=f"the {self.name} ended {how}".replace(" :", ":"),
-            hint=f"{self.state} went with it; the next run starts a fresh one",
+            hint=f"{self.state} went with it; {self._next}",
         )
 
     def _let_go(self) -> None:
@@ -139,18 +156,27 @@ class Bash(Session):
 
     def _inside(self, box: Box, prepared: Prepared, files: int, events: Events) -> Steps[ModuleType]:
         """What there is inside, found out by starting it; bash where there is neither."""
+        if self.first and prepared.plan.plain:
+            raise UnsupportedError(
+                "without a pid namespace a shell cannot be the sandbox's first process",
+                hint='shell() without `first`, or a backend that has one: "native", "bwrap"',
+            )
         if self._driver is None and self._line is None and not self._closed:
             yield from calm(box)
             for driver in (bash, posix):
                 run = command(prepared, driver.command(files), env=None, cwd=None, timeout=None, kept=True)
-                # The policy's time is that of one run.
-                program = msgspec.structs.replace(run.program, wall=None)
-                opened = yield from opening(box, program, events)
+                opened = yield from self._opened(box, run.program, events)
                 refusal = opened if isinstance(opened, client.Reply) else (yield from refused(opened, events))
                 if isinstance(opened, Line) and refusal is None:
                     self._line, self._driver = opened, driver
                 if refusal is None or refusal.error not in (errno.ENOENT, errno.EACCES):
                     break
+                if self.first:
+                    raise SetupError(
+                        "there is no bash inside that could be the first process",
+                        stage=self.name,
+                        hint="shell() without `first` is an sh then",
+                    )
         return self._driver or bash
 
     def _asking(
@@ -185,12 +211,14 @@ class Shell(Bash):
 
     Directory, variables, functions and jobs stay from run to run, also after `exit`, `set -e` and a
     timeout (but for the list of jobs). When the shell itself is gone, the result says so, and the next run
-    starts a fresh one. Several threads may use it; one run waits for the other. Each run has the timeout
-    or `limits.wall`, whichever is shorter. Where no bash is there inside it is `sh`, which `exit` ends.
+    starts a fresh one, unless it was the `first` process. Several threads may use it; one run waits for the
+    other. Each run has the timeout or `limits.wall`, whichever is shorter. Where no bash is
+    there inside it is `sh`, which `exit` ends.
     """
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: Sandbox, *, first: bool = False) -> None:
         super().__init__(sandbox)
+        self.first = first
         self._sandbox = sandbox
         self._lock = threading.Lock()
 
@@ -240,10 +268,11 @@ class Shell(Bash):
 class AsyncShell(Bash):
     """One bash in an `AsyncSandbox`; as `Shell`, with `await`. A cancelled run is interrupted."""
 
-    def __init__(self, sandbox: AsyncSandbox) -> None:
+    def __init__(self, sandbox: AsyncSandbox, *, first: bool = False) -> None:
         import asyncio
 
         super().__init__(sandbox)
+        self.first = first
         self._sandbox = sandbox
         self._lock = asyncio.Lock()
 

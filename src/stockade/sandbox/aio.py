@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, TypeVar
 
 from stockade.policy import Policy
-from stockade.sandbox.launch import Box, Prepared
+from stockade.receipt.account import Account, named
+from stockade.sandbox.launch import Box, Prepared, prepare
 from stockade.sandbox.process import PIPE, Parts, Started, late
 from stockade.sandbox.result import Result
-from stockade.sandbox.sandbox import Living, OnExit, command
+from stockade.sandbox.sandbox import Living, OnExit, command, one_shot, way, words
 from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.streams import Sink
-from stockade.sandbox.supervise import GRACE, Ended
+from stockade.sandbox.supervise import GRACE, Ended, Run, template_of
 
 if TYPE_CHECKING:
     from stockade.live.background import AsyncBackground
@@ -63,6 +64,34 @@ async def drive(work: Steps[T], events: Events) -> T:
         return done.value  # type: ignore[no-any-return]
     finally:
         loop.remove_reader(events.fileno())
+
+
+async def run(
+    cmd: Sequence[str],
+    policy: Policy,
+    *,
+    input: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    timeout: float | None = None,
+    grace: float = GRACE,
+    on_stdout: Sink | None = None,
+    on_stderr: Sink | None = None,
+    on_exit: OnExit = "keep",
+    who: Who | Mapping[str, str] | None = None,
+) -> Result:
+    """Run one command in a sandbox of its own, as `sandbox.run` does. A cancelled one is ended first."""
+    account = Account(policy, words(cmd), named(who))
+    with account.telling(), Events() as events:
+        prepared = account.prepared = prepare(policy, command=words(cmd), template=template_of(cmd))
+
+        def made() -> Run:
+            return command(
+                prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
+                on_stdout=on_stdout, on_stderr=on_stderr, kept=False, meanwhile=account.ready,
+            )  # fmt: skip
+
+        return await drive(one_shot(prepared, made, account, events, way(on_exit)), events)
 
 
 class AsyncSandbox(Living):
@@ -112,9 +141,9 @@ class AsyncSandbox(Living):
 
     def __del__(self) -> None:
         if self._box is not None:
-            import warnings
+            from stockade.sandbox import unclosed
 
-            warnings.warn("an AsyncSandbox was not closed: use `async with`", ResourceWarning, stacklevel=2)
+            unclosed.tell("an AsyncSandbox was not closed: use `async with`", self._box.owner)
             self._left_by(ResourceWarning)
             self._end(*self._taken())
 
@@ -209,11 +238,14 @@ class AsyncSandbox(Living):
                     raise
                 return process
 
-    def shell(self) -> AsyncShell:
-        """One bash for many runs: directory, variables and functions stay. It starts with the first."""
+    def shell(self, *, first: bool = False) -> AsyncShell:
+        """One bash for many runs: directory, variables and functions stay. It starts with the first.
+
+        With `first` it is process 2, the first one after the gate: nothing else may have been run before.
+        """
         from stockade.live.shell import AsyncShell
 
-        return AsyncShell(self)
+        return AsyncShell(self, first=first)
 
     def python(
         self, *, preload: Iterable[str] = (), executable: str = "python3", ipython: bool | None = None

@@ -322,11 +322,14 @@ class Used:
 class Opening:
     """What else a `Sandbox` opens: things that live longer than one command."""
 
-    def shell(self) -> Shell:
-        """One bash for many runs: directory, variables and functions stay. It starts with the first."""
+    def shell(self, *, first: bool = False) -> Shell:
+        """One bash for many runs: directory, variables and functions stay. It starts with the first.
+
+        With `first` it is process 2, the first one after the gate: nothing else may have been run before.
+        """
         from stockade.live.shell import Shell
 
-        return Shell(cast("Sandbox", self))
+        return Shell(cast("Sandbox", self), first=first)
 
     def python(
         self, *, preload: Iterable[str] = (), executable: str = "python3", ipython: bool | None = None

@@ -95,6 +95,9 @@ class Living:
                 prepared.close(discard=True)
                 raise
         self._prepared = prepared
+        from stockade.sandbox import unclosed
+
+        unclosed.opened(self)
 
     def _opened(self) -> tuple[Box, Prepared]:
         if self._box is None or self._prepared is None:
@@ -319,11 +322,9 @@ class Sandbox(Opening, Living):
 
     def __del__(self) -> None:
         if self._box is not None:
-            import warnings
+            from stockade.sandbox import unclosed
 
-            warnings.warn(
-                "a Sandbox was not closed: use it in a `with` statement", ResourceWarning, stacklevel=2
-            )
+            unclosed.tell("a Sandbox was not closed: use it in a `with` statement", self._box.owner)
             self._left_by(ResourceWarning)
             self.close()
 

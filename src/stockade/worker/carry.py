@@ -24,9 +24,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.machinery import SOURCE_SUFFIXES
 from importlib.util import MAGIC_NUMBER
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from stockade.errors import SetupError
+from stockade.errors import PolicyError, SetupError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: What modules and definitions may take in all, as source.
 MOST_SOURCE = 64 << 20
@@ -79,6 +82,28 @@ def undecorated(function: Callable[..., Any]) -> Callable[..., Any]:
     while getattr(type(function), "__stockade__", False) is True:
         function = function.__wrapped__  # type: ignore[attr-defined]
     return function
+
+
+def checked(function: Callable[P, R], decorator: str) -> Callable[P, R]:
+    """What is to be decorated, or why it cannot be."""
+    if isinstance(function, classmethod | staticmethod):
+        kind = type(function).__name__
+        raise PolicyError(
+            f"@{decorator} is for functions, and {function.__func__.__qualname__} is a {kind} already",
+            hint=f"write @{kind} above it, not below",
+        )
+    return function
+
+
+def bound(function: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """A function and its arguments as the worker must call it, where the name leads to a class method."""
+    if not isinstance(function, types.FunctionType) or not args or not isinstance(args[0], type):
+        return function, args
+    outer, _, name = function.__qualname__.rpartition(".")
+    found = getattr(_found(function.__module__, outer), "__dict__", {}).get(name) if outer else None
+    if isinstance(found, classmethod) and undecorated(found.__func__) is function:
+        return types.MethodType(function, args[0]), args[1:]
+    return function, args
 
 
 class Packing:

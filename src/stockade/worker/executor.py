@@ -21,6 +21,7 @@ from stockade.worker.talk import Talk
 
 if TYPE_CHECKING:
     from stockade.receipt.statement import Who
+    from stockade.worker.warm import WarmPython
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,13 +61,14 @@ class SandboxExecutor(Executor):
         who: Who | Mapping[str, str] | None = None,
         on_stdout: Sink | None = None,
         on_stderr: Sink | None = None,
+        warm: WarmPython | None = None,
     ) -> None:
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
         self._how = options(
             policy, timeout=timeout, grace=grace, results=results, types=types, largest=largest,
             executable=executable, on_exit=on_exit, who=who, on_stdout=on_stdout, on_stderr=on_stderr,
-            initializer=None if initializer is None else (initializer, tuple(initargs)),
+            warm=warm, initializer=None if initializer is None else (initializer, tuple(initargs)),
         )  # fmt: skip
         self.policy = self._how.start.policy
         self._threads = ThreadPoolExecutor(_cores(max_workers), thread_name_prefix="stockade")

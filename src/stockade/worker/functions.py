@@ -29,6 +29,7 @@ from stockade.worker.talk import Talk
 
 if TYPE_CHECKING:
     from stockade.receipt.statement import Who
+    from stockade.worker.warm import WarmPython
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,7 +64,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Talk, answer.Taken]:
         """The call, packed, and what may come back of it."""
-        function = carry.undecorated(function)
+        function, args = carry.bound(carry.undecorated(function), args)
         streams = not self.many and is_stream(function)
         request = carry.pack(
             function, args, kwargs, initializer=self.initializer, results=self.results, most=self.largest,
@@ -90,6 +91,7 @@ def options(
     who: Who | Mapping[str, str] | None = None,
     on_stdout: Sink | None = None,
     on_stderr: Sink | None = None,
+    warm: WarmPython | None = None,
     initializer: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
 ) -> Options:
     """What the caller asks for, checked."""
@@ -102,10 +104,14 @@ def options(
         raise PolicyError(
             f"policy = {policy!r}: is no Policy", hint="write @sandboxed(), or @sandboxed(Policy(...))"
         )
+    if warm is not None and executable:
+        raise PolicyError(f"executable = {executable!r}: a WarmPython has one", hint="WarmPython(python=...)")
     most = size("largest", largest)
+    if policy is None:
+        policy = Policy() if warm is None else warm.policy
     start = Start(
-        policy=Policy() if policy is None else policy, who=named(who), timeout=timeout, grace=grace,
-        executable=executable, on_exit=on_exit, on_stdout=on_stdout, on_stderr=on_stderr,
+        policy=policy, who=named(who), timeout=timeout, grace=grace, executable=executable, warm=warm,
+        on_exit=on_exit, on_stdout=on_stdout, on_stderr=on_stderr,
     )  # fmt: skip
     return Options(
         start=start, results=results, types=tuple(types), largest=most or LARGEST, initializer=initializer
@@ -421,7 +427,7 @@ class Sandboxed(Generic[P, R]):
     __stockade__ = True
 
     def __init__(self, function: Callable[P, R], how: Options) -> None:
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, carry.checked(function, "sandboxed"))
         self.__wrapped__ = function
         self._how = how
         self.policy = how.start.policy
@@ -473,6 +479,7 @@ def sandboxed(
     who: Who | Mapping[str, str] | None = None,
     on_stdout: Sink | None = None,
     on_stderr: Sink | None = None,
+    warm: WarmPython | None = None,
 ) -> Callable[[Callable[P, R]], Sandboxed[P, R]]:
     """A decorator: every call of the function is made in a sandbox of its own.
 
@@ -493,9 +500,12 @@ def sandboxed(
     An exception comes back as the same builtin one, or one that `types` names, with `.traceback` and
     `.result`; any other is a `CommandError`. A limit, a time or a wall that ends the call raises
     `LimitError`, `TimeoutError` or `DeniedError`. What is printed is in `.call(...).result`.
+
+    With `warm`, a `WarmPython`, no interpreter is started for a call: it is made in a copy of that one, and
+    under its policy if there is no other. What copies share is in docs/warm-python.md.
     """
     how = options(
         policy, timeout=timeout, grace=grace, results=results, types=types, largest=largest,
-        executable=executable, on_exit=on_exit, who=who, on_stdout=on_stdout, on_stderr=on_stderr,
+        executable=executable, on_exit=on_exit, who=who, on_stdout=on_stdout, on_stderr=on_stderr, warm=warm,
     )  # fmt: skip
     return lambda function: Sandboxed(function, how)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,7 +27,8 @@ class SecureBuffer:
     b'sword'
 
     Made of a size it is zeros; made of a bytearray it takes the content over and wipes the bytearray. What
-    it is made of otherwise, and whatever is copied out of it, is the caller's to mind.
+    it is made of otherwise, and whatever is copied out of it, is the caller's to mind. A forked child that
+    asks for it is told that it has none (`SetupError`); a view from before the fork shows it zeros.
     """
 
     def __init__(self, content: int | Buffer) -> None:
@@ -35,6 +37,7 @@ class SecureBuffer:
             raise PolicyError(f"a buffer of {size} bytes holds nothing", hint="give it a size, or a secret")
         self._size = size
         self._lock = threading.Lock()
+        self._owner = os.getpid()
         self._memory: mmap.mmap | None = _mapped(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
         self._view = memoryview(self._memory)[:size]
         try:
@@ -85,6 +88,12 @@ class SecureBuffer:
         """The memory itself, to be read and written."""
         if self._memory is None:
             raise ValueError("the buffer was closed")
+        if self._owner != os.getpid():
+            raise SetupError(
+                "the buffer is that of the process that made it: a forked child has zeros there, not locked",
+                stage="memory",
+                hint="make another one in the child",
+            )
         return self._view
 
     def close(self) -> None:
@@ -133,7 +142,6 @@ def _address(memory: mmap.mmap) -> int:
 def _locked(address: int, size: int) -> tuple[Any, Any]:
     """Keep the memory from being swapped out, or say why that is not allowed; what wipes and unlocks it."""
     import ctypes
-    import os
     import resource
 
     libc = _libc()

@@ -1,12 +1,9 @@
-"""Where a worker comes from: a fresh Python in a sandbox of its own, for one call.
-
-Everything about starting it is in `once`, so that another way to have an
-interpreter there takes its place.
-"""
+"""Where a worker comes from: a Python in a sandbox of its own, fresh or a copy of a warm one."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -18,12 +15,16 @@ from stockade.sandbox.result import Result
 from stockade.sandbox.sandbox import command, one_shot
 from stockade.sandbox.steps import Events, Steps
 from stockade.sandbox.streams import Sink
-from stockade.sandbox.supervise import GRACE, Run
+from stockade.sandbox.supervise import GRACE, Run, template_of
 from stockade.worker.talk import Talk
 
 if TYPE_CHECKING:
     from stockade.receipt.statement import Who
+    from stockade.worker.warm import WarmPython
 
+
+#: What `-I` says: nothing is imported from the directory that the function finds itself in.
+ISOLATED = "import sys\nsys.path.remove('')\n"
 
 OnExit = Literal["keep", "discard"]
 
@@ -36,19 +37,27 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     grace: float = GRACE
     executable: str = ""
+    #: Whose template the Python is a copy of, instead of being executed.
+    warm: WarmPython | None = None
     on_exit: OnExit = "keep"
     #: Whether the policy's paths are real names (`discover`).
     pinned: bool = False
     on_stdout: Sink | None = None
     on_stderr: Sink | None = None
 
+    def command(self, boot: str) -> Sequence[str]:
+        """What is run inside, to execute that text."""
+        if self.warm is not None:
+            return self.warm.code(ISOLATED + boot)
+        return [self.executable or sys.executable, "-I", "-c", boot]
+
 
 def once(start: Start, talk: Talk, events: Events) -> Steps[Result]:
     """A sandbox and a Python in it, from their start to their end; what is said goes through the talk."""
-    argv = [start.executable or sys.executable, "-I", "-c", talk.boot()]
+    argv = start.command(talk.boot())
     account = Account(start.policy, argv, start.who)
     with account.telling():
-        prepared = prepare(start.policy, pinned=start.pinned, command=argv)
+        prepared = prepare(start.policy, pinned=start.pinned, command=argv, template=template_of(argv))
         account.prepared = prepared
 
         def made() -> Run:

@@ -9,7 +9,7 @@ from functools import cache
 
 from stockade import gate
 from stockade.errors import PolicyError
-from stockade.gate.template import Template, not_loaded_from
+from stockade.gate.template import Template, check_policy, not_loaded_from
 from stockade.policy import Policy
 
 #: What it executes is behind descriptor 5, after a line of what it is told. It has none of the caller's
@@ -42,11 +42,7 @@ def template(
     for name in names:
         if not all(part.isidentifier() for part in str(name).split(".")):
             raise PolicyError(f"preload: {name!r} is not the name of a module")
-    if policy.exec is not None:
-        raise PolicyError(
-            "exec: a copy of a template is not executed, so that no list of programs could refuse it",
-            hint="leave `exec` out, or run python3 as a command",
-        )
+    check_policy(policy)
     if policy.reuse is not None:
         raise PolicyError("reuse: each run of a WarmPython has a sandbox of its own", hint="leave it out")
     executable = sys.executable if python is None else os.path.abspath(os.fsdecode(python))

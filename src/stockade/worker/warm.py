@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stockade.errors import PolicyError
 from stockade.gate import client
@@ -12,16 +12,19 @@ from stockade.gate.template import Resumed
 from stockade.live.pool import Pool, checked_size
 from stockade.live.slots import Slot
 from stockade.policy import Policy
-from stockade.sandbox import scarce
+from stockade.sandbox import scarce, unclosed
 from stockade.sandbox.launch import prepare
 from stockade.sandbox.result import Result
-from stockade.sandbox.sandbox import OnExit, Sandbox, run
+from stockade.sandbox.sandbox import Living, OnExit, Sandbox, run
 from stockade.sandbox.streams import Sink
 from stockade.sandbox.supervise import GRACE
 from stockade.worker.template import template
 
 if TYPE_CHECKING:
     from stockade.receipt.statement import Who
+    from stockade.sandbox.aio import AsyncSandbox
+
+L = TypeVar("L", bound=Living)
 
 
 class WarmPython:
@@ -54,7 +57,9 @@ class WarmPython:
         self._template = template(self.policy, preload, python)
         self._command = (self._template.argv[0],)
         self._start()
+        self._owner = os.getpid()
         self._pool = _Ready(self, size, on_exit) if size else None
+        unclosed.opened(self)
 
     def _start(self) -> None:
         """Start the template, so that whoever names what cannot be loaded is told at once."""
@@ -81,10 +86,7 @@ class WarmPython:
 
     def __del__(self) -> None:
         if hasattr(self, "_pool") and not self._template.retired.is_set():
-            import warnings
-
-            words = "a WarmPython was not closed: use it in a `with` statement"
-            warnings.warn(words, ResourceWarning, stacklevel=2)
+            unclosed.tell("a WarmPython was not closed: use it in a `with` statement", self._owner)
             self.close()
 
     def code(self, code: str, args: Sequence[str] = ()) -> Sequence[str]:
@@ -117,9 +119,26 @@ class WarmPython:
             return run(words, self.policy, on_exit=self._on_exit, **options)
         return self._pool.run(words, **options)
 
+    async def aio(self, code: str, *, args: Sequence[str] = (), **options: Any) -> Result:
+        """As `run`, with its options, in the event loop and a sandbox that is made for it.
+
+        A cancelled one is ended first.
+        """
+        from stockade.sandbox import aio
+
+        return await aio.run(self.code(code, args), self.policy, on_exit=self._on_exit, **options)
+
     def sandbox(self, **options: Any) -> Sandbox:
         """A sandbox to live in, with the options of `Sandbox`. It runs commands as any other, and `code`."""
-        box = Sandbox(self.policy, **{"on_exit": self._on_exit, **options})
+        return self._copied(Sandbox(self.policy, **{"on_exit": self._on_exit, **options}))
+
+    def async_sandbox(self, **options: Any) -> AsyncSandbox:
+        """The same for the event loop, with the options of `AsyncSandbox`."""
+        from stockade.sandbox.aio import AsyncSandbox
+
+        return self._copied(AsyncSandbox(self.policy, **{"on_exit": self._on_exit, **options}))
+
+    def _copied(self, box: L) -> L:
         box._template, box._command = self._template, self._command
         return box
 

@@ -3,6 +3,11 @@
  * PID 1 attends to the one run of a sandbox that ends with it; every run of a sandbox that lives on has a
  * keeper, a child of PID 1, that does the same for the run's own processes. The time is watched here, so
  * that it ends a run also when the supervisor is busy or stopped.
+ *
+ * A keeper has a number, so the program of a kept run that is to be process 2 has none: PID 1 attends to it beside
+ * whatever else it does. Its processes are then all that descend from PID 1 and from no keeper. So as long as that
+ * run goes on, a keeper stays with what its own has left behind, which would otherwise become PID 1's; and PID 1
+ * tells its keepers from other children by what the kernel calls clone children: start_kept.
  */
 #define _GNU_SOURCE
 #include "gate.h"
@@ -24,18 +29,25 @@
 enum { AGAIN_MS = 10, PATIENCE_MS = 2000, STOPS = 200 };
 
 struct watch {
-	int socket, children, all;
+	const struct box *box;
+	int socket, all;
 	int scoped; /* every process that can be signalled is of this run */
+	int beside; /* PID 1 goes on, and what is below its keepers is none of this run */
 	int orphaned; /* the supervisor is gone */
 	uint32_t breaches; /* before it began */
 	pid_t leader; /* 0: it has ended */
+	int left;     /* whether a child was, when they were last waited for */
 	int status;
+	struct rusage used; /* by those that have ended */
 	int terminal; /* whether it has one */
 	int stopped;  /* and was stopped, as the supervisor knows */
 	uint64_t grace, deadline; /* of the next step, 0: never */
 	enum { RUNNING, ASKED, KILLED } stage;
 	enum ended ended;
 };
+
+/* The run that PID 1 attends to beside everything else. */
+static struct watch first = {.socket = -1, .beside = 1};
 
 uint64_t now_ms(void)
 {
@@ -64,7 +76,7 @@ int told_by_warden(const struct box *box, short events)
 	/* It is gone: whatever lives below us would live on if we waited. */
 	do
 		kill(-1, SIGKILL);
-	while (waitpid(-1, NULL, 0) > 0 || errno == EINTR);
+	while (waitpid(-1, NULL, __WALL) > 0 || errno == EINTR);
 	_exit(1);
 }
 
@@ -122,17 +134,18 @@ static struct task *list_tasks(size_t *count)
 	return tasks;
 }
 
-static int is_spared(pid_t pid, const pid_t *spared, unsigned count)
+static int is_keeper(const struct box *box, pid_t pid)
 {
-	for (unsigned i = 0; i < count; i++)
-		if (spared[i] == pid)
+	for (unsigned i = 0; i < box->kept; i++)
+		if (box->keepers[i] == pid)
 			return 1;
 	return 0;
 }
 
 /* Returns how many of them are neither stopped nor dead. */
-static unsigned signal_once(pid_t ancestor, int number, const pid_t *spared, unsigned spared_count)
+static unsigned signal_once(const struct box *box, int number, enum spared spared)
 {
+	pid_t ancestor = getpid();
 	size_t count;
 	unsigned active = 0;
 	struct task *tasks = list_tasks(&count);
@@ -144,7 +157,8 @@ static unsigned signal_once(pid_t ancestor, int number, const pid_t *spared, uns
 			struct task *up = bsearch(&key, tasks, count, sizeof *tasks, by_pid);
 			at = up ? *up : (struct task){0};
 		}
-		if (at.parent != ancestor || is_spared(tasks[i].pid, spared, spared_count))
+		if (at.parent != ancestor ||
+		    (spared != NOBODY && is_keeper(box, spared == KEEPERS ? tasks[i].pid : at.pid)))
 			continue;
 		kill(tasks[i].pid, number);
 		active += !strchr("TtZX", tasks[i].state);
@@ -153,10 +167,10 @@ static unsigned signal_once(pid_t ancestor, int number, const pid_t *spared, uns
 	return active;
 }
 
-void signal_descendants(pid_t ancestor, int number, const pid_t *spared, unsigned count)
+void signal_descendants(const struct box *box, int number, enum spared spared)
 {
 	/* Whoever is not stopped yet may start another, or wake one that is. */
-	for (unsigned i = 0; signal_once(ancestor, number, spared, count) && number == SIGSTOP && i < STOPS; i++)
+	for (unsigned i = 0; signal_once(box, number, spared) && number == SIGSTOP && i < STOPS; i++)
 		poll(NULL, 0, 1);
 }
 
@@ -165,7 +179,7 @@ static void signal_all(const struct watch *watch, int number)
 	if (watch->scoped)
 		kill(-1, number);
 	else
-		signal_descendants(getpid(), number, NULL, 0);
+		signal_descendants(watch->box, number, watch->beside ? THEIR_RUNS : NOBODY);
 }
 
 static void end_run(struct watch *watch, enum ended ended, uint64_t grace)
@@ -190,26 +204,49 @@ static void tell_stopped(struct watch *watch, int number)
 	send_reply(watch->socket, &reply, NULL, 0);
 }
 
+static void add_time(struct timeval *sum, struct timeval more)
+{
+	sum->tv_sec += more.tv_sec;
+	sum->tv_usec += more.tv_usec;
+}
+
+/* One that has ended, or was stopped. 0: none has, -1: there is none. */
+static pid_t reap_one(struct watch *watch, int options)
+{
+	int status;
+	struct rusage used;
+	pid_t pid = wait4(-1, &status, options, &used);
+	if (pid > 0 && WIFSTOPPED(status)) {
+		if (pid == watch->leader)
+			tell_stopped(watch, WSTOPSIG(status));
+		return pid;
+	}
+	if (pid <= 0)
+		return pid;
+	if (pid == watch->leader) {
+		watch->leader = 0;
+		watch->status = status;
+	}
+	add_time(&watch->used.ru_utime, used.ru_utime);
+	add_time(&watch->used.ru_stime, used.ru_stime);
+	watch->used.ru_maxrss = used.ru_maxrss > watch->used.ru_maxrss ? used.ru_maxrss : watch->used.ru_maxrss;
+	watch->used.ru_nvcsw += used.ru_nvcsw + used.ru_nivcsw;
+	return pid;
+}
+
 /* Reaps what has ended. Returns whether anything is left. */
 static int reap(struct watch *watch)
 {
-	int status;
 	pid_t pid;
-	while ((pid = waitpid(-1, &status, WNOHANG | (watch->terminal ? WUNTRACED : 0))) > 0) {
-		if (WIFSTOPPED(status)) {
-			if (pid == watch->leader)
-				tell_stopped(watch, WSTOPSIG(status));
-		} else if (pid == watch->leader) {
-			watch->leader = 0;
-			watch->status = status;
-		}
-	}
+	do
+		pid = reap_one(watch, WNOHANG | (watch->all ? __WALL : 0) | (watch->terminal ? WUNTRACED : 0));
+	while (pid > 0);
 	return pid == 0;
 }
 
-static _Noreturn void report(const struct box *box, const struct watch *watch)
+static void report(const struct box *box, const struct watch *watch)
 {
-	struct rusage usage;
+	const struct rusage *used = &watch->used;
 	struct reply reply = {
 	    .kind = REPLY_EXITED, .status = (uint32_t)watch->status, .ended = watch->ended};
 	if (box->breaches->count != watch->breaches)
@@ -217,27 +254,31 @@ static _Noreturn void report(const struct box *box, const struct watch *watch)
 	struct timespec now;
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	reply.ended_us = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
-	getrusage(RUSAGE_CHILDREN, &usage);
-	reply.user_us = (uint64_t)usage.ru_utime.tv_sec * 1000000 + (uint64_t)usage.ru_utime.tv_usec;
-	reply.system_us = (uint64_t)usage.ru_stime.tv_sec * 1000000 + (uint64_t)usage.ru_stime.tv_usec;
-	reply.peak_kib = (uint64_t)usage.ru_maxrss;
-	reply.switches = (uint64_t)(usage.ru_nvcsw + usage.ru_nivcsw);
+	reply.user_us = (uint64_t)used->ru_utime.tv_sec * 1000000 + (uint64_t)used->ru_utime.tv_usec;
+	reply.system_us = (uint64_t)used->ru_stime.tv_sec * 1000000 + (uint64_t)used->ru_stime.tv_usec;
+	reply.peak_kib = (uint64_t)used->ru_maxrss;
+	reply.switches = (uint64_t)used->ru_nvcsw;
 	if (watch->status)
 		reply.index = unreached(box);
 	send_reply(watch->socket, &reply, NULL, 0);
-	_exit(0);
 }
 
 /* The program has ended. In a sandbox that ends with it nothing else is alive when the word is given; what has lost
  * its parent is our child, so that without one there is nothing. */
-static void finish(const struct box *box, const struct watch *watch, int left)
+static _Noreturn void finish(const struct box *box, struct watch *watch)
 {
-	if (watch->all && left) {
+	if (watch->all && watch->left) {
 		kill(-1, SIGKILL);
-		while (waitpid(-1, NULL, 0) > 0 || errno == EINTR)
+		while (reap_one(watch, __WALL) > 0 || errno == EINTR)
 			;
 	}
 	report(box, watch);
+	if (box->first) { /* what is left must not become PID 1's, see above */
+		sys_close_range(0, ~0u);
+		while (waitpid(-1, NULL, 0) > 0 || errno == EINTR)
+			;
+	}
+	_exit(0);
 }
 
 static void give_terminal(pid_t group)
@@ -277,9 +318,12 @@ static void keep_time(struct watch *watch)
 {
 	uint64_t now = now_ms();
 	if (watch->stage == KILLED) {
-		if (now >= watch->deadline)
-			_exit(1);
-		signal_all(watch, SIGKILL);
+		if (now < watch->deadline)
+			signal_all(watch, SIGKILL);
+		else if (watch->beside)
+			kill(-1, SIGKILL);
+		else
+			_exit(1); /* PID 1 does that then */
 	} else if (watch->deadline && now >= watch->deadline) {
 		end_run(watch, ENDED_BY_TIME, watch->stage == RUNNING ? watch->grace : 0);
 	}
@@ -306,30 +350,44 @@ static int patience(const struct watch *watch)
 	return left > 1000000 ? 1000000 : (int)left;
 }
 
-static _Noreturn void refuse_program(const struct program *program, const char *text)
+static int refuse_program(const struct program *program, const char *text)
 {
 	struct reply reply = {.kind = REPLY_EXEC_FAILED, .error = errno};
 	snprintf(reply.text, sizeof reply.text, "%s", text);
 	send_reply(program->socket, &reply, NULL, 0);
-	_exit(0);
+	return -1;
+}
+
+/* 0, or -1 when it has been said why not. */
+static int begin(struct box *box, struct program *program, struct watch *watch)
+{
+	const struct request *request = &program->request;
+	watch->box = box;
+	watch->socket = program->socket;
+	watch->scoped = watch->all || box->warden;
+	watch->terminal = (request->flags & EXEC_TERMINAL) != 0;
+	if (watch->terminal && program_terminal(program))
+		return refuse_program(program, "terminal");
+	watch->breaches = box->breaches->count;
+	watch->grace = request->grace_ms;
+	watch->deadline = request->wall_us ? now_ms() + (request->wall_us + 999) / 1000 : 0;
+	watch->leader = program_start(box, program);
+	return watch->leader < 0 ? refuse_program(program, "start") : 0;
+}
+
+static int is_over(struct watch *watch)
+{
+	watch->left = reap(watch);
+	return watch->leader == 0 && (watch->stage == RUNNING || !watch->left);
 }
 
 void attend(struct box *box, struct program *program, int children, int all)
 {
-	const struct request *request = &program->request;
-	if ((request->flags & EXEC_TERMINAL) && program_terminal(program))
-		refuse_program(program, "terminal");
-	struct watch watch = {.socket = program->socket,
-			      .children = children,
-			      .all = all,
-			      .scoped = all || box->warden,
-			      .terminal = (request->flags & EXEC_TERMINAL) != 0,
-			      .breaches = box->breaches->count,
-			      .grace = request->grace_ms};
-	watch.deadline = request->wall_us ? now_ms() + (request->wall_us + 999) / 1000 : 0;
-	watch.leader = program_start(box, program);
-	if (watch.leader < 0)
-		refuse_program(program, "start");
+	struct watch watch = {.all = all};
+	if (first.socket >= 0)
+		close(first.socket);
+	if (begin(box, program, &watch))
+		_exit(0);
 	if (box->word >= 0)
 		close(box->word); /* tells the resident that this start is over */
 	for (int i = 0; i < 3; i++)
@@ -339,9 +397,8 @@ void attend(struct box *box, struct program *program, int children, int all)
 		if (program->more[i] >= 0)
 			close(program->more[i]);
 	for (;;) {
-		int left = reap(&watch);
-		if (watch.leader == 0 && (watch.stage == RUNNING || !left))
-			finish(box, &watch, left);
+		if (is_over(&watch))
+			finish(box, &watch);
 		struct pollfd watched[4 + GUARD_POLLS] = {
 		    {watch.socket, POLLIN, 0},
 		    {watch.orphaned ? -1 : box->supervisor, POLLIN, 0},
@@ -362,4 +419,39 @@ void attend(struct box *box, struct program *program, int children, int all)
 			end_run(&watch, ENDED_ITSELF, 0);
 		keep_time(&watch);
 	}
+}
+
+void first_begin(struct box *box, struct program *program)
+{
+	box->first = begin(box, program, &first) == 0;
+	if (box->first)
+		return;
+	close(first.socket);
+	first.socket = -1;
+}
+
+/* Where it is heard of, or -1. Whoever was left behind by earlier runs is reaped here as well. */
+int first_socket(struct box *box)
+{
+	if (is_over(&first) && box->first) {
+		report(box, &first);
+		if (first.socket >= 0)
+			close(first.socket);
+		first.socket = -1;
+		box->first = 0;
+	}
+	return box->first ? first.socket : -1;
+}
+
+int first_patience(const struct box *box)
+{
+	return box->first ? patience(&first) : -1;
+}
+
+void first_hear(const struct box *box, short events)
+{
+	if (events)
+		hear(&first);
+	if (box->first)
+		keep_time(&first);
 }

@@ -101,6 +101,7 @@ enum {
 	EXEC_BEHIND = 64,  /* with a terminal: in its background, so that the program stops when it wants to read */
 	EXEC_MORE = 128,   /* two more descriptors after stdio: the program's 3 and 4 */
 	EXEC_RESUME = 256, /* nothing is executed: it goes on in the template that we are a copy of */
+	EXEC_FIRST = 512,  /* of a kept run: it is process 2, and PID 1 attends to it itself */
 };
 enum {
 	WATCH_MEMORY = 1,  /* an eventfd of cgroup v1 */
@@ -156,7 +157,10 @@ struct box {
 	int inner;   /* where programs are put behind one wall more: its rules, or -1 */
 	unsigned rules, scratches;
 	char filter[65]; /* the SHA-256 of what was installed */
-	unsigned kept; /* keepers that live */
+	int started; /* whether a program was: then the first number is taken */
+	int first;   /* PID 1 attends to a run */
+	pid_t keepers[MAX_RUNS]; /* of the runs that go on */
+	unsigned kept;
 	struct breaches *breaches;
 	long keyring;
 	const char *problem; /* what kept the warden or a helper from its work, for the supervisor to be told */
@@ -232,6 +236,12 @@ void template_resume(struct box *box, const struct program *program, unsigned de
 
 /* Starts the program and stays until it has ended; with `all` everything in the sandbox is its. */
 _Noreturn void attend(struct box *box, struct program *program, int children, int all);
+/* The same beside whatever else PID 1 does: it takes over the program's socket, and is asked on every round what to
+ * wait for and for how long, and told whether that came. */
+void first_begin(struct box *box, struct program *program);
+int first_socket(struct box *box);
+int first_patience(const struct box *box);
+void first_hear(const struct box *box, short events);
 
 struct pollfd;
 enum { GUARD_POLLS = 2 };
@@ -251,8 +261,9 @@ enum ended guard_check(const struct box *box, const struct pollfd *polls);
 uint32_t unreached(const struct box *box);
 
 uint64_t now_ms(void);
-/* A signal to every descendant of a process but those in `spared`. */
-void signal_descendants(pid_t ancestor, int number, const pid_t *spared, unsigned count);
+enum spared { NOBODY, KEEPERS, THEIR_RUNS };
+/* A signal to every descendant of a process but its keepers, or but those and all that is below them. */
+void signal_descendants(const struct box *box, int number, enum spared spared);
 /* Whether somebody outside the sandbox sent SIGTERM. */
 int told_to_end(int signals);
 int set_limit(const struct op *op, uint64_t reserve);

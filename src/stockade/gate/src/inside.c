@@ -16,8 +16,7 @@
 /* The body, three streams and two more, the socket of a keeper and the entrance of a cgroup. */
 enum { EXEC_DESCRIPTORS = 8 };
 
-/* The keepers of the runs that go on. */
-static pid_t keepers[MAX_RUNS];
+enum { KEEPER_ENDED = SIGUSR1 };
 
 static void await_launch(struct box *box);
 
@@ -256,7 +255,8 @@ static void start_kept(struct box *box, struct program *program, int children)
 		return;
 	}
 	box->kept++;
-	pid_t gate = getpid(), pid = guard_share(box) ? -1 : fork();
+	/* A clone child: it says with another signal that it has ended, and is waited for only on request. */
+	pid_t gate = getpid(), pid = guard_share(box) ? -1 : (pid_t)syscall(SYS_clone, KEEPER_ENDED, 0, 0, 0, 0);
 	if (pid == 0) {
 		close(box->socket);
 		if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) || (box->warden && keep_signals_in(gate)))
@@ -264,7 +264,7 @@ static void start_kept(struct box *box, struct program *program, int children)
 		attend(box, program, children, 0);
 	}
 	if (pid > 0) {
-		keepers[box->kept - 1] = pid;
+		box->keepers[box->kept - 1] = pid;
 		return;
 	}
 	reply.error = errno;
@@ -278,6 +278,7 @@ static void start(struct box *box, const struct request *request, int *descripto
 {
 	unsigned next = 1;
 	int kept = (request->flags & EXEC_KEPT) != 0, enters = (request->flags & EXEC_ENTER) != 0;
+	int first = (request->flags & EXEC_FIRST) != 0;
 	static const uint32_t apart[3] = {0, EXEC_STDOUT, EXEC_STDERR};
 	struct program program = {
 	    .request = *request, .socket = box->socket, .entrance = -1, .stdio = {-1, -1, -1}, .more = {-1, -1}};
@@ -286,23 +287,34 @@ static void start(struct box *box, const struct request *request, int *descripto
 			program.stdio[i] = descriptors[next++];
 	for (unsigned i = 0; i < 2 && next < count && (request->flags & EXEC_MORE); i++)
 		program.more[i] = descriptors[next++];
-	if (count != next + (unsigned)(kept + enters))
+	if (count != next + (unsigned)(kept + enters) || (first && (!kept || (request->flags & EXEC_TERMINAL))))
 		_exit(1);
+	int *socket = &descriptors[next];
 	if (kept)
 		program.socket = descriptors[next++];
 	if (enters)
 		program.entrance = descriptors[next];
 	struct reply reply = {.kind = REPLY_EXEC_FAILED, .text = "request"};
-	int unread = program_read(descriptors[0], &program);
+	int refused = program_read(descriptors[0], &program);
 	reply.error = errno;
 	close(descriptors[0]);
 	descriptors[0] = -1;
-	if (unread)
+	if (!refused && first && (box->started || getpid() != 1)) {
+		refused = 1;
+		reply.error = EBUSY;
+		snprintf(reply.text, sizeof reply.text, "first");
+	}
+	box->started |= !refused;
+	if (refused) {
 		send_reply(program.socket, &reply, NULL, 0);
-	else if (kept)
+	} else if (first) {
+		first_begin(box, &program);
+		*socket = -1;
+	} else if (kept) {
 		start_kept(box, &program, children);
-	else
+	} else {
 		attend(box, &program, children, 1);
+	}
 	program_free(&program);
 }
 
@@ -329,14 +341,14 @@ static void reap(struct box *box)
 {
 	int status;
 	pid_t pid;
-	while ((pid = waitpid(-1, &status, WNOHANG | WUNTRACED)) > 0) {
+	while ((pid = waitpid(-1, &status, WNOHANG | WUNTRACED | __WCLONE)) > 0) {
 		for (unsigned i = 0; i < box->kept; i++) {
-			if (keepers[i] != pid)
+			if (box->keepers[i] != pid)
 				continue;
 			if (!WIFEXITED(status) || WEXITSTATUS(status))
 				kill(-1, SIGKILL);
 			if (!WIFSTOPPED(status))
-				keepers[i] = keepers[--box->kept];
+				box->keepers[i] = box->keepers[--box->kept];
 			break;
 		}
 	}
@@ -349,10 +361,10 @@ static _Noreturn void leave(int children)
 	kill(-1, SIGTERM);
 	kill(-1, SIGCONT);
 	for (;;) {
-		while (waitpid(-1, NULL, WNOHANG) > 0)
+		while (waitpid(-1, NULL, WNOHANG | __WALL) > 0)
 			;
 		uint64_t now = now_ms();
-		if (now >= deadline || (waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD)) {
+		if (now >= deadline || (waitpid(-1, NULL, WNOHANG | __WALL) < 0 && errno == ECHILD)) {
 			kill(-1, SIGKILL); /* where the kernel does not do it when we end */
 			_exit(0);
 		}
@@ -364,11 +376,12 @@ static _Noreturn void leave(int children)
 
 static void serve(struct box *box, int children)
 {
-	struct pollfd watched[4 + GUARD_POLLS] = {
+	struct pollfd watched[5 + GUARD_POLLS] = {
 	    {box->socket, POLLIN, 0}, {box->supervisor, POLLIN, 0}, {children, POLLIN, 0}, {box->told, POLLIN, 0}};
 	for (;;) {
-		guard_polls(watched + 4);
-		if (poll(watched, 4 + GUARD_POLLS, guard_patience(-1)) < 0 && errno != EINTR)
+		watched[4] = (struct pollfd){first_socket(box), POLLIN, 0};
+		guard_polls(watched + 5);
+		if (poll(watched, 5 + GUARD_POLLS, guard_patience(first_patience(box))) < 0 && errno != EINTR)
 			_exit(1);
 		if (watched[1].revents || told_by_warden(box, watched[3].revents))
 			leave(children);
@@ -377,8 +390,9 @@ static void serve(struct box *box, int children)
 				leave(children);
 			reap(box);
 		}
-		if (guard_check(box, watched + 4))
-			signal_descendants(getpid(), SIGKILL, keepers, box->kept);
+		if (guard_check(box, watched + 5))
+			signal_descendants(box, SIGKILL, KEEPERS);
+		first_hear(box, watched[4].revents);
 		if (!watched[0].revents)
 			continue;
 		struct request request;
@@ -392,7 +406,7 @@ static void serve(struct box *box, int children)
 		if (request.kind == REQUEST_EXEC && count)
 			start(box, &request, descriptors, count, children);
 		else if (request.kind == REQUEST_SIGNAL && count == 0)
-			signal_descendants(getpid(), (int)request.value, keepers, box->kept);
+			signal_descendants(box, (int)request.value, KEEPERS);
 		else if (request.kind == REQUEST_ROOTS && count == 0)
 			show_roots(box);
 		else if (request.kind == REQUEST_WATCH && guard_watch(&request, descriptors, count) == 0)
@@ -415,6 +429,7 @@ void inside_main(struct box *box)
 	sigset_t heard;
 	sigemptyset(&heard);
 	sigaddset(&heard, SIGCHLD);
+	sigaddset(&heard, KEEPER_ENDED);
 	sigaddset(&heard, SIGTERM);
 	sigprocmask(SIG_BLOCK, &heard, NULL);
 	if (box->warden)

@@ -190,7 +190,7 @@ static void end_all(const struct visit *visit)
 			;
 		if (ended < 0 && errno == ECHILD)
 			return;
-		signal_descendants(getpid(), SIGKILL, NULL, 0);
+		signal_descendants(NULL, SIGKILL, NOBODY);
 		poll(NULL, 0, 1);
 	}
 }
