@@ -35,7 +35,7 @@ OPTIONS = ["--durations=15"]
 FEW = 10
 MEMORY = Path("/dev/shm")
 #: Several times what the tests of both users have written at once, in GiB.
-ROOM = 6
+ROOM = 3
 
 
 def main() -> int:
