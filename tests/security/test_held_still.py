@@ -72,6 +72,12 @@ def changed_since(box: Sandbox, before: str) -> str:
     return now
 
 
+def asleep(box: Sandbox) -> bool:
+    """Whether both files are written and their times, which would tell, put back."""
+    files = [Path(box.workspace.layer, "upper", name) for name in ("one", "two")]
+    return len({file.read_bytes() for file in files}) == 1 and {file.stat().st_mtime for file in files} == {1}
+
+
 @pytest.mark.parametrize("action", ["commit", "snapshot", "fork"])
 def test_what_was_copied_while_a_timer_woke_its_program_is_worth_nothing(
     workspace: Path, action: str, monkeypatch: pytest.MonkeyPatch
@@ -87,6 +93,9 @@ def test_what_was_copied_while_a_timer_woke_its_program_is_worth_nothing(
 
         def slow(*arguments: int) -> None:
             changed_since(box, count(box))
+            until = time.monotonic() + 20
+            while not asleep(box) and time.monotonic() < until:
+                time.sleep(0.001)
             real(*arguments)
 
         monkeypatch.setattr(copying, "content", slow)

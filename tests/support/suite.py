@@ -35,7 +35,7 @@ OPTIONS = ["--durations=15"]
 FEW = 10
 MEMORY = Path("/dev/shm")
 #: Several times what the tests of both users have written at once, in GiB.
-ROOM = 6
+ROOM = 3
 
 
 def main() -> int:
@@ -46,7 +46,7 @@ def main() -> int:
             stack.enter_context(tempfile.TemporaryDirectory(prefix="suite-", dir=as_user.PARENT))
         )
         directory.chmod(0o711)
-        own, others = stack.enter_context(_in_memory(directory / "memory"))
+        own, others = stack.enter_context(_in_memory(directory / "ram"))
         name = pwd.getpwuid(os.geteuid()).pw_name
         _say(f"the suite as {name}")
         arguments = [f"--ignore={TIMED}", "tests"]
@@ -177,7 +177,7 @@ def _in_memory(place: Path) -> Iterator[tuple[Path, Path]]:
         _say("the tests work on the disk")
     try:
         place.chmod(0o711)
-        places = place / "own", place / "others"
+        places = place / "own", place / "user"
         for each in places:
             each.mkdir()
         yield places
