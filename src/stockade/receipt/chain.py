@@ -472,8 +472,9 @@ def _make(path: str) -> None:
     try:
         with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
-            connection.executescript(SCHEMA + PROTECTION)
+            connection.executescript(f"{BEGIN};{SCHEMA}{PROTECTION}")  # one wait for the disk, not ten
             connection.execute("INSERT INTO chain VALUES (?)", (os.urandom(16).hex(),))
+            connection.commit()
         with contextlib.suppress(FileExistsError):
             os.link(part, path)
     finally:
