@@ -66,7 +66,9 @@ def test_control_characters_in_a_word_are_shown_not_sent(capsys: pytest.CaptureF
 def test_an_unknown_option_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [command, "check"] if command == "policy" else [command]
     assert main(*words, "--no-such-option") == 2
-    assert "--no-such-option" in capsys.readouterr().err
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "stockade: error: there is no option --no-such-option"
+    assert second.startswith("stockade: hint: ") and f"`stockade {command} --help`" in second
 
 
 def test_the_installed_command_is_this_one() -> None:

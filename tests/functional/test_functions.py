@@ -226,7 +226,7 @@ class TestWhatIsHandedIn:
         assert done.stdout == WANTED, done.stderr
 
     def test_what_has_no_source_says_so(self) -> None:
-        code = "import stockade\n@stockade.sandboxed()\ndef f(): return 1\nf()"
+        code = "import stockade\nexec('@stockade.sandboxed()\\ndef f(): return 1')\nf()"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert "SetupError: the source of f is not to be found" in done.stderr
 

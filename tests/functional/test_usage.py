@@ -14,12 +14,13 @@ FILL = "x = bytearray(64 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1"
 #: Three children, all there at once, that nobody waits for.
 ORPHANS = (
     "import os, time\n"
+    "done, tell = os.pipe()\n"
     "for _ in range(3):\n"
     "  if not os.fork():\n"
     "    x = bytearray(30 << 20)\n"
     "    while time.process_time() < 0.2: pass\n"
-    "    time.sleep(1); os._exit(0)\n"
-    "time.sleep(1.2)\n"
+    "    os.write(tell, b'.'); time.sleep(60); os._exit(0)\n"
+    "for _ in range(3): os.read(done, 1)\n"
 )
 
 

@@ -7,6 +7,7 @@ import argparse
 from stockade.agents import registry
 from stockade.agents.registry import Agent
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.cli.workspaces import print_json
 from stockade.errors import PolicyError
 from stockade.policy import Caller
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade agents",
         description="List the agents, add one or give it another category or policy, and switch its sandbox\n"
         "on or off. That counts from its next call on, for this agent and no other, and is recorded in the\n"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.cli.terminal import WAY_OUT_WORDS, Terminal
 from stockade.errors import NotFoundError, PolicyError, SetupError
 from stockade.gate import client
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade attach",
         description="Come back to a shell that `stockade shell --keep` started: what it showed is shown\n"
         "again, and what runs in it is yours. Several can be attached at once. Ctrl-] three times within\n"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stockade.cli import output
 from stockade.cli.ending import ended_in_order
+from stockade.cli.options import Parser
 
 
 def main(argv: list[str]) -> int:
@@ -50,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     """The command's options."""
     from stockade.bench.sections import SECTIONS
 
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade bench",
         description="Measures the cost of a sandbox beside posix_spawn, bwrap and sandlock, interleaved, and "
         "the cost of working in one. Only ratios are judged. Exit code 0: every bar holds and no ratio is "

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 
 
 def main(argv: list[str]) -> int:
@@ -25,7 +26,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade bench backends",
         description="Compares the backends that work on this machine, interleaved: the start of a sandbox, a "
         "command in a living one, the memory of an idle one, and everyday work inside against the same "

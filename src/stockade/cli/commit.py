@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.cli.workspaces import chosen, many, print_json
 from stockade.errors import ConflictError, StockadeError
 from stockade.workspace.workspace import Workspace
@@ -35,7 +36,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade commit",
         description="Take the changes of a run over into your files: all of them, or those at and below\n"
         "some paths. It happens as a whole or not at all.",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.errors import StockadeError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade completion",
         description="Print a script that lets a shell complete commands, options, files and ids.",
         epilog="examples:\n" + "\n".join(f"  {line}" for line in ABOUT.values()),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from stockade.cli import output
 from stockade.cli.ending import ended_in_order
+from stockade.cli.options import Parser
 from stockade.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade demo",
         description="Runs an agent in a real sandbox, over a project made in a temporary directory. It\n"
         "repairs the project, and tries to read a key, phone home, fork without end, write\n"

@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.cli.workspaces import chosen, many, print_json, size
 from stockade.workspace.patch import quoted
 
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade diff",
         description="Show what a run changed in its workspace, compared with your files as they are now.",
         epilog="examples:\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.cli.workspaces import chosen, print_json
 
 
@@ -25,7 +26,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade discard",
         description="Forget the changes of a run for good. Your files are as they were.",
         epilog="example:\n  stockade discard 443c22c193c6",

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 
 if TYPE_CHECKING:
     from stockade.backends.base import Offer
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade doctor",
         description="Tries out on this machine everything that the walls need, and says which controls "
         "can be enforced, by what, and how to fix what is missing. Exit code 0: the default policy can be "

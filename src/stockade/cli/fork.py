@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.cli.workspaces import chosen, print_json
 
 
@@ -24,7 +25,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade fork",
         description="Make workspaces of their own with the same changes over the same directory, to try\n"
         "several things from one point. The ids are printed, one on a line.",

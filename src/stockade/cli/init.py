@@ -9,6 +9,7 @@ import shutil
 from typing import NamedTuple
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.cli.project import Kind, kinds, place
 from stockade.errors import NotFoundError, PolicyError
 from stockade.policy import Caller
@@ -71,7 +72,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade init",
         description="Look at a project and write a stockade.toml with which its tests run: commented, and\n"
         "as narrow as that allows. Nothing of the project is run.",

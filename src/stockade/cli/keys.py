@@ -8,6 +8,7 @@ import sys
 import time
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.errors import PolicyError
 from stockade.policy import Caller
 from stockade.receipt import chain, crypto, keys
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade keys",
         description="Show the keys that have signed receipts here, export a public one, or let a new one\n"
         "sign from now on. What older keys have signed stays verifiable; their private parts are gone.",

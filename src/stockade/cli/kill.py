@@ -6,6 +6,7 @@ import argparse
 from concurrent.futures import ThreadPoolExecutor
 
 from stockade.cli import REFUSED, output
+from stockade.cli.options import Parser
 from stockade.errors import NotFoundError, StockadeError
 from stockade.policy import Caller
 from stockade.sandbox import register
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade kill",
         description="End sandboxes with all that runs in them: TERM to the programs, two seconds, KILL.\n"
         "Who supervises one is told, and keeps what it changed.",

@@ -9,6 +9,7 @@ import sys
 import time
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.cli.workspaces import many, print_json
 from stockade.errors import NotFoundError, PolicyError
 from stockade.policy import Caller
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade logs",
         description="List what earlier runs did, the last one at the end, or tell all about the runs of one\n"
         "sandbox or workspace. Of the command only the program's name is recorded, and how many arguments\n"

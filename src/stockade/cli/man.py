@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 
 if TYPE_CHECKING:
     from stockade.cli.words import Command, Option
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade man",
         description="Show the manual page, or print its source if the output is no terminal.",
         epilog="example:\n  stockade man > ~/.local/share/man/man1/stockade.1",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.cli.workspaces import chosen, many, print_json
 from stockade.errors import ConflictError, PolicyError, StockadeError
 
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade merge",
         description="Take the changes of other workspaces of the same directory over into one. Where two of\n"
         "them changed a path to different results nothing is done, and the paths are named.",

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+import sys
+from typing import TYPE_CHECKING, NoReturn
 
 from stockade.cli import output
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 UNKNOWN = "unrecognized arguments: "
 
@@ -15,15 +19,22 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line, with exit code 2."""
-        hint = f"`{self.prog} --help` lists the options; those of the command itself come after --"
+        hint = f"`{self.prog} --help` lists the options"
+        if any(action.nargs == argparse.REMAINDER for action in self._actions):
+            hint += "; those of the command itself come after --"
         if message.startswith(UNKNOWN):
             word = message.removeprefix(UNKNOWN).split()[0].partition("=")[0]
-            message = f"there is no option {word}"
-            hint = f"{self._nearest(word)}{hint}"
+            option = word.startswith("-")
+            message = f"there is no option {word}" if option else f"{word!r} is one word too many"
+            hint = f"{self._nearest(word) if option else ''}{hint}"
         elif message.endswith("expected one argument"):
             hint = f"write its value behind it; {hint}"
         output.error(message, hint=hint)
         raise SystemExit(2)
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """Print it, and fail where that cannot be: argparse's own (3.13) says nothing of a full disk."""
+        (file or sys.stdout).write(self.format_help())
 
     def _nearest(self, word: str) -> str:
         import difflib

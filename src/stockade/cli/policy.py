@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.errors import PolicyError
 from stockade.policy import Caller, Discovered, Policy, discover, load
 from stockade.policy.load import config_dir, real_names
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's parser."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade policy",
         description="Check and compare policies, or print the JSON Schema of policy files.",
         epilog="examples:\n" + "\n".join(f"  {example}" for _, _, example in COMMANDS.values()),

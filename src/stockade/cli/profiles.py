@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.policy.profile import names, profile, source
 
 
@@ -26,7 +27,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade profiles",
         description="List the profiles, or show one profile's file.",
         epilog="example:\n  stockade profiles dev",

@@ -8,6 +8,7 @@ import sys
 from datetime import UTC, datetime
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.policy import Caller
 from stockade.sandbox import register
 from stockade.sandbox.records import Record
@@ -38,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade ps",
         description="List your sandboxes that live now, whichever process started them. Root's are root's:\n"
         "each user has a state directory, and sees what is registered there.",

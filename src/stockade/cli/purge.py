@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from stockade import state
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.cli.workspaces import agreed, print_json, size, weight
 from stockade.errors import NotFoundError, SetupError, StockadeError
 from stockade.policy import Caller
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade purge",
         description="Remove everything that Stockade keeps for you, also changes that were not committed:\n"
         "workspaces with their snapshots, receipts and the keys that signed them, the log of runs,\n"

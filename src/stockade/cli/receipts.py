@@ -9,6 +9,7 @@ import sys
 import time
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.cli.workspaces import print_json, seconds
 from stockade.errors import PolicyError
 from stockade.policy import Caller
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade receipts",
         description="List the receipts of your runs, the last one at the end; show one; export them as\n"
         "lines of JSON; or sign one with a second key. `stockade verify` says whether they are true.",

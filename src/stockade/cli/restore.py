@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.cli.workspaces import chosen, print_json
 from stockade.errors import PolicyError
 
@@ -28,7 +29,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade restore",
         description="Put the changes of a workspace back as they were when a snapshot was taken. Those\n"
         "since then are gone; your own files are not touched.",

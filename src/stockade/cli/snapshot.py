@@ -6,6 +6,7 @@ import argparse
 import time
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.cli.workspaces import age, chosen, print_json
 
 
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade snapshot",
         description="Keep the changes of a workspace as they are now. `stockade restore` comes back to them.",
         epilog="examples:\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 
 
 def main(argv: list[str]) -> int:
@@ -30,7 +31,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade bench soak",
         description="Runs thousands of sandboxes in a row, hundreds at once, and kills supervisors, gates "
         "and programs at random moments. Exit code 0: memory, descriptors and latency are flat, and nothing "

@@ -6,6 +6,7 @@ import argparse
 import os
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.errors import NotFoundError
 from stockade.policy import Caller, trust
 from stockade.policy.load import NAMES, Project, find_project, read_project
@@ -33,7 +34,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade trust",
         description="Agree to a project's policy file as it is now: it may then ask for more than your own\n"
         "policy allows. Any change to the file ends the agreement.",

@@ -6,6 +6,7 @@ import argparse
 import os
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.cli.workspaces import many, print_json
 from stockade.controls import Grade
 from stockade.errors import PolicyError, ReceiptError
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade verify",
         description="Check a receipt, or with --chain all of them: that its maker has signed it, that not\n"
         "a byte was changed, and that it proves what you require. Nothing is asked of the network or of\n"

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from stockade.cli import output
+from stockade.cli.options import Parser
 from stockade.errors import NotFoundError, PolicyError, SetupError, StockadeError
 from stockade.workspace.workspace import Workspace
 
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="stockade workspaces",
         description="List the workspaces that are kept aside, the last one first, or remove old ones.\n"
         "Or check a directory for files that no overlay of yours can take: those of other owners\n"

@@ -240,7 +240,11 @@ class Group:
             return None
         if group.version == 2:
             return group.count("cpu.stat", "user_usec") / 1e6, group.count("cpu.stat", "system_usec") / 1e6
-        return int(group.read("cpuacct.usage_user")) / 1e9, int(group.read("cpuacct.usage_sys")) / 1e9
+        # Version 1 tells the parts by what went on when a clock ticked, and only the sum for sure.
+        user, system = int(group.read("cpuacct.usage_user")), int(group.read("cpuacct.usage_sys"))
+        used = self.cpu_used()
+        in_programs = used * user / (user + system) if user + system else used
+        return in_programs, used - in_programs
 
     @property
     def _accounting(self) -> Cgroup | None:
