@@ -39,7 +39,7 @@ def systemd(tmp_path: Path) -> Iterator[Path]:
     places = [f"/sys/fs/cgroup/{name}/stockade-scope-{uuid4().hex}" for name in CONTROLLERS]
     os.chmod(tmp_path, 0o755)
     for path in map(str, (tmp_path, *tmp_path.parents)):
-        if path.startswith("/tmp/"):
+        if path.startswith(("/tmp/", "/var/tmp/")):
             os.chmod(path, os.stat(path).st_mode | 0o055)
     (tmp_path / "systemd").mkdir()
     (tmp_path / "systemd/private").touch()

@@ -45,7 +45,7 @@ def main() -> int:
         directory = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="suite-", dir=as_user.PARENT))
         )
-        directory.chmod(0o711)
+        directory.chmod(0o755)
         own, others = stack.enter_context(_in_memory(directory / "ram"))
         name = pwd.getpwuid(os.geteuid()).pw_name
         _say(f"the suite as {name}")
@@ -176,7 +176,7 @@ def _in_memory(place: Path) -> Iterator[tuple[Path, Path]]:
     if not mounted:
         _say("the tests work on the disk")
     try:
-        place.chmod(0o711)
+        place.chmod(0o755)
         places = place / "own", place / "user"
         for each in places:
             each.mkdir()

@@ -91,11 +91,15 @@ class _Itself:
         self.owner = os.getpid()
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._memory = os.open("/proc/self/smaps", os.O_RDONLY | os.O_CLOEXEC)
+        self._mounts = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         self._open = os.open("/proc/self/fd", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
 
     @property
     def numbers(self) -> frozenset[int]:
-        return frozenset((self._status, self._memory, self._open))
+        return frozenset((self._status, self._memory, self._mounts, self._open))
+
+    def mounts(self) -> bytes:
+        return _whole(self._mounts).encode(errors="surrogateescape")
 
     def descriptors(self) -> list[int]:
         return sorted(map(int, os.listdir(self._open)))
@@ -182,7 +186,7 @@ def _confined(policy: Policy, selection: Selection, itself: _Itself, kept: froze
     library = ctypes.CDLL(gate.library())
     caller = Caller.current()
     home = state.state_dir(caller.environ, caller.home)
-    with resolve(policy, caller, home, command=sys.executable, mounts=False) as resolved:
+    with resolve(policy, caller, home, command=sys.executable, table=itself.mounts()) as resolved:
         plan = _plan(resolved, selection, before)
         controls = _controls(selection, policy)
         said = _raised(library, plan, _grants(resolved))

@@ -13,12 +13,16 @@ HOLDING = (
 _OPEN_TREE, _CLONE, _EMPTY_PATH = 428, 1, 0x1000
 
 
+def mount_table() -> bytes:
+    with open("/proc/self/mountinfo", "rb", buffering=0) as file:
+        return file.readall()
+
+
 def mounted_below(tree: str) -> dict[str, str]:
     """The mount points in a tree, in order, and the kind of file system that is seen at each."""
     if sys.platform != "linux":
         return {}
-    with open("/proc/self/mountinfo", "rb", buffering=0) as file:
-        table = file.readall()
+    table = mount_table()
     start = _escaped(os.fsencode(tree)) + b"/"
     if b" " + start not in table:
         return {}
@@ -31,17 +35,16 @@ def mounted_below(tree: str) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def mounted_names(path: str) -> list[str]:
+def mounted_names(path: str, table: bytes | None = None) -> list[str]:
     """Every name of what is at a real path: the host may have mounted its tree, or a part of it, twice."""
     if sys.platform != "linux":
         return [path]
-    with open("/proc/self/mountinfo", "rb", buffering=0) as file:
-        mounts = [line.split(b" ", 5)[2:5] for line in file.readall().splitlines()]
-    name = _escaped(os.fsencode(path))
-    # The longest mount point on the way is where it is, and what was mounted there last.
-    device, root, point = max(reversed(mounts), key=lambda one: len(one[2]) if _covers(one[2], name) else -1)
+    mounts = [line.split(b" ", 5)[2:5] for line in (table or mount_table()).splitlines()]
+    found = [name := _escaped(os.fsencode(path))]
+    # Where it is: the longest mount point on the way, what was mounted there last. A chroot may have none.
+    above = [mount for mount in reversed(mounts) if _covers(mount[2], name)]
+    device, root, point = max(above, key=lambda mount: len(mount[2]), default=(b"", b"/", b"/"))
     place = _moved(name, point, root)
-    found = [name]
     for other, top, at in mounts:
         if other == device and _covers(top, place):
             found.append(_moved(place, top, at))

@@ -104,17 +104,17 @@ def resolve(
     *,
     pinned: bool = False,
     command: str = "",
-    mounts: bool = True,
+    table: bytes | None = None,
 ) -> Resolved:
     """Find and open everything the policy names, and what the command needs.
 
     `state` is Stockade's own directory, which no grant may touch. `pinned` says
     that the policy's paths are real names already (see `discover`): a link met
-    on the way was put there since, and is refused. Without `mounts` nothing is
-    laid over anything, and what is mounted in a tree does not matter.
+    on the way was put there since, and is refused. `table` is the mount table for
+    a process that confines itself: nothing is laid over what is mounted in a tree.
     """
     base = profile(policy.profile)
-    opener = _Opener(caller, state, pinned)
+    opener, mounts = _Opener(caller, state, pinned, table), table is None
     try:
         grants: dict[str, Grant] = {}
         for clause, paths, access in (
@@ -388,9 +388,9 @@ def covers(tree: str, path: str) -> bool:
 class _Opener:
     """Opens paths for one caller and refuses those that no policy may grant."""
 
-    def __init__(self, caller: Caller, state: str, pinned: bool) -> None:
+    def __init__(self, caller: Caller, state: str, pinned: bool, table: bytes | None) -> None:
         self.caller, self.pinned = caller, pinned
-        self.names = functools.cache(mounted_names)
+        self.names = functools.cache(lambda path: mounted_names(path, table))
         self.open: list[int] = []
         self._state = state
 
