@@ -375,9 +375,14 @@ static int begin(struct box *box, struct program *program, struct watch *watch)
 	return watch->leader < 0 ? refuse_program(program, "start") : 0;
 }
 
+/* What waits to be heard comes before the end: whoever has let go of a run wants all of it to end, although the
+ * leader, which saw that too, was faster. */
 static int is_over(struct watch *watch)
 {
 	watch->left = reap(watch);
+	struct pollfd waiting = {watch->socket, POLLIN, 0};
+	if (watch->leader == 0 && watch->left && watch->stage == RUNNING && poll(&waiting, 1, 0) > 0)
+		hear(watch);
 	return watch->leader == 0 && (watch->stage == RUNNING || !watch->left);
 }
 
