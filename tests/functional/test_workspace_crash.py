@@ -254,7 +254,7 @@ from stockade import Policy, Sandbox
 box = Sandbox(Policy(workspace=sys.argv[1]))
 box.open()
 box.run(["sh", "-c", "echo 1 > new"])
-box.start(["sh", "-c", "trap '' TERM HUP; echo 2 > new; while :; do sleep 0.1; done"])
+kept = box.start(["sh", "-c", "trap '' TERM HUP; echo 2 > new; while :; do sleep 0.1; done"])
 while box.run(["cat", "new"]).text != "2\\n":
     pass
 print(box.workspace.id, box._opened()[0].number(), flush=True)
