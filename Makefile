@@ -1,4 +1,5 @@
 # make run    install into .venv and show what Stockade does: stockade demo
+# make check  ruff, mypy and the unit tests, in less than a minute: the inner loop
 # make test   install what the tests need and run all of them
 
 VENV ?= .venv
@@ -12,10 +13,22 @@ GATE := $(wildcard src/stockade/gate/src/*.[ch]) src/stockade/gate/build.py
 INSTALL_AFTER := pyproject.toml setup.py src/stockade/_version.py $(GATE)
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -qq
 
-.PHONY: run test gate-check clean
+.PHONY: run check check-lint check-types check-unit test gate-check clean
 
 run: $(VENV)/.installed
 	@$(VENV)/bin/stockade demo
+
+check: $(VENV)/.installed-test
+	@$(MAKE) --no-print-directory --output-sync --keep-going -j3 check-lint check-types check-unit
+
+check-lint:
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+
+check-types:
+	@$(VENV)/bin/mypy
+
+check-unit:
+	@$(VENV)/bin/python -m pytest -q tests/unit
 
 test: $(VENV)/.installed-test
 	@PYTHONPATH=tests $(VENV)/bin/python -m support.suite

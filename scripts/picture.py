@@ -3,7 +3,7 @@
     python scripts/picture.py [FILE]
 
 The command runs in a pseudo-terminal, so that the picture has the colours a
-reader will see. `tests/functional/test_picture.py` fails when the demo has
+reader will see. `tests/kernel/cli/test_picture.py` fails when the demo has
 changed and the picture has not.
 """
 

@@ -1,4 +1,4 @@
-"""Writes the reference part of docs/policy.md from the model, so that the two cannot part.
+"""Writes the reference parts of docs/policy.md and docs/within.md from the model, so that they cannot part.
 
 python scripts/policy_reference.py           write it
 python scripts/policy_reference.py --check   exit code 1 if it is stale
@@ -14,24 +14,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from stockade.backends.base import Mechanism
+from stockade.backends.backend import Mechanism
 from stockade.backends.native import Native
 from stockade.controls import Control
-from stockade.policy import Limits, Policy, Reuse, Syscalls, WorkspaceRule
-from stockade.policy.model import LATER, LATER_BACKENDS, limit_text
+from stockade.policy import Limits, Policy, Reuse
+from stockade.policy.compare import RULES
+from stockade.policy.compare import clauses as names
+from stockade.policy.descriptions import CLAUSES, CONTROLS
+from stockade.policy.model import LATER, LATER_BACKENDS, TABLES, limit_text
 from stockade.policy.profile import profile
 from stockade.policy.values import time_text
-from stockade.policy.words import CLAUSES, CONTROLS
-from stockade.sandbox.evidence import OBSERVED
+from stockade.runs.evidence import OBSERVED
 
-PAGE = Path(__file__).parents[1] / "docs" / "policy.md"
+DOCS = Path(__file__).parents[1] / "docs"
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end of what is generated -->)", re.DOTALL)
-TABLES: dict[str, type[msgspec.Struct]] = {
-    "workspace": WorkspaceRule,
-    "limits": Limits,
-    "syscalls": Syscalls,
-    "reuse": Reuse,
-}
 
 
 def clauses() -> Iterator[str]:
@@ -61,6 +57,14 @@ def controls() -> Iterator[str]:
         way = Native.mechanisms[control]
         without = _without(control, way)
         yield f"| `{control}` | {CONTROLS[control]} | {_ways(way)} | {OBSERVED[control]} | {without} |"
+
+
+def rules() -> Iterator[str]:
+    """What "no more than another policy" means, clause by clause."""
+    yield "| clause | no more than the other |"
+    yield "|---|---|"
+    for name in names():
+        yield f"| `{name}` | {RULES[name]} |"
 
 
 def _fields() -> Iterator[tuple[str, type[msgspec.Struct], str]]:
@@ -121,25 +125,31 @@ def _without(control: Control, way: Mechanism) -> str:
     return f'{refused}, unless `accept = ["{control}"]`{instead}'
 
 
-def page(text: str) -> str:
+#: By page, what makes its generated parts.
+PAGES = {"policy.md": {"clauses": clauses, "controls": controls}, "within.md": {"rules": rules}}
+
+
+def page(name: str, text: str) -> str:
     """The page with its generated parts made anew."""
-    makers = {"clauses": clauses, "controls": controls}
+    makers = PAGES[name]
     made, count = PART.subn(lambda part: part[1] + "\n".join(makers[part[2]]()) + "\n" + part[3], text)
     if count != len(makers):
-        raise SystemExit(f"{PAGE.name} has {count} generated parts instead of {len(makers)}")
+        raise SystemExit(f"{name} has {count} generated parts instead of {len(makers)}")
     return made
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page, or say whether it is stale."""
-    text = PAGE.read_text(encoding="utf-8")
-    made = page(text)
-    if "--check" in arguments:
-        if made != text:
-            print(f"{PAGE.name} is stale: run `python scripts/policy_reference.py`", file=sys.stderr)
-        return int(made != text)
-    PAGE.write_text(made, encoding="utf-8")
-    return 0
+    """Write the pages, or say which are stale."""
+    stale = 0
+    for name in PAGES:
+        text = (DOCS / name).read_text(encoding="utf-8")
+        made = page(name, text)
+        if "--check" not in arguments:
+            (DOCS / name).write_text(made, encoding="utf-8")
+        elif made != text:
+            print(f"{name} is stale: run `python scripts/policy_reference.py`", file=sys.stderr)
+            stale = 1
+    return stale
 
 
 if __name__ == "__main__":

@@ -23,32 +23,32 @@ from stockade.errors import (
     UnsupportedError,
 )
 
-TYPE_CHECKING = False  # typing, where the name is from, takes as long to load as an interpreter to start
+TYPE_CHECKING = False  # importing it from typing takes as long as starting the interpreter
 if TYPE_CHECKING:
     from typing import Any
 
     from stockade.agents.handler import agent
     from stockade.controls import Control
+    from stockade.functions.executor import SandboxExecutor
+    from stockade.functions.sandboxed_function import sandboxed
+    from stockade.functions.secure_buffer import SecureBuffer
+    from stockade.functions.warm_python import WarmPython
     from stockade.host import host
-    from stockade.inside import delegate
-    from stockade.live.background import Background
-    from stockade.live.confine import confine
-    from stockade.live.interpreter import Interpreter
-    from stockade.live.pool import Pool
-    from stockade.live.shell import Shell
-    from stockade.live.spawner import Spawner
+    from stockade.inside.delegate_request import delegate
     from stockade.policy import Limits, Policy, Reuse, Syscalls, WorkspaceRule
     from stockade.receipt.statement import Receipt
     from stockade.receipt.verify import verify
-    from stockade.sandbox.aio import AsyncProcess, AsyncSandbox
+    from stockade.result import Outcome, Result
+    from stockade.sandbox.async_sandbox import AsyncProcess, AsyncSandbox
+    from stockade.sandbox.confine import confine
+    from stockade.sandbox.pool import Pool
     from stockade.sandbox.process import Process
-    from stockade.sandbox.result import Outcome, Result
     from stockade.sandbox.sandbox import Sandbox, run
-    from stockade.worker.executor import SandboxExecutor
-    from stockade.worker.functions import sandboxed
-    from stockade.worker.secure import SecureBuffer
-    from stockade.worker.warm import WarmPython
-    from stockade.workspace.workspace import Workspace
+    from stockade.sandbox.spawner import Spawner
+    from stockade.sandbox.workspace import Workspace
+    from stockade.sessions.background import Background
+    from stockade.sessions.interpreter import Interpreter
+    from stockade.sessions.shell import Shell
 
 __all__ = [
     "AsyncProcess",
@@ -94,7 +94,7 @@ __all__ = [
     "verify",
 ]
 
-#: Public names whose modules are loaded when they are first used: `import stockade` stays cheap.
+#: Public names and their modules, which load on first use, so that `import stockade` stays cheap.
 _LAZY = {
     "Control": "stockade.controls",
     "Limits": "stockade.policy",
@@ -102,27 +102,27 @@ _LAZY = {
     "Reuse": "stockade.policy",
     "Syscalls": "stockade.policy",
     "WorkspaceRule": "stockade.policy",
-    "AsyncProcess": "stockade.sandbox.aio",
-    "AsyncSandbox": "stockade.sandbox.aio",
-    "Outcome": "stockade.sandbox.result",
-    "Pool": "stockade.live.pool",
+    "AsyncProcess": "stockade.sandbox.async_sandbox",
+    "AsyncSandbox": "stockade.sandbox.async_sandbox",
+    "Outcome": "stockade.result",
+    "Pool": "stockade.sandbox.pool",
     "Process": "stockade.sandbox.process",
     "Receipt": "stockade.receipt.statement",
-    "Result": "stockade.sandbox.result",
-    "Background": "stockade.live.background",
-    "Interpreter": "stockade.live.interpreter",
-    "Shell": "stockade.live.shell",
-    "Spawner": "stockade.live.spawner",
+    "Result": "stockade.result",
+    "Background": "stockade.sessions.background",
+    "Interpreter": "stockade.sessions.interpreter",
+    "Shell": "stockade.sessions.shell",
+    "Spawner": "stockade.sandbox.spawner",
     "Sandbox": "stockade.sandbox.sandbox",
-    "SandboxExecutor": "stockade.worker.executor",
-    "SecureBuffer": "stockade.worker.secure",
-    "WarmPython": "stockade.worker.warm",
-    "Workspace": "stockade.workspace.workspace",
+    "SandboxExecutor": "stockade.functions.executor",
+    "SecureBuffer": "stockade.functions.secure_buffer",
+    "WarmPython": "stockade.functions.warm_python",
+    "Workspace": "stockade.sandbox.workspace",
     "agent": "stockade.agents.handler",
-    "delegate": "stockade.inside",
-    "confine": "stockade.live.confine",
+    "delegate": "stockade.inside.delegate_request",
+    "confine": "stockade.sandbox.confine",
     "run": "stockade.sandbox.sandbox",
-    "sandboxed": "stockade.worker.functions",
+    "sandboxed": "stockade.functions.sandboxed_function",
     "verify": "stockade.receipt.verify",
 }
 

@@ -1,4 +1,4 @@
-"""The vocabulary of enforcement: one name per clause that can be enforced.
+"""The controls: one name for each thing that Stockade can enforce.
 
 A policy needs a set of controls, a backend on this host offers a set, and
 selection is set inclusion. Nothing else in Stockade decides what is enforced.
@@ -10,7 +10,7 @@ import enum
 
 
 class Control(enum.StrEnum):
-    """One enforceable clause. Compares equal to its name."""
+    """One thing that can be enforced. Compares equal to its name."""
 
     FILES = "files"
     DENY = "deny"
@@ -37,17 +37,17 @@ class Control(enum.StrEnum):
 
 
 class Grade(enum.StrEnum):
-    """How well it is known that a control is enforced, the best first. Compares equal to its words."""
+    """The evidence that a control is enforced, the strongest first. Compares equal to its text."""
 
     KERNEL = "read from the kernel by the parent"
     NAMESPACES = "namespace descriptors compared"
     GATE = "confirmed by the gate before untrusted code"
-    #: By the parent or the gate, while the run goes on: before it there is nothing to see.
+    #: By the supervisor or the gate during the run: before the run there is nothing to observe.
     KEPT = "kept by Stockade itself"
     WEAKER = "accepted weaker"
     ABSENT = "absent"
 
     @property
     def enforced(self) -> bool:
-        """Whether the control is there as it was asked for."""
+        """Whether the control is enforced in full."""
         return self not in (Grade.WEAKER, Grade.ABSENT)

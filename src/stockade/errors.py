@@ -1,6 +1,6 @@
-"""Everything Stockade raises on purpose.
+"""The errors that Stockade raises.
 
-Each error says what was refused, by what, and carries a `hint`: what to
+Each error says what was refused and why, and carries a `hint`: what to
 write, install or change so that the next attempt succeeds.
 """
 
@@ -11,18 +11,25 @@ import builtins
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from stockade.receipt.statement import Receipt
-    from stockade.sandbox.result import Result
+    from stockade.result import Result
 
 
 def one_line(text: str) -> str:
-    """Text of which a file name is a part, where a newline in that must not begin a line of ours."""
+    """Escape newlines: one in a file name must not begin a line that looks like Stockade's own."""
     return text.replace("\n", "\\n")
 
 
-class StockadeError(Exception):
-    """The base of every error that Stockade raises itself.
+def typed(path: str) -> str:
+    """Quote a path for a shell command that an error suggests: the path may be untrusted."""
+    import shlex
 
-    `receipt` is that of the run that was refused or failed, where there is one; `result` how that run ended.
+    return shlex.quote(path)
+
+
+class StockadeError(Exception):
+    """The base class of Stockade's errors.
+
+    `receipt` and `result` are those of the run that was refused or failed, if it has them.
     """
 
     receipt: Receipt | None = None
@@ -38,14 +45,13 @@ class StockadeError(Exception):
 
 
 class PolicyError(StockadeError):
-    """The policy is malformed, contradicts itself, or asks for what is refused on principle."""
+    """The policy is malformed, contradicts itself, or asks for something that Stockade always refuses."""
 
 
 class UnsupportedError(StockadeError):
     """No backend on this host enforces the whole policy.
 
-    `missing` maps each backend that was considered to the controls it lacks,
-    and each of those to the reason.
+    `missing` maps each backend that was considered to the controls it lacks, each with the reason.
     """
 
     def __init__(
@@ -56,9 +62,9 @@ class UnsupportedError(StockadeError):
 
 
 class SetupError(StockadeError):
-    """The walls could not be raised, so nothing was run.
+    """Stockade could not raise the walls, so it ran nothing.
 
-    `stage` names the step that failed and `errno` the kernel's answer.
+    `stage` names the step that failed, `errno` is the kernel's error number.
     """
 
     def __init__(self, message: str, *, stage: str = "", errno: int = 0, hint: str = "") -> None:
@@ -72,21 +78,21 @@ class DeniedError(StockadeError):
 
 
 class LimitError(StockadeError):
-    """The run was ended because it used more than its limits allow."""
+    """Stockade ended the run because it used more than its limits allow."""
 
 
 class TimeoutError(StockadeError, builtins.TimeoutError):
-    """The run was ended because its time was over."""
+    """Stockade ended the run because it took too long."""
 
 
 class CommandError(StockadeError):
-    """The command failed by itself: a non-zero exit, or a signal."""
+    """The command itself failed: it exited with a non-zero code, or a signal killed it."""
 
 
 class ConflictError(StockadeError):
     """The host's files have changed since the workspace was opened, so nothing was committed.
 
-    `paths` names them.
+    `paths` names those files. If it is empty, the workspace itself has changed since it was shown.
     """
 
     def __init__(self, message: str, *, paths: tuple[str, ...] = (), hint: str = "") -> None:
@@ -95,9 +101,9 @@ class ConflictError(StockadeError):
 
 
 class ReceiptError(StockadeError):
-    """A receipt is not what it should be, or could not be made.
+    """A receipt failed verification, or could not be made.
 
-    `failure` names the way in which it fails, for programs: "malformed", "signature", "unknown-key",
+    `failure` names the kind of failure for programs: "malformed", "signature", "unknown-key",
     "swapped", "missing-link", "broken-link", "policy", "weaker", "result", "damaged" or "not-made".
     `result` is the result of a run whose receipt could not be made.
     """
@@ -109,4 +115,4 @@ class ReceiptError(StockadeError):
 
 
 class NotFoundError(StockadeError):
-    """What was named is not there."""
+    """The named thing does not exist."""

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from stockade.bench import rivals
+from stockade.bench import command, competitors
 from stockade.bench.bars import BARS
 from stockade.bench.measure import Figure, Section
-from stockade.bench.report import as_text, load_baseline
+from stockade.bench.report_table import as_text, load_baseline
 from stockade.bench.sections import SECTIONS, ground, measure
-from stockade.cli import bench
 from support.means import need, need_program
 from support.paths import ROOT
 
@@ -24,8 +23,8 @@ COMPARED = ("cold", "rate", "walls")
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_bars_hold(section: str) -> None:
     if section in COMPARED:
-        missing = rivals.missing()
-        need(not missing, f"{', '.join(missing)} not installed: {rivals.INSTALL}")
+        missing = competitors.missing()
+        need(not missing, f"{', '.join(missing)} not installed: {competitors.INSTALL}")
     if section in ("inside", "walls", "workspace"):
         need(os.access("/usr/bin/python3", os.X_OK), "/usr/bin/python3 is not installed")
     if section in ("inside", "workspace"):
@@ -46,7 +45,7 @@ def test_the_command_prints_a_table_and_keeps_the_ratios(
 ) -> None:
     kept, found = tmp_path / "baseline.json", tmp_path / "found.json"
     options = ["--quick", "--only", "heap", "--baseline", str(kept), "--json", str(found)]
-    assert bench.main([*options, "--update-baseline"]) == 0
+    assert command.main([*options, "--update-baseline"]) == 0
     assert "heap/1GB" in capsys.readouterr().out
     (ratios,) = load_baseline(kept).values()
     assert list(ratios) == ["heap/1GB"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = "import sys; from stockade.cli import bench; sys.exit(bench.main(sys.argv[1:]))"
+COMMAND = "import sys; from stockade.bench import command; sys.exit(command.main(sys.argv[1:]))"
 
 
 @pytest.mark.timeout(300)

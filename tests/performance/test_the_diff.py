@@ -1,4 +1,4 @@
-"""What a diff costs grows with the change, not with the tree."""
+"""What a diff costs grows with the change, not with the tree; and what lies deep costs little more."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from support.trees import changed
 
 RATIO = 2.0
 SMALL, LARGE = 100, 100_000
+#: Files that lie so deep take so many times the processor time of those that lie beside as many directories.
+DEEP_RATIO = 8.0
+DEPTH, FILES = 900, 1000
 
 
 def planted(place: Path, files: int) -> Workspace:
@@ -49,3 +52,36 @@ def test_ten_changes_in_a_large_tree_cost_at_most_twice_those_in_a_small_one(tmp
         ratio = quickest(large) / quickest(small)
     assert ratio <= RATIO, f"{ratio:.2f} times {base * 1000:.2f} ms"
     assert sum(len(files) for _, _, files in os.walk(places[1])) == LARGE
+
+
+MAKE_FILES = """
+import os, sys
+depth, files, nested = map(int, sys.argv[1:])
+for number in range(depth):
+    os.mkdir(f"d{number}")
+    if nested:
+        os.chdir(f"d{number}")
+for number in range(files):
+    with open(f"f{number}", "w") as file:
+        file.write("x")
+"""
+
+
+def processor_time(place: Path, *, nested: bool) -> tuple[float, float]:
+    """What a diff, and then a commit, of files takes that lie below or beside directories."""
+    place.mkdir()
+    workspace = changed(place, MAKE_FILES, f"{DEPTH}", f"{FILES}", f"{nested:d}", python=True)
+    times = [time.process_time()]
+    assert len(workspace.diff().files) == DEPTH + FILES
+    times.append(time.process_time())
+    assert len(workspace.commit().changes) == DEPTH + FILES
+    times.append(time.process_time())
+    return times[1] - times[0], times[2] - times[1]
+
+
+def test_files_that_lie_deep_cost_little_more_than_those_at_the_top(tmp_path: Path) -> None:
+    """A program makes such a tree in a moment; whoever looks at it must not need a minute."""
+    flat = processor_time(tmp_path / "flat", nested=False)
+    deep = processor_time(tmp_path / "deep", nested=True)
+    for what, one, other in zip(("diff", "commit"), flat, deep, strict=True):
+        assert other <= DEEP_RATIO * one, f"{what}: {other:.2f} s, {other / one:.1f} times {one:.2f} s"

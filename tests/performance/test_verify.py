@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import stockade
-from stockade.receipt import crypto
+from stockade.receipt import ed25519
 from stockade.receipt.statement import to_sign
 from support.made_receipts import public
 
@@ -33,8 +33,8 @@ def test_a_receipt_is_verified_for_little_more_than_its_signature(stockade_home:
     assert receipt is not None
     envelope, key = receipt.encode(), public(stockade_home)
     signed, signature = to_sign(receipt.payload), receipt.signatures[0].sig
-    assert crypto.verifies(key, signature, signed)
+    assert ed25519.verifies(key, signature, signed)
     whole, bare = least(
-        lambda: stockade.verify(envelope, key), lambda: crypto.verifies(key, signature, signed)
+        lambda: stockade.verify(envelope, key), lambda: ed25519.verifies(key, signature, signed)
     )
     assert whole <= BAR * SLACK * bare, f"{1 / whole:.0f} a second, {whole / bare:.2f} times the signature"

@@ -1,4 +1,4 @@
-"""The Python sources: linted, typed, documented, and in files of a readable size."""
+"""The Python sources: linted, typed and documented."""
 
 from __future__ import annotations
 
@@ -11,13 +11,6 @@ import pytest
 
 from support.paths import PACKAGE, ROOT
 
-LONGEST = 600
-CODE = [
-    path
-    for folder in ("src", "tests", "scripts")
-    for path in sorted((ROOT / folder).rglob("*"))
-    if path.suffix in (".py", ".c", ".h") and "build" not in path.relative_to(ROOT).parts
-]
 PUBLIC = [
     path
     for path in sorted(PACKAGE.rglob("*.py"))
@@ -48,8 +41,3 @@ def name(path: Path) -> str:
 @pytest.mark.parametrize("path", PUBLIC, ids=name)
 def test_every_public_module_says_what_it_is_for(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text())), f"{name(path)} has no docstring"
-
-
-def test_no_file_is_too_long_to_read() -> None:
-    lengths = {name(path): len(path.read_text().splitlines()) for path in CODE}
-    assert {path: length for path, length in lengths.items() if length > LONGEST} == {}

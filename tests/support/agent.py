@@ -34,6 +34,8 @@ def main() -> None:
     found["attempts"] = {
         "change its settings": attempt(lambda: settings.write_text("run this outside")),
         "read a private key": attempt((home / ".ssh/id_ed25519").read_text),
+        "read the project's secrets": attempt(Path(".env").read_text),
+        "read secrets deeper in the project": attempt(Path("app/.env").read_text),
         "read another project": attempt((home / "other/secret.txt").read_text),
         "read a token in the environment": attempt(lambda: os.environ["GITHUB_TOKEN"]),
         "leave something in the home": attempt(lambda: (home / ".bashrc").write_text("run this outside")),

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stockade import Policy, Sandbox
-from stockade.workspace.files import Files
-from stockade.workspace.info import Listing
+from stockade.workspace.files.file_info import Listing
+from stockade.workspace.files.files import Files
 
 
 @contextlib.contextmanager

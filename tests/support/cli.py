@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 STOCKADE = str(Path(sys.executable).with_name("stockade"))
@@ -26,3 +26,12 @@ def stockade_command(
         check=False,
         timeout=60,
     )
+
+
+def calls_in(directory: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return `stockade_command` as a user in that directory types it."""
+
+    def call(*arguments: str, cwd: Path = directory) -> subprocess.CompletedProcess[str]:
+        return stockade_command(*arguments, cwd=cwd)
+
+    return call

@@ -47,7 +47,7 @@ class Synchronous:
             if told.is_set():
                 raise KeyboardInterrupt
 
-        self.box._opened()
+        self.box._require_open()
         running = self._threads.submit(self.run, script, **{"on_stdout": look, **options})
         self._told[running] = told
         return running

@@ -57,6 +57,7 @@ def decoder_fuzzer(directory: Path) -> Path:
     """The driver that feeds the plan decoder with mutated plans, under the sanitizers."""
     sources = directory / "fuzz"
     sources.mkdir()
-    for source in (FUZZERS / "decoder.c", GATE_SOURCES / "plan.c", GATE_SOURCES / "plan.h"):
-        shutil.copy(source, sources)
+    shutil.copy(FUZZERS / "decoder.c", sources)
+    for name in ("plan.c", "plan.h", "wire.h"):
+        shutil.copy(GATE_SOURCES / name, sources)
     return build.sanitized(sources / "decoder", sources=sources)

@@ -164,22 +164,22 @@ def hostile(what: str, data: bytes = b"") -> Any:
     if what == "raw":
         worker.write(data)
     elif what == "record":
-        worker.say(data[:1], data[1:])
+        worker.send(data[:1], data[1:])
     elif what == "after":
 
         def stay(status: int) -> None:
-            worker.say(b"R", data)
+            worker.send(b"R", data)
             spin()
 
         worker.leave = stay
     elif what == "failed":  # an exception of its own
-        worker.say(b"E", data)
+        worker.send(b"E", data)
         os._exit(1)
     elif what == "early":  # an answer of its own, then another one
-        worker.say(b"R", data)
+        worker.send(b"R", data)
         os._exit(0)
     elif what == "pickle":
-        worker.say(b"R", __import__("pickle").dumps(Bomb(data.decode()), 4))
+        worker.send(b"R", __import__("pickle").dumps(Bomb(data.decode()), 4))
         os._exit(0)
     return "honest"
 

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stockade.live import letters
-from stockade.live.letters import FromHolder, Hello, Joined, Line
+from stockade.sessions.attach import protocol
+from stockade.sessions.attach.protocol import AttachAcceptance, AttachSocket, FromHolder, Hello
 from support.screens import PATIENCE
 
 #: Wants the terminal that was used last.
-HELLO = Hello(letters.VERSION, 0, 24, 80, b"", {})
+HELLO = Hello(protocol.VERSION, 0, 24, 80, b"", {})
 #: A connection and a pair of streams, of which the second is handed over.
-Connected = tuple[Line, int, int]
+Connected = tuple[AttachSocket, int, int]
 
 
 def connected(home: Path) -> Connected:
@@ -24,11 +24,11 @@ def connected(home: Path) -> Connected:
     (place,) = (home / "run").glob("*/*.attach")
     directory = os.open(place.parent, os.O_PATH)
     try:
-        line = letters.connected(directory, place.name)
+        line = protocol.connected(directory, place.name)
     finally:
         os.close(directory)
     assert line is not None
-    return line, *letters.streams()
+    return line, *protocol.streams()
 
 
 def asked(one: Connected, hello: Hello) -> object:
@@ -44,11 +44,11 @@ def closed(one: Connected) -> None:
 
 
 @contextlib.contextmanager
-def client(home: Path) -> Iterator[tuple[Line, int]]:
+def client(home: Path) -> Iterator[tuple[AttachSocket, int]]:
     """A client without a terminal, which takes only what is read here."""
     one = connected(home)
     try:
-        assert isinstance(asked(one, HELLO), Joined)
+        assert isinstance(asked(one, HELLO), AttachAcceptance)
         yield one[:2]
     finally:
         closed(one)

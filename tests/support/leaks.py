@@ -20,6 +20,7 @@ import functools
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stockade.host import cgroupfs
+from stockade.linux import cgroupfs
 
 GRACE = 2.0
 CGROUPS = Path("/sys/fs/cgroup")
@@ -143,7 +144,7 @@ def quiesce() -> None:
 
 def let_go_of_register() -> None:
     """Let the library remove its directory in the register and close its log, which it keeps open."""
-    for name in ("stockade.sandbox.register", "stockade.receipt.chain"):
+    for name in ("stockade.runs.register.register", "stockade.receipt.chain"):
         shutdown = getattr(sys.modules.get(name), "shutdown", None)
         if shutdown is not None:
             shutdown()
@@ -292,9 +293,11 @@ def _below(directory: str) -> Iterator[str]:
 def _recorded(state: Path) -> set[str]:
     """The groups of supervisors that ended without removing them."""
     found = set()
-    for file in state.glob("run/*/*.json"):
-        with contextlib.suppress(OSError, ValueError):
-            found.update(json.loads(file.read_bytes().splitlines()[-1])["groups"])
+    # A supervisor may take its directory away meanwhile, which makes glob fail.
+    with contextlib.suppress(FileNotFoundError):
+        for file in state.glob("run/*/*.json"):
+            with contextlib.suppress(OSError, ValueError):
+                found.update(json.loads(file.read_bytes().splitlines()[-1])["groups"])
     return found
 
 
@@ -314,16 +317,16 @@ def _files(state: Path | None, *, final: bool) -> Iterator[str]:
     for directory in [Path(tempfile.gettempdir()), *([state / "run"] if state else [])]:
         if directory.is_dir():
             yield from (f"file {entry.path}" for entry in os.scandir(directory))
-    for directory, certain in [(SHARED_MEMORY, True), *([(Path("/tmp"), False)] if final else [])]:
-        if not directory.is_dir():
-            continue
-        for entry in os.scandir(directory):
-            # Others work in these too.
-            if _is_own(entry) and (certain or "stockade" in entry.name):
-                yield f"file {entry.path}"
+    for directory in [SHARED_MEMORY, *([Path("/tmp")] if final else [])]:
+        if directory.is_dir():
+            yield from (f"file {entry.path}" for entry in os.scandir(directory) if _is_own(entry))
 
 
 def _is_own(entry: os.DirEntry[str]) -> bool:
+    """Whether a file, where other programs work too, has the number of one of our processes in its name."""
+    numbers = {int(number) for number in re.findall(r"(?:leak|stockade-\w+)-(\d+)", entry.name)}
+    if numbers.isdisjoint([os.getpid(), *_started]):
+        return False
     try:
         return entry.stat(follow_symlinks=False).st_uid == os.geteuid()
     except OSError:

@@ -6,29 +6,32 @@ import sys
 from pathlib import Path
 
 from stockade import state
+from stockade.controls import Grade
 from stockade.receipt import chain, keys
 from stockade.receipt.statement import (
-    Command,
-    Ending,
+    CommandDigest,
+    EvidenceSummary,
     HostFacts,
     Network,
     Predicate,
     Receipt,
-    Seen,
+    ResourceUse,
+    RunEnd,
     Statement,
     Subject,
-    Used,
     Who,
 )
 
 WORDS = "0" * 64
 
 
-def statement(link: chain.Link, agent: str = "", outcome: str = "exited", started: str = "") -> Statement:
+def statement(
+    link: chain.ChainLink, agent: str = "", outcome: str = "exited", started: str = ""
+) -> Statement:
     """A run that nobody has made."""
-    full = Seen("default", "pid namespace", "namespace descriptor compared", "namespace descriptors compared")
-    weaker = Seen(
-        'limits.memory = "1G"', "RLIMIT_AS for each process only", "accepted weaker", "accepted weaker"
+    full = EvidenceSummary("default", "pid namespace", "namespace descriptor compared", Grade.NAMESPACES)
+    weaker = EvidenceSummary(
+        'limits.memory = "1G"', "RLIMIT_AS for each process only", "accepted weaker", Grade.WEAKER
     )
     return Statement(
         (Subject("stdout", {"sha256": WORDS}),),
@@ -39,7 +42,7 @@ def statement(link: chain.Link, agent: str = "", outcome: str = "exited", starte
             key=link.key,
             sandbox="",
             who=Who(agent=agent),
-            command=Command("true", WORDS),
+            command=CommandDigest("true", WORDS),
             backend="native",
             policy=WORDS,
             plan=WORDS,
@@ -47,8 +50,8 @@ def statement(link: chain.Link, agent: str = "", outcome: str = "exited", starte
             controls={"processes": full, "limits.memory": weaker},
             evidence={},
             network=Network("none"),
-            ending=Ending(outcome, 0),
-            usage=Used(0, 0, 0, None, None, {}),
+            ending=RunEnd(outcome, 0),
+            usage=ResourceUse(0, 0, 0, None, None, {}),
             started=started or "2026-05-01T12:00:00.000000Z",
             duration=1,
             host=HostFacts("6.18", "x86_64", 7, "0.1.0", 0),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from typing import Any
 
 import pytest
 
@@ -34,3 +35,13 @@ def applies(condition: bool, reason: str) -> None:
     """Go on only if the test has a meaning here (say, for root only): never a failure, always counted."""
     if not condition:
         pytest.skip(reason, allow_module_level=True)
+
+
+def clauses_for(backend: str) -> dict[str, Any]:
+    """Return the clauses of a policy for one backend, with what it has only in part accepted."""
+    from stockade.bench.backend_costs import usable
+
+    found = usable().get(backend)
+    need(found is not None, f"the {backend} backend does not work here")
+    assert found is not None
+    return {"backend": backend, "accept": list(found.accept)}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stockade.host import cgroupfs
+from stockade.linux import cgroupfs
 
 ALWAYS = {
     "cgroup.procs": "", "cgroup.subtree_control": "", "cgroup.kill": "",

@@ -59,8 +59,13 @@ def in_async(_: str) -> str:
     return LOOP.run_until_complete(main())
 
 
+def spawned(_: str) -> str:
+    with stockade.Spawner() as spawner:
+        return begun(spawner.collect(spawner.spawn(["echo", "x"], timeout=20), 60)).text
+
+
 LOOP = asyncio.new_event_loop()
-WAYS = {"once": once, "living": living, "terminal": terminal, "async": in_async}
+WAYS = {"once": once, "living": living, "terminal": terminal, "async": in_async, "spawned": spawned}
 
 
 @contextlib.contextmanager

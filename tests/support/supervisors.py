@@ -13,17 +13,18 @@ from pathlib import Path
 import msgspec
 
 from stockade import state
-from stockade.sandbox import records
+from stockade.runs.register import sandbox_record
 
 ID = "0123456789ab"
 
 SUPERVISOR = """
 import json, os, sys, time
-from stockade.sandbox import register
+from stockade.runs.register import register
+from stockade.runs.register.sandbox_record import SandboxRecord
 home, fields = sys.argv[1], json.loads(sys.argv[2])
 for key in ("command", "groups"):
     fields[key] = tuple(fields.get(key, ()))
-entry = register.enter(home, register.Record(**fields))
+entry = register.enter(home, SandboxRecord(**fields))
 print("entered", flush=True)
 {then}
 """
@@ -73,5 +74,5 @@ def dead(home: str, *lines: bytes, name: str = "1-aa", id: str = ID) -> Path:
 
 def line(**fields: object) -> bytes:
     """A record of a supervisor that is dead, written here and under this boot."""
-    here = {"where": records.where(os.getpid()), "supervisor": 1, "supervisor_born": 1, "id": ID}
+    here = {"where": sandbox_record.where(os.getpid()), "supervisor": 1, "supervisor_born": 1, "id": ID}
     return msgspec.json.encode(here | fields) + b"\n"

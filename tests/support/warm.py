@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from stockade.functions.warm_python import WarmPython
 from stockade.gate import client
-from stockade.worker.warm import WarmPython
 
 
 def environment(prefix: Path, **modules: str) -> Path:

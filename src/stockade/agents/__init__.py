@@ -1,8 +1,8 @@
-"""Agents: handlers that have a name, and by it a policy and a switch of their own.
+"""Agents: named handlers, each with a policy and a switch of its own.
 
     registry ─► policies ─► handler
     which agents there are   what each may   a function whose calls run in a sandbox
 
-The registry is in the log of receipts: how an agent stands is a row there,
-and each row names the signed event that made it so.
+The registry lies in the log of receipts: each agent has a row there, and the
+row names the signed event that last changed it.
 """

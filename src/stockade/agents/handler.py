@@ -1,7 +1,7 @@
-"""`agent`: a handler that has a name, and whose every call runs in a sandbox under that name's policy.
+"""`agent`: give a handler a name and run each of its calls in a sandbox under that name's policy.
 
-How the agent stands is looked up at each call, so that a switch counts from
-the next call on, in every process. What cannot be looked up is not run.
+The handler looks up the agent's row at each call, so that a switch takes
+effect at the next call in every process. If the lookup fails, the call fails.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ import msgspec
 from stockade import state
 from stockade.agents import policies, registry
 from stockade.errors import PolicyError
-from stockade.policy import Caller
+from stockade.linux.user import Caller
 from stockade.receipt.statement import Who
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Whose each name is in this process: its module and its own name there.
+#: The function behind each agent's name in this process: its module and its qualified name.
 _handlers: dict[str, tuple[str, str]] = {}
 
 
 class Handler(Generic[P, R]):
     """A function that is an agent; `agent` makes it.
 
-    Called, it returns what the function returns: a coroutine where that is `async def`, an iterator where it
-    yields.
+    A call returns what the function returns: a coroutine for an `async def`, an iterator for a generator.
     """
 
     __stockade__ = True
 
     def __init__(self, function: Callable[P, R], name: str, category: str, options: dict[str, Any]) -> None:
-        from stockade.worker.carry import checked
+        from stockade.functions.packing import plain_function
 
-        self.__wrapped__ = checked(function, "agent")
-        self.name, self.category = registry.checked(name), category
+        self.__wrapped__ = plain_function(function, "agent")
+        self.name, self.category = registry.valid_name(name), category
         if category:
-            registry.checked(category, "category")
+            registry.valid_name(category, "category")
         self._options = options
         functools.update_wrapper(self, function)
         if getattr(function, "__name__", "") == "<lambda>":
             raise PolicyError(
-                f"the agent {name!r} is a lambda, which has no name that tells it from others",
+                f"the agent {name!r} is a lambda, and a lambda has no name of its own",
                 hint="define it with `def` at the top of a module",
             )
         mine = (str(getattr(function, "__module__", "")), str(getattr(function, "__qualname__", name)))
         if _handlers.setdefault(name, mine) != mine:
             raise PolicyError(
-                f"the agent {name!r} is {'.'.join(_handlers[name])}, and {'.'.join(mine)} would be another",
-                hint="two agents never share a name: call one of them something else",
+                f"the name {name!r} belongs to the agent {'.'.join(_handlers[name])}; "
+                f"{'.'.join(mine)} cannot have it too",
+                hint="rename one of them: two agents never share a name",
             )
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -64,37 +64,37 @@ class Handler(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         function = self.__wrapped__
-        made: Any
+        value: Any
         if inspect.iscoroutinefunction(function):
-            made = self._awaited(*args, **kwargs)
+            value = self._call_async(*args, **kwargs)
         else:
-            made = self._chosen()(*args, **kwargs)
-        return made  # type: ignore[no-any-return]
+            value = self._current_callable()(*args, **kwargs)
+        return value  # type: ignore[no-any-return]
 
-    async def _awaited(self, *args: Any, **kwargs: Any) -> Any:
-        return await self._chosen()(*args, **kwargs)
+    async def _call_async(self, *args: Any, **kwargs: Any) -> Any:
+        return await self._current_callable()(*args, **kwargs)
 
-    def _chosen(self) -> Callable[..., Any]:
-        """The function as the agent stands now: sandboxed, unless it was switched off."""
+    def _current_callable(self) -> Callable[..., Any]:
+        """Return the function as this call is to run it: sandboxed, unless the agent is switched off."""
         caller = Caller.current()
         home = state.state_dir(caller.environ, caller.home)
-        agent = registry.enter(home, self.name, self.category)
+        agent = registry.find_or_add(home, self.name, self.category)
         policies.agreed(agent, self.name, self.category)
         if not agent.enabled:
-            return _Bare(self.__wrapped__, home, agent)
-        from stockade.worker.functions import Sandboxed, options
+            return _UnsandboxedCall(self.__wrapped__, home, agent)
+        from stockade.functions.sandboxed_function import SandboxedFunction, options
 
         found = policies.policy_for(agent, caller)
         how = options(found.policy, who={"agent": agent.name, "category": agent.category}, **self._options)
         start = msgspec.structs.replace(how.start, pinned=found.pinned)
-        return Sandboxed(self.__wrapped__, msgspec.structs.replace(how, start=start))
+        return SandboxedFunction(self.__wrapped__, msgspec.structs.replace(how, start=start))
 
     def __repr__(self) -> str:
         return f"<agent {self.name} {self.__wrapped__!r}>"
 
 
-class _Bare:
-    """A handler of an agent whose sandbox is off: it runs here, and its receipt says so."""
+class _UnsandboxedCall:
+    """A call of an agent whose sandbox is switched off: it runs in this process, and its receipt says so."""
 
     def __init__(self, function: Callable[..., Any], home: str, agent: registry.Agent) -> None:
         self._function, self._home, self._agent = function, home, agent
@@ -102,40 +102,40 @@ class _Bare:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function = self._function
         for kind, way in (
-            (inspect.iscoroutinefunction, self._awaited),
-            (inspect.isasyncgenfunction, self._yielded_later),
-            (inspect.isgeneratorfunction, self._yielded),
+            (inspect.iscoroutinefunction, self._call_async),
+            (inspect.isasyncgenfunction, self._iterate_async),
+            (inspect.isgeneratorfunction, self._iterate),
         ):
             if kind(function):
                 return way(*args, **kwargs)
-        with self._recorded():
+        with self._with_receipt():
             return function(*args, **kwargs)
 
-    async def _awaited(self, *args: Any, **kwargs: Any) -> Any:
-        with self._recorded():
+    async def _call_async(self, *args: Any, **kwargs: Any) -> Any:
+        with self._with_receipt():
             return await self._function(*args, **kwargs)
 
-    def _yielded(self, *args: Any, **kwargs: Any) -> Any:
-        with self._recorded():
+    def _iterate(self, *args: Any, **kwargs: Any) -> Any:
+        with self._with_receipt():
             return (yield from self._function(*args, **kwargs))
 
-    async def _yielded_later(self, *args: Any, **kwargs: Any) -> Any:
-        with self._recorded():
+    async def _iterate_async(self, *args: Any, **kwargs: Any) -> Any:
+        with self._with_receipt():
             async with contextlib.aclosing(self._function(*args, **kwargs)) as values:
                 async for value in values:
                     yield value
 
     @contextlib.contextmanager
-    def _recorded(self) -> Iterator[None]:
-        """Leave a record before and a receipt after. Where the first cannot be made, nothing is run."""
-        from stockade.receipt import making
+    def _with_receipt(self) -> Iterator[None]:
+        """Write a record before the call and a receipt after it. Without the record the call does not run."""
+        from stockade.receipt import builder
 
         agent, function = self._agent, self._function
         name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
         who = Who(agent.name, agent.category, name)
         why = f"switched off: receipt {agent.place}"
-        making.begun(self._home, who, why)
-        receipt = functools.partial(making.unwalled, self._home, who, name, why, time.time())
+        builder.begun(self._home, who, why)
+        receipt = functools.partial(builder.unwalled, self._home, who, name, why, time.time())
         try:
             yield
         except BaseException as error:
@@ -145,7 +145,7 @@ class _Bare:
 
 
 def agent(name: str, *, category: str = "", **options: Any) -> Callable[[Callable[P, R]], Handler[P, R]]:
-    """A decorator: every call of the function runs in a sandbox under the policy of the agent of that name.
+    """Decorate a function so that each call runs in a sandbox under the policy of the named agent.
 
     >>> import stockade
     >>> @stockade.agent("treasurer")
@@ -154,11 +154,14 @@ def agent(name: str, *, category: str = "", **options: Any) -> Callable[[Callabl
     >>> total([1, 2, 3])
     6
 
-    The policy is what the registry and the layers give the agent, or its category; `stockade agents` lists
-    them. Only `stockade agents disable NAME --reason ...` lets its calls run without a sandbox, and their
-    receipts say so. `options` are those of `sandboxed`, besides the policy and `who`.
+    The registry and the layers decide the policy of the agent or of its category; `stockade agents` lists
+    the agents. Only `stockade agents disable NAME --reason ...` lets the calls run without a sandbox, and
+    their receipts say so. `options` are those of `sandboxed`, except `policy` and `who`.
     """
     for taken in ("policy", "who"):
         if taken in options:
-            raise PolicyError(f"{taken}: the agent's name decides it", hint=f"stockade agents add {name} ...")
+            raise PolicyError(
+                f"{taken}: the registry decides it by the agent's name",
+                hint=f"stockade agents add {name} ...",
+            )
     return lambda function: Handler(function, name, category, options)

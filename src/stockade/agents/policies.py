@@ -1,8 +1,9 @@
-"""The policy of an agent: the registry says where it is written.
+"""The policy of an agent, found through the registry.
 
-With a policy file there, that file counts, as it was when the agent was given
-it, within the layers' ceiling. Without one, what the layers give the agent or
-its category; and where there are no layers, the user's own policy.
+If the agent's row names a policy file, that file applies, with the content
+that it had when it was added, within the layers' ceiling. Otherwise the layers
+decide by the agent's name or category; without layers, the user's own policy
+applies.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from typing import Any
 
 from stockade.agents.registry import Agent
 from stockade.errors import PolicyError
-from stockade.policy import Caller, layers
-from stockade.policy.load import Discovered, config_dir, discover
+from stockade.linux.user import Caller
+from stockade.resolve import config_files
+from stockade.resolve.config_files import config_dir
+from stockade.resolve.discovery import PolicySource, discover
 
 
 def agreed(agent: Agent | None, name: str, category: str) -> str:
-    """The category of an agent, where the registry and whoever names it do not contradict each other."""
+    """Return the category of an agent; refuse one that contradicts the registry."""
     if agent is None or category in ("", agent.category):
         return category if agent is None else agent.category
     raise PolicyError(
         f"the agent {name!r} is in the registry with the category {agent.category!r}, not {category!r}",
-        hint=f"if that is meant: stockade agents add {name} --category {category}",
+        hint=f"to change it: stockade agents add {name} --category {category}",
     )
 
 
@@ -32,9 +35,11 @@ def policy_for(
     *,
     flags: Mapping[str, Any] | None = None,
     workspace: str | None = None,
-) -> Discovered:
-    """The policy under which the agent runs."""
-    layered = not agent.policy and layers.find(config_dir(caller.environ, caller.home)) is not None
+) -> PolicySource:
+    """Return the policy under which the agent runs."""
+    layered = (
+        not agent.policy and config_files.find_layers(config_dir(caller.environ, caller.home)) is not None
+    )
     return discover(
         caller.cwd,
         caller.environ,

@@ -1,24 +1,23 @@
-"""The backends there are, loaded when they are asked for.
+"""The table of backends, which are loaded when they are needed.
 
-A name stands in the table only with a class behind it; loading one checks
-that it is a `Backend` (whose making checked that it answers for every
-control) and that it goes by its name. Drafts answer for every control too and
-compile plans, but start nothing: they have never been run on their systems.
+Loading a name checks that its class is a `Backend` of that name; the class itself checks that it answers for
+every control. Drafts answer for every control too and compile plans, but start nothing: they have never been
+run on their systems.
 """
 
 from __future__ import annotations
 
 import importlib
 
-from stockade.backends.base import Backend, Mechanism, Offer, Walls
+from stockade.backends.backend import Backend, Enforcer, Mechanism, Offer
 
 __all__ = [
     "BACKENDS",
     "DRAFTS",
     "Backend",
+    "Enforcer",
     "Mechanism",
     "Offer",
-    "Walls",
     "considered",
     "load",
     "names",
@@ -29,29 +28,29 @@ __all__ = [
 BACKENDS = {
     "native": "stockade.backends.native:Native",
     "bwrap": "stockade.backends.bwrap:Bwrap",
-    "landlock": "stockade.backends.landlock:Landlock",
+    "landlock": "stockade.backends.landlock:LandlockBackend",
 }
-#: Likewise, by the system that each is for.
+#: The same for drafts, by the system that each is for.
 DRAFTS = {
     "darwin": {
-        "seatbelt": "stockade.backends.seatbelt:Seatbelt",
-        "apple-container": "stockade.backends.apple:AppleContainer",
+        "seatbelt": "stockade.backends.other_systems.seatbelt:Seatbelt",
+        "apple-container": "stockade.backends.other_systems.apple_container:AppleContainer",
     },
-    "openbsd": {"pledge": "stockade.backends.pledge:Pledge"},
-    "win32": {"jobobject": "stockade.backends.jobobject:JobObject"},
+    "openbsd": {"pledge": "stockade.backends.other_systems.pledge:Pledge"},
+    "win32": {"jobobject": "stockade.backends.other_systems.job_object:JobObject"},
 }
 
 
 def load(name: str) -> type[Backend]:
-    """The class of the backend of that name."""
+    """Return the class of a backend that can start sandboxes."""
     backend = _loaded(name, BACKENDS[name])
     if not issubclass(backend, Backend):
-        raise TypeError(f"{BACKENDS[name]} is not a backend that can start anything")
+        raise TypeError(f"{BACKENDS[name]} is not a backend that can start sandboxes")
     return backend
 
 
-def table(name: str) -> type[Walls]:
-    """The class of that name, which says what it enforces; it may be a draft."""
+def table(name: str) -> type[Enforcer]:
+    """Return the class of a backend or draft, which says what it enforces."""
     for drafts in DRAFTS.values():
         if name in drafts:
             return _loaded(name, drafts[name])
@@ -59,18 +58,18 @@ def table(name: str) -> type[Walls]:
 
 
 def considered(system: str) -> list[str]:
-    """The names that are looked at where a policy names none: those for the system, if there are any."""
+    """Return the names to consider if a policy names none: the drafts for the system, or the backends."""
     return list(DRAFTS.get(system, BACKENDS))
 
 
 def names() -> list[str]:
-    """Every name that a policy may use."""
+    """Return every name that a policy may use."""
     return [*BACKENDS, *(name for drafts in DRAFTS.values() for name in drafts)]
 
 
-def _loaded(name: str, place: str) -> type[Walls]:
+def _loaded(name: str, place: str) -> type[Enforcer]:
     module, _, attribute = place.partition(":")
-    found = getattr(importlib.import_module(module), attribute)
-    if not (isinstance(found, type) and issubclass(found, Walls) and found.name == name):
+    backend = getattr(importlib.import_module(module), attribute)
+    if not (isinstance(backend, type) and issubclass(backend, Enforcer) and backend.name == name):
         raise TypeError(f"{place} is not the backend {name!r}")
-    return found
+    return backend

@@ -1,15 +1,13 @@
 """The bwrap backend: bubblewrap makes the namespaces and the mounts, the gate inside does the rest.
 
-For those who want the helper that their distribution audits and ships, and for
-machines where it is the only program that may make user namespaces. The same
-tree, described by the same operations, is told to bubblewrap as arguments;
-every source by a descriptor that was judged, the filter by another. The gate,
-which it executes as the first process inside, looks at what was made, puts
-itself behind Landlock and serves as it does everywhere.
+It is for users who want the helper that their distribution audits and ships, and for machines where only
+bubblewrap may make user namespaces. The same operations describe the same tree, and become arguments of
+bubblewrap; every source is a descriptor that Stockade has checked, and so is the filter. Bubblewrap executes
+the gate as the first process inside. The gate checks the mounts, puts itself behind Landlock and serves as it
+does everywhere.
 
-What bubblewrap has no words for is not offered: names that are hidden in a
-tree, mounts from which nothing is executed, one file system for all that is
-written. Before 0.11 it has no overlays.
+This backend does not offer what bubblewrap has no arguments for: names hidden in a tree, noexec mounts, one
+file system for everything that is written. Before 0.11 bubblewrap has no overlays.
 """
 
 from __future__ import annotations
@@ -23,25 +21,24 @@ import msgspec
 
 from stockade import state
 from stockade.backends import native
-from stockade.backends.base import Backend, Given, Mechanism
+from stockade.backends.backend import Backend, Mechanism, PlanInputs
+from stockade.backends.mechanisms import LANDLOCK_SCOPES
+from stockade.backends.mechanisms import MECHANISMS as NATIVE
 from stockade.backends.native import HOSTNAME, Native, inner_names
-from stockade.backends.native_offers import LANDLOCK_SCOPES
-from stockade.backends.native_offers import MECHANISMS as NATIVE
-from stockade.backends.select import Selected
-from stockade.backends.shared import DEVICES, by_process, within
+from stockade.backends.plan_parts import DEVICES, by_process, within
+from stockade.backends.selection import ControlChoice
 from stockade.controls import Control
 from stockade.errors import PolicyError
-from stockade.gate import helper
-from stockade.gate import plan as ops
-from stockade.gate.client import HELPED
+from stockade.gate import bwrap_operations
+from stockade.gate import operations as ops
+from stockade.gate.wire import HELD_STATUS, KIND_HELPED
 from stockade.host import bubblewrap
-from stockade.host.model import Host
-from stockade.policy import Policy, Resolved
-from stockade.policy.resolve import refuse_foreign
+from stockade.host.capabilities import Host
+from stockade.policy import Policy
+from stockade.resolve.resolution import refuse_foreign
+from stockade.resolve.resolved import ResolvedPolicy
 
-#: The descriptor on which bubblewrap says whom it has started: HELD_STATUS in gate.h.
-STATUS = 9
-#: What the options of a mount are written with, so that a path is not read back as it was.
+#: Characters that the options of a mount escape or split at, so that a path does not read back as it was.
 UNSPEAKABLE = ",:\\ \t\n"
 
 
@@ -101,34 +98,36 @@ class Bwrap(Backend):
     }
 
     @classmethod
-    def plan(cls, given: Given) -> ops.Plan:
+    def plan(cls, given: PlanInputs) -> ops.Plan:
         return compile_plan(inputs(given))
 
     @classmethod
     def resident(cls, policy: Policy) -> str:
-        return HELPED
+        return KIND_HELPED
 
     @classmethod
-    def home(cls, resolved: Resolved, scratch: str) -> str:
+    def home(cls, resolved: ResolvedPolicy, scratch: str) -> str:
         return Native.home(resolved, scratch)
 
     @classmethod
-    def adjusted(cls, policy: Policy, controls: Mapping[Control, Selected]) -> Mapping[Control, Selected]:
+    def adjusted(
+        cls, policy: Policy, controls: Mapping[Control, ControlChoice]
+    ) -> Mapping[Control, ControlChoice]:
         return Native.adjusted(policy, controls)
 
 
-class Inputs(msgspec.Struct, frozen=True):
-    """All that a plan depends on: what a native one does, and the helper."""
+class BwrapInputs(msgspec.Struct, frozen=True):
+    """Everything that a plan depends on: the inputs of a native plan, and the helper."""
 
-    wanted: native.Inputs
+    wanted: native.NativeInputs
     program: str
     version: str
-    #: An empty directory: an overlay that only shows has two below it.
+    #: An empty directory: a read-only overlay needs two lower directories.
     empty: str
 
 
-def inputs(given: Given) -> Inputs:
-    """The value that a plan is compiled from."""
+def inputs(given: PlanInputs) -> BwrapInputs:
+    """Return the value that a plan is compiled from; refuse what bubblewrap cannot do."""
     resolved = given.resolved
     wanted = native.inputs(given)
     program, version = bubblewrap.which()
@@ -136,14 +135,15 @@ def inputs(given: Given) -> Inputs:
     if wanted.alone:
         raise PolicyError(
             f"{wanted.alone[0]}: bubblewrap cannot show it without the file systems that are mounted in it",
-            hint='use the native backend, or workspace.mode = "rw"',
+            hint='use the native backend, or `--mode rw` (workspace.mode = "rw")',
         )
     _refuse_landlock_denied(resolved.policy)
     if resolved.workspace is not None and resolved.workspace.access == "overlay":
         refuse_foreign(resolved.workspace, resolved.caller, 'use backend = "native" as root')
         if any(char in given.layer for char in UNSPEAKABLE):
             raise PolicyError(
-                f"bubblewrap cannot keep changes in {given.layer}", hint="set STOCKADE_HOME to a plain path"
+                f"bubblewrap cannot mount an overlay from {given.layer}: the path has special characters",
+                hint="set STOCKADE_HOME to a path without commas, colons, backslashes and spaces",
             )
     empty = "/empty"
     if views := [grant for grant in wanted.grants if _is_view(wanted, grant)]:
@@ -154,10 +154,10 @@ def inputs(given: Given) -> Inputs:
             )
         if given.state:
             empty = _empty(given.state)
-    return Inputs(wanted, program, version, empty)
+    return BwrapInputs(wanted, program, version, empty)
 
 
-def _is_view(wanted: native.Inputs, grant: tuple[str, str, bool, str]) -> bool:
+def _is_view(wanted: native.NativeInputs, grant: tuple[str, str, bool, str]) -> bool:
     path, access, is_dir, _ = grant
     shown = {shown.path for shown in wanted.system if not shown.link}
     return access == "read" and is_dir and not wanted.sockets and path not in shown
@@ -174,15 +174,15 @@ def _empty(home: str) -> str:
     return path
 
 
-def _refuse_hiding(wanted: native.Inputs) -> None:
-    """Nothing can be hidden in what is shown: a tree with something to hide is not shown at all."""
+def _refuse_hiding(wanted: native.NativeInputs) -> None:
+    """Refuse trees that contain a denied path: bubblewrap cannot hide anything in a tree."""
     trees = [(path, path, clause) for path, _, _, clause in wanted.grants]
     trees += [(shown.path, shown.source, "profile") for shown in wanted.system if shown.source]
     for path, source, clause in trees:
         for _, hidden in inner_names(path, source, wanted.denied):
             if os.path.lexists(hidden):
                 raise PolicyError(
-                    f"{clause}: {hidden} would have to be hidden in it, and bubblewrap cannot",
+                    f"{clause}: bubblewrap cannot hide {hidden} in it",
                     hint="use the native backend, or --no-toolchain",
                 )
 
@@ -191,24 +191,24 @@ def _refuse_landlock_denied(policy: Policy) -> None:
     for name in policy.syscalls.deny:
         if name.startswith("landlock_"):
             raise PolicyError(
-                f"syscalls.deny: {name!r} is how the gate raises its wall behind bubblewrap's filter",
+                f"syscalls.deny: the gate needs {name!r} to raise its wall behind bubblewrap's filter",
                 hint="remove it, or use the native backend",
             )
 
 
 @lru_cache(maxsize=64)
-def compile_plan(given: Inputs) -> ops.Plan:
-    """The operations that enforce the policy, and what of them bubblewrap is told."""
+def compile_plan(given: BwrapInputs) -> ops.Plan:
+    """Return the operations that enforce the policy, and the arguments of bubblewrap."""
     wanted = given.wanted
     names = [name for name in ops.NAMESPACES if name != "net" or wanted.own_network]
-    told = helper.Helper(program=given.program, version=given.version, arguments=())
+    helper = bwrap_operations.Helper(program=given.program, version=given.version, arguments=())
     plan: list[ops.Op] = [
         ops.Namespaces(names=tuple(names), every_id=False, helper=given.version),
-        told,
+        helper,
         *native.cgroup_entries(wanted),
         ops.Hostname(name=HOSTNAME),
         ops.Root(),
-        *_placed(_tree(wanted)),
+        *_with_parents(_tree(wanted)),
         ops.Pivot(),
         ops.Keyring(),
         ops.Limit(resource="core", value=0),
@@ -220,18 +220,25 @@ def compile_plan(given: Inputs) -> ops.Plan:
         ops.Seccomp(program=wanted.program, clause="syscalls"),
     ]
     plan[1] = msgspec.structs.replace(
-        told, arguments=arguments(tuple(plan), wanted.uid, wanted.gid), layer=wanted.layer, empty=given.empty
+        helper,
+        arguments=arguments(tuple(plan), wanted.uid, wanted.gid),
+        layer=wanted.layer,
+        empty=given.empty,
     )
     return ops.Plan("bwrap", 0, tuple(plan))
 
 
-def _tree(wanted: native.Inputs) -> list[ops.Op]:
-    """The file tree: devices, the system, what is private, then what is granted."""
-    # To root, who owns the host's nodes, they are read-only; nobody else may change them.
-    found: list[ops.Op] = [helper.Devices(names=DEVICES, readonly=wanted.uid == 0)]
+def _tree(wanted: native.NativeInputs) -> list[ops.Op]:
+    """Return the file tree: devices, the system, private directories, then the grants."""
+    # Root owns the host's device nodes, so for root they are read-only; no one else may change them anyway.
+    found: list[ops.Op] = [bwrap_operations.Devices(names=DEVICES, readonly=wanted.uid == 0)]
+    # A grant in /etc replaces what would be at its path and below it.
+    granted = [path for path, *_ in wanted.grants if path.startswith("/etc/")]
     for shown in wanted.system:
+        if any(within(shown.path, path) for path in granted if path != shown.path):
+            continue
         found.append(
-            ops.Link(path=shown.path, target=shown.link, clause="profile")
+            ops.Symlink(path=shown.path, target=shown.link, clause="profile")
             if shown.link
             else ops.Bind(path=shown.path, source=shown.source, clause="profile")
         )
@@ -239,12 +246,12 @@ def _tree(wanted: native.Inputs) -> list[ops.Op]:
     found += [
         ops.File(path=path, content=content)
         for path, content in native.etc_files(wanted).items()
-        if path not in taken
+        if path not in taken and not any(within(path, grant) for grant in granted)
     ]
     scratch = native.scratch_places(wanted)
     if not any(within("/var/tmp", path) for path in (*scratch, *(path for path, *_ in wanted.grants))):
-        found.append(ops.Link(path="/var/tmp", target="/tmp"))
-    found += [ops.Scratch(path=path, mode=mode) for path, mode in scratch.items()]
+        found.append(ops.Symlink(path="/var/tmp", target="/tmp"))
+    found += [ops.ScratchMount(path=path, mode=mode) for path, mode in scratch.items()]
     found += native.toolchain_links(wanted, scratch)
     found += [
         msgspec.structs.replace(op, bare=True) if isinstance(op, ops.Overlay) else op
@@ -253,8 +260,8 @@ def _tree(wanted: native.Inputs) -> list[ops.Op]:
     return [*found, ops.Proc()]
 
 
-def _placed(tree: list[ops.Op]) -> list[ops.Op]:
-    """The same with the directories that lead to each; in what is the host's nothing is made."""
+def _with_parents(tree: list[ops.Op]) -> list[ops.Op]:
+    """Add the directories above each operation's path, except in trees of the host."""
     found: list[ops.Op] = []
     there = {"/", "/dev", "/dev/pts"}
     hosts: list[str] = []
@@ -274,31 +281,31 @@ def _placed(tree: list[ops.Op]) -> list[ops.Op]:
 
 
 def arguments(plan: tuple[ops.Op, ...], uid: int, gid: int) -> tuple[str, ...]:
-    """A plan as bubblewrap is told it. Descriptors have the numbers that the usher gives them."""
-    numbers = helper.held(plan)
+    """Return a plan as arguments of bubblewrap. Descriptors have the numbers that the usher gives them."""
+    numbers = bwrap_operations.held(plan)
     names = next(op for op in plan if isinstance(op, ops.Namespaces)).names
-    told = [*bubblewrap.WALLS, *(["--unshare-net"] if "net" in names else [])]
-    told += ["--uid", str(uid), "--gid", str(gid), "--json-status-fd", str(STATUS)]
+    words = [*bubblewrap.WALLS, *(["--unshare-net"] if "net" in names else [])]
+    words += ["--uid", str(uid), "--gid", str(gid), "--json-status-fd", str(HELD_STATUS)]
     for number, op in enumerate(plan):
-        told += _told(op, str(numbers.get(number, "")))
-    return (*told, "--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/")
+        words += _arguments_of(op, str(numbers.get(number, "")))
+    return (*words, "--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/")
 
 
-def _told(op: ops.Op, held: str) -> list[str]:
+def _arguments_of(op: ops.Op, held: str) -> list[str]:
     match op:
         case ops.Hostname(name=name):
             return ["--hostname", name]
-        case helper.Devices(path=path):
+        case bwrap_operations.Devices(path=path):
             return ["--dev", path]
         case ops.Dir(path=path, mode=mode):
             return ["--perms", f"{mode:04o}", "--dir", path]
         case ops.File(path=path, mode=mode):
             return ["--perms", f"{mode:04o}", "--file", held, path]
-        case ops.Link(path=path, target=target):
+        case ops.Symlink(path=path, target=target):
             return ["--symlink", target, path]
         case ops.Bind(path=path, writable=writable):
             return ["--bind-fd" if writable else "--ro-bind-fd", held, path]
-        case ops.Scratch(path=path, mode=mode):
+        case ops.ScratchMount(path=path, mode=mode):
             return ["--perms", f"{mode:04o}", "--tmpfs", path]
         case ops.View(path=path):
             below = ["--overlay-src", "{empty}", "--overlay-src", f"/proc/self/fd/{held}"]

@@ -1,10 +1,9 @@
-"""The landlock backend: walls without namespaces, for hosts and containers that refuse them.
+"""The landlock backend: walls without namespaces, for hosts and containers that refuse namespaces.
 
-The gate puts itself, and so everything it starts, behind Landlock and the
-filter, where it stands: in the host's own file tree, among the host's
-processes. What is not granted cannot be opened, and the filter takes away
-what Landlock does not look at. But names can be looked up, there is one /tmp,
-and nothing can be laid over anything: what needs that is not offered.
+The gate puts itself, and so everything that it starts, behind Landlock and the filter. It stays in the
+host's own file tree, among the host's processes. A program can open only what is granted, and the filter
+refuses what Landlock does not check. But a program can look up names, it shares /tmp with the host, and
+nothing can be mounted over anything: the backend does not offer controls that need that.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ from typing import ClassVar
 
 import msgspec
 
-from stockade.backends import syscalls
-from stockade.backends.base import Backend, Given, Mechanism
-from stockade.backends.native_offers import MECHANISMS as NATIVE
-from stockade.backends.shared import (
+from stockade.backends.backend import Backend, Mechanism, PlanInputs
+from stockade.backends.mechanisms import MECHANISMS as NATIVE
+from stockade.backends.plan_parts import (
     DEVICES,
     EXECUTE,
     IOCTL_DEVICE,
@@ -31,7 +29,7 @@ from stockade.backends.shared import (
     READING,
     SCOPES,
     WRITE_FILE,
-    Shown,
+    SystemPath,
     by_process,
     cpu_seconds,
     handled_rights,
@@ -39,22 +37,25 @@ from stockade.backends.shared import (
     refuse_taking_away,
     system_layout,
 )
+from stockade.backends.seccomp import syscalls
 from stockade.controls import Control
-from stockade.gate import plan as ops
-from stockade.gate.client import PLAIN
-from stockade.policy import Policy, Resolved
+from stockade.gate import operations as ops
+from stockade.gate.wire import KIND_PLAIN
+from stockade.policy import Policy
+from stockade.resolve.paths.protected_paths import refuse_repositories
+from stockade.resolve.resolved import ResolvedPolicy
 
 TCP = 0b11  # bind, connect
-#: Of /etc, besides what the profile names. Elsewhere they are made for the sandbox; here they are the host's.
+#: Files of /etc besides those of the profile. Other backends make them; here they are the host's.
 ETC = ("passwd?", "group?", "nsswitch.conf?", "hosts?")
 RESOLVER = ("resolv.conf?", "gai.conf?", "host.conf?")
-#: Of /proc, what tells nothing about a process.
+#: The parts of /proc that reveal nothing about a process.
 FIGURES = tuple(
     f"/proc/{name}"
     for name in ("cpuinfo", "meminfo", "stat", "loadavg", "uptime", "version", "filesystems", "sys")
 )
 DEVICE_FILES = tuple(f"/dev/{name}" for name in DEVICES)
-#: Where the gate makes terminals. Those of the caller are there as well, so programs can open none.
+#: Where the gate makes terminals. The caller's are there as well, so programs cannot open any.
 TERMINALS = ("/dev/ptmx", "/dev/pts")
 READ_ONLY_WORDS, CHANGING_WORDS = "read and execute", "read, execute and write"
 
@@ -70,9 +71,9 @@ MECHANISMS: Mapping[Control, Mechanism] = {
         optional=True,
         weaker=FILES,
     ),
-    Control.DENY: Mechanism(never="Landlock cannot take away below a directory what it gives above"),
+    Control.DENY: Mechanism(never="Landlock cannot hide a part of a granted directory"),
     Control.PROTECT: Mechanism(
-        never="Landlock cannot take away below a directory what it gives above", optional=True
+        never="Landlock cannot make a part of a writable directory read-only", optional=True
     ),
     Control.EXEC: Mechanism(
         never="without mounts of its own, what is writable cannot be kept from being executed"
@@ -113,7 +114,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
 }
 
 
-class Landlock(Backend):
+class LandlockBackend(Backend):
     """Landlock, seccomp and rlimits, through the gate and without namespaces."""
 
     name: ClassVar[str] = "landlock"
@@ -130,30 +131,30 @@ class Landlock(Backend):
     copies = True
 
     @classmethod
-    def plan(cls, given: Given) -> ops.Plan:
+    def plan(cls, given: PlanInputs) -> ops.Plan:
         return compile_plan(inputs(given))
 
     @classmethod
     def resident(cls, policy: Policy) -> str:
-        return PLAIN
+        return KIND_PLAIN
 
     @classmethod
-    def home(cls, resolved: Resolved, scratch: str) -> str:
+    def home(cls, resolved: ResolvedPolicy, scratch: str) -> str:
         return scratch
 
 
-class Inputs(msgspec.Struct, frozen=True):
-    """All that a plan depends on."""
+class LandlockInputs(msgspec.Struct, frozen=True):
+    """Everything that a plan depends on."""
 
     files: int
     landlock: int
     program: bytes
     own_network: bool
-    #: Real names of the system's trees and files, those of /dev and those of /proc.
-    system: tuple[Shown, ...]
+    #: The real paths of the system's trees and files, of devices, terminals and parts of /proc.
+    system: tuple[SystemPath, ...]
     devices: tuple[str, ...]
     terminals: tuple[str, ...]
-    figures: tuple[Shown, ...]
+    figures: tuple[SystemPath, ...]
     #: path, access, is_dir, clause; in the order of their descriptors, the private directory's after them
     grants: tuple[tuple[str, str, bool, str], ...]
     memory: int = 0
@@ -161,29 +162,34 @@ class Inputs(msgspec.Struct, frozen=True):
     groups: tuple[tuple[int, ...], str] = ((), "")
 
 
-def inputs(given: Given) -> Inputs:
-    """The value that a plan is compiled from."""
+def inputs(given: PlanInputs) -> LandlockInputs:
+    """Return the value that a plan is compiled from; refuse what Landlock cannot do."""
     resolved, selection = given.resolved, given.selection
     policy, limits = resolved.policy, resolved.limits
     grants = [*resolved.grants, *((resolved.workspace,) if resolved.workspace is not None else ())]
-    refuse_taking_away(grants, Landlock.name)
+    refuse_taking_away(grants, LandlockBackend.name)
     refuse_hiding(grants, resolved.denied)
+    if Control.PROTECT not in policy.accept:
+        refuse_repositories(resolved, LandlockBackend.name)
     own = policy.net != "open"
     names = (*resolved.profile.etc, *ETC, *(() if own else RESOLVER))
-    return Inputs(
+    return LandlockInputs(
         files=given.files,
         landlock=given.landlock,
         program=syscalls.program(
             policy.syscalls.allow,
             policy.syscalls.deny,
             given.state,
-            syscalls.Kind(alone=True, network=not own),
+            syscalls.FilterKey(alone=True, network=not own),
         ),
         own_network=own,
         system=tuple(shown for shown in system_layout(resolved.profile.system, names) if shown.source),
-        devices=tuple(path for path in DEVICE_FILES if os.path.exists(path)),
-        terminals=tuple(path for path in TERMINALS if os.path.exists(path)),
-        figures=tuple(Shown(path, is_dir=os.path.isdir(path)) for path in FIGURES if os.path.exists(path)),
+        # Real paths: the gate follows no links, and on some systems /dev/ptmx is one.
+        devices=tuple(os.path.realpath(path) for path in DEVICE_FILES if os.path.exists(path)),
+        terminals=tuple(os.path.realpath(path) for path in TERMINALS if os.path.exists(path)),
+        figures=tuple(
+            SystemPath(path, is_dir=os.path.isdir(path)) for path in FIGURES if os.path.exists(path)
+        ),
         grants=tuple((g.path, g.access, g.is_dir, g.clause) for g in grants),
         memory=(limits.memory or 0) if Control.LIMITS_MEMORY in selection.by_process else 0,
         cpu_time=cpu_seconds(limits) if Control.LIMITS_CPU_TIME in selection.by_process else 0,
@@ -192,8 +198,8 @@ def inputs(given: Given) -> Inputs:
 
 
 @lru_cache(maxsize=64)
-def compile_plan(given: Inputs) -> ops.Plan:
-    """The operations that enforce the policy, in the only order the gate accepts."""
+def compile_plan(given: LandlockInputs) -> ops.Plan:
+    """Return the operations that enforce the policy, in the only order that the gate accepts."""
     versions, words = given.groups
     first = len(given.grants) + 2  # after the private directory
     return ops.Plan(
@@ -202,7 +208,7 @@ def compile_plan(given: Inputs) -> ops.Plan:
         (
             ops.Namespaces(names=(), every_id=False),
             *(
-                ops.Cgroup(version=version, descriptor=first + number, limits=words, clause="limits")
+                ops.JoinCgroup(version=version, descriptor=first + number, limits=words, clause="limits")
                 for number, version in enumerate(versions)
             ),
             ops.Limit(resource="core", value=0),
@@ -218,17 +224,17 @@ def compile_plan(given: Inputs) -> ops.Plan:
 USING = READ_FILE | WRITE_FILE | IOCTL_DEVICE
 
 
-def _rights(given: Inputs) -> list[ops.Op]:
+def _rights(given: LandlockInputs) -> list[ops.Op]:
     found = of_system(given)
-    # By it the gate finds the processes of a run. Programs are put behind a wall that does not have it.
-    found.append(ops.Grant(path="/proc", rights=READ_FILE | READ_DIR, words="read", gate=True))
+    # The gate finds the processes of a run through it. The wall around programs does not grant it.
+    found.append(ops.BindGrant(path="/proc", rights=READ_FILE | READ_DIR, words="read", gate=True))
     found += [
-        ops.Grant(path=path, rights=USING, words="make terminals", gate=True) for path in given.terminals
+        ops.BindGrant(path=path, rights=USING, words="make terminals", gate=True) for path in given.terminals
     ]
     found += of_policy(given)
-    # The path stands for what the descriptor is: each sandbox has another.
+    # The path is a placeholder for the descriptor: each sandbox has another directory.
     found.append(
-        ops.Grant(
+        ops.BindGrant(
             path="/scratch",
             rights=_writing(given),
             words=f"{CHANGING_WORDS}; the private home",
@@ -238,10 +244,10 @@ def _rights(given: Inputs) -> list[ops.Op]:
     return found
 
 
-def of_system(given: Inputs) -> list[ops.Op]:
-    """The set of rules, and those that every policy has."""
+def of_system(given: LandlockInputs) -> list[ops.Op]:
+    """Return the ruleset, and the rules that every policy has."""
     found: list[ops.Op] = [
-        ops.Landlock(
+        ops.LandlockRules(
             files=handled_rights(given.landlock),
             network=TCP if given.own_network else 0,
             scopes=SCOPES,
@@ -249,31 +255,31 @@ def of_system(given: Inputs) -> list[ops.Op]:
         )
     ]
     found += [
-        ops.Grant(
+        ops.BindGrant(
             path=shown.source, rights=_of(READING, shown.is_dir), words=READ_ONLY_WORDS, clause="profile"
         )
         for shown in given.system
     ]
-    found += [ops.Grant(path=path, rights=USING, words="use the device") for path in given.devices]
+    found += [ops.BindGrant(path=path, rights=USING, words="use the device") for path in given.devices]
     found += [
-        ops.Grant(path=shown.path, rights=_of(READING & ~EXECUTE, shown.is_dir), words="read")
+        ops.BindGrant(path=shown.path, rights=_of(READING & ~EXECUTE, shown.is_dir), words="read")
         for shown in given.figures
     ]
     return found
 
 
-def of_policy(given: Inputs) -> list[ops.Op]:
-    """The rules for what the policy grants."""
+def of_policy(given: LandlockInputs) -> list[ops.Op]:
+    """Return the rules for the grants of the policy."""
     found: list[ops.Op] = []
     for number, (path, access, is_dir, clause) in enumerate(given.grants, 1):
         rights, words = (READING, READ_ONLY_WORDS) if access == "read" else (_writing(given), CHANGING_WORDS)
         found.append(
-            ops.Grant(path=path, rights=_of(rights, is_dir), words=words, grant=number, clause=clause)
+            ops.BindGrant(path=path, rights=_of(rights, is_dir), words=words, grant=number, clause=clause)
         )
     return found
 
 
-def _writing(given: Inputs) -> int:
+def _writing(given: LandlockInputs) -> int:
     return handled_rights(given.landlock) & ~(MAKE_CHAR | MAKE_BLOCK | IOCTL_DEVICE)
 
 

@@ -1,9 +1,8 @@
-"""Deaths at random moments: of the supervisor, of each kind of gate, of the program.
+"""Kill the supervisor, each kind of gate process and the program at random moments.
 
-A round starts a supervising process, lets it work, and kills one of those that
-take part with SIGKILL, at a moment drawn over the whole life of the work, the
-launch included. Afterwards nothing may be left but what the next start sweeps,
-and the next run must work.
+A round starts a supervisor, lets it work, and kills one of the processes with
+SIGKILL at a random moment of the work, the launch included. Afterwards only
+what the next start sweeps may be left, and the next run must work.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ Victim = Literal["supervisor", "resident", "gate", "keeper", "program"]
 VICTIMS: tuple[Victim, ...] = ("supervisor", "resident", "gate", "keeper", "program")
 #: A run in a sandbox of its own, commands in a living one, and such runs over a workspace.
 WORKS = ("once", "living", "layered")
-#: How long what is being torn down may take.
+#: How many seconds the teardown may take.
 SETTLED = 5.0
 CGROUPS = Path("/sys/fs/cgroup")
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Round(msgspec.Struct, frozen=True):
-    """What was done in one round, and what was wrong afterwards."""
+    """What happened in one round, and what was wrong afterwards."""
 
     number: int
     work: str
@@ -45,7 +44,10 @@ class Round(msgspec.Struct, frozen=True):
 
 
 class Inventory:
-    """What there is now that could be left over. The caller is the reaper of its descendants meanwhile."""
+    """The processes, mounts, cgroups, descriptors and files that exist now, to find leftovers later.
+
+    It reaps the caller's descendants.
+    """
 
     def __init__(self, home: Path, spared: Callable[[], set[int]] = set) -> None:
         self._home = home
@@ -54,7 +56,7 @@ class Inventory:
         self._before = set(self._lasting())
 
     def left(self) -> list[str]:
-        """What is there and was not, after the kernel had time to take it away."""
+        """Return what has been added since, after the kernel had time to remove it."""
         end = time.monotonic() + SETTLED
         while (found := self._now()) and time.monotonic() < end:
             time.sleep(0.01)
@@ -80,11 +82,11 @@ class Inventory:
         for number in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 target = os.readlink(f"/proc/self/fd/{number}")
-                if not target.startswith("/proc/"):  # the one that lists the directory
+                if not target.startswith("/proc/"):  # not the descriptor of this listing
                     yield f"descriptor {number}: {target}"
 
     def _files(self) -> Iterator[str]:
-        from stockade.sandbox import register
+        from stockade.runs.register import register
 
         own = register.own_names()
         for directory in ("run", "workspaces", "output"):
@@ -95,11 +97,11 @@ class Inventory:
 
 
 def mark(of: int | None = None) -> str:
-    """How the ids of the sandboxes begin that this process makes, and those that it starts to be killed.
+    """Give the ids of this process's sandboxes a prefix and return it; supervisors to kill get the same.
 
-    Others make and leave cgroups on the same machine; these are told apart by their names.
+    It tells our cgroups from those of other processes on the machine.
     """
-    from stockade.sandbox import register
+    from stockade.runs.register import register
 
     word = f"{of or os.getpid():08x}"
     register.new_id = lambda: word + os.urandom(6).hex()
@@ -107,7 +109,7 @@ def mark(of: int | None = None) -> str:
 
 
 def descendants(pid: int) -> list[int]:
-    """Everybody below a process, parents first."""
+    """Return all descendants of a process, parents first."""
     found = children(pid)
     for child in found:
         found += children(child)
@@ -124,7 +126,7 @@ def children(pid: int) -> list[int]:
 
 
 def own_gates() -> set[int]:
-    """This process's resident gates, and what they have made ahead."""
+    """Return this process's resident gates and their spares."""
     from stockade.gate import client
 
     gates = client.resident_pids()
@@ -141,7 +143,7 @@ def name_of(pid: int) -> str:
 
 @contextlib.contextmanager
 def reaping() -> Iterator[None]:
-    """Whatever a killed supervisor leaves becomes a child of this process."""
+    """Make this process a subreaper: what a killed supervisor leaves becomes its child."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -151,7 +153,7 @@ def reaping() -> Iterator[None]:
 
 
 def find(victim: Victim, supervisor: int) -> int | None:
-    """Somebody of that kind, below a supervisor."""
+    """Return a process of that kind below a supervisor, or None."""
     if victim == "supervisor":
         return supervisor
     residents = [pid for pid in children(supervisor) if name_of(pid) == "stockade-gate"]
@@ -171,7 +173,7 @@ def rounds(
     seed: int = 0,
     tell: Callable[[Round], object] = lambda _: None,
 ) -> list[Round]:
-    """Kill in `count` rounds. `home` is a state directory for these alone, which the environment names."""
+    """Kill in `count` rounds. `home` is their own state directory, which the environment names."""
     import stockade
 
     dice = random.Random(seed)
@@ -193,7 +195,7 @@ def rounds(
 
 def _afterwards(home: Path, inventory: Inventory) -> list[str]:
     import stockade
-    from stockade.sandbox import register
+    from stockade.runs.register import register
 
     wrong = []
     register.sweep(str(home))
@@ -217,7 +219,7 @@ def _supervisor(work: str, workspace: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def _life(work: str, workspace: Path) -> float:
-    """How long the work takes when nobody dies."""
+    """Return how many seconds the work takes if nothing is killed."""
     with _supervisor(work, workspace) as process:
         _hear(process)
         began = time.monotonic()
@@ -234,7 +236,7 @@ def _kill(work: str, victim: Victim, delay: float, workspace: Path) -> tuple[flo
         _say(process)
         time.sleep(delay)
         after = None
-        # Who is not there yet is awaited: the moment of a birth is as good as any other.
+        # Wait for a victim that has not started yet: the moment of its start is as good as any other.
         while after is None and not _ready(process.stdout):
             pid = find(victim, process.pid)
             with contextlib.suppress(ProcessLookupError):
@@ -250,9 +252,9 @@ def _kill(work: str, victim: Victim, delay: float, workspace: Path) -> tuple[flo
         words.append(_hear(process))
         _say(process)
         process.wait(30)
-        said = process.stderr.read()
+        errors = process.stderr.read()
         good = words[0].startswith("done") and words[1] == "again again" and process.returncode == 0
-        return after, [] if good and not said else [f"{words} {process.returncode} {said[-2000:]}"]
+        return after, [] if good and not errors else [f"{words} {process.returncode} {errors[-2000:]}"]
 
 
 def _ready(stream: IO[str]) -> bool:
@@ -272,7 +274,7 @@ def _say(process: subprocess.Popen[str]) -> None:
 
 
 def main(work: str, workspace: str, starter: str) -> None:
-    """The supervising process: works when it is told to, and says how that went."""
+    """Be the supervisor: work on request, and print how it went."""
     import stockade
 
     mark(int(starter))

@@ -1,4 +1,4 @@
-"""Taking turns: contenders are measured interleaved, so that a drifting machine is unjust to nobody."""
+"""Interleaved measurement: contenders take turns, so that a drifting machine favours none of them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ T = TypeVar("T")
 PATIENCE = 10
 
 
-class Timing(msgspec.Struct, frozen=True):
-    """One contender's samples, summed up. Milliseconds, or runs per second."""
+class TimingSample(msgspec.Struct, frozen=True):
+    """A summary of one contender's samples: milliseconds, or runs per second."""
 
     median: float
     p99: float
@@ -29,7 +29,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One measure: what is judged. `missed` holds earlier attempts that were not good enough."""
+    """One measured value. `missed` holds earlier attempts that missed the bar."""
 
     name: str
     value: float
@@ -41,16 +41,16 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Section(msgspec.Struct, frozen=True):
-    """What one part of the bench found. `walls` has a row per attack: contender to how it went."""
+    """The results of one part of the bench. `walls` has a row per attack: contender to outcome."""
 
     figures: tuple[Figure, ...] = ()
-    timings: Mapping[str, Timing] = {}
+    timings: Mapping[str, TimingSample] = {}
     notes: tuple[str, ...] = ()
     walls: Mapping[str, Mapping[str, str]] = {}
 
 
 class Peer:
-    """A process that does something for each line it is sent, and answers with a line."""
+    """A process that acts on each line it receives, and answers with a line."""
 
     def __init__(self, name: str, command: Sequence[str], *, quiet: bool = False) -> None:
         self.name = name
@@ -82,7 +82,7 @@ class Peer:
         return self.receive()
 
     def close(self) -> None:
-        """End it and wait until it is gone."""
+        """End the process and wait for it."""
         assert self.process.stdin is not None and self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -95,14 +95,14 @@ class Peer:
 
     def _gone(self) -> StockadeError:
         return StockadeError(
-            f"{self.name} ended while it was measured",
-            hint="what it said stands above; `stockade doctor` shows what this machine can do",
+            f"{self.name} ended during its measurement",
+            hint="its output is above; `stockade doctor` shows what this machine can do",
         )
 
 
 @contextlib.contextmanager
 def peers(commands: Mapping[str, Sequence[str]], *, quiet: bool = False) -> Iterator[dict[str, Peer]]:
-    """A peer for each command; a `quiet` one's complaints are not shown."""
+    """Start a peer for each command, and close them at the end; `quiet` hides their stderr."""
     with contextlib.ExitStack() as stack:
         found = {}
         for name, command in commands.items():
@@ -112,7 +112,7 @@ def peers(commands: Mapping[str, Sequence[str]], *, quiet: bool = False) -> Iter
 
 
 def interleaved(turns: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Every contender once per round, in an order that changes: nobody always follows the same one."""
+    """Run every contender once per round, in random order, so that none always follows the same one."""
     found: dict[str, list[T]] = {name: [] for name in turns}
     order = list(turns)
     dice = random.Random(0)
@@ -124,19 +124,19 @@ def interleaved(turns: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, 
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the rounds' ratios: what slows a whole round down cancels out."""
+    """Return the median of the rounds' ratios: what slows a whole round down cancels out."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def timing(samples: Sequence[float], unit: str = "ms") -> Timing:
-    """Median and 99th percentile of what was measured (of rates the first: the slow end)."""
+def timing(samples: Sequence[float], unit: str = "ms") -> TimingSample:
+    """Return the median and the 99th percentile of the samples (for rates the first: the slow end)."""
     ordered = sorted(samples, reverse=unit != "ms")
     p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
-    return Timing(statistics.median(ordered), p99, len(ordered), unit)
+    return TimingSample(statistics.median(ordered), p99, len(ordered), unit)
 
 
 def burst(team: list[Peer], seconds: float) -> Callable[[], float]:
-    """A turn of several at once: how many of them together are done in a second."""
+    """Return a turn in which several peers work at once; it returns their total per second."""
 
     def turn() -> float:
         began = time.monotonic()

@@ -19,13 +19,24 @@ from pathlib import Path
 import msgspec
 
 from stockade import gate
-from stockade.bench import inside as jobs
-from stockade.bench import probe, receipts
-from stockade.bench import warm as warmth
+from stockade.bench import receipt_costs
+from stockade.bench import warm_costs as warmth
 from stockade.bench.bars import BARS
-from stockade.bench.measure import Figure, Peer, Section, Timing, burst, interleaved, peers, ratio, timing
-from stockade.bench.rivals import BWRAP, OURS, SANDLOCK, SPAWN, STAGED, SUBPROCESS, Contender, contenders
-from stockade.bench.worker import Job
+from stockade.bench.competitors import BWRAP, OURS, SANDLOCK, SPAWN, STAGED, SUBPROCESS, Contender, contenders
+from stockade.bench.contender import BenchJob
+from stockade.bench.measure import (
+    Figure,
+    Peer,
+    Section,
+    TimingSample,
+    burst,
+    interleaved,
+    peers,
+    ratio,
+    timing,
+)
+from stockade.inside import attack_probe
+from stockade.inside import bench_jobs as jobs
 
 PYTHON = ("/usr/bin/python3", "-I", "-S", "-c")
 SHARED_MEMORY = "/dev/shm"
@@ -35,14 +46,14 @@ IDLE, SHELLS = 20, 200
 MANY, QUITE_MANY = 100_000, 20_000
 
 
-class Ground(msgspec.Struct, frozen=True):
-    """What the measurements stand on: directories of their own, and who is here."""
+class BenchFixture(msgspec.Struct, frozen=True):
+    """What the measurements share: their own directories, and the contenders."""
 
     disk: Path
     memory: Path
     contenders: dict[str, Contender]
     quick: bool
-    #: Also measure what is only told and not judged.
+    #: Also measure what is not judged.
     tells: bool
 
     def rounds(self, quick: int, full: int) -> int:
@@ -50,20 +61,21 @@ class Ground(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def ground(*, quick: bool) -> Iterator[Ground]:
-    """Directories that exist only for the bench, one on disk and one in memory."""
+def ground(*, quick: bool) -> Iterator[BenchFixture]:
+    """Make directories for the bench, one on disk and one in memory, and remove them at the end."""
+    prefix = f"stockade-bench-{os.getpid()}-"
     with (
-        tempfile.TemporaryDirectory(prefix="stockade-bench-") as disk,
-        tempfile.TemporaryDirectory(prefix="stockade-bench-", dir=SHARED_MEMORY) as memory,
+        tempfile.TemporaryDirectory(prefix=prefix) as disk,
+        tempfile.TemporaryDirectory(prefix=prefix, dir=SHARED_MEMORY) as memory,
     ):
         stage = Path(disk, "stage")
         stage.mkdir()
-        yield Ground(Path(disk), Path(memory), contenders(stage, Path(memory)), quick, tells=not quick)
+        yield BenchFixture(Path(disk), Path(memory), contenders(stage, Path(memory)), quick, tells=not quick)
 
 
-def cold(ground: Ground) -> Section:
-    """One run of /bin/true from Python."""
-    commands = {name: Job(one, "times").argv() for name, one in ground.contenders.items()}
+def cold(ground: BenchFixture) -> Section:
+    """Time one run of /bin/true from Python."""
+    commands = {name: BenchJob(one, "times").argv() for name, one in ground.contenders.items()}
     with peers(commands) as found:
         turns = {name: run_times(peer) for name, peer in found.items()}
         times = interleaved(turns, ground.rounds(12, 60))
@@ -73,7 +85,7 @@ def cold(ground: Ground) -> Section:
 
 
 def run_times(peer: Peer) -> Callable[[], list[float]]:
-    """A turn: some runs, each in milliseconds."""
+    """Return a turn of some runs, each in milliseconds."""
     return lambda: json.loads(peer.ask(str(RUNS_PER_TURN)))
 
 
@@ -83,19 +95,19 @@ def _compared(section: str, times: dict[str, list[list[float]]], rival: str) -> 
 
 
 def middle(values: list[float]) -> float:
-    """The median, without ever taking a mean."""
+    """Return the median, without ever taking a mean."""
     return sorted(values)[len(values) // 2]
 
 
-def rate(ground: Ground) -> Section:
-    """Sandboxes per second with two workers: two threads, or two processes, whichever is better."""
+def rate(ground: BenchFixture) -> Section:
+    """Count sandboxes per second with two workers: two threads or two processes, whichever is better."""
     seconds = 0.3 if ground.quick else 1.0
     chosen = [one for name, one in ground.contenders.items() if name not in (SPAWN, STAGED)]
     commands = {}
     for one in chosen:
-        commands[f"{one.name}, two threads"] = Job(one, "rate", threads=2).argv()
+        commands[f"{one.name}, two threads"] = BenchJob(one, "rate", threads=2).argv()
         for number in (1, 2):
-            commands[f"{one.name}, two processes {number}"] = Job(one, "rate").argv()
+            commands[f"{one.name}, two processes {number}"] = BenchJob(one, "rate").argv()
     with peers(commands) as found:
         teams: dict[str, list[Peer]] = {}
         for name, peer in found.items():
@@ -111,8 +123,8 @@ def rate(ground: Ground) -> Section:
     return Section(tuple(figures), {name: timing(found, "/s") for name, found in rates.items()})
 
 
-def inside(ground: Ground) -> Section:
-    """Everyday jobs behind the walls and outside, each in a file system in memory."""
+def inside(ground: BenchFixture) -> Section:
+    """Time everyday jobs behind the walls and outside, each in a file system in memory."""
     script = inspect.getsource(jobs)
     here, overlay, plain = (ground.memory / "plain", ground.disk / "overlay", ground.disk / "plain")
     shared = ground.memory / "sandlock"
@@ -121,16 +133,16 @@ def inside(ground: Ground) -> Section:
     command = (*PYTHON, script)
     commands = {
         "outside": [*command, str(here)],
-        OURS: Job(ground.contenders[OURS], "pass", command=(*command, "/tmp")).argv(),
+        OURS: BenchJob(ground.contenders[OURS], "pass", command=(*command, "/tmp")).argv(),
     }
     if ground.tells:
         jobs.prepare(str(overlay))
         ours = Contender(OURS, workspace=str(overlay))
         commands["outside, on disk"] = [*command, str(plain)]
-        commands["stockade, overlay"] = Job(ours, "pass", command=(*command, str(overlay))).argv()
+        commands["stockade, overlay"] = BenchJob(ours, "pass", command=(*command, str(overlay))).argv()
         for rival, base in ((BWRAP, "/tmp"), (SANDLOCK, str(shared))):
             if rival in ground.contenders:
-                commands[rival] = Job(ground.contenders[rival], "pass", command=(*command, base)).argv()
+                commands[rival] = BenchJob(ground.contenders[rival], "pass", command=(*command, base)).argv()
     figures, timings = [], {}
     with peers(commands) as found:
         for job in jobs.JOBS:
@@ -151,26 +163,26 @@ def inside(ground: Ground) -> Section:
 
 
 def job_time(peer: Peer, job: str) -> Callable[[], float]:
-    """A turn: the job once, in milliseconds."""
+    """Return a turn that does the job once, in milliseconds."""
     return lambda: float(peer.ask(job)) * 1000
 
 
-def workspace(ground: Ground) -> Section:
-    """An overlay of very many files against an empty one, and work in one against a plain directory."""
+def workspace(ground: BenchFixture) -> Section:
+    """Compare an overlay of very many files with an empty one, and work in one with a plain directory."""
     with tempfile.TemporaryDirectory(prefix="tree-", dir=ground.disk) as place:
-        opened = _opened(ground, Path(place))
-    made = _made(ground)
-    return Section(opened.figures + made.figures, {**opened.timings, **made.timings})
+        opening = _opening_costs(ground, Path(place))
+    writing = _writing_costs(ground)
+    return Section(opening.figures + writing.figures, {**opening.timings, **writing.timings})
 
 
-def _opened(ground: Ground, place: Path) -> Section:
-    """A start on a tree; and told beside it, a copy of it, in memory: that is in the copy's favour."""
+def _opening_costs(ground: BenchFixture, place: Path) -> Section:
+    """Time a start on a tree; and, not judged, copies of the tree in memory, which favours the copies."""
     count = QUITE_MANY if ground.quick else MANY
     empty, many = place / "empty", place / "many"
     empty.mkdir()
     _plant(many, count)
     names = {f"{count:,} files": many, "no file": empty}
-    jobs = {name: Job(Contender(OURS, workspace=str(path)), "times") for name, path in names.items()}
+    jobs = {name: BenchJob(Contender(OURS, workspace=str(path)), "times") for name, path in names.items()}
     with peers({name: job.argv() for name, job in jobs.items()}) as found:
         turns = {name: run_times(peer) for name, peer in found.items()}
         times = interleaved(turns, ground.rounds(12, 40))
@@ -185,7 +197,7 @@ def _opened(ground: Ground, place: Path) -> Section:
 
 
 def _plant(top: Path, count: int) -> None:
-    """A tree of so many small files, a hundred in a directory; names of one file there, which is quick."""
+    """Make a tree of `count` small files, a hundred in a directory; they are hard links, to be quick."""
     for folder in range(count // 100):
         path = top / f"part{folder % 20}" / f"folder{folder}"
         path.mkdir(parents=True)
@@ -195,7 +207,7 @@ def _plant(top: Path, count: int) -> None:
 
 
 def _copies(tree: Path, copy: Path) -> dict[str, float]:
-    """What the usual ways to have a tree of one's own take, in milliseconds."""
+    """Return how many milliseconds the usual ways to copy a tree take."""
     git = ("git", "-C", str(tree), "-c", "user.name=a", "-c", "user.email=a@example.com")
     for command in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "all")):
         subprocess.run([*git, *command], check=True)
@@ -212,9 +224,11 @@ def _copies(tree: Path, copy: Path) -> dict[str, float]:
     return found
 
 
-def _made(ground: Ground) -> Section:
-    """Files made in memory on both sides, where no disk hides what the overlay and the walls cost; and told
-    beside it by a full run, on the disk on both sides, as a project is."""
+def _writing_costs(ground: BenchFixture) -> Section:
+    """Time writing files in memory on both sides, where no disk hides what the overlay and the walls cost.
+
+    A full bench also measures, but does not judge, the same on the disk, where projects are.
+    """
     overlay, plain, on_disk = ground.disk / "made", ground.memory / "made", ground.disk / "plain made"
     places = (overlay, plain, on_disk)
     for directory in places:
@@ -224,7 +238,7 @@ def _made(ground: Ground) -> Section:
 
     def argv(disk: str) -> list[str]:
         ours = Contender(OURS, workspace=str(overlay), disk=disk)
-        return Job(ours, "pass", command=(*command, str(overlay))).argv()
+        return BenchJob(ours, "pass", command=(*command, str(overlay))).argv()
 
     compared = {"": ("plain", OURS)}
     commands = {"plain": [*command, str(plain)], OURS: argv("1G")}
@@ -232,7 +246,7 @@ def _made(ground: Ground) -> Section:
         compared |= {" on disk": ("plain on disk", f"{OURS} on disk")}
         commands |= {"plain on disk": [*command, str(on_disk)], f"{OURS} on disk": argv("")}
     figures: list[Figure] = []
-    timings: dict[str, Timing] = {}
+    timings: dict[str, TimingSample] = {}
     with peers(commands) as found:
         for job in jobs.MAKES:
             turns = {name: job_time(peer, job) for name, peer in found.items()}
@@ -246,14 +260,14 @@ def _made(ground: Ground) -> Section:
     return Section(tuple(figures), timings)
 
 
-def memory(ground: Ground) -> Section:
-    """What idle sandboxes weigh in user space, and the gate's executable on disk."""
-    figure, notes = _held("memory/sandbox", Job(ground.contenders[OURS], "hold"), IDLE)
+def memory(ground: BenchFixture) -> Section:
+    """Measure the user-space memory of idle sandboxes, and the size of the gate's executable."""
+    figure, notes = _memory_of_each("memory/sandbox", BenchJob(ground.contenders[OURS], "hold"), IDLE)
     return Section((figure, Figure("memory/gate", os.stat(gate.executable()).st_size)), notes=notes)
 
 
-def _held(name: str, job: Job, count: int) -> tuple[Figure, tuple[str, ...]]:
-    """What each of many adds to the memory of a process and all below it, and what is to be said of that."""
+def _memory_of_each(name: str, job: BenchJob, count: int) -> tuple[Figure, tuple[str, ...]]:
+    """Return what each of `count` sandboxes adds to the memory of a process tree, and notes."""
     with peers({name: job.argv()}) as found:
         peer = found[name]
         peer.ask("0")
@@ -261,14 +275,14 @@ def _held(name: str, job: Job, count: int) -> tuple[Figure, tuple[str, ...]]:
         peer.ask(str(count))
         after, estimated = weight(peer.process.pid)
     notes = () if not estimated else (
-        f"{name} is an upper bound: {estimated} gates could only be counted by their resident size "
-        "(root could read their share of what is shared)",
+        f"{name} is an upper bound: it uses the resident size of {estimated} gates "
+        "(only root can read their share of shared memory)",
     )  # fmt: skip
     return Figure(name, (after - before) / count), notes
 
 
 def weight(pid: int) -> tuple[int, int]:
-    """The memory of a process and all below it: its proportional share; how many had to be estimated."""
+    """Return the proportional memory of a process and its descendants, and how many were estimated."""
     total = estimated = 0
     for member in _family(pid):
         try:
@@ -296,16 +310,16 @@ def _family(pid: int) -> list[int]:
     return found
 
 
-def heap(ground: Ground) -> Section:
-    """Whether a start costs more in a program that has much memory."""
+def heap(ground: BenchFixture) -> Section:
+    """Compare a start from a process with much memory to one from a small process."""
     figures: list[Figure] = []
-    timings: dict[str, Timing] = {}
+    timings: dict[str, TimingSample] = {}
     for name in (OURS, SUBPROCESS, BWRAP, SANDLOCK) if ground.tells else (OURS,):
         if name not in ground.contenders:
             continue
         sizes = {"small": 0, "1 GB": HEAP}
         one = ground.contenders[name]
-        commands = {size: Job(one, "times", heap=heap).argv() for size, heap in sizes.items()}
+        commands = {size: BenchJob(one, "times", heap=heap).argv() for size, heap in sizes.items()}
         with peers(commands) as found:
             times = interleaved(
                 {size: run_times(peer) for size, peer in found.items()}, ground.rounds(10, 40)
@@ -316,17 +330,17 @@ def heap(ground: Ground) -> Section:
     return Section(tuple(figures), timings)
 
 
-def receipt(ground: Ground) -> Section:
-    """What the signed record of a run costs."""
-    return receipts.measure(ground.disk, ground.rounds(10, 40))
+def receipt(ground: BenchFixture) -> Section:
+    """Measure what receipts cost."""
+    return receipt_costs.measure(ground.disk, ground.rounds(10, 40))
 
 
-def warm(ground: Ground) -> Section:
-    """What is ready against what is started: an interpreter in sandboxes that are its copies, a sandbox."""
+def warm(ground: BenchFixture) -> Section:
+    """Compare warm Python with a new interpreter, and a living sandbox with a plain spawn."""
     code = warmth.measure(ground.rounds(12, 60), 0.5 if ground.quick else 1.0)
     ways = {
-        "living, /bin/true": Job(ground.contenders[OURS], "again"),
-        "bare, /bin/true": Job(ground.contenders[SPAWN], "times"),
+        "living, /bin/true": BenchJob(ground.contenders[OURS], "again"),
+        "bare, /bin/true": BenchJob(ground.contenders[SPAWN], "times"),
     }
     with peers({name: job.argv() for name, job in ways.items()}) as found:
         turns = {name: run_times(peer) for name, peer in found.items()}
@@ -336,25 +350,25 @@ def warm(ground: Ground) -> Section:
     return Section((*code.figures, Figure("warm/run", value)), {**code.timings, **timings}, code.notes)
 
 
-def shell(ground: Ground) -> Section:
-    """A shell that lives: a run in it, with all that the library does around it, and what it weighs."""
-    with peers({OURS: Job(ground.contenders[OURS], "shell", command=("true",)).argv()}) as found:
+def shell(ground: BenchFixture) -> Section:
+    """Measure a run in a living shell, with all that the library does around it, and the shell's memory."""
+    with peers({OURS: BenchJob(ground.contenders[OURS], "shell", command=("true",)).argv()}) as found:
         turns = interleaved({OURS: run_times(found[OURS])}, ground.rounds(12, 60))[OURS]
     taken = timing(list(chain(*turns)))
     # An ordinary user cannot have many more: each takes one of 200 keys (sysctl kernel.keys.maxkeys).
     count = ground.rounds(IDLE, SHELLS if os.geteuid() == 0 else IDLE)
-    figure, notes = _held("shell/memory", Job(ground.contenders[OURS], "shells"), count)
+    figure, notes = _memory_of_each("shell/memory", BenchJob(ground.contenders[OURS], "shells"), count)
     return Section((Figure("shell/run", taken.median), figure), {"a run of `true`": taken}, notes)
 
 
-def start(ground: Ground) -> Section:
-    """The command as a shell starts it, and the import, against an interpreter that does nothing."""
+def start(ground: BenchFixture) -> Section:
+    """Compare the `stockade` command, and the import, with an interpreter that does nothing."""
     lines = {
         "empty": ("pass",),
         "import": ("import stockade",),
         "run": ("from stockade.cli import command; command()", "run", "-q", "--", "true"),
     }
-    # Modules are compiled as after an install, whatever this process was told about that.
+    # Compile modules as an install does, whatever this process's environment says.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environ["PYTHONPYCACHEPREFIX"] = str(ground.disk / "compiled")
 
@@ -379,8 +393,8 @@ def start(ground: Ground) -> Section:
     return Section(figures, {f"python, {name}": timing(taken) for name, taken in times.items()})
 
 
-def walls(ground: Ground) -> Section:
-    """The same attacks on everyone: a comparison of speed means little without it."""
+def walls(ground: BenchFixture) -> Section:
+    """Try the same attacks on every contender: a comparison of speed means little without it."""
     secret = ground.disk / "home" / ".ssh" / "id_ed25519"
     secret.parent.mkdir(parents=True, exist_ok=True)
     secret.touch(0o600)
@@ -393,11 +407,13 @@ def walls(ground: Ground) -> Section:
         named.bind("\0" + abstract)
         named.listen()
         arguments = (str(secret), str(os.getpid()), str(server.getsockname()[1]), abstract)
-        command = (*PYTHON, inspect.getsource(probe), *arguments)
+        command = (*PYTHON, inspect.getsource(attack_probe), *arguments)
         for name in (SUBPROCESS, OURS, BWRAP, SANDLOCK):
             if name in ground.contenders:
-                # In a process of its own: what sandlock supervises with stays in there.
-                with peers({name: Job(ground.contenders[name], "pass", command=command).argv()}) as found:
+                # In a separate process: sandlock's supervision stays in there.
+                with peers(
+                    {name: BenchJob(ground.contenders[name], "pass", command=command).argv()}
+                ) as found:
                     answer = json.loads(found[name].receive())
                 for attack, outcome in answer.items():
                     rows.setdefault(attack, {})["no sandbox" if name == SUBPROCESS else name] = outcome
@@ -405,7 +421,7 @@ def walls(ground: Ground) -> Section:
     return Section((Figure("walls/open", count),), walls=rows)
 
 
-SECTIONS: dict[str, Callable[[Ground], Section]] = {
+SECTIONS: dict[str, Callable[[BenchFixture], Section]] = {
     "cold": cold,
     "rate": rate,
     "inside": inside,
@@ -421,10 +437,10 @@ SECTIONS: dict[str, Callable[[Ground], Section]] = {
 ATTEMPTS = 3
 
 
-def measure(name: str, ground: Ground, *, slack: float = 1.0) -> Section:
-    """One section; what misses its bar is measured up to twice more, and says so.
+def measure(name: str, ground: BenchFixture, *, slack: float = 1.0) -> Section:
+    """Measure one section; repeat what misses its bar up to twice, and record that.
 
-    The disk is at rest before: what others wrote there last would be counted against whoever writes.
+    Sync the disk first: earlier writes would otherwise slow down the contender that writes next.
     """
     os.sync()
     section = SECTIONS[name](ground)

@@ -1,7 +1,8 @@
-"""Many sandboxes: nothing grows, nothing slows down, nothing is left.
+"""The soak test: after many sandboxes nothing has grown, slowed down or been left behind.
 
-Sandboxes in a row, in turns with plain processes: what slows both down is the
-machine, not Stockade. Then many at once, and then deaths at random moments.
+First it runs sandboxes in a row, in turns with plain processes: what slows
+both down is the machine, not Stockade. Then it runs many at once, and then it
+kills processes at random moments.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from stockade.bench import faults
 
 TRUE = "/bin/true"
 PAGE = os.sysconf("SC_PAGE_SIZE")
-#: Before anything is compared: what is imported, cached and allocated once.
+#: How many runs come before the first comparison, for what is imported, cached and allocated once.
 WARM = 50
 ATTEMPTS = 3
-#: How long a gate with nothing to do may take to make the next sandbox ahead.
+#: How many seconds an idle gate may take to make its spare.
 AHEAD = 2.0
 
 
-class Size(msgspec.Struct, frozen=True):
-    """How much is done, and how many of the first and of the last are compared."""
+class SoakSize(msgspec.Struct, frozen=True):
+    """How much to do, and how many of the first and last runs to compare."""
 
     row: int = 5000
     window: int = 500
@@ -40,11 +41,11 @@ class Size(msgspec.Struct, frozen=True):
     slack: float = 1.1
 
 
-QUICK = Size(row=300, window=100, at_once=40, faults=30, slack=1.3)
+QUICK = SoakSize(row=300, window=100, at_once=40, faults=30, slack=1.3)
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One line of the table: what was at the beginning, what at the end, and whether that is good."""
+    """One line of the table: the value at the beginning and at the end, and whether that is good."""
 
     name: str
     first: float
@@ -53,12 +54,12 @@ class Finding(msgspec.Struct, frozen=True):
     about: str = ""
 
 
-class Soaked(msgspec.Struct, frozen=True):
-    """Everything that was found."""
+class SoakReport(msgspec.Struct, frozen=True):
+    """All results of a soak test."""
 
-    size: Size
+    size: SoakSize
     findings: tuple[Finding, ...]
-    #: What was left behind or went wrong, in words.
+    #: Descriptions of what was left behind or went wrong.
     wrong: tuple[str, ...] = ()
 
     @property
@@ -66,8 +67,8 @@ class Soaked(msgspec.Struct, frozen=True):
         return not self.wrong and all(finding.good for finding in self.findings)
 
 
-def soak(size: Size, say: Callable[[str], object] = lambda _: None) -> Soaked:
-    """Do it all, in a state directory of its own."""
+def soak(size: SoakSize, say: Callable[[str], object] = lambda _: None) -> SoakReport:
+    """Run the whole soak test in its own state directory."""
     findings: list[Finding] = []
     wrong: list[str] = []
     with _ground() as (home, workspace), faults.reaping():
@@ -94,12 +95,12 @@ def soak(size: Size, say: Callable[[str], object] = lambda _: None) -> Soaked:
             for round in bad
             for one in round.wrong
         ]
-    return Soaked(size, tuple(findings), tuple(wrong))
+    return SoakReport(size, tuple(findings), tuple(wrong))
 
 
 @contextlib.contextmanager
 def _ground() -> Iterator[tuple[Path, Path]]:
-    """A state directory and a workspace for this alone, and as many descriptors as may be had."""
+    """Make a state directory and a workspace for this test alone, and raise the descriptor limit."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     kept = os.environ.get("STOCKADE_HOME")
     with tempfile.TemporaryDirectory(prefix="stockade-soak-") as place:
@@ -110,7 +111,7 @@ def _ground() -> Iterator[tuple[Path, Path]]:
         try:
             yield home, workspace
         finally:
-            from stockade.sandbox import register
+            from stockade.runs.register import register
 
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
             register.shutdown()
@@ -128,7 +129,7 @@ def _warm_up(workspace: Path) -> None:
         stockade.run([TRUE])
     stockade.run([TRUE], Policy(workspace=str(workspace)))
     asyncio.run(_at_once(2))
-    # What a gate makes ahead is there before and after, where it makes something.
+    # Wait for the spare, so that it exists before and after.
     end = time.monotonic() + AHEAD
     while faults.own_gates() == _residents() and time.monotonic() < end:
         time.sleep(0.01)
@@ -140,8 +141,8 @@ def _residents() -> set[int]:
     return client.resident_pids()
 
 
-def _in_a_row(size: Size) -> list[Finding]:
-    """Latency and memory. What really slows down does so again; a busy machine has another chance."""
+def _in_a_row(size: SoakSize) -> list[Finding]:
+    """Measure latency and memory, and retry on a miss: a real slowdown repeats, a chance one may not."""
     missed: list[str] = []
     while True:
         found = _row(size, missed)
@@ -150,7 +151,7 @@ def _in_a_row(size: Size) -> list[Finding]:
         missed.append(f"{found[0].last / found[0].first:.2f}")
 
 
-def _row(size: Size, missed: list[str]) -> list[Finding]:
+def _row(size: SoakSize, missed: list[str]) -> list[Finding]:
     import stockade
 
     ours, plain = [], []
@@ -190,7 +191,7 @@ def _spawn() -> None:
 
 
 def _memory() -> dict[str, float]:
-    """What is resident of this process and of its gates."""
+    """Return the resident memory of this process and of its gates."""
     found = {"supervisor memory": _resident_size(os.getpid())}
     return found | {"gate memory": sum(map(_resident_size, _residents()))}
 
@@ -200,20 +201,20 @@ def _resident_size(pid: int) -> float:
 
 
 async def _at_once(count: int) -> Finding:
-    """That many living sandboxes, each with a command in it, all at the same time."""
+    """Run `count` living sandboxes at the same time, each with a command in it."""
     from stockade import AsyncSandbox
 
-    everyone = asyncio.Event()
-    there = 0
+    all_started = asyncio.Event()
+    started = 0
 
     async def one() -> bool:
-        nonlocal there
+        nonlocal started
         async with AsyncSandbox() as box:
             process = await box.start(["sleep", "600"])
-            there += 1
-            if there == count:
-                everyone.set()
-            await everyone.wait()
+            started += 1
+            if started == count:
+                all_started.set()
+            await all_started.wait()
             done = await box.run([TRUE], timeout=300)
             process.kill(0)
             await process.wait()
@@ -229,7 +230,7 @@ async def _at_once(count: int) -> Finding:
 
 
 def _counts() -> dict[str, int]:
-    """What must be as before, here and in the gates where they may be looked at."""
+    """Count what must be the same at the end, here and in the gates if we may look into them."""
     found = {"descriptors": len(os.listdir("/proc/self/fd")), "mounts": _lines("/proc/self/mountinfo")}
     for pid in _residents():
         with contextlib.suppress(PermissionError):

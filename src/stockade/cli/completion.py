@@ -1,7 +1,7 @@
-"""`stockade completion`: what a shell needs to complete `stockade`'s command lines.
+"""`stockade completion`: the scripts that let shells complete `stockade`'s command lines.
 
-The scripts hold every command and option; only ids are asked for when they
-are needed, from `stockade completion --list`.
+The scripts contain every command and option. Ids they get from
+`stockade completion --list` when they need them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stockade.cli import output
-from stockade.cli.options import Parser
+from stockade.cli.ui import output
+from stockade.cli.ui.argument_parser import Parser
 from stockade.errors import StockadeError
 
 if TYPE_CHECKING:
-    from stockade.cli.words import Command, Option
+    from stockade.cli.ui.command_spec import CommandSpec, Option
 
-#: What is asked for when it is needed.
+#: What the scripts ask `stockade completion --list` for.
 LISTS = ("workspaces", "sandboxes", "runs", "profiles")
 
 ABOUT = {
@@ -29,47 +29,47 @@ ABOUT = {
 
 
 def main(argv: list[str]) -> int:
-    """Print the script for a shell, or ids for one."""
-    made = parser()
-    args = made.parse_args(argv)
+    """Print a shell's completion script, or one of the lists that the scripts ask for."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
     if (args.shell is None) == (args.list is None):
-        made.error("name a shell: bash, zsh or fish")
+        parser.error("name a shell: bash, zsh or fish")
     if args.list is not None:
-        # A shell asks in the middle of a line: there is nowhere to put an error.
+        # The shell asks while the user types a line: an error would garble it.
         with contextlib.suppress(StockadeError, OSError):
-            for line in _listed(args.list):
+            for line in _list(args.list):
                 print(line)
         return 0
-    from stockade.cli.words import commands
+    from stockade.cli.ui.command_spec import commands
 
     print(WRITERS[args.shell](commands()), end="")
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = Parser(
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    parser = Parser(
         prog="stockade completion",
         description="Print a script that lets a shell complete commands, options, files and ids.",
         epilog="examples:\n" + "\n".join(f"  {line}" for line in ABOUT.values()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("shell", nargs="?", choices=list(WRITERS), help="the shell")
-    made.add_argument("--list", choices=LISTS, help="print what can be completed, as the scripts ask for it")
-    return output.with_manners(made)
+    parser.add_argument("shell", nargs="?", choices=list(WRITERS), help="the shell")
+    parser.add_argument("--list", choices=LISTS, help="print a list that the scripts need")
+    return output.add_verbosity(parser)
 
 
-def _listed(what: str) -> list[str]:
+def _list(what: str) -> list[str]:
     if what == "workspaces":
-        from stockade.workspace.workspace import Workspace
+        from stockade.sandbox.workspace import Workspace
 
         return [workspace.id for workspace in Workspace.list()]
     if what == "profiles":
         from stockade.policy.profile import names
 
         return list(names())
-    from stockade.policy import Caller
-    from stockade.sandbox import register, runlog
+    from stockade.linux.user import Caller
+    from stockade.runs.register import register, runlog
     from stockade.state import state_dir
 
     caller = Caller.current()
@@ -79,8 +79,8 @@ def _listed(what: str) -> list[str]:
     return [record.id for record in register.living(home)]
 
 
-def _every_option(command: Command) -> list[Option]:
-    """Its options and those of its parts, each once."""
+def _every_option(command: CommandSpec) -> list[Option]:
+    """Return the options of a command and its subcommands, each once."""
     found = {option.names: option for part in (command, *command.parts) for option in part.options}
     return list(found.values())
 
@@ -92,7 +92,7 @@ def _quoted(text: str) -> str:
 # bash
 
 
-def _bash(commands: list[Command]) -> str:
+def _bash(commands: list[CommandSpec]) -> str:
     names = " ".join(command.name for command in commands)
     cases = "\n".join(_bash_case(command) for command in commands)
     runs = "|".join(command.name for command in commands if command.runs)
@@ -101,7 +101,7 @@ _stockade() {{
     local current=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} command=${{COMP_WORDS[1]}}
     local options= words= kinds= value= place known sign=
     COMPREPLY=()
-    # bash takes = and @ for words of their own, unless it was told not to.
+    # bash splits words at = and @, unless COMP_WORDBREAKS is changed.
     if [[ $current == [=@] ]]; then
         sign=$current current=
     elif [[ $before == [=@] ]]; then
@@ -162,8 +162,8 @@ complete -F _stockade stockade
 """
 
 
-def _bash_case(command: Command) -> str:
-    """What can follow in one command: `value` is set where the word before asks for one."""
+def _bash_case(command: CommandSpec) -> str:
+    """Return the case for one command; it sets `value` if the word before takes a value."""
     every = _every_option(command)
     lines = [f"        options={_quoted(' '.join(name for option in every for name in option.names))}"]
     words = sorted({choice for word in command.words for choice in word.choices})
@@ -171,12 +171,12 @@ def _bash_case(command: Command) -> str:
     lines += [f"        words={_quoted(' '.join(words))} kinds={_quoted(' '.join(kinds))}"]
     if command.parts:
         lines.append("        (( COMP_CWORD == 2 )) && kinds= || words=")
-    values = [option for option in every if option.value]
-    if values:
+    with_value = [option for option in every if option.value]
+    if with_value:
         lines.append("        case $before in")
-        for option in values:
-            given = "=" + " ".join(option.choices) if option.choices else option.kind or "="
-            lines.append(f"        {'|'.join(option.names)}) value={_quoted(given)} ;;")
+        for option in with_value:
+            values = "=" + " ".join(option.choices) if option.choices else option.kind or "="
+            lines.append(f"        {'|'.join(option.names)}) value={_quoted(values)} ;;")
         lines.append("        esac")
     return f"    {command.name})\n" + "\n".join(lines) + " ;;"
 
@@ -184,7 +184,7 @@ def _bash_case(command: Command) -> str:
 # zsh
 
 
-def _zsh(commands: list[Command]) -> str:
+def _zsh(commands: list[CommandSpec]) -> str:
     described = "\n".join(f"        {_quoted(f'{one.name}:{one.help}')}" for one in commands)
     cases = "\n".join(_zsh_case(command) for command in commands)
     lists = "\n".join(f"_stockade_{name}() {{ _stockade_list {name} }}" for name in LISTS)
@@ -227,14 +227,17 @@ fi
 """
 
 
-def _zsh_case(command: Command) -> str:
+def _zsh_case(command: CommandSpec) -> str:
     specs = [_zsh_option(option) for option in _every_option(command)]
     words = list(command.words)
     for part in command.parts:
         words += part.words
     for number, word in enumerate(words, 1):
-        place = "*" if word.again else str(number)
-        specs.append(_quoted(f"{place}::{_zsh_escaped(word.value or command.name)}:{_zsh_action(word)}"))
+        place, action = "*" if word.again else str(number), _zsh_action(word)
+        # The id is optional: a path may come first.
+        if number == 1 and len(words) == 2 and words[1].kind == "files" and words[1].again:
+            action = f"{{{action}; _files}}"
+        specs.append(_quoted(f"{place}::{_zsh_escaped(word.value or command.name)}:{action}"))
     if command.runs:
         specs.append("'*::command: _normal'")
     return (
@@ -269,7 +272,7 @@ def _zsh_escaped(text: str) -> str:
 # fish
 
 
-def _fish(commands: list[Command]) -> str:
+def _fish(commands: list[CommandSpec]) -> str:
     lines = [
         "# fish completion for stockade",
         "function __stockade_command",
@@ -317,4 +320,4 @@ def _fish_values(option: Option) -> str:
     return {"files": "-F", "places": "-F -a '(__stockade_places)'"}.get(option.kind, "")
 
 
-WRITERS: dict[str, Callable[[list[Command]], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
+WRITERS: dict[str, Callable[[list[CommandSpec]], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}

@@ -1,96 +1,163 @@
-"""`stockade diff`: what a run changed, to be read before it is committed.
+"""`stockade diff`: show what a run changed, for the user to read before a commit.
 
-Names and contents are a program's. On a terminal nothing of them is sent that
-the terminal would obey; a patch in a pipe or a file is exact.
+The program chose the names and contents, so control sequences in them are
+escaped on a terminal; a patch in a pipe or a file is exact.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import itertools
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from stockade.cli import output
-from stockade.cli.options import Parser
-from stockade.cli.workspaces import chosen, many, print_json, size
-from stockade.workspace.patch import quoted
+from stockade.cli.ui import output
+from stockade.cli.ui.argument_parser import Parser
+from stockade.cli.ui.formats import many, print_json, size
+from stockade.cli.ui.workspace_choice import workspace_and_paths
+from stockade.workspace import reviews
+from stockade.workspace.diff.git_patch import quoted
 
 if TYPE_CHECKING:
-    from stockade.workspace.diff import Diff, FileDiff
+    from stockade.sandbox.workspace import Workspace
+    from stockade.workspace.diff.diff import Diff, FileDiff
 
+#: The greatest width of the column of names: a longer name sticks out.
+WIDEST = 300
 STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def main(argv: list[str]) -> int:
-    """Print the differences in the form that was asked for."""
-    args = parser().parse_intermixed_args(argv)
-    workspace = chosen(args.id)
-    found = workspace.diff(args.paths or None, patch=args.patch)
+    """Print the changes in the chosen format."""
+    args, words = build_parser().parse_words(argv)
+    workspace, paths = workspace_and_paths(words, "stockade diff {}")
+    found = workspace.diff(paths or None, patch=args.patch)
+    if found.cut:
+        output.say(f"the list of changes is cut: {found.cut}")
+        output.say(f"`stockade diff {workspace.id} PATH` shows a part of them")
+    else:
+        _remember(workspace, found, paths)
+    if found.unsure:
+        output.say(
+            f"{many(found.unsure, 'file')} shown as changed without a comparison, which would take too long"
+        )
     if args.json:
         print_json({"workspace": workspace.id, "path": workspace.path, **_plain(found)})
     elif args.patch:
         for path in found.left_out:
-            output.say(f"not in the patch, which has no word for it: {output.name(path)}")
+            output.say(f"not in the patch, because its format cannot express it: {output.name(path)}")
         _patch(found.patch, args)
     elif args.null and not sys.stdout.isatty():
-        _raw(b"".join(os.fsencode(path) + b"\0" for path in _names(found)))
+        _raw(os.fsencode(path) + b"\0" for path in _names(found))
     elif args.name_only or args.null:
-        _show("".join(quoted(path).decode() + "\n" for path in _names(found)), args)
+        _show(lambda: (quoted(path).decode() + "\n" for path in _names(found)), args)
     elif args.stat:
-        _show(_stat(found), args)
+        _show(lambda: _stat(found), args)
     else:
-        _show("".join(map(file_text, found.files)) or "no changes\n", args)
+        _show(lambda: map(file_text, found.files) if found.files else ["no changes\n"], args)
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = Parser(
+def build_parser() -> Parser:
+    """Return the parser of the command's options."""
+    parser = Parser(
         prog="stockade diff",
         description="Show what a run changed in its workspace, compared with your files as they are now.",
         epilog="examples:\n"
-        "  stockade diff                          the last workspace of this directory\n"
+        "  stockade diff                          the workspace of this directory, or of one above it\n"
         "  stockade diff --stat 443c22c193c6\n"
+        "  stockade diff src                      only what changed in src, relative to where you are\n"
         "  stockade diff --patch 443c22c193c6 src | git apply",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("id", nargs="?", help="the workspace, or the beginning of its id; without it, the last")
-    made.add_argument("paths", nargs="*", metavar="PATH", help="only at and below these")
-    form = made.add_mutually_exclusive_group()
+    parser.add_argument(
+        "id", nargs="?", help="the workspace's id or its beginning; default: that of this directory"
+    )
+    parser.add_argument(
+        "paths", nargs="*", metavar="PATH", help="only at and below these, relative to where you are"
+    )
+    form = parser.add_mutually_exclusive_group()
     form.add_argument("--stat", action="store_true", help="count lines instead of showing them")
     form.add_argument(
-        "--name-only", action="store_true", help="print names, those that need it quoted as by git"
+        "--name-only", action="store_true", help="print names only, quoted as git does where needed"
     )
-    form.add_argument("-z", "--null", action="store_true", help="print names as they are, a NUL after each")
+    form.add_argument("-z", "--null", action="store_true", help="print names unquoted, a NUL after each")
     form.add_argument("--patch", "--git", action="store_true", help="print a patch for `git apply`")
     form.add_argument("--json", action="store_true", help="print JSON")
-    made.add_argument("--no-pager", action="store_true", help="print without a pager")
-    return output.with_manners(made)
+    parser.add_argument("--no-pager", action="store_true", help="print without a pager")
+    return output.add_verbosity(parser)
+
+
+def _remember(workspace: Workspace, found: Diff, paths: list[str]) -> None:
+    """Record what is shown, for the commit that may follow."""
+    try:
+        reviews.remember(workspace.layer, found.digest, workspace.relative(paths or None))
+    except OSError as error:
+        output.say(f"cannot record for `stockade commit` what was shown: {error.strerror}")
+    if not found.digest:
+        output.say(f"a sandbox is using workspace {workspace.id}: run this again when it has ended")
 
 
 def _plain(found: Diff) -> dict[str, object]:
+    return {
+        "files": _FileList(found.files),
+        "added": found.added,
+        "removed": found.removed,
+        "cut": found.cut,
+        "unsure": found.unsure,
+    }
+
+
+class _FileList(Sequence[Any]):
+    """The files as JSON shows them, with text decoded; converted one by one to save memory."""
+
+    def __init__(self, files: Sequence[FileDiff]) -> None:
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, at: Any) -> Any:
+        return _builtins(self._files[at])
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(_builtins, self._files)
+
+
+def _builtins(one: FileDiff) -> dict[str, Any]:
     import msgspec
 
-    files = []
-    for one in found.files:
-        plain = msgspec.to_builtins(one)
-        plain["text"] = one.text.decode("utf-8", "replace")
-        files.append(plain)
-    return {"files": files, "added": found.added, "removed": found.removed}
+    return {**msgspec.to_builtins(one), "text": one.text.decode("utf-8", "replace")}
 
 
-def _names(found: Diff) -> list[str]:
-    return list(dict.fromkeys(one.path for one in found.files))
+def _names(found: Diff) -> Iterator[str]:
+    """Yield each path once: a path whose type changed comes twice in a row."""
+    for path, _ in itertools.groupby(one.path for one in found.files):
+        yield path
 
 
 def file_text(one: FileDiff) -> str:
-    """One file in words, and its lines."""
+    """Return one file's heading and its changed lines."""
     name = output.name(one.path) + ("/" if one.type == "directory" else "")
     if one.kind == "renamed":
         name = f"{output.name(one.was)} → {name}"
     head = output.paint(f"{one.kind:<8}  {name}", "bold")
-    return f"{head}{''.join('  ' + word for word in _words(one))}\n{_text(one.text)}"
+    return f"{head}{''.join('  ' + word for word in _words(one))}\n{_caution(one)}{_text(one.text)}"
+
+
+def _caution(one: FileDiff) -> str:
+    """Return why a commit holds the file back, or how it will run at the user's next command."""
+    if one.held:
+        return output.paint(f"held back: {output.name(one.held)}", "red") + "\n"
+    return (
+        output.paint(f"runs at your next command: {output.name(one.runs)}", "yellow") + "\n"
+        if one.runs
+        else ""
+    )
 
 
 def _words(one: FileDiff) -> list[str]:
@@ -103,6 +170,8 @@ def _words(one: FileDiff) -> list[str]:
         found.append(f"mode {one.old_mode:04o} → {one.new_mode:04o}")
     elif one.kind == "added" and one.type == "file" and (one.new_mode or 0) & 0o7111:
         found.append(f"mode {one.new_mode:04o}")
+    if "access" in one.what:
+        found.append("with an access list" if one.kind == "added" else "its access list changed")
     if "attributes" in one.what:
         found.append("its attributes changed")
     if one.type == "link":
@@ -116,30 +185,34 @@ def _words(one: FileDiff) -> list[str]:
 def _text(hunks: bytes) -> str:
     if not hunks:
         return ""
-    lines = output.clean(hunks.decode("utf-8", "surrogateescape")).split("\n")[:-1]
-    return "".join(_painted(line) + "\n" for line in lines) + "\n"
+    return "".join(_lines(hunks)) + "\n"
 
 
-def _painted(line: str) -> str:
+def _lines(hunks: bytes) -> Iterator[str]:
+    for line in io.BytesIO(hunks):
+        yield _paint_line(output.clean(line.decode("utf-8", "surrogateescape").removesuffix("\n"))) + "\n"
+
+
+def _paint_line(line: str) -> str:
     style = STYLES.get(line[:1])
     return output.paint(line, style) if style else line
 
 
-def _stat(found: Diff) -> str:
-    rows = [(_label(one), _amount(one), one) for one in found.files]
-    if not rows:
-        return "no changes\n"
-    width = max(len(label) for label, _, _ in rows)
-    most = max(one.added + one.removed for _, _, one in rows) or 1
+def _stat(found: Diff) -> Iterator[str]:
+    if not found.files:
+        yield "no changes\n"
+        return
+    width = min(WIDEST, max(len(_label(one)) for one in found.files))
+    most = max(one.added + one.removed for one in found.files) or 1
     room = max(10, min(50, _columns() - width - 12))
-    lines = []
-    for label, amount, one in rows:
-        scale = min(1.0, room / most)
+    scale = min(1.0, room / most)
+    for one in found.files:
         plus = output.paint("+" * -int(-one.added * scale), "green") if one.added else ""
         minus = output.paint("-" * -int(-one.removed * scale), "red") if one.removed else ""
-        lines.append(f" {label:<{width}} | {amount} {plus}{minus}".rstrip())
-    total = f" {many(len(_names(found)), 'path')} changed, {found.added} added(+), {found.removed} removed(-)"
-    return "\n".join([*lines, total]) + "\n"
+        mark = "  held back" if one.held else "  runs at your next command" if one.runs else ""
+        yield f" {_label(one):<{width}} | {_amount(one)} {plus}{minus}".rstrip() + f"{mark}\n"
+    count = sum(1 for _ in _names(found))
+    yield f" {many(count, 'path')} changed, {found.added} added(+), {found.removed} removed(-)\n"
 
 
 def _label(one: FileDiff) -> str:
@@ -163,32 +236,30 @@ def _columns() -> int:
 
 def _patch(patch: bytes, args: argparse.Namespace) -> None:
     if sys.stdout.isatty():
-        _show(_text(patch), args)
+        _show(lambda: _lines(patch), args)
     else:
-        _raw(patch)
+        _raw([patch])
 
 
-def _raw(data: bytes) -> None:
+def _raw(data: Iterable[bytes]) -> None:
     sys.stdout.flush()
-    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.writelines(data)
     sys.stdout.buffer.flush()
 
 
-def _show(text: str, args: argparse.Namespace) -> None:
-    """Print text of ours, on a terminal through the user's pager."""
+def _show(text: Callable[[], Iterable[str]], args: argparse.Namespace) -> None:
+    """Print cleaned text, on a terminal through the user's pager."""
     pager = os.environ.get("STOCKADE_PAGER", os.environ.get("PAGER", "less"))
     if args.no_pager or not sys.stdout.isatty() or pager in ("", "cat"):
-        print(text, end="")
+        sys.stdout.writelines(text())
         return
     import subprocess
 
-    # The text is clean, so that colours may pass; a short one stays on the screen.
+    # The text is clean, so the pager may pass colours (R); a short text stays on the screen (F, X).
     environ = {"LESS": "FRX", **os.environ}
-    try:
-        done = subprocess.run(
-            pager, shell=True, input=text.encode("utf-8", "replace"), env=environ, check=False
-        )
-    except BrokenPipeError:
-        return
-    if done.returncode == 127:  # there is none
-        print(text, end="")
+    with subprocess.Popen(pager, shell=True, stdin=subprocess.PIPE, env=environ) as shown:
+        assert shown.stdin is not None
+        with contextlib.suppress(BrokenPipeError), shown.stdin as end:
+            end.writelines(piece.encode("utf-8", "replace") for piece in text())
+    if shown.returncode == 127:  # the shell did not find the pager
+        sys.stdout.writelines(text())

@@ -1,4 +1,4 @@
-"""`stockade doctor`: what this machine can enforce, and how to fix what it cannot."""
+"""`stockade doctor`: show what this machine can enforce, and how to fix what it cannot."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stockade.cli import output
-from stockade.cli.options import Parser
+from stockade.cli.ui import output
+from stockade.cli.ui.argument_parser import Parser
 
 if TYPE_CHECKING:
-    from stockade.backends.base import Offer
-    from stockade.backends.select import Selection
+    from stockade.backends.backend import Offer
+    from stockade.backends.selection import Selection
     from stockade.controls import Control
     from stockade.errors import UnsupportedError
-    from stockade.host.model import Host, Probe
+    from stockade.host.capabilities import Host, Probe
 
 
 def main(argv: list[str]) -> int:
-    """Try everything out now and tell; 0 if the default policy can be enforced here."""
-    options = parser().parse_args(argv)
+    """Probe the machine afresh and print the findings; return 0 if it can enforce the default policy."""
+    options = build_parser().parse_args(argv)
     from stockade import backends
-    from stockade.backends.select import select
+    from stockade.backends.selection import select
     from stockade.errors import UnsupportedError
-    from stockade.host import host, means
+    from stockade.host import engines, host
     from stockade.policy import Policy
 
     machine = host(fresh=True, helpers=True)
@@ -35,29 +35,29 @@ def main(argv: list[str]) -> int:
         verdict = select(Policy(), machine)
     except UnsupportedError as error:
         verdict = error
-    others = means.find() if machine.system == "linux" else {}
+    others = engines.find() if machine.system == "linux" else {}
     if options.json:
         print(as_json(machine, offers, others, verdict))
     else:
         width = shutil.get_terminal_size().columns
         shown = {name: offers[name] for name in backends.considered(machine.system)}
         elsewhere = {name: backends.table(name).system for name in offers if name not in shown}
-        told = as_text(machine, shown, elsewhere, others, verdict, max(40, min(width, 100)))
-        print(output.clean(told))
+        text = as_text(machine, shown, elsewhere, others, verdict, max(40, min(width, 100)))
+        print(output.clean(text))
     return 1 if isinstance(verdict, UnsupportedError) else 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = Parser(
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    parser = Parser(
         prog="stockade doctor",
-        description="Tries out on this machine everything that the walls need, and says which controls "
-        "can be enforced, by what, and how to fix what is missing. Exit code 0: the default policy can be "
-        "enforced here.",
+        description="Try out on this machine everything that the walls need, and show which controls it "
+        "can enforce, by which mechanism, and how to fix what is missing. Exit code 0: the machine can "
+        "enforce the default policy.",
         epilog="example: stockade doctor --json | jq .default_policy",
     )
-    made.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    return output.with_manners(made)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    return output.add_verbosity(parser)
 
 
 def as_json(
@@ -66,7 +66,7 @@ def as_json(
     others: Mapping[str, Probe],
     verdict: Selection | UnsupportedError,
 ) -> str:
-    """Everything that is known, for programs."""
+    """Return all findings as JSON."""
     import msgspec
 
     from stockade.errors import UnsupportedError
@@ -89,7 +89,7 @@ def as_json(
         "means": others,
         "default_policy": default,
     }
-    return msgspec.json.format(msgspec.json.encode(whole)).decode()
+    return output.indented_json(whole)
 
 
 def as_text(
@@ -100,12 +100,12 @@ def as_text(
     verdict: Selection | UnsupportedError,
     width: int,
 ) -> str:
-    """The truth table, then every reason and fix, wrapped to the width.
+    """Return the table of controls, then every reason and fix, wrapped to the width.
 
-    `elsewhere` are the backends for other systems, of which there is no more to say here.
+    `elsewhere` are the backends for other systems, which get one line.
     """
     from stockade.errors import UnsupportedError
-    from stockade.host.model import called
+    from stockade.host.capabilities import called
 
     working = [name for name in host.probes if host.has(name)]
     facts = f"{host.system} {host.kernel} on {host.machine}"
@@ -121,10 +121,10 @@ def as_text(
         _others(others, width),
     ]
     if isinstance(verdict, UnsupportedError):
-        sections.append(["The default policy can NOT be enforced here; nothing would be run."])
+        sections.append(["This machine can NOT enforce the default policy; Stockade would run nothing."])
     else:
         weaker = ", ".join(verdict.weaker)
-        line = f"The default policy can be enforced here, by {verdict.backend}"
+        line = f"This machine can enforce the default policy, by {verdict.backend}"
         sections.append(_wrapped(line + (f"; weaker than elsewhere: {weaker}." if weaker else "."), width))
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
@@ -134,12 +134,12 @@ def _mark(offer: Offer) -> str:
         return "yes"
     if offer.weaker and offer.waivable:
         return "part"
-    # It would be enforced by what has never been run here.
+    # The backend that would enforce it is only a plan.
     return "plan" if offer.mechanism or offer.weaker else "no"
 
 
 def _table(offers: Mapping[str, Mapping[Control, Offer]]) -> list[str]:
-    """Every control by every backend: yes, no, in part where the policy accepts that, or only in plans."""
+    """Return a table of controls by backend: yes, no, part if a policy may accept that, plan if untried."""
     from stockade.controls import Control
 
     head = ["CONTROL", *(name.upper() for name in offers)]
@@ -148,7 +148,7 @@ def _table(offers: Mapping[str, Mapping[Control, Offer]]) -> list[str]:
 
 
 def _mechanisms(name: str, table: Mapping[Control, Offer], width: int) -> list[str]:
-    """By what one backend enforces each control, or would; a backend that enforces nothing has no table."""
+    """Return a table of one backend's mechanisms; a backend that enforces nothing has none."""
     if not any(_mark(offer) != "no" for offer in table.values()):
         return []
     room = max(20, width - max(map(len, table)) - len(name) - 4)
@@ -163,7 +163,7 @@ def _mechanisms(name: str, table: Mapping[Control, Offer], width: int) -> list[s
 
 
 def _missing(name: str, table: Mapping[Control, Offer], width: int) -> list[str]:
-    from stockade.backends.select import by_reason
+    from stockade.backends.selection import by_reason
 
     lines = []
     lacking = {control: offer for control, offer in table.items() if not offer.available}
@@ -175,17 +175,17 @@ def _missing(name: str, table: Mapping[Control, Offer], width: int) -> list[str]
 
 
 def _others(others: Mapping[str, Probe], width: int) -> list[str]:
-    lines = ["Other means on this machine:"] if others else []
-    for name, found in others.items():
-        about = found.detail if found.ok else found.reason
-        lines += _wrapped(f"{name}: {'yes' if found.ok else 'no'}, {about}", width, "  ")
-        if not found.ok:
-            lines += _wrapped(f"fix: {found.fix}", width, "    ")
+    lines = ["Other sandboxing tools on this machine:"] if others else []
+    for name, probe in others.items():
+        about = probe.detail if probe.ok else probe.reason
+        lines += _wrapped(f"{name}: {'yes' if probe.ok else 'no'}, {about}", width, "  ")
+        if not probe.ok:
+            lines += _wrapped(f"fix: {probe.fix}", width, "    ")
     return lines
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    # A command or a path stays whole, so that it can be copied.
+    # Keep commands and paths whole, so that the user can copy them.
     return textwrap.wrap(
         text,
         width,

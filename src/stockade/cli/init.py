@@ -1,4 +1,4 @@
-"""`stockade init`: a policy for the project one is in, with which its tests run."""
+"""`stockade init`: write a policy for a project that lets its tests run."""
 
 from __future__ import annotations
 
@@ -6,37 +6,33 @@ import argparse
 import os
 import shlex
 import shutil
+import sys
 from typing import NamedTuple
 
-from stockade.cli import output
-from stockade.cli.options import Parser
-from stockade.cli.project import Kind, kinds, place
+from stockade.cli.ui import output
+from stockade.cli.ui.argument_parser import Parser
+from stockade.cli.ui.project_kinds import ProjectKind, kinds, place
 from stockade.errors import NotFoundError, PolicyError
-from stockade.policy import Caller
-from stockade.policy.load import NAMES, read_project
+from stockade.linux.user import Caller
 from stockade.policy.profile import profile
+from stockade.policy.toml import SECTION
 from stockade.policy.values import literal, render
+from stockade.resolve.config_files import NAMES
+from stockade.resolve.discovery import read_project
 
-#: Files in which projects keep secrets that no test should need.
-SECRET = (
-    ".env",
-    ".env.local",
-    ".env.production",
-    ".netrc",
-    ".npmrc",
-    ".pypirc",
-    "secrets",
-    "credentials.json",
-)
+#: Files in which projects keep secrets that no test should need. These at any depth, even if created later,
+DEEP = (".env", ".env.*local", ".env.production", ".env.staging")
+#: and these only at the top, if they exist: deeper down they may be a package, or test data.
+SECRET = (".netrc", ".npmrc", ".pypirc", "secrets", "credentials.json")
 WALL = "15m"
 
 
-class Draft(NamedTuple):
-    """What was found, and what follows from it."""
+class PolicyDraft(NamedTuple):
+    """What `stockade init` found in a project, and what its policy will contain."""
 
-    kind: Kind | None
-    others: tuple[Kind, ...]
-    #: What the default profile does not show and its programs need, and where these are looked for.
+    kind: ProjectKind | None
+    others: tuple[ProjectKind, ...]
+    #: What its programs need beyond the default profile, and the PATH entries that lead to them.
     read: tuple[str, ...]
     path: tuple[str, ...]
     missing: tuple[str, ...]
@@ -44,7 +40,7 @@ class Draft(NamedTuple):
 
     @property
     def widens(self) -> bool:
-        """Whether the policy asks for more than the default one, so that it has to be trusted."""
+        """Whether the policy asks for more than the default one, so that the user must trust it."""
         return bool(self.read)
 
     @property
@@ -54,15 +50,15 @@ class Draft(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    """Look, write, and say what to type next."""
-    args = parser().parse_args(argv)
+    """Inspect the project, write the policy, and say what to type next."""
+    args = build_parser().parse_args(argv)
     directory = os.path.realpath(args.directory)
     if not os.path.isdir(directory):
         raise NotFoundError(f"{args.directory} is not a directory")
     draft = _draft(directory)
-    text = written(draft)
+    text = policy_text(draft)
     if args.print:
-        print(text, end="")
+        print(output.clean(text) if sys.stdout.isatty() else text, end="")
         return 0
     _write(directory, text, force=args.force)
     for line in _next(draft, directory):
@@ -70,24 +66,24 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = Parser(
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    parser = Parser(
         prog="stockade init",
-        description="Look at a project and write a stockade.toml with which its tests run: commented, and\n"
-        "as narrow as that allows. Nothing of the project is run.",
+        description="Inspect a project and write a commented stockade.toml, as narrow as its tests allow.\n"
+        "Nothing of the project is run.",
         epilog="examples:\n  stockade init\n  stockade init --print ~/project",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument(
+    parser.add_argument(
         "directory", nargs="?", default=".", metavar="PATH", help="the project (default: this directory)"
     )
-    made.add_argument("--print", action="store_true", help="print the policy and write nothing")
-    made.add_argument("--force", action="store_true", help="replace a stockade.toml that is there")
-    return output.with_manners(made)
+    parser.add_argument("--print", action="store_true", help="print the policy without writing it")
+    parser.add_argument("--force", action="store_true", help="replace an existing stockade.toml")
+    return output.add_verbosity(parser)
 
 
-def _draft(directory: str) -> Draft:
+def _draft(directory: str) -> PolicyDraft:
     found = kinds(directory)
     kind = found[0] if found else None
     read: list[str] = []
@@ -98,86 +94,84 @@ def _draft(directory: str) -> Draft:
         if not where:
             missing.append(tool)
         elif "/" not in tool and not where.startswith((*_shown(), f"{directory}/")):
-            # Under both names: programs of one install look for each other where they were found. What a
-            # tool of the project's own leads to is no grant of ours: a run judges it as a toolchain.
+            # Show both names: programs of one install look for each other under either. A tool inside the
+            # project gets no grant here: a run judges what it leads to as a toolchain.
             named = shutil.which(tool) or where
             read += [_tree(one) for one in (named, where) if not one.startswith(_shown())]
             path.append(os.path.dirname(named))
     if read and kind is not None:
         read += kind.caches
     secret = tuple(name for name in SECRET if os.path.lexists(os.path.join(directory, name)))
-    return Draft(
+    return PolicyDraft(
         kind, tuple(found[1:]), tuple(dict.fromkeys(read)), tuple(dict.fromkeys(path)), tuple(missing), secret
     )
 
 
 def _shown() -> tuple[str, ...]:
-    """What the default profile shows, each with the slash that ends it."""
+    """Return the directories that the default profile shows, each with a trailing slash."""
     return tuple(f"{path.removesuffix('?')}/" for path in profile("strict").system)
 
 
-def written(draft: Draft) -> str:
-    """The policy file."""
+def policy_text(draft: PolicyDraft) -> str:
+    """Return the text of the policy file."""
     kind = draft.kind
-    what = f"{kind.language}, {kind.manager}" if kind is not None else "a project of no kind that is known"
+    what = f"{kind.language}, {kind.manager}" if kind is not None else "an unknown kind of project"
     lines = [
-        f"# What commands of this project may see, change and use: {what}.",
+        f"# What commands in this project may see, change and use: {what}.",
         "#",
         f"#     stockade run --discard -- {draft.command}",
         "#",
     ]
     if kind is not None and kind.install:
-        lines += [f"# There is no network inside: install outside first ({kind.install}).", "#"]
+        lines += [f"# The sandbox has no network: install dependencies first, outside ({kind.install}).", "#"]
     lines += [f"# Also here: {one.language}, {one.manager}: {_words(one)}" for one in draft.others]
     lines += [
-        "# The project's directory is a copy inside: what a command changes there is kept aside. Everything",
-        "# else of yours is hidden. `stockade policy check` says what follows from this file.",
+        "# Commands see the project's directory as an overlay: their changes are kept aside. All your other",
+        "# files are hidden. `stockade policy check` shows what this file enforces.",
         "",
         *_files(draft),
         *_environment(draft),
         "[workspace]",
         'path = "."                 # the directory of this file',
-        '# mode = "ro"              # nothing in it can be changed',
+        '# mode = "ro"              # commands cannot change anything in it',
         "",
         "[limits]",
-        f'wall = "{WALL}"              # then everything is ended',
-        '# memory = "2G"            # of all processes together; needs cgroups, `stockade doctor` says how',
+        f'wall = "{WALL}"              # then Stockade ends everything',
+        '# memory = "2G"            # for all processes together; needs cgroups, see `stockade doctor`',
         "# tasks = 256              # processes and threads",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _words(kind: Kind) -> str:
+def _words(kind: ProjectKind) -> str:
     return shlex.join(kind.command) if kind.command else "no tests were found"
 
 
-def _files(draft: Draft) -> list[str]:
+def _files(draft: PolicyDraft) -> list[str]:
     lines = []
     if draft.read:
         lines += [
-            "# Where its tools are: not the system's, so this file counts after `stockade trust`.",
+            "# The project's tools lie outside the system's directories: this file needs `stockade trust`.",
             f"read = [{', '.join(map(render, draft.read))}]",
             "",
         ]
-    if draft.secret:
-        lines += [
-            "# Hidden: no test should need it.",
-            f"deny = [{', '.join(render(f'./{name}') for name in draft.secret)}]",
-            "",
-        ]
+    # A name is hidden whether it exists or not; a pattern hides what matches when a run begins.
+    hidden = [*(f"./{name}" for name in draft.secret), "./.env", *(f"**/{name}?" for name in DEEP)]
     lines += [
-        *(
-            ['# read = ["/srv/data"]     # more to see, read-only; asks for `stockade trust`']
-            * (not draft.read)
-        ),
-        '# net = "open"             # the host\'s network, all of it; asks for `stockade trust`',
+        "# Hidden: no test should need it. ** means any depth, ? means it may be missing.",
+        f"deny = [{', '.join(map(render, hidden))}]",
+        "",
+    ]
+    lines += [
+        *(['# read = ["/srv/data"]     # show more, read-only; needs `stockade trust`'] * (not draft.read)),
+        '# net = "open"             # the host\'s whole network; needs `stockade trust`',
         "",
     ]
     return lines
 
 
 def _tree(program: str) -> str:
-    """What to show of a program's install: as the profile `dev` does if it knows it, else by itself."""
+    """Return the directory to show for a program: as the profile `dev` has it, or else its own install."""
     home = Caller.current().home
     for known in profile("dev").read:
         shown = known.removesuffix("?").replace("~", home, 1)
@@ -189,7 +183,7 @@ def _tree(program: str) -> str:
     return literal(above if whole else top)
 
 
-def _environment(draft: Draft) -> list[str]:
+def _environment(draft: PolicyDraft) -> list[str]:
     env = dict(draft.kind.env) if draft.kind is not None else {}
     if draft.path:
         env["PATH"] = ":".join((*draft.path, profile("strict").env["PATH"]))
@@ -205,28 +199,39 @@ def _environment(draft: Draft) -> list[str]:
 
 def _write(directory: str, text: str, *, force: bool) -> None:
     path = os.path.join(directory, NAMES[0])
-    known = None if force else read_project(directory)
-    if known is not None:
-        raise PolicyError(
-            f"there is a policy already: {known.path}", hint="`stockade init --force` replaces stockade.toml"
-        )
+    _refuse_second(directory, force=force)
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_TRUNC if force else os.O_EXCL)
     try:
         with open(path, "w", encoding="utf-8", opener=lambda name, _: os.open(name, flags, 0o644)) as file:
             file.write(text)
     except FileExistsError:
-        raise PolicyError(f"{path} is there already", hint="`stockade init --force` replaces it") from None
+        raise PolicyError(f"{path} exists already", hint="`stockade init --force` replaces it") from None
 
 
-def _next(draft: Draft, directory: str) -> list[str]:
+def _refuse_second(directory: str, *, force: bool) -> None:
+    """Refuse to replace a policy without `force`, and to add one beside a pyproject.toml that has one."""
+    second = os.path.join(directory, NAMES[1])
+    if read_project(directory, only=NAMES[1]) is not None:
+        raise PolicyError(
+            f"the project has a policy already: [{'.'.join(SECTION)}] in {second}",
+            hint="edit that one; `stockade init --print` prints a policy to copy from",
+        )
+    if not force and (known := read_project(directory, only=NAMES[0])) is not None:
+        raise PolicyError(
+            f"the project has a policy already: {known.path}", hint="`stockade init --force` replaces it"
+        )
+
+
+def _next(draft: PolicyDraft, directory: str) -> list[str]:
     kind = draft.kind
     name = output.name(os.path.join(directory, NAMES[0]))
-    lines = [f"{name} is written: {f'{kind.language}, {kind.manager}' if kind else 'no kind is known'}"]
+    what = f"{kind.language}, {kind.manager}" if kind else "an unknown kind of project"
+    lines = [f"wrote {name}: {what}"]
     if kind is not None and not kind.command:
-        lines.append("no tests were found; what you run is up to you")
+        lines.append("found no tests; replace COMMAND with what you want to run")
     lines += [f"{tool} is not installed here, or not in your PATH" for tool in draft.missing]
     if draft.widens:
-        lines.append("it shows tools that the default policy hides; read it, and if you agree:")
+        lines.append("the policy shows tools that the default policy hides; read it, and if you agree:")
         lines.append(f"  stockade trust {shlex.quote(name)}")
     lines.append(f"next: stockade run --discard -- {draft.command}")
     return lines

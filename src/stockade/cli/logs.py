@@ -1,4 +1,4 @@
-"""`stockade logs`: what earlier runs did."""
+"""`stockade logs`: list what earlier runs did."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ import shlex
 import sys
 import time
 
-from stockade.cli import output
-from stockade.cli.options import Parser
-from stockade.cli.workspaces import many, print_json
+from stockade.cli.ui import output
+from stockade.cli.ui.argument_parser import Parser
+from stockade.cli.ui.formats import many, print_json
 from stockade.errors import NotFoundError, PolicyError
-from stockade.policy import Caller
-from stockade.sandbox import runlog
-from stockade.sandbox.runlog import Ran
+from stockade.linux.user import Caller
+from stockade.runs.register import runlog
+from stockade.runs.register.runlog import RunLogLine
 from stockade.state import state_dir
+from stockade.state.ids import SHORTENED, matching
 
 SHOWN = 20
+#: How many sandboxes that left handoffs the warning names.
+SHOWN_LEFT = 5
 
 
 def main(argv: list[str]) -> int:
-    """List the last runs, or tell all about those of one sandbox or workspace."""
-    args = parser().parse_args(argv)
+    """List the last runs, or describe those of one sandbox or workspace in full."""
+    args = build_parser().parse_args(argv)
     if args.count < 1:
-        raise PolicyError(f"-n {args.count}: is not a number of runs", hint="write 1 or more")
+        raise PolicyError(f"-n {args.count}: not a number of runs", hint="write 1 or more")
     caller = Caller.current()
     home = state_dir(caller.environ, caller.home)
     found, damaged = runlog.read(home)
@@ -34,7 +37,7 @@ def main(argv: list[str]) -> int:
         found = _named(found, args.id)
     if args.failed:
         found = [ran for ran in found if ran.outcome != "exited" or ran.exit_code]
-    # Of one sandbox everything is of interest.
+    # A named sandbox is shown in full.
     if not args.all and args.id is None:
         found = found[-args.count :]
     if args.json:
@@ -44,66 +47,70 @@ def main(argv: list[str]) -> int:
     elif not found:
         print("no runs are recorded" if args.id is None else "none of its runs failed")
     elif args.id is None:
-        print(_listed(found, home))
+        print(_table(found, home))
+        if left := list(dict.fromkeys(ran.sandbox for ran in found if ran.left)):
+            output.say(
+                "warning: these runs left files that your tools run or obey: "
+                + ", ".join(f"`stockade logs {id}`" for id in left[-SHOWN_LEFT:])
+            )
     else:
-        print("\n\n".join(_told(ran, home) for ran in found))
+        print("\n\n".join(_describe(ran, home) for ran in found))
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = Parser(
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    parser = Parser(
         prog="stockade logs",
-        description="List what earlier runs did, the last one at the end, or tell all about the runs of one\n"
-        "sandbox or workspace. Of the command only the program's name is recorded, and how many arguments\n"
-        "it had, because arguments may hold secrets; STOCKADE_LOG=full records them, STOCKADE_LOG=off\n"
-        "records no run at all. The last few thousand runs are kept.",
+        description="List what earlier runs did, the last one at the end, or describe the runs of one\n"
+        "sandbox or workspace in full. The log has only the program's name and the number of arguments,\n"
+        "because arguments may hold secrets; STOCKADE_LOG=full records them too, STOCKADE_LOG=off records\n"
+        "no run at all. The log keeps the last few thousand runs.",
         epilog="examples:\n"
         "  stockade logs --failed\n"
-        "  stockade logs 443c                 the runs in one workspace, and where their output is",
+        "  stockade logs 443c                 the runs in one workspace, and where their spill files are",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = made.add_argument
+    add = parser.add_argument
     add("id", nargs="?", help="a sandbox or workspace, or the beginning of its id")
     add("-n", metavar="N", dest="count", type=int, default=SHOWN, help=f"how many (default: {SHOWN})")
-    add("--all", action="store_true", help="every run that is recorded")
-    add("--failed", action="store_true", help="only those that did not end well")
+    add("--all", action="store_true", help="every recorded run")
+    add("--failed", action="store_true", help="only runs that failed")
     add("--json", action="store_true", help="print JSON")
-    return output.with_manners(made, quiet="print the ids of the sandboxes only")
+    return output.add_verbosity(parser, quiet="print only the ids of the sandboxes")
 
 
-def _named(found: list[Ran], id: str) -> list[Ran]:
-    begins = id.removeprefix("@")
-    named = [ran for ran in found if begins and (ran.sandbox.startswith(begins) or _kept_by(ran, begins))]
+def _named(found: list[RunLogLine], id: str) -> list[RunLogLine]:
+    known = filter(None, (one for ran in found for one in (ran.sandbox, ran.workspace)))
+    meant = set(matching(id.removeprefix("@"), known))
+    named = [ran for ran in found if not meant.isdisjoint((ran.sandbox, ran.workspace))]
     if not named:
-        raise NotFoundError(f"no run of {id!r} is recorded", hint="`stockade logs --all` lists all there are")
+        raise NotFoundError(
+            f"no run of {id!r} is recorded", hint=f"`stockade logs --all` lists every run; {SHORTENED}"
+        )
     return named
 
 
-def _kept_by(ran: Ran, begins: str) -> bool:
-    return bool(ran.workspace) and ran.workspace.startswith(begins)
-
-
-def _about(ran: Ran, home: str) -> dict[str, object]:
+def _about(ran: RunLogLine, home: str) -> dict[str, object]:
     import msgspec
 
-    # What is not recorded is said, too.
-    plain = {name: getattr(ran, name) for name in Ran.__struct_fields__}
+    # Unlike the log file, JSON output includes fields with default values.
+    plain = {name: getattr(ran, name) for name in RunLogLine.__struct_fields__}
     return {**msgspec.to_builtins(plain), "workspace_kept": _is_kept(ran, home)}
 
 
-def _is_kept(ran: Ran, home: str) -> bool:
+def _is_kept(ran: RunLogLine, home: str) -> bool:
     return bool(ran.workspace) and os.path.isdir(f"{home}/workspaces/{ran.workspace}")
 
 
-def _listed(found: list[Ran], home: str) -> str:
+def _table(found: list[RunLogLine], home: str) -> str:
     when = _today if sys.stdout.isatty() else _when
     rows = [
         [
             when(ran.at),
             ran.sandbox or "-",
             _command(ran),
-            # The other outcomes have exit codes of their own.
+            # Every other outcome implies its exit code.
             f"exited {ran.exit_code}" if ran.outcome == "exited" else ran.outcome,
             _took(ran.seconds),
             str(ran.changes) if _is_kept(ran, home) else "-",
@@ -115,8 +122,8 @@ def _listed(found: list[Ran], home: str) -> str:
     return output.table(rows, head, cut=(2, 6))
 
 
-def _told(ran: Ran, home: str) -> str:
-    """Everything about one run, a line each."""
+def _describe(ran: RunLogLine, home: str) -> str:
+    """Return everything about one run, one fact per line."""
     lines = [
         ("began", _when(ran.at)),
         ("command", _command(ran)),
@@ -130,21 +137,27 @@ def _told(ran: Ran, home: str) -> str:
         gone = "" if not one.path or os.path.exists(one.path) else ", removed since"
         where = f" in {output.name(one.path)}" if one.path else ""
         lines.append((one.stream, f"{one.size} bytes past the limit{where}{lost}{gone}"))
+    if ran.left:
+        lines.append(("left", f"{many(ran.left, 'file')} that your tools run or obey"))
+    lines += [("", output.name(line)) for line in ran.left_first]
+    if (more := ran.left - len(ran.left_first)) > 0:
+        lines.append(("", f"and {more} more"))
+    lines += [("warning", output.name(line)) for line in ran.warnings]
     return "\n".join(f"{name:<9}  {value}" for name, value in lines if value)
 
 
-def _changes(ran: Ran, home: str) -> str:
+def _changes(ran: RunLogLine, home: str) -> str:
     if not ran.workspace:
         return ""
     if not _is_kept(ran, home):
-        return f"{ran.workspace}, {many(ran.changes, 'change')}, not kept any more"
+        return f"{ran.workspace}, {many(ran.changes, 'change')}, no longer kept"
     return f"{ran.workspace}, {many(ran.changes, 'change')}: `stockade diff {ran.workspace}`"
 
 
-def _command(ran: Ran) -> str:
+def _command(ran: RunLogLine) -> str:
     if ran.command:
         return output.name(shlex.join(ran.command))
-    # Not as shlex would write it: it is no command line.
+    # Unquoted: this is not a command line.
     return output.name(ran.program) + (f" (+{ran.arguments})" if ran.arguments else "")
 
 
@@ -153,7 +166,7 @@ def _when(at: float) -> str:
 
 
 def _today(at: float) -> str:
-    """The time of a run of today, the day of an earlier one."""
+    """Format a moment: the time if it is today, otherwise the date."""
     began, now = time.localtime(at), time.localtime()
     return time.strftime("%H:%M:%S" if began[:3] == now[:3] else "%Y-%m-%d", began)
 

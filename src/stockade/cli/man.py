@@ -1,4 +1,4 @@
-"""`stockade man`: the manual page, from the same parsers as `--help`."""
+"""`stockade man`: the manual page, generated from the same parsers as `--help`."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from stockade.cli import output
-from stockade.cli.options import Parser
+from stockade.cli.ui import output
+from stockade.cli.ui.argument_parser import Parser
 
 if TYPE_CHECKING:
-    from stockade.cli.words import Command, Option
+    from stockade.cli.ui.command_spec import CommandSpec, Option
 
 ENVIRONMENT = {
-    "STOCKADE_HOME": "the directory for Stockade's state; else $XDG_STATE_HOME/stockade, "
-    "else ~/.local/state/stockade",
-    "STOCKADE_LOG": "full: the log of runs has whole commands, which may hold secrets; off: there is no log",
-    "STOCKADE_PAGER, PAGER": "what stockade diff shows its text with on a terminal",
-    "NO_COLOR": "if it is set, nothing is coloured",
+    "STOCKADE_HOME": "the state directory; default: $XDG_STATE_HOME/stockade, or ~/.local/state/stockade",
+    "STOCKADE_LOG": "full: the log of runs has whole commands, which may hold secrets; off: no log",
+    "STOCKADE_PAGER, PAGER": "the pager that stockade diff uses on a terminal",
+    "NO_COLOR": "if it is set, output has no colour",
 }
 FILES = {
-    "stockade.toml, pyproject.toml": "a project's policy, which may only narrow yours unless you trust it",
+    "stockade.toml, pyproject.toml": "a project's policy; it may only narrow yours unless you trust it",
     "~/.config/stockade/config.toml": "your own policy",
     "~/.local/state/stockade": "what outlives a run; stockade purge removes it",
 }
 
 
 def main(argv: list[str]) -> int:
-    """Print the page; on a terminal, show it."""
-    parser().parse_args(argv)
-    page = written()
+    """Show the page on a terminal; print its source elsewhere."""
+    build_parser().parse_args(argv)
+    page = manual_page()
     if sys.stdout.isatty() and shutil.which("man"):
         import subprocess
 
@@ -40,21 +39,21 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = Parser(
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    parser = Parser(
         prog="stockade man",
-        description="Show the manual page, or print its source if the output is no terminal.",
+        description="Show the manual page, or print its source if the output is not a terminal.",
         epilog="example:\n  stockade man > ~/.local/share/man/man1/stockade.1",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    return output.with_manners(made)
+    return output.add_verbosity(parser)
 
 
-def written() -> str:
-    """The page in the language of man(7)."""
-    from stockade import __version__
-    from stockade.cli.words import commands
+def manual_page() -> str:
+    """Return the source of the page, in the language of man(7)."""
+    from stockade._version import __version__
+    from stockade.cli.ui.command_spec import commands
 
     lines = [
         f'.TH STOCKADE 1 "" "stockade {__version__}" "User Commands"',
@@ -65,10 +64,10 @@ def written() -> str:
         ".I COMMAND",
         "\\&...",
         ".SH DESCRIPTION",
-        *_text("Stockade runs a command in a sandbox of its own: it sees the system's programs and the "
-               "directory it was started in, no other file of yours, no network, none of your environment "
-               "and no process of yours, and what it changes is kept aside until you commit it. What the "
-               "policy asks for is enforced, or nothing is run."),
+        *_text("Stockade runs a command in a sandbox of its own. The command sees the system's programs and "
+               "the directory it was started in, but no other file of yours, no network, no process of "
+               "yours and nothing of your environment. Its changes are kept aside until you commit them. "
+               "Stockade enforces all that the policy asks for, or runs nothing."),
         ".SH COMMANDS",
     ]  # fmt: skip
     for command in commands():
@@ -77,7 +76,7 @@ def written() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _command(command: Command, name: str) -> list[str]:
+def _command(command: CommandSpec, name: str) -> list[str]:
     lines = [f'.SS "{name}"', *_text(command.description), ".PP", ".nf", f"\\fB{_escaped(command.usage)}\\fR"]
     lines.append(".fi")
     every = [*command.words, *([command.tail] if command.tail else []), *command.options]
@@ -109,7 +108,7 @@ def _list(entries: dict[str, str]) -> list[str]:
 
 
 def _text(text: str) -> list[str]:
-    """Running text, a sentence on a line."""
+    """Return running text, one sentence per line."""
     return [_line(part) for part in re.split(r"(?<=[.:]) +", " ".join(text.split())) if part]
 
 
@@ -119,6 +118,6 @@ def _line(line: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    # A hyphen that can be typed is \-; the apostrophe and the accent are those of a terminal.
+    # roff would otherwise turn these into typographic characters, which cannot be copied to a shell.
     escapes = {"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha", "~": "\\(ti"}
     return "".join(escapes.get(sign, sign) for sign in text)

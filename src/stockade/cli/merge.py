@@ -1,27 +1,28 @@
-"""`stockade merge`: take the changes of other workspaces over into one."""
+"""`stockade merge`: merge the changes of other workspaces into one."""
 
 from __future__ import annotations
 
 import argparse
 
-from stockade.cli import output
-from stockade.cli.options import Parser
-from stockade.cli.workspaces import chosen, many, print_json
+from stockade.cli.ui import output
+from stockade.cli.ui.argument_parser import Parser
+from stockade.cli.ui.change_list import change_lines
+from stockade.cli.ui.formats import many, print_json
+from stockade.cli.ui.workspace_choice import workspace_for
 from stockade.errors import ConflictError, PolicyError, StockadeError
 
-SHOWN = 20
 REFUSED = 125
 
 
 def main(argv: list[str]) -> int:
-    """Merge, and say what was taken over."""
-    args = parser().parse_args(argv)
+    """Merge, and print the merged changes."""
+    args = build_parser().parse_args(argv)
     try:
         if not args.others:
             raise PolicyError("merge needs two workspaces", hint="`stockade workspaces` lists them")
-        workspace = chosen(args.id, quiet=args.json)
-        others = [chosen(id, quiet=args.json) for id in args.others]
-        taken = workspace.merge(*others)
+        workspace = workspace_for(args.id, "stockade merge {} OTHER", quiet=args.json)
+        others = [workspace_for(id, "stockade merge ID {}", quiet=args.json) for id in args.others]
+        changes = workspace.merge(*others)
     except StockadeError as error:
         if not args.json:
             raise
@@ -29,32 +30,30 @@ def main(argv: list[str]) -> int:
         print_json({"ok": False, "reason": error.message, "hint": error.hint, "conflicts": paths})
         return REFUSED
     if args.json:
-        print_json({"ok": True, "workspace": workspace.id, "changes": taken})
+        print_json({"ok": True, "workspace": workspace.id, "changes": changes})
         return 0
-    print(f"{many(len(taken), 'change')} merged into workspace {workspace.id}")
-    for one in taken[:SHOWN]:
-        print(f"  {one.kind:<8}  {output.name(one.path)}")
-    if len(taken) > SHOWN:
-        print(f"  and {len(taken) - SHOWN} more")
+    output.announce(f"{many(len(changes), 'change')} merged into workspace {workspace.id}")
+    for line in change_lines(changes):
+        output.announce(line)
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = Parser(
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    parser = Parser(
         prog="stockade merge",
-        description="Take the changes of other workspaces of the same directory over into one. Where two of\n"
-        "them changed a path to different results nothing is done, and the paths are named.",
+        description="Merge the changes of other workspaces of the same directory into one. If two of them\n"
+        "changed a path to different results, nothing is done and the paths are listed.",
         epilog="example:\n  stockade merge 443c22c193c6 9b1e4c0d77aa 0c52f1e6b3d8\n\n"
         "exit codes: 0 merged; 125 refused, nothing was done",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = made.add_argument
+    add = parser.add_argument
     add(
         "id",
         nargs="?",
-        help="the workspace that receives them, or the beginning of its id; @ is the last",
+        help="the workspace that receives them, by id or its beginning; @ means that of this directory",
     )
-    add("others", nargs="*", metavar="OTHER", help="those whose changes are taken; they stay as they are")
+    add("others", nargs="*", metavar="OTHER", help="the workspaces to merge; they stay as they are")
     add("--json", action="store_true", help="print JSON and nothing else")
-    return output.with_manners(made)
+    return output.add_verbosity(parser)

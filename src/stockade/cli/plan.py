@@ -1,63 +1,75 @@
-"""`stockade plan`: what `run` would do, in words, without doing it."""
+"""`stockade plan`: describe what `run` would do, without doing it."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
 
-from stockade.cli import output
+from stockade.cli.ui import output
+from stockade.errors import PolicyError
 
 if TYPE_CHECKING:
     import argparse
 
-    from stockade.backends.drafts import Drawn
+    from stockade.backends.other_systems.draft import DraftPlan
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options: those of `run`."""
-    from stockade.cli.run import parser
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options: those of `run`."""
+    from stockade.cli.run import build_parser
 
-    return parser("plan")
+    return build_parser("plan")
 
 
 def main(argv: list[str]) -> int:
     """Print the operations, each with the clause of the policy that it serves."""
-    from stockade.cli.run import command, continued, discovered, parsed
+    from stockade.cli.run import command, continued_workspace, discover_policy, parse_arguments, with_location
 
-    args = parsed("plan", argv)
+    args = parse_arguments("plan", argv)
     words = command(args)
-    workspace = continued(args)
-    found = discovered(args)
+    workspace = continued_workspace(args)
+    found = discover_policy(args)
     from stockade.host import host
 
     if host().system != "linux":
-        from stockade.backends.drafts import draw
+        from stockade.backends.other_systems.draft import draw
 
-        if (drawn := draw(found.policy, pinned=found.pinned, command=words)) is not None:
-            return _drawn(drawn, found.policy.hash, words, as_json=args.json)
-    from stockade.sandbox.launch import prepare
+        if (draft := draw(found.policy, pinned=found.pinned, command=words)) is not None:
+            return _print_draft(draft, found.policy.hash, words, as_json=args.json)
+    from stockade.runs.prepare import prepare
 
-    prepared = prepare(found.policy, pinned=found.pinned, dry=True, command=words, workspace=workspace)
+    try:
+        prepared = prepare(found.policy, pinned=found.pinned, dry=True, command=words, workspace=workspace)
+    except PolicyError as error:
+        raise with_location(error, found) from None
     try:
         plan = prepared.plan
         if args.json:
             import msgspec
 
             ops = [{**msgspec.to_builtins(op), "does": op.describe()} for op in plan.ops]
-            shown = {"backend": plan.backend, "hash": plan.hash, "command": words, "operations": ops}
+            shown = {
+                "backend": plan.backend,
+                "hash": plan.hash,
+                "command": words,
+                "operations": ops,
+                "matched": prepared.resolved.hidden.matched,
+            }
             sys.stdout.buffer.write(output.as_json(shown))
             return 0
         rows = [[str(number), op.describe(), op.clause] for number, op in enumerate(plan.ops, 1)]
         print(output.table(rows, ["", "operation", "because of"], wrap=(1, 2)))
         print(f"\nthen execute: {output.name(' '.join(words))}")
+        for note in prepared.resolved.hidden.notes:
+            print(output.name(note))
         print(f"backend {plan.backend}, policy {found.policy.hash[:16]}, plan {plan.hash}")
         return 0
     finally:
         prepared.close(discard=True)
 
 
-def _drawn(plan: Drawn, policy: str, words: list[str], *, as_json: bool) -> int:
-    """Print what would be done where nothing is started."""
+def _print_draft(plan: DraftPlan, policy: str, words: list[str], *, as_json: bool) -> int:
+    """Print the plan for a system on which Stockade starts nothing."""
     if as_json:
         import msgspec
 
@@ -88,5 +100,5 @@ def _drawn(plan: Drawn, policy: str, words: list[str], *, as_json: bool) -> int:
             print(f"  {whole.get(word) or output.name(word)}")
     print(f"\nthen execute: {output.name(' '.join(words))}")
     print(f"backend {plan.backend}, policy {policy[:16]}, plan {plan.hash}")
-    print("A plan only: it has never been run on this system, and `stockade run` starts nothing here.")
+    print("This is a plan only: it is untested on this system, and `stockade run` starts nothing here.")
     return 0

@@ -1,34 +1,36 @@
-"""`stockade policy`: check and compare policies, or see which one an agent gets and why."""
+"""`stockade policy`: check and compare policies, or show which one an agent gets and why."""
 
 from __future__ import annotations
 
 import argparse
 
-from stockade.cli import output
-from stockade.cli.options import Parser
+from stockade.cli.ui import output
+from stockade.cli.ui.argument_parser import Parser
 from stockade.errors import PolicyError
-from stockade.policy import Caller, Discovered, Policy, discover, load
-from stockade.policy.load import config_dir, real_names
+from stockade.linux.user import Caller
+from stockade.policy import Policy
 from stockade.policy.model import limit_text
-from stockade.policy.resolve import unfit
 from stockade.policy.values import show
+from stockade.resolve.config_files import config_dir
+from stockade.resolve.discovery import PolicySource, discover, load, real_names, with_workspace
+from stockade.resolve.resolution import unfit
 from stockade.state import state_dir
 
 #: Each command: its line of help, what it does, an example.
 COMMANDS = {
     "check": (
-        "say whether a policy is sound, and what it needs",
-        "Say whether a policy is sound, which controls it needs and which clause needs each.",
+        "check whether a policy is valid, and show what it needs",
+        "Check whether a policy is valid, and show which controls it needs and which clause needs each.",
         "stockade policy check stockade.toml",
     ),
     "resolve": (
         "show the policy that the layers give an agent",
-        "Show the policy that the layers give an agent, and which layer each field came from.",
+        "Show the policy that the layers give an agent, and which layer each field comes from.",
         "stockade policy resolve --agent linter",
     ),
     "diff": (
-        "say in words what one policy allows that another does not",
-        "Say in words what one policy allows that the other does not. Exit code 1 if there is anything.",
+        "list what one policy allows that another does not",
+        "List what one policy allows that the other does not. Exit code 1 if there is anything to list.",
         "stockade policy diff old.toml new.toml",
     ),
     "schema": (
@@ -40,26 +42,26 @@ COMMANDS = {
 
 
 def main(argv: list[str]) -> int:
-    args = parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     if args.command == "schema":
         from stockade.policy.schema import schema
 
-        print(_json(schema()))
+        print(output.indented_json(schema()))
         return 0
     if args.command == "resolve":
         return _resolve(args)
     return _diff(args) if args.command == "diff" else _check(args)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's parser."""
-    made = Parser(
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    parser = Parser(
         prog="stockade policy",
         description="Check and compare policies, or print the JSON Schema of policy files.",
         epilog="examples:\n" + "\n".join(f"  {example}" for _, _, example in COMMANDS.values()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = made.add_subparsers(dest="command", metavar=" | ".join(COMMANDS), required=True)
+    commands = parser.add_subparsers(dest="command", metavar=" | ".join(COMMANDS), required=True)
     parsers = {
         name: commands.add_parser(
             name,
@@ -75,61 +77,62 @@ def parser() -> argparse.ArgumentParser:
     )
     add = parsers["resolve"].add_argument
     add("--agent", metavar="NAME", default="", help="the agent")
-    add("--category", metavar="NAME", default="", help="its category, where the layers do not say")
+    add("--category", metavar="NAME", default="", help="its category, if the layers do not name one")
     add("--layers", metavar="PATH", help="the file or directory of layers (default: your own)")
     for name in ("a", "b"):
         parsers["diff"].add_argument(name, metavar=name.upper(), help="a policy file")
     for name in ("check", "resolve", "diff"):
         parsers[name].add_argument("--json", action="store_true", help="print JSON")
     for part in parsers.values():
-        output.with_manners(part)
-    return output.with_manners(made)
+        output.add_verbosity(part)
+    return output.add_verbosity(parser)
 
 
 def _check(args: argparse.Namespace) -> int:
-    from stockade.backends import syscalls
+    from stockade.backends.seccomp import syscalls
 
     caller = Caller.current()
-    # As `stockade run` would have it: the directory one is in is the workspace if it can be.
+    # As for `stockade run`: the current directory is the workspace if it can be one.
     here = None if unfit(caller.cwd, caller, state_dir(caller.environ, caller.home)) else caller.cwd
     found = discover(caller.cwd, caller.environ, caller.home, file=args.file, workspace=here)
     syscalls.check_names(found.policy.syscalls.allow)
-    print(_json(_facts(found)) if args.json else _summary(found))
+    print(output.indented_json(_facts(found)) if args.json else _summary(found))
     return 0
 
 
 def _resolve(args: argparse.Namespace) -> int:
-    from stockade.policy import layers
+    from stockade.resolve import agent_layers, config_files
 
     caller = Caller.current()
     config = config_dir(caller.environ, caller.home)
-    place = args.layers or layers.find(config)
+    place = args.layers or config_files.find_layers(config)
     if place is None:
         raise PolicyError(
             "there are no layers",
-            hint=f"write them to {config}/{layers.NAME}.toml, or name them: --layers PATH",
+            hint=f"write them to {config}/{config_files.LAYERS}.toml, or say where they are: --layers PATH",
         )
     if not (args.agent or args.category):
-        raise PolicyError("whose policy?", hint="name an agent or a category: --agent NAME")
-    known = layers.Layers.load(place)
+        raise PolicyError("resolve needs an agent or a category", hint="name one: --agent NAME")
+    known = agent_layers.Layers.load(place)
     found = known.resolve(args.agent, args.category)
     known.bounded(found.policy, caller.home, caller.cwd, caller.environ)
     if args.json:
         facts = {"policy": found.policy.table(full=True), "hash": found.policy.hash}
-        print(_json({**facts, "origins": found.origins, "layers": [layer.name for layer in found.layers]}))
+        print(
+            output.indented_json(
+                {**facts, "origins": found.origins, "layers": [layer.name for layer in found.layers]}
+            )
+        )
         return 0
-    rows = [
-        [field, output.clean(_shown(found.policy, field)), ", ".join(names)]
-        for field, names in found.origins.items()
-    ]
+    rows = [[field, _shown(found.policy, field), ", ".join(names)] for field, names in found.origins.items()]
     ceiling = "no ceiling" if known.ceiling is None else "within the ceiling"
     print(output.table(rows, ["FIELD", "VALUE", "FROM"], wrap=(1, 2)))
-    print(f"\nall else is the default; {ceiling}\nsha256 {found.policy.hash}")
+    print(f"\neverything else is the default; {ceiling}\nsha256 {found.policy.hash}")
     return 0
 
 
 def _shown(policy: Policy, field: str) -> str:
-    """The value of a field as one would write it."""
+    """Return the value of a field as a policy file writes it."""
     key, _, part = field.partition(".")
     value = policy.table(full=True)[key]
     if key == "limits":
@@ -139,22 +142,28 @@ def _shown(policy: Policy, field: str) -> str:
 
 def _diff(args: argparse.Namespace) -> int:
     caller = Caller.current()
-    one, other = (
-        real_names(load(path), caller.home, caller.cwd, caller.environ) for path in (args.a, args.b)
-    )
+    both = [load(path) for path in (args.a, args.b)]
+    if not any(policy.workspace for policy in both):
+        # As for `stockade run`: without a workspace, what they hide in it cannot be compared.
+        both = [with_workspace(policy, caller.cwd) for policy in both]
+    one, other = (real_names(policy, caller.home, caller.cwd, caller.environ) for policy in both)
     found = {args.a: one.excess(other), args.b: other.excess(one)}
     if args.json:
-        print(_json({"only_a": found[args.a], "only_b": found[args.b]} if args.a != args.b else {}))
+        print(
+            output.indented_json(
+                {"only_a": found[args.a], "only_b": found[args.b]} if args.a != args.b else {}
+            )
+        )
     elif not any(found.values()):
-        print("neither allows what the other does not")
+        print("both allow the same")
     else:
         for path, colour in ((args.a, "red"), (args.b, "green")):
             for words in found[path]:
-                print(f"only {output.clean(path)}: {output.paint(output.clean(words), colour)}")
+                print(f"only {output.name(path)}: {output.paint(output.name(words), colour)}")
     return 1 if any(found.values()) else 0
 
 
-def _facts(found: Discovered) -> dict[str, object]:
+def _facts(found: PolicySource) -> dict[str, object]:
     policy = found.policy
     return {
         "ok": True,
@@ -168,14 +177,14 @@ def _facts(found: Discovered) -> dict[str, object]:
     }
 
 
-def _summary(found: Discovered) -> str:
+def _summary(found: PolicySource) -> str:
     policy = found.policy
     rows = [
         [control.value, _weight(policy, control.value), clause]
         for control, clause in policy.controls().items()
     ]
     return (
-        f"{output.paint('ok', 'green')}: {output.clean(', '.join(found.sources)) or 'the default policy'}\n"
+        f"{output.paint('ok', 'green')}: {output.name(', '.join(found.sources)) or 'the default policy'}\n"
         f"sha256 {policy.hash}\n\n" + output.table(rows, ["CONTROL", "", "BECAUSE OF"], wrap=(2,))
     )
 
@@ -183,10 +192,4 @@ def _summary(found: Discovered) -> str:
 def _weight(policy: Policy, control: str) -> str:
     if policy.required(control):
         return "required"
-    return "accepted weaker" if control in policy.accept else "where the host can"
-
-
-def _json(value: object) -> str:
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(value)).decode()
+    return "accepted weaker" if control in policy.accept else "if the host can"

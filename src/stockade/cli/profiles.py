@@ -1,22 +1,20 @@
-"""`stockade profiles`: the named starting points for a policy."""
+"""`stockade profiles`: list the named starting points for a policy."""
 
 from __future__ import annotations
 
 import argparse
 
-from stockade.cli import output
-from stockade.cli.options import Parser
+from stockade.cli.ui import output
+from stockade.cli.ui.argument_parser import Parser
 from stockade.policy.profile import names, profile, source
 
 
 def main(argv: list[str]) -> int:
-    args = parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     wanted = [args.name] if args.name else names()
     if args.json:
-        import msgspec
-
         found = [profile(name) for name in wanted]
-        print(msgspec.json.format(msgspec.json.encode(found[0] if args.name else found)).decode())
+        print(output.indented_json(found[0] if args.name else found))
     elif args.name:
         print(source(args.name), end="")
     else:
@@ -25,14 +23,14 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = Parser(
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    parser = Parser(
         prog="stockade profiles",
         description="List the profiles, or show one profile's file.",
         epilog="example:\n  stockade profiles dev",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("name", nargs="?", help="the profile to show")
-    made.add_argument("--json", action="store_true", help="print JSON, with everything a profile takes over")
-    return output.with_manners(made)
+    parser.add_argument("name", nargs="?", help="the profile to show")
+    parser.add_argument("--json", action="store_true", help="print JSON, including what a profile inherits")
+    return output.add_verbosity(parser)

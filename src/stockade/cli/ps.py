@@ -1,56 +1,53 @@
-"""`stockade ps`: the sandboxes that live now, of all of the caller's processes."""
+"""`stockade ps`: list the living sandboxes of all the user's processes."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from datetime import UTC, datetime
 
-from stockade.cli import output
-from stockade.cli.options import Parser
-from stockade.policy import Caller
-from stockade.sandbox import register
-from stockade.sandbox.records import Record
+from stockade.cli.ui import output
+from stockade.cli.ui.argument_parser import Parser
+from stockade.linux.user import Caller
+from stockade.runs.register import register
+from stockade.runs.register.sandbox_record import SandboxRecord
 from stockade.state import state_dir
 
 
 def main(argv: list[str]) -> int:
-    args = parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     caller = Caller.current()
     found, remarks = register.survey(state_dir(caller.environ, caller.home))
     for remark in remarks:
         output.say(remark)
     if args.json:
-        import msgspec
-
-        sys.stdout.buffer.write(msgspec.json.format(output.as_json(msgspec.to_builtins(found))) + b"\n")
+        print(output.indented_json(found))
     elif args.quiet:
         print("".join(f"{record.id}\n" for record in found), end="")
     elif found:
-        print(_shown(found))
+        print(_table(found))
         for record in found:
             if record.kept:
-                output.say(f"{record.id} is kept: `stockade attach {record.id}` comes back to it")
+                output.say(f"{record.id} is kept: `stockade attach {record.id}` returns to it")
     else:
         print("no sandbox is running")
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = Parser(
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    parser = Parser(
         prog="stockade ps",
-        description="List your sandboxes that live now, whichever process started them. Root's are root's:\n"
-        "each user has a state directory, and sees what is registered there.",
+        description="List your living sandboxes, whichever process started them. Each user, also root, has\n"
+        "a state directory, and sees only the sandboxes that are registered there.",
         epilog="example:\n  stockade ps --json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--json", action="store_true", help="print JSON, with everything that is recorded")
-    return output.with_manners(made, quiet="print ids only")
+    parser.add_argument("--json", action="store_true", help="print the whole records as JSON")
+    return output.add_verbosity(parser, quiet="print only ids")
 
 
-def _shown(found: list[Record]) -> str:
+def _table(found: list[SandboxRecord]) -> str:
     now = datetime.now(UTC)
     rows = [
         [
@@ -67,7 +64,7 @@ def _shown(found: list[Record]) -> str:
 
 
 def _age(started: str, now: datetime) -> str:
-    """How long ago, in the one unit that matters."""
+    """Format how long ago a sandbox started, in the largest unit that fits twice."""
     try:
         seconds = max(0, int((now - datetime.fromisoformat(started)).total_seconds()))
     except (ValueError, TypeError):

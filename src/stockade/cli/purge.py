@@ -8,18 +8,21 @@ import os
 from typing import NamedTuple
 
 from stockade import state
-from stockade.cli import output
-from stockade.cli.options import Parser
-from stockade.cli.workspaces import agreed, print_json, size, weight
+from stockade.cli.ui import output
+from stockade.cli.ui.argument_parser import Parser
+from stockade.cli.ui.formats import print_json, size
+from stockade.cli.ui.workspace_choice import confirm_removal
 from stockade.errors import NotFoundError, SetupError, StockadeError
-from stockade.policy import Caller
-from stockade.policy.load import config_dir
-from stockade.sandbox import records, register
-from stockade.workspace import descend, layers, record
-from stockade.workspace.workspace import Workspace
+from stockade.linux import dirwalk
+from stockade.linux.user import Caller
+from stockade.resolve.config_files import config_dir
+from stockade.runs.register import register, sandbox_record
+from stockade.sandbox.workspace import Workspace
+from stockade.workspace import metadata, overlay
+from stockade.workspace.usage import disk_usage
 
 
-class Kept(NamedTuple):
+class StateItem(NamedTuple):
     """Something in the state directory."""
 
     name: str
@@ -28,55 +31,57 @@ class Kept(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    """Say what would go, ask, and remove it."""
-    args = parser().parse_args(argv)
+    """List what would be removed, ask, and remove it."""
+    args = build_parser().parse_args(argv)
     caller = Caller.current()
     home = state.state_dir(caller.environ, caller.home)
     if not os.path.lexists(home):
-        print_json({"state": home, "removed": [], "left": []}) if args.json else print(f"there is no {home}")
+        print_json({"state": home, "removed": [], "left": []}) if args.json else print(
+            f"nothing to remove: {output.name(home)} does not exist"
+        )
         return 0
     state.check(home)
     if not os.path.lexists(f"{home}/schema"):
         raise SetupError(
-            f"{output.name(home)} is no state of Stockade's: there is no `schema` in it",
+            f"{output.name(home)} is not a state directory of Stockade: it has no `schema` file",
             stage="purge",
-            hint="remove it yourself if it is to go",
+            hint="remove it yourself if you do not need it",
         )
-    state.ensure(home)  # one of an older version is brought up to date: what is in it has other names
+    state.ensure(home)  # upgrades a directory of an older version, whose entries have other names
     _refuse_living(home)
     found, foreign = _contents(home)
     for one in found:
         output.say(f"{size(one.bytes):>6}  {one.name:<12}  {one.what}")
     for name in foreign:
-        output.say(f"not Stockade's, and left as it is: {output.name(os.path.join(home, name))}")
-    if not args.yes and not agreed(f"Remove all of this from {output.name(home)}?", "everything"):
+        output.say(f"not Stockade's, stays: {output.name(os.path.join(home, name))}")
+    if not args.yes and not confirm_removal(f"Remove all of this from {output.name(home)}?", "everything"):
         output.say("nothing was removed")
         return 1
     left = _remove(home, [one.name for one in found])
     if args.json:
         print_json({"state": home, "removed": [one.name for one in found], "left": [*left, *foreign]})
     elif not left:
-        print(f"Stockade's state is gone from {output.name(home)}")
+        output.announce(f"removed Stockade's state from {output.name(home)}")
     config = config_dir(caller.environ, caller.home)
     if os.path.isdir(config):
         output.say(f"your own policy stays: {output.name(config)}")
     return 1 if left else 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = Parser(
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    parser = Parser(
         prog="stockade purge",
-        description="Remove everything that Stockade keeps for you, also changes that were not committed:\n"
+        description="Remove everything that Stockade keeps for you, including uncommitted changes:\n"
         "workspaces with their snapshots, receipts and the keys that signed them, the log of runs,\n"
-        "output, trust and caches. Your own policy file and your projects are not touched. It is refused\n"
-        "while a sandbox of yours runs.",
+        "spill files, trust and caches. Your own policy file and your projects are not touched. Stockade\n"
+        "refuses while one of your sandboxes runs.",
         epilog="example:\n  stockade purge --yes && pip uninstall stockade",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--yes", action="store_true", help="do not ask")
-    made.add_argument("--json", action="store_true", help="print JSON")
-    return output.with_manners(made)
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return output.add_verbosity(parser)
 
 
 def _refuse_living(home: str) -> None:
@@ -93,15 +98,15 @@ def _refuse_living(home: str) -> None:
             raise SetupError(
                 f"workspace {workspace.id} of {output.name(workspace.path)} is in use",
                 stage="purge",
-                hint="wait until it is not",
+                hint="wait until its run or command has ended",
             )
 
 
-def _contents(home: str) -> tuple[list[Kept], list[str]]:
-    """What is Stockade's in the state directory, in the order in which it goes, and what is not."""
+def _contents(home: str) -> tuple[list[StateItem], list[str]]:
+    """Return Stockade's entries of the state directory, in the order of removal, and all other names."""
     names = sorted(os.listdir(home))
     found = [
-        Kept(name, what, os.lstat(f"{home}/{name}").st_blocks * 512 + weight(f"{home}/{name}"))
+        StateItem(name, what, os.lstat(f"{home}/{name}").st_blocks * 512 + disk_usage(f"{home}/{name}").bytes)
         for entry, what in state.ENTRIES.items()
         for name in names
         if name == entry or (name.startswith(f"{entry}.") and name not in state.ENTRIES)
@@ -111,32 +116,32 @@ def _contents(home: str) -> tuple[list[Kept], list[str]]:
 
 
 def _remove(home: str, names: list[str]) -> list[str]:
-    """Remove these; what had to stay, and why, is said."""
+    """Remove these entries; report and return those that had to stay."""
     left: list[str] = []
-    place = os.open(home, descend.DIRECTORY)
+    place = os.open(home, dirwalk.DIRECTORY)
     try:
         for name in names:
             if name == "workspaces":
                 _remove_workspaces(home)
-            elif name == records.RUN:
+            elif name == sandbox_record.RUN:
                 _remove_register(place)
             else:
-                descend.remove(place, name)
+                dirwalk.remove(place, name)
                 continue
             try:
                 os.rmdir(name, dir_fd=place)
             except OSError:
                 left.append(name)
-                output.error(f"{name} is in use since a moment ago, and stays", hint="run it again")
+                output.error(f"{name} has just come into use, and stays", hint="run `stockade purge` again")
     finally:
         os.close(place)
-    with contextlib.suppress(OSError):  # what is not ours is in it
+    with contextlib.suppress(OSError):  # it holds files that are not Stockade's
         os.rmdir(home)
     return left
 
 
 def _remove_workspaces(home: str) -> None:
-    """Each is taken before it goes: a sandbox that has begun meanwhile keeps its own."""
+    """Lock and remove each workspace: a sandbox that has begun meanwhile keeps its own."""
     for name in os.listdir(f"{home}/workspaces"):
         path = f"{home}/workspaces/{name}"
         try:
@@ -144,19 +149,19 @@ def _remove_workspaces(home: str) -> None:
         except NotFoundError:
             continue
         except (StockadeError, OSError) as error:
-            if isinstance(error, record.InUseError):
+            if isinstance(error, metadata.InUseError):
                 continue
-            # Its record is damaged: nothing can be brought to an end, and nothing is kept.
-            with contextlib.suppress(StockadeError), record.held(path, name):
-                layers.remove(path)
+            # Its record is damaged, so no interrupted commit can be recovered: remove it as it is.
+            with contextlib.suppress(StockadeError), metadata.held(path, name):
+                overlay.remove(path)
 
 
 def _remove_register(place: int) -> None:
-    """What is left of processes that have no sandbox."""
-    run = os.open(records.RUN, descend.DIRECTORY, dir_fd=place)
+    """Remove the register's directories of processes that have no sandbox."""
+    run = os.open(sandbox_record.RUN, dirwalk.DIRECTORY, dir_fd=place)
     try:
-        for name, directory in records.directories(run):
+        for name, directory in sandbox_record.directories(run):
             if not any(file.endswith(".json") for file in os.listdir(directory)):
-                descend.remove(run, name)
+                dirwalk.remove(run, name)
     finally:
         os.close(run)

@@ -1,4 +1,4 @@
-"""`stockade receipts`: the signed record of every run."""
+"""`stockade receipts`: list, show, export and cosign the signed records of runs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import re
 import sys
 import time
 
-from stockade.cli import output
-from stockade.cli.options import Parser
-from stockade.cli.workspaces import print_json, seconds
+from stockade.cli.ui import output
+from stockade.cli.ui.argument_parser import Parser
+from stockade.cli.ui.formats import print_json, seconds
 from stockade.errors import PolicyError
-from stockade.policy import Caller
+from stockade.linux.user import Caller
 from stockade.receipt import chain, keys
-from stockade.receipt.making import stamp
+from stockade.receipt.builder import stamp
 from stockade.receipt.statement import RECORDED
-from stockade.sandbox.result import Outcome
+from stockade.result import Outcome
 from stockade.state import state_dir
 
 NEWEST = 50
@@ -24,7 +24,7 @@ STAMP = re.compile(r"\d{4}-\d\d(-\d\d(T\d\d:\d\d(:\d\d(\.\d+)?)?Z?)?)?")
 
 
 def main(argv: list[str]) -> int:
-    args = parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     if args.action in ("show", "cosign") and not args.id:
         raise PolicyError(f"{args.action} needs an id", hint=f"stockade receipts {args.action} last")
     if args.action == "list" and args.id:
@@ -47,22 +47,22 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = Parser(
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    parser = Parser(
         prog="stockade receipts",
         description="List the receipts of your runs, the last one at the end; show one; export them as\n"
-        "lines of JSON; or sign one with a second key. `stockade verify` says whether they are true.",
+        "lines of JSON; or sign one with a second key. `stockade verify` checks them.",
         epilog="examples:\n  stockade receipts list --agent coder --since 2h --outcome timed-out\n"
         "  stockade receipts show last\n  stockade receipts export 42 > run.json\n"
         "  stockade receipts cosign 42 --key second.pem > run.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = made.add_argument
+    add = parser.add_argument
     add("action", nargs="?", choices=["list", "show", "export", "cosign"], default="list")
-    add("id", nargs="?", metavar="ID", help='show, export, cosign: which; "last" is the last one')
+    add("id", nargs="?", metavar="ID", help='show, export, cosign: the receipt; "last" is the last one')
     add("--agent", metavar="NAME", help="only runs of this agent")
-    add("--outcome", choices=[*map(str, Outcome), RECORDED], help="only runs that ended so")
+    add("--outcome", choices=[*map(str, Outcome), RECORDED], help="only runs with this outcome")
     add(
         "--since",
         metavar="T",
@@ -72,22 +72,22 @@ def parser() -> argparse.ArgumentParser:
     add("-n", dest="count", type=int, metavar="N", help=f"list: at most the last N (default {NEWEST})")
     add("--key", metavar="FILE", help="cosign: the second private key, PEM")
     add("--json", action="store_true", help="list, show: print JSON")
-    return output.with_manners(made)
+    return output.add_verbosity(parser)
 
 
-def _asked(args: argparse.Namespace) -> chain.Filter:
+def _filter(args: argparse.Namespace) -> chain.Filter:
     return chain.Filter(args.agent, args.outcome, _moment(args.since), _moment(args.until))
 
 
 def _moment(text: str | None) -> str:
-    """A time as receipts write it, or so long ago. A day is its first moment."""
+    """Convert a time or an age to the form that receipts use. A day means its first moment."""
     if text is None or STAMP.fullmatch(text):
         return (text or "").removesuffix("Z")
     return stamp(time.time() - seconds(text))
 
 
 def _list(log: chain.Chain, args: argparse.Namespace) -> int:
-    rows = log.rows(_asked(args), newest=args.count or NEWEST) if log.exists() else []
+    rows = log.rows(_filter(args), newest=args.count or NEWEST) if log.exists() else []
     if args.json:
         print_json([{"id": row.id, **_plain(row)} for row in rows])
     elif rows:
@@ -98,26 +98,26 @@ def _list(log: chain.Chain, args: argparse.Namespace) -> int:
         ]  # fmt: skip
         print(output.table(shown, ["ID", "STARTED (UTC)", "OUTCOME", "AGENT", "ACTION", "PROGRAM"]))
     else:
-        print("no such receipts" if log.exists() else "there are no receipts yet")
+        print("no receipt matches" if log.exists() else "there are no receipts yet")
     return 0
 
 
-def _plain(row: chain.Row) -> dict[str, object]:
+def _plain(row: chain.ChainRow) -> dict[str, object]:
     import msgspec
 
     return msgspec.structs.asdict(row)
 
 
 def _export(log: chain.Chain, args: argparse.Namespace) -> int:
-    """Every receipt that is asked for, one on a line: together they are a chain, or pieces of one."""
-    asked = _asked(args)
+    """Print every matching receipt, one per line: together they form a chain, or pieces of one."""
+    wanted = _filter(args)
     if not log.exists():
         return 0
-    if asked == chain.Filter():
+    if wanted == chain.Filter():
         for entry in log.all():
             sys.stdout.buffer.write(entry.receipt.encode() + b"\n")
         return 0
-    for row in log.rows(asked):
+    for row in log.rows(wanted):
         sys.stdout.buffer.write(log.get(row.sequence).encode() + b"\n")
     return 0
 
@@ -125,6 +125,7 @@ def _export(log: chain.Chain, args: argparse.Namespace) -> int:
 def _show(payload: bytes, *, as_json: bool) -> int:
     import msgspec
 
-    shown = payload if as_json else msgspec.json.format(payload)
+    # `export` prints the exact bytes that were signed.
+    shown = output.inert_json(payload if as_json else msgspec.json.format(payload))
     sys.stdout.buffer.write(shown + b"\n")
     return 0

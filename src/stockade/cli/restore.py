@@ -1,49 +1,50 @@
-"""`stockade restore`: put a workspace back as it was when a snapshot was taken."""
+"""`stockade restore`: return a workspace to a snapshot."""
 
 from __future__ import annotations
 
 import argparse
 
-from stockade.cli import output
-from stockade.cli.options import Parser
-from stockade.cli.workspaces import chosen, print_json
+from stockade.cli.ui import output
+from stockade.cli.ui.argument_parser import Parser
+from stockade.cli.ui.formats import print_json
+from stockade.cli.ui.workspace_choice import workspace_for
 from stockade.errors import PolicyError
 
 
 def main(argv: list[str]) -> int:
-    """Come back to a snapshot."""
-    args = parser().parse_args(argv)
+    """Return a workspace to a snapshot."""
+    args = build_parser().parse_args(argv)
     if len(args.words) not in (1, 2):
         raise PolicyError(
             "restore needs the name of a snapshot", hint="`stockade snapshot --list` lists them"
         )
     *id, name = args.words
-    workspace = chosen(id[0] if id else None, quiet=args.json)
+    workspace = workspace_for(id[0] if id else None, f"stockade restore {{}} {name}", quiet=args.json)
     workspace.restore(name)
     if args.json:
         print_json({"workspace": workspace.id, "restored": name})
     else:
-        print(f"workspace {workspace.id} is as it was at snapshot {name}")
+        output.announce(f"workspace {workspace.id} is as it was at snapshot {name}")
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = Parser(
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    parser = Parser(
         prog="stockade restore",
-        description="Put the changes of a workspace back as they were when a snapshot was taken. Those\n"
-        "since then are gone; your own files are not touched.",
+        description="Return the changes of a workspace to a snapshot. Later changes are deleted; your own\n"
+        "files are not touched.",
         epilog="examples:\n"
-        "  stockade restore tests-pass                 of the last workspace\n"
+        "  stockade restore tests-pass                 in the workspace of this directory\n"
         "  stockade restore 443c22c193c6 tests-pass",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = made.add_argument
+    add = parser.add_argument
     add(
         "words",
         nargs="*",
         metavar="[ID] NAME",
-        help="the workspace, or the beginning of its id (without it, the last), and the snapshot",
+        help="the workspace's id or its beginning (default: that of this directory), and the snapshot",
     )
     add("--json", action="store_true", help="print JSON")
-    return output.with_manners(made)
+    return output.add_verbosity(parser)

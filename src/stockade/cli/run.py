@@ -1,4 +1,4 @@
-"""`stockade run`: one command behind every wall of the policy."""
+"""`stockade run`: run one command behind every wall of the policy."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stockade.cli import output
-from stockade.cli.light import REST, Light, NotPlainError
+from stockade.cli.ui import output
+from stockade.cli.ui.fast_args import REST, FastParser, NeedsArgparseError
 from stockade.errors import PolicyError, ReceiptError, SetupError, StockadeError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from stockade.agents.registry import Agent
-    from stockade.cli.terminal import Terminal
-    from stockade.policy import Caller, Discovered
+    from stockade.cli.ui.terminal import UserTerminal
+    from stockade.linux.user import Caller
+    from stockade.policy import Policy
     from stockade.receipt.statement import Receipt
-    from stockade.sandbox.result import Result
-    from stockade.workspace.workspace import Workspace
+    from stockade.resolve.discovery import PolicySource
+    from stockade.result import Result
+    from stockade.sandbox.workspace import Workspace
 
 ABOUT = {
     "run": "Run a command behind walls the kernel keeps.",
-    "shell": "A shell behind walls the kernel keeps: yours ($SHELL) if it is there inside, else sh.",
+    "shell": "Start a shell behind walls the kernel keeps: yours ($SHELL) if it exists inside, or else sh.",
     "plan": "Show what `stockade run` would do, without doing it.",
 }
 
@@ -36,42 +38,42 @@ _RUN = """examples:
   stockade run -- python3 job.py              the current directory is an overlay: changes are kept aside
   stockade run --mode ro -- make check        read-only
   stockade run --read /opt/data --timeout 30s -- ./analyse
-  stockade run -w @443c -- make check         goes on in the workspace of an earlier run
+  stockade run -w @443c -- make check         continues in the workspace of an earlier run
   stockade run --json -- ./job | jq .outcome
 
 exit codes: the command's own; 128+n killed by signal n; 124 timed out; 125 refused, nothing was run;
 126 denied by a wall; 127 not found inside; 130 cancelled
 
-At a terminal the command gets one of its own. Ctrl-] three times within a second ends it."""
+On a terminal the command gets a terminal of its own. Ctrl-] three times within a second ends it."""
 
 EXAMPLES = {
     "run": _RUN,
     "shell": """examples:
   stockade shell                              in an overlay of the current directory
   stockade shell --read /opt/data --discard
-  stockade shell -w @443c                     goes on in the workspace of an earlier run
-  stockade shell --keep                       lives on without a terminal; `stockade attach` comes back
+  stockade shell -w @443c                     continues in the workspace of an earlier run
+  stockade shell --keep                       outlives the terminal; `stockade attach` returns to it
 
-Ctrl-] three times within a second ends it, whatever runs in it. With --keep it goes on.""",
+Ctrl-] three times within a second ends the shell and what runs in it. With --keep it only detaches.""",
     "plan": "example: stockade plan -w . --mode ro -- make check",
 }
 
 SHOWN_CHANGES = 20
 
-#: How long after the end of its time a run still waits for a reader of ours that takes nothing.
+#: How long after its time limit a run still waits for a stalled reader of its output.
 STALLED_SECONDS = 1.0
 
 
 def main(argv: list[str]) -> int:
-    """Run the command line and return the exit code that API users script against."""
-    args = parsed("run", argv)
+    """Run the command line and return the exit code that scripts rely on."""
+    args = parse_arguments("run", argv)
     return run(args, lambda: [command(args)])
 
 
 def run(args: argparse.Namespace, commands: Callable[[], list[list[str]]]) -> int:
-    """Run the first of the commands that exists inside, and tell how it ended."""
+    """Run the first command that exists inside, report how it ended, and return its exit code."""
     try:
-        return _run(args, commands())
+        return _run_with_receipt(args, commands())
     except KeyboardInterrupt:
         if args.json or args.json_fd is not None:
             _write_json(args, {"outcome": "cancelled", "ok": False, "exit_code": 130, "reason": "cancelled"})
@@ -81,83 +83,90 @@ def run(args: argparse.Namespace, commands: Callable[[], list[list[str]]]) -> in
     except BrokenPipeError:
         raise
     except (StockadeError, OSError) as error:
-        if not args.json and (args.json_fd is None or not _serves(args.json_fd, os.O_WRONLY)):
+        if not args.json and (args.json_fd is None or not _is_open_for(args.json_fd, os.O_WRONLY)):
             raise
         refused = {"outcome": "setup-failed", "ok": False, "exit_code": 125}
         why = (error.message, error.hint) if isinstance(error, StockadeError) else (output.reason(error), "")
         if isinstance(error, ReceiptError) and error.result is not None:
-            # It has run, and whoever reads this must know how that ended.
+            # The command has run, and the reader of the JSON must learn how it ended.
             _write_json(args, {**_plain(error.result), "ok": False, "receipt_error": why[0]})
         else:
             _write_json(args, {**refused, "reason": why[0], "hint": why[1]})
         return 125
 
 
-def parsed(command: str, argv: list[str]) -> argparse.Namespace:
-    """The command line, read without argparse where it is plain."""
+def parse_arguments(command: str, argv: list[str]) -> argparse.Namespace:
+    """Parse the command line, without argparse if it is plain."""
     try:
-        light = Light()
-        options(light, command)
+        light = FastParser()
+        add_options(light, command)
         args: argparse.Namespace = light.parse(argv)
-    except NotPlainError:
-        return parser(command).parse_args(argv)
-    output.heed(quiet=args.quiet, verbose=args.verbose)
+    except NeedsArgparseError:
+        return build_parser(command).parse_args(argv)
+    output.set_verbosity(quiet=args.quiet, verbose=args.verbose)
     return args
 
 
-def parser(command: str = "run") -> argparse.ArgumentParser:
-    """The command's options."""
+def build_parser(command: str = "run") -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
     import argparse
 
-    from stockade.cli.options import Parser
+    from stockade.cli.ui.argument_parser import Parser
 
-    made = Parser(
+    parser = Parser(
         prog=f"stockade {command}",
         description=ABOUT[command],
         epilog=EXAMPLES[command],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    options(made, command)
-    return made
+    add_options(parser, command)
+    return parser
 
 
-def options(made: argparse.ArgumentParser | Light, command: str) -> None:
-    """The options that say what to run and under which policy; `plan` takes them too."""
-    add = made.add_argument
-    add("-p", "--policy", metavar="FILE", help="the policy; no other file is looked at")
-    add("--agent", metavar="NAME", default="", help="the policy that your layers give this agent")
-    add("--category", metavar="NAME", default="", help="its category, where the layers do not say")
+def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> None:
+    """Add the options that say what to run and under which policy; `plan` takes them too."""
+    add = parser.add_argument
+    add("-p", "--policy", metavar="FILE", help="the policy file; no other file is read")
+    add("--agent", metavar="NAME", default="", help="use the policy that your layers give this agent")
+    add("--category", metavar="NAME", default="", help="its category, if the layers do not name one")
     add("--read", metavar="PATH", action="append", help="show a path read-only")
-    add("--write", metavar="PATH", action="append", help="show a path writable for real")
-    add("--deny", metavar="PATH", action="append", help="hide a path, also inside what is shown")
+    add("--write", metavar="PATH", action="append", help="show a path, writable for real")
+    add("--deny", metavar="PATH", action="append", help="hide a path or pattern in the workspace")
+    add(
+        "--unprotect",
+        metavar="PATH",
+        action="append",
+        help="let the program change a protected path in the workspace, such as .git",
+    )
     add("--net", metavar="open", help='"open" shares the host\'s network; default: none')
     add("--env", metavar="K=V", action="append", help="set a variable inside")
-    add("--pass-env", metavar="K", action="append", help="pass a variable of yours")
+    add("--pass-env", metavar="K", action="append", help="pass one of your variables")
     limits = "a limit: memory, tasks, cpu, cpu_time, wall, files, output, disk"
     add("--limit", metavar="K=V", action="append", help=limits)
     add(
         "-w",
         "--workspace",
         metavar="PATH|@ID",
-        help="the directory to work in (default: the current one); @ID goes on with a workspace, @ the last",
+        help="the directory to work in (default: this one); @ID continues a workspace, @ this directory's",
     )
     add("--mode", choices=("overlay", "rw", "ro"), help="how the workspace appears (default: overlay)")
     add("--toolchain", metavar="NAME", action="append", help="show the install that a command belongs to")
-    add("--no-toolchain", action="store_true", help="show no install of yours that the policy does not name")
-    add("--backend", metavar="NAME", help="use this backend or refuse")
+    add("--no-toolchain", action="store_true", help="show only installs that the policy names")
+    add("--backend", metavar="NAME", help="use this backend, or refuse to run")
     if command != "plan":
         add("--timeout", metavar="T", help="end the command after this long: 30, 250ms, 5m")
         if command == "shell":
             add(
                 "--keep",
                 action="store_true",
-                help="let it live on when you leave it; `stockade attach` comes back",
+                help="keep the shell itself: it goes on when you leave, and `stockade attach` returns to it; "
+                "its changes are kept aside with or without this",
             )
-        ends = made.add_mutually_exclusive_group()
+        ends = parser.add_mutually_exclusive_group()
         for word, effect in (
-            ("keep", "keep changes aside (default)"),
-            ("discard", "forget changes"),
-            ("commit", "take changes over into your files, if the command ends by itself"),
+            ("keep", "keep the changes aside when the command has ended (default)"),
+            ("discard", "delete the changes"),
+            ("commit", "apply the changes to your files if the command ends by itself, even if it fails"),
         )[command == "shell" :]:
             ends.add_argument(f"--{word}", dest="on_exit", action="store_const", const=word, help=effect)
         add(
@@ -168,44 +177,87 @@ def options(made: argparse.ArgumentParser | Light, command: str) -> None:
             "--who",
             metavar="K=V",
             action="append",
-            help="what the receipt says about who asked: agent, category, action, words",
+            help="who asked for the run, for the receipt: agent, category, action, words",
         )
         add("--json-fd", metavar="N", type=int, help="write the result as JSON to descriptor N")
     if command != "shell":
         add("--json", action="store_true", help="print JSON and nothing else")
-    output.with_manners(made, verbose="say what was enforced")
+    output.add_verbosity(parser, verbose="print what was enforced")
     if command != "shell":
         add("command", nargs=REST, metavar="-- COMMAND ...")
 
 
-def continued(args: argparse.Namespace) -> Workspace | None:
-    """The workspace that `-w @ID` names; its directory takes the place of the id."""
+def continued_workspace(args: argparse.Namespace) -> Workspace | None:
+    """Return the workspace that `-w @ID` names, and replace the id in `args` by its directory."""
     if args.workspace is None or not args.workspace.startswith("@"):
         return None
-    from stockade.cli.workspaces import chosen
+    from stockade.cli.ui.workspace_choice import workspace_for
     from stockade.policy.values import literal
 
-    found = chosen(args.workspace[1:] or None, quiet=args.quiet or args.json)
+    found = workspace_for(args.workspace[1:] or None, "-w @{}", quiet=args.quiet or args.json)
     args.workspace = literal(found.path)
     return found
 
 
-def discovered(args: argparse.Namespace) -> Discovered:
-    """The policy for these arguments, and a word where the workspace had to be left out."""
+def discover_policy(args: argparse.Namespace) -> PolicySource:
+    """Return the policy for these arguments, and warn about what it lets the program do to the host."""
+    found = _policy_of(args)
+    if not (args.quiet or args.json):
+        for warning in (*_warnings(found.policy), *_idle_options(args, found.policy)):
+            output.say(f"warning: {warning}")
+    return found
+
+
+def _idle_options(args: argparse.Namespace, policy: Policy) -> list[str]:
+    """Return warnings about options that change nothing: the user may have mistyped them."""
+    unset = [name for name in args.pass_env or () if name not in os.environ]
+    found = [f"--pass-env {name}: your environment has no such variable" for name in unset]
+    if args.verbose:
+        others = (name for name in policy.pass_env if name not in os.environ and name not in unset)
+        found += [f"pass_env = {name}: your environment has no such variable" for name in others]
+    if args.unprotect:
+        from stockade.resolve.paths.protected_paths import guards
+
+        idle = [path for path in args.unprotect if not guards(policy, path)]
+        found += [f"--unprotect {path}: the policy does not protect it" for path in idle]
+    return found + [
+        f"--deny {path}: no such file exists now; Stockade hides it if it appears"
+        for path in args.deny or ()
+        if not any(letter in path for letter in "*?[$") and not _is_there(path, policy)
+    ]
+
+
+def _is_there(path: str, policy: Policy) -> bool:
+    """Whether a name that the command line hides exists; names are relative to the workspace."""
+    top = policy.workspace.path if policy.workspace is not None else os.getcwd()
+    return os.path.lexists(os.path.join(top, os.path.expanduser(path)))
+
+
+def _warnings(policy: Policy) -> list[str]:
+    if not (policy.write or policy.unprotect or policy.accept):
+        return []
+    from stockade.runs.prepare import warnings_before
+
+    return warnings_before(policy)
+
+
+def _policy_of(args: argparse.Namespace) -> PolicySource:
+    """Return the policy for these arguments, and say so if the run gets no workspace."""
     from stockade import state
-    from stockade.policy import Caller, discover
-    from stockade.policy.resolve import unfit
+    from stockade.linux.user import Caller
+    from stockade.resolve.discovery import discover
+    from stockade.resolve.resolution import unfit
 
     caller = Caller.current()
     workspace = None
     if args.workspace is None and args.mode is not None:
-        workspace = caller.cwd  # asked for by its mode: it is this one or an error
+        workspace = caller.cwd  # --mode asks for a workspace: if this one is unfit, that is an error
     elif args.workspace is None:
         reason = unfit(caller.cwd, caller, state.state_dir(caller.environ, caller.home))
         workspace = None if reason else caller.cwd
         if reason and not args.quiet:
-            output.say(f"no workspace, a private home instead: {reason}")
-    if args.agent and args.policy is None and (known := _registered(args, caller)) is not None:
+            output.say(f"no workspace, but a private home that is deleted when the run ends: {reason}")
+    if args.agent and args.policy is None and (known := _registered_agent(args, caller)) is not None:
         from stockade.agents.policies import policy_for
 
         return policy_for(known, caller, flags=_flags(args), workspace=workspace)
@@ -221,8 +273,8 @@ def discovered(args: argparse.Namespace) -> Discovered:
     )
 
 
-def _registered(args: argparse.Namespace, caller: Caller) -> Agent | None:
-    """The agent that was named, as the registry has it; its category is said in the receipt too."""
+def _registered_agent(args: argparse.Namespace, caller: Caller) -> Agent | None:
+    """Return the registry's entry of the named agent, and set its category in `args` for the receipt."""
     from stockade import state
     from stockade.agents import policies, registry
 
@@ -234,7 +286,7 @@ def _registered(args: argparse.Namespace, caller: Caller) -> Agent | None:
 
 
 def command(args: argparse.Namespace) -> list[str]:
-    """The command without the -- before it."""
+    """Return the command without the -- before it."""
     words: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not words:
         raise PolicyError("there is no command to run", hint="write it after --: stockade run -- COMMAND ...")
@@ -242,13 +294,19 @@ def command(args: argparse.Namespace) -> list[str]:
 
 
 def _flags(args: argparse.Namespace) -> dict[str, Any]:
+    if args.net not in (None, "open"):
+        raise PolicyError(
+            f"--net {args.net}: this version cannot allow single hosts",
+            hint="`--net open` shares the host's whole network; without --net the program has no network",
+        )
     workspace = {key: value for key, value in (("path", args.workspace), ("mode", args.mode)) if value}
     flags: dict[str, Any] = {
         "read": args.read,
         "write": args.write,
         "deny": args.deny,
+        "unprotect": args.unprotect,
         "pass_env": args.pass_env,
-        "net": args.net if args.net in (None, "open") else [args.net],
+        "net": args.net,
         "backend": args.backend,
         "env": _pairs("--env", args.env),
         "limits": _pairs("--limit", args.limit),
@@ -259,56 +317,62 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def who_asks(args: argparse.Namespace) -> dict[str, str] | None:
-    """What the receipt says: the agent that the policy is for, and what was said besides."""
+    """Return what the receipt says about who asked: --agent, --category and --who."""
     policy = {"agent": args.agent, "category": args.category}
-    said = _pairs("--who", args.who)
+    who = _pairs("--who", args.who)
     for name, value in policy.items():
-        if value and said.get(name, value) != value:
+        if value and who.get(name, value) != value:
             raise PolicyError(
-                f"--who {name}={said[name]}: the policy is that of --{name} {value}",
-                hint=f"leave out --who {name}=, which is said by --{name}",
+                f"--who {name}={who[name]} contradicts --{name} {value}",
+                hint=f"leave out --who {name}=; the receipt gets the value of --{name}",
             )
-    return {name: value for name, value in (policy | said).items() if value} or None
+    return {name: value for name, value in (policy | who).items() if value} or None
 
 
-def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
+def _pairs(option: str, words: list[str] | None) -> dict[str, str]:
     pairs: dict[str, str] = {}
-    for pair in given or []:
-        key, equals, value = pair.partition("=")
+    for word in words or []:
+        key, equals, value = word.partition("=")
         if not key or not equals:
-            raise PolicyError(f"{option} {pair!r}: is not K=V", hint=f"write {option} NAME=VALUE")
+            raise PolicyError(f"{option} {word!r} is not K=V", hint=f"write {option} NAME=VALUE")
         pairs[key] = value
     return pairs
 
 
-def _run(args: argparse.Namespace, commands: list[list[str]]) -> int:
-    if args.json_fd is not None and not _serves(args.json_fd, os.O_WRONLY):
+def _run_with_receipt(args: argparse.Namespace, commands: list[list[str]]) -> int:
+    if args.json_fd is not None and not _is_open_for(args.json_fd, os.O_WRONLY):
         raise PolicyError(
-            f"--json-fd {args.json_fd}: is not open for writing", hint="open it: --json-fd 3 3> result.json"
+            f"--json-fd {args.json_fd}: the descriptor is not open for writing",
+            hint="open it: --json-fd 3 3> result.json",
         )
-    with _receipt(args.receipt) as keep:
-        return _supervised(args, commands, keep)
+    with _receipt_writer(args) as keep:
+        return _run_and_report(args, commands, keep)
 
 
-def _supervised(
+def _run_and_report(
     args: argparse.Namespace, commands: list[list[str]], keep: Callable[[Receipt | None], None]
 ) -> int:
-    workspace = continued(args)
-    found = discovered(args)
+    workspace = continued_workspace(args)
+    found = discover_policy(args)
+    if args.on_exit in ("keep", "commit") and found.policy.workspace is None:
+        raise PolicyError(
+            f"--{args.on_exit}: this run has no workspace, so its changes are deleted when it ends",
+            hint="name a directory to work in: -w DIRECTORY",
+        )
     from stockade.sandbox import sandbox
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _cancel)
     quiet = args.quiet or args.json
-    # `nohup` gives its command a stdin that cannot be read.
-    stdin: int | None = 0 if _serves(0, os.O_RDONLY) else None
+    # `nohup` gives its command a stdin that it cannot read.
+    stdin: int | None = 0 if _is_open_for(0, os.O_RDONLY) else None
     at_terminal = stdin is not None and os.isatty(stdin)
     if at_terminal:
         stdin = None
     timeout = seconds(args.timeout)
     limits = [limit for limit in (timeout, found.policy.limits.wall) if limit is not None]
     until = time.monotonic() + min(limits) + STALLED_SECONDS if limits else None
-    sinks = None if args.json else (_Passing(1, until), _Passing(2, until))
+    sinks = None if args.json else (_OutputCopy(1, until), _OutputCopy(2, until))
     for words in commands:
         terminal = _terminal(until) if at_terminal and sinks else None
         try:
@@ -328,6 +392,8 @@ def _supervised(
                 cancelled_by=(KeyboardInterrupt,),
                 terminal=terminal,
             )
+        except PolicyError as error:
+            raise with_location(error, found) from None
         finally:
             if terminal is not None:
                 terminal.close()
@@ -340,40 +406,54 @@ def _supervised(
         raise
     if args.json or args.json_fd is not None:
         _write_json(args, _plain(result))
+    if not quiet:
+        report_handoffs(result, printed=_warnings(found.policy))
     if sinks:
-        if terminal is None or result.signal != signal.SIGINT:  # who typed Ctrl-C knows why it ended
-            report_end(result, quiet=quiet)
+        if terminal is None or result.signal != signal.SIGINT:  # a user who typed Ctrl-C knows why it ended
+            why = "you pressed Ctrl-] three times" if terminal is not None and terminal.left else ""
+            report_end(result, quiet=quiet, why=why)
         if any(sink.lost for sink in sinks) or (terminal is not None and terminal.lost):
-            output.error("output was lost: its reader took nothing more until the time was over")
+            output.error("output was lost: its reader did not read it before the time was over")
     if not quiet:
         report(result, verbose=args.verbose, discarded=args.on_exit == "discard")
     if result.lost and not args.json:
-        from stockade.workspace.layers import lost
+        from stockade.result import lost
+        from stockade.workspace.overlay import what_keeps
 
-        output.error(lost(result.lost), hint="free some space in Stockade's state, and run it again")
+        output.error(lost(result.lost), hint=what_keeps(result.lost))
     if result.commit_error and not args.json:
         reason, _, hint = result.commit_error.rpartition("\n")
         output.error(f"not committed: {reason or hint}", hint=hint if reason else "")
     return result.exit_code
 
 
-def _receipt(path: str | None) -> contextlib.AbstractContextManager[Callable[[Receipt | None], None]]:
-    """Where the receipt of the run goes, besides the log."""
-    if path is None:
+def with_location(error: PolicyError, found: PolicySource) -> PolicyError:
+    """Return the error with the file and the line of the clause that it is about."""
+    from stockade.resolve.provenance import located
+
+    return located(error, found.sources)
+
+
+def _receipt_writer(
+    args: argparse.Namespace,
+) -> contextlib.AbstractContextManager[Callable[[Receipt | None], None]]:
+    """Return a context manager that writes the receipt to the file of --receipt, if there is one."""
+    if args.receipt is None:
         return contextlib.nullcontext(lambda receipt: None)
-    from stockade.cli.receipt_file import kept_in
+    from stockade.cli.ui.receipt_file import receipt_written_to
 
-    return kept_in(path)
+    workspace = args.workspace if args.workspace and not args.workspace.startswith("@") else None
+    return receipt_written_to(args.receipt, [*(args.write or ()), *([workspace] if workspace else ())])
 
 
-def _terminal(until: float | None) -> Terminal:
-    from stockade.cli.terminal import Terminal
+def _terminal(until: float | None) -> UserTerminal:
+    from stockade.cli.ui.terminal import UserTerminal
 
-    return Terminal(until)
+    return UserTerminal(until)
 
 
 def seconds(text: str | None) -> float | None:
-    """A duration as policies write it; a bare number is seconds."""
+    """Parse the value of --timeout: a duration as policies write it, or a number of seconds."""
     from stockade.policy import Limits
 
     if text is None:
@@ -382,33 +462,33 @@ def seconds(text: str | None) -> float | None:
         number = text.isascii() and text.replace(".", "", 1).isdigit()
         return Limits(wall=float(text) if number else text).wall
     except PolicyError as error:
-        raise PolicyError(f"--timeout {text!r}: is not a time", hint=error.hint) from None
+        raise PolicyError(f"--timeout {text!r} is not a time", hint=error.hint) from None
 
 
 def _cancel(number: int, _: object) -> NoReturn:
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _serves(descriptor: int, way: int) -> bool:
-    """Whether the descriptor is open for O_RDONLY or O_WRONLY, or both ways."""
+def _is_open_for(descriptor: int, way: int) -> bool:
+    """Whether the descriptor is open for `way`, O_RDONLY or O_WRONLY, or for both."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE in (way, os.O_RDWR)
-    except (OSError, ValueError, OverflowError):  # the last two for numbers that no descriptor has
+    except (OSError, ValueError, OverflowError):  # the last two for numbers that are no descriptor
         return False
 
 
-class _Passing:
-    """Hands everything on to a descriptor, blocking or not.
+class _OutputCopy:
+    """Writes everything to a descriptor, blocking or not.
 
-    Whoever waits here watches no time. So from `until` on a reader that takes nothing is not waited for,
-    and what comes after that is lost, as when a program is ended while it writes to a full pipe.
+    While we wait here, nothing checks the run's time limit. So from `until` on we do not wait for a stalled
+    reader, and further output is lost, as when a program is killed while it writes to a full pipe.
     """
 
     def __init__(self, descriptor: int, until: float | None = None) -> None:
         self.lost = False
         self._descriptor = descriptor
         self._until = until
-        # This much fits into a pipe that is ready; more may block, which matters only if time does.
+        # A pipe that is ready takes this much; more may block, which matters only with a time limit.
         self._most = None if until is None else select.PIPE_BUF
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLOUT)
@@ -428,17 +508,17 @@ class _Passing:
                 raise
             except OSError as error:
                 raise SetupError(
-                    f"descriptor {self._descriptor} cannot be written: {error.strerror}",
+                    f"cannot write to descriptor {self._descriptor}: {error.strerror}",
                     stage="output",
                     errno=error.errno or 0,
                 ) from None
 
 
-def report_end(result: Result, *, quiet: bool) -> None:
-    """Why the command ended, where it did not end by itself."""
+def report_end(result: Result, *, quiet: bool, why: str = "") -> None:
+    """Print why the command ended, if not by itself; `why` is a reason that only the terminal knows."""
     if result.outcome == "cancelled":
         if not quiet:
-            output.say(f"cancelled: {result.reason}")
+            output.say(f"cancelled: {why or result.reason}")
     elif result.outcome == "exited":
         if result.hint and not quiet:
             output.say(f"hint: {result.hint}")
@@ -446,47 +526,67 @@ def report_end(result: Result, *, quiet: bool) -> None:
         output.error(f"{result.outcome}: {result.reason}", hint=result.hint)
 
 
-def report(result: Result, *, verbose: bool, discarded: bool) -> None:
-    """What was changed, and if asked what was enforced."""
-    if result.changes:
-        count = len(result.changes)
-        many = f"{count} changed path{'s' if count > 1 else ''}"
+def report_handoffs(result: Result, printed: Sequence[str] = ()) -> None:
+    """Print the handoffs and warnings of a run; `printed` are warnings that the user has seen already."""
+    if result.handoffs:
+        output.say("warning: your tools run or obey these new files: read them before you use those tools")
+    for one in result.handoffs[:SHOWN_CHANGES]:
+        output.say(f"  {output.name(f'{one.path}: {one.reason}')}")
+    if (more := len(result.handoffs) - SHOWN_CHANGES) > 0:
+        output.say(f"  and {more} more")
+    for warning in result.warnings:
+        if warning not in printed:
+            output.say(f"warning: {output.name(warning)}")
+
+
+def report(result: Result, *, verbose: bool, discarded: bool, count: int = 0) -> None:
+    """Print what changed, and if `verbose` what was enforced.
+
+    `count` is the number of changes, if the result has only some of them.
+    """
+    changed = bool(result.changes or result.changes_cut)
+    if changed:
+        count = max(count, len(result.changes))
+        more = "more than " if result.changes_cut else ""
+        many = f"{more}{count} changed path{'s' if count != 1 else ''}"
         if result.committed is not None:
             output.say(f"{many}, {len(result.committed.changes)} committed to your files")
         else:
-            output.say(
-                f"{many} discarded" if discarded else f"{many} kept aside, your files are as they were"
-            )
-        for change in result.changes[:SHOWN_CHANGES]:
-            output.say(f"  {change.kind:<8}  {output.name(change.path)}")
-        if count > SHOWN_CHANGES:
-            output.say(f"  and {count - SHOWN_CHANGES} more")
-    if result.committed is not None and result.changes:
+            output.say(f"{many} discarded" if discarded else f"{many} kept aside, your files are unchanged")
+        from stockade.cli.ui.change_list import change_lines
+
+        for line in change_lines(result.changes, count):
+            output.say(line)
+        if result.changes_cut:
+            output.say(f"the list of changes is cut: {output.name(result.changes_cut)}")
+    if result.committed is not None and changed:
         from stockade.cli.commit import remarks
 
         remarks(result.committed)
-    elif result.changes and not discarded:
+    elif changed and not discarded:
+        part = " PATH" if result.changes_cut else ""
         for word, effect in (
-            ("diff", "shows them"),
-            ("commit", "takes them over"),
-            ("discard", "forgets them"),
+            ("diff", "shows those that are listed" if part else "shows them"),
+            ("commit", f"applies {'some' if part else 'them'} to your files"),
+            ("discard", "deletes them"),
         ):
-            output.say(f"`stockade {word} {result.workspace}` {effect}")
+            output.say(f"`stockade {word} {result.workspace}{part if word == 'commit' else ''}` {effect}")
     if verbose:
         for name, kept in result.controls.items():
             output.say(f"{name}: {kept.mechanism} ({kept.observed})")
 
 
 def _plain(result: Result) -> dict[str, Any]:
-    """The result as JSON shows it: output as text, or base64 where it is not UTF-8."""
+    """Return the result as JSON shows it: output as text, or base64 if it is not UTF-8."""
     import msgspec
 
-    plain: dict[str, Any] = msgspec.to_builtins(result)
+    # Long lists are converted while they are written, piece by piece.
+    plain: dict[str, Any] = msgspec.structs.asdict(result)
     for name in ("stdout", "stderr"):
         try:
             plain[name] = getattr(result, name).decode("utf-8")
         except UnicodeDecodeError:
-            plain[f"{name}_base64"] = plain.pop(name)
+            plain[f"{name}_base64"] = msgspec.to_builtins(plain.pop(name))
     plain["ok"] = result.ok
     if (receipt := result.receipt) is not None:
         plain["receipt"] = {"id": receipt.id, "hash": receipt.hash, "key": receipt.predicate.key}
@@ -494,7 +594,8 @@ def _plain(result: Result) -> dict[str, Any]:
 
 
 def _write_json(args: argparse.Namespace, value: dict[str, Any]) -> None:
-    data = output.as_json(value)
     if args.json:
         sys.stdout.flush()
-    _Passing(1 if args.json else args.json_fd)(data)
+    write = _OutputCopy(1 if args.json else args.json_fd)
+    for piece in output.json_pieces(value):
+        write(piece)

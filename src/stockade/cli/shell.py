@@ -1,4 +1,4 @@
-"""`stockade shell`: a shell behind every wall of the policy."""
+"""`stockade shell`: start a shell behind every wall of the policy."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import argparse
 import os
 from collections.abc import Mapping
 
-from stockade.cli import output, run
+from stockade.cli import run
+from stockade.cli.ui import output
 
 
 def main(argv: list[str]) -> int:
-    """Run the command line and return the shell's own exit code, or one of `stockade run`."""
-    args = run.parsed("shell", argv)
+    """Run the shell and return its exit code, or one of `stockade run`'s own."""
+    args = run.parse_arguments("shell", argv)
     args.json = False
     if args.keep:
         from stockade.cli import attach
@@ -24,11 +25,11 @@ def main(argv: list[str]) -> int:
     return run.run(args, lambda: shells(os.environ))
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options: those of `run`, without a command."""
-    return run.parser("shell")
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options: those of `run`, without a command."""
+    return run.build_parser("shell")
 
 
 def shells(environ: Mapping[str, str]) -> list[list[str]]:
-    """The user's shell, then the one that is everywhere: the policy may hide the first."""
+    """Return the shells to try: the user's own, which the policy may hide, then sh."""
     return [[name] for name in dict.fromkeys((environ.get("SHELL") or "sh", "sh"))]

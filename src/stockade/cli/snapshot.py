@@ -1,19 +1,20 @@
-"""`stockade snapshot`: keep a workspace as it is now, to come back to."""
+"""`stockade snapshot`: save the current state of a workspace."""
 
 from __future__ import annotations
 
 import argparse
 import time
 
-from stockade.cli import output
-from stockade.cli.options import Parser
-from stockade.cli.workspaces import age, chosen, print_json
+from stockade.cli.ui import output
+from stockade.cli.ui.argument_parser import Parser
+from stockade.cli.ui.formats import age, print_json
+from stockade.cli.ui.workspace_choice import workspace_for
 
 
 def main(argv: list[str]) -> int:
-    """Take a snapshot, list those there are, or forget one."""
-    args = parser().parse_args(argv)
-    workspace = chosen(args.id, quiet=args.json)
+    """Take a snapshot, list the snapshots, or delete one."""
+    args = build_parser().parse_args(argv)
+    workspace = workspace_for(args.id, "stockade snapshot {}", quiet=args.json)
     if args.list:
         found = workspace.snapshots()
         if args.json:
@@ -28,34 +29,38 @@ def main(argv: list[str]) -> int:
         if args.json:
             print_json({"workspace": workspace.id, "dropped": args.drop})
         else:
-            print(f"snapshot {args.drop} of workspace {workspace.id} is gone")
+            output.announce(f"snapshot {args.drop} of workspace {workspace.id} is deleted")
     else:
         taken = workspace.snapshot(args.name)
         if args.json:
             print_json({"workspace": workspace.id, "snapshot": taken.name, "taken": taken.taken})
         else:
-            print(f"snapshot {taken.name} of workspace {workspace.id}")
-            output.say(f"`stockade restore {workspace.id} {taken.name}` comes back to it")
+            output.announce(f"snapshot {taken.name} of workspace {workspace.id}")
+            output.say(f"`stockade restore {workspace.id} {taken.name}` returns to it")
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = Parser(
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    parser = Parser(
         prog="stockade snapshot",
-        description="Keep the changes of a workspace as they are now. `stockade restore` comes back to them.",
+        description="Save the changes of a workspace as they are now. `stockade restore` returns to them.",
         epilog="examples:\n"
-        "  stockade snapshot                          the last workspace; the snapshot gets a number\n"
+        "  stockade snapshot                          the workspace of this directory; named by a number\n"
         "  stockade snapshot 443c22c193c6 tests-pass\n"
-        "  stockade snapshot @ before-refactoring     the last workspace, and a name\n"
+        "  stockade snapshot @ before-refactoring     the same, with a name\n"
         "  stockade snapshot --list",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = made.add_argument
-    add("id", nargs="?", help="the workspace, or the beginning of its id; without it, or as @, the last")
-    add("name", nargs="?", help="the name of the snapshot; without it, the next number")
-    only = made.add_mutually_exclusive_group()
+    add = parser.add_argument
+    add(
+        "id",
+        nargs="?",
+        help="the workspace's id or its beginning; default, or with @: that of this directory",
+    )
+    add("name", nargs="?", help="the name of the snapshot; default: the next number")
+    only = parser.add_mutually_exclusive_group()
     only.add_argument("--list", action="store_true", help="list the snapshots of the workspace")
-    only.add_argument("--drop", metavar="NAME", help="forget a snapshot")
+    only.add_argument("--drop", metavar="NAME", help="delete a snapshot")
     add("--json", action="store_true", help="print JSON")
-    return output.with_manners(made)
+    return output.add_verbosity(parser)

@@ -1,51 +1,67 @@
-"""`stockade trust`: let a project's own policy widen the user's."""
+"""`stockade trust`: let a project's policy widen the user's."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 
-from stockade.cli import output
-from stockade.cli.options import Parser
-from stockade.errors import NotFoundError
-from stockade.policy import Caller, trust
-from stockade.policy.load import NAMES, Project, find_project, read_project
+from stockade.cli.ui import output
+from stockade.cli.ui.argument_parser import Parser
+from stockade.cli.ui.workspace_choice import confirm
+from stockade.errors import NotFoundError, PolicyError
+from stockade.linux.user import Caller
+from stockade.policy.values import render
+from stockade.resolve import trust
+from stockade.resolve.config_files import NAMES
+from stockade.resolve.discovery import Project, find_project, read_project
 from stockade.state import state_dir
 
 
 def main(argv: list[str]) -> int:
-    args = parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     caller = Caller.current()
     state = state_dir(caller.environ, caller.home)
     if args.list:
-        rows = [[_standing(path, digest), path] for path, digest in trust.recorded(state).items()]
+        rows = [[_standing(path, agreed, caller), path] for path, agreed in trust.recorded(state).items()]
         print(output.table(rows, ["STATE", "FILE"], cut=(1,)) if rows else "nothing is trusted")
     elif args.revoke:
-        path = _recorded(args.path, caller, state)
+        path = _recorded_path(args.path, caller, state)
         trust.revoke(path, state)
-        print(f"{output.name(path)} is no longer trusted")
+        output.announce(f"{output.name(path)} is no longer trusted")
     else:
         project = _project(args.path, caller)
         print(output.clean(project.data.decode()).rstrip() + "\n")
-        trust.record(project, state)
+        found = project.lookups(caller.home, caller.cwd, caller.environ)
+        for one in trust.trusted_paths(project, found):
+            print(f"{one.key} = {output.name(render(os.fsdecode(one.path)))} is {output.name(str(one))}")
+        sys.stdout.flush()
+        if not args.yes and sys.stdin.isatty() and not confirm("Trust this policy as it is now?"):
+            output.say("nothing was changed")
+            return 1
+        trust.record(project, found, state)
         print(f"{output.name(project.path)} is trusted as it is now (sha256 {project.hash})")
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = Parser(
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    parser = Parser(
         prog="stockade trust",
-        description="Agree to a project's policy file as it is now: it may then ask for more than your own\n"
-        "policy allows. Any change to the file ends the agreement.",
+        description="Trust a project's policy file as it is now: it may then ask for more than your own\n"
+        "policy allows. The trust ends when the file changes, or when a path in it comes to lead\n"
+        "elsewhere because a link was added or changed.",
         epilog="example:\n  stockade trust ./stockade.toml",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("path", nargs="?", help="the file or its project; without it, the project you are in")
-    what = made.add_mutually_exclusive_group()
-    what.add_argument("--list", action="store_true", help="list what you have agreed to")
-    what.add_argument("--revoke", action="store_true", help="take the agreement back")
-    return output.with_manners(made)
+    parser.add_argument("path", nargs="?", help="the file or its project; default: the project you are in")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="list what you trust")
+    what.add_argument("--revoke", action="store_true", help="end the trust")
+    parser.add_argument(
+        "--yes", action="store_true", help="do not ask; without a terminal there is no question"
+    )
+    return output.add_verbosity(parser)
 
 
 def _project(path: str | None, caller: Caller) -> Project:
@@ -58,14 +74,14 @@ def _project(path: str | None, caller: Caller) -> Project:
             found = None
     if found is None:
         raise NotFoundError(
-            f"there is no policy in {path or caller.cwd}",
-            hint=f"a project's policy is {NAMES[0]}, or [tool.stockade] in {NAMES[1]}",
+            f"{path or caller.cwd} has no policy",
+            hint=f"write one to {NAMES[0]}, or to [tool.stockade] in {NAMES[1]}; `stockade init` drafts it",
         )
     return found
 
 
 def _location(path: str) -> tuple[str, list[str]]:
-    """The project directory that a path means, by its real name, and the files it may mean there."""
+    """Return the real path of the project directory that a path means, and the files it may mean there."""
     if os.path.isdir(path):
         directory, names = path, list(NAMES)
     else:
@@ -75,8 +91,8 @@ def _location(path: str) -> tuple[str, list[str]]:
     return real, [os.path.join(real, name) for name in names]
 
 
-def _recorded(path: str | None, caller: Caller, state: str) -> str:
-    # By name only: the file may have changed, become unreadable or gone since.
+def _recorded_path(path: str | None, caller: Caller, state: str) -> str:
+    # Compare names only: the file may have been changed, made unreadable or deleted since.
     known = trust.recorded(state)
     for name in _location(path or caller.cwd or ".")[1]:
         if name in known:
@@ -84,14 +100,16 @@ def _recorded(path: str | None, caller: Caller, state: str) -> str:
     raise NotFoundError(f"{path or caller.cwd} is not trusted", hint="`stockade trust --list` shows what is")
 
 
-def _standing(path: str, digest: str) -> str:
-    import hashlib
-
-    from stockade.errors import PolicyError
-    from stockade.policy.load import read_file
-
+def _standing(path: str, agreed: trust.TrustRecord, caller: Caller) -> str:
     try:
-        same = hashlib.sha256(read_file(path)).hexdigest() == digest
+        project = read_project(os.path.dirname(path))
+        if project is None or project.path != path:
+            return "gone"
+        if project.hash != agreed.hash:
+            return "changed"
+        if agreed.paths is None:
+            return "must be trusted again"
+        now = trust.trusted_paths(project, project.lookups(caller.home, caller.cwd, caller.environ))
     except PolicyError:
-        return "gone"
-    return "trusted" if same else "changed"
+        return "gone" if not os.path.exists(path) else "changed"
+    return "paths changed" if trust.differences(agreed.paths, now) else "trusted"

@@ -1,29 +1,36 @@
-"""`stockade verify`: whether a receipt is true, and what it proves."""
+"""`stockade verify`: check whether a receipt is genuine, and show what it proves."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
-from stockade.cli import output
-from stockade.cli.options import Parser
-from stockade.cli.workspaces import many, print_json
-from stockade.controls import Grade
+from stockade.cli.ui import output
+from stockade.cli.ui.argument_parser import Parser
+from stockade.cli.ui.formats import many, print_json
 from stockade.errors import PolicyError, ReceiptError
-from stockade.policy import Caller
-from stockade.policy.load import load, read_file
-from stockade.receipt import chain, crypto, keys
+from stockade.linux.user import Caller
+from stockade.receipt import chain, ed25519, keys
 from stockade.receipt.statement import LARGEST, UNWALLED, Receipt
-from stockade.receipt.verify import Walk, check_controls, check_log, check_policy, nothing_seen, signed_by
+from stockade.receipt.verify import (
+    ChainCheck,
+    check_controls,
+    check_log,
+    check_policy,
+    nothing_seen,
+    signed_by,
+)
+from stockade.resolve.config_files import read_file
+from stockade.resolve.discovery import load
 from stockade.state import state_dir
 
 
 def main(argv: list[str]) -> int:
-    args = parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     if not args.receipt and not args.chain:
         raise PolicyError("there is nothing to verify", hint="name a file or an id, or add --chain")
     try:
-        found, right, count = _verified(args)
+        found, right, count = _verify(args)
     except ReceiptError as error:
         if args.json:
             print_json({"ok": False, "failure": error.failure, "reason": error.message, "hint": error.hint})
@@ -41,23 +48,28 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = Parser(
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    parser = Parser(
         prog="stockade verify",
-        description="Check a receipt, or with --chain all of them: that its maker has signed it, that not\n"
-        "a byte was changed, and that it proves what you require. Nothing is asked of the network or of\n"
-        "the machine that made it. Without --key the keys of your own state directory count.",
+        description="Check a receipt, or with --chain all of them: that its maker signed it, that no byte\n"
+        "was changed, and that it proves what you require. This needs neither the network nor the\n"
+        "machine that made it. Without --key, Stockade uses the keys of your own state directory.",
         epilog="examples:\n  stockade verify run.json --key stockade.pem --require network.none files\n"
         "  stockade verify last\n  stockade verify --chain\n"
         "  stockade verify all.jsonl --chain --key stockade.pem      an export\n\n"
-        "exit codes: 0 true; 1 not, and the reason is named; 125 it could not be looked at",
+        "exit codes: 0 verified; 1 not verified, and the reason is printed; 125 it could not be read",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = made.add_argument
-    add("receipt", nargs="?", metavar="FILE|ID", help="a file (./42, not 42), or a receipt of yours")
+    add = parser.add_argument
+    add(
+        "receipt",
+        nargs="?",
+        metavar="FILE|ID",
+        help="a file (./42, not 42), or the id of one of your receipts",
+    )
     add("--key", metavar="FILE", action="append", help="a public key, PEM, that must have signed; repeatable")
-    add("--chain", action="store_true", help="check the whole record, of yours or in FILE")
+    add("--chain", action="store_true", help="check the whole chain: your own, or that in FILE")
     add("--policy", metavar="FILE", help="the policy that must have been in force")
     add(
         "--require",
@@ -67,22 +79,24 @@ def parser() -> argparse.ArgumentParser:
         help="controls that must have been enforced in full; after FILE|ID",
     )
     add("--json", action="store_true", help="print JSON")
-    return output.with_manners(made)
+    return output.add_verbosity(parser)
 
 
-def _verified(args: argparse.Namespace) -> tuple[Receipt | None, set[str], int]:
-    """The receipt that was named, whose signatures on it are right, and how many are in the chain."""
+def _verify(args: argparse.Namespace) -> tuple[Receipt | None, set[str], int]:
+    """Return the named receipt, the ids of keys whose signatures are right, and the length of the chain."""
     caller = Caller.current()
     log = chain.of(state_dir(caller.environ, caller.home))
-    given = {crypto.key_id(key): key for key in map(_public, args.key or ())}
+    given = {ed25519.key_id(key): key for key in map(_public, args.key or ())}
     known = given or {key.id: key.public for key in keys.known(log.home)}
-    # An id first: a file that somebody has put here must not answer for the log.
+    # An id comes first: a planted file of that name must not stand in for the log.
     file = args.receipt and not chain.is_id(args.receipt) and os.path.lexists(args.receipt)
     found, right, count = None, set[str](), 0
     if (args.policy or args.require) and (not args.receipt or (args.chain and file)):
-        raise PolicyError("--policy and --require are about one receipt", hint="name it, FILE or ID")
+        raise PolicyError(
+            "--policy and --require need one receipt", hint="name it: stockade verify FILE|ID ..."
+        )
     if args.chain and file:
-        return None, right, _exported(args.receipt, known, every=bool(given))
+        return None, right, _verify_export(args.receipt, known, every=bool(given))
     if args.receipt:
         found = Receipt.decode(read_file(args.receipt)) if file else log.find(args.receipt)
         right = signed_by(found, known, every=bool(given))
@@ -94,23 +108,26 @@ def _verified(args: argparse.Namespace) -> tuple[Receipt | None, set[str], int]:
     return found, right, count
 
 
-def _exported(path: str, known: dict[str, bytes], *, every: bool) -> int:
-    """Follow the receipts in a file, one on a line; it may begin anywhere in its chain."""
-    walk = Walk(known, whole=False, every=every)
-    with open(path, "rb") as file:
+def _verify_export(path: str, known: dict[str, bytes], *, every: bool) -> int:
+    """Verify an export, one receipt per line, which may begin anywhere in its chain; return their count."""
+    walk = ChainCheck(known, whole=False, every=every)
+    # O_NONBLOCK: do not wait for a pipe that has no writer.
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    os.set_blocking(opened, True)
+    with open(opened, "rb") as file:
         while line := file.readline(LARGEST + 1):
             walk.step(Receipt.decode(line))
     if not walk.count:
-        raise ReceiptError(f"{path} has no receipt in it", failure="malformed")
+        raise ReceiptError(f"{path} contains no receipt", failure="malformed")
     return walk.end()
 
 
 def _public(path: str) -> bytes:
-    return crypto.read_public(read_file(path), path)
+    return ed25519.read_public(read_file(path), path)
 
 
 def _signers(receipt: Receipt, right: set[str]) -> tuple[list[str], list[str]]:
-    """Who has signed, and whose signature nobody has checked because the key was not given."""
+    """Return the ids of keys whose signatures are verified, and of those that were not checked."""
     all = [one.keyid for one in receipt.signatures]
     return [id for id in all if id in right], [id for id in all if id not in right]
 
@@ -136,13 +153,13 @@ def _show(receipt: Receipt, right: set[str]) -> None:
     ]  # fmt: skip
     print(output.table(rows, ["VERIFIED", ""]))
     if why := nothing_seen(receipt):
-        print(f"\nno control is known to have been enforced: {why}")
+        print(f"\nno control is known to have been enforced: {output.name(why)}")
         return
     if said.backend == UNWALLED:
-        print("\nit ran without a sandbox: that of its agent is switched off")
+        print("\nit ran without a sandbox: its agent's sandbox was switched off")
     print()
     shown = [
-        [name, "yes" if Grade(one.grade).enforced else "NO", one.grade, output.name(one.mechanism)]
+        [name, "yes" if one.grade.enforced else "NO", one.grade, output.name(one.mechanism)]
         for name, one in said.controls.items()
     ]
     print(output.table(shown, ["CONTROL", "IN FULL", "KNOWN BECAUSE", "BY"]))

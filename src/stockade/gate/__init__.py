@@ -1,7 +1,9 @@
-"""The gate: the one small C program every natively sandboxed process passes through.
+"""The gate: the small C program that every sandboxed process passes through.
 
-`plan` holds the operations it executes, `client` talks to it, and `src/` is
-the program itself.
+`src/` is the program, `build` compiles it, `wire` has the numbers that it
+shares with Python, `operations` and `bwrap_operations` are the steps of its
+plans, `client` starts it and talks to it, and `template` is an interpreter
+for it to live in.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ from stockade.errors import SetupError
 
 
 def executable() -> str:
-    """The path of the gate's executable."""
+    """Return the path of the gate's executable."""
     return _built("stockade-gate")
 
 
 def library() -> str:
-    """The path of the gate as a shared library."""
+    """Return the path of the gate as a shared library."""
     return _built("libstockade-gate.so")
 
 

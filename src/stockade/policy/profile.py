@@ -1,8 +1,8 @@
 """Profiles: the named starting points of a policy, one TOML file each.
 
-A profile says which trees of the system are visible, which entries of /etc,
-what the environment starts with and which limits hold when the policy writes
-none. Paths that end in ? are taken where they exist.
+A profile says which trees of the system and which entries of /etc are
+visible, what the environment starts with, and which limits hold when the
+policy writes none. A path that ends in ? is shown only if it exists.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ DIRECTORY = os.path.join(os.path.dirname(__file__), "profiles")
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile with everything it takes over from the one it extends."""
+    """A profile, including everything that it inherits from the one it extends."""
 
     name: str
     description: str
     extends: str = ""
     system: tuple[str, ...] = ()
-    """Trees of the system, read-only at their own path; a link such as /bin stays one."""
+    """Trees of the system, read-only at their own path; a link such as /bin stays a link."""
     etc: tuple[str, ...] = ()
-    """Entries below /etc taken from the host, read-only."""
+    """Entries of the host's /etc, read-only."""
     read: tuple[str, ...] = ()
     """Further paths, read-only, written as a policy's `read`."""
     env: Mapping[str, str] = FrozenMap()
     pass_env: tuple[str, ...] = ()
     searches_path: bool = False
-    """Whether commands are looked for in the caller's PATH too, as far as it is shown."""
+    """Whether the visible directories of the user's PATH are searched for commands too."""
     limits: Limits = Limits()
 
 
 def names() -> tuple[str, ...]:
-    """The profiles there are."""
+    """The names of all profiles."""
     return PROFILES
 
 
@@ -56,9 +56,9 @@ def source(name: str) -> str:
 
 @functools.cache
 def profile(name: str) -> Profile:
-    """One profile; the file is read once per process."""
+    """Load a profile; its file is read once per process."""
     text = source(name)
-    table = _plain(text)
+    table = _parse_plain(text)
     if table is None:
         import tomllib
 
@@ -77,10 +77,10 @@ def profile(name: str) -> Profile:
     return Profile(**table)
 
 
-def _plain(text: str) -> dict[str, Any] | None:
-    """A file of plain keys, tables and lists, read without tomllib: that takes longer to load than all else.
+def _parse_plain(text: str) -> dict[str, Any] | None:
+    """Parse a file of plain keys, tables and lists without tomllib, whose import takes longer than the rest.
 
-    None where there is anything that is not plain; then tomllib reads it.
+    Returns None for any other file; then tomllib reads it.
     """
     found: dict[str, Any] = {}
     table = found

@@ -1,8 +1,8 @@
-"""The JSON Schema of a policy file, for editors and for whoever writes policies by program.
+"""The JSON Schema of a policy file, for editors and for programs that write policies.
 
-Made from the model; only the values that may be written in another form than
-they are kept in ("30s", "10M", a workspace as a path) are described by hand.
-Each clause carries the words of `words`.
+It is made from the model. Only values that a file may write in another form
+than the model keeps ("30s", "10M", a workspace as a path) are described by
+hand. The descriptions of clauses come from `descriptions`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from stockade.policy.descriptions import description
 from stockade.policy.model import Policy
-from stockade.policy.words import description
 
 _COUNT = {"type": "integer", "minimum": 1}
 _TIME = {
@@ -45,7 +45,7 @@ _FORMS: dict[tuple[str, str], dict[str, Any]] = {
     ("Limits", "output"): _SIZE,
     ("Limits", "disk"): _SIZE,
 }
-#: The models, and how the names of their clauses begin.
+#: The models, and the prefix of their clauses' names.
 _PREFIXES = {
     "Policy": "",
     "WorkspaceRule": "workspace.",
@@ -56,9 +56,9 @@ _PREFIXES = {
 
 
 def schema() -> dict[str, Any]:
-    """The schema, in the 2020-12 dialect."""
-    made = msgspec.json.schema(Policy)
-    models = made["$defs"]
+    """Build the schema, in the 2020-12 dialect."""
+    generated = msgspec.json.schema(Policy)
+    models = generated["$defs"]
     for (model, name), form in _FORMS.items():
         models[model]["properties"][name] = form
     for name in ("limits", "syscalls"):  # their defaults are those of their own keys
@@ -70,5 +70,5 @@ def schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A Stockade policy",
-        **made,
+        **generated,
     }

@@ -1,8 +1,8 @@
-"""The plain values of a policy: how each is read, refused and written back.
+"""The plain values of a policy: how each is checked, normalised and written back.
 
-Every check takes the dotted key and what was written, and returns the one
-form that Stockade keeps. What it cannot keep it refuses as `Invalid`, which
-remembers the key and the value so that a loader can add file and line.
+Every check takes the dotted key and the value as written, and returns the one
+form that Stockade keeps. It refuses an invalid value with `InvalidValueError`,
+which has the key and the value, so that a loader can add file and line.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from stockade.errors import PolicyError
+from stockade.policy import patterns
 
 TIME_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 SIZE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -20,8 +21,8 @@ LONGEST = 366 * 86400.0
 Check = Callable[[str, Any], Any]
 
 
-class Invalid(PolicyError):
-    """One key of a policy holds what it cannot hold."""
+class InvalidValueError(PolicyError):
+    """A key of a policy has an invalid value."""
 
     def __init__(self, key: str, value: object, problem: str, hint: str = "") -> None:
         super().__init__(f"{key} = {show(value)}: {problem}" if value is not None else f"{key}: {problem}")
@@ -31,7 +32,7 @@ class Invalid(PolicyError):
 
 
 class FrozenMap(dict[str, str]):
-    """A mapping that can be part of a hashable value; kept sorted, so equal maps print alike."""
+    """An immutable, hashable mapping; it is sorted, so that equal maps print alike."""
 
     def __init__(self, items: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> None:
         super().__init__(sorted(dict(items).items()))
@@ -43,14 +44,14 @@ class FrozenMap(dict[str, str]):
         return FrozenMap, (dict(self),)
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("a policy does not change; make another one")
+        raise TypeError("a policy is immutable; make a new one")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     update = pop = popitem = clear = setdefault = _refuse
 
 
 def nearest(word: str, known: Iterable[str], before: str = "") -> str:
-    """The hint for a name that does not exist: the one that was probably meant."""
+    """The hint for a name that does not exist: the nearest known name, or all of them."""
     import difflib
 
     names = list(known)
@@ -61,7 +62,7 @@ def nearest(word: str, known: Iterable[str], before: str = "") -> str:
 
 
 def quote(text: str) -> str:
-    """A TOML basic string."""
+    """Quote text as a TOML basic string."""
     return '"' + text.translate(_ESCAPES) + '"'
 
 
@@ -98,7 +99,7 @@ def time_text(seconds: float) -> str:
 
 
 def time(key: str, value: Any) -> float | None:
-    """Seconds, from a number or from text such as "250ms", "30s", "5m", "1h"."""
+    """Check a time and return seconds, from a number or text such as "250ms", "30s", "5m", "1h"."""
     hint = 'write seconds, or "250ms", "30s", "5m", "1h"'
     if value is None:
         return None
@@ -112,15 +113,15 @@ def time(key: str, value: Any) -> float | None:
             unit = TIME_UNITS.get(value[len(digits) :] or "s")
             number = number * unit if unit else None
     if number is None:
-        raise Invalid(key, value, "is not a time", hint)
+        raise InvalidValueError(key, value, "is not a time", hint)
     # A NaN fails both comparisons, so the test is written for what is allowed.
     if not 0.001 <= number <= LONGEST:
-        raise Invalid(key, value, "a time is between 1ms and 366 days", hint)
+        raise InvalidValueError(key, value, "must be between 1ms and 366 days", hint)
     return float(number)
 
 
 def size(key: str, value: Any) -> int | None:
-    """Bytes, from a whole number or from text such as "64K", "10M", "1G"."""
+    """Check a size and return bytes, from a whole number or text such as "64K", "10M", "1G"."""
     hint = 'write bytes, or "64K", "10M", "1G"'
     if value is None:
         return None
@@ -132,19 +133,19 @@ def size(key: str, value: Any) -> int | None:
         digits = value[:-1] if unit > 1 else value
         number = int(digits) * unit if _whole(digits) else None
     if number is None:
-        raise Invalid(key, value, "is not a size", hint)
+        raise InvalidValueError(key, value, "is not a size", hint)
     if not 1 <= number < 1 << 63:
-        raise Invalid(key, value, "a size is at least one byte and fits 63 bits", hint)
+        raise InvalidValueError(key, value, "must be at least one byte and fit 63 bits", hint)
     return number
 
 
 def size_from(least: int) -> Check:
-    """A check for sizes of at least so many bytes."""
+    """A check for sizes of at least `least` bytes."""
 
     def check(key: str, value: Any) -> int | None:
         number = size(key, value)
         if number is not None and number < least:
-            raise Invalid(key, value, f"must be at least {size_text(least)}")
+            raise InvalidValueError(key, value, f"must be at least {size_text(least)}")
         return number
 
     return check
@@ -158,15 +159,15 @@ def size_text(number: int) -> str:
 
 
 def cores(key: str, value: Any) -> float | None:
-    """A share of the processors, as a number of cores; the kernel gives no less than a hundredth."""
+    """Check a number of cores; the kernel allows no less than a hundredth."""
     if value is None:
         return None
     number = _number(value) if isinstance(value, str) else value
     if not isinstance(number, int | float) or isinstance(number, bool):
-        raise Invalid(key, value, "is not a number of cores", "write a number such as 0.5 or 2")
+        raise InvalidValueError(key, value, "is not a number of cores", "write a number such as 0.5 or 2")
     # A NaN fails both comparisons, so the test is written for what is allowed.
     if not 0.01 <= number <= 1024:
-        raise Invalid(key, value, "must be between 0.01 and 1024 cores")
+        raise InvalidValueError(key, value, "must be between 0.01 and 1024 cores")
     return float(number)
 
 
@@ -178,29 +179,31 @@ def count(most: int, least: int = 1) -> Check:
             return None
         number = int(value) if isinstance(value, str) and _whole(value) else value
         if not isinstance(number, int) or isinstance(number, bool):
-            raise Invalid(key, value, "is not a whole number", "write a number such as 64")
+            raise InvalidValueError(key, value, "is not a whole number", "write a number such as 64")
         if not least <= number <= most:
-            raise Invalid(key, value, f"must be between {least} and {most}")
+            raise InvalidValueError(key, value, f"must be between {least} and {most}")
         return number
 
     return check
 
 
 def flag(key: str, value: Any) -> bool:
-    """True or false."""
+    """Check that a value is true or false."""
     if not isinstance(value, bool):
-        raise Invalid(key, value, "must be true or false")
+        raise InvalidValueError(key, value, "must be true or false")
     return value
 
 
 def one_of(*names: str, later: Iterable[str] = ()) -> Check:
-    """A check for one of a few words; `later` are words this version knows but does not serve."""
+    """A check for one of a few words; `later` are words that a later version may serve."""
 
     def check(key: str, value: Any) -> str:
         if value in later:
-            raise Invalid(key, value, "this version does not have it", f"known: {', '.join(names)}")
+            raise InvalidValueError(key, value, "this version does not have it", f"known: {', '.join(names)}")
         if not isinstance(value, str) or value not in names:
-            raise Invalid(key, value, f"is not a known {key.rpartition('.')[2]}", nearest(str(value), names))
+            raise InvalidValueError(
+                key, value, f"is not a known {key.rpartition('.')[2]}", nearest(str(value), names)
+            )
         return str(value)
 
     return check
@@ -213,7 +216,7 @@ def many(check: Check) -> Check:
         if value == ():
             return ()
         if not isinstance(value, list | tuple | set | frozenset):
-            raise Invalid(key, value, "must be a list", f"write {key} = [{show(value)}]")
+            raise InvalidValueError(key, value, "must be a list", f"write {key} = [{show(value)}]")
         items = sorted(value, key=str) if isinstance(value, set | frozenset) else value
         return tuple(dict.fromkeys(check(key, item) for item in items))
 
@@ -221,83 +224,128 @@ def many(check: Check) -> Check:
 
 
 def path(key: str, value: Any) -> str:
-    """A path as it was written; where it leads is for `resolve` to find out."""
+    """Check a path and return it as written; `resolve` finds out where it leads."""
     text = str(_plain(key, value, "a path"))
     if text.startswith("~") and text[1:2] not in ("", "/", "?"):
-        raise Invalid(key, value, "only ~ and ~/... stand for a home", f"write ./{text} for that name")
+        raise InvalidValueError(
+            key, value, "only ~ and ~/... stand for a home", f"write ./{text} for a file of that name"
+        )
     down = False
     for part in text.split("/"):
         if part == ".." and (down or text.startswith("/")):
-            raise Invalid(key, value, "has a .. after a name, which a link would turn elsewhere")
+            raise InvalidValueError(key, value, "has a .. after a name, where a link could lead elsewhere")
         down = down or part not in ("", ".", "..")
     return text
 
 
 def literal(name: str) -> str:
-    """A file name as a policy's path: a $ in it stands for itself."""
+    """Quote a file name as a policy's path, so that a $ in it stands for itself."""
     return name.replace("$", "$$")
 
 
 def grant(key: str, value: Any) -> str:
-    """A path that may end in ? for "if it exists"."""
+    """Check a path that may end in ?, for "if it exists"."""
     text = path(key, value)
     if text == "?":
-        raise Invalid(key, value, "is empty")
+        raise InvalidValueError(key, value, "is empty")
     return text
 
 
 def denied(key: str, value: Any) -> str:
-    """A path that is to be hidden, whether it exists or not."""
+    """Check a path to hide, whether it exists or not, or a pattern for such paths."""
     text = path(key, value)
-    if text.endswith("?"):
-        raise Invalid(key, value, "a denied path need not exist", "leave the ? out")
+    if problem := patterns.problem(text):
+        raise InvalidValueError(key, value, *problem)
+    if ".." in text.split("/"):
+        raise InvalidValueError(
+            key,
+            value,
+            "is relative to the workspace, and leads out of it",
+            "write it relative to the workspace without .., or in full: /..., ~/...",
+        )
     return text
 
 
+#: How `protect` writes a * in a name, as `deny` does.
+STAR = "[*]"
+
+
 def inside(key: str, value: Any) -> str:
-    """A relative path that stays below the workspace."""
+    """Check a relative path that stays in the workspace."""
     text = _plain(key, value, "a path")
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if text.startswith(("/", "~")) or ".." in parts or not parts:
-        raise Invalid(key, value, "must be a relative path inside the workspace, without ..")
+        hint = "write it relative to the workspace, such as src/main.py"
+        raise InvalidValueError(key, value, "must be a relative path inside the workspace, without ..", hint)
     return "/".join(parts)
 
 
+def protected(key: str, value: Any) -> str:
+    """Check a path of the workspace that must not change; it must not be a pattern."""
+    text = inside(key, value)
+    if "*" in text.replace(STAR, ""):
+        hint = f"name each path, or their directory; write {STAR} for a * in a name"
+        raise InvalidValueError(key, value, "takes no patterns", hint)
+    return f"./{text}" if text.startswith("~") else text
+
+
+def quote_protected(name: str) -> str:
+    """Quote a path of the workspace for `protect`."""
+    return f"{'./' if name.startswith('~') else ''}{name.replace('*', STAR)}"
+
+
+def unquote_protected(text: str) -> str:
+    """The path of the workspace that a `protect` names."""
+    return text.removeprefix("./").replace(STAR, "*")
+
+
+def unprotected(key: str, value: Any) -> str:
+    """Check a path that is to lose its protection: relative to the workspace, or absolute."""
+    text = _plain(key, value, "a path")
+    if not text.startswith("/"):
+        return protected(key, value)
+    if ".." in text.split("/"):
+        raise InvalidValueError(key, value, "must not contain ..")
+    return "/" + protected(key, text.lstrip("/")).removeprefix("./")
+
+
 def variable(key: str, value: Any) -> str:
-    """The name of an environment variable."""
+    """Check the name of an environment variable."""
     name = _plain(key, value, "a variable's name")
     if "=" in name:
-        raise Invalid(key, value, "a variable's name has no =")
+        raise InvalidValueError(key, value, "the name of a variable must not contain =")
     return name
 
 
 def variables(key: str, value: Any) -> FrozenMap:
-    """Names and values of environment variables."""
+    """Check names and values of environment variables."""
     if type(value) is FrozenMap:
         return value
     if not isinstance(value, Mapping):
-        raise Invalid(key, value, "must be a table", f'write {key} = {{ NAME = "value" }}')
+        raise InvalidValueError(key, value, "must be a table", f'write {key} = {{ NAME = "value" }}')
     for name, text in value.items():
         variable(key, name)
         if not isinstance(text, str) or "\0" in text:
-            raise Invalid(f"{key}.{name}", text, "must be text without NUL", f'write {name} = "{text}"')
+            raise InvalidValueError(
+                f"{key}.{name}", text, "must be text without NUL", f'write {name} = "{text}"'
+            )
     return FrozenMap(value)
 
 
 def command(key: str, value: Any) -> str:
-    """A command by its name or path."""
+    """Check the name or path of a command."""
     return _plain(key, value, "a command")
 
 
 def syscall(key: str, value: Any) -> str:
-    """The name of a system call that this machine's filter compiler knows."""
+    """Check the name of a system call against those that libseccomp knows."""
     name = _plain(key, value, "a system call's name")
     try:
         import pyseccomp
-    except (ImportError, OSError, RuntimeError):  # no libseccomp here: then no filter is compiled here either
+    except (ImportError, OSError, RuntimeError):  # without libseccomp no filter is compiled here either
         return name
     if pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name) == -1:
-        raise Invalid(key, value, "is not a system call", nearest(name, _syscalls()))
+        raise InvalidValueError(key, value, "is not a system call", nearest(name, _syscalls()))
     return name
 
 
@@ -314,17 +362,17 @@ def _syscalls() -> Iterator[str]:
 def _plain(key: str, value: Any, what: str) -> str:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
-        raise Invalid(key, value, f"must be {what} as text")
+        raise InvalidValueError(key, value, f"must be {what} as text")
     if not text:
-        raise Invalid(key, value, "is empty")
+        raise InvalidValueError(key, value, "is empty")
     if "\0" in text:
-        raise Invalid(key, value, "has a NUL byte in it")
+        raise InvalidValueError(key, value, "has a NUL byte in it")
     return text
 
 
 def _whole(text: str) -> bool:
-    # isdigit() alone takes digits of other scripts, and int() underscores and signs;
-    # the length keeps int() away from its own limit, and from work.
+    # isdigit() alone accepts digits of other scripts, and int() underscores and signs;
+    # the length keeps int() below its own limit, and fast.
     return text.isascii() and text.isdigit() and len(text) <= 19
 
 

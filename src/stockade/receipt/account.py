@@ -1,10 +1,8 @@
-"""The account of one run, from what was asked for to the receipt.
+"""The account of one run, from the request to the receipt.
 
-It is begun with the run and closed with it, however that ends: by itself, by
-a limit, by a signal, by an exception in the caller, or because nothing could
-be started. What it says of the policy, the plan and the controls is that of
-this very run. What it takes to make a receipt is loaded while the program
-runs, and not before.
+It begins with the run and is closed with it, however the run ends: by itself, by a limit, by a signal, by an
+exception in the caller, or because nothing could be started. Its policy, plan and controls are those of this
+very run. The modules that make receipts are loaded while the program runs, and not before.
 """
 
 from __future__ import annotations
@@ -20,12 +18,29 @@ from stockade.errors import ReceiptError, StockadeError
 if TYPE_CHECKING:
     from stockade.policy import Policy
     from stockade.receipt.statement import Parent, Receipt, Who
-    from stockade.sandbox.launch import Box, Prepared
-    from stockade.sandbox.result import Result
+    from stockade.result import Result
+    from stockade.runs.launch import LaunchedSandbox
+    from stockade.runs.prepare import RunPreparation
+
+
+#: How many sandboxes a program and all its descendants may ask for: each has a receipt.
+MOST_REQUESTS = 256
+
+
+class Requests:
+    """Counts how many sandboxes a program and its descendants may still ask for."""
+
+    def __init__(self) -> None:
+        self._left = MOST_REQUESTS
+
+    def take(self) -> bool:
+        """Count one request, and return whether it is allowed."""
+        self._left -= 1
+        return self._left >= 0
 
 
 class Account:
-    """What is known about one run so far. `places` is told where in the log its receipt is."""
+    """What is known about one run so far. `places` receives the place of its receipt in the log."""
 
     def __init__(
         self, policy: Policy, command: Sequence[str], who: Who | None, places: list[int] | None = None
@@ -34,15 +49,17 @@ class Account:
         self.command = command
         self.who = who
         self.places = [] if places is None else places
-        self.prepared: Prepared | None = None
-        self.box: Box | None = None
-        #: The run that asked for this one, how many such there are above it, and the receipts of those below.
+        self.prepared: RunPreparation | None = None
+        self.box: LaunchedSandbox | None = None
+        #: The run that asked for this one, how many ancestors it has, and the receipts of its children.
         self.parent: Parent | None = None
         self.depth = 0
         self.children: list[str] = []
-        #: Processor time of those below.
+        #: Shared with all descendants, whose number would be unlimited otherwise.
+        self.asked = Requests()
+        #: Processor time of all descendants.
         self.cpu_below = 0.0
-        #: Why it is being cancelled, where somebody has said so.
+        #: Why the run is being cancelled, if the caller gave a reason.
         self.because = ""
         self.started = time.time()
         self._clock = time.monotonic()
@@ -50,7 +67,7 @@ class Account:
 
     @property
     def age(self) -> float:
-        """Seconds since it was begun."""
+        """Seconds since the account began."""
         return time.monotonic() - self._clock
 
     @property
@@ -59,62 +76,65 @@ class Account:
         if self.prepared is not None:
             return self.prepared.state
         from stockade import state
-        from stockade.policy import Caller
+        from stockade.linux.user import Caller
 
         caller = Caller.current()
         return state.state_dir(caller.environ, caller.home)
 
     @property
     def receipt(self) -> Receipt | None:
-        """The one that was made last, if any was."""
+        """The receipt that was made last, if any."""
         from stockade.receipt import chain
 
         return chain.of(self.home).get(self.places[-1]) if self.places else None
 
     def ready(self) -> None:
-        """Load what the receipt will need, while the program runs. Where none can be made, the run ends."""
-        from stockade.receipt.making import ready
+        """Prepare the receipt while the program runs. A ReceiptError here ends the run."""
+        from stockade.receipt.builder import ready
 
         ready(self.home)
 
-    def telling(self) -> Telling:
-        """Make a receipt also where an exception ends the run; a StockadeError carries it."""
-        return Telling(self)
+    def telling(self) -> FailureRecorder:
+        """Return a context manager that makes a receipt if an exception ends the run."""
+        return FailureRecorder(self)
 
     def failed(self, error: BaseException) -> None:
-        """An exception has ended the run, or kept it from starting."""
+        """Make the receipt of a run that an exception ended or kept from starting.
+
+        A StockadeError carries the receipt.
+        """
         if self._closed:
             return
         self._closed = True
-        # Where the log itself is out of reach, the reason of the refusal is the news.
+        # If the log cannot be written either, the caller still gets the original error.
         with contextlib.suppress(StockadeError, OSError):
-            from stockade.receipt import making
+            from stockade.receipt import builder
 
-            receipt = making.failed(self, error)
+            receipt = builder.failed(self, error)
             if isinstance(error, StockadeError):
                 error.receipt = receipt
 
     def ended(self, result: Result, streams: dict[str, str]) -> Result:
-        """The result with the receipt of its run; `streams` are the digests of what it printed."""
-        from stockade.receipt.making import ended
+        """Return the result with its receipt; `streams` are the digests of the program's output."""
+        from stockade.receipt.builder import ended
 
         with_receipt = ended(self, result, streams)
         self._closed = True
         return with_receipt
 
     def abandoned(self) -> None:
-        """The caller has let go of the run before it ended."""
+        """Make the receipt of a run that its caller abandoned before it ended."""
         if self._closed:
             return
         self._closed = True
-        from stockade.receipt import making
+        from stockade.receipt import builder
 
         with contextlib.suppress(StockadeError, OSError):
-            making.abandoned(self)
+            builder.abandoned(self)
 
 
-class Telling:
-    """For a `with` statement: what is raised in it has ended the run."""
+class FailureRecorder:
+    """A context manager: an exception in its block has ended the run, and gets a receipt."""
 
     __slots__ = ("_account",)
 
@@ -131,12 +151,12 @@ class Telling:
 
 @lru_cache(maxsize=64)
 def policy_hash(policy: Policy) -> str:
-    """The hash of a policy, which is a value: it is the same next time."""
+    """Return the hash of a policy, cached: a policy never changes."""
     return policy.hash
 
 
 def named(given: Who | Mapping[str, str] | None, over: Who | None = None) -> Who | None:
-    """Who asks for a run, in the caller's words; what is not said is as in `over`."""
+    """Return who asks for a run, in the caller's words; fields that are not given come from `over`."""
     if given is None:
         return over
     from stockade.receipt.statement import who

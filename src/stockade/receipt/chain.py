@@ -1,15 +1,12 @@
 """The log of a state directory: every receipt, each naming the one before.
 
-SQLite in WAL mode. A receipt is appended in one transaction that takes the
-write lock first: the one before is looked up, the statement completed and
-signed, and written, so that processes and threads make one chain whatever
-their order. A process that is killed leaves its receipt in the log or not,
-and never half. By default a loss of power can take the last receipts away;
-with `receipts.fsync` it cannot.
+It is SQLite in WAL mode. One transaction appends a receipt: it takes the write lock first, looks up the
+previous receipt, completes and signs the statement, and writes it. So all processes and threads make one
+chain. A process that is killed leaves its whole receipt in the log, or none. A power failure can lose the
+last receipts; with `receipts.fsync` it cannot.
 
-Nothing is ever updated or deleted, and triggers see to it. What is searched
-for lies apart from the statements, so that a long log is quick to look
-through; no index is kept, so that appending to it costs the same.
+Triggers keep receipts from being updated or deleted. The columns to search lie apart from the statements, so
+that a long log is quick to search; there is no index, so that appending always costs the same.
 """
 
 from __future__ import annotations
@@ -25,8 +22,7 @@ import msgspec
 
 from stockade import state
 from stockade.errors import NotFoundError, ReceiptError
-from stockade.receipt import crypto, keys
-from stockade.receipt.settings import Settings, settings
+from stockade.receipt import ed25519, keys
 from stockade.receipt.statement import (
     NOTHING,
     Predicate,
@@ -34,31 +30,33 @@ from stockade.receipt.statement import (
     Signature,
     Statement,
     canonical,
+    checked_signatures,
     digest,
     to_sign,
 )
+from stockade.resolve.receipt_settings import Settings, settings
 
 if TYPE_CHECKING:
     import sqlite3
 else:
     try:
-        import _sqlite3 as sqlite3  # without what makes dates of columns
+        import _sqlite3 as sqlite3  # without the date converters, which are slow to import
     except ImportError:
         import sqlite3
 
 FILE = "receipts.db"
-#: Room that is held for the receipt of a program that has filled the disk, and how much.
+#: A file that reserves room for the receipt of a program that fills the disk, and its size.
 RESERVE, ROOM = "receipts.reserve", 64 << 10
 VERSION = 2
 LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-#: How long to wait for the process that appends just now.
+#: How many seconds to wait for another process that is appending.
 PATIENCE = 30.0
-#: The agents as they stand, each with the place of the event that made it so (`stockade.agents.registry`).
+#: The current state of each agent, and the place of the event that set it (`stockade.agents.registry`).
 AGENTS = """CREATE TABLE agents (
         name TEXT NOT NULL PRIMARY KEY, category TEXT NOT NULL, policy TEXT NOT NULL, hash TEXT NOT NULL,
         enabled INTEGER NOT NULL, place INTEGER NOT NULL
     ) WITHOUT ROWID"""
-#: How long a WAL may be left behind. Whoever opens the log next reads all of it, and adds to it.
+#: The largest WAL that a process leaves behind: the next one that opens the log reads all of it.
 LEFT = 1 << 20
 SCHEMA = f"""
     CREATE TABLE chain (id TEXT NOT NULL);
@@ -80,16 +78,16 @@ PROTECTION = "".join(
     for table in ("chain", "receipts", "statements", "cosignatures")
     for verb in ("UPDATE", "DELETE")
 )
-#: By the version of the log from which each leads to the next.
+#: The SQL that upgrades a log of this version to the next.
 UPGRADES = {1: AGENTS}
-#: Nobody else writes from then on.
+#: Takes the write lock at once.
 BEGIN = "BEGIN IMMEDIATE"
-#: What else is written in the transaction of a receipt, given its place.
+#: Writes something else in the transaction of a receipt, given its place.
 Besides = Callable[["sqlite3.Connection", int], object]
 
 
-class Link(msgspec.Struct, frozen=True):
-    """The place that a receipt takes in its chain, and the key that signs it."""
+class ChainLink(msgspec.Struct, frozen=True):
+    """The place of a receipt in its chain, and the key that signs it."""
 
     chain: str
     sequence: int
@@ -97,8 +95,8 @@ class Link(msgspec.Struct, frozen=True):
     key: str
 
 
-class Row(msgspec.Struct, frozen=True):
-    """What the log says about a receipt without looking at it."""
+class ChainRow(msgspec.Struct, frozen=True):
+    """The columns by which the log can be searched for a receipt."""
 
     sequence: int
     hash: str
@@ -114,16 +112,16 @@ class Row(msgspec.Struct, frozen=True):
         return f"{self.sequence}-{self.hash[:12]}"
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """One place of the log: the receipt there, and what is noted of it for searching."""
+class ChainEntry(msgspec.Struct, frozen=True):
+    """One place of the log: the receipt there, and its columns for searching."""
 
     place: int
     receipt: Receipt
-    row: Row
+    row: ChainRow
 
 
 class Filter(msgspec.Struct, frozen=True):
-    """Which receipts are asked for. Times are as receipts write them."""
+    """Which receipts to list. Times are in the form in which receipts write them."""
 
     agent: str | None = None
     outcome: str | None = None
@@ -131,19 +129,19 @@ class Filter(msgspec.Struct, frozen=True):
     until: str = ""
 
     def where(self) -> tuple[str, list[str]]:
-        """As SQL, with its values."""
+        """Return the condition in SQL, and its values."""
         asked = [
             ("agent = ?", self.agent),
             ("outcome = ?", self.outcome),
             ("started >= ?", self.since or None),
             ("started < ?", self.until or None),
         ]
-        said = [(words, value) for words, value in asked if value is not None]
-        return " AND ".join(words for words, _ in said) or "1", [value for _, value in said]
+        used = [(words, value) for words, value in asked if value is not None]
+        return " AND ".join(words for words, _ in used) or "1", [value for _, value in used]
 
 
-class _Told:
-    """For a `with` statement: what goes wrong with a log is said in our own words."""
+class _LogErrors:
+    """A context manager that turns SQLite's errors about a log into a ReceiptError."""
 
     def __init__(self, log: Chain) -> None:
         self._log = log
@@ -166,7 +164,7 @@ class _Told:
             ) from None
         if isinstance(error, OSError):
             raise ReceiptError(
-                f"no receipt can be kept in {log.home}: {error.strerror}", failure="not-made"
+                f"cannot keep receipts in {log.home}: {error.strerror}", failure="not-made"
             ) from None
 
 
@@ -180,69 +178,70 @@ class Chain:
         self._lock = threading.Lock()
         self._open: sqlite3.Connection | None = None
         self._file = (0, 0)
-        #: The room that was held has been given up.
+        #: Whether the reserved room has been used.
         self._spent = False
         self.id = ""
 
     def ready(self) -> None:
-        """Do what can be done before there is a receipt: open the log, and load or make the key."""
+        """Prepare for a receipt: open the log, and load or make the key."""
         if self._open is not None:
-            if self._spent:  # the next program that fills the disk is to have its receipt as well
+            if self._spent:  # the next program that fills the disk needs a receipt as well
                 self._spent = not _hold_room(f"{self.home}/{RESERVE}")
             return
-        with self._lock, _Told(self):
-            self._connection()
+        with self._lock, _LogErrors(self):
+            self.connection()
             keys.signer(self.home, self.settings)
 
-    def append(self, write: Callable[[Link], Statement], besides: Besides = lambda *_: None) -> Receipt:
-        """Sign the statement for the next place and put it there: all of it and what is besides, or nothing.
+    def append(self, write: Callable[[ChainLink], Statement], besides: Besides = lambda *_: None) -> Receipt:
+        """Sign the statement that `write` makes for the next place, and add it with what `besides` writes.
 
-        Both are called with the write lock held, `besides` first: what it raises leaves all as it was.
+        The log gets all of it or nothing. Both are called with the write lock held, `besides` first: if it
+        raises, the log stays as it was.
         """
-        with self._lock, _Told(self):
+        with self._lock, _LogErrors(self):
             try:
-                return self._appended(write, besides)
+                return self._append_in_transaction(write, besides)
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode in LOCKED or not self._make_room():
                     raise
-                return self._appended(write, besides)
+                return self._append_in_transaction(write, besides)
 
     def look(self, words: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
-        """What the log answers to a question in SQL."""
-        with self._lock, _Told(self):
-            return self._connection().execute(words, values).fetchall()
+        """Run a query in SQL and return its rows."""
+        with self._lock, _LogErrors(self):
+            return self.connection().execute(words, values).fetchall()
 
     def _make_room(self) -> bool:
-        """Give up the room that is held; whether there was any."""
+        """Free the reserved room, and return whether there was any."""
         with contextlib.suppress(OSError):
             os.unlink(f"{self.home}/{RESERVE}")
             self._spent = True
             return True
         return False
 
-    def _appended(
+    def _append_in_transaction(
         self,
-        write: Callable[[Link], Statement],
+        write: Callable[[ChainLink], Statement],
         besides: Besides = lambda *_: None,
-        second: crypto.Signer | None = None,
+        second: ed25519.Signer | None = None,
     ) -> Receipt:
-        # What is written counts when this is left; what is raised takes it back.
-        with self._connection() as connection:
+        # Leaving the block commits; an exception rolls back.
+        with self.connection() as connection:
             connection.execute(BEGIN)
-            return self._written(connection, write, besides, second)
+            return self._insert_next(connection, write, besides, second)
 
-    def _written(
+    def _insert_next(
         self,
         connection: sqlite3.Connection,
-        write: Callable[[Link], Statement],
+        write: Callable[[ChainLink], Statement],
         besides: Besides,
-        second: crypto.Signer | None,
+        second: ed25519.Signer | None,
     ) -> Receipt:
         signer = keys.signer(self.home, self.settings)
         last = connection.execute("SELECT sequence, hash FROM receipts ORDER BY sequence DESC LIMIT 1")
         sequence, previous = last.fetchone() or (0, NOTHING)
         besides(connection, sequence + 1)
-        statement = write(Link(self.id, sequence + 1, previous, signer.id))
+        statement = write(ChainLink(self.id, sequence + 1, previous, signer.id))
         payload = canonical(statement)
         signed = to_sign(payload)
         also = {one.id: one for one in (keys.cosigner(self.settings), second) if one is not None}
@@ -264,9 +263,9 @@ class Chain:
         return Receipt(payload, tuple(signatures))
 
     def cosign(self, receipt: Receipt) -> None:
-        """Keep the further signatures of a receipt that is in the log."""
-        with self._lock, _Told(self):
-            connection = self._connection()
+        """Add the further signatures of a receipt to the log, which has the receipt already."""
+        with self._lock, _LogErrors(self):
+            connection = self.connection()
             sequence = receipt.predicate.sequence
             for other in receipt.signatures[1:]:
                 connection.execute(
@@ -274,49 +273,49 @@ class Chain:
                 )
 
     def rotate(self, passphrase: bytes | None = None) -> str:
-        """Let a new key sign from now on, between two receipts, and return its id.
+        """Make a new key that signs from the next receipt on, and return its id.
 
-        The old key signs a record that names the new one, which signs that too. Where the old one cannot be
-        used any more (its passphrase is lost, its file damaged), there is no such record.
+        The old key signs a record that names the new key, and the new key signs that record too. If the old
+        key cannot be used any more (its passphrase is lost, its file damaged), there is no such record.
         """
-        with self._lock, _Told(self):
-            self._connection()
+        with self._lock, _LogErrors(self):
+            self.connection()
             try:
                 keys.signer(self.home, self.settings)
                 vouches = True
             except ReceiptError:
                 vouches = False
-            new, put = keys.replacement(self.home, passphrase)
+            new, install = keys.replacement(self.home, passphrase)
             if vouches:
-                from stockade.receipt import making
+                from stockade.receipt import builder
 
-                self._appended(lambda link: making.rotation(link, new.public), second=new)
-            # Afterwards: killed in between, the old key goes on, and the new one is vouched for in vain.
-            put()
+                self._append_in_transaction(lambda link: builder.rotation(link, new.public), second=new)
+            # Last: if the process is killed before this, the old key goes on and the record has no effect.
+            install()
             return new.id
 
-    def rows(self, asked: Filter | None = None, *, newest: int | None = None) -> list[Row]:
-        """What is in the log, the oldest first; at most the `newest` so many."""
+    def rows(self, asked: Filter | None = None, *, newest: int | None = None) -> list[ChainRow]:
+        """Return the rows of the log, oldest first; with `newest`, only so many of the newest."""
         words, values = (asked or Filter()).where()
         limit = "" if newest is None else f" LIMIT {newest}"
-        with self._lock, _Told(self):
-            found = self._connection().execute(
+        with self._lock, _LogErrors(self):
+            found = self.connection().execute(
                 f"SELECT * FROM receipts WHERE {words} ORDER BY sequence DESC{limit}", values
             )
-            return [Row(*row) for row in found][::-1]
+            return [ChainRow(*row) for row in found][::-1]
 
     def exists(self) -> bool:
-        """Whether anything was ever logged here."""
+        """Whether there is a log, or a part of one."""
         return any(os.path.lexists(path) for path in self._files)
 
     def get(self, sequence: int) -> Receipt:
-        """The receipt at a place."""
+        """Return the receipt at a place."""
         for one in self.all(first=sequence, last=sequence):
             return one.receipt
         raise NotFoundError(f"there is no receipt {sequence}", hint="`stockade receipts list` lists them")
 
     def find(self, id: str) -> Receipt:
-        """The receipt with an id, or at a place; "last" is the last one."""
+        """Return the receipt with an id, or at a place; "last" is the last one."""
         if id == "last":
             rows = self.rows(newest=1)
             if not rows:
@@ -325,18 +324,21 @@ class Chain:
         number, _, hash = id.partition("-")
         if not is_id(id):
             raise NotFoundError(
-                f"{id!r} is neither a file nor the id of a receipt", hint="`stockade receipts list`"
+                f"{id!r} is neither a file nor the id of a receipt",
+                hint="`stockade receipts list` lists the ids",
             )
-        found = self.get(int(number))
-        if not found.hash.startswith(hash):
-            raise NotFoundError(f"receipt {number} is {found.id}, not {id}", hint="`stockade receipts list`")
-        return found
+        receipt = self.get(int(number))
+        if not receipt.hash.startswith(hash):
+            raise NotFoundError(
+                f"receipt {number} is {receipt.id}, not {id}", hint="`stockade receipts list` lists the ids"
+            )
+        return receipt
 
-    def all(self, *, first: int = 1, last: int | None = None) -> Iterator[Entry]:
-        """What is in the log from one place to another, in order, as it stands there."""
+    def all(self, *, first: int = 1, last: int | None = None) -> Iterator[ChainEntry]:
+        """Yield the entries of the log from one place to another, in order and unchecked."""
         end = (1 << 62) if last is None else last
         while True:
-            with self._lock, _Told(self):
+            with self._lock, _LogErrors(self):
                 entries = self._batch(first, end)
             for entry in entries:
                 yield entry
@@ -344,10 +346,10 @@ class Chain:
             if not entries:
                 return
 
-    def _batch(self, first: int, last: int) -> list[Entry]:
-        """A few receipts: the lock is not held while they are looked at."""
-        found = []
-        connection = self._connection()
+    def _batch(self, first: int, last: int) -> list[ChainEntry]:
+        """Return a few receipts, so that the lock is not held while the caller looks at them."""
+        entries = []
+        connection = self.connection()
         rows = connection.execute(
             "SELECT statements.*, receipts.* FROM statements LEFT JOIN receipts USING (sequence)"
             " WHERE sequence BETWEEN ? AND ? ORDER BY sequence LIMIT 200",
@@ -355,43 +357,44 @@ class Chain:
         ).fetchall()
         for place, key, signature, payload, *row in rows:
             if not isinstance(payload, bytes) or not isinstance(signature, bytes):
-                raise ReceiptError(f"in place {place} is no receipt", failure="damaged")
+                raise ReceiptError(f"the log has no receipt at place {place}", failure="damaged")
             others = connection.execute(
                 "SELECT key, signature FROM cosignatures WHERE sequence = ? ORDER BY key", (place,)
             )
             signatures = (Signature(key, signature), *(Signature(*other) for other in others))
-            found.append(Entry(place, Receipt(payload, signatures), Row(*row)))
-        return found
+            receipt = Receipt(payload, checked_signatures(signatures))
+            entries.append(ChainEntry(place, receipt, ChainRow(*row)))
+        return entries
 
-    def _connection(self) -> sqlite3.Connection:
-        """The open log; opened again where somebody has removed it under this process."""
+    def connection(self) -> sqlite3.Connection:
+        """Return the open log; open it again if its file was replaced or removed."""
         if self._open is not None and self._file == _identity(self.path):
             return self._open
         self.close()
         state.ensure(self.home)
-        # Looked for first: a log that others make meanwhile is there before they are.
+        # Looked for before the log: another process that makes one makes the log before these.
         beside = [path for path in self._files[1:] if os.path.lexists(path)]
         if not os.path.lexists(self.path):
-            if beside:  # SQLite would take them for the new log's, and write what is in them into it
+            if beside:  # SQLite would replay them into the new log
                 raise ReceiptError(
-                    f"{self.path} is gone, and {' and '.join(beside)} of it not",
+                    f"{self.path} is gone, but {' and '.join(beside)} are still there",
                     failure="damaged",
-                    hint=f"the last receipts may be there: put it back, or {self.aside}",
+                    hint=f"they may hold the last receipts: restore {FILE}, or {self.aside}",
                 )
-            _make(self.path)
+            _make_log(self.path)
         self._file = _identity(self.path)
         connection = sqlite3.connect(
             self.path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
         )
         try:
-            version = _upgraded(connection)
+            version = _upgrade(connection)
             if version != VERSION:
                 raise ReceiptError(
                     f"{self.path} was written by another version of Stockade (schema {version})",
                     failure="damaged",
                     hint="upgrade Stockade, or set STOCKADE_HOME to another directory",
                 )
-            # NORMAL: whole after a loss of power, perhaps without the last receipts.
+            # NORMAL: a power failure leaves the log intact, perhaps without the last receipts.
             connection.execute(f"PRAGMA synchronous = {'FULL' if self.settings.fsync else 'NORMAL'}")
             (self.id,) = connection.execute("SELECT id FROM chain").fetchone()
         except BaseException:
@@ -403,34 +406,34 @@ class Chain:
 
     @property
     def _files(self) -> list[str]:
-        """What SQLite keeps the log in: the last receipts are in the second until there is time."""
+        """The files of the log: SQLite keeps the last receipts in the WAL until a checkpoint."""
         return [self.path, f"{self.path}-wal", f"{self.path}-shm"]
 
     @property
     def aside(self) -> str:
-        """What to do with a log that cannot be used."""
+        """What a hint says about a log that cannot be used."""
         return f"move {', '.join(self._files)} aside together, and keep them: they may be evidence"
 
     def close(self) -> None:
-        """Let go of the log; the next use opens it again."""
+        """Close the log; the next use opens it again."""
         if self._open is not None:
             self._open.close()
             self._open = None
 
-    def hold_still(self) -> bool:
-        """Close the log and let nobody open it until `go_on`; False where it is in use for too long."""
+    def close_for_fork(self) -> bool:
+        """Close the log and block other threads until `unlock_after_fork`; False if it is in use too long."""
         if not self._lock.acquire(timeout=PATIENCE):
             return False
         self.close()
         return True
 
-    def go_on(self) -> None:
+    def unlock_after_fork(self) -> None:
         self._lock.release()
 
     def abandon(self) -> None:
-        """Leave the log as a killed process would, which costs nothing and leaves nothing undone.
+        """Drop the log without closing it, as a killed process would: that is safe and costs nothing.
 
-        Closing it would wait twice for the disk. And a forked child must not touch what is its parent's.
+        Closing would wait twice for the disk, and a forked child must not touch its parent's connection.
         """
         if self._open is not None:
             import ctypes
@@ -439,7 +442,7 @@ class Chain:
             self._open = None
 
     def leave(self) -> None:
-        """At the end of the process: abandon the log, or close it where too much would be left behind."""
+        """At the end of the process: abandon the log, or close it if its WAL is large."""
         if not self._lock.acquire(blocking=False):
             return self.abandon()
         with contextlib.suppress(OSError, sqlite3.Error):
@@ -450,23 +453,23 @@ class Chain:
 
 
 def is_id(text: str) -> bool:
-    """Whether a word has the form of a receipt's id: "last", its place, or that and the start of its hash."""
+    """Whether a word has the form of a receipt's id: "last", a place, or a place and the start of a hash."""
     number, _, hash = text.partition("-")
     numbered = number.isascii() and number.isdigit() and len(number) < 19
     return text == "last" or (numbered and not hash.strip("0123456789abcdef"))
 
 
-def row_of(said: Predicate, hash: str) -> Row:
-    """What is noted of a receipt, to find it by."""
-    who = said.who
-    return Row(
-        said.sequence, hash, said.started, who.agent, who.category, who.action, said.ending.outcome,
-        said.command.program,
+def row_of(predicate: Predicate, hash: str) -> ChainRow:
+    """Return the columns for searching of a receipt."""
+    who = predicate.who
+    return ChainRow(
+        predicate.sequence, hash, predicate.started, who.agent, who.category, who.action,
+        predicate.ending.outcome, predicate.command.program,
     )  # fmt: skip
 
 
-def _make(path: str) -> None:
-    """Make an empty log, aside and then in its place: nobody sees half of one, and the first is kept."""
+def _make_log(path: str) -> None:
+    """Make an empty log under another name and link it: no process sees half of one, and the first wins."""
     part = f"{path}.{os.urandom(6).hex()}"
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
@@ -481,14 +484,14 @@ def _make(path: str) -> None:
         os.unlink(part)
 
 
-def _upgraded(connection: sqlite3.Connection) -> int:
-    """Bring an older log up to date, and return which version it is."""
+def _upgrade(connection: sqlite3.Connection) -> int:
+    """Upgrade an older log, and return its version."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version not in UPGRADES:
         return int(version)
     with connection:  # all of it, or nothing
         connection.execute(BEGIN)
-        (version,) = connection.execute("PRAGMA user_version").fetchone()  # another process may be faster
+        (version,) = connection.execute("PRAGMA user_version").fetchone()  # another process may have upgraded
         for step in range(version, VERSION):
             connection.execute(UPGRADES[step])
         connection.execute(f"PRAGMA user_version = {max(version, VERSION)}")
@@ -496,7 +499,7 @@ def _upgraded(connection: sqlite3.Connection) -> int:
 
 
 def _hold_room(path: str) -> bool:
-    """Hold room for a receipt; whether it is held. Where there is none left, the next run will say so."""
+    """Reserve room for a receipt, and return whether it is reserved. If not, the next run reports it."""
     with contextlib.suppress(OSError):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -516,20 +519,20 @@ def _identity(path: str) -> tuple[int, int]:
     return info.st_dev, info.st_ino
 
 
-#: By the state directory.
+#: By state directory.
 _chains: dict[str, Chain] = {}
 
 
 def of(home: str) -> Chain:
-    """This process's hold on the log of a state directory."""
-    found = _chains.get(home)
-    if found is None:
-        found = _chains.setdefault(home, Chain(home))
-    return found
+    """Return the log of a state directory, the same object for the whole process."""
+    chain = _chains.get(home)
+    if chain is None:
+        chain = _chains.setdefault(home, Chain(home))
+    return chain
 
 
 def shutdown() -> None:
-    """Close every log. The next receipt opens its own again."""
+    """Close every log. The next receipt opens its log again."""
     while _chains:
         _chains.popitem()[1].close()
 
@@ -539,23 +542,23 @@ def _leave() -> None:
         _chains.popitem()[1].leave()
 
 
-#: The logs that a thread holds still while it forks.
-_still: dict[int, list[Chain]] = {}
+#: The logs that a thread keeps closed while it forks, by thread.
+_closed_for_fork: dict[int, list[Chain]] = {}
 
 
 def _before_fork() -> None:
-    """Nothing of SQLite's crosses a fork: a child would take its parent's locks for its own, for ever."""
-    _still[threading.get_ident()] = [one for one in list(_chains.values()) if one.hold_still()]
+    """Close all logs: SQLite in a forked child would take its parent's locks for its own, for ever."""
+    _closed_for_fork[threading.get_ident()] = [one for one in list(_chains.values()) if one.close_for_fork()]
 
 
 def _after_fork() -> None:
-    for one in _still.pop(threading.get_ident(), ()):
-        one.go_on()
+    for one in _closed_for_fork.pop(threading.get_ident(), ()):
+        one.unlock_after_fork()
 
 
 def _after_fork_in_child() -> None:
     _after_fork()
-    _still.clear()
+    _closed_for_fork.clear()
     while _chains:
         _chains.popitem()[1].abandon()
 

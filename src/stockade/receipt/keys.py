@@ -1,11 +1,11 @@
-"""Who signs: one Ed25519 key for each state directory, and those it had before.
+"""The signing keys: one Ed25519 key for each state directory, and those it had before.
 
     keys/signing.pem    the private key, PKCS #8, 0600; encrypted on request
     keys/KEYID.pem      every public key that has ever signed here
 
-The first receipt makes the key. Rotation puts a new private key in the place
-of the old one, which is gone then; its public key stays, so that what it
-signed can be verified. Its last signature is over the new public key.
+The first receipt makes the key. Rotation replaces the private key by a new one and destroys the old one; the
+old public key stays, so that its receipts can be verified. The last thing the old key signs is the new public
+key.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Callable
 import msgspec
 
 from stockade.errors import NotFoundError, ReceiptError
-from stockade.receipt import crypto
-from stockade.receipt.crypto import Signer
-from stockade.receipt.settings import Settings
+from stockade.receipt import ed25519
+from stockade.receipt.ed25519 import Signer
+from stockade.resolve.receipt_settings import Settings
 
 SIGNING = "signing.pem"
 LARGEST = 1 << 16
@@ -32,45 +32,45 @@ class Key(msgspec.Struct, frozen=True):
     id: str
     public: bytes
     path: str
-    #: Whether it signs what is made now, and since when it is known.
+    #: Whether it signs new receipts, and when it was made.
     current: bool
     made: float
 
 
-#: The key in use, by its file: another process may rotate it.
+#: Loaded keys by path, with the identity of their file: another process may rotate a key.
 _signers: dict[str, tuple[tuple[int, int, int], Signer]] = {}
 
 
 def signer(home: str, settings: Settings) -> Signer:
-    """The key that signs for a state directory, made where there is none."""
+    """Return the key that signs for a state directory; make it if there is none."""
     path = f"{home}/keys/{SIGNING}"
     try:
         now = _identity(path)
     except FileNotFoundError:
-        _make(home)
+        _make_first(home)
         now = _identity(path)
     known = _signers.get(path)
     if known is None or known[0] != now:
-        seed = crypto.read_private(_read_private(path), lambda: passphrase(settings), path)
+        seed = ed25519.read_private(_read_private(path), lambda: passphrase(settings), path)
         known = _signers[path] = (now, Signer(seed))
         _publish(home, known[1])
         if _current(home) != known[1].id:
-            _note(home, known[1].id)
+            _note_current(home, known[1].id)
     return known[1]
 
 
 def cosigner(settings: Settings) -> Signer | None:
-    """The second key that the user has named, if any."""
+    """Return the second key that the user's settings name, if any."""
     return None if not settings.cosign else private(settings.cosign, settings)
 
 
 def private(path: str, settings: Settings) -> Signer:
-    """A private key in a file of the caller's."""
+    """Return the private key in a file that the user names."""
     try:
         now = _identity(path)
         known = _signers.get(path)
         if known is None or known[0] != now:
-            seed = crypto.read_private(_read_private(path), lambda: passphrase(settings), path)
+            seed = ed25519.read_private(_read_private(path), lambda: passphrase(settings), path)
             known = _signers[path] = (now, Signer(seed))
     except OSError as error:
         raise _unusable(path, error) from None
@@ -78,7 +78,7 @@ def private(path: str, settings: Settings) -> Signer:
 
 
 def known(home: str) -> list[Key]:
-    """Every public key that has signed here, the newest first."""
+    """Return every public key of a state directory, the current one first, then the newest."""
     found = []
     try:
         names = os.listdir(f"{home}/keys")
@@ -89,67 +89,75 @@ def known(home: str) -> list[Key]:
         path = f"{home}/keys/{name}"
         if name == SIGNING or not name.endswith(".pem"):
             continue
-        public = crypto.read_public(_read(path), path)
-        id = crypto.key_id(public)
+        public = ed25519.read_public(_read(path), path)
+        id = ed25519.key_id(public)
         if name != f"{id}.pem":
             raise ReceiptError(
-                f"{path} holds another key", failure="unknown-key", hint="look who put it there"
+                f"{path} holds a key with another id: {id}",
+                failure="unknown-key",
+                hint="find out who put it there",
             )
         found.append(Key(id, public, path, id == current, os.stat(path).st_mtime))
     return sorted(found, key=lambda key: (key.current, key.made), reverse=True)
 
 
 def find(home: str, id: str) -> Key:
-    """The key that an id, or the beginning of one, names; the current one without an id."""
-    found = [key for key in known(home) if (key.id.startswith(id) if id else key.current)]
+    """Return the key that an id, or the beginning of one, names; the current one without an id."""
+    from stockade.state.ids import SHORTENED, matching
+
+    keys = {key.id: key for key in known(home)}
+    found = (
+        [keys[name] for name in matching(id, keys)] if id else [key for key in keys.values() if key.current]
+    )
     if len(found) != 1:
         what = f"{id!r}" if id else "current key"
         raise NotFoundError(
-            f"{'several keys begin with' if found else 'there is no'} {what}", hint="`stockade keys show`"
+            f"{'several keys begin with' if found else 'there is no'} {what}",
+            hint=f"`stockade keys show` lists them; {SHORTENED}",
         )
     return found[0]
 
 
 def replacement(home: str, passphrase: bytes | None = None) -> tuple[Signer, Callable[[], None]]:
-    """A new key, and what puts it in the place of the current one. The caller holds the chain."""
-    seed = crypto.new_seed()
+    """Make a new key; return it and a function that installs it. The caller holds the lock of the chain."""
+    seed = ed25519.new_seed()
     fresh = Signer(seed)
     os.makedirs(f"{home}/keys", 0o700, exist_ok=True)
     _publish(home, fresh)
 
-    def put() -> None:
-        part = _written(home, crypto.private_pem(seed, passphrase))
+    def install() -> None:
+        part = _write_temporary(home, ed25519.private_pem(seed, passphrase))
         os.rename(part, f"{home}/keys/{SIGNING}")
-        _note(home, fresh.id)
+        _note_current(home, fresh.id)
 
-    return fresh, put
+    return fresh, install
 
 
 def passphrase(settings: Settings) -> bytes:
-    """The passphrase of an encrypted key, from the file that the settings name."""
+    """Return the passphrase of an encrypted key, from the file that the settings name."""
     if not settings.passphrase_file:
         raise ReceiptError(
-            "the key that signs receipts is encrypted, and nobody has said where its passphrase is",
+            "the key that signs receipts is encrypted, and your settings do not say where its passphrase is",
             failure="not-made",
-            hint='in your config.toml: [receipts], passphrase_file = "PATH"',
+            hint='write in your config.toml, under [receipts]: passphrase_file = "PATH"',
         )
     return secret(settings.passphrase_file).rstrip(b"\r\n")
 
 
 def secret(path: str) -> bytes:
-    """What is in a private file of the caller's."""
+    """Return the contents of a private file of the user."""
     try:
         return _read_private(path)
     except OSError as error:
         raise _unusable(path, error) from None
 
 
-def _make(home: str) -> None:
-    """Make the first key. Whoever links it first has made it."""
+def _make_first(home: str) -> None:
+    """Make the first key; if several processes do so, the first link wins."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(f"{home}/keys", 0o700)
-    seed = crypto.new_seed()
-    part = _written(home, crypto.private_pem(seed))
+    seed = ed25519.new_seed()
+    part = _write_temporary(home, ed25519.private_pem(seed))
     try:
         os.link(part, f"{home}/keys/{SIGNING}")
     except FileExistsError:
@@ -158,7 +166,8 @@ def _make(home: str) -> None:
         os.unlink(part)
 
 
-def _written(home: str, pem: bytes) -> str:
+def _write_temporary(home: str, pem: bytes) -> str:
+    """Write a private file under a temporary name, and return its path."""
     part = f"{home}/keys/.{os.urandom(6).hex()}"
     file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -173,16 +182,16 @@ def _written(home: str, pem: bytes) -> str:
 
 
 def _publish(home: str, signer: Signer) -> None:
-    """Keep the public key: before it signs anything, so that what it signs can always be verified."""
+    """Keep the public key before it signs anything, so that its signatures can always be verified."""
     path = f"{home}/keys/{signer.id}.pem"
     if not os.path.lexists(path):
-        part = _written(home, crypto.public_pem(signer.public))
+        part = _write_temporary(home, ed25519.public_pem(signer.public))
         os.rename(part, path)
 
 
-def _note(home: str, id: str) -> None:
-    """Write down which key signs: an encrypted one does not say."""
-    part = _written(home, id.encode())
+def _note_current(home: str, id: str) -> None:
+    """Write down which key signs: the file of an encrypted key does not say."""
+    part = _write_temporary(home, id.encode())
     os.rename(part, f"{home}/keys/current")
 
 
@@ -207,7 +216,7 @@ def _read(path: str) -> bytes:
 
 
 def _read_private(path: str) -> bytes:
-    """A file that only its owner, the caller or root, can read."""
+    """Read a file, and refuse it unless only its owner, the user or root, can read it."""
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         info = os.fstat(file)
@@ -215,7 +224,7 @@ def _read_private(path: str) -> bytes:
             raise ReceiptError(
                 f"{path} is not a private file of yours (mode {stat.S_IMODE(info.st_mode):04o})",
                 failure="not-made",
-                hint=f"look who could read it, rotate the key, and: chmod 600 {path}",
+                hint=f"find out who could read it, rotate the key, and run: chmod 600 {path}",
             )
         return os.read(file, LARGEST)
     finally:

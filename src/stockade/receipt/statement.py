@@ -1,50 +1,52 @@
-"""What a receipt says, and its bytes.
+"""The content of a receipt, and its encoding.
 
-An in-toto Statement (version 1) in a DSSE envelope. The payload is JSON in
-one form only: keys sorted, no spaces, whole numbers, UTF-8. The signature is
-over exactly those bytes, so nobody has to bring anything to a form to verify
-it. The envelope has one form as well: a receipt in which any byte differs is
-another receipt, or none.
+A receipt is an in-toto Statement (version 1) in a DSSE envelope. The payload is canonical JSON: sorted keys,
+no spaces, whole numbers, UTF-8. The signature covers exactly those bytes, so a verifier does not have to
+normalise anything. The envelope is canonical too: if any byte differs, it is a different receipt or none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from stockade.digest import sha256
+from stockade.controls import Grade
 from stockade.errors import PolicyError, ReceiptError
+from stockade.linux.sha256 import sha256
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:stockade:receipt:1"
-#: Of a record that is of no run: something was decided that later runs depend on.
+#: The type of a record that is about no run, but about a decision that later runs depend on.
 EVENT_TYPE = "urn:stockade:event:1"
 #: The outcome of such a record.
 RECORDED = "recorded"
-#: What the record of a new key is called.
+#: The action of a record that names a new key.
 ROTATED = "key-rotated"
-#: What the record is called that such a run begins.
+#: The action of a record that a run without walls is about to begin.
 BEGUN = "agent-unwalled"
-#: The backend of a run that had no walls, because its agent's sandbox is switched off.
+#: The backend of a run without walls, because its agent's sandbox is switched off.
 UNWALLED = "none"
-#: What the first receipt of a chain has before it.
+#: The hash that the first receipt of a chain names as the one before.
 NOTHING = "0" * 64
-#: The error in a receipt that was made for a run whose supervisor was killed.
+#: The error in the receipt of a run whose supervisor was killed.
 ORPHANED = "SupervisorDied"
-#: The most that a caller may say about a run, in characters.
+#: The most characters in a field of `Who`.
 MOST_WORDS = 1000
 #: A receipt is a few kilobytes.
 LARGEST = 1 << 20
+#: The maker's signature and those beside it.
+MOST_SIGNATURES = 16
+KEY_ID_DIGITS, SIGNATURE_BYTES = 64, 64
 
 _encoder = msgspec.json.Encoder(order="sorted")
 
 
 class Who(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who asked for a run, in the caller's own words. Nothing in it is checked or enforced."""
+    """Who asked for a run, in the caller's own words. Stockade does not check any of it."""
 
     agent: str = ""
     category: str = ""
@@ -52,25 +54,25 @@ class Who(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     words: str = ""
 
 
-class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which program was asked for; its arguments may hold secrets, so they are digested."""
+class CommandDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The name of the program, and a digest of the command, whose arguments may hold secrets."""
 
     program: str
     #: SHA-256 of all words of the command, each followed by a NUL byte.
     words: str
 
 
-class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One control: the clause that asked for it, how it was enforced, how that was seen, and how well."""
+class EvidenceSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One control: the clause that asked for it, its mechanism, how that was observed, and how reliably."""
 
     requested: str
     mechanism: str
     observed: str
-    grade: str
+    grade: Grade
 
 
-class Ending(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a run ended. `error`, `stage` and `errno` are those of a run that was refused."""
+class RunEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a run ended. `error`, `stage` and `errno` are set if it was refused."""
 
     outcome: str
     exit_code: int
@@ -79,10 +81,12 @@ class Ending(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: str = ""
     stage: str = ""
     errno: int = 0
+    #: Left out unless the list of changes is incomplete.
+    changes_cut: bool | msgspec.UnsetType = msgspec.UNSET
 
 
-class Used(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a run used: times in microseconds, memory in bytes, and who counted it."""
+class ResourceUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a run used: times in microseconds, memory in bytes, and which part of the kernel counted it."""
 
     cpu_user: int
     cpu_system: int
@@ -93,7 +97,7 @@ class Used(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where it ran, and what ran it."""
+    """The machine that a run was on, and the version of Stockade."""
 
     kernel: str
     machine: str
@@ -103,15 +107,15 @@ class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the network was: "none" (a loopback of its own) or "open" (the host's)."""
+    """The network of a run: "none" (a loopback of its own) or "open" (the host's)."""
 
     mode: str
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What was decided. Whom it concerns, what it is called and why are in `who`: agent, action and words."""
+    """What was decided. The agent that it concerns, its name and its reason are in `who`."""
 
-    #: How the agent stands from now on: its policy file, the SHA-256 of that, whether it is sandboxed.
+    #: The agent from now on: its policy file, the SHA-256 of that file, and whether it is sandboxed.
     policy: str = ""
     hash: str = ""
     enabled: bool = True
@@ -120,34 +124,34 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class Parent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The run that asked for this one from inside its sandbox: its sandbox and its plan."""
+    """The sandbox and the plan of the run that asked for this one from inside."""
 
     sandbox: str
     plan: str
 
 
 class Predicate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Everything that is said about one run, or of an event; of that `event` is not None."""
+    """Everything that a receipt says about one run, or about an event (`event` is not None then)."""
 
-    #: The log it is in, its place there, and the SHA-256 of the payload before it.
+    #: The chain, the place in it, and the SHA-256 of the payload before it.
     chain: str
-    sequence: int
+    sequence: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
     previous: str
-    #: Of the key that signed first.
+    #: The id of the key that signed first.
     key: str
     sandbox: str
     who: Who
-    command: Command
+    command: CommandDigest
     backend: str
     policy: str
     plan: str
     filter: str
-    controls: dict[str, Seen]
-    #: What was seen before the first program; None where nothing was started.
+    controls: dict[str, EvidenceSummary]
+    #: What the supervisor observed before the first program; None if nothing was started.
     evidence: dict[str, Any] | None
     network: Network
-    ending: Ending
-    usage: Used
+    ending: RunEnd
+    usage: ResourceUse
     started: str
     #: Microseconds.
     duration: int
@@ -156,17 +160,19 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     parent: Parent | None = None
     #: The hashes of the receipts of the runs that the program asked for.
     children: tuple[str, ...] = ()
+    #: For each pattern of `deny`: how many paths it matched when the sandbox was made. Left out if empty.
+    matched: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
 
 
 class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something the receipt is about, by its digest."""
+    """Something that the receipt is about, with its digest."""
 
     name: str
     digest: dict[str, str]
 
 
 class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """in-toto's frame around a predicate."""
+    """The in-toto statement around a predicate."""
 
     subject: tuple[Subject, ...]
     predicate: Predicate
@@ -189,16 +195,16 @@ class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @lru_cache(maxsize=1)
 def _decoders() -> tuple[msgspec.json.Decoder[Statement], msgspec.json.Decoder[_Envelope]]:
-    """Made when they are first needed: whoever makes receipts need not read any."""
+    """Return the decoders, made when first needed: a process that makes receipts may never read one."""
     return msgspec.json.Decoder(Statement), msgspec.json.Decoder(_Envelope)
 
 
 class Receipt(msgspec.Struct, frozen=True, dict=True):
-    """A signed record of one run. What it says counts once `stockade.verify` has passed it.
+    """A signed record of one run. Trust it only after `stockade.verify` has accepted it.
 
     >>> import stockade
     >>> receipt = stockade.run(["true"]).receipt
-    >>> receipt.predicate.ending.outcome, receipt.predicate.controls["files"].grade
+    >>> receipt.predicate.ending.outcome, str(receipt.predicate.controls["files"].grade)
     ('exited', 'read from the kernel by the parent')
     """
 
@@ -210,24 +216,24 @@ class Receipt(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def statement(self) -> Statement:
-        """The payload as a value; ReceiptError if it is none."""
+        """The decoded payload; raises ReceiptError if it is malformed."""
         try:
-            found = _decoders()[0].decode(self.payload)
+            statement = _decoders()[0].decode(self.payload)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise malformed(f"its payload is not a statement of Stockade's: {error}") from None
-        kind = PREDICATE_TYPE if found.predicate.event is None else EVENT_TYPE
-        if (found.type, found.predicate_type) != (STATEMENT_TYPE, kind):
-            raise malformed(f"its payload is of another kind: {found.predicate_type!r}")
-        return found
+            raise malformed(f"its payload is not a statement of Stockade: {error}") from None
+        kind = PREDICATE_TYPE if statement.predicate.event is None else EVENT_TYPE
+        if (statement.type, statement.predicate_type) != (STATEMENT_TYPE, kind):
+            raise malformed(f"its payload is of another kind: {statement.predicate_type!r}")
+        return statement
 
     @property
     def predicate(self) -> Predicate:
-        """What it says about the run."""
+        """What the receipt says about the run."""
         return self.statement.predicate
 
     @property
     def subjects(self) -> dict[str, str]:
-        """The SHA-256 of stdout, stderr, the changes and the result, of those that were seen."""
+        """The SHA-256 of stdout, stderr, the changes and the result, as far as the supervisor saw them."""
         return {one.name: one.digest.get("sha256", "") for one in self.statement.subject}
 
     @cached_property
@@ -241,13 +247,13 @@ class Receipt(msgspec.Struct, frozen=True, dict=True):
         return f"{self.predicate.sequence}-{self.hash[:12]}"
 
     def cosigned(self, key: bytes, name: str = "the key") -> Receipt:
-        """The receipt with the signature of a second private key, in PEM, beside its maker's."""
-        from stockade.receipt import crypto
+        """Return the receipt with the signature of a second private key (PEM) besides the first one."""
+        from stockade.receipt import ed25519
 
         def unknown() -> bytes:
             raise ReceiptError(f"{name} is encrypted", failure="not-made", hint="decrypt it first")
 
-        signer = crypto.Signer(crypto.read_private(key, unknown, name))
+        signer = ed25519.Signer(ed25519.read_private(key, unknown, name))
         first, *others = (one for one in self.signatures if one.keyid != signer.id)
         if len(others) + 1 < len(self.signatures):
             return self  # it has signed already
@@ -255,62 +261,80 @@ class Receipt(msgspec.Struct, frozen=True, dict=True):
         return Receipt(self.payload, (first, *sorted(others, key=lambda one: one.keyid)))
 
     def encode(self) -> bytes:
-        """The envelope, in its only form: one line of JSON."""
+        """Return the canonical envelope: one line of JSON."""
         return _encoder.encode(_Envelope(self.payload, self.signatures))
 
     @classmethod
     def decode(cls, data: bytes) -> Receipt:
-        """The receipt in an envelope. Whether it is true is for `stockade.verify` to say."""
+        """Return the receipt in an envelope. Only `stockade.verify` checks its signatures."""
         if len(data) > LARGEST:
             raise malformed("it is too large for a receipt")
         line = data.removesuffix(b"\n")
         try:
-            found = _decoders()[1].decode(line)
+            envelope = _decoders()[1].decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise malformed(f"it is not an envelope: {error}") from None
-        if found.payload_type != PAYLOAD_TYPE or not found.signatures:
-            raise malformed("its envelope holds something else, or no signature")
-        receipt = cls(found.payload, found.signatures)
+        if envelope.payload_type != PAYLOAD_TYPE or not envelope.signatures:
+            raise malformed("its envelope has another type of payload, or no signature")
+        receipt = cls(envelope.payload, checked_signatures(envelope.signatures))
         if receipt.encode() != line:
             raise malformed("its envelope is not in the form in which Stockade writes it")
         return receipt
 
 
+def checked_signatures(signatures: tuple[Signature, ...]) -> tuple[Signature, ...]:
+    """Return the signatures if their form is valid; refuse the receipt otherwise.
+
+    No signature covers this part, so a false key id must not get into a message or onto a terminal.
+    """
+    if len(signatures) > MOST_SIGNATURES:
+        raise malformed(f"it has more than {MOST_SIGNATURES} signatures")
+    for one in signatures:
+        if not isinstance(one.keyid, str) or not isinstance(one.sig, bytes):
+            raise malformed("one of its signatures has the wrong type")
+        if len(one.keyid) != KEY_ID_DIGITS or one.keyid.strip("0123456789abcdef"):
+            raise malformed("one of its signatures has no valid key id")
+        if len(one.sig) != SIGNATURE_BYTES:
+            raise malformed("one of its signatures has the wrong length")
+    return signatures
+
+
 def digest(data: bytes) -> str:
-    """SHA-256 in hexadecimal digits."""
+    """Return the SHA-256 in hexadecimal digits."""
     return sha256(data).hexdigest()
 
 
 def canonical(value: object) -> bytes:
-    """A value as JSON in the form that is signed: keys sorted, no spaces."""
+    """Encode a value as canonical JSON, the form that is signed: sorted keys, no spaces."""
     return _encoder.encode(value)
 
 
 def to_sign(payload: bytes) -> bytes:
-    """What a signature is over: DSSE's pre-authentication encoding."""
+    """Return the bytes that a signature covers: DSSE's pre-authentication encoding."""
     return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
 
 
 def who(given: Who | Mapping[str, str] | None, over: Who | None = None) -> Who:
-    """Who asks for a run; what is not said is as in `over`."""
+    """Validate who asks for a run; fields that are not given come from `over`."""
     base = over or Who()
     if given is None:
         return base
     if isinstance(given, Who):
-        said = {name: value for name in Who.__struct_fields__ if (value := getattr(given, name))}
+        fields = {name: value for name in Who.__struct_fields__ if (value := getattr(given, name))}
     else:
-        said = dict(given)
-    for name, value in said.items():
+        fields = dict(given)
+    for name, value in fields.items():
         if name not in Who.__struct_fields__:
-            raise PolicyError(f"who: there is no {name!r}", hint=f"known: {', '.join(Who.__struct_fields__)}")
+            known = ", ".join(Who.__struct_fields__)
+            raise PolicyError(f"who: there is no field {name!r}", hint=f"write one of: {known}")
         if not isinstance(value, str) or len(value) > MOST_WORDS:
             raise PolicyError(f"who: {name} must be text of at most {MOST_WORDS} characters")
-        said[name] = text(value)
-    return msgspec.structs.replace(base, **said)
+        fields[name] = text(value)
+    return msgspec.structs.replace(base, **fields)
 
 
 def text(words: str) -> str:
-    """Text that JSON can hold: what is not UTF-8 in a file name is replaced."""
+    """Return text that JSON can hold: bytes of a file name that are not UTF-8 are replaced."""
     if words.isascii():
         return words
     return words.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

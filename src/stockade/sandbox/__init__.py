@@ -1,5 +1,5 @@
-"""Sandboxes: a policy and a backend, living.
+"""The objects that users hold: Sandbox, Process, Workspace, Pool, Spawner; and delegation.
 
-`sandbox` is what users meet, `launch` raises the walls, `evidence` looks at
-them, `supervise` watches a run, `result` says how it ended.
+`stockade.runs` does the work behind them: `launch` raises the walls, `evidence`
+inspects them, `supervise` watches a run, `finish` makes its result.
 """

@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
@@ -15,40 +15,49 @@ import msgspec
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.policy import Policy
-from stockade.policy.model import DEFAULT
+from stockade.policy.model import policy_or_default
 from stockade.receipt.account import Account, named
-from stockade.sandbox.continued import commit_and_close, opened, snapshot_before
-from stockade.sandbox.launch import Box, Prepared, launch, prepare
-from stockade.sandbox.limits import seconds_of
-from stockade.sandbox.process import PIPE, Opening, Parts, Process, Used, starting
-from stockade.sandbox.report import committed, result_of
-from stockade.sandbox.result import Result
-from stockade.sandbox.steps import Events, Steps, drive
-from stockade.sandbox.still import held_still
-from stockade.sandbox.streams import Sink, Streams, Terminal, spill_place
-from stockade.sandbox.supervise import GRACE, Ended, Run, goes_on, may_ask, supervise, template_of
-from stockade.workspace import record
-from stockade.workspace.layers import Layer, lost
+from stockade.result import Handoff, Result, lost
+from stockade.runs.command import calm, command, words
+from stockade.runs.finish import left_by_run, left_by_sandbox, result_of, with_handoffs
+from stockade.runs.io.eventloop import Events, Steps, drive
+from stockade.runs.io.streams import PIPE, Sink, Streams, TerminalHandler
+from stockade.runs.launch import LaunchedSandbox, launch
+from stockade.runs.prepare import RunPreparation, prepare
+from stockade.runs.supervise import GRACE, Run, RunEnding, supervise, template_of
+from stockade.sandbox.workspace_lifecycle import (
+    commit_and_close,
+    open_workspace,
+    snapshot_before,
+    with_commit,
+)
+from stockade.workspace import metadata
+from stockade.workspace.overlay import OverlayLayer
 
 if TYPE_CHECKING:
     from stockade.gate.template import Template
     from stockade.receipt.statement import Receipt, Who
+    from stockade.sandbox.process import Process, ProcessHandles
+    from stockade.sandbox.workspace import Workspace
+    from stockade.sessions.background import Background
+    from stockade.sessions.interpreter import Interpreter
+    from stockade.sessions.session import LivingSandbox
+    from stockade.sessions.shell import Shell
     from stockade.workspace.commit import Commit
-    from stockade.workspace.files import Files
-    from stockade.workspace.workspace import Workspace
+    from stockade.workspace.files.files import Files
 
 OnExit = Literal["keep", "discard", "commit"]
 WAYS = get_args(OnExit)
-LONGEST_GRACE = 3600
-#: How the names of snapshots begin that are taken before each run.
+#: The prefix of the snapshots taken before each run.
 RUN = "run-"
 
 
-class Living:
+class SandboxBase:
     """What `Sandbox` and `AsyncSandbox` share: everything but the waiting."""
 
-    _box: Box | None = None
-    #: What its first process is a copy of, and a command that is known to run: `worker.warm`.
+    _box: LaunchedSandbox | None = None
+    #: The template that its first process is copied from, and a command that is known to run; see
+    #: `functions.warm_python`.
     _template: Template | None = None
     _command: tuple[str, ...] = ()
 
@@ -62,26 +71,31 @@ class Living:
         who: Who | Mapping[str, str] | None = None,
         pinned: bool = False,
     ) -> None:
-        self.policy = DEFAULT if policy is None else policy
-        #: With `on_exit="commit"`: what was committed when it was closed.
+        self.policy = policy_or_default(policy)
+        #: With `on_exit="commit"`: what `close` has committed.
         self.committed: Commit | None = None
-        self._on_exit = way(on_exit)
-        self._continued = opened(workspace)
+        #: After `close`: files that programs left, where they could write for real, for tools of the host to
+        #: obey.
+        self.handoffs: tuple[Handoff, ...] = ()
+        #: After `close`: what the search for handoffs could not read.
+        self.warnings: tuple[str, ...] = ()
+        self._on_exit = valid_on_exit(on_exit)
+        self._continued = open_workspace(workspace)
         self._snapshot = snapshot
         self._pinned = pinned
         self._who = named(who)
-        #: Where the receipts of its runs are, and in which places.
+        #: The state directory with the receipts of its runs, and their sequence numbers.
         self._log, self._receipts = "", list[int]()
-        self._prepared: Prepared | None = None
+        self._prepared: RunPreparation | None = None
         self._files: Files | None = None
-        self._asking = threading.Lock()
-        #: Held by whoever looks at the workspace of the living sandbox, and by whoever puts it away.
-        self._looking = threading.RLock()
+        self._files_lock = threading.Lock()
+        #: Held while a thread uses the workspace of the living sandbox, and while one puts it away.
+        self._workspace_lock = threading.RLock()
         self._paused = False
 
-    def _opening(self, events: Events) -> Steps[None]:
+    def _open_steps(self, events: Events) -> Steps[None]:
         if self._box is not None:
-            raise SetupError("the sandbox is open already", stage="sandbox")
+            raise SetupError("the sandbox is already open", stage="sandbox")
         account = Account(self.policy, (), self._who, self._receipts)
         with account.telling():
             prepared = prepare(
@@ -95,49 +109,51 @@ class Living:
                 prepared.close(discard=True)
                 raise
         self._prepared = prepared
-        from stockade.sandbox import unclosed
+        from stockade.sandbox import finalize
 
-        unclosed.opened(self)
+        finalize.close_at_exit(self)
 
-    def _opened(self) -> tuple[Box, Prepared]:
+    def _require_open(self) -> tuple[LaunchedSandbox, RunPreparation]:
         if self._box is None or self._prepared is None:
             raise SetupError("the sandbox is not open", stage="sandbox", hint="use it in a `with` statement")
         return self._box, self._prepared
 
     def _account(self, cmd: Sequence[str], who: Who | Mapping[str, str] | None) -> Account:
-        box, prepared = self._opened()
+        box, prepared = self._require_open()
         account = Account(self.policy, words(cmd), named(who, self._who), self._receipts)
         account.prepared, account.box = prepared, box
         return account
 
-    def _running(
-        self, box: Box, prepared: Prepared, run: Run, events: Events, account: Account
+    def _run_steps(
+        self, box: LaunchedSandbox, prepared: RunPreparation, run: Run, events: Events, account: Account
     ) -> Steps[Result]:
         yield from calm(box)
-        streams = (run := may_ask(run, prepared, account)).streams()
+        streams = (run := with_delegation(run, prepared, account)).streams()
         try:
             ended = yield from supervise(box, run, streams, events)
         finally:
             streams.close()
-        return self._judged(ended, run.program, prepared, box, account)
+        return self._make_result(ended, run.program, prepared, box, account)
 
-    def _starting(
+    def _start_steps(
         self,
-        box: Box,
+        box: LaunchedSandbox,
         program: client.Program,
         stdio: tuple[int | None, int | None, int | None],
         pty: bool | tuple[int, int],
         events: Events,
-    ) -> Steps[Parts]:
-        yield from calm(box)
-        return (yield from starting(box, program, stdio, pty, events))
+    ) -> Steps[ProcessHandles]:
+        from stockade.sandbox.process import start_steps
 
-    def _judged(
+        yield from calm(box)
+        return (yield from start_steps(box, program, stdio, pty, events))
+
+    def _make_result(
         self,
-        ended: Ended,
+        ended: RunEnding,
         program: client.Program,
-        prepared: Prepared,
-        box: Box,
+        prepared: RunPreparation,
+        box: LaunchedSandbox,
         account: Account,
         revised: Callable[[Result], Result] = lambda result: result,
     ) -> Result:
@@ -146,21 +162,21 @@ class Living:
 
     @property
     def receipts(self) -> list[Receipt]:
-        """Those of its runs that have ended, in that order."""
+        """The receipts of its ended runs, in the order in which they ended."""
         from stockade.receipt import chain
 
         return [chain.of(self._log).get(sequence) for sequence in self._receipts]
 
-    def _taken(self) -> tuple[Box | None, Prepared | None]:
-        """The sandbox, to be closed: nobody else has it from now on, and runs in it end."""
+    def _detach(self) -> tuple[LaunchedSandbox | None, RunPreparation | None]:
+        """Take the sandbox in order to close it: later calls find it closed, and its runs end."""
         box, prepared = self._box, self._prepared
         self._box = self._prepared = None
         if box is not None and box.owner == os.getpid():
             box.connection.stop()
         return box, prepared
 
-    def _end(self, box: Box | None, prepared: Prepared | None) -> None:
-        """Close what nobody uses any more, waiting in this thread."""
+    def _end(self, box: LaunchedSandbox | None, prepared: RunPreparation | None) -> None:
+        """Close a sandbox that `_detach` has returned, waiting in this thread."""
         try:
             if box is not None:
                 with Events() as events:
@@ -170,96 +186,100 @@ class Living:
                 self._put_away(prepared)
 
     def _left_by(self, kind: type[BaseException] | None) -> None:
-        """What was not finished is kept, and not committed."""
+        """After an exception keep the changes instead of committing them: they may be half done."""
         if kind is not None and self._on_exit == "commit":
             self._on_exit = "keep"
 
-    def _put_away(self, prepared: Prepared) -> None:
+    def _put_away(self, prepared: RunPreparation) -> None:
         layer = prepared.layer
-        with self._looking:
+        if (found := left_by_sandbox(prepared)) is not None:
+            self.handoffs, self.warnings = found.left, found.warnings
+        with self._workspace_lock:
             if self._on_exit == "commit":
                 self.committed = commit_and_close(prepared)
                 return
             discard = self._on_exit == "discard" or prepared.unchanged()
             if discard and self._files is not None and prepared.layer is not None:
-                self._files.close()  # there is nothing left to look at
+                self._files.close()  # the files are about to go
             prepared.close(discard=discard, earlier=self._on_exit == "discard")
         if layer is not None and layer.lost:
             raise SetupError(lost(layer.lost), stage="workspace", hint=f"the others are in {layer.path}")
 
-    def _found_files(self) -> Files:
-        """The sandbox's files, asked for when they are first needed."""
-        with self._asking:
+    def _open_files(self) -> Files:
+        """Return the sandbox's files; ask the gate for them at the first call."""
+        with self._files_lock:
             if self._files is None:
-                from stockade.workspace.files import Files
+                from stockade.workspace.files.files import Files
 
-                box, prepared = self._opened()
+                box, prepared = self._require_open()
                 roots = () if prepared.plan.plain else box.roots()
                 self._files = Files.from_descriptors(roots, prepared.resolved, prepared.home)
             return self._files
 
     @property
     def workspace(self) -> Workspace:
-        """The changes so far. Everything inside is held still while they are read or committed."""
-        from stockade.workspace.workspace import Workspace
+        """The changes so far. Everything inside is frozen while you read or commit them."""
+        from stockade.sandbox.workspace import Workspace
 
-        _, prepared = self._opened()
+        _, prepared = self._require_open()
         if prepared.layer is None:
             raise PolicyError(
-                "the sandbox has no overlay workspace", hint='Policy(workspace="."): changes are kept aside'
+                "the sandbox has no overlay workspace", hint='write Policy(workspace="."), which makes one'
             )
         layer = prepared.layer
         return Workspace(layer.path, lambda: self._alone(layer))
 
     def _before_run(self) -> None:
-        """Take the snapshot that was asked for before each run."""
-        if self._snapshot and self._opened()[1].layer is not None:
+        """Take a snapshot, if the user asked for one before each run."""
+        if self._snapshot and self._require_open()[1].layer is not None:
             self.workspace.snapshot(prefix=RUN)
 
     @contextlib.contextmanager
-    def _alone(self, layer: Layer) -> Iterator[record.Hold]:
-        """Keep the sandbox off its layer while somebody uses it; once it is closed, everybody else."""
-        with self._looking:
+    def _alone(self, layer: OverlayLayer) -> Iterator[metadata.WorkspaceLock]:
+        """Lock the layer: freeze the living sandbox; once it is closed, take the workspace's own lock."""
+        with self._workspace_lock:
             box, prepared = self._box, self._prepared
             if box is None or prepared is None or prepared.layer is not layer:
-                with record.held(layer.path, layer.id) as hold:
+                with metadata.held(layer.path, layer.id) as hold:
                     yield hold
             else:
-                with held_still(box, stays=self._paused) as sure:
+                from stockade.sandbox.freeze import frozen
+
+                with frozen(box, stays=self._paused) as sure:
                     layer.bring()
                     layer.changes()
                     layer.note()
-                    yield record.Hold(living=True, sure=sure)
+                    yield metadata.WorkspaceLock(living=True, sure=sure)
 
     def pause(self) -> None:
-        """Stop every process inside until `resume`. Time limits go on."""
-        with self._looking:
-            self._opened()[0].connection.signal(signal.SIGSTOP, everything=True)
+        """Stop every process inside until `resume`. Time limits keep running."""
+        with self._workspace_lock:
+            self._require_open()[0].connection.signal(signal.SIGSTOP, everything=True)
             self._paused = True
 
     def resume(self) -> None:
-        """Let every process inside go on."""
-        with self._looking:
-            self._opened()[0].connection.signal(signal.SIGCONT, everything=True)
+        """Continue every process inside."""
+        with self._workspace_lock:
+            self._require_open()[0].connection.signal(signal.SIGCONT, everything=True)
             self._paused = False
 
 
-def calm(box: Box) -> Steps[None]:
-    """Wait while everything inside is held still."""
-    while box.connection.starting.locked():
-        yield 0.01
+def account_of(sandbox: SandboxBase, cmd: Sequence[str]) -> Account:
+    """Return the account of a command in a living sandbox, to measure what its receipt costs."""
+    return sandbox._account(cmd, None)
 
 
-def way(on_exit: OnExit) -> OnExit:
+def valid_on_exit(on_exit: OnExit) -> OnExit:
+    """Validate a choice for `on_exit` and return it."""
     if on_exit not in WAYS:
         raise PolicyError(
-            f"on_exit = {on_exit!r}: is not a way to end", hint='write "keep", "discard" or "commit"'
+            f"on_exit = {on_exit!r}: is not a known choice", hint='write "keep", "discard" or "commit"'
         )
     return on_exit
 
 
-class Sandbox(Opening, Living):
-    """A policy and a backend, living: several commands behind the same walls, also at the same time.
+class Sandbox(SandboxBase):
+    """A living sandbox: several commands behind the same walls, also at the same time.
 
     >>> import stockade
     >>> with stockade.Sandbox(stockade.Policy()) as box:
@@ -267,13 +287,13 @@ class Sandbox(Opening, Living):
     ...     box.run(["cat", "/tmp/x"]).text
     '1\\n'
 
-    `on_exit` says what becomes of the changes in an overlay workspace: "keep" them in the state
-    directory (an unchanged one leaves nothing), "discard" or "commit" them. A commit that is refused
-    raises and keeps them; after an exception in the `with` statement nothing is committed.
+    `on_exit` decides about the changes in an overlay workspace: "keep" them in the state directory
+    (without changes nothing is kept), "discard" or "commit" them. If the commit is refused, an error is
+    raised and the changes are kept; after an exception in the `with` statement nothing is committed.
 
-    `workspace` is one to go on with, or its id; the policy need not name its directory then. With
-    `snapshot` one is taken before each run, called run-1, run-2 and so on. `who` is what the receipts
-    say about who asked: agent, category, action and words; a run may say more.
+    `workspace` continues an earlier workspace, given as a `Workspace` or its id; the policy need not name its
+    directory then. `snapshot` takes a snapshot before each run, named run-1, run-2 and so on. `who` tells the
+    receipts who asked: agent, category, action and words; a run may add to it.
     """
 
     def __init__(
@@ -294,8 +314,8 @@ class Sandbox(Opening, Living):
 
     @property
     def files(self) -> Files:
-        """The files inside, as its programs see them; those of the workspace also when it has ended."""
-        return self._found_files()
+        """The files inside, as programs see them; those of the workspace also after the sandbox has ended."""
+        return self._open_files()
 
     def __enter__(self) -> Sandbox:
         self.open()
@@ -306,13 +326,13 @@ class Sandbox(Opening, Living):
         self.close()
 
     def open(self) -> None:
-        """Raise the walls. `with` does it."""
+        """Raise the walls. `with` calls this."""
         with Events() as events:
-            drive(self._opening(events), events)
+            drive(self._open_steps(events), events)
 
     def close(self) -> None:
         """End everything inside; harmless when repeated."""
-        box, prepared = self._taken()
+        box, prepared = self._detach()
         try:
             if box is not None and box.owner == os.getpid():
                 with self._quiet:
@@ -322,9 +342,9 @@ class Sandbox(Opening, Living):
 
     def __del__(self) -> None:
         if self._box is not None:
-            from stockade.sandbox import unclosed
+            from stockade.sandbox import finalize
 
-            unclosed.tell("a Sandbox was not closed: use it in a `with` statement", self._box.owner)
+            finalize.warn_unclosed("a Sandbox was not closed: use it in a `with` statement", self._box.owner)
             self._left_by(ResourceWarning)
             self.close()
 
@@ -341,38 +361,38 @@ class Sandbox(Opening, Living):
         on_stderr: Sink | None = None,
         who: Who | Mapping[str, str] | None = None,
     ) -> Result:
-        """Run a command to its end. The sandbox and what is in it live on."""
+        """Run a command to its end. The sandbox and its other programs live on."""
         return self._run(
             cmd, who, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
             on_stderr=on_stderr, kept=True,
         )  # fmt: skip
 
     def run_last(self, cmd: Sequence[str], **options: Any) -> Result:
-        """Run a command as `run` does; the sandbox ends with it. Nobody else may use it then.
+        """Run a command as `run` does, and end the sandbox with it. No other run may use the sandbox.
 
-        Its first process attends to the command itself, which saves one process.
+        Init attends to the command itself instead of a keeper, which saves one process.
         """
         return self._run(cmd, options.pop("who"), given=options.pop("input"), kept=False, **options)
 
     def _run(self, cmd: Sequence[str], who: Who | Mapping[str, str] | None, **options: Any) -> Result:
         account = self._account(cmd, who)
         with account.telling():
-            run = command(self._opened()[1], cmd, meanwhile=account.ready, **options)
+            run = command(self._require_open()[1], cmd, meanwhile=account.ready, **options)
             if run.kept:
                 self._before_run()
-            with self._used() as (box, prepared), Events() as events:
+            with self._in_use() as (box, prepared), Events() as events:
                 if not run.kept:
                     events.watch(box.connection.fileno())
-                return drive(self._running(box, prepared, run, events, account), events)
+                return drive(self._run_steps(box, prepared, run, events, account), events)
 
     @property
     def gate(self) -> int | None:
-        """A descriptor that is ready to read when everything inside has ended; None once it is closed."""
+        """A descriptor that becomes readable when everything inside has ended; None after `close`."""
         return None if self._box is None else self._box.pidfd
 
     @property
     def ended(self) -> bool:
-        """Whether nothing lives inside any more."""
+        """Whether everything inside has ended."""
         gate = self.gate
         return gate is None or bool(select.select([gate], [], [], 0)[0])
 
@@ -390,27 +410,98 @@ class Sandbox(Opening, Living):
         grace: float = GRACE,
         who: Who | Mapping[str, str] | None = None,
     ) -> Process:
-        """Start a command and go on.
+        """Start a command without waiting for its end.
 
         Streams are `subprocess.PIPE` or `DEVNULL` (stdin: None for an empty one); stderr can be `STDOUT`.
-        With `pty` the program has a terminal of its own instead, of 24 lines and 80 columns or as given.
+        With `pty` the program gets its own terminal instead, of 24 lines and 80 columns or the given size.
         """
+        from stockade.sandbox.process import Process
+
         account = self._account(cmd, who)
         with account.telling():
-            prepared = self._opened()[1]
+            prepared = self._require_open()[1]
             run = command(prepared, cmd, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=True)
             self._before_run()
-            with self._used() as (box, prepared), Events() as events:
+            with self._in_use() as (box, prepared), Events() as events:
                 stdio = (stdin, stdout, stderr)
-                parts = drive(self._starting(box, run.program, stdio, pty, events), events)
+                parts = drive(self._start_steps(box, run.program, stdio, pty, events), events)
             return Process(
                 parts,
-                lambda ended: self._judged(ended, run.program, prepared, box, account),
+                lambda ended: self._make_result(ended, run.program, prepared, box, account),
                 account.abandoned,
             )
 
-    def _used(self) -> Used:
-        return Used(self)
+    def shell(self, *, first: bool = False) -> Shell:
+        """One bash for many runs: directory, variables and functions stay. The first run starts it.
+
+        With `first` it is process 2, right after init: nothing else may have run in the sandbox before.
+        """
+        from stockade.sessions.shell import Shell
+
+        return Shell(self._living(), first=first)
+
+    def python(
+        self, *, preload: Iterable[str] = (), executable: str = "python3", ipython: bool | None = None
+    ) -> Interpreter:
+        """One Python for many runs: its variables stay. The first run starts it and imports `preload`.
+
+        IPython's shell runs the code if it is installed inside; `ipython` forces or forbids that.
+        """
+        from stockade.sessions.interpreter import Interpreter
+
+        return Interpreter(self._living(), preload, executable, ipython)
+
+    def background(
+        self,
+        cmd: Sequence[str],
+        *,
+        input: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+        grace: float = GRACE,
+        who: Who | Mapping[str, str] | None = None,
+    ) -> Background:
+        """Start a command whose output goes to logs outside, which you can read from any byte on."""
+        from stockade.sessions.background import Background
+
+        return Background(
+            self._living(), cmd, input=input, env=env, cwd=cwd, timeout=timeout, grace=grace, who=who
+        )
+
+    def _living(self) -> LivingSandbox:
+        """Return the calls into this sandbox that a session needs."""
+        from stockade.sessions.session import LivingSandbox
+
+        return LivingSandbox(
+            self._require_open,
+            self._account,
+            self._run_steps,
+            self._make_result,
+            self._before_run,
+            self._in_use,
+        )
+
+    def _in_use(self) -> UseGuard:
+        return UseGuard(self)
+
+
+class UseGuard:
+    """Keeps a `Sandbox` open for the time of one call: `close` waits for it."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    def __enter__(self) -> tuple[LaunchedSandbox, RunPreparation]:
+        with self._sandbox._quiet:
+            opened = self._sandbox._require_open()
+            self._sandbox._using += 1
+        return opened
+
+    def __exit__(self, *_: object) -> None:
+        with self._sandbox._quiet:
+            self._sandbox._using -= 1
+            self._sandbox._quiet.notify_all()
 
 
 def run(
@@ -432,31 +523,31 @@ def run(
     keep_output: bool = True,
     pinned: bool = False,
     cancelled_by: tuple[type[BaseException], ...] = (),
-    terminal: Terminal | None = None,
+    terminal: TerminalHandler | None = None,
 ) -> Result:
-    """Run one command in a sandbox of its own.
+    """Run one command in its own sandbox.
 
-    `on_exit`, `workspace`, `snapshot` and `who` are as for `Sandbox`, but a commit that is refused is told in
-    the result, and a run that did not end by itself commits nothing.
+    `on_exit`, `workspace`, `snapshot` and `who` are as for `Sandbox`, but the result reports a refused
+    commit, and a run that did not end by itself commits nothing.
 
-    `stdin` is a descriptor whose content is handed to the program; a terminal is not. Exceptions named
+    The program reads the content of the descriptor `stdin`, unless that is a terminal. Exceptions named
     in `cancelled_by` end the run and make its outcome "cancelled"; others end it and are raised.
-    `terminal` looks after a terminal of the sandbox's own, which the program gets instead of pipes.
+    `terminal` handles a terminal of the sandbox's own, which the program gets instead of pipes.
 
     >>> import stockade
     >>> result = stockade.run(["cat"], input=b"hello")
     >>> result.ok, result.stdout
     (True, b'hello')
     """
-    argv, end = words(cmd), way(on_exit)
-    chosen = DEFAULT if policy is None else policy
+    argv, end = words(cmd), valid_on_exit(on_exit)
+    chosen = policy_or_default(policy)
     account = Account(chosen, argv, named(who))
     with account.telling(), Events() as events:
-        again = opened(workspace)
+        again = open_workspace(workspace)
         prepared = prepare(chosen, pinned=pinned, command=argv, workspace=again, template=template_of(cmd))
         account.prepared = prepared
 
-        def made() -> Run:
+        def make_run() -> Run:
             one = command(
                 prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
                 on_stdout=on_stdout, on_stderr=on_stderr, source=stdin, keep=keep_output, kept=False,
@@ -466,24 +557,36 @@ def run(
                 snapshot_before(prepared, RUN)
             return one
 
-        return drive(one_shot(prepared, made, account, events, end), events)
+        return drive(one_shot(prepared, make_run, account, events, end), events)
+
+
+def with_delegation(run: Run, prepared: RunPreparation, account: Account | None) -> Run:
+    """Return the run, with the means to ask for sandboxes if its policy allows delegation.
+
+    A worker's functions cannot ask: the supervisor uses those descriptors to talk with the worker.
+    """
+    if not prepared.resolved.policy.delegate or run.beside is not None:
+        return run
+    from stockade.sandbox.delegation import with_requests
+
+    return with_requests(run, prepared, account)
 
 
 def one_shot(
-    prepared: Prepared, made: Callable[[], Run], account: Account, events: Events, end: OnExit
+    prepared: RunPreparation, make_run: Callable[[], Run], account: Account, events: Events, end: OnExit
 ) -> Steps[Result]:
-    """A sandbox for one run, which is put away afterwards."""
+    """Run one command in a new sandbox, then keep, commit or discard its changes."""
     discard = False
     try:
-        result = yield from _once(prepared, made(), account, events)
+        result = yield from _launch_and_run(prepared, make_run(), account, events)
         if end != "discard" and result.workspace and prepared.layer is not None:
             result = msgspec.structs.replace(result, lost=prepared.layer.bring_last())
         if end == "commit":
-            return committed(result, prepared)
+            return with_commit(result, prepared)
         discard = not result.workspace
         return result
     except BaseException:
-        # Whatever ended it, what was done is kept, unless nothing was.
+        # After any exception keep the changes, if there are some.
         with contextlib.suppress(SetupError):
             discard = prepared.unchanged()
         raise
@@ -491,9 +594,9 @@ def one_shot(
         prepared.close(discard=discard or end == "discard", earlier=end == "discard")
 
 
-def _once(prepared: Prepared, run: Run, account: Account, events: Events) -> Steps[Result]:
-    """A sandbox for one run."""
-    run, pipes = may_ask(run, prepared, account), list[Streams]()
+def _launch_and_run(prepared: RunPreparation, run: Run, account: Account, events: Events) -> Steps[Result]:
+    """Launch a sandbox, run one command in it and close it."""
+    run, pipes = with_delegation(run, prepared, account), list[Streams]()
     try:
         box = yield from launch(prepared, events, lambda: pipes.append(run.streams()))
         account.box = box
@@ -501,83 +604,10 @@ def _once(prepared: Prepared, run: Run, account: Account, events: Events) -> Ste
             ended = yield from supervise(box, run, pipes[0], events)
         finally:
             yield from box.closed(events)
-        return result_of(ended, run.program, prepared, box, account)
+        left = yield from left_by_run(prepared, events)
+        return result_of(
+            ended, run.program, prepared, box, account, revised=lambda result: with_handoffs(result, left)
+        )
     finally:
         for streams in pipes:
             streams.close()
-
-
-def command(
-    prepared: Prepared,
-    cmd: Sequence[str],
-    *,
-    given: bytes = b"",
-    env: Mapping[str, str] | None,
-    cwd: str | os.PathLike[str] | None,
-    timeout: float | None,
-    grace: float = GRACE,
-    on_stdout: Sink | None = None,
-    on_stderr: Sink | None = None,
-    source: int | None = None,
-    keep: bool = True,
-    kept: bool,
-    cancelled_by: tuple[type[BaseException], ...] = (),
-    meanwhile: Callable[[], object] = lambda: None,
-    terminal: Terminal | None = None,
-) -> Run:
-    """What the caller asks for, checked."""
-    argv = words(cmd)
-    place = os.fsdecode(cwd) if cwd is not None else ""
-    if "\0" in place:
-        raise PolicyError("the directory of the command has a NUL byte in its name")
-    if source is not None and os.isatty(source):
-        raise PolicyError(
-            "stdin is a terminal, which is never handed in", hint="pipe something in, or leave it out"
-        )
-    if not 0 <= grace <= LONGEST_GRACE:
-        raise PolicyError(f"grace = {grace!r}: is not a time", hint=f"seconds, from 0 to {LONGEST_GRACE}")
-    limits, workspace = prepared.resolved.limits, prepared.resolved.workspace
-    seconds = [time for time in (seconds_of(timeout), limits.wall) if time is not None]
-    here = workspace.path if workspace is not None else prepared.home
-    program = client.Program(
-        argv=argv,
-        env={**prepared.environ, **_variables(env)},
-        cwd=os.path.join(here, place),
-        wall=min(seconds) if seconds else None,
-        grace=grace,
-        resumed=goes_on(cmd, prepared.template),
-    )
-    return Run(
-        program=program if terminal is None else terminal.fit(program),
-        given=given,
-        source=source,
-        limit=int(limits.output or 0),
-        on_stdout=on_stdout,
-        on_stderr=on_stderr,
-        spill=spill_place(prepared.state, prepared.made.entry) if keep else None,
-        kept=kept,
-        cancelled_by=cancelled_by,
-        meanwhile=meanwhile,
-        terminal=terminal,
-    )
-
-
-def words(cmd: Sequence[str]) -> list[str]:
-    """The words of a command, or why they are none."""
-    if isinstance(cmd, str | bytes):
-        raise PolicyError(f"the command {cmd!r} is one string", hint='write a list: ["sh", "-c", "..."]')
-    argv = [os.fsdecode(word) for word in cmd]
-    if not argv:
-        raise PolicyError("there is no command to run", hint="stockade run -- COMMAND ...")
-    if "\0" in "".join(argv):
-        raise PolicyError("the command has a NUL byte in it")
-    return argv
-
-
-def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
-    for name, value in (env or {}).items():
-        if not name or "=" in name or "\0" in name or "\0" in value:
-            raise PolicyError(
-                f"env: {name!r} cannot be set", hint="names are not empty and have no = in them"
-            )
-    return env or {}

@@ -1,9 +1,9 @@
-"""Points of a workspace to come back to, and workspaces that begin where another is.
+"""Snapshots of a workspace, and forks of it.
 
-`snapshots/NAME/upper` in a layer is a copy of its changes as they were.
-Whatever is made here is made under a name that stands for nothing and then
-renamed, and a tree is put back by letting two names change places: killed at
-any moment, a workspace is as before or as after. The caller holds its lock.
+`snapshots/NAME/upper` in a layer is a copy of its changes at one moment.
+Everything is built under a temporary name and then renamed, and a tree is put
+back by exchanging two names: after a crash at any moment, a workspace is as
+before or as after. The caller holds its lock.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from stockade.errors import NotFoundError, PolicyError
-from stockade.workspace import copying, descend, record
+from stockade.linux import dirwalk
+from stockade.workspace import metadata, tree_copy
 
 PLACE = "snapshots"
-#: What the program started from where it changed files (`bases`).
+#: The files that the program started from and changed (`bases`).
 BASES = "base"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 MOST_FORKS = 1000
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """One point to come back to, and when it was taken, in seconds."""
+    """One snapshot, and when it was taken, in seconds since 1970."""
 
     name: str
     taken: float
 
 
 def known(layer: str) -> list[Snapshot]:
-    """The snapshots of a layer, the oldest first."""
+    """Return the snapshots of a layer, the oldest first."""
     try:
         names = [name for name in os.listdir(f"{layer}/{PLACE}") if not name.startswith(".")]
     except FileNotFoundError:
@@ -46,93 +47,96 @@ def known(layer: str) -> list[Snapshot]:
 
 
 def take(layer: str, name: str | None, prefix: str = "", *, sure: Callable[[], None]) -> Snapshot:
-    """Keep a copy of the changes; without a name it gets the next number, after the prefix."""
+    """Keep a copy of the changes; without a name it gets the prefix and the next number."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(f"{layer}/{PLACE}", 0o700)
-    with opened(f"{layer}/{PLACE}") as place, opened(f"{layer}/upper", descend.NODE) as upper:
+    with open_directory(f"{layer}/{PLACE}") as place, open_directory(f"{layer}/upper", dirwalk.NODE) as upper:
         there = os.listdir(place)
         if name is None:
             numbers = [one.removeprefix(prefix) for one in there if one.startswith(prefix)]
             name = f"{prefix}{1 + max((int(one) for one in numbers if one.isdecimal()), default=0)}"
         if not NAME.fullmatch(name):
             raise PolicyError(
-                f"{name!r} cannot be the name of a snapshot",
-                hint="use at most 64 letters, digits, dots, lines and underscores",
+                f"{name!r} is not a valid name for a snapshot",
+                hint="use at most 64 letters, digits, dots, hyphens and underscores",
             )
         if name in there:
-            raise PolicyError(f"there is a snapshot {name!r} already", hint="choose another name")
-        with begun(place) as doomed:
-            with descend.reached(place, doomed) as made:
-                copying.tree(upper, made, "upper")
+            raise PolicyError(f"snapshot {name!r} exists already", hint="choose another name")
+        with temporary_directory(place) as doomed:
+            with dirwalk.reached(place, doomed) as made:
+                tree_copy.tree(upper, made, "upper")
             sure()
             os.rename(doomed, name, src_dir_fd=place, dst_dir_fd=place)
     return next(one for one in known(layer) if one.name == name)
 
 
 def restore(layer: str, name: str) -> None:
-    """Put the changes back as they were; those since then are gone."""
+    """Put the changes back as they were in a snapshot; later changes are lost."""
     with (
-        opened(layer) as top,
-        _named(layer, name) as place,
-        descend.reached(place, "upper") as upper,
+        open_directory(layer) as top,
+        _open_snapshot(layer, name) as place,
+        dirwalk.reached(place, "upper") as upper,
     ):
         replace(top, upper)
 
 
 def replace(
-    top: int, upper: int, left_out: copying.LeftOut | None = None, sure: Callable[[], None] = lambda: None
+    top: int,
+    upper: int,
+    left_out: tree_copy.OmittedPaths | None = None,
+    sure: Callable[[], None] = lambda: None,
 ) -> None:
-    """Let a layer have a copy of some changes instead of its own, at one moment; `sure` may refuse it."""
-    with begun(top) as doomed, descend.reached(top, doomed) as made:
-        copying.tree(upper, made, "upper", left_out)
+    """Replace a layer's changes by a copy of others, atomically; `sure` raises an error to prevent it."""
+    with temporary_directory(top) as doomed, dirwalk.reached(top, doomed) as made:
+        tree_copy.tree(upper, made, "upper", left_out)
         sure()
-        copying.exchange(top, "upper", made, "upper")
+        tree_copy.exchange(top, "upper", made, "upper")
 
 
 def drop(layer: str, name: str) -> None:
-    """Forget a snapshot."""
-    with _named(layer, name), opened(f"{layer}/{PLACE}") as place:
-        doomed = f"{descend.REMOVED}{os.urandom(6).hex()}"
+    """Remove a snapshot."""
+    with _open_snapshot(layer, name), open_directory(f"{layer}/{PLACE}") as place:
+        doomed = f"{dirwalk.REMOVED}{os.urandom(6).hex()}"
         os.rename(name, doomed, src_dir_fd=place, dst_dir_fd=place)
-        descend.remove_doomed(place)
+        dirwalk.remove_doomed(place)
 
 
 def fork(layer: str, count: int, *, sure: Callable[[], None]) -> list[str]:
-    """Make workspaces of their own with the same changes over the same tree; the result are their ids."""
+    """Make new workspaces with the same changes over the same tree, and return their ids."""
     if not 1 <= count <= MOST_FORKS:
-        raise PolicyError(f"{count} workspaces cannot be made at once", hint=f"from 1 to {MOST_FORKS}")
+        raise PolicyError(f"cannot make {count} workspaces at once", hint=f"choose from 1 to {MOST_FORKS}")
     parent = os.path.dirname(layer)
     with contextlib.ExitStack() as stack:
-        place = stack.enter_context(opened(parent))
-        upper = stack.enter_context(opened(f"{layer}/upper", descend.NODE))
+        place = stack.enter_context(open_directory(parent))
+        upper = stack.enter_context(open_directory(f"{layer}/upper", dirwalk.NODE))
         ids = [os.urandom(6).hex() for _ in range(count)]
         for id in ids:
-            doomed = f"{descend.REMOVED}{id}"
-            stack.callback(descend.remove, place, doomed)  # of those that were finished nothing is there
+            doomed = f"{dirwalk.REMOVED}{id}"
+            stack.callback(dirwalk.remove, place, doomed)  # a finished one no longer has this name
             os.mkdir(doomed, 0o700, dir_fd=place)
-            # Else somebody who removes another would remove it as well.
-            stack.enter_context(record.held(f"{parent}/{doomed}", id))
-            made = stack.enter_context(descend.reached(place, doomed))
-            copying.tree(upper, made, "upper")
+            # Locked, or a process that removes another layer would remove this one as well.
+            stack.enter_context(metadata.held(f"{parent}/{doomed}", id))
+            made = stack.enter_context(dirwalk.reached(place, doomed))
+            tree_copy.tree(upper, made, "upper")
             os.mkdir("work", 0o700, dir_fd=made)
             for name in ("workspace.json", "seen"):
-                _copied(f"{layer}/{name}", name, made)
-            with contextlib.suppress(FileNotFoundError), opened(f"{layer}/{BASES}") as bases:
-                copying.tree(bases, made, BASES)
+                _copy_file(f"{layer}/{name}", name, made)
+            with contextlib.suppress(FileNotFoundError), open_directory(f"{layer}/{BASES}") as bases:
+                tree_copy.tree(bases, made, BASES)
         sure()
         for number, id in enumerate(ids):
             try:
-                os.rename(f"{descend.REMOVED}{id}", id, src_dir_fd=place, dst_dir_fd=place)
+                os.rename(f"{dirwalk.REMOVED}{id}", id, src_dir_fd=place, dst_dir_fd=place)
             except BaseException:
-                # All or none: nobody would hear of those that are there already.
+                # All or none: the caller gets no ids, so no one would know of the finished ones.
                 for made_before in ids[:number]:
-                    doomed = f"{descend.REMOVED}{made_before}"
+                    doomed = f"{dirwalk.REMOVED}{made_before}"
                     os.rename(made_before, doomed, src_dir_fd=place, dst_dir_fd=place)
                 raise
         return ids
 
 
-def _copied(path: str, name: str, place: int) -> None:
+def _copy_file(path: str, name: str, place: int) -> None:
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -143,8 +147,8 @@ def _copied(path: str, name: str, place: int) -> None:
 
 
 @contextlib.contextmanager
-def opened(path: str, flags: int = descend.DIRECTORY) -> Iterator[int]:
-    """A directory of the state."""
+def open_directory(path: str, flags: int = dirwalk.DIRECTORY) -> Iterator[int]:
+    """Open a directory of the state."""
     directory = os.open(path, flags | os.O_DIRECTORY)
     try:
         yield directory
@@ -153,21 +157,21 @@ def opened(path: str, flags: int = descend.DIRECTORY) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _named(layer: str, name: str) -> Iterator[int]:
+def _open_snapshot(layer: str, name: str) -> Iterator[int]:
     if not NAME.fullmatch(name) or not os.path.isdir(f"{layer}/{PLACE}/{name}"):
         names = ", ".join(one.name for one in known(layer)) or "none"
-        raise NotFoundError(f"there is no snapshot {name!r}", hint=f"there are: {names}")
-    with opened(f"{layer}/{PLACE}/{name}") as place:
+        raise NotFoundError(f"there is no snapshot {name!r}", hint=f"existing snapshots: {names}")
+    with open_directory(f"{layer}/{PLACE}/{name}") as place:
         yield place
 
 
 @contextlib.contextmanager
-def begun(place: int) -> Iterator[str]:
-    """The name of a new directory that stands for nothing; what is still under it afterwards is removed."""
-    descend.remove_doomed(place)
-    doomed = f"{descend.REMOVED}{os.urandom(6).hex()}"
+def temporary_directory(place: int) -> Iterator[str]:
+    """Create a directory with a temporary name; remove it afterwards if it still has that name."""
+    dirwalk.remove_doomed(place)
+    doomed = f"{dirwalk.REMOVED}{os.urandom(6).hex()}"
     os.mkdir(doomed, 0o700, dir_fd=place)
     try:
         yield doomed
     finally:
-        descend.remove(place, doomed)
+        dirwalk.remove(place, doomed)

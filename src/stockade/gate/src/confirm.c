@@ -66,47 +66,55 @@ static int confirm_size(int root, const struct op *op)
 }
 
 /* That /tmp and the others are on it, the supervisor sees in the mount table. */
-static int confirm_image(const struct box *box, const struct op *op)
+static int confirm_image(const struct tree *tree, const struct op *op)
 {
 	struct statfs info;
-	if (box->image < 0)
+	if (tree->image < 0)
 		return missing();
-	if (fstatfs(box->image, &info))
+	if (fstatfs(tree->image, &info))
 		return -1;
 	return (uint64_t)info.f_blocks * (uint64_t)info.f_bsize <= op->a ? 0 : missing();
 }
 
-int confirm_op(const struct box *box, const struct op *op, const char **culprit)
+int confirm_tree(const struct tree *tree, const struct op *op, const char **culprit)
 {
-	struct utsname name;
-	struct rlimit limit;
 	struct stat info;
 	*culprit = op->s[0];
 	switch (op->type) {
-	case OP_HOSTNAME:
-		return uname(&name) == 0 && strcmp(name.nodename, op->s[0]) == 0 ? 0 : missing();
 	case OP_DIR:
 	case OP_FILE:
 	case OP_LINK:
 	case OP_SCRATCH:
-		return confirm_file(box->root, op);
+		return confirm_file(tree->root, op);
 	case OP_ROOT:
-		return confirm_size(box->root, op);
+		return confirm_size(tree->root, op);
 	case OP_IMAGE:
-		return confirm_image(box, op);
+		return confirm_image(tree, op);
 	case OP_MASK:
 		/* By its name from the root: no mount made since may show it again. */
-		if (fstatat(box->root, op->s[0] + 1, &info, AT_SYMLINK_NOFOLLOW) == 0)
+		if (fstatat(tree->root, op->s[0] + 1, &info, AT_SYMLINK_NOFOLLOW) == 0)
 			return missing();
 		return errno == ENOENT ? 0 : -1;
+	}
+	return 0;
+}
+
+int confirm_op(const struct walls *walls, const struct op *op, const char **culprit)
+{
+	struct utsname name;
+	struct rlimit limit;
+	*culprit = op->s[0];
+	switch (op->type) {
+	case OP_HOSTNAME:
+		return uname(&name) == 0 && strcmp(name.nodename, op->s[0]) == 0 ? 0 : missing();
 	case OP_RLIMIT:
 		if (getrlimit((int)op->a, &limit))
 			return -1;
 		return limit.rlim_max == op->b + (op->a == RLIMIT_NPROC ? GRACE_TASKS : 0) ? 0 : missing();
 	case OP_KEYRING:
-		if (box->helped)
+		if (walls->helped)
 			return 0; /* the usher has seen to it; here the filter refuses to tell */
-		return session_keyring() != box->keyring ? 0 : missing();
+		return session_keyring() != walls->keyring ? 0 : missing();
 	case OP_PRIVILEGES:
 		return prctl(PR_GET_DUMPABLE) == 0 && prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1 ? 0
 												   : missing();
@@ -115,127 +123,131 @@ int confirm_op(const struct box *box, const struct op *op, const char **culprit)
 }
 
 /* A socket by an abstract name that is older than the wall must be out of reach. */
-static int confirm_scopes(const struct box *box)
+static int confirm_scopes(const struct walls *walls)
 {
 	struct sockaddr_un name;
 	socklen_t length = sizeof name;
-	if (getsockname(box->outsider, (struct sockaddr *)&name, &length))
+	if (getsockname(walls->outsider, (struct sockaddr *)&name, &length))
 		return -1;
-	int caller = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	owned_fd caller = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (caller < 0)
 		return -1;
-	int reached = connect(caller, (struct sockaddr *)&name, length) == 0;
-	int error = errno;
-	close(caller);
-	errno = error;
-	return reached ? missing() : errno == EPERM ? 0 : -1;
+	if (connect(caller, (struct sockaddr *)&name, length) == 0)
+		return missing();
+	return errno == EPERM ? 0 : -1;
 }
 
 /* Of a plan without namespaces: a system's tree, the first that is granted. */
-static const char *granted_directory(const struct box *box)
+static const char *granted_directory(const struct plan *plan)
 {
-	for (unsigned i = 0; i < box->plan.count; i++)
-		if (box->plan.ops[i].type == OP_GRANT)
-			return box->plan.ops[i].s[0];
+	for (unsigned i = 0; i < plan->count; i++)
+		if (plan->ops[i].type == OP_GRANT)
+			return plan->ops[i].s[0];
 	return "/";
 }
 
 /* Landlock cannot be read from outside, so it is tried: a file that exists but was not granted
  * must be refused, a directory that was granted must open. */
-int confirm_walls(const struct box *box, const char **culprit)
+int confirm_walls(const struct walls *walls, const struct plan *plan, int canary, const char **culprit)
 {
 	unsigned granted = 0;
-	for (unsigned i = 0; i < box->plan.count; i++)
-		granted += box->plan.ops[i].type == OP_GRANT;
+	for (unsigned i = 0; i < plan->count; i++)
+		granted += plan->ops[i].type == OP_GRANT;
 	*culprit = "Landlock rules";
-	if (granted != box->rules)
+	if (granted != walls->rules)
 		return missing();
 	char path[32] = "/";
-	if (!box->warden)
-		snprintf(path, sizeof path, "/proc/self/fd/%d", box->canary);
+	if (!walls->warden)
+		snprintf(path, sizeof path, "/proc/self/fd/%d", canary);
 	*culprit = "a file that Landlock must refuse";
-	int refused = open(path, O_RDONLY | O_CLOEXEC);
-	if (refused >= 0) {
-		close(refused);
+	owned_fd refused = open(path, O_RDONLY | O_CLOEXEC);
+	if (refused >= 0)
 		return missing();
-	}
 	if (errno != EACCES)
 		return -1;
 	*culprit = "a directory that Landlock must allow";
-	int allowed = open(box->warden ? granted_directory(box) : "/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	owned_fd allowed = open(walls->warden ? granted_directory(plan) : "/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (allowed < 0)
 		return -1;
-	close(allowed);
 	*culprit = "a socket that Landlock must refuse";
-	if (box->outsider >= 0 && confirm_scopes(box))
+	if (walls->outsider >= 0 && confirm_scopes(walls))
 		return -1;
 	*culprit = "a signal that Landlock must refuse";
-	return box->warden ? signals_stay_in(box->warden) : 0;
+	return walls->warden ? confirm_signal_scope(walls->warden) : 0;
 }
 
-/* Behind the wall that programs have besides, /proc and the gate itself are out of reach. */
-static int try_inner(const struct box *box, pid_t gate)
+/* Behind the wall that only programs have, /proc and init itself are out of reach. */
+static int try_inner(const struct walls *walls, pid_t gate)
 {
-	if (wall_inner(box->inner))
+	if (wall_inner(walls->inner))
 		return -1;
 	int refused = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (refused >= 0 || errno != EACCES)
 		return missing();
-	return signals_stay_in(gate);
+	return confirm_signal_scope(gate);
 }
 
-int confirm_inner(const struct box *box)
+int confirm_inner(const struct walls *walls)
 {
 	int status;
-	if (!box->warden)
+	if (!walls->warden)
 		return 0;
-	if (box->inner < 0)
+	if (walls->inner < 0)
 		return missing();
 	pid_t gate = getpid(), pid = fork();
 	if (pid == 0)
-		_exit(try_inner(box, gate) ? 1 : 0);
+		_exit(try_inner(walls, gate) ? 1 : 0);
 	if (pid < 0 || waitpid(pid, &status, 0) != pid)
 		return -1;
 	return status ? missing() : 0;
 }
 
+static void close_listing(DIR **names)
+{
+	int error = errno;
+	if (*names)
+		closedir(*names);
+	errno = error;
+}
+#define owned_listing __attribute__((cleanup(close_listing))) DIR *
+
 static DIR *listing(int directory)
 {
 	char path[32];
 	snprintf(path, sizeof path, "/proc/self/fd/%d", directory);
-	int file = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	owned_fd file = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *found = file < 0 ? NULL : fdopendir(file);
-	if (found == NULL && file >= 0)
-		close(file);
+	if (found)
+		take_fd(&file);
 	return found;
 }
 
-static int has(int directory, const char *name)
+static int has_name(int directory, const char *name)
 {
 	struct stat info;
 	return directory >= 0 && fstatat(directory, name, &info, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-/* The kernel gives the time of the last change of an inode, and nobody else can. */
-static int is_same(const struct stat *one, const struct stat *other)
+/* The kernel sets the time of the last change of an inode, and no program can. */
+static int is_same_inode(const struct stat *one, const struct stat *other)
 {
 	return one->st_mode == other->st_mode && one->st_ctim.tv_sec == other->st_ctim.tv_sec &&
 	       one->st_ctim.tv_nsec == other->st_ctim.tv_nsec;
 }
 
 /* Whether a name of the host's directory is what an overlay over it shows. */
-static int shows(int overlay, int lower, const char *name)
+static int shows_name(int overlay, int lower, const char *name)
 {
 	struct stat before, seen, after;
 	for (unsigned tries = 0; tries < 100; tries++) {
 		if (fstatat(lower, name, &before, AT_SYMLINK_NOFOLLOW))
-			return errno == ENOENT && !has(overlay, name);
+			return errno == ENOENT && !has_name(overlay, name);
 		if (S_ISCHR(before.st_mode) && before.st_rdev == 0)
-			return !has(overlay, name); /* a whiteout */
+			return !has_name(overlay, name); /* a whiteout */
 		int found = fstatat(overlay, name, &seen, AT_SYMLINK_NOFOLLOW) == 0;
-		if (found && is_same(&before, &seen))
+		if (found && is_same_inode(&before, &seen))
 			return 1;
-		if (fstatat(lower, name, &after, AT_SYMLINK_NOFOLLOW) == 0 && is_same(&before, &after))
+		if (fstatat(lower, name, &after, AT_SYMLINK_NOFOLLOW) == 0 && is_same_inode(&before, &after))
 			return 0; /* it did not change meanwhile */
 	}
 	return 0;
@@ -246,8 +258,8 @@ static int compare(DIR *names, int overlay, int lower, int upper)
 {
 	unsigned looked_at = 0;
 	for (struct dirent *entry; (entry = readdir(names)) && looked_at < MOST_NAMES; looked_at++)
-		if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..") && !has(upper, entry->d_name) &&
-		    !shows(overlay, lower, entry->d_name))
+		if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..") && !has_name(upper, entry->d_name) &&
+		    !shows_name(overlay, lower, entry->d_name))
 			return -1;
 	return 0;
 }
@@ -263,22 +275,16 @@ int confirm_bound(const char *path, int source)
 
 int confirm_shown(const char *path, int lower, int upper)
 {
-	int overlay = open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), result = -1;
+	owned_fd overlay = open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (overlay < 0)
 		return -1;
-	DIR *below = listing(lower), *shown = below ? listing(overlay) : NULL;
-	if (shown) {
-		result = compare(below, overlay, lower, upper) || compare(shown, overlay, lower, upper) ? -1 : 0;
-		errno = ESTALE;
-	}
-	int error = errno;
-	if (below)
-		closedir(below);
-	if (shown)
-		closedir(shown);
-	close(overlay);
-	errno = error;
-	return result;
+	owned_listing below = listing(lower);
+	owned_listing shown = below ? listing(overlay) : NULL;
+	if (shown == NULL)
+		return -1;
+	int differs = compare(below, overlay, lower, upper) || compare(shown, overlay, lower, upper);
+	errno = ESTALE;
+	return differs ? -1 : 0;
 }
 
 int confirm_seccomp(void)

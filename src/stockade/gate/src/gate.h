@@ -1,183 +1,157 @@
-/* The gate: every natively sandboxed process passes through it.
+/* The gate: every sandboxed process passes through it. Its processes, from the supervisor inwards:
  *
- * Who runs where:
- *   resident  one per supervising process, outside every sandbox, in a mount namespace of its own
- *             (and for an ordinary user a user namespace), holding its control socket, a network
- *             namespace made ahead and the base: the read-only part of the root that sandboxes
- *             of one profile share. It clones the first process of each sandbox into fresh
- *             namespaces, writes its id maps and hands it the launch.
- *   spare     such a first process that was born before its launch, when the resident had nothing
- *             to do, and has made what the last plans began with. It serves one launch or none.
- *   inside    that first process: PID 1 of the sandbox, with the caller's ids and, once its plan
- *             is executed, no capability. It raises the walls on itself, waits for "go", and then
- *             starts programs on request; they inherit the walls.
- *   template  a resident in an interpreter, whose programs can go on in a copy of it: see template.c.
- *   warden    in a sandbox without namespaces only, between the two: see warden.c.
- *   usher     in a sandbox that a helper makes, between the resident and the helper: see usher.c.
- * Both end when the supervisor ends: they watch a pidfd of it beside their socket, because a
- * forked child of the supervisor may keep the socket open, and PDEATHSIG means a thread.
+ *	supervisor ─► resident ─► init ─► program                      a run that the sandbox ends with
+ *	supervisor ─► resident ─► init ─► keeper ─► program            a run in a living sandbox
+ *	supervisor ─► resident ─► warden ─► init ─► (keeper ─►) program    without namespaces
+ *	supervisor ─► resident ─► usher ─► bubblewrap ─► init ─► (keeper ─►) program    by a helper
+ *	supervisor ─► template ─► init ─► (keeper ─►) program          warm Python
+ *
+ * The resident (resident.c) is started once by each supervisor and each kind of sandbox, with an empty
+ * environment, as the caller. It lives outside every sandbox: in a mount namespace of its own, for an ordinary
+ * user also in a user namespace, and in a network namespace that it gives away with the next sandbox. (The
+ * resident for sandboxes without namespaces unshares nothing, the one for a helper nothing but root's mounts.) It
+ * holds /dev/null as 0, 1 and 2, its control socket as 3 and a pidfd of the supervisor as 4. For each launch, one
+ * message on the control socket, it clones the first process of a sandbox into fresh namespaces, writes that
+ * process's id maps, sends the supervisor a pidfd and the namespaces of it, and hands it the launch. Between
+ * launches it keeps the base, the read-only part of the root that sandboxes of one profile share.
+ *
+ * A spare is a first process that the resident cloned before its launch, when it had nothing else to do. The spare
+ * has executed what the last two plans began with alike, holds nothing of a user's, and serves one launch or none.
+ *
+ * Init (init.c) is that first process once it has its launch: PID 1 in user, mount, pid, ipc, uts, network and
+ * cgroup namespaces of its own (the network is the host's if the policy shares it), with the caller's ids. It
+ * raises the walls of the plan on itself, in walls.c, mounts.c and masks.c, looks at them again, in confirm.c,
+ * and has no capability left when it says that it is ready. It holds a socket to the supervisor, a pidfd of the
+ * supervisor and a signalfd, and beside them only what it guards: the memory, the processor time and the mount
+ * table of the sandbox (guard.c). On request it starts programs, which inherit the walls.
+ *
+ * A keeper (attend.c) is a child of init that attends to one program of a living sandbox, as the same user in the
+ * same namespaces. It adopts what the program's processes leave behind, keeps the program's time, and holds a
+ * socket of its own to the supervisor, the supervisor's pidfd and the signalfd. A sandbox that ends with its
+ * only run needs no keeper: init attends to the program itself, as it does to the one that is to be process 2.
+ *
+ * The warden (warden.c) exists only without namespaces: it stands between the resident and init, as the caller, in
+ * the host's namespaces and in a Landlock domain that keeps signals inside. It holds a pidfd of the supervisor,
+ * a signalfd and a pipe to init.
+ *
+ * The usher (usher.c) exists only where bubblewrap raises the walls: it stands between the resident and
+ * bubblewrap, as the caller, for root in a mount namespace of its own. It opens the sources, starts bubblewrap
+ * with them, and then holds a pidfd of bubblewrap and one of the supervisor. Bubblewrap executes the gate as
+ * init, which finds what it needs at fixed numbers and looks at what bubblewrap has made.
+ *
+ * A template (template.c) is a resident in an interpreter, the gate as a library. Each first process is then a copy
+ * of the template that runs nothing but the gate, and a program may go on as the interpreter in one more copy.
+ *
+ * Besides, the gate tries out what this machine can do (probe.c), in children that end with it; and the library
+ * raises the walls of a plan without namespaces on the process that loads it (confine.c).
+ *
+ * Who ends when whom:
+ *   - The supervisor ends: the resident, init, keepers, warden and usher see that on their pidfd of it. A socket would
+ *     not tell, since a forked child of the supervisor may keep it open, and PDEATHSIG is about a thread.
+ *     The resident ends at once. Programs get TERM and GRACE_MS; then init ends.
+ *   - Init ends: the kernel kills all of its pid namespace. Without namespaces the warden does that.
+ *   - The only run of a sandbox ends: init kills and reaps everything else inside, reports, and ends.
+ *   - A run of a living sandbox ends: its keeper reports and ends, and what the run left is init's.
+ *   - A keeper is killed or stopped: init kills everything inside, because nobody could end that run any more.
+ *   - The warden ends: init kills everything below it. Bubblewrap or the usher ends: the kernel kills init.
+ *   - The resident or the template ends: its spare ends with it; living sandboxes go on.
  */
 #ifndef STOCKADE_GATE_H
 #define STOCKADE_GATE_H
 
+#include "fd.h"
 #include "plan.h"
+#include "wire.h"
 
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { MAX_DESCRIPTORS = 250, MAX_RUNS = 256 };
+enum { MAX_RUNS = 256 };
 
-/* What programs are given to end when the supervisor has. */
+/* How long programs may take to end when the supervisor has ended. */
 enum { GRACE_MS = 2000 };
 
 /* Tasks that the gate may have beyond those of the programs: a keeper and a newborn for each run. */
 enum { GRACE_TASKS = 2 * MAX_RUNS + 2 };
 
-/* The descriptors that a launch hands over, in this order; the plan's own follow. */
-enum { LAUNCH_SOCKET, LAUNCH_PLAN, LAUNCH_SUPERVISOR, LAUNCH_FIRST };
-
-/* What a gate that a helper has started finds open. From HELD_FIRST on is what `held_number` counts: the numbers
- * are in the helper's arguments, and shared with plan.py. */
-enum {
-	HELD_SOCKET = 3,
-	HELD_PLAN,
-	HELD_SUPERVISOR,
-	HELD_GATE,
-	HELD_WORD,
-	HELD_ARGUMENTS,
-	HELD_STATUS,
-	HELD_FIRST,
-};
-
-/* From the gate to the supervisor. The numbers are shared with client.py. */
-enum reply_kind {
-	REPLY_FAILED = 1,  /* nothing was run: op, error, text */
-	REPLY_BORN,        /* from the resident; status: pid; descriptors: a pidfd, then the namespaces */
-	REPLY_MOUNTED,     /* the mounts are as they will stay; descriptor: the changes of a private overlay */
-	REPLY_READY,       /* the walls are up; index: rules of Landlock; text: SHA-256 of the installed filter */
-	REPLY_TERMINAL,    /* descriptor: the outer end of the program's terminal */
-	REPLY_STARTED,     /* from the program's own process, right before it executes */
-	REPLY_EXEC_FAILED, /* error, text: what could not be entered or executed */
-	REPLY_EXITED,      /* status, ended, and what the run used */
-	REPLY_ROOTS,       /* descriptors: the root, and the overlay if there is one */
-	REPLY_STOPPED,     /* the program on a terminal was stopped; status: by which signal */
-};
-
-/* Who ended a run, if it was not the program itself. */
-enum ended {
-	ENDED_ITSELF,
-	ENDED_BY_TIME,
-	ENDED_BY_REQUEST,
-	ENDED_FROM_OUTSIDE,
-	ENDED_BY_MEMORY, /* the sandbox met its limit of memory */
-	ENDED_BY_CPU,    /* or of processor time */
-};
-
-struct reply {
-	uint32_t kind, op;
-	int32_t error;
-	uint32_t status, index, ended;
-	uint64_t user_us, system_us, peak_kib, switches;
-	uint64_t ended_us; /* of a run: when, by CLOCK_MONOTONIC; the supervisor may hear of it later */
-	char text[256];
-};
-
-/* From the supervisor to the gate, or on a run's own socket to its keeper. */
-enum request_kind {
-	REQUEST_EXEC = 1, /* descriptors: body; stdin, stdout, stderr; and as the flags say */
-	REQUEST_SIGNAL,   /* value: the signal; flags: to whom, and whose the terminal is first */
-	REQUEST_END,      /* TERM to everything, KILL to what is left after grace_ms */
-	REQUEST_WATCH,    /* descriptors as the flags say; value: cores; wall_us: processor time */
-	REQUEST_ROOTS,    /* for looking at the files from outside */
-	REQUEST_TIME,     /* to a keeper; wall_us: how long the run may still take, 0 for ever */
-};
-enum {
-	EXEC_KEPT = 1,     /* the sandbox outlives this run; one more descriptor: a socket for its keeper */
-	EXEC_TELL = 2,     /* say REPLY_STARTED */
-	EXEC_ENTER = 4,    /* one more descriptor: the file by which the program enters its cgroup */
-	EXEC_TERMINAL = 8, /* no stdio but a new terminal of value >> 16 lines and value & 0xffff columns */
-	EXEC_STDOUT = 16,  /* with a terminal: stdout is a descriptor all the same */
-	EXEC_STDERR = 32,  /* and stderr */
-	EXEC_BEHIND = 64,  /* with a terminal: in its background, so that the program stops when it wants to read */
-	EXEC_MORE = 128,   /* two more descriptors after stdio: the program's 3 and 4 */
-	EXEC_RESUME = 256, /* nothing is executed: it goes on in the template that we are a copy of */
-	EXEC_FIRST = 512,  /* of a kept run: it is process 2, and PID 1 attends to it itself */
-};
-enum {
-	WATCH_MEMORY = 1,  /* an eventfd of cgroup v1 */
-	WATCH_COUNTED = 2, /* or the memory.events of v2 */
-	WATCH_CPU = 4,     /* the file that counts processor time */
-};
-enum {
-	SIGNAL_ALL = 1,     /* not the program's process group, but every process of the run */
-	SIGNAL_INFRONT = 2, /* the program gets the foreground of its terminal */
-	SIGNAL_BEHIND = 4,  /* or its background */
-};
-
-struct request {
-	uint32_t kind, flags, value, grace_ms;
-	uint64_t wall_us; /* of an exec: how long it may take, 0 for ever */
-};
-
-/* What the kernel calls struct termios, which has another size in the C library. */
-enum { SETTINGS_SIZE = 36 };
-
-/* The body of an exec request: counts, then cwd, the arguments and the environment,
- * each ended by a NUL. */
-struct exec_body {
-	uint32_t size, argc, envc;
-	uint32_t settled; /* whether a terminal gets these settings, or those of any new one */
-	unsigned char settings[SETTINGS_SIZE];
-};
-
 /* How often a limit of the whole sandbox was met, and which. */
 struct breaches {
 	volatile uint32_t count;
-	volatile enum ended kind;
+	volatile enum end_reason kind;
 };
 
-/* One sandbox, as its first process sees it. */
-struct box {
-	int socket, supervisor;
-	int word; /* to the resident: brings a word when the ids are mapped, then the launch */
-	const int *descriptors;
+/* What a launch brings: to the first process of a sandbox, or to an usher. */
+struct launch {
+	int socket;             /* to the supervisor */
+	int supervisor;         /* a pidfd of it */
+	const int *descriptors; /* that the plan names */
 	unsigned descriptor_count;
 	struct plan plan;
 	unsigned char *plan_bytes; /* which it points into */
 	size_t plan_size;
-	unsigned ahead; /* operations before this one have been executed, but for those that wait */
-	int root;    /* the new root, by descriptor */
-	int upper;   /* what a private overlay changed, until it has been handed out, or -1 */
-	int bounded; /* `wall_bounds` was done ahead */
-	int image;   /* the file system that takes what programs write instead of the private tmpfs, or -1 */
-	int base;    /* the shared part of it that the resident made */
-	int canary;  /* an unnamed file that Landlock must refuse */
-	int outsider; /* a socket by an abstract name that Landlock must refuse, or -1 */
-	int ruleset; /* Landlock, until it is enforced */
-	int inner;   /* where programs are put behind one wall more: its rules, or -1 */
-	unsigned rules, scratches;
-	char filter[65]; /* the SHA-256 of what was installed */
-	int started; /* whether a program was: then the first number is taken */
-	int first;   /* PID 1 attends to a run */
+};
+
+/* A root that is being built: that of a sandbox, or the base that many share. */
+struct tree {
+	int root;               /* by descriptor */
+	int base;               /* of a sandbox's: the shared part of it that the resident made */
+	int image;              /* the file system that takes what programs write instead of the private tmpfs, or -1 */
+	int upper;              /* what a private overlay changed, until it has been handed out, or -1 */
+	int canary;             /* an unnamed file that Landlock must refuse */
+	const int *descriptors; /* by which the supervisor judged the sources */
+	unsigned scratches;
+	uint64_t root_device, image_device;
+};
+#define NO_TREE {.root = -1, .base = -1, .image = -1, .upper = -1, .canary = -1}
+
+/* What a process knows of the walls that it raises on itself: init, or one that loaded the library. */
+struct walls {
+	int ruleset;     /* Landlock, until it is enforced */
+	int inner;       /* where programs are put behind one wall more: its rules, or -1 */
+	int outsider;    /* a socket by an abstract name that Landlock must refuse, or -1 */
+	unsigned rules;  /* that Landlock was given */
+	char filter[SHA256_TEXT]; /* the SHA-256 of what was installed */
+	long keyring;    /* that of the session before */
+	int bounded;     /* `wall_bounds` was done ahead */
+	pid_t warden;    /* without namespaces a process that is outside the walls, or else 0 */
+	int itself;      /* the process has loaded the library, and is no init */
+	int helped;      /* a helper made the namespaces and mounts, and has loaded the filter */
+};
+#define NO_WALLS {.ruleset = -1, .inner = -1, .outsider = -1}
+
+/* What init knows of the runs in its sandbox. A keeper begins with a copy of it. */
+struct runs {
+	struct launch *launch;
+	struct resident *resident; /* that init is a copy of, or NULL */
+	int to_resident; /* brings a word when the ids are mapped, then the launch; closed with the first start, then -1 */
+	int from_warden; /* a byte to end, and its end; or -1 */
+	int plain;       /* there is a warden, and there are no namespaces */
+	int inner;       /* the rules of the wall that only programs are put behind, or -1 */
+	unsigned mask;   /* the caller's umask, for the programs */
+	int started;     /* whether a program was: then the first number is taken */
+	int first;       /* init attends to a run beside everything else */
 	pid_t keepers[MAX_RUNS]; /* of the runs that go on */
 	unsigned kept;
 	struct breaches *breaches;
-	long keyring;
-	const char *problem; /* what kept the warden or a helper from its work, for the supervisor to be told */
-	int problem_error;
-	pid_t warden; /* in a sandbox without namespaces, or 0; of a living process: one that is outside its walls */
-	int itself;   /* a living process raises its own walls */
-	int helped;   /* namespaces and mounts were made by a helper, which has loaded the filter */
-	int told;     /* from it: a byte to end, and its end; or -1 */
-	unsigned mask; /* the caller's umask, for the programs */
-	uint64_t root_device, image_device;
 };
 
+/* What init holds. */
+struct init {
+	struct launch launch;
+	struct tree tree;
+	struct walls walls;
+	struct runs runs;
+	unsigned ahead;      /* operations before this one have been executed, but for those that wait */
+	const char *problem; /* what kept the warden or a helper from its work, for the supervisor to be told */
+	int problem_error;
+};
+
+struct resident;
 int resident_main(int argc, char **argv);
-/* What a resident gate of that kind does before anything else. */
-int resident_own(const char *kind);
-/* What it remembers of plans, in a copy that is to know nothing of them. */
-void resident_forget(void);
+/* Enters the namespaces that a resident of that kind lives in. */
+int resident_unshare(const char *kind);
+/* Wipes what it remembers of plans, in a copy that is to know nothing of them. */
+void resident_forget(struct resident *resident);
 
 /* What an interpreter finds when it goes on in a program of its own: so many arguments, and then the
  * environment, each ended by a NUL. */
@@ -189,7 +163,7 @@ struct continuation {
 /* Starts the interpreter: KIND, its variables, its path and its arguments. */
 int template_start(char **argv);
 int in_template(void);
-void template_dumpable(int dumpable);
+void template_set_dumpable(int dumpable);
 /* Called by the interpreter: 0 if its own file cannot be changed through /proc/self/exe. */
 int template_sealed(const char *kind);
 /* Called by the interpreter once; returns in programs only. `before` and `after` are what it does around any fork
@@ -197,21 +171,21 @@ int template_sealed(const char *kind);
 void template_main(const char *kind, const char *order, void (*before)(void), void (*after)(void),
 		   struct continuation *found);
 
-_Noreturn void inside_main(struct box *box);
+_Noreturn void init_main(struct init *init);
 
-_Noreturn void usher_main(struct box *box, int plan, const char *sabotage);
+_Noreturn void usher_main(const struct launch *launch, int plan, unsigned mask, const char *sabotage);
 _Noreturn void helped_main(int argc, char **argv);
 /* The number under which a helper, or the gate that it starts, finds what an operation needs. */
 int held_number(const struct plan *plan, unsigned index);
-/* Lets go of them, once nothing is mounted any more. */
+/* Closes them, once nothing is mounted any more. */
 void held_close(const struct plan *plan);
 int namespace_of(pid_t pid, int pidfd, unsigned index);
 
-_Noreturn void warden_main(struct box *box, pid_t resident, int supervisor);
-/* From here on signals reach only what is started below; `known` is a process of ours that is not. */
-int keep_signals_in(pid_t known);
-/* 0 if a process of ours outside cannot be signalled. */
-int signals_stay_in(pid_t known);
+_Noreturn void warden_main(struct init *init, pid_t resident, int supervisor);
+/* From here on signals reach only what is started below; `known` is a process of the same user that is not. */
+int scope_signals(pid_t known);
+/* 0 if that process, which is outside, cannot be signalled. */
+int confirm_signal_scope(pid_t known);
 
 /* A program that is to be started, and where. */
 struct program {
@@ -230,78 +204,82 @@ struct program {
 int program_read(int body, struct program *program);
 void program_free(struct program *program);
 int program_terminal(struct program *program);
-pid_t program_start(struct box *box, const struct program *program);
+pid_t program_start(struct runs *runs, const struct program *program);
 /* In its own process; the first `descriptors` are its own. Returns only if it cannot go on. */
-void template_resume(struct box *box, const struct program *program, unsigned descriptors);
+void template_resume(struct runs *runs, const struct program *program, unsigned descriptors);
 
 /* Starts the program and stays until it has ended; with `all` everything in the sandbox is its. */
-_Noreturn void attend(struct box *box, struct program *program, int children, int all);
-/* The same beside whatever else PID 1 does: it takes over the program's socket, and is asked on every round what to
+_Noreturn void attend(struct runs *runs, struct program *program, int children, int all);
+/* The same beside whatever else init does: it takes over the program's socket, and is asked on every round what to
  * wait for and for how long, and told whether that came. */
-void first_begin(struct box *box, struct program *program);
-int first_socket(struct box *box);
-int first_patience(const struct box *box);
-void first_hear(const struct box *box, short events);
+void first_begin(struct runs *runs, struct program *program);
+int first_socket(struct runs *runs);
+int first_timeout(const struct runs *runs);
+void first_handle(const struct runs *runs, short events);
 
 struct pollfd;
 enum { GUARD_POLLS = 2 };
-int guard_open(struct box *box);
+int guard_open(struct runs *runs);
 /* Before a keeper is forked: it is to hear of breaches. */
-int guard_share(struct box *box);
-/* In a program's own process: what the gate shares with its keepers is none of its. */
-int guard_let_go(struct box *box);
+int guard_share(struct runs *runs);
+/* In a program's own process: unmaps what init shares with its keepers. */
+int guard_unmap(struct runs *runs);
 int guard_watch(const struct request *request, int *descriptors, unsigned count);
 void guard_polls(struct pollfd *polls);
-int guard_patience(int otherwise);
+int guard_timeout(int otherwise);
 int guard_spent(void);
 /* What is over, if anything; a mount that came off ends the sandbox here. */
-enum ended guard_check(const struct box *box, const struct pollfd *polls);
+enum end_reason guard_check(const struct runs *runs, const struct pollfd *polls);
 
-/* How often programs tried to reach a network that is not there. */
-uint32_t unreached(const struct box *box);
+/* Counts how often programs tried to reach a network that is not there. */
+uint32_t count_unreached(const struct plan *plan);
 
 uint64_t now_ms(void);
-enum spared { NOBODY, KEEPERS, THEIR_RUNS };
+enum exemption { NOBODY, KEEPERS, THEIR_RUNS };
 /* A signal to every descendant of a process but its keepers, or but those and all that is below them. */
-void signal_descendants(const struct box *box, int number, enum spared spared);
-/* Whether somebody outside the sandbox sent SIGTERM. */
-int told_to_end(int signals);
+void signal_descendants(const struct runs *runs, int number, enum exemption spared);
+/* Whether a process outside the sandbox sent SIGTERM. */
+int asked_to_end(int signals);
 int set_limit(const struct op *op, uint64_t reserve);
-/* What the warden says; it does not return if that has died. */
-int told_by_warden(const struct box *box, short events);
+/* Whether the warden asks the sandbox to end; does not return if the warden has died. */
+int warden_asks_end(int from_warden, short events);
 
 /* Each returns 0, or -1 with errno set and *culprit naming the operand where that is not op->s[0]. */
-int open_source(const struct box *box, const char *path, uint64_t same);
-int mount_base(struct box *box);
+int open_source(const int *descriptors, const char *path, uint64_t same);
+int mount_base(struct tree *tree);
 int mount_base_drop(void);
-int mount_seal(const struct box *box);
-int mount_root(struct box *box, const struct op *op);
-int mount_image(struct box *box, const struct op *op);
-int mount_op(struct box *box, const struct op *op, const char **culprit);
-int mount_pivot(struct box *box);
-int wall_privileges(const struct box *box);
+int mount_seal(const struct tree *tree);
+int mount_root(struct tree *tree, const struct op *op);
+int mount_image(struct tree *tree, const struct op *op);
+int mount_op(struct tree *tree, const struct op *op, const char **culprit);
+/* The directory on the private tmpfs that holds the masks of a number, and one more mask in it: masks.c. */
+int unseen_directory(const struct tree *tree, const char *name);
+int mask_layer(const struct tree *tree, uint64_t number);
+int mask_name(const struct tree *tree, const struct op *op);
+int mount_pivot(struct tree *tree);
+int wall_privileges(const struct walls *walls);
 /* The part of it that nothing before it needs. */
 int wall_bounds(void);
 int wall_keyring(void);
-int wall_landlock_begin(struct box *box, const struct op *op);
-int wall_landlock_grant(struct box *box, const struct op *op);
-int wall_landlock_enforce(struct box *box);
+int wall_landlock_begin(struct walls *walls, const struct plan *plan, const struct op *op);
+int wall_landlock_grant(struct walls *walls, const int *descriptors, const struct op *op);
+int wall_landlock_enforce(const struct walls *walls);
 /* For a program's own process, where it is put behind one wall more. */
 int wall_inner(int rules);
-int wall_seccomp(struct box *box, const struct op *op);
+int wall_seccomp(struct walls *walls, const struct op *op);
 long session_keyring(void);
 
-/* Looks again at what was done, through other calls than those that did it. */
-int confirm_op(const struct box *box, const struct op *op, const char **culprit);
-int confirm_walls(const struct box *box, const char **culprit);
-int confirm_inner(const struct box *box);
+/* Each confirms something through other calls than those that did it: 0, or -1 with errno set. */
+int confirm_tree(const struct tree *tree, const struct op *op, const char **culprit);
+int confirm_op(const struct walls *walls, const struct op *op, const char **culprit);
+int confirm_walls(const struct walls *walls, const struct plan *plan, int canary, const char **culprit);
+int confirm_inner(const struct walls *walls);
 /* Whether what a helper shows through an overlay is what it was told to show. */
 int confirm_shown(const char *path, int lower, int upper);
 /* Whether the file that it has bound there is this one. */
 int confirm_bound(const char *path, int source);
 int confirm_seccomp(void);
 
-enum { SHA256_TEXT = 65 };
 void sha256_text(const void *data, size_t size, char text[SHA256_TEXT]);
 
 void wipe(void *bytes, size_t size);
@@ -316,5 +294,6 @@ uint64_t sabotaged_flags(uint64_t clone_flags);
 int sabotaged_maps(void);
 uint64_t sabotaged_scopes(uint64_t scopes);
 void *sabotaged_filter(void *program, size_t size);
+int sabotaged_seccomp(void);
 
 #endif

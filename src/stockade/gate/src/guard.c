@@ -1,7 +1,7 @@
-/* What PID 1 watches while programs run: the memory and the processor time of the whole sandbox, where a
+/* What init watches while programs run: the memory and the processor time of the whole sandbox, where a
  * cgroup counts them, and that no mount comes off.
  *
- * The host can replace a file on which something of ours is mounted, and the kernel then takes the mount
+ * The host can replace a file on which a mount of the sandbox lies, and the kernel then takes the mount
  * away with it. What it covered could be written, so nothing goes on.
  */
 #define _GNU_SOURCE
@@ -20,29 +20,30 @@
 enum { SHORTEST_MS = 5, OVER_MS = 50 };
 
 static int memory = -1, usage = -1, table = -1, counted;
-static uint64_t killed; /* for want of memory, when that was last looked at */
+static uint64_t oom_kills; /* for want of memory, when that was last looked at */
 static uint64_t allowed_us;
 static unsigned cores = 1;
 
-static struct breaches own;
+static struct breaches own_breaches;
 
-int guard_share(struct box *box)
+int guard_share(struct runs *runs)
 {
-	if (box->breaches != &own)
+	if (runs->breaches != &own_breaches)
 		return 0;
-	struct breaches *shared = mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	struct breaches *shared = mmap(NULL, sizeof own_breaches, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (shared == MAP_FAILED)
 		return -1;
-	*shared = own;
-	box->breaches = shared;
+	*shared = own_breaches;
+	runs->breaches = shared;
 	return 0;
 }
 
-int guard_open(struct box *box)
+int guard_open(struct runs *runs)
 {
-	box->breaches = &own;
-	for (unsigned i = box->plan.base + 1; i < box->plan.count && table < 0; i++) {
-		const struct op *op = &box->plan.ops[i];
+	const struct plan *plan = &runs->launch->plan;
+	runs->breaches = &own_breaches;
+	for (unsigned i = plan->base + 1; i < plan->count && table < 0; i++) {
+		const struct op *op = &plan->ops[i];
 		if (op->type == OP_BIND && !(op->a & MOUNT_ATTR_RDONLY)) {
 			table = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
 			if (table < 0)
@@ -52,9 +53,9 @@ int guard_open(struct box *box)
 	return 0;
 }
 
-int guard_let_go(struct box *box)
+int guard_unmap(struct runs *runs)
 {
-	return box->breaches == &own ? 0 : munmap(box->breaches, sizeof own);
+	return runs->breaches == &own_breaches ? 0 : munmap(runs->breaches, sizeof own_breaches);
 }
 
 /* 0, or -1 for a request that makes no sense. The descriptors are kept. */
@@ -99,7 +100,7 @@ static uint64_t number_in(int file, const char *word)
 }
 
 /* Version 1 counts nanoseconds in a file of its own, version 2 microseconds behind a word. */
-static uint64_t used_us(void)
+static uint64_t read_used_us(void)
 {
 	char first = 0;
 	if (pread(usage, &first, 1, 0) != 1)
@@ -111,14 +112,14 @@ static uint64_t used_us(void)
 /* Whether the processor time of the whole sandbox is used up. */
 int guard_spent(void)
 {
-	return usage >= 0 && used_us() >= allowed_us;
+	return usage >= 0 && read_used_us() >= allowed_us;
 }
 
-int guard_patience(int otherwise)
+int guard_timeout(int otherwise)
 {
 	if (usage < 0)
 		return otherwise;
-	uint64_t used = used_us(), left = used < allowed_us ? (allowed_us - used) / cores / 1000 : OVER_MS;
+	uint64_t used = read_used_us(), left = used < allowed_us ? (allowed_us - used) / cores / 1000 : OVER_MS;
 	int patience = left > 1000000 ? 1000000 : left < SHORTEST_MS ? SHORTEST_MS : (int)left;
 	return otherwise >= 0 && otherwise < patience ? otherwise : patience;
 }
@@ -129,10 +130,10 @@ static int is_mount(const struct op *op)
 }
 
 /* Whether a path is in a tree that is writable for real. */
-static int in_writable(const struct box *box, const char *path)
+static int in_writable(const struct plan *plan, const char *path)
 {
-	for (unsigned i = box->plan.base + 1; i < box->plan.count; i++) {
-		const struct op *op = &box->plan.ops[i];
+	for (unsigned i = plan->base + 1; i < plan->count; i++) {
+		const struct op *op = &plan->ops[i];
 		size_t length = op->type == OP_BIND && !(op->a & MOUNT_ATTR_RDONLY) ? strlen(op->s[0]) : 0;
 		if (length && strncmp(path, op->s[0], length) == 0 && path[length] == '/')
 			return 1;
@@ -141,12 +142,12 @@ static int in_writable(const struct box *box, const char *path)
 }
 
 /* Where something of the plan is no longer mounted, and what it covered can be written. */
-static const char *uncovered(const struct box *box)
+static const char *uncovered(const struct plan *plan)
 {
-	for (unsigned i = box->plan.base + 1; i < box->plan.count; i++) {
-		const struct op *op = &box->plan.ops[i];
+	for (unsigned i = plan->base + 1; i < plan->count; i++) {
+		const struct op *op = &plan->ops[i];
 		struct statx info;
-		if (!is_mount(op) || !in_writable(box, op->s[0]))
+		if (!is_mount(op) || !in_writable(plan, op->s[0]))
 			continue;
 		if (statx(AT_FDCWD, op->s[0], AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT, STATX_BASIC_STATS, &info) ||
 		    !(info.stx_attributes & STATX_ATTR_MOUNT_ROOT))
@@ -155,27 +156,27 @@ static const char *uncovered(const struct box *box)
 	return NULL;
 }
 
-enum ended guard_check(const struct box *box, const struct pollfd *polls)
+enum end_reason guard_check(const struct runs *runs, const struct pollfd *polls)
 {
 	uint64_t fired;
-	const char *path = polls[1].revents ? uncovered(box) : NULL;
+	const char *path = polls[1].revents ? uncovered(&runs->launch->plan) : NULL;
 	if (path) {
 		struct reply reply = {.kind = REPLY_FAILED, .op = OP_BIND, .error = ENODATA};
 		snprintf(reply.text, sizeof reply.text, "%s", path);
 		kill(-1, SIGKILL);
-		send_reply(box->socket, &reply, NULL, 0);
+		send_reply(runs->launch->socket, &reply, NULL, 0);
 		_exit(1);
 	}
-	uint64_t before = killed;
+	uint64_t before = oom_kills;
 	if (polls[0].revents && counted)
-		killed = number_in(memory, "oom_kill ");
+		oom_kills = number_in(memory, "oom_kill ");
 	if (polls[0].revents &&
-	    (counted ? killed > before : read(memory, &fired, sizeof fired) == sizeof fired))
-		box->breaches->kind = ENDED_BY_MEMORY;
+	    (counted ? oom_kills > before : read(memory, &fired, sizeof fired) == sizeof fired))
+		runs->breaches->kind = ENDED_BY_MEMORY;
 	else if (guard_spent())
-		box->breaches->kind = ENDED_BY_CPU;
+		runs->breaches->kind = ENDED_BY_CPU;
 	else
 		return ENDED_ITSELF;
-	box->breaches->count++;
-	return box->breaches->kind;
+	runs->breaches->count++;
+	return runs->breaches->kind;
 }

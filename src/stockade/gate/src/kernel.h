@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/syscall.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 #ifndef AT_RECURSIVE
@@ -30,7 +31,41 @@ struct landlock_path {
 } __attribute__((packed));
 
 #define LANDLOCK_PATH_RULE 1
+#define LANDLOCK_ABI_VERSION 1u
+#define LANDLOCK_READ_FILE_AND_DIR (4u | 8u)
 #define LANDLOCK_SCOPE_SIGNALS 2 /* ABI 6 */
+
+/* Only as much of the attributes as `size` says: a kernel with an earlier ABI refuses a larger structure even where
+ * the new fields are zero. */
+static inline int sys_landlock_create_ruleset(const struct landlock_attr *attr, size_t size, unsigned flags)
+{
+	return (int)syscall(SYS_landlock_create_ruleset, attr, size, flags);
+}
+
+static inline int sys_landlock_add_rule(int ruleset, const struct landlock_path *rule)
+{
+	return (int)syscall(SYS_landlock_add_rule, ruleset, LANDLOCK_PATH_RULE, rule, 0);
+}
+
+static inline int sys_landlock_restrict_self(int ruleset)
+{
+	return (int)syscall(SYS_landlock_restrict_self, ruleset, 0);
+}
+
+static inline int sys_pidfd_open(pid_t pid)
+{
+	return (int)syscall(SYS_pidfd_open, pid, 0);
+}
+
+static inline int sys_pidfd_send_signal(int pidfd, int number)
+{
+	return (int)syscall(SYS_pidfd_send_signal, pidfd, number, NULL, 0);
+}
+
+static inline int sys_seccomp_filter(unsigned flags, void *program)
+{
+	return (int)syscall(SYS_seccomp, 1 /* SECCOMP_SET_MODE_FILTER */, flags, program);
+}
 
 static inline int sys_open_tree(int dir, const char *path, unsigned flags)
 {

@@ -26,6 +26,6 @@ int main(int argc, char **argv)
 			failed |= gate_probe(argv[i]);
 		return failed;
 	}
-	fputs("stockade-gate is started by stockade, not by hand.\n", stderr);
+	fputs("stockade-gate is started by Stockade: type `stockade run COMMAND` instead.\n", stderr);
 	return 2;
 }

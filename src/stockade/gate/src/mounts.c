@@ -13,7 +13,6 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
-#include <sys/xattr.h>
 
 enum { NOT_THE_SAME_FILE = ESTALE };
 
@@ -31,20 +30,14 @@ struct option {
 static int new_mount(const char *type, const struct option *options, unsigned count,
 		     unsigned attributes)
 {
-	int context = sys_fsopen(type);
+	owned_fd context = sys_fsopen(type);
 	if (context < 0)
 		return -1;
-	int mount = -1, failed = 0;
-	for (unsigned i = 0; i < count && !failed; i++)
-		failed = sys_fsconfig(context,
-				      options[i].value ? FSCONFIG_SET_STRING : FSCONFIG_SET_FLAG,
-				      options[i].key, options[i].value);
-	if (!failed && sys_fsconfig(context, FSCONFIG_CMD_CREATE, NULL, NULL) == 0)
-		mount = sys_fsmount(context, attributes);
-	int error = errno;
-	close(context);
-	errno = error;
-	return mount;
+	for (unsigned i = 0; i < count; i++)
+		if (sys_fsconfig(context, options[i].value ? FSCONFIG_SET_STRING : FSCONFIG_SET_FLAG, options[i].key,
+				 options[i].value))
+			return -1;
+	return sys_fsconfig(context, FSCONFIG_CMD_CREATE, NULL, NULL) ? -1 : sys_fsmount(context, attributes);
 }
 
 /* Where the resident keeps the base: a directory that every system has and no policy may grant.
@@ -52,23 +45,23 @@ static int new_mount(const char *type, const struct option *options, unsigned co
 #define BASE_PLACE "/sys"
 
 /* A tmpfs, attached: submounts need a root that is attached somewhere. */
-static int new_tree(struct box *box, uint64_t size, uint64_t inodes, const char *place)
+static int new_tree(struct tree *tree, uint64_t size, uint64_t inodes, const char *place)
 {
 	char bytes[32], files[32];
 	snprintf(bytes, sizeof bytes, "%llu", (unsigned long long)size);
 	snprintf(files, sizeof files, "%llu", (unsigned long long)inodes);
 	const struct option options[] = {{"mode", "0755"}, {"size", bytes}, {"nr_inodes", files}};
-	box->root = new_mount("tmpfs", options, size ? 3 : 1, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+	tree->root = new_mount("tmpfs", options, size ? 3 : 1, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
 	struct stat info;
-	if (box->root < 0 || fstat(box->root, &info))
+	if (tree->root < 0 || fstat(tree->root, &info))
 		return -1;
-	box->root_device = info.st_dev;
-	return sys_move_mount(box->root, "", AT_FDCWD, place, MOVE_MOUNT_F_EMPTY_PATH);
+	tree->root_device = info.st_dev;
+	return sys_move_mount(tree->root, "", AT_FDCWD, place, MOVE_MOUNT_F_EMPTY_PATH);
 }
 
-int mount_base(struct box *box)
+int mount_base(struct tree *tree)
 {
-	return new_tree(box, 0, 0, BASE_PLACE);
+	return new_tree(tree, 0, 0, BASE_PLACE);
 }
 
 int mount_base_drop(void)
@@ -76,52 +69,50 @@ int mount_base_drop(void)
 	return umount2(BASE_PLACE, MNT_DETACH);
 }
 
-int mount_seal(const struct box *box)
+int mount_seal(const struct tree *tree)
 {
 	struct mount_attr sealed = {.attr_set = MOUNT_ATTR_RDONLY};
-	return sys_mount_setattr(box->root, "", AT_EMPTY_PATH, &sealed);
+	return sys_mount_setattr(tree->root, "", AT_EMPTY_PATH, &sealed);
 }
 
-int mount_root(struct box *box, const struct op *op)
+int mount_root(struct tree *tree, const struct op *op)
 {
-	/* Over "/" there is always a place, and it hides nothing from us: our root stays below. */
-	box->base = open(BASE_PLACE, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	if (box->base < 0 || new_tree(box, op->a, op->b, "/"))
+	/* Over "/" there is always a place, and it hides nothing from init: its own root stays below. */
+	tree->base = open(BASE_PLACE, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (tree->base < 0 || new_tree(tree, op->a, op->b, "/"))
 		return -1;
 	static const char canary[] = "canary";
-	if (mknodat(box->root, canary, S_IFREG | 0600, 0))
+	if (mknodat(tree->root, canary, S_IFREG | 0600, 0))
 		return -1;
-	box->canary = openat(box->root, canary, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	return box->canary < 0 || unlinkat(box->root, canary, 0) ? -1 : 0;
+	tree->canary = openat(tree->root, canary, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	return tree->canary < 0 || unlinkat(tree->root, canary, 0) ? -1 : 0;
 }
 
-static int on_private(const struct box *box, int directory)
+static int on_private(const struct tree *tree, int directory)
 {
 	struct stat info;
-	if (directory == box->root)
+	if (directory == tree->root)
 		return 0;
 	if (fstat(directory, &info))
 		return -1;
-	if (info.st_dev != box->root_device && (box->image < 0 || info.st_dev != box->image_device)) {
+	if (info.st_dev != tree->root_device && (tree->image < 0 || info.st_dev != tree->image_device)) {
 		errno = EROFS;
 		return -1;
 	}
 	return 0;
 }
 
-/* Lets go of what `parent_of` gave. */
-static void leave(const struct box *box, int parent)
+/* Closes what `parent_of` gave. */
+static void close_parent(const struct tree *tree, int parent)
 {
-	int error = errno;
-	if (parent != box->root)
-		close(parent);
-	errno = error;
+	if (parent != tree->root)
+		close_fd(&parent);
 }
 
 /* The directory that holds the last part of the path, made where it is missing. */
-static int parent_of(const struct box *box, const char *path, char *last)
+static int parent_of(const struct tree *tree, const char *path, char *last)
 {
-	int at = box->root;
+	int at = tree->root;
 	const char *part = path + 1;
 	while (at >= 0) {
 		size_t length = strcspn(part, "/");
@@ -130,10 +121,10 @@ static int parent_of(const struct box *box, const char *path, char *last)
 		if (part[length] == '\0')
 			return at;
 		int next = openat(at, last, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-		if (next < 0 && errno == ENOENT && on_private(box, at) == 0 &&
+		if (next < 0 && errno == ENOENT && on_private(tree, at) == 0 &&
 		    mkdirat(at, last, 0755) == 0)
 			next = openat(at, last, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-		leave(box, at);
+		close_parent(tree, at);
 		at = next;
 		part += length + 1;
 	}
@@ -141,293 +132,161 @@ static int parent_of(const struct box *box, const char *path, char *last)
 }
 
 /* A mount point of the right kind at the path, as a descriptor. */
-static int mount_point(const struct box *box, const char *path, int directory)
+static int mount_point(const struct tree *tree, const char *path, int directory)
 {
 	char last[256];
-	int parent = parent_of(box, path, last);
+	int parent = parent_of(tree, path, last);
 	if (parent < 0)
 		return -1;
 	int point = openat(parent, last, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	if (point < 0 && errno == ENOENT && on_private(box, parent) == 0) {
+	if (point < 0 && errno == ENOENT && on_private(tree, parent) == 0) {
 		int made = directory ? mkdirat(parent, last, 0755)
 				     : mknodat(parent, last, S_IFREG | 0444, 0);
 		if (made == 0)
 			point = openat(parent, last, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 	}
-	leave(box, parent);
+	close_parent(tree, parent);
 	return point;
 }
 
-/* Attaches a detached mount at the path and closes both descriptors. */
-static int attach(const struct box *box, int mount, const char *path, int directory)
+/* Attaches a detached mount, if there is one, at the path. */
+static int attach(const struct tree *tree, int mount, const char *path, int directory)
 {
-	int result = -1, point = mount < 0 ? -1 : mount_point(box, path, directory);
-	if (point >= 0)
-		result = sys_move_mount(mount, "", point, "",
-					MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
-	int error = errno;
-	if (point >= 0)
-		close(point);
-	if (mount >= 0)
-		close(mount);
-	errno = error;
-	return result;
+	if (mount < 0)
+		return -1;
+	owned_fd point = mount_point(tree, path, directory);
+	return point < 0 ? -1
+			 : sys_move_mount(mount, "", point, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
 }
 
 /* Opens a path of the host in this mount namespace. `same` is the descriptor through which the
  * supervisor judged it, + 1: it belongs to another mount namespace and cannot be mounted itself,
  * but while it is open its inode number cannot be reused, so equal numbers mean the same file. */
-int open_source(const struct box *box, const char *path, uint64_t same)
+int open_source(const int *descriptors, const char *path, uint64_t same)
 {
-	int source = sys_openat2(AT_FDCWD, path, O_PATH, RESOLVE_NO_SYMLINKS);
+	owned_fd source = sys_openat2(AT_FDCWD, path, O_PATH, RESOLVE_NO_SYMLINKS);
 	if (source < 0 && same && errno == ENOENT)
-		errno = NOT_THE_SAME_FILE; /* it is in a file system that was mounted after we looked */
+		errno = NOT_THE_SAME_FILE; /* it is in a file system that was mounted after the gate copied the mounts */
 	if (source < 0 || same == 0)
-		return source;
+		return take_fd(&source);
 	struct stat now, then;
-	if (fstat(source, &now) || fstat(box->descriptors[same - 1], &then) ||
+	if (fstat(source, &now) || fstat(descriptors[same - 1], &then) ||
 	    now.st_dev != then.st_dev || now.st_ino != then.st_ino) {
-		close(source);
 		errno = NOT_THE_SAME_FILE;
 		return -1;
 	}
-	return source;
+	return take_fd(&source);
 }
 
-static int bind(const struct box *box, const struct op *op)
+static int mount_bind(const struct tree *tree, const struct op *op)
 {
-	int source = open_source(box, op->s[1], op->b);
-	if (source < 0)
-		return -1;
 	struct stat info;
-	int tree = -1;
-	if (fstat(source, &info) == 0)
-		tree = sys_open_tree(source, "",
-				     OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE);
-	int error = errno;
-	close(source);
-	errno = error;
-	if (tree < 0)
+	owned_fd source = open_source(tree->descriptors, op->s[1], op->b);
+	if (source < 0 || fstat(source, &info))
 		return -1;
-	if (set_attributes(tree, op->a)) {
-		error = errno;
-		close(tree);
-		errno = error;
+	owned_fd mount = sys_open_tree(source, "", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE);
+	if (mount < 0 || set_attributes(mount, op->a))
 		return -1;
-	}
-	return attach(box, tree, op->s[0], S_ISDIR(info.st_mode));
+	return attach(tree, mount, op->s[0], S_ISDIR(info.st_mode));
 }
 
-/* A directory on the private tmpfs that nobody finds: it lies below /proc, over which the real one is
+/* A directory on the private tmpfs that no program finds: it lies below /proc, over which the real one is
  * mounted last. */
-static int hidden(const struct box *box, const char *name)
+int unseen_directory(const struct tree *tree, const char *name)
 {
 	char path[32];
 	snprintf(path, sizeof path, "proc/%s", name);
-	if (mkdirat(box->root, "proc", 0555) && errno != EEXIST)
+	if (mkdirat(tree->root, "proc", 0555) && errno != EEXIST)
 		return -1;
-	if (mkdirat(box->root, path, 0700) && errno != EEXIST)
+	if (mkdirat(tree->root, path, 0700) && errno != EEXIST)
 		return -1;
-	int directory = openat(box->root, path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	if (directory >= 0 && on_private(box, directory)) {
-		close(directory);
+	owned_fd directory = openat(tree->root, path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (directory >= 0 && on_private(tree, directory)) {
 		errno = EROFS;
 		return -1;
 	}
-	return directory;
+	return take_fd(&directory);
 }
 
-/* Only what is attached can be cloned from, so it is, where nobody looks; `mount_pivot` lets go of it. */
-int mount_image(struct box *box, const struct op *op)
+/* Only from an attached mount can be cloned, so this one is attached in an unseen directory; `mount_pivot` detaches
+ * it. */
+int mount_image(struct tree *tree, const struct op *op)
 {
 	struct stat info;
-	int mount = box->descriptors[op->b - 1], point = hidden(box, "image");
-	if (point < 0)
+	int mount = tree->descriptors[op->b - 1];
+	owned_fd point = unseen_directory(tree, "image");
+	if (point < 0 ||
+	    sys_move_mount(mount, "", point, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH))
 		return -1;
-	int failed = sys_move_mount(mount, "", point, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
-	int error = errno;
-	close(point);
-	errno = error;
-	if (failed)
+	tree->image = openat(mount, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (tree->image < 0 || fstat(tree->image, &info))
 		return -1;
-	box->image = openat(mount, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
-	if (box->image < 0 || fstat(box->image, &info))
-		return -1;
-	box->image_device = info.st_dev;
+	tree->image_device = info.st_dev;
 	return 0;
 }
 
 /* A directory for what programs write: in the image if there is one, else on the private tmpfs. */
-static int written(const struct box *box, const char *name)
+static int writable_directory(const struct tree *tree, const char *name)
 {
-	if (box->image < 0)
-		return hidden(box, name);
-	/* It is there already where this is the second attempt; until now nobody but us has written there. */
-	if (mkdirat(box->image, name, 0700) && errno != EEXIST)
+	if (tree->image < 0)
+		return unseen_directory(tree, name);
+	/* It is there already where this is the second attempt; only the gate has written there so far. */
+	if (mkdirat(tree->image, name, 0700) && errno != EEXIST)
 		return -1;
-	return openat(box->image, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	return openat(tree->image, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
 /* A directory of the host for a layer. In this namespace what is mounted in it is locked, and the kernel
  * shows nothing without what covers it: then the supervisor has passed a mount of it alone, which is
- * attached where nobody looks until `let_go`. */
-static int open_layer(const struct box *box, const char *path, uint64_t same)
+ * attached in an unseen directory until `detach_layer`. */
+static int open_layer(const struct tree *tree, const char *path, uint64_t same)
 {
 	if (!(same & SOURCE_ALONE))
-		return open_source(box, path, same);
-	int mount = box->descriptors[(same & ~(uint64_t)SOURCE_ALONE) - 1], point = hidden(box, "alone");
-	if (point < 0)
+		return open_source(tree->descriptors, path, same);
+	int mount = tree->descriptors[(same & ~(uint64_t)SOURCE_ALONE) - 1];
+	owned_fd point = unseen_directory(tree, "alone");
+	if (point < 0 ||
+	    sys_move_mount(mount, "", point, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH))
 		return -1;
-	int failed = sys_move_mount(mount, "", point, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
-	int error = errno;
-	close(point);
-	errno = error;
-	return failed ? -1 : openat(mount, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	return openat(mount, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
 }
 
 /* The layers of an overlay that was made are its own; nothing else holds this mount. */
-static int let_go(int layer, uint64_t same)
+static int detach_layer(int layer, uint64_t same)
 {
 	return same & SOURCE_ALONE && (fchdir(layer) || umount2(".", MNT_DETACH)) ? -1 : 0;
 }
 
 /* A writable directory: a mount of its own, which stays writable when the root is sealed. One file system
  * for /tmp, /dev/shm, $HOME and a private overlay also means one size limit. */
-static int scratch(struct box *box, const struct op *op)
+static int mount_scratch(struct tree *tree, const struct op *op)
 {
 	char name[16];
-	snprintf(name, sizeof name, "%u", box->scratches++);
-	int tree = -1, behind = written(box, name);
-	if (behind < 0)
+	snprintf(name, sizeof name, "%u", tree->scratches++);
+	owned_fd behind = writable_directory(tree, name);
+	if (behind < 0 || fchmodat(behind, ".", (mode_t)op->a, 0))
 		return -1;
-	if (fchmodat(behind, ".", (mode_t)op->a, 0) == 0)
-		tree = sys_open_tree(behind, "", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH);
-	int error = errno;
-	close(behind);
-	if (tree >= 0 && op->b && set_attributes(tree, op->b)) {
-		error = errno;
-		close(tree);
-		tree = -1;
-	}
-	errno = error;
-	return attach(box, tree, op->s[0], 1);
+	owned_fd mount = sys_open_tree(behind, "", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH);
+	if (mount < 0 || (op->b && set_attributes(mount, op->b)))
+		return -1;
+	return attach(tree, mount, op->s[0], 1);
 }
 
-static int show(const struct box *box, const struct op *op)
+static int mount_show(const struct tree *tree, const struct op *op)
 {
 	struct stat info;
-	int source = sys_openat2(box->base, op->s[0], O_PATH, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS);
+	owned_fd source = sys_openat2(tree->base, op->s[0], O_PATH, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS);
 	if (source < 0 || fstat(source, &info))
 		return -1;
-	int tree = sys_open_tree(source, "",
-				 OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE);
-	close(source);
-	return attach(box, tree, op->s[0], S_ISDIR(info.st_mode));
-}
-
-/* The layer that holds the masks of that number, to lie over the host's directory. */
-static int masks(const struct box *box, uint64_t number)
-{
-	char name[24];
-	snprintf(name, sizeof name, "mask%u", (unsigned)number);
-	return hidden(box, name);
-}
-
-/* A whiteout: overlayfs takes a character device 0:0 in a layer for "there is no such name", whatever
- * the layers below have or get. The kernel lets everybody make this one. */
-static int white_out(int directory, const char *name)
-{
-	struct stat info;
-	if (mknodat(directory, name, S_IFCHR, 0) == 0)
-		return 0;
-	if (errno != EEXIST || fstatat(directory, name, &info, AT_SYMLINK_NOFOLLOW))
-		return -1;
-	errno = EEXIST;
-	return S_ISCHR(info.st_mode) && info.st_rdev == 0 ? 0 : -1;
-}
-
-/* Makes a directory of masks look like the host's below it: what is merged shows the upper one's. */
-static int resemble(int directory, int like)
-{
-	static const char acl[] = "system.posix_acl_access";
-	struct stat info;
-	char from[32], to[32], rules[4096];
-	if (fstat(like, &info))
-		return -1;
-	mode_t mode = info.st_mode & 07777;
-	/* An owner that has no number here stays the caller; the host's directory keeps its own guard. */
-	if (fchownat(directory, "", info.st_uid, info.st_gid, AT_EMPTY_PATH) && errno != EINVAL &&
-	    errno != EPERM)
-		return -1;
-	snprintf(from, sizeof from, "/proc/self/fd/%d", like);
-	snprintf(to, sizeof to, "/proc/self/fd/%d", directory);
-	ssize_t size = getxattr(from, acl, rules, sizeof rules);
-	/* Where there is a list, the mode's group bits are its mask and would give too much alone. */
-	if (size >= 0 ? setxattr(to, acl, rules, (size_t)size, 0) != 0
-		      : errno != ENODATA && errno != EOPNOTSUPP)
-		mode &= (mode_t)~070;
-	const struct timespec times[2] = {info.st_atim, info.st_mtim};
-	return fchmodat(directory, ".", mode, 0) || utimensat(directory, ".", times, 0) ? -1 : 0;
-}
-
-/* One step of a mask towards its name. 1: went on; 0: the name is hidden; -1: failed. */
-static int step(int *at, int *source, const char *name, int last)
-{
-	int below = last ? -1 : openat(*source, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	if (below < 0)
-		/* What is not there as a directory is hidden from there on, so that it cannot come. */
-		return last || errno == ENOENT || errno == ENOTDIR || errno == ELOOP
-			       ? white_out(*at, name)
-			       : -1;
-	close(*source);
-	*source = below;
-	if (mkdirat(*at, name, 0700) && errno != EEXIST)
-		return -1;
-	int next = openat(*at, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	if (next < 0)
-		return errno == ENOTDIR ? 0 : -1; /* another mask hides it already */
-	close(*at);
-	*at = next;
-	return 1;
-}
-
-static int mask(const struct box *box, const struct op *op)
-{
-	char name[256];
-	int source = open_source(box, op->s[2], op->b), at = source < 0 ? -1 : masks(box, op->a);
-	const char *part = op->s[0] + strlen(op->s[1]) + 1;
-	int result = at < 0 ? -1 : 1;
-	while (result == 1) {
-		size_t length = strcspn(part, "/");
-		memcpy(name, part, length);
-		name[length] = '\0';
-		/* After its content, because a new name changes the times. */
-		int directory = dup(at), like = dup(source);
-		result = directory < 0 || like < 0 ? -1 : step(&at, &source, name, part[length] == '\0');
-		if (result >= 0 && resemble(directory, like))
-			result = -1;
-		int error = errno;
-		if (directory >= 0)
-			close(directory);
-		if (like >= 0)
-			close(like);
-		errno = error;
-		part += length + 1;
-	}
-	int error = errno;
-	if (source >= 0)
-		close(source);
-	if (at >= 0)
-		close(at);
-	errno = error;
-	return result;
+	owned_fd mount = sys_open_tree(source, "", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE);
+	return attach(tree, mount, op->s[0], S_ISDIR(info.st_mode));
 }
 
 /* Where a private overlay keeps its changes. The merged root shows its owner and mode. */
-static int private_upper(struct box *box, int lower)
+static int private_upper(struct tree *tree, int lower)
 {
 	struct stat like;
-	int upper = written(box, "upper");
+	owned_fd upper = writable_directory(tree, "upper");
 	if (upper < 0 || fstat(lower, &like))
 		return -1;
 	/* An owner without a place in the id map cannot be given; the caller is shown then. */
@@ -436,165 +295,153 @@ static int private_upper(struct box *box, int lower)
 	if (fchmodat(upper, ".", like.st_mode & 07777, 0))
 		return -1;
 	/* For the supervisor, by a mount of its own: the root is sealed, and a closed directory must be opened. */
-	box->upper = sys_open_tree(upper, "", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH);
-	return box->upper < 0 ? -1 : upper;
+	tree->upper = sys_open_tree(upper, "", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH);
+	return tree->upper < 0 ? -1 : take_fd(&upper);
 }
 
-static int overlay(struct box *box, const struct op *op, const char **culprit)
+static int mount_overlay(struct tree *tree, const struct op *op, const char **culprit)
 {
-	/* By descriptor: overlayfs would split a path at ':' and ','. */
-	char where[3][32], lower[72];
+	uint64_t same = op->b & ~(uint64_t)SOURCE_ALONE;
 	unsigned masked = (unsigned)op->a & ~OVERLAY_PRIVATE;
-	int layer[3] = {-1, -1, -1}, over = -1, mount = -1, error;
-	for (int i = 0; i < 3; i++) {
-		*culprit = op->s[i + 1];
-		uint64_t same = i ? (op->b & ~(uint64_t)SOURCE_ALONE) + (unsigned)i : op->b;
-		if (i == 0 || !(op->a & OVERLAY_PRIVATE))
-			layer[i] = open_layer(box, op->s[i + 1], same);
-		else
-			layer[i] = i == 1 ? private_upper(box, layer[0]) : written(box, "work");
-		if (layer[i] < 0)
-			goto out;
-		snprintf(where[i], sizeof where[i], "/proc/self/fd/%d", layer[i]);
-	}
+	int private = (op->a & OVERLAY_PRIVATE) != 0;
+	*culprit = op->s[1];
+	owned_fd lower = open_layer(tree, op->s[1], op->b);
+	if (lower < 0)
+		return -1;
+	*culprit = op->s[2];
+	owned_fd upper = private ? private_upper(tree, lower) : open_source(tree->descriptors, op->s[2], same + 1);
+	if (upper < 0)
+		return -1;
+	*culprit = op->s[3];
+	owned_fd work = private ? writable_directory(tree, "work") : open_source(tree->descriptors, op->s[3], same + 2);
+	if (work < 0)
+		return -1;
 	*culprit = op->s[0];
-	snprintf(lower, sizeof lower, "%s", where[0]);
-	if (masked) {
-		over = masks(box, masked);
-		if (over < 0)
-			goto out;
-		snprintf(lower, sizeof lower, "/proc/self/fd/%d:%s", over, where[0]);
-	}
-	const struct option options[] = {{"lowerdir", lower},
-					 {"upperdir", where[1]},
-					 {"workdir", where[2]},
+	owned_fd masks = masked ? mask_layer(tree, masked) : -1;
+	if (masked && masks < 0)
+		return -1;
+	/* By descriptor: overlayfs would split a path at ':' and ','. */
+	char lower_path[72], upper_path[32], work_path[32];
+	if (masked)
+		snprintf(lower_path, sizeof lower_path, "/proc/self/fd/%d:/proc/self/fd/%d", masks, lower);
+	else
+		snprintf(lower_path, sizeof lower_path, "/proc/self/fd/%d", lower);
+	snprintf(upper_path, sizeof upper_path, "/proc/self/fd/%d", upper);
+	snprintf(work_path, sizeof work_path, "/proc/self/fd/%d", work);
+	const struct option options[] = {{"lowerdir", lower_path},
+					 {"upperdir", upper_path},
+					 {"workdir", work_path},
 					 {"userxattr", NULL}};
-	mount = new_mount("overlay", options, 4,
-			  MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | (unsigned)(op->a >> 32));
-	if (mount >= 0 && let_go(layer[0], op->b)) {
-		error = errno;
-		close(mount);
-		mount = -1;
-		errno = error;
-	}
-out:
-	error = errno;
-	if (over >= 0)
-		close(over);
-	for (int i = 0; i < 3; i++)
-		if (layer[i] >= 0)
-			close(layer[i]);
-	errno = error;
-	return attach(box, mount, op->s[0], 1);
+	owned_fd mount = new_mount("overlay", options, 4,
+				   MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | (unsigned)(op->a >> 32));
+	if (mount < 0 || detach_layer(lower, op->b))
+		return -1;
+	return attach(tree, mount, op->s[0], 1);
 }
 
 /* A directory of the host, read-only, as an overlay without an upper layer: connecting to a socket in
- * it fails, because the inode that is seen is not the one that somebody listens on. On a read-only
+ * it fails, because the inode that is seen is not the one that a server listens on. On a read-only
  * bind mount it would succeed, and the kernel's Landlock has no word against it. */
-static int view(struct box *box, const struct op *op)
+static int mount_view(struct tree *tree, const struct op *op)
 {
+	owned_fd source = open_layer(tree, op->s[1], op->b);
+	if (source < 0)
+		return -1;
 	/* Without an upper layer an overlay needs two lower ones. */
-	int mount = -1, error, source = open_layer(box, op->s[1], op->b);
-	int other = source < 0 ? -1 : op->a ? masks(box, op->a) : hidden(box, "empty");
-	if (other >= 0) {
-		char lower[64];
-		snprintf(lower, sizeof lower, "/proc/self/fd/%d:/proc/self/fd/%d", op->a ? other : source,
-			 op->a ? source : other);
-		/* Without userxattr: marks that a program left in a writable tree must not hide files. */
-		const struct option options[] = {{"lowerdir", lower}};
-		mount = new_mount("overlay", options, 1,
-				  MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
-		if (mount >= 0 && let_go(source, op->b)) {
-			error = errno;
-			close(mount);
-			mount = -1;
-			errno = error;
-		}
-	}
-	error = errno;
-	if (source >= 0)
-		close(source);
-	if (other >= 0)
-		close(other);
-	errno = error;
-	return attach(box, mount, op->s[0], 1);
+	owned_fd other = op->a ? mask_layer(tree, op->a) : unseen_directory(tree, "empty");
+	if (other < 0)
+		return -1;
+	char lower[64];
+	snprintf(lower, sizeof lower, "/proc/self/fd/%d:/proc/self/fd/%d", op->a ? other : source,
+		 op->a ? source : other);
+	/* Without userxattr: marks that a program left in a writable tree must not hide files. */
+	const struct option options[] = {{"lowerdir", lower}};
+	owned_fd mount = new_mount("overlay", options, 1, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+	if (mount < 0 || detach_layer(source, op->b))
+		return -1;
+	return attach(tree, mount, op->s[0], 1);
 }
 
-/* Runs a small change in the directory that holds the path, on the private tmpfs only. */
-static int make(const struct box *box, const struct op *op)
+static int make_file(int parent, const char *name, const struct op *op)
+{
+	owned_fd file = openat(parent, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)op->a);
+	if (file < 0)
+		return -1;
+	ssize_t wrote = write(file, op->blob, op->b);
+	return wrote >= 0 && (uint64_t)wrote == op->b ? 0 : -1;
+}
+
+static int make_directory(int parent, const char *name, mode_t mode)
+{
+	return mkdirat(parent, name, mode) && errno != EEXIST ? -1 : fchmodat(parent, name, mode, 0);
+}
+
+/* A directory, a link or a file, on the private tmpfs only. */
+static int make_entry(const struct tree *tree, const struct op *op)
 {
 	char last[256];
-	int parent = parent_of(box, op->s[0], last), result = -1;
+	int result = -1, parent = parent_of(tree, op->s[0], last);
 	if (parent < 0)
 		return -1;
-	if (on_private(box, parent) == 0) {
-		if (op->type == OP_DIR) {
-			result = mkdirat(parent, last, (mode_t)op->a);
-			if (result == 0 || errno == EEXIST)
-				result = fchmodat(parent, last, (mode_t)op->a, 0);
-		} else if (op->type == OP_LINK) {
-			result = symlinkat(op->s[1], parent, last);
-		} else {
-			int file = openat(parent, last, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
-					  (mode_t)op->a);
-			if (file >= 0) {
-				ssize_t written = write(file, op->blob, op->b);
-				result = written >= 0 && (uint64_t)written == op->b ? 0 : -1;
-				close(file);
-			}
-		}
-	}
-	leave(box, parent);
+	if (on_private(tree, parent) == 0)
+		result = op->type == OP_DIR    ? make_directory(parent, last, (mode_t)op->a)
+			 : op->type == OP_LINK ? symlinkat(op->s[1], parent, last)
+					       : make_file(parent, last, op);
+	close_parent(tree, parent);
 	return result;
 }
 
-int mount_op(struct box *box, const struct op *op, const char **culprit)
+/* A file system of the kernel's own, at a path. */
+static int mount_new(const struct tree *tree, const struct op *op, const char *type, const struct option *options,
+		     unsigned count, unsigned attributes)
+{
+	owned_fd mount = new_mount(type, options, count, attributes);
+	return attach(tree, mount, op->s[0], 1);
+}
+
+int mount_op(struct tree *tree, const struct op *op, const char **culprit)
 {
 	static const struct option pts[] = {{"ptmxmode", "0666"}, {"mode", "0620"}, {"max", "512"}}; /* of 3072 for all */
 	switch (op->type) {
 	case OP_DIR:
 	case OP_FILE:
 	case OP_LINK:
-		return make(box, op);
+		return make_entry(tree, op);
 	case OP_BIND:
 		*culprit = op->s[1];
-		return bind(box, op);
+		return mount_bind(tree, op);
 	case OP_SCRATCH:
-		return scratch(box, op);
+		return mount_scratch(tree, op);
 	case OP_PROC:
 		/* Read-only as a whole: to root without capabilities /proc/sys would be writable. */
-		return attach(box,
-			      new_mount("proc", NULL, 0,
-					MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV |
-						MOUNT_ATTR_NOEXEC),
-			      op->s[0], 1);
+		return mount_new(tree, op, "proc", NULL, 0,
+				 MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
 	case OP_PTS:
-		return attach(box, new_mount("devpts", pts, 3, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC),
-			      op->s[0], 1);
+		return mount_new(tree, op, "devpts", pts, 3, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
 	case OP_OVERLAY:
-		return overlay(box, op, culprit);
+		return mount_overlay(tree, op, culprit);
 	case OP_SHOW:
-		return show(box, op);
+		return mount_show(tree, op);
 	case OP_VIEW:
 		*culprit = op->s[1];
-		return view(box, op);
+		return mount_view(tree, op);
 	case OP_MASK:
-		return mask(box, op);
+		return mask_name(tree, op);
 	}
 	errno = EINVAL;
 	return -1;
 }
 
-int mount_pivot(struct box *box)
+int mount_pivot(struct tree *tree)
 {
-	if (mount_seal(box))
+	if (mount_seal(tree))
 		return -1;
 	/* What was made in the image has mounts of its own. */
-	if (box->image >= 0 && (fchdir(box->image) || umount2(".", MNT_DETACH)))
+	if (tree->image >= 0 && (fchdir(tree->image) || umount2(".", MNT_DETACH)))
 		return -1;
 	/* pivot_root(".", ".") puts the old root on top of the new one, from where it is detached:
 	 * no directory has to be made for it. */
-	if (fchdir(box->root) || syscall(SYS_pivot_root, ".", "."))
+	if (fchdir(tree->root) || syscall(SYS_pivot_root, ".", "."))
 		return -1;
 	return umount2(".", MNT_DETACH) || chdir("/") ? -1 : 0;
 }

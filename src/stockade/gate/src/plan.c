@@ -197,7 +197,7 @@ int plan_waits(const struct op *op)
 	return op->type == OP_CGROUP || op->type == OP_RLIMIT;
 }
 
-unsigned plan_in_common(const struct plan *one, const struct plan *other, size_t *size)
+unsigned plan_common_prefix(const struct plan *one, const struct plan *other, size_t *size)
 {
 	struct plan_record record;
 	unsigned count = one->base + 1;

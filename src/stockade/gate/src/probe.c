@@ -1,4 +1,4 @@
-/* What this machine really lets us do.
+/* What this machine really lets the gate do.
  *
  * Every probe does the thing itself in a child of its own, because asking is
  * not enough: under Ubuntu's AppArmor restriction unshare() succeeds and the
@@ -10,6 +10,8 @@
  * ends them all; namespaces and the mounts in them go with their last process.
  */
 #define _GNU_SOURCE
+#include "fd.h"
+#include "kernel.h"
 #include "probe.h"
 
 #include <errno.h>
@@ -38,34 +40,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Numbers shared by every architecture since 5.2; older headers lack some. */
-enum {
-	NR_pidfd_send_signal = 424,
-	NR_open_tree = 428,
-	NR_move_mount = 429,
-	NR_pidfd_open = 434,
-	NR_mount_setattr = 442,
-	NR_landlock_create_ruleset = 444,
-	NR_landlock_restrict_self = 446,
-};
-
-#define TREE_CLONE 1u
-#define TREE_RECURSIVE 0x8000u
-#define MOVE_FROM_EMPTY_PATH 4u
-#define ATTR_RDONLY 1u
-#define ATTR_NOSUID 2u
-#define LANDLOCK_ABI_VERSION 1u
-#define LANDLOCK_SCOPE_OF_SIGNALS 2u
-#define LANDLOCK_READ_FILE_AND_DIR (4u | 8u)
-
-struct mount_attributes {
-	uint64_t set, clear, propagation, userns_fd;
-};
-
 #define LIMIT_MS 2000
 
 /* The new mounts need a directory that exists wherever the gate can run; they
- * are made in a mount namespace of our own and only cover it there. */
+ * are made in a new mount namespace and cover it only there. */
 #define SCRATCH "/dev"
 
 struct report {
@@ -112,7 +90,7 @@ static pid_t start(int (*body)(void), int *answer)
 		struct pollfd parent = {.fd = ends[1]};
 		if (poll(&parent, 1, 0) != 0)
 			_exit(1);
-		/* A sibling may hold that end too: whoever slips through ends with the time. */
+		/* A sibling may hold that end too: a child that slips through ends with the time. */
 		alarm(LIMIT_MS / 1000 + 1);
 		memset(&said, 0, sizeof said);
 		if (body() < 0)
@@ -159,14 +137,8 @@ static int in_child(int (*body)(void))
 
 static int write_file(const char *path, const char *text)
 {
-	int fd = open(path, O_WRONLY | O_CLOEXEC);
-	if (fd < 0)
-		return -1;
-	ssize_t done = write(fd, text, strlen(text));
-	int error = errno;
-	close(fd);
-	errno = error;
-	return done < 0 ? -1 : 0;
+	owned_fd file = open(path, O_WRONLY | O_CLOEXEC);
+	return file < 0 || write(file, text, strlen(text)) < 0 ? -1 : 0;
 }
 
 static int create_file(const char *path)
@@ -214,17 +186,14 @@ static int probe_userns(void)
 
 static int clone_read_only(const char *path)
 {
-	struct mount_attributes attributes = {.set = ATTR_RDONLY | ATTR_NOSUID};
-	int tree = (int)syscall(NR_open_tree, AT_FDCWD, path, TREE_CLONE | TREE_RECURSIVE | O_CLOEXEC);
+	struct mount_attr attributes = {.attr_set = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID};
+	owned_fd tree = sys_open_tree(AT_FDCWD, path, OPEN_TREE_CLONE | AT_RECURSIVE | OPEN_TREE_CLOEXEC);
 
 	if (tree < 0)
 		return fails("open_tree");
-	if (syscall(NR_mount_setattr, tree, "", AT_EMPTY_PATH | TREE_RECURSIVE, &attributes, sizeof attributes) < 0) {
-		fails("mount_setattr");
-		close(tree);
-		return -1;
-	}
-	return tree;
+	if (sys_mount_setattr(tree, "", AT_EMPTY_PATH | AT_RECURSIVE, &attributes) < 0)
+		return fails("mount_setattr");
+	return take_fd(&tree);
 }
 
 static int probe_mountapi(void)
@@ -232,21 +201,16 @@ static int probe_mountapi(void)
 	if (scratch() < 0)
 		return -1;
 	/* A tree of the host, with whatever is mounted in it, as the real root is built. */
-	int host = clone_read_only("/usr");
+	owned_fd host = clone_read_only("/usr");
 	if (host < 0)
 		return -1;
-	close(host);
-	/* The test that it is read-only tries to write: on a tree of our own. */
+	/* The test that it is read-only tries to write, so it is done on a tree of the probe's own. */
 	if (mkdir(SCRATCH "/from", 0700) < 0 || mkdir(SCRATCH "/to", 0700) < 0)
 		return fails("mkdir");
-	int tree = clone_read_only(SCRATCH "/from");
+	owned_fd tree = clone_read_only(SCRATCH "/from");
 	if (tree < 0)
 		return -1;
-	long moved = syscall(NR_move_mount, tree, "", AT_FDCWD, SCRATCH "/to", MOVE_FROM_EMPTY_PATH);
-	int error = errno;
-	close(tree);
-	errno = error;
-	if (moved < 0)
+	if (sys_move_mount(tree, "", AT_FDCWD, SCRATCH "/to", MOVE_MOUNT_F_EMPTY_PATH) < 0)
 		return fails("move_mount");
 	if (create_file(SCRATCH "/to/file") == 0 || errno != EROFS)
 		return no_effect("a read-only mount could be written to");
@@ -301,7 +265,7 @@ static int probe_netns(void)
 	return recv(udp, &byte, 1, 0) == 1 ? 0 : fails("receive over 127.0.0.1");
 }
 
-/* Enters a namespace of our own and sees by its identity that it is a new one. */
+/* Enters a new namespace and sees by its identity that it is a new one. */
 static int own_namespace(int flag, const char *link)
 {
 	struct stat before, after;
@@ -369,22 +333,22 @@ static int probe_overlay(void)
 
 static int probe_landlock(void)
 {
-	uint64_t handled_fs = LANDLOCK_READ_FILE_AND_DIR;
-	long abi = syscall(NR_landlock_create_ruleset, NULL, 0, LANDLOCK_ABI_VERSION);
+	struct landlock_attr attr = {.handled_access_fs = LANDLOCK_READ_FILE_AND_DIR};
+	int abi = sys_landlock_create_ruleset(NULL, 0, LANDLOCK_ABI_VERSION);
 
 	if (abi < 0)
 		return fails("landlock_create_ruleset");
 	/* Only the first field, which every ABI has. */
-	int rules = (int)syscall(NR_landlock_create_ruleset, &handled_fs, sizeof handled_fs, 0);
+	owned_fd rules = sys_landlock_create_ruleset(&attr, sizeof attr.handled_access_fs, 0);
 	if (rules < 0)
 		return fails("landlock_create_ruleset");
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
 		return fails("no_new_privs");
-	if (syscall(NR_landlock_restrict_self, rules, 0) < 0)
+	if (sys_landlock_restrict_self(rules) < 0)
 		return fails("landlock_restrict_self");
 	if (open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC) >= 0 || errno != EACCES)
 		return no_effect("a forbidden directory could be opened");
-	snprintf(said.detail, sizeof said.detail, "%ld", abi);
+	snprintf(said.detail, sizeof said.detail, "%d", abi);
 	return 0;
 }
 
@@ -396,19 +360,17 @@ static int wait_for_signal(void)
 
 static pid_t outsider;
 
-/* Signals stay in the domain: whoever was started in it can be reached, our own parent cannot. */
+/* Signals stay in the domain: a process that was started in it can be reached, the probe's own parent cannot. */
 static int scoped(void)
 {
-	struct {
-		uint64_t files, network, scopes;
-	} attr = {.scopes = LANDLOCK_SCOPE_OF_SIGNALS};
+	struct landlock_attr attr = {.scoped = LANDLOCK_SCOPE_SIGNALS};
 	int answer = -1;
-	int rules = (int)syscall(NR_landlock_create_ruleset, &attr, sizeof attr, 0);
+	owned_fd rules = sys_landlock_create_ruleset(&attr, sizeof attr, 0);
 	if (rules < 0)
 		return fails("landlock_create_ruleset with scopes");
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
 		return fails("no_new_privs");
-	if (syscall(NR_landlock_restrict_self, rules, 0) < 0)
+	if (sys_landlock_restrict_self(rules) < 0)
 		return fails("landlock_restrict_self");
 	if (kill(outsider, 0) == 0 || errno != EPERM)
 		return no_effect("a process outside could be signalled");
@@ -432,7 +394,7 @@ static int install_filter(uint32_t answer, unsigned flags)
 {
 	struct sock_filter code[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_getppid, 0, 1),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getppid, 0, 1),
 		BPF_STMT(BPF_RET | BPF_K, answer),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
@@ -440,7 +402,7 @@ static int install_filter(uint32_t answer, unsigned flags)
 
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
 		return fails("no_new_privs");
-	int result = (int)syscall(__NR_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program);
+	int result = sys_seccomp_filter(flags, &program);
 	return result < 0 ? fails("seccomp(SECCOMP_SET_MODE_FILTER)") : result;
 }
 
@@ -448,7 +410,7 @@ static int probe_seccomp(void)
 {
 	if (install_filter(SECCOMP_RET_ERRNO | EPERM, 0) < 0)
 		return -1;
-	if (syscall(__NR_getppid) != -1 || errno != EPERM)
+	if (syscall(SYS_getppid) != -1 || errno != EPERM)
 		return no_effect("a filtered system call went through");
 	return 0;
 }
@@ -457,12 +419,12 @@ static int probe_seccomp(void)
 
 static int ask_supervisor(void)
 {
-	return syscall(__NR_getppid) == NOTIFIED_ANSWER ? 0 : no_effect("the supervisor's answer did not arrive");
+	return syscall(SYS_getppid) == NOTIFIED_ANSWER ? 0 : no_effect("the supervisor's answer did not arrive");
 }
 
 static int probe_notify(void)
 {
-	/* Newer kernels may have longer records than our header: the room is for those. */
+	/* Newer kernels may have longer records than the header says: the room is for those. */
 	union {
 		struct seccomp_notif notification;
 		char room[512];
@@ -472,7 +434,7 @@ static int probe_notify(void)
 		char room[512];
 	} out = {.room = {0}};
 	int answer = -1;
-	/* The filter is ours too; we just never call getppid. */
+	/* The filter holds for this process too, which never calls getppid. */
 	int listener = install_filter(SECCOMP_RET_USER_NOTIF, SECCOMP_FILTER_FLAG_NEW_LISTENER);
 
 	if (listener < 0)
@@ -502,13 +464,13 @@ static int probe_pidfd(void)
 
 	if (pid < 0)
 		return -1;
-	int fd = (int)syscall(NR_pidfd_open, pid, 0);
+	owned_fd fd = sys_pidfd_open(pid);
 	if (fd < 0)
 		return fails("pidfd_open");
 	struct pollfd death = {.fd = fd, .events = POLLIN};
 	if (poll(&death, 1, 0) != 0)
 		return no_effect("a living process looked dead");
-	if (syscall(NR_pidfd_send_signal, fd, SIGKILL, NULL, 0) < 0)
+	if (sys_pidfd_send_signal(fd, SIGKILL) < 0)
 		return fails("pidfd_send_signal");
 	if (poll(&death, 1, LIMIT_MS / 2) != 1)
 		return no_effect("the death of a process was not seen");
@@ -521,7 +483,7 @@ static int probe_nested(void)
 	return enter_userns() < 0 ? -1 : enter_userns();
 }
 
-/* In a user namespace of ours in which `alive` tasks are. */
+/* In a new user namespace in which `alive` tasks are. */
 static int count_tasks(rlim_t alive)
 {
 	struct rlimit most = {.rlim_cur = alive + 1, .rlim_max = alive + 1};
@@ -552,7 +514,7 @@ static int probe_nproc(void)
 	return enter_userns() < 0 ? -1 : count_tasks(1);
 }
 
-/* For a gate that somebody has started as the first process of its namespaces. */
+/* For a gate that a helper has started as the first process of its namespaces. */
 static int probe_counted(void)
 {
 	return count_tasks(2);
@@ -584,7 +546,7 @@ int gate_probe(const char *name)
 	if (known < 0)
 		fails("no such probe");
 	printf("%s\t%s\t%d\t%s\n", name, said.failed ? "no" : "ok", said.error, said.detail);
-	/* A later probe may hang until we are killed: what is known is told now. */
+	/* A later probe may hang until the caller kills the gate: what is known is printed now. */
 	fflush(stdout);
 	return known;
 }

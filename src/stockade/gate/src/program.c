@@ -12,7 +12,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-enum { MAX_BODY = 8 << 20, SIGNAL_SHARES = 16 };
+enum { SIGNAL_SHARES = 16 };
 
 int set_limit(const struct op *op, uint64_t reserve)
 {
@@ -21,9 +21,9 @@ int set_limit(const struct op *op, uint64_t reserve)
 	return setrlimit((int)op->a, &limit);
 }
 
-/* What is sent when the user has no room for more pending signals arrives without its sender, and so looks as
- * if it came from outside the sandbox: `told_to_end`. Programs run out of room long before the gate does. */
-static int leave_room_for_signals(void)
+/* A signal that is sent when the user has no room for more pending ones arrives without its sender, and so looks as
+ * if it came from outside the sandbox (`asked_to_end`). Programs run out of room long before the gate does. */
+static int limit_pending_signals(void)
 {
 	struct rlimit limit;
 	if (getrlimit(RLIMIT_SIGPENDING, &limit))
@@ -37,7 +37,7 @@ int program_read(int body, struct program *program)
 {
 	size_t size;
 	struct exec_body header;
-	if (read_whole(body, MAX_BODY, &program->bytes, &size))
+	if (read_whole(body, EXEC_MAX_SIZE, &program->bytes, &size))
 		return -1;
 	program->size = size;
 	errno = EBADMSG;
@@ -84,8 +84,8 @@ static void set_terminal_signals(void (*handler)(int))
 		signal(numbers[i], handler);
 }
 
-/* From its terminal a program can be stopped only if somebody of its session, and not of its process group,
- * is its parent: the kernel leaves alone what nobody could wake. So the session is that of whoever attends. */
+/* The kernel does not stop an orphaned process group from its terminal: some parent must be in the same session and
+ * in another group. So the leader of the session is the process that attends to the program. */
 static int lead_session(int terminal)
 {
 	set_terminal_signals(SIG_IGN);
@@ -100,7 +100,8 @@ int program_terminal(struct program *program)
 	struct reply reply = {.kind = REPLY_TERMINAL};
 	struct winsize size = {.ws_row = (unsigned short)(program->request.value >> 16),
 			       .ws_col = (unsigned short)program->request.value};
-	int unlocked = 0, inner = -1, outer = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
+	int unlocked = 0, inner = -1;
+	owned_fd outer = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
 	if (outer < 0)
 		return -1;
 	if (ioctl(outer, TIOCSPTLCK, &unlocked) == 0 && ioctl(outer, TIOCSWINSZ, &size) == 0)
@@ -109,9 +110,6 @@ int program_terminal(struct program *program)
 			     lead_session(inner) || send_reply(program->socket, &reply, &outer, 1)
 			 ? -1
 			 : 0;
-	int error = errno;
-	close(outer);
-	errno = error;
 	for (int i = 0; i < 3; i++)
 		if (program->stdio[i] < 0)
 			program->stdio[i] = inner;
@@ -156,7 +154,7 @@ static void execute_program(const struct program *program)
 
 /* The program's descriptors. Where it has more than three, what is still needed may lie where they belong, and
  * is moved out of the way first. */
-static int take_descriptors(const struct program *program, int *socket, int *entrance, int *inner)
+static int place_descriptors(const struct program *program, int *socket, int *entrance, int *inner)
 {
 	int given[5] = {program->stdio[0], program->stdio[1], program->stdio[2], program->more[0], program->more[1]};
 	int count = program->more[0] < 0 ? 3 : 5;
@@ -181,26 +179,27 @@ static int join_session(const struct program *program)
 	return 0;
 }
 
-static _Noreturn void become(struct box *box, const struct program *program)
+static _Noreturn void become_program(struct runs *runs, const struct program *program)
 {
 	struct reply reply = {.kind = REPLY_EXEC_FAILED};
 	const char *what = "descriptors";
-	int socket = program->socket, entrance = program->entrance, inner = box->inner;
+	const struct plan *plan = &runs->launch->plan;
+	int socket = program->socket, entrance = program->entrance, inner = runs->inner;
 	sigset_t none;
 	sigemptyset(&none);
-	if (take_descriptors(program, &socket, &entrance, &inner))
+	if (place_descriptors(program, &socket, &entrance, &inner))
 		goto failed;
 	what = "session";
 	if (program->request.flags & EXEC_TERMINAL ? join_session(program) : setsid() < 0)
 		goto failed;
 	if (sigprocmask(SIG_SETMASK, &none, NULL))
 		goto failed;
-	umask(box->mask);
+	umask(runs->mask);
 	what = "limits";
-	if (leave_room_for_signals())
+	if (limit_pending_signals())
 		goto failed;
-	for (unsigned i = 0; i < box->plan.count; i++)
-		if (box->plan.ops[i].type == OP_RLIMIT && set_limit(&box->plan.ops[i], box->kept))
+	for (unsigned i = 0; i < plan->count; i++)
+		if (plan->ops[i].type == OP_RLIMIT && set_limit(&plan->ops[i], runs->kept))
 			goto failed;
 	what = "landlock";
 	if (wall_inner(inner))
@@ -208,7 +207,7 @@ static _Noreturn void become(struct box *box, const struct program *program)
 	what = "cwd";
 	/* Magic links would lead to descriptors instead of directories of the sandbox. Where the host's own tree
 	 * is seen, a directory is one of the sandbox if it may be read. */
-	int flags = (box->inner < 0 ? O_PATH : O_RDONLY) | O_DIRECTORY;
+	int flags = (runs->inner < 0 ? O_PATH : O_RDONLY) | O_DIRECTORY;
 	int cwd = sys_openat2(AT_FDCWD, program->cwd, (uint64_t)flags, RESOLVE_NO_MAGICLINKS);
 	if (cwd < 0 || fchdir(cwd))
 		goto failed;
@@ -220,7 +219,7 @@ static _Noreturn void become(struct box *box, const struct program *program)
 		send_reply(socket, &started, NULL, 0);
 	what = program->request.flags & EXEC_RESUME ? "template" : "command";
 	if (program->request.flags & EXEC_RESUME)
-		template_resume(box, program, program->more[0] < 0 ? 3 : 5);
+		template_resume(runs, program, program->more[0] < 0 ? 3 : 5);
 	else
 		execute_program(program);
 failed:
@@ -230,12 +229,12 @@ failed:
 	_exit(127);
 }
 
-/* Nothing is copied for a child that executes at once, and it never returns into our frames. One that goes on
+/* Nothing is copied for a child that executes at once, and it never returns into the gate's frames. One that goes on
  * needs the C library's own fork, which tells its locks and its thread that they are another process's. */
-pid_t program_start(struct box *box, const struct program *program)
+pid_t program_start(struct runs *runs, const struct program *program)
 {
 	pid_t pid = program->request.flags & EXEC_RESUME ? fork() : vfork();
 	if (pid == 0)
-		become(box, program);
+		become_program(runs, program);
 	return pid;
 }

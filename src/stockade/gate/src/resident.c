@@ -29,40 +29,81 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-enum { CONTROL = 3, SUPERVISOR = 4, PATIENCE_MS = 5, KEPT_PLAN = 64 << 10 };
+enum { PATIENCE_MS = 5, KEPT_PLAN = 64 << 10 };
 
 static const uint64_t NEEDED_NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID;
 static const uint64_t KNOWN_NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC |
 					 CLONE_NEWUTS | CLONE_NEWCGROUP | CLONE_NEWNET;
 
-static int plain;        /* started for sandboxes without namespaces */
-static int helped;       /* or for those that a helper makes */
-static const char *sabotage; /* in the test build, for the gate that a helper starts */
-static int host_network; /* started for sandboxes that share the host's network */
-static int spare_network; /* the network namespace we are in is fresh and ours to give away */
-/* Our end of the pipe to the last sandbox that was born: in error once its first program has been
- * started, or it died. Until then our idle work would take the processor that it needs. */
-static int newborn = -1;
-/* A pidfd of the same: when it has ended, a program that runs one sandbox after another has none. */
-static int last_born = -1;
-static mode_t mask;
-static uid_t uid;
-static gid_t gid;
+/* Which sandboxes it is for. */
+enum kind { OWN_NETWORK, HOST_NETWORK, PLAIN, HELPED };
+
+/* The part of the root that sandboxes of one profile share. */
+struct base {
+	unsigned char *bytes; /* the records it was built from, NULL: there is none */
+	size_t size;
+};
+
+/* The first process of the next sandbox: its namespaces are fresh, its ids mapped, and it waits for a launch. */
+struct spare {
+	pid_t pid; /* 0: there is none */
+	int socket;
+	int shown[8]; /* a pidfd and the namespaces, as the kernel has them */
+	uint64_t flags;
+	uint64_t every;
+};
+
+/* The last plan: the next one is probably of its kind. */
+struct last_plan {
+	unsigned char *bytes; /* NULL: there is none, or none that a process made ahead could serve */
+	size_t size;
+	struct plan plan;
+	unsigned ahead; /* of what comes ahead, as much as the plan before began with as well */
+	size_t ahead_size;
+	uint64_t flags;
+	unsigned launches;
+};
+
+struct resident {
+	enum kind kind;
+	const char *sabotage; /* in the test build, for the gate that a helper starts */
+	uid_t uid;
+	gid_t gid;
+	mode_t mask;
+	int network_ready; /* the network namespace that it is in is fresh, and its to give away */
+	/* Its end of the socket to the last sandbox that was born: in error once that has started its first program,
+	 * or died. Until then idle work would take the processor that the sandbox needs. */
+	int newborn;
+	/* A pidfd of the same: when it has ended, a program that runs one sandbox after another has none. */
+	int last_born;
+	struct base base;
+	struct spare spare;
+	struct last_plan last;
+};
+
+static enum kind kind_of(const char *name)
+{
+	if (strcmp(name, KIND_HOST_NETWORK) == 0)
+		return HOST_NETWORK;
+	if (strcmp(name, KIND_PLAIN) == 0)
+		return PLAIN;
+	return strcmp(name, KIND_HELPED) == 0 ? HELPED : OWN_NETWORK;
+}
+
+/* Whether it makes the namespaces of its sandboxes itself. */
+static int makes_namespaces(const struct resident *resident)
+{
+	return resident->kind == OWN_NETWORK || resident->kind == HOST_NETWORK;
+}
 
 static int write_file(const char *path, const char *text)
 {
-	int file = open(path, O_WRONLY | O_CLOEXEC);
-	if (file < 0)
-		return -1;
-	ssize_t wrote = write(file, text, strlen(text));
-	int error = errno;
-	close(file);
-	errno = error;
-	return wrote == (ssize_t)strlen(text) ? 0 : -1;
+	owned_fd file = open(path, O_WRONLY | O_CLOEXEC);
+	return file >= 0 && write(file, text, strlen(text)) == (ssize_t)strlen(text) ? 0 : -1;
 }
 
 /* The caller's own ids, or for root every id, so that no file's owner is unknown inside. */
-static int write_maps(pid_t pid, int every)
+static int write_maps(pid_t pid, int every, uid_t uid, gid_t gid)
 {
 	char path[64], map[64];
 	static const char *const files[] = {"uid_map", "gid_map"};
@@ -84,35 +125,33 @@ static int write_maps(pid_t pid, int every)
 	return 0;
 }
 
-static int make_network(void)
+static int make_network(struct resident *resident)
 {
-	if (host_network || spare_network || !(sabotaged_flags(CLONE_NEWNET) & CLONE_NEWNET))
+	if (resident->kind == HOST_NETWORK || resident->network_ready || !(sabotaged_flags(CLONE_NEWNET) & CLONE_NEWNET))
 		return 0;
 	if (unshare(CLONE_NEWNET))
 		return -1;
 	struct ifreq lo = {.ifr_name = "lo", .ifr_flags = IFF_UP};
-	int probe = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	if (probe < 0)
+	owned_fd any = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (any < 0 || ioctl(any, SIOCSIFFLAGS, &lo))
 		return -1;
-	int result = ioctl(probe, SIOCSIFFLAGS, &lo);
-	close(probe);
-	spare_network = result == 0;
-	return result;
+	resident->network_ready = 1;
+	return 0;
 }
 
 static const char *const dispensable[] = {"/sys", "/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/hugepages"};
 
-/* Where nothing can be unshared there is only the groups to let go of, and not everybody may. */
-static int become_plain(void)
+/* Where nothing is unshared only the groups have to be dropped, and not every user may do that. */
+static int drop_groups(uid_t uid)
 {
 	return uid == 0 && setgroups(0, NULL) && errno != EPERM ? -1 : 0;
 }
 
 /* An ordinary user may make namespaces and mounts only in a user namespace of its own. */
-static int become_owner(void)
+static int unshare_own(uid_t uid, gid_t gid)
 {
 	if (uid == 0 ? setgroups(0, NULL) || unshare(CLONE_NEWNS)
-		     : unshare(CLONE_NEWUSER | CLONE_NEWNS) || write_maps(getpid(), 0))
+		     : unshare(CLONE_NEWUSER | CLONE_NEWNS) || write_maps(getpid(), 0, uid, gid))
 		return -1;
 	/* What the host mounts later is to be seen here; what is done here must never reach the host,
 	 * so this comes before anything else. */
@@ -121,7 +160,7 @@ static int become_owner(void)
 
 static void drop_mounts(void)
 {
-	/* Each sandbox begins with a copy of our mounts; what no policy may grant can go. In an ordinary
+	/* Each sandbox begins with a copy of the resident's mounts; what no policy may grant can go. In an ordinary
 	 * user's namespace these are locked in place, and stay. */
 	for (unsigned i = 0; i < sizeof dispensable / sizeof *dispensable; i++)
 		umount2(dispensable[i], MNT_DETACH);
@@ -129,7 +168,7 @@ static void drop_mounts(void)
 
 /* A helper shows the host's devices as they are mounted here; to root, who owns them, only as nodes that cannot
  * be changed. */
-static int become_host(void)
+static int protect_devices(uid_t uid)
 {
 	static const char *const devices[] = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"};
 	if (uid != 0)
@@ -143,74 +182,66 @@ static int become_host(void)
 	return 0;
 }
 
-int resident_own(const char *kind)
+int resident_unshare(const char *name)
 {
-	host_network = strcmp(kind, "host-network") == 0;
-	plain = strcmp(kind, "plain") == 0;
-	helped = strcmp(kind, "helped") == 0;
-	uid = geteuid();
-	gid = getegid();
+	enum kind kind = kind_of(name);
+	uid_t uid = geteuid();
 	if (in_template())
 		return 0; /* it was done before the interpreter was executed */
-	return plain ? become_plain() : helped ? become_host() : become_owner();
+	return kind == PLAIN ? drop_groups(uid) : kind == HELPED ? protect_devices(uid) : unshare_own(uid, getegid());
 }
 
-static struct {
-	unsigned char *bytes; /* the records it was built from, NULL: there is none */
-	size_t size;
-} base;
-
-static void discard(unsigned char *bytes, size_t size)
+static void wipe_free(unsigned char *bytes, size_t size)
 {
 	wipe(bytes, size);
 	free(bytes);
 }
 
-static void drop_base(int mounted)
+/* Leaves errno alone. */
+static void drop_base(struct base *base, int mounted)
 {
+	int error = errno;
 	if (mounted)
 		mount_base_drop();
-	discard(base.bytes, base.size);
-	base.bytes = NULL;
+	wipe_free(base->bytes, base->size);
+	base->bytes = NULL;
+	errno = error;
 }
 
-/* 0, or -1 with errno set and the index of the operation that failed. */
-static int make_base(const struct plan *plan, unsigned *index, const char **culprit)
+static int build_base(struct tree *tree, const struct plan *plan, unsigned *index, const char **culprit)
 {
-	if (base.bytes && base.size == plan->base_size &&
-	    memcmp(base.bytes, plan->base_bytes, base.size) == 0)
-		return 0;
-	if (base.bytes)
-		drop_base(1);
-	struct box tree = {.root = -1, .upper = -1, .image = -1};
-	int mounted = 0;
-	base.size = plan->base_size;
-	base.bytes = malloc(base.size + 1);
-	*culprit = "base";
-	*index = 0;
-	if (base.bytes == NULL || mount_base(&tree))
-		goto failed;
-	mounted = 1;
-	memcpy(base.bytes, plan->base_bytes, base.size);
 	for (unsigned i = 1; i <= plan->base; i++) {
 		*index = i;
 		*culprit = plan->ops[i].s[0];
-		if (!sabotaged_op(i) && mount_op(&tree, &plan->ops[i], culprit))
-			goto failed;
-		if (confirm_op(&tree, &plan->ops[i], culprit))
-			goto failed;
+		if (!sabotaged_op(i) && mount_op(tree, &plan->ops[i], culprit))
+			return -1;
+		if (confirm_tree(tree, &plan->ops[i], culprit))
+			return -1;
 	}
-	if (mount_seal(&tree))
-		goto failed;
-	close(tree.root);
-	return 0;
-failed:;
-	int error = errno;
-	if (tree.root >= 0)
-		close(tree.root);
-	drop_base(mounted);
-	errno = error;
-	return -1;
+	return mount_seal(tree);
+}
+
+/* 0, or -1 with errno set and the index of the operation that failed. */
+static int make_base(struct base *base, const struct plan *plan, unsigned *index, const char **culprit)
+{
+	if (base->bytes && base->size == plan->base_size &&
+	    memcmp(base->bytes, plan->base_bytes, base->size) == 0)
+		return 0;
+	if (base->bytes)
+		drop_base(base, 1);
+	*culprit = "base";
+	*index = 0;
+	base->size = plan->base_size;
+	base->bytes = malloc(base->size + 1);
+	if (base->bytes == NULL)
+		return -1;
+	memcpy(base->bytes, plan->base_bytes, base->size);
+	struct tree tree = NO_TREE;
+	int mounted = mount_base(&tree) == 0, built = mounted && build_base(&tree, plan, index, culprit) == 0;
+	close_fd(&tree.root);
+	if (!built)
+		drop_base(base, mounted);
+	return built ? 0 : -1;
 }
 
 static void refuse(int socket, unsigned index, uint32_t op, int error, const char *text)
@@ -220,34 +251,15 @@ static void refuse(int socket, unsigned index, uint32_t op, int error, const cha
 	send_reply(socket, &reply, NULL, 0);
 }
 
-/* The first process of the next sandbox: its namespaces are fresh, its ids mapped, and it waits for a launch. */
-static struct {
-	pid_t pid; /* 0: there is none */
-	int socket;
-	int shown[8]; /* a pidfd and the namespaces, as the kernel has them */
-	uint64_t flags;
-	uint64_t every;
-} spare;
-
-/* The last plan: the next one is probably of its kind. */
-static struct {
-	unsigned char *bytes; /* NULL: there is none, or none that a process made ahead could serve */
-	size_t size;
-	struct plan plan;
-	unsigned ahead; /* of what comes ahead, as much as the plan before began with as well */
-	size_t ahead_size;
-	uint64_t flags;
-	unsigned launches;
-} last;
-
-static void forget_spare(int end)
+/* Leaves errno alone. */
+static void forget_spare(struct spare *spare, int end)
 {
+	int error = errno;
 	if (end)
-		syscall(SYS_pidfd_send_signal, spare.shown[0], SIGKILL, NULL, 0);
-	for (unsigned i = 0; i < 8; i++)
-		if (spare.shown[i] >= 0)
-			close(spare.shown[i]);
-	spare.pid = 0;
+		sys_pidfd_send_signal(spare->shown[0], SIGKILL);
+	errno = error;
+	close_fds(spare->shown, 8);
+	spare->pid = 0;
 }
 
 /* In the order in which the supervisor knows them. Looking them up in /proc takes as long as half a
@@ -268,210 +280,202 @@ int namespace_of(pid_t pid, int pidfd, unsigned index)
 
 /* Clones a first process, which begins with what the last plans had in common if it is made `ahead`. NULL, or what
  * failed. */
-static const char *make_spare(int ahead, uint64_t flags, uint64_t every, int cgroup)
+static const char *make_spare(struct resident *resident, int ahead, uint64_t flags, uint64_t every, int cgroup)
 {
-	static struct box box; /* static: the clone keeps it after this frame is gone */
+	static struct init init; /* what the clone begins with */
+	struct spare *spare = &resident->spare;
+	int plain = resident->kind == PLAIN;
 	int ends[2];
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
 		return "socketpair";
-	memset(spare.shown, -1, sizeof spare.shown);
-	box = (struct box){.socket = -1,
-			   .word = ends[1],
-			   .mask = mask,
-			   .root = -1,
-			   .upper = -1,
-			   .image = -1,
-			   .base = -1,
-			   .canary = -1,
-			   .outsider = -1,
-			   .ruleset = -1,
-			   .inner = -1,
-			   .told = -1};
+	owned_fd ours = ends[0], theirs = ends[1];
+	memset(spare->shown, -1, sizeof spare->shown);
+	init = (struct init){
+	    .launch = {.socket = -1},
+	    .tree = NO_TREE,
+	    .walls = NO_WALLS,
+	    .runs = {.resident = resident, .to_resident = theirs, .from_warden = -1, .mask = resident->mask},
+	};
 	if (ahead) {
-		box.plan = last.plan;
-		box.ahead = last.ahead;
+		init.launch.plan = resident->last.plan;
+		init.ahead = resident->last.ahead;
 	}
 	struct clone_args args = {.flags = (flags & ~(uint64_t)CLONE_NEWNET) | CLONE_PIDFD,
-				  .pidfd = (uintptr_t)&spare.shown[0],
+				  .pidfd = (uintptr_t)&spare->shown[0],
 				  .exit_signal = SIGCHLD};
 	if (cgroup >= 0) {
 		args.flags |= CLONE_INTO_CGROUP;
 		args.cgroup = (uint64_t)cgroup;
 	}
-	template_dumpable(1);
-	pid_t resident = getpid(), pid = plain ? fork() : (pid_t)syscall(SYS_clone3, &args, sizeof args);
+	template_set_dumpable(1);
+	pid_t own = getpid(), pid = plain ? fork() : (pid_t)syscall(SYS_clone3, &args, sizeof args);
 	if (pid == 0) {
-		/* Of ours it needs nothing: what it works with comes with the launch. */
-		close(ends[0]);
-		if (dup3(ends[1], CONTROL, O_CLOEXEC) < 0)
+		/* It needs none of the resident's descriptors: what it works with comes with the launch. */
+		close_fd(&ours);
+		if (dup3(theirs, OPEN_CONTROL, O_CLOEXEC) < 0)
 			_exit(1);
-		box.word = CONTROL;
-		sys_close_range(SUPERVISOR + plain, ~0u);
+		init.runs.to_resident = OPEN_CONTROL;
+		sys_close_range(OPEN_SUPERVISOR + plain, ~0u);
 		if (plain)
-			warden_main(&box, resident, SUPERVISOR);
-		inside_main(&box);
+			warden_main(&init, own, OPEN_SUPERVISOR);
+		init_main(&init);
 	}
-	int error = errno;
-	template_dumpable(0);
-	close(ends[1]);
-	errno = error;
 	const char *failed = pid < 0 ? "clone" : NULL;
-	if (!failed && plain && (spare.shown[0] = (int)syscall(SYS_pidfd_open, pid, 0)) < 0)
+	template_set_dumpable(0);
+	close_fd(&theirs);
+	if (!failed && plain && (spare->shown[0] = sys_pidfd_open(pid)) < 0)
 		failed = "pidfd";
 	if (flags & CLONE_NEWNET)
-		spare_network = 0;
-	if (!failed && !plain && !sabotaged_maps() && write_maps(pid, every == 1))
+		resident->network_ready = 0;
+	if (!failed && !plain && !sabotaged_maps() && write_maps(pid, every == 1, resident->uid, resident->gid))
 		failed = "id maps";
-	/* Now: later it cannot be looked at any more. */
+	/* Now, because later they cannot be opened any more. */
 	for (unsigned i = 1; i < 8 && !failed; i++) {
-		spare.shown[i] = namespace_of(pid, spare.shown[0], i - 1);
-		if (spare.shown[i] < 0)
+		spare->shown[i] = namespace_of(pid, spare->shown[0], i - 1);
+		if (spare->shown[i] < 0)
 			failed = "namespaces";
 	}
 	uint32_t mapped = 0;
-	if (!failed && send_message(ends[0], &mapped, sizeof mapped, NULL, 0))
+	if (!failed && send_message(ours, &mapped, sizeof mapped, NULL, 0))
 		failed = "word";
-	spare.pid = pid;
-	spare.socket = ends[0];
-	spare.flags = flags;
-	spare.every = every;
 	if (failed) {
-		error = errno;
-		close(ends[0]);
-		forget_spare(pid > 0);
-		errno = error;
+		forget_spare(spare, pid > 0);
+		return failed;
 	}
-	return failed;
+	spare->pid = pid;
+	spare->socket = take_fd(&ours);
+	spare->flags = flags;
+	spare->every = every;
+	return NULL;
 }
 
 /* Whether the spare has begun as this plan does. */
-static int suits(const struct plan *plan, uint64_t flags)
+static int spare_fits(const struct resident *resident, const struct plan *plan, uint64_t flags)
 {
-	return spare.flags == flags && spare.every == plan->ops[0].b &&
-	       last.plan.base_size == plan->base_size && last.ahead_size <= plan->ahead_size &&
-	       memcmp(last.plan.base_bytes, plan->base_bytes, last.ahead_size) == 0;
+	const struct spare *spare = &resident->spare;
+	const struct last_plan *last = &resident->last;
+	return spare->flags == flags && spare->every == plan->ops[0].b &&
+	       last->plan.base_size == plan->base_size && last->ahead_size <= plan->ahead_size &&
+	       memcmp(last->plan.base_bytes, plan->base_bytes, last->ahead_size) == 0;
 }
 
-static void drop_spare(void)
+static void drop_spare(struct spare *spare)
 {
-	if (spare.pid == 0)
+	if (spare->pid == 0)
 		return;
-	close(spare.socket);
-	forget_spare(1);
+	close_fd(&spare->socket);
+	forget_spare(spare, 1);
 }
 
 /* Hands the launch over to the first process of a sandbox, one that was made ahead if it suits. */
-static void start(const struct plan *plan, const int *descriptors, unsigned count, uint64_t flags)
+static void start(struct resident *resident, const struct plan *plan, const int *descriptors, unsigned count, uint64_t flags)
 {
+	struct spare *spare = &resident->spare;
 	int socket = descriptors[LAUNCH_SOCKET], cgroup = -1;
 	uint32_t word = 0;
 	for (unsigned i = plan->base + 1; i < plan->ahead; i++)
 		if (plan->ops[i].type == OP_CGROUP && plan->ops[i].a == 2 && !sabotaged_op(i))
 			cgroup = descriptors[LAUNCH_FIRST + plan->ops[i].b - 1];
-	if (spare.pid && (cgroup >= 0 || !suits(plan, flags) ||
-			  send_message(spare.socket, &word, sizeof word, descriptors, count)))
-		drop_spare();
-	if (spare.pid == 0) {
+	if (spare->pid && (cgroup >= 0 || !spare_fits(resident, plan, flags) ||
+			  send_message(spare->socket, &word, sizeof word, descriptors, count)))
+		drop_spare(spare);
+	if (spare->pid == 0) {
 		const char *failed = NULL;
-		if ((flags & CLONE_NEWNET) && make_network())
+		if ((flags & CLONE_NEWNET) && make_network(resident))
 			failed = "network";
 		if (!failed)
-			failed = make_spare(0, flags, plan->ops[0].b, cgroup);
-		if (!failed && send_message(spare.socket, &word, sizeof word, descriptors, count)) {
+			failed = make_spare(resident, 0, flags, plan->ops[0].b, cgroup);
+		if (!failed && send_message(spare->socket, &word, sizeof word, descriptors, count)) {
 			failed = "launch";
-			drop_spare();
+			drop_spare(spare);
 		}
 		if (failed) {
 			refuse(socket, 0, OP_NAMESPACES, errno, failed);
 			return;
 		}
 	}
-	/* A supervisor that cannot be told is gone, and the sandbox, which hears no word, with it. */
-	struct reply born = {.kind = REPLY_BORN, .status = (uint32_t)spare.pid};
-	if (send_reply(socket, &born, spare.shown, 8) ||
-	    send_message(spare.socket, &word, sizeof word, NULL, 0)) {
-		drop_spare();
+	/* If the reply cannot be sent, the supervisor is gone; the sandbox gets no word and ends. */
+	struct reply born = {.kind = REPLY_BORN, .status = (uint32_t)spare->pid};
+	if (send_reply(socket, &born, spare->shown, 8) ||
+	    send_message(spare->socket, &word, sizeof word, NULL, 0)) {
+		drop_spare(spare);
 		return;
 	}
-	if (newborn >= 0)
-		close(newborn);
-	if (last_born >= 0)
-		close(last_born);
-	newborn = spare.socket;
-	last_born = spare.shown[0];
-	spare.shown[0] = -1;
-	forget_spare(0);
+	close_fd(&resident->newborn);
+	close_fd(&resident->last_born);
+	resident->newborn = take_fd(&spare->socket);
+	resident->last_born = take_fd(&spare->shown[0]);
+	forget_spare(spare, 0);
 }
 
-/* Keeps the plan, which from now on belongs to `last`. */
-static void remember(struct plan *plan, unsigned char *bytes, size_t size, uint64_t flags)
+/* Keeps the plan, which from now on belongs to it. */
+static void remember(struct last_plan *last, struct plan *plan, unsigned char *bytes, size_t size, uint64_t flags)
 {
 	int serves = size <= KEPT_PLAN;
 	for (unsigned i = plan->base + 1; i < plan->ahead; i++)
 		if (plan->ops[i].type == OP_CGROUP && plan->ops[i].a == 2)
 			serves = 0; /* the process is born there */
-	last.ahead = plan->ahead;
-	last.ahead_size = plan->ahead_size;
-	if (last.bytes && serves)
-		last.ahead = plan_in_common(plan, &last.plan, &last.ahead_size);
-	plan_free(&last.plan);
-	discard(last.bytes, last.size);
-	last.bytes = NULL;
-	last.launches++;
+	last->ahead = plan->ahead;
+	last->ahead_size = plan->ahead_size;
+	if (last->bytes && serves)
+		last->ahead = plan_common_prefix(plan, &last->plan, &last->ahead_size);
+	plan_free(&last->plan);
+	wipe_free(last->bytes, last->size);
+	last->bytes = NULL;
+	last->launches++;
 	if (serves) {
-		last.bytes = bytes;
-		last.size = size;
-		last.plan = *plan;
-		last.flags = flags;
+		last->bytes = bytes;
+		last->size = size;
+		last->plan = *plan;
+		last->flags = flags;
 	} else {
-		last.plan = (struct plan){0};
+		last->plan = (struct plan){0};
 		plan_free(plan);
-		discard(bytes, size);
+		wipe_free(bytes, size);
 	}
 }
 
-void resident_forget(void)
+void resident_forget(struct resident *resident)
 {
-	wipe(last.bytes, last.size);
-	wipe(base.bytes, base.size);
+	wipe(resident->last.bytes, resident->last.size);
+	wipe(resident->base.bytes, resident->base.size);
 }
 
 /* A process that started one sandbox may have no more to start; one that started two has. */
-static int wants_spare(void)
+static int wants_spare(const struct resident *resident)
 {
-	return spare.pid == 0 && !plain && !helped && last.bytes && last.launches > 1;
+	return resident->spare.pid == 0 && makes_namespaces(resident) && resident->last.bytes &&
+	       resident->last.launches > 1;
 }
 
 /* Whether something was made for the next launch. A failure is reported by the launch that needs it. A
  * network first: a spare takes longer, and the program that has just been started needs the processors. */
-static int get_ahead(void)
+static int prepare_next(struct resident *resident)
 {
-	if (!spare_network && !host_network)
-		return make_network() == 0 && spare_network;
-	return make_spare(1, last.flags, last.plan.ops[0].b, -1) == NULL;
+	if (!resident->network_ready && resident->kind != HOST_NETWORK)
+		return make_network(resident) == 0 && resident->network_ready;
+	return make_spare(resident, 1, resident->last.flags, resident->last.plan.ops[0].b, -1) == NULL;
 }
 
 /* Hands the launch over to an usher. It tells the supervisor whatever there is to tell. */
-static void start_helped(const struct plan *plan, const int *descriptors, unsigned count)
+static void start_helped(const struct resident *resident, const struct plan *plan, const int *descriptors, unsigned count)
 {
-	static struct box box;
 	pid_t pid = fork();
 	if (pid < 0)
 		refuse(descriptors[LAUNCH_SOCKET], 0, OP_HELPER, errno, "fork");
 	if (pid)
 		return;
-	close(CONTROL);
-	close(SUPERVISOR);
-	box = (struct box){.socket = descriptors[LAUNCH_SOCKET],
-			   .supervisor = descriptors[LAUNCH_SUPERVISOR],
-			   .descriptors = descriptors + LAUNCH_FIRST,
-			   .descriptor_count = count - LAUNCH_FIRST,
-			   .plan = *plan,
-			   .mask = mask};
-	usher_main(&box, descriptors[LAUNCH_PLAN], sabotage);
+	close(OPEN_CONTROL);
+	close(OPEN_SUPERVISOR);
+	const struct launch launch = {.socket = descriptors[LAUNCH_SOCKET],
+				      .supervisor = descriptors[LAUNCH_SUPERVISOR],
+				      .descriptors = descriptors + LAUNCH_FIRST,
+				      .descriptor_count = count - LAUNCH_FIRST,
+				      .plan = *plan};
+	usher_main(&launch, descriptors[LAUNCH_PLAN], resident->mask, resident->sabotage);
 }
 
-static void launch(const int *descriptors, unsigned count)
+static void launch(struct resident *resident, const int *descriptors, unsigned count)
 {
 	int socket = descriptors[LAUNCH_SOCKET];
 	unsigned char *bytes;
@@ -484,33 +488,34 @@ static void launch(const int *descriptors, unsigned count)
 	}
 	if (plan_decode(bytes, size, count - LAUNCH_FIRST, &plan, &wrong)) {
 		refuse(socket, wrong.index, 0, EBADMSG, wrong.reason);
-		discard(bytes, size);
+		wipe_free(bytes, size);
 		return;
 	}
 	uint64_t wanted = plan.ops[0].a, flags = sabotaged_flags(wanted);
 	unsigned index;
 	const char *culprit;
-	if (helped != plan_is_helped(plan.ops))
+	if ((resident->kind == HELPED) != plan_is_helped(plan.ops))
 		refuse(socket, 0, OP_NAMESPACES, EBADMSG, "not for this gate");
-	else if (helped)
-		start_helped(&plan, descriptors, count);
-	else if (plain ? wanted : (wanted & ~KNOWN_NAMESPACES) || (wanted & NEEDED_NAMESPACES) != NEEDED_NAMESPACES ||
-	    ((wanted & CLONE_NEWNET) == 0) != host_network)
+	else if (resident->kind == HELPED)
+		start_helped(resident, &plan, descriptors, count);
+	else if (resident->kind == PLAIN ? wanted : (wanted & ~KNOWN_NAMESPACES) || (wanted & NEEDED_NAMESPACES) != NEEDED_NAMESPACES ||
+	    ((wanted & CLONE_NEWNET) == 0) != (resident->kind == HOST_NETWORK))
 		refuse(socket, 0, OP_NAMESPACES, EBADMSG, "not for this gate");
-	else if (!plain && make_base(&plan, &index, &culprit))
+	else if (makes_namespaces(resident) && make_base(&resident->base, &plan, &index, &culprit))
 		refuse(socket, index, plan.ops[index].type, errno, culprit);
 	else {
-		start(&plan, descriptors, count, flags);
-		remember(&plan, bytes, size, flags);
+		start(resident, &plan, descriptors, count, flags);
+		remember(&resident->last, &plan, bytes, size, flags);
 		return;
 	}
 	plan_free(&plan);
-	discard(bytes, size);
+	wipe_free(bytes, size);
 }
 
-/* An usher has two descriptors of every source, and each of them two numbers for a moment. And what programs of the
- * same user have sent and nobody received, in whatever sandbox, is compared with our limit when we send. */
-static int make_room(void)
+/* An usher has two descriptors of every source, and each of them two numbers for a moment. And when the resident
+ * sends descriptors, the kernel compares its limit with all that processes of the same user have sent and that were
+ * not received yet, in whatever sandbox. */
+static int raise_file_limit(void)
 {
 	struct rlimit limit;
 	if (getrlimit(RLIMIT_NOFILE, &limit))
@@ -519,66 +524,85 @@ static int make_room(void)
 	return setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-int resident_main(int argc, char **argv)
+/* Sandboxes must not inherit what the host program left open or ignored. */
+static void forget_caller(void)
 {
-	const char *kind = argc > 2 ? argv[2] : "";
-	sabotage = argc > 3 ? argv[3] : NULL;
-	/* What the host program left open or ignored is not for sandboxes. The C library keeps two
-	 * signals to itself, so it is not asked. */
-	sys_close_range(SUPERVISOR + 1, ~0u);
+	sys_close_range(OPEN_SUPERVISOR + 1, ~0u);
+	/* The C library keeps two signals to itself, so it is not asked. */
 	const unsigned long default_action[4] = {0};
 	for (int number = 1; number < NSIG; number++)
 		syscall(SYS_rt_sigaction, number, default_action, NULL, 8);
 	signal(SIGPIPE, SIG_IGN);
-	/* Sandboxes are watched by pidfd, so nobody waits for them here. */
+	/* The supervisor watches sandboxes by pidfd, so the resident waits for none. */
 	struct sigaction ignore = {.sa_handler = SIG_DFL, .sa_flags = SA_NOCLDWAIT};
 	sigaction(SIGCHLD, &ignore, NULL);
 	setsid();
 	/* Where there is none, a look at the session keyring makes three more in each user namespace, and
 	 * an ordinary user may have 200 keys in all. Each sandbox joins one of its own all the same. */
 	wall_keyring();
-	mask = umask(0); /* modes are as the plan says; programs get the caller's mask back */
-	int owner_error = make_room() || resident_own(kind) ? errno : 0, gave_up = 0;
-	if (!owner_error && !plain && !helped)
-		drop_mounts();
-	template_dumpable(0);
+}
+
+/* One message of the supervisor. 0, or -1: there will be no more. */
+static int handle_launch(struct resident *resident, int owner_error)
+{
+	uint32_t word;
+	int descriptors[MAX_DESCRIPTORS + LAUNCH_FIRST];
+	unsigned count = MAX_DESCRIPTORS + LAUNCH_FIRST;
+	int got = receive(OPEN_CONTROL, &word, sizeof word, descriptors, &count);
+	if (got <= 0)
+		return got == 0 ? -1 : 0;
+	if (count >= LAUNCH_FIRST && owner_error)
+		refuse(descriptors[LAUNCH_SOCKET], 0, OP_NAMESPACES, owner_error,
+		       resident->kind == HELPED ? "devices" : "user namespace");
+	else if (count >= LAUNCH_FIRST)
+		launch(resident, descriptors, count);
+	close_fds(descriptors, count);
+	return 0;
+}
+
+/* Until the supervisor has ended, or no longer wants it. */
+static int serve(struct resident *resident, int owner_error)
+{
+	int gave_up = 0;
 	for (;;) {
-		struct pollfd watched[] = {
-		    {CONTROL, POLLIN, 0}, {SUPERVISOR, POLLIN, 0}, {newborn, 0, 0}, {last_born, POLLIN, 0}};
-		int wants = !owner_error && !gave_up && spare.pid == 0 &&
-			    (wants_spare() || (!spare_network && !host_network && !plain && !helped));
-		int found = poll(watched, 4, !wants ? -1 : last_born < 0 ? 0 : PATIENCE_MS);
+		struct pollfd watched[] = {{OPEN_CONTROL, POLLIN, 0},
+					   {OPEN_SUPERVISOR, POLLIN, 0},
+					   {resident->newborn, 0, 0},
+					   {resident->last_born, POLLIN, 0}};
+		int wants = !owner_error && !gave_up && resident->spare.pid == 0 &&
+			    (wants_spare(resident) || (!resident->network_ready && resident->kind == OWN_NETWORK));
+		int found = poll(watched, 4, !wants ? -1 : resident->last_born < 0 ? 0 : PATIENCE_MS);
 		if (found < 0 && errno != EINTR)
 			return 1;
 		if (watched[1].revents)
 			return 0;
-		if (watched[2].revents) {
-			close(newborn);
-			newborn = -1;
+		if (watched[2].revents)
+			close_fd(&resident->newborn);
+		if (watched[3].revents)
+			close_fd(&resident->last_born);
+		if (watched[0].revents) {
+			gave_up = 0;
+			if (handle_launch(resident, owner_error))
+				return 0;
+		} else if (wants && !prepare_next(resident)) {
+			gave_up = 1;
 		}
-		if (watched[3].revents) {
-			close(last_born);
-			last_born = -1;
-		}
-		if (!watched[0].revents) {
-			if (wants && !get_ahead())
-				gave_up = 1;
-			continue;
-		}
-		gave_up = 0;
-		uint32_t word;
-		int descriptors[MAX_DESCRIPTORS + LAUNCH_FIRST];
-		unsigned count = MAX_DESCRIPTORS + LAUNCH_FIRST;
-		int got = receive(CONTROL, &word, sizeof word, descriptors, &count);
-		if (got == 0)
-			return 0;
-		if (got < 0)
-			continue;
-		if (count >= LAUNCH_FIRST && owner_error)
-			refuse(descriptors[LAUNCH_SOCKET], 0, OP_NAMESPACES, owner_error, helped ? "devices" : "user namespace");
-		else if (count >= LAUNCH_FIRST)
-			launch(descriptors, count);
-		for (unsigned i = 0; i < count; i++)
-			close(descriptors[i]);
 	}
+}
+
+int resident_main(int argc, char **argv)
+{
+	static struct resident resident = {.newborn = -1, .last_born = -1};
+	const char *kind = argc > 2 ? argv[2] : "";
+	resident.kind = kind_of(kind);
+	resident.sabotage = argc > 3 ? argv[3] : NULL;
+	resident.uid = geteuid();
+	resident.gid = getegid();
+	forget_caller();
+	resident.mask = umask(0); /* modes are as the plan says; programs get the caller's mask back */
+	int owner_error = raise_file_limit() || resident_unshare(kind) ? errno : 0;
+	if (!owner_error && makes_namespaces(&resident))
+		drop_mounts();
+	template_set_dumpable(0);
+	return serve(&resident, owner_error);
 }

@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* "op:INDEX", "flags:NUMBER", "maps", "scopes" or "filter", as the third argument of the resident gate. */
+/* "op:INDEX", "flags:NUMBER", "maps", "scopes", "filter" or "seccomp:ERRNO", as the third argument of the resident
+ * gate. */
 const char *sabotage_order = "";
 
 static int ordered(const char *kind, uint64_t *number)
@@ -51,6 +52,13 @@ void *sabotaged_filter(void *program, size_t size)
 	other[size / sizeof *other - 1].k ^= 1;
 	return other;
 }
+
+/* The kernel's answer to the filter, where a test cannot bring it about without harm to the machine. */
+int sabotaged_seccomp(void)
+{
+	uint64_t number;
+	return ordered("seccomp", &number) ? (int)number : 0;
+}
 #else
 int sabotaged_op(unsigned index)
 {
@@ -77,5 +85,10 @@ void *sabotaged_filter(void *program, size_t size)
 {
 	(void)size;
 	return program;
+}
+
+int sabotaged_seccomp(void)
+{
+	return 0;
 }
 #endif

@@ -14,7 +14,7 @@ static const uint32_t constants[64] = {
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
 };
 
-static uint32_t turned(uint32_t word, unsigned by)
+static uint32_t rotate_right(uint32_t word, unsigned by)
 {
 	return word >> by | word << (32 - by);
 }
@@ -27,14 +27,14 @@ static void digest_block(uint32_t state[8], const unsigned char *block)
 			   (uint32_t)block[4 * i + 2] << 8 | block[4 * i + 3];
 	for (unsigned i = 16; i < 64; i++) {
 		uint32_t low = words[i - 15], high = words[i - 2];
-		words[i] = words[i - 16] + (turned(low, 7) ^ turned(low, 18) ^ low >> 3) + words[i - 7] +
-			   (turned(high, 17) ^ turned(high, 19) ^ high >> 10);
+		words[i] = words[i - 16] + (rotate_right(low, 7) ^ rotate_right(low, 18) ^ low >> 3) + words[i - 7] +
+			   (rotate_right(high, 17) ^ rotate_right(high, 19) ^ high >> 10);
 	}
 	memcpy(s, state, sizeof s);
 	for (unsigned i = 0; i < 64; i++) {
-		uint32_t first = s[7] + (turned(s[4], 6) ^ turned(s[4], 11) ^ turned(s[4], 25)) +
+		uint32_t first = s[7] + (rotate_right(s[4], 6) ^ rotate_right(s[4], 11) ^ rotate_right(s[4], 25)) +
 				 ((s[4] & s[5]) ^ (~s[4] & s[6])) + constants[i] + words[i];
-		uint32_t second = (turned(s[0], 2) ^ turned(s[0], 13) ^ turned(s[0], 22)) +
+		uint32_t second = (rotate_right(s[0], 2) ^ rotate_right(s[0], 13) ^ rotate_right(s[0], 22)) +
 				  ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
 		memmove(s + 1, s, 7 * sizeof *s);
 		s[4] += first;

@@ -33,10 +33,10 @@
 enum { DEAD_FRAMES = 24 << 10 };
 
 static int is_template;
-static jmp_buf back;
-static struct continuation going_on;
+static jmp_buf resume_point;
+static struct continuation continuation;
 /* As the interpreter had them; a resident gate has none. */
-static struct sigaction handlers[NSIG];
+static struct sigaction saved_handlers[NSIG];
 
 #ifdef GATE_SABOTAGE
 extern const char *sabotage_order;
@@ -80,7 +80,7 @@ int template_sealed(const char *kind)
 	static const char own[] = "/proc/self/exe";
 	char path[4096];
 	struct statfs info;
-	if (strcmp(kind, "plain") == 0)
+	if (strcmp(kind, KIND_PLAIN) == 0)
 		return 0;
 	ssize_t length = readlink(own, path, sizeof path - 1);
 	if (length <= 0)
@@ -88,81 +88,79 @@ int template_sealed(const char *kind)
 	path[length] = '\0';
 	if (umount2(path, MNT_DETACH))
 		return -1;
-	int file = open(own, O_PATH | O_CLOEXEC);
-	int result = file < 0 ? -1 : fstatfs(file, &info);
-	if (file >= 0)
-		close(file);
-	return result || !(info.f_flags & ST_RDONLY) ? -1 : 0;
+	owned_fd file = open(own, O_PATH | O_CLOEXEC);
+	return file < 0 || fstatfs(file, &info) || !(info.f_flags & ST_RDONLY) ? -1 : 0;
 }
 
 int template_start(char **argv)
 {
-	enum { CONTROL = 3, TEXT = 5, MOST_VARIABLES = 32 };
+	enum { MOST_VARIABLES = 32 };
 	char why[512], *envp[MOST_VARIABLES + 1] = {NULL};
 	const char *what = "namespaces", *kind = *argv++;
-	/* Whoever started us may have had others, and a copy's /proc/self/environ shows them for ever. */
+	/* The supervisor may have had other variables, and a copy's /proc/self/environ would show them for ever. */
 	for (unsigned count = 0; *argv && **argv != '/' && count < MOST_VARIABLES; count++)
 		envp[count] = *argv++;
 	if (*argv == NULL)
 		return 2;
-	sys_close_range(TEXT + 1, ~0u);
-	if (resident_own(kind) == 0) {
+	sys_close_range(OPEN_TEXT + 1, ~0u);
+	if (resident_unshare(kind) == 0) {
 		what = *argv;
 		/* Where nothing can be mounted, the filter refuses to change any file's mode or times. */
-		if (strcmp(kind, "plain") == 0)
+		if (strcmp(kind, KIND_PLAIN) == 0)
 			execve(*argv, argv, envp);
 		else if (geteuid() == 0 || keep_capabilities() == 0)
 			execute_sealed(argv, envp);
 	}
 	int length = snprintf(why, sizeof why, "%s: %s", what, strerror(errno));
-	return send(CONTROL, why, (size_t)length < sizeof why ? (size_t)length : sizeof why - 1, 0) < 0;
+	return send(OPEN_CONTROL, why, (size_t)length < sizeof why ? (size_t)length : sizeof why - 1, 0) < 0;
 }
 
 /* The id maps of a copy are written through its /proc, for which it must be dumpable when it is born. */
-void template_dumpable(int dumpable)
+void template_set_dumpable(int dumpable)
 {
 	if (is_template)
 		prctl(PR_SET_DUMPABLE, dumpable, 0, 0, 0);
 }
 
-static __attribute__((noinline)) void forget_frames(void)
+static __attribute__((noinline)) void wipe_frames(void)
 {
 	unsigned char room[DEAD_FRAMES];
 	explicit_bzero(room, sizeof room);
 }
 
 /* In the program's own process, behind every wall. Returns only if it cannot go on. */
-void template_resume(struct box *box, const struct program *program, unsigned descriptors)
+void template_resume(struct runs *runs, const struct program *program, unsigned descriptors)
 {
 	errno = ENOSYS;
-	if (!is_template || guard_let_go(box))
+	if (!is_template || guard_unmap(runs))
 		return;
 	const char *name = strrchr(program->argv[0], '/');
 	prctl(PR_SET_NAME, name ? name + 1 : program->argv[0]);
-	resident_forget();
-	wipe(box->plan_bytes, box->plan_size);
-	memset(box, 0, sizeof *box);
+	resident_forget(runs->resident);
+	wipe(runs->launch->plan_bytes, runs->launch->plan_size);
+	wipe(runs->launch, sizeof *runs->launch);
+	wipe(runs, sizeof *runs);
 	const char *first = program->argv[0];
-	going_on = (struct continuation){first, program->size - (size_t)(first - (char *)program->bytes), 0};
-	while (program->argv[going_on.argc])
-		going_on.argc++;
+	continuation = (struct continuation){first, program->size - (size_t)(first - (char *)program->bytes), 0};
+	while (program->argv[continuation.argc])
+		continuation.argc++;
 	environ = program->envp;
 	for (int number = 1; number < NSIG; number++)
-		if (handlers[number].sa_handler != SIG_DFL && sigaction(number, &handlers[number], NULL))
+		if (saved_handlers[number].sa_handler != SIG_DFL && sigaction(number, &saved_handlers[number], NULL))
 			return;
-	/* The channel to the supervisor is among them, so nobody can be told any more. Whoever else is in the
-	 * sandbox may look at us only afterwards. */
+	/* The socket to the supervisor is among them, so a failure can no longer be told. Only afterwards may other
+	 * processes of the sandbox look at this one. */
 	if (sys_close_range(descriptors, ~0u) || prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))
 		_exit(127);
-	longjmp(back, 1);
+	longjmp(resume_point, 1);
 }
 
 void template_main(const char *kind, const char *order, void (*before)(void), void (*after)(void),
 		   struct continuation *found)
 {
-	if (setjmp(back)) {
-		*found = going_on;
-		forget_frames();
+	if (setjmp(resume_point)) {
+		*found = continuation;
+		wipe_frames();
 		after();
 		return;
 	}
@@ -172,8 +170,8 @@ void template_main(const char *kind, const char *order, void (*before)(void), vo
 	(void)order;
 #endif
 	for (int number = 1; number < NSIG; number++)
-		if (sigaction(number, NULL, &handlers[number]))
-			handlers[number].sa_handler = SIG_DFL;
+		if (sigaction(number, NULL, &saved_handlers[number]))
+			saved_handlers[number].sa_handler = SIG_DFL;
 	before();
 	is_template = 1;
 	prctl(PR_SET_NAME, "stockade-gate");

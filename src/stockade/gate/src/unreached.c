@@ -8,18 +8,16 @@
 
 enum { NEWNET = 0x40000000 /* CLONE_NEWNET */ };
 
-static size_t contents(const char *path, char *text, size_t size)
+static size_t read_text(const char *path, char *text, size_t size)
 {
-	int file = open(path, O_RDONLY | O_CLOEXEC);
+	owned_fd file = open(path, O_RDONLY | O_CLOEXEC);
 	ssize_t got = file < 0 ? -1 : read(file, text, size - 1);
-	if (file >= 0)
-		close(file);
 	text[got < 0 ? 0 : got] = '\0';
 	return got < 0 ? 0 : (size_t)got;
 }
 
 /* A number of /proc/net/snmp, which has for each group a line of names and below it one of numbers. */
-static unsigned long counted(const char *text, const char *group, const char *name)
+static unsigned long snmp_number(const char *text, const char *group, const char *name)
 {
 	const char *names = strstr(text, group), *numbers = names ? strstr(names + 1, group) : NULL;
 	size_t length = strlen(name);
@@ -35,17 +33,17 @@ static unsigned long counted(const char *text, const char *group, const char *na
 	return 0;
 }
 
-/* Addresses to which there was no way, and datagrams for which nobody was there: a look-up of a name, mostly.
- * Nothing of the host's network is counted. */
-uint32_t unreached(const struct box *box)
+/* Addresses without a route, and datagrams to ports without a receiver: mostly the look-up of a name. Nothing of
+ * the host's network is counted. */
+uint32_t count_unreached(const struct plan *plan)
 {
 	char text[8192];
-	if (box->plan.count == 0 || !(box->plan.ops[0].a & NEWNET))
+	if (plan->count == 0 || !(plan->ops[0].a & NEWNET))
 		return 0;
 	unsigned long found = 0;
-	if (contents("/proc/self/net/snmp", text, sizeof text))
-		found = counted(text, "Udp: ", "NoPorts") + counted(text, "Ip: ", "OutNoRoutes");
-	if (contents("/proc/self/net/snmp6", text, sizeof text)) {
+	if (read_text("/proc/self/net/snmp", text, sizeof text))
+		found = snmp_number(text, "Udp: ", "NoPorts") + snmp_number(text, "Ip: ", "OutNoRoutes");
+	if (read_text("/proc/self/net/snmp6", text, sizeof text)) {
 		const char *six = strstr(text, "Ip6OutNoRoutes");
 		found += six ? strtoul(six + strlen("Ip6OutNoRoutes"), NULL, 10) : 0;
 	}

@@ -1,6 +1,6 @@
 /* A sandbox that a helper makes: bubblewrap, where that is wanted or is the only one that may.
  *
- *   resident ─► usher ─► helper ─► gate, PID 1 inside ─► programs
+ *   resident ─► usher ─► helper ─► init ─► programs
  *
  * The helper makes the namespaces and the mounts, drops every capability, loads the filter and executes the
  * gate, by a descriptor, so that it lies nowhere inside. The gate looks at what the plan says, raises what the
@@ -27,28 +27,31 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-/* What the gate is given beyond the grace of its programs when the supervisor is gone. */
-enum { MORE_MS = 2000, STATUS_SIZE = 1024 };
+/* How long init may take beyond the grace of its programs when the supervisor is gone. */
+enum { EXTRA_MS = 2000, STATUS_SIZE = 1024 };
 
-/* How many descriptors an operation needs: an overlay the directory below and the one above, and what is bound
- * one for the helper, which closes it, and one for the gate, which looks whether it was bound. */
+/* How many descriptors an operation needs. */
 static unsigned needs(const struct op *op)
 {
 	switch (op->type) {
 	case OP_FILE:
-	case OP_VIEW:
-	case OP_CGROUP:
-	case OP_SECCOMP:
-		return 1;
+		return HELD_BY_FILE;
 	case OP_BIND:
+		return HELD_BY_BIND;
 	case OP_OVERLAY:
-		return 2;
+		return HELD_BY_OVERLAY;
+	case OP_VIEW:
+		return HELD_BY_VIEW;
+	case OP_SECCOMP:
+		return HELD_BY_SECCOMP;
+	case OP_CGROUP:
+		return HELD_BY_CGROUP;
 	}
 	return 0;
 }
 
-/* For the gate; the rest is the helper's. */
-static int is_kept(const struct op *op, unsigned part)
+/* Whether init keeps it; the rest is the helper's. */
+static int is_for_gate(const struct op *op, unsigned part)
 {
 	return op->type == OP_VIEW || op->type == OP_OVERLAY || op->type == OP_CGROUP || (op->type == OP_BIND && part);
 }
@@ -57,7 +60,7 @@ void held_close(const struct plan *plan)
 {
 	for (unsigned i = 0; i < plan->count; i++)
 		for (unsigned part = 0; part < needs(&plan->ops[i]); part++)
-			if (is_kept(&plan->ops[i], part))
+			if (is_for_gate(&plan->ops[i], part))
 				close(held_number(plan, i) + (int)part);
 }
 
@@ -69,60 +72,58 @@ int held_number(const struct plan *plan, unsigned index)
 	return (int)number;
 }
 
-static int in_memory(const void *bytes, size_t size)
+static int memory_file(const void *bytes, size_t size)
 {
-	int file = memfd_create("stockade", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	owned_fd file = memfd_create("stockade", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (file < 0)
 		return -1;
 	ssize_t wrote = write(file, bytes, size);
 	if (wrote >= 0 && (size_t)wrote == size && lseek(file, 0, SEEK_SET) == 0 &&
 	    fcntl(file, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
-		return file;
-	close(file);
+		return take_fd(&file);
 	return -1;
 }
 
 /* The caller's part of the kernel's file by which a process enters: opened here, where its path is known. */
-static int entrance(const struct box *box, const struct op *op)
+static int open_cgroup(const int *descriptors, const struct op *op)
 {
-	int passed = box->descriptors[op->b - 1];
+	int passed = descriptors[op->b - 1];
 	return op->a == 2 ? openat(passed, "cgroup.procs", O_WRONLY | O_CLOEXEC)
 			  : fcntl(passed, F_DUPFD_CLOEXEC, 0);
 }
 
 /* What an operation needs, opened; 0 or -1. */
-static int obtain(const struct box *box, const struct op *op, int found[2], const char **culprit)
+static int open_needed(const int *descriptors, const struct op *op, int found[2], const char **culprit)
 {
 	*culprit = op->s[1] ? op->s[1] : op->s[0];
 	switch (op->type) {
 	case OP_FILE:
 	case OP_SECCOMP:
-		found[0] = in_memory(op->blob, op->b);
+		found[0] = memory_file(op->blob, op->b);
 		break;
 	case OP_CGROUP:
 		*culprit = "enter";
-		found[0] = entrance(box, op);
+		found[0] = open_cgroup(descriptors, op);
 		break;
 	case OP_VIEW:
-		found[0] = open_source(box, op->s[1], op->b);
+		found[0] = open_source(descriptors, op->s[1], op->b);
 		break;
 	case OP_BIND:
-		found[0] = open_source(box, op->s[1], op->b);
+		found[0] = open_source(descriptors, op->s[1], op->b);
 		if (found[0] < 0)
 			break;
 		found[1] = fcntl(found[0], F_DUPFD_CLOEXEC, 0);
 		return found[1] < 0 ? -1 : 0;
 	case OP_OVERLAY:
-		found[0] = open_source(box, op->s[1], op->b);
+		found[0] = open_source(descriptors, op->s[1], op->b);
 		if (found[0] < 0)
 			break;
 		*culprit = op->s[3];
-		int work = open_source(box, op->s[3], op->b + 2);
+		owned_fd work = open_source(descriptors, op->s[3], op->b + 2); /* only looked at */
 		if (work < 0)
 			return -1;
-		close(work);
 		*culprit = op->s[2];
-		found[1] = open_source(box, op->s[2], op->b + 1);
+		found[1] = open_source(descriptors, op->s[2], op->b + 1);
 		return found[1] < 0 ? -1 : 0;
 	}
 	return found[0] < 0 ? -1 : 0;
@@ -136,8 +137,8 @@ static _Noreturn void refuse(int socket, unsigned index, uint32_t op, int error,
 	_exit(1);
 }
 
-/* The helper's own view of its descriptors: by way of numbers that none of them has. */
-static int take_places(int *held, unsigned count)
+/* Moves the helper's descriptors to their numbers, by way of numbers that none of them has. */
+static int place_descriptors(int *held, unsigned count)
 {
 	for (unsigned i = 0; i < count; i++)
 		if ((held[i] = fcntl(held[i], F_DUPFD, (int)(HELD_SOCKET + count))) < 0)
@@ -163,23 +164,23 @@ static _Noreturn void become_helper(const char *helper, int *held, unsigned coun
 	/* The helper asks for the same, but later; it may never come to that. */
 	if (prctl(PR_SET_PDEATHSIG, SIGKILL) || getppid() != usher)
 		_exit(127);
-	if (dup2(words, 2) == 2 && take_places(held, count) == 0 && sigprocmask(SIG_SETMASK, &all, NULL) == 0)
+	if (dup2(words, 2) == 2 && place_descriptors(held, count) == 0 && sigprocmask(SIG_SETMASK, &all, NULL) == 0)
 		execve(helper, (char **)(uintptr_t)argv, none);
 	dprintf(2, "%s: %s\n", helper, strerror(errno));
 	_exit(127);
 }
 
 struct visit {
-	pid_t helper, gate;
+	pid_t helper, init;
 	int pidfd;     /* of the helper */
-	int word;      /* to the gate */
+	int word;      /* a socket to init */
 	int status;    /* what the helper says of the process that it has started */
 	int words;     /* what it complains about */
 	int supervisor;
 };
 
 /* Kills the helper and what it has started; nothing is left when this returns. A helper that dies early has not
- * yet tied what it started to its own life: that becomes ours, and would wait for our word. */
+ * yet tied what it started to its own life: that becomes the usher's child, and would wait for a word. */
 static void end_all(const struct visit *visit)
 {
 	pid_t ended;
@@ -196,7 +197,7 @@ static void end_all(const struct visit *visit)
 }
 
 /* The last line that the helper wrote; it fits into a reply. */
-static void last_words(int from, char *text, size_t size)
+static void last_line(int from, char *text, size_t size)
 {
 	char said[4096];
 	size_t length = 0;
@@ -210,8 +211,8 @@ static void last_words(int from, char *text, size_t size)
 	snprintf(text, size, "%.199s", line ? line + 1 : said);
 }
 
-/* Who speaks, as the kernel knows it; -1 if nobody does any more. */
-static pid_t hear_from(int word)
+/* The sender of a message, as the kernel knows it; -1 if there will be none. */
+static pid_t receive_sender(int word)
 {
 	union {
 		char bytes[CMSG_SPACE(sizeof(struct ucred))];
@@ -230,8 +231,8 @@ static pid_t hear_from(int word)
 	return who.pid;
 }
 
-/* Waits until the gate is there. 0, or -1: the helper has failed, or nobody wants it any more. */
-static int await_gate(struct visit *visit, int socket)
+/* Waits until init is there. 0, or -1: the helper has failed, or the supervisor has given up. */
+static int await_init(struct visit *visit, int socket)
 {
 	for (;;) {
 		/* Of the socket only its end: the supervisor has given up waiting. */
@@ -244,13 +245,13 @@ static int await_gate(struct visit *visit, int socket)
 		if (watched[1].revents || watched[3].revents || (watched[2].revents && !(watched[0].revents & POLLIN)))
 			return -1;
 		if (watched[0].revents) {
-			visit->gate = hear_from(visit->word);
-			return visit->gate > 0 ? 0 : -1;
+			visit->init = receive_sender(visit->word);
+			return visit->init > 0 ? 0 : -1;
 		}
 	}
 }
 
-/* Whether another user namespace could be made in that of the gate: tried by a child of ours that enters it,
+/* Whether no other user namespace can be made in that of init: tried by a child of the usher that enters it,
  * because the filter, which refuses it too, would hide the answer. */
 static int is_sealed(int namespace)
 {
@@ -268,21 +269,21 @@ static int is_sealed(int namespace)
 }
 
 /* Tells the supervisor of the sandbox: who is in it, by what the helper said, and its namespaces. */
-static const char *announce(const struct visit *visit, int socket)
+static const char *tell_born(const struct visit *visit, int socket)
 {
-	struct reply born = {.kind = REPLY_BORN, .status = (uint32_t)visit->gate};
-	int shown[8] = {(int)syscall(SYS_pidfd_open, getpid(), 0), -1, -1, -1, -1, -1, -1, -1};
+	struct reply born = {.kind = REPLY_BORN, .status = (uint32_t)visit->init};
+	int shown[8] = {sys_pidfd_open(getpid()), -1, -1, -1, -1, -1, -1, -1};
 	if (shown[0] < 0)
 		return "pidfd";
-	int gate = (int)syscall(SYS_pidfd_open, visit->gate, 0);
+	owned_fd gate = sys_pidfd_open(visit->init);
 	if (gate < 0)
 		return "pidfd";
-	/* It said so before it started the gate, which has spoken. */
+	/* The helper said so before it started init, which has spoken. */
 	fcntl(visit->status, F_SETFL, O_NONBLOCK);
 	ssize_t got = read(visit->status, born.text, sizeof born.text - 1);
 	born.text[got > 0 ? got : 0] = '\0';
 	for (unsigned i = 1; i < 8; i++) {
-		shown[i] = namespace_of(visit->gate, gate, i - 1);
+		shown[i] = namespace_of(visit->init, gate, i - 1);
 		if (shown[i] < 0)
 			return "namespaces";
 	}
@@ -293,14 +294,12 @@ static const char *announce(const struct visit *visit, int socket)
 	uint32_t word = 0;
 	if (send_reply(socket, &born, shown, 8) || send_message(visit->word, &word, sizeof word, NULL, 0))
 		return "word";
-	for (unsigned i = 0; i < 8; i++)
-		close(shown[i]);
-	close(gate);
+	close_fds(shown, 8);
 	return NULL;
 }
 
 /* Until the helper has ended, and everything with it. */
-static _Noreturn void stay(struct visit *visit)
+static _Noreturn void await_end(struct visit *visit)
 {
 	struct pollfd watched[] = {{visit->pidfd, POLLIN, 0}, {visit->supervisor, POLLIN, 0}};
 	uint64_t deadline = 0;
@@ -312,7 +311,7 @@ static _Noreturn void stay(struct visit *visit)
 			break;
 		if (watched[1].revents) {
 			/* The gate sees it too, and lets its programs tidy up for a moment. */
-			deadline = now_ms() + GRACE_MS + MORE_MS;
+			deadline = now_ms() + GRACE_MS + EXTRA_MS;
 			watched[1].fd = -1;
 			watched[1].revents = 0;
 		}
@@ -325,17 +324,17 @@ static _Noreturn void stay(struct visit *visit)
 
 /* What the host mounts later in a tree that is shown must not be seen in it, with rules of its own: bubblewrap
  * takes the mounts as they are here. Only root may make them so; others have what the documentation says. */
-static int leave_host(void)
+static int privatise_mounts(void)
 {
 	if (geteuid() != 0)
 		return 0;
 	return unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ? -1 : 0;
 }
 
-void usher_main(struct box *box, int plan_file, const char *sabotage)
+void usher_main(const struct launch *launch, int plan_file, unsigned mask, const char *sabotage)
 {
 	static int held[MAX_DESCRIPTORS + PLAN_MAX_OPS + HELD_FIRST];
-	const struct plan *plan = &box->plan;
+	const struct plan *plan = &launch->plan;
 	unsigned count = HELD_FIRST - HELD_SOCKET, helper = 0;
 	int status[2], words[2], word[2], yes = 1;
 	const char *culprit = "";
@@ -343,11 +342,11 @@ void usher_main(struct box *box, int plan_file, const char *sabotage)
 	signal(SIGCHLD, SIG_DFL);
 	signal(SIGPIPE, SIG_IGN);
 	setsid();
-	/* What the gate or the helper leaves becomes ours, so that we end after it. */
+	/* The usher adopts what init or the helper leaves, and so ends after it. */
 	if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
-		refuse(box->socket, 0, OP_HELPER, errno, "subreaper");
-	if (leave_host())
-		refuse(box->socket, 0, OP_NAMESPACES, errno, "mounts");
+		refuse(launch->socket, 0, OP_HELPER, errno, "subreaper");
+	if (privatise_mounts())
+		refuse(launch->socket, 0, OP_NAMESPACES, errno, "mounts");
 	for (unsigned i = 0; i < plan->count; i++) {
 		const struct op *op = &plan->ops[i];
 		int found[2] = {-1, -1};
@@ -356,93 +355,85 @@ void usher_main(struct box *box, int plan_file, const char *sabotage)
 		if (op->type == OP_KEYRING && !sabotaged_op(i)) {
 			long before = session_keyring();
 			if (wall_keyring() || session_keyring() == before)
-				refuse(box->socket, i, op->type, errno, "replace");
+				refuse(launch->socket, i, op->type, errno, "replace");
 		}
-		if (needs(op) && obtain(box, op, found, &culprit))
-			refuse(box->socket, i, op->type, errno, culprit);
+		if (needs(op) && open_needed(launch->descriptors, op, found, &culprit))
+			refuse(launch->socket, i, op->type, errno, culprit);
 		if (needs(op) && count + 2 > sizeof held / sizeof *held)
-			refuse(box->socket, i, op->type, E2BIG, culprit);
+			refuse(launch->socket, i, op->type, E2BIG, culprit);
 		for (unsigned part = 0; part < needs(op); part++)
 			held[count++] = found[part];
 	}
 	const char *path = (const char *)plan->ops[helper].blob;
 	size_t skip = strlen(path) + 1;
 	int gate = open("/proc/self/exe", O_PATH | O_CLOEXEC);
-	int arguments = in_memory(path + skip, plan->ops[helper].b - skip);
+	int arguments = memory_file(path + skip, plan->ops[helper].b - skip);
 	if (gate < 0 || arguments < 0 || pipe2(status, O_CLOEXEC) || pipe2(words, O_CLOEXEC) ||
 	    socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, word) ||
 	    setsockopt(word[0], SOL_SOCKET, SO_PASSCRED, &yes, sizeof yes))
-		refuse(box->socket, helper, OP_HELPER, errno, "descriptors");
-	const int first[] = {box->socket, plan_file, box->supervisor, gate, word[1], arguments, status[1]};
+		refuse(launch->socket, helper, OP_HELPER, errno, "descriptors");
+	const int first[] = {launch->socket, plan_file, launch->supervisor, gate, word[1], arguments, status[1]};
 	memcpy(held, first, sizeof first);
 	pid_t usher = getpid(), pid = fork();
 	if (pid == 0)
-		become_helper(path, held, count, words[1], box->mask, sabotage, usher);
-	int pidfd = pid < 0 ? -1 : (int)syscall(SYS_pidfd_open, pid, 0);
+		become_helper(path, held, count, words[1], mask, sabotage, usher);
+	int pidfd = pid < 0 ? -1 : sys_pidfd_open(pid);
 	if (pidfd < 0) {
 		int error = errno;
 		if (pid > 0)
 			kill(pid, SIGKILL);
-		refuse(box->socket, helper, OP_HELPER, error, "start");
+		refuse(launch->socket, helper, OP_HELPER, error, "start");
 	}
 	struct visit visit = {.helper = pid,
 			      .pidfd = pidfd,
 			      .word = word[0],
 			      .status = status[0],
 			      .words = words[0],
-			      .supervisor = box->supervisor};
+			      .supervisor = launch->supervisor};
 	close(word[1]);
 	close(status[1]);
 	close(words[1]);
 	for (unsigned i = HELD_FIRST - HELD_SOCKET; i < count; i++)
 		close(held[i]);
-	for (unsigned i = 0; i < box->descriptor_count; i++)
-		close(box->descriptors[i]);
-	if (await_gate(&visit, box->socket)) {
+	for (unsigned i = 0; i < launch->descriptor_count; i++)
+		close(launch->descriptors[i]);
+	if (await_init(&visit, launch->socket)) {
 		end_all(&visit);
 		char said[200];
-		last_words(visit.words, said, sizeof said);
-		refuse(box->socket, helper, OP_HELPER, 0, said);
+		last_line(visit.words, said, sizeof said);
+		refuse(launch->socket, helper, OP_HELPER, 0, said);
 	}
-	if ((culprit = announce(&visit, box->socket))) {
+	if ((culprit = tell_born(&visit, launch->socket))) {
 		int error = errno;
 		end_all(&visit);
-		refuse(box->socket, helper, OP_NAMESPACES, error, culprit);
+		refuse(launch->socket, helper, OP_NAMESPACES, error, culprit);
 	}
-	close(box->socket);
-	close(visit.word);
-	visit.word = -1;
+	close(launch->socket);
+	close_fd(&visit.word);
 	close(visit.words);
 	close(visit.status);
-	stay(&visit);
+	await_end(&visit);
 }
 
 /* The gate, as the helper has started it: behind the filter already, without a capability, in the new root. */
 void helped_main(int argc, char **argv)
 {
-	static struct box box;
+	static struct init init = {.tree = NO_TREE, .walls = NO_WALLS, .runs = {.from_warden = -1}};
 	static int descriptors[MAX_DESCRIPTORS];
 	unsigned char *bytes;
 	size_t size;
+	struct plan *plan = &init.launch.plan;
 	struct plan_error wrong;
 	uint32_t word = 0;
 	(void)argc;
-	box = (struct box){.socket = HELD_SOCKET,
-			   .supervisor = HELD_SUPERVISOR,
-			   .word = HELD_WORD,
-			   .descriptors = descriptors,
-			   .mask = (unsigned)strtoul(argv[2], NULL, 10),
-			   .root = -1,
-			   .upper = -1,
-			   .image = -1,
-			   .base = -1,
-			   .canary = HELD_GATE,
-			   .outsider = -1,
-			   .ruleset = -1,
-			   .inner = -1,
-			   .told = -1,
-			   .helped = 1};
-	prctl(PR_SET_NAME, "stockade-gate"); /* not the number of the descriptor that we were executed by */
+	init.launch.socket = HELD_SOCKET;
+	init.launch.supervisor = HELD_SUPERVISOR;
+	init.launch.descriptors = descriptors;
+	init.tree.canary = HELD_GATE;
+	init.walls.helped = 1;
+	init.runs.to_resident = HELD_WORD;
+	init.runs.mask = (unsigned)strtoul(argv[2], NULL, 10);
+	prctl(PR_SET_NAME, "stockade-gate"); /* not the number of the descriptor that was executed */
 	umask(0);
 	for (int i = HELD_SOCKET; i <= HELD_WORD; i++)
 		fcntl(i, F_SETFD, FD_CLOEXEC);
@@ -450,29 +441,29 @@ void helped_main(int argc, char **argv)
 	close(HELD_STATUS);
 	dup2(1, 2);
 	if (read_whole(HELD_PLAN, PLAN_MAX_SIZE, &bytes, &size) ||
-	    plan_decode(bytes, size, MAX_DESCRIPTORS, &box.plan, &wrong) || !plan_is_helped(box.plan.ops))
+	    plan_decode(bytes, size, MAX_DESCRIPTORS, plan, &wrong) || !plan_is_helped(plan->ops))
 		_exit(1);
 	close(HELD_PLAN);
 	/* Before anything is opened: the helper has closed some of what it was given. */
-	for (unsigned i = 0; i < box.plan.count; i++)
-		for (unsigned part = 0; part < needs(&box.plan.ops[i]); part++) {
-			int number = held_number(&box.plan, i) + (int)part;
-			if (!is_kept(&box.plan.ops[i], part))
+	for (unsigned i = 0; i < plan->count; i++)
+		for (unsigned part = 0; part < needs(&plan->ops[i]); part++) {
+			int number = held_number(plan, i) + (int)part;
+			if (!is_for_gate(&plan->ops[i], part))
 				close(number);
 			else if (fcntl(number, F_SETFD, FD_CLOEXEC))
 				_exit(1);
-			if (box.plan.ops[i].type == OP_CGROUP)
-				descriptors[box.plan.ops[i].b - 1] = number;
+			if (plan->ops[i].type == OP_CGROUP)
+				descriptors[plan->ops[i].b - 1] = number;
 		}
-	/* What only we can see of it: that it takes us with it when it dies, and has given us a session. */
+	/* What only init can see: that it dies with the helper, and has a session of its own. */
 	int with_parent = 0;
 	if (prctl(PR_GET_PDEATHSIG, &with_parent) || with_parent != SIGKILL)
-		box.problem = "--die-with-parent";
+		init.problem = "--die-with-parent";
 	else if (getsid(0) != getpid())
-		box.problem = "--new-session";
-	box.problem_error = ENODATA;
-	box.root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
-	if (box.root < 0 || send_message(HELD_WORD, &word, sizeof word, NULL, 0))
+		init.problem = "--new-session";
+	init.problem_error = ENODATA;
+	init.tree.root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (init.tree.root < 0 || send_message(HELD_WORD, &word, sizeof word, NULL, 0))
 		_exit(1);
-	inside_main(&box);
+	init_main(&init);
 }

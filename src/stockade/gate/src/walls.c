@@ -1,4 +1,4 @@
-/* The walls that PID 1 raises on itself; whatever it starts inherits them. */
+/* The walls that init raises on itself; the programs that it starts inherit them. */
 #define _GNU_SOURCE
 #include "gate.h"
 #include "kernel.h"
@@ -29,9 +29,9 @@ int wall_bounds(void)
 	return errno == EINVAL ? 0 : -1;
 }
 
-int wall_privileges(const struct box *box)
+int wall_privileges(const struct walls *walls)
 {
-	if (!box->bounded && wall_bounds() && !((box->warden || box->helped) && errno == EPERM))
+	if (!walls->bounded && wall_bounds() && !((walls->warden || walls->helped) && errno == EPERM))
 		return -1;
 	if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))
 		return -1;
@@ -55,73 +55,74 @@ int wall_keyring(void)
 	return syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, NULL) < 0 ? -1 : 0;
 }
 
-int wall_landlock_begin(struct box *box, const struct op *op)
+int wall_landlock_begin(struct walls *walls, const struct plan *plan, const struct op *op)
 {
 	struct landlock_attr attr = {
 		.handled_access_fs = op->a,
 		.handled_access_net = op->b & 0xffffffff,
 		.scoped = sabotaged_scopes(op->b >> 32),
 	};
-	/* An older kernel refuses a larger structure even where the new fields are zero. */
 	size_t size = attr.scoped ? sizeof attr : attr.handled_access_net ? 16 : 8;
-	box->ruleset = (int)syscall(SYS_landlock_create_ruleset, &attr, size, 0);
-	if (box->ruleset < 0)
+	walls->ruleset = sys_landlock_create_ruleset(&attr, size, 0);
+	if (walls->ruleset < 0)
 		return -1;
-	for (unsigned i = 0; i < box->plan.count && box->inner < 0; i++)
-		if (box->plan.ops[i].type == OP_GRANT && (box->plan.ops[i].b & GRANT_GATE)) {
-			box->inner = (int)syscall(SYS_landlock_create_ruleset, &attr, size, 0);
-			if (box->inner < 0)
+	for (unsigned i = 0; i < plan->count && walls->inner < 0; i++)
+		if (plan->ops[i].type == OP_GRANT && (plan->ops[i].b & GRANT_GATE)) {
+			walls->inner = sys_landlock_create_ruleset(&attr, size, 0);
+			if (walls->inner < 0)
 				return -1;
 		}
 	if (!(op->b >> 32))
 		return 0;
 	/* Born before the wall, so outside of it; the kernel gives it an abstract name. */
 	sa_family_t unnamed = AF_UNIX;
-	box->outsider = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	walls->outsider = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	/* A process that has confined itself before can make no socket any more, so there is none to refuse. */
-	if (box->outsider < 0 && box->itself && errno == EAFNOSUPPORT)
+	if (walls->outsider < 0 && walls->itself && errno == EAFNOSUPPORT)
 		return 0;
-	if (box->outsider < 0 || bind(box->outsider, (struct sockaddr *)&unnamed, sizeof unnamed))
+	if (walls->outsider < 0 || bind(walls->outsider, (struct sockaddr *)&unnamed, sizeof unnamed))
 		return -1;
-	return listen(box->outsider, 1);
+	return listen(walls->outsider, 1);
 }
 
-int wall_landlock_grant(struct box *box, const struct op *op)
+int wall_landlock_grant(struct walls *walls, const int *descriptors, const struct op *op)
 {
 	uint32_t passed = (uint32_t)op->b;
-	int path = passed ? box->descriptors[passed - 1] : open(op->s[0], O_PATH | O_CLOEXEC);
+	/* The plan has real names. A link was put there since, by a program that may write there, and would
+	 * move the right (to execute, say) to whatever it leads to. */
+	owned_fd opened = passed ? -1 : sys_openat2(AT_FDCWD, op->s[0], O_PATH, RESOLVE_NO_SYMLINKS);
+	int path = passed ? descriptors[passed - 1] : opened;
 	if (path < 0)
 		return -1;
 	struct landlock_path rule = {.allowed_access = op->a, .parent_fd = path};
-	int result = (int)syscall(SYS_landlock_add_rule, box->ruleset, LANDLOCK_PATH_RULE, &rule, 0);
-	if (result == 0 && box->inner >= 0 && !(op->b & GRANT_GATE))
-		result = (int)syscall(SYS_landlock_add_rule, box->inner, LANDLOCK_PATH_RULE, &rule, 0);
-	int error = errno;
-	if (!passed)
-		close(path);
-	errno = error;
+	int result = sys_landlock_add_rule(walls->ruleset, &rule);
+	if (result == 0 && walls->inner >= 0 && !(op->b & GRANT_GATE))
+		result = sys_landlock_add_rule(walls->inner, &rule);
 	if (result == 0)
-		box->rules++;
+		walls->rules++;
 	return result;
 }
 
-int wall_landlock_enforce(struct box *box)
+int wall_landlock_enforce(const struct walls *walls)
 {
-	return (int)syscall(SYS_landlock_restrict_self, box->ruleset, 0);
+	return sys_landlock_restrict_self(walls->ruleset);
 }
 
 int wall_inner(int rules)
 {
-	return rules < 0 ? 0 : (int)syscall(SYS_landlock_restrict_self, rules, 0);
+	return rules < 0 ? 0 : sys_landlock_restrict_self(rules);
 }
 
-int wall_seccomp(struct box *box, const struct op *op)
+int wall_seccomp(struct walls *walls, const struct op *op)
 {
 	struct sock_fprog program = {
 		.len = (unsigned short)(op->b / sizeof(struct sock_filter)),
 		.filter = sabotaged_filter((void *)(uintptr_t)op->blob, op->b),
 	};
 	/* Of what the kernel is given, not of what the plan says. */
-	sha256_text(program.filter, program.len * sizeof(struct sock_filter), box->filter);
-	return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program);
+	sha256_text(program.filter, program.len * sizeof(struct sock_filter), walls->filter);
+	errno = sabotaged_seccomp();
+	if (errno)
+		return -1;
+	return sys_seccomp_filter(0, &program);
 }

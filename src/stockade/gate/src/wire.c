@@ -71,7 +71,7 @@ int receive(int socket, void *data, size_t size, int *descriptors, unsigned *cou
 	return -1;
 }
 
-/* Copies of a template are made of our memory. */
+/* For what a program that resumes a template must not find in its copy of this memory. */
 void wipe(void *bytes, size_t size)
 {
 	if (bytes)

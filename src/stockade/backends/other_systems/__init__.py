@@ -1,0 +1,1 @@
+"""Plans for other systems. They can be read; nothing runs them yet."""

@@ -1,0 +1,398 @@
+"""The system call filter as a BPF program: a search tree over the numbers.
+
+When a filter is loaded, the kernel tries it for every call and translates every instruction; each start of a
+sandbox pays for both. Neighbouring calls mostly share their answer, so a tree over intervals takes about a
+hundred instructions where one leaf per call takes five hundred.
+
+Arguments are compared by their low 32 bits, which is all that the kernel reads for the calls below: a program
+could evade a comparison of 64 bits with a bit set in the high half (CVE-2019-7303).
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+#: AUDIT_ARCH_… by what uname calls the machine.
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+NEW_NAMESPACES = 0x7E020000  # every CLONE_NEW… flag that clone takes
+AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
+NETLINK_ROUTE = 0
+PERSONALITY_LINUX, PERSONALITY_QUERY = 0, 0xFFFFFFFF
+TIOCSTI, TIOCLINUX, TIOCSETD = 0x5412, 0x541C, 0x5423
+TERMINAL_REQUESTS, SOCKET_REQUESTS = (0x5400, 0x5500), (0x8900, 0x8A00)
+#: BTRFS_IOC_SNAP_CREATE, BTRFS_IOC_SUBVOL_CREATE, and the second versions of both.
+SUBVOLUMES = (0x50009401, 0x5000940E, 0x50009417, 0x50009418)
+#: TCGETS2, TCSETS2 and its two relatives, TIOCGPTN, TIOCSPTLCK; FIGETBSZ, FICLONE, FICLONERANGE, FIEMAP
+OTHER_REQUESTS = (
+    0x802C542A, 0x402C542B, 0x402C542C, 0x402C542D, 0x80045430, 0x40045431,
+    2, 0x40049409, 0x4020940D, 0xC020660B,
+)  # fmt: skip
+SOCK_STREAM, SOCK_SEQPACKET, SOCK_FLAGS = 1, 5, (0x800, 0x80000)  # SOCK_NONBLOCK, SOCK_CLOEXEC
+X32 = 0x40000000
+MFD_HUGETLB, MFD_NOEXEC_SEAL = 4, 8
+MAP_HUGETLB, SHM_HUGETLB = 0x40000, 0o4000
+PR_SET_SECCOMP, PR_SCHED_CORE = 22, 62
+SECCOMP_FILTER_FLAG_NEW_LISTENER = 8
+SOL_SOCKET = 1
+#: SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF.
+SOCKET_FILTERS = (26, 50, 51, 52)
+SELF, GATE, PRIO_PROCESS, IOPRIO_WHO_PROCESS = 0, 1, 0, 1
+F_SETLEASE, F_NOTIFY = 1024, 1026
+F_SET_RW_HINT, F_SET_FILE_RW_HINT = 1036, 1038
+IDLE = 4  # a bit of SCHED_IDLE and not of SCHED_OTHER, SCHED_FIFO, SCHED_RR and SCHED_BATCH
+
+# BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_JMP|JSET|K, BPF_RET|K, BPF_JMP|JA
+LOAD, EQUAL, AT_LEAST, ANY_BIT, GIVE, JUMP = 0x20, 0x15, 0x35, 0x45, 0x06, 0x05
+FARTHEST = 255  # that a condition can jump
+NUMBER, ARCHITECTURE = 0, 4  # where struct seccomp_data has them
+FIRST, SECOND, THIRD, FOURTH = 16, 24, 32, 40
+HIGHER = 4  # of the same argument
+ERRNO = 0x00050000  # SECCOMP_RET_ERRNO
+ENDS = {
+    "allow": 0x7FFF0000,
+    "refuse": ERRNO | errno.EPERM,
+    "absent": ERRNO | errno.ENOSYS,
+    "unknown": ERRNO | errno.EINVAL,
+    "no such option": ERRNO | errno.ENOPROTOOPT,
+    "out of memory": ERRNO | errno.ENOMEM,
+    "unsupported": ERRNO | errno.EAFNOSUPPORT,
+    "not offered": ERRNO | errno.EOPNOTSUPP,
+    "not a terminal": ERRNO | errno.ENOTTY,
+    "kill": 0x80000000,  # the whole process
+}
+
+#: One instruction before its jumps are counted: code, operand, target if true, target if false.
+#: An empty name is the next instruction; a string alone is a label.
+Line = tuple[int, int, str, str] | str
+
+#: The checks on the arguments of calls that are allowed within bounds.
+BOUNDS: dict[str, list[Line]] = {
+    # No program may type into a terminal that it shares, or make the kernel load another line discipline.
+    # Before 2024 a snapshot of any writable directory on btrfs showed everything beside it.
+    "requests": [
+        (LOAD, SECOND, "", ""),
+        *((EQUAL, request, "refuse", "") for request in SUBVOLUMES),
+        (EQUAL, TIOCSETD, "refuse", ""),
+        (EQUAL, TIOCSTI, "refuse", ""),
+        (EQUAL, TIOCLINUX, "refuse", "allow"),
+    ],
+    "namespaces": [
+        (LOAD, FIRST, "", ""),
+        (ANY_BIT, NEW_NAMESPACES, "refuse", "allow"),
+    ],
+    "families": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, AF_UNIX, "allow", ""),
+        (EQUAL, AF_INET, "allow", ""),
+        (EQUAL, AF_INET6, "allow", ""),
+        (EQUAL, AF_NETLINK, "", "unsupported"),
+        (LOAD, THIRD, "", ""),
+        (EQUAL, NETLINK_ROUTE, "allow", "unsupported"),
+    ],
+    # Other families would make the kernel load their modules, and some would give working sockets.
+    "pairs": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, AF_UNIX, "allow", "unsupported"),
+    ],
+    "personas": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, PERSONALITY_LINUX, "allow", ""),
+        (EQUAL, PERSONALITY_QUERY, "allow", "refuse"),
+    ],
+    # The gate has the same user as the program. Its limits and its share of the processor are those
+    # of every later command, so one command must not change them for the next.
+    "not the gate": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, GATE, "refuse", "allow"),
+    ],
+    # A lease on a file of the host would block every process that opens or executes it, 45 seconds each time.
+    # A hint on how long its data will live is written to the inode, even through a read-only descriptor.
+    # The commands from F_SET_FILE_RW_HINT on are those of newer kernels: delegations, which are leases.
+    "file commands": [
+        (LOAD, SECOND, "", ""),
+        (EQUAL, F_SETLEASE, "refuse", ""),
+        (EQUAL, F_NOTIFY, "refuse", ""),
+        (EQUAL, F_SET_RW_HINT, "unknown", ""),
+        (AT_LEAST, F_SET_FILE_RW_HINT, "unknown", "allow"),
+    ],
+    # Huge pages are a pool of the whole machine, and no memory cgroup counts them. The answer is that of a
+    # machine that has reserved none, as most have not: every program that asks is prepared for it.
+    "small pages": [
+        (LOAD, FOURTH, "", ""),
+        (ANY_BIT, MAP_HUGETLB, "out of memory", "allow"),
+    ],
+    # For these two the manual names EPERM for a caller that may not have huge pages.
+    "small shared pages": [
+        (LOAD, THIRD, "", ""),
+        (ANY_BIT, SHM_HUGETLB, "refuse", "allow"),
+    ],
+    "small memory files": [
+        (LOAD, SECOND, "", ""),
+        (ANY_BIT, MFD_HUGETLB, "refuse", "allow"),
+    ],
+    # A memory file is on no mount that could be noexec: only its own seal forbids its execution.
+    "sealed memory": [
+        (LOAD, SECOND, "", ""),
+        (ANY_BIT, MFD_HUGETLB, "refuse", ""),
+        (ANY_BIT, MFD_NOEXEC_SEAL, "allow", "refuse"),
+    ],
+    # Every filter, of system calls or of a socket, is translated into memory that bpf_jit_limit bounds for
+    # the whole machine: when that is used up, no process without CAP_BPF can load one, and no sandbox starts.
+    # The answers are those of a kernel that was built without filters.
+    # A core scheduling cookie would keep all other processes off the other threads of a core.
+    "no filters": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, PR_SET_SECCOMP, "unknown", ""),
+        (EQUAL, PR_SCHED_CORE, "unknown", "allow"),
+    ],
+    "own filters": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, PR_SCHED_CORE, "unknown", "allow"),
+    ],
+    # A filter lives as long as a process holds its listener; without one it ends with its tasks.
+    "no listeners": [
+        (LOAD, SECOND, "", ""),
+        (ANY_BIT, SECCOMP_FILTER_FLAG_NEW_LISTENER, "refuse", "allow"),
+    ],
+    "no socket filters": [
+        (LOAD, SECOND, "", ""),
+        (EQUAL, SOL_SOCKET, "", "allow"),
+        (LOAD, THIRD, "", ""),
+        *((EQUAL, option, "no such option", "") for option in SOCKET_FILTERS[:-1]),
+        (EQUAL, SOCKET_FILTERS[-1], "no such option", "allow"),
+    ],
+    # A keeper has the same user too, and its PID is not known here. At the lowest priority, beside many busy
+    # programs, it would notice much too late that the command's time is over.
+    "itself": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, SELF, "allow", "refuse"),
+    ],
+    "not idle": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, SELF, "allow", ""),
+        (EQUAL, GATE, "refuse", ""),
+        (LOAD, SECOND, "", ""),
+        (ANY_BIT, IDLE, "refuse", "allow"),
+    ],
+    "priorities": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, PRIO_PROCESS, "", "refuse"),
+        (LOAD, SECOND, "", ""),
+        (EQUAL, SELF, "allow", "refuse"),
+    ],
+    "io priorities": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, IOPRIO_WHO_PROCESS, "", "refuse"),
+        (LOAD, SECOND, "", ""),
+        (EQUAL, GATE, "refuse", "allow"),
+    ],
+}
+
+
+def _pairs_of_streams() -> list[Line]:
+    """Allow only pairs of streams: a datagram's address is in memory, which a filter cannot read."""
+    kinds = [
+        kind | flags for kind in (SOCK_STREAM, SOCK_SEQPACKET) for flags in (0, *SOCK_FLAGS, sum(SOCK_FLAGS))
+    ]
+    return [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, AF_UNIX, "", "unsupported"),
+        (LOAD, SECOND, "", ""),
+        *((EQUAL, kind, "allow", "") for kind in kinds[:-1]),
+        (EQUAL, kinds[-1], "allow", "refuse"),
+    ]
+
+
+_REQUESTS: list[Line] = [
+    (LOAD, SECOND, "", ""),
+    (EQUAL, TIOCSETD, "refuse", ""),
+    (EQUAL, TIOCSTI, "refuse", ""),
+    (EQUAL, TIOCLINUX, "refuse", ""),
+    *((EQUAL, request, "allow", "") for request in OTHER_REQUESTS),
+    (AT_LEAST, TERMINAL_REQUESTS[0], "", "not a terminal"),
+]
+
+#: The checks that are needed without namespaces.
+BOUNDS_ALONE: dict[str, list[Line]] = {
+    # No program may change an attribute of a file through a read-only descriptor.
+    "few requests": [
+        *_REQUESTS,
+        (AT_LEAST, TERMINAL_REQUESTS[1], "", "allow"),
+        (AT_LEAST, SOCKET_REQUESTS[0], "", "not a terminal"),
+        (AT_LEAST, SOCKET_REQUESTS[1], "not a terminal", "allow"),
+    ],
+    # Any socket, even one of a pair, would reveal the addresses of the host.
+    "no requests to sockets": [
+        *_REQUESTS,
+        (AT_LEAST, TERMINAL_REQUESTS[1], "not a terminal", "allow"),
+    ],
+    # A program could reach a named socket of the host by a path that Landlock does not check.
+    "no unix names": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, AF_INET, "allow", ""),
+        (EQUAL, AF_INET6, "allow", ""),
+        (EQUAL, AF_NETLINK, "", "unsupported"),
+        (LOAD, THIRD, "", ""),
+        (EQUAL, NETLINK_ROUTE, "allow", "unsupported"),
+    ],
+    "pairs of streams": _pairs_of_streams(),
+    # Only to set the time of an open file to now, as `touch` does: no path, no other time.
+    "now": [
+        (LOAD, SECOND, "", ""),
+        (EQUAL, 0, "", "refuse"),
+        (LOAD, SECOND + HIGHER, "", ""),
+        (EQUAL, 0, "", "refuse"),
+        (LOAD, THIRD, "", ""),
+        (EQUAL, 0, "", "refuse"),
+        (LOAD, THIRD + HIGHER, "", ""),
+        (EQUAL, 0, "allow", "refuse"),
+    ],
+    "own io priority": [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, IOPRIO_WHO_PROCESS, "", "refuse"),
+        (LOAD, SECOND, "", ""),
+        (EQUAL, SELF, "allow", "refuse"),
+    ],
+}
+
+#: The calls that are allowed within bounds, and the name of the bounds.
+BOUNDED = {
+    "ioctl": "requests",
+    "fcntl": "file commands",
+    "mmap": "small pages",
+    "shmget": "small shared pages",
+    "memfd_create": "small memory files",
+    "prctl": "no filters",
+    "setsockopt": "no socket filters",
+    "clone": "namespaces",
+    "socket": "families",
+    "socketpair": "pairs",
+    "personality": "personas",
+    "prlimit64": "not the gate",
+    "sched_setaffinity": "not the gate",
+    "sched_setattr": "itself",
+    "sched_setparam": "not the gate",
+    "sched_setscheduler": "not idle",
+    "setpriority": "priorities",
+    "ioprio_set": "io priorities",
+}
+
+#: The same without namespaces, where an argument can name any process of the user.
+BOUNDED_ALONE = {
+    "ioctl": "few requests",
+    "socketpair": "pairs of streams",
+    "utimensat": "now",
+    "prlimit64": "itself",
+    "sched_setaffinity": "itself",
+    "sched_setattr": "itself",
+    "sched_setparam": "itself",
+    "sched_setscheduler": "itself",
+    "ioprio_set": "own io priority",
+}
+
+#: Other bounds if the policy allows a call by name that is absent by default.
+BOUNDED_WITH = {"seccomp": {"seccomp": "no listeners", "prctl": "own filters"}}
+
+#: Further bounds if the policy says which files may be executed.
+BOUNDED_BY_EXEC = {"memfd_create": "sealed memory"}
+
+
+def program(machine: str, answers: dict[int, str]) -> bytes:
+    """Assemble the filter; `answers` maps numbers to names of `ENDS` or bounds, all others are absent."""
+    lines: list[Line] = [
+        (LOAD, ARCHITECTURE, "", ""),
+        (EQUAL, ARCHITECTURES[machine], "", "kill"),
+        (LOAD, NUMBER, "", ""),
+        (AT_LEAST, X32, "kill", ""),
+        *_tree(_intervals(answers)),
+    ]
+    used = set(answers.values())
+    for name, bounds in (BOUNDS | BOUNDS_ALONE).items():
+        lines += [name, *bounds] if name in used else []
+    led_to = {target for line in lines if not isinstance(line, str) for target in line[2:]}
+    for name, value in ENDS.items():
+        lines += [name, (GIVE, value, "", "")] if name in led_to else []
+    return _assemble(lines)
+
+
+def _intervals(answers: dict[int, str]) -> list[tuple[int, str]]:
+    """Return the first number of each run of equal answers, and the answer."""
+    found: list[tuple[int, str]] = []
+    for number in range(max(answers) + 2):
+        answer = answers.get(number, "absent")
+        if not found or found[-1][1] != answer:
+            found.append((number, answer))
+    return found
+
+
+def _tree(intervals: list[tuple[int, str]]) -> list[Line]:
+    """Return a binary search for the interval of a number, which jumps to its answer."""
+    if len(intervals) == 1:
+        return []
+    middle = len(intervals) // 2
+    first, answer = intervals[middle]
+    left, right = _tree(intervals[:middle]), _tree(intervals[middle:])
+    at = f"from {first}"
+    return [
+        (AT_LEAST, first, at if right else answer, "" if left else intervals[0][1]),
+        *left,
+        *((at, *right) if right else ()),
+    ]
+
+
+def _assemble(lines: list[Line]) -> bytes:
+    lines = _within_reach(lines)
+    places = _places(lines)
+    instructions = [line for line in lines if not isinstance(line, str)]
+    found = []
+    for here, (code, operand, if_true, if_false) in enumerate(instructions):
+        jumps = [places[name] - here - 1 if name else 0 for name in (if_true, if_false)]
+        if code == JUMP:
+            found.append(struct.pack("=HBBI", code, 0, 0, jumps[0]))
+        else:
+            # Jumps only go forward; struct refuses one that does not fit.
+            found.append(struct.pack("=HBBI", code, *jumps, operand))
+    return b"".join(found)
+
+
+def _places(lines: list[Line]) -> dict[str, int]:
+    """Return the number of the instruction after each label."""
+    places: dict[str, int] = {}
+    count = 0
+    for line in lines:
+        if isinstance(line, str):
+            places[line] = count
+        else:
+            count += 1
+    return places
+
+
+def _within_reach(lines: list[Line]) -> list[Line]:
+    """Add jumps where names in a policy make the filter too long for the eight bits of a condition."""
+    while True:
+        places = _places(lines)
+        found: list[Line] = []
+        here = 0
+        for line in lines:
+            here += not isinstance(line, str)
+            far = [
+                name
+                for name in (() if isinstance(line, str) or line[0] == JUMP else line[2:])
+                if name and places[name] - here > FARTHEST
+            ]
+            if isinstance(line, str) or not far:
+                found.append(line)
+                continue
+            after = f"after {here} of {len(lines)}"
+            hops = {name: f"{after} to {name}" for name in far}
+            code, operand, *targets = line
+            if_true, if_false = (hops.get(name, name or after) for name in targets)
+            found.append((code, operand, if_true, if_false))
+            for name, hop in hops.items():
+                found += [hop, (JUMP, 0, name, "")]
+            found.append(after)
+        if len(found) == len(lines):
+            return lines
+        lines = found

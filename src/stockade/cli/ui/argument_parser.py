@@ -1,0 +1,60 @@
+"""An argument parser whose errors look like Stockade's others: what is wrong, and what to write instead."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from stockade.cli.ui import output
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
+UNKNOWN = "unrecognized arguments: "
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that prints `stockade: error:` and a hint instead of its whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line, with exit code 2."""
+        hint = f"`{self.prog} --help` lists the options"
+        if any(action.nargs == argparse.REMAINDER for action in self._actions):
+            hint += "; options of the command itself come after --"
+        if message.startswith(UNKNOWN):
+            word = message.removeprefix(UNKNOWN).split()[0].partition("=")[0]
+            option = word.startswith("-")
+            message = f"unknown option {word}" if option else f"unexpected argument {word!r}"
+            hint = f"{self._nearest(word) if option else ''}{hint}"
+        elif message.endswith("expected one argument"):
+            hint = f"write the value after the option; {hint}"
+        output.error(message, hint=hint)
+        raise SystemExit(2)
+
+    def parse_words(self, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+        """Parse options mixed in any order with words: an `id` and `paths`. After -- come only words.
+
+        argparse's own parse_intermixed_args does not support --.
+        """
+        place = argv.index("--") if "--" in argv else len(argv)
+        args = self.parse_intermixed_args(argv[:place])
+        first = [] if args.id is None else [args.id]
+        return args, [*first, *args.paths, *argv[place + 1 :]]
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """Print the help, or raise if that fails: argparse's own (3.13) ignores a full disk."""
+        (file or sys.stdout).write(self.format_help())
+
+    def _nearest(self, word: str) -> str:
+        import difflib
+
+        from stockade.policy import Policy
+
+        known = [option for action in self._actions for option in action.option_strings]
+        clause = word.lstrip("-").replace("-", "_")
+        runs = self.prog.partition(" ")[2] in ("run", "shell", "plan")
+        if runs and clause in Policy.__struct_fields__ and word.removesuffix("s") not in known:
+            return f"{clause} has no option, but a policy can set it: `{clause} = ...` in stockade.toml; "
+        near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+        return f"did you mean {near[0]}? " if near else ""

@@ -1,0 +1,517 @@
+"""`sandboxed`: make each call of a Python function in its own sandbox."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import inspect
+import os
+import types
+import weakref
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, get_args
+
+import msgspec
+
+from stockade.errors import PolicyError, SetupError
+from stockade.functions import packing, reply
+from stockade.functions.channel import FunctionChannel
+from stockade.functions.worker_start import OnExit, WorkerStarter, run_worker
+from stockade.inside.channel_crypto import SealError
+from stockade.policy import Policy
+from stockade.policy.values import size
+from stockade.receipt.account import named
+from stockade.result import Result
+from stockade.runs.io.eventloop import Events
+from stockade.runs.io.streams import Sink
+from stockade.runs.supervise import GRACE
+
+if TYPE_CHECKING:
+    from stockade.functions.warm_python import WarmPython
+    from stockade.receipt.statement import Who
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Results = Literal["plain", "pickle"]
+#: How much of the host's memory a result may take.
+LARGEST = 512 << 20
+#: From this many bytes on, a result is decoded in a thread and not in the event loop.
+MANY = 1 << 16
+
+
+class Call(NamedTuple):
+    """One call: the function's value (a list of values, if it yields), and the result of its run."""
+
+    value: Any
+    result: Result
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """The options for the calls of one function."""
+
+    start: WorkerStarter
+    results: Results = "plain"
+    types: tuple[type, ...] = ()
+    largest: int = LARGEST
+    initializer: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
+    #: Whether the one argument is a sequence of arguments for many calls.
+    many: bool = False
+    #: Called with each call that begins.
+    begun: Callable[[FunctionChannel], None] | None = None
+
+    def talk(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[FunctionChannel, reply.ReturnTypes]:
+        """Pack a call; return its channel and the types that may come back."""
+        function, args = packing.bound(packing.undecorated(function), args)
+        streams = not self.many and is_stream(function)
+        request = packing.pack(
+            function, args, kwargs, initializer=self.initializer, results=self.results, most=self.largest,
+            many=self.many, streams=streams,
+        )  # fmt: skip
+        known = reply.declared_types(function, self.types)
+        taken = reply.ReturnTypes(results=self.results, largest=self.largest, types=known)
+        try:
+            return FunctionChannel(request, self.largest, streams=streams), taken
+        except SealError as error:
+            raise SetupError(f"the function did not run: {error}", stage="channel") from None
+
+
+def options(
+    policy: Policy | None = None,
+    *,
+    timeout: float | None = None,
+    grace: float = GRACE,
+    results: Results = "plain",
+    types: Iterable[type] = (),
+    largest: int | str = LARGEST,
+    executable: str = "",
+    on_exit: OnExit = "keep",
+    who: Who | Mapping[str, str] | None = None,
+    on_stdout: Sink | None = None,
+    on_stderr: Sink | None = None,
+    warm: WarmPython | None = None,
+    initializer: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
+) -> Options:
+    """Validate the caller's options and return them as a value."""
+    if results not in ("plain", "pickle"):
+        raise PolicyError(f"results = {results!r}: is not a known choice", hint='write "plain" or "pickle"')
+    if on_exit not in get_args(OnExit):
+        # No "commit": a function that raises has not finished, and its changes must not be committed.
+        raise PolicyError(f"on_exit = {on_exit!r}: is not a known choice", hint='write "keep" or "discard"')
+    if policy is not None and not isinstance(policy, Policy):
+        raise PolicyError(
+            f"policy = {policy!r}: is not a Policy", hint="write @sandboxed() or @sandboxed(Policy(...))"
+        )
+    if warm is not None and executable:
+        raise PolicyError(
+            f"executable = {executable!r}: a WarmPython already has an interpreter",
+            hint="leave executable out, or write WarmPython(python=...)",
+        )
+    most = size("largest", largest)
+    if policy is None:
+        policy = Policy() if warm is None else warm.policy
+    start = WorkerStarter(
+        policy=policy, who=named(who), timeout=timeout, grace=grace, executable=executable, warm=warm,
+        on_exit=on_exit, on_stdout=on_stdout, on_stderr=on_stderr,
+    )  # fmt: skip
+    return Options(
+        start=start, results=results, types=tuple(types), largest=most or LARGEST, initializer=initializer
+    )
+
+
+def call(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    policy: Policy | None = None,
+    **how: Any,
+) -> Call:
+    """Call a function in its own sandbox. `how` is as for `sandboxed`."""
+    return make_call(function, args, kwargs or {}, options(policy, **how))
+
+
+def stream(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    policy: Policy | None = None,
+    **how: Any,
+) -> Stream:
+    """Call a generator function in its own sandbox and return an iterator over what it yields."""
+    return Stream(function, args, kwargs or {}, options(policy, **how))
+
+
+def make_call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options
+) -> Call:
+    """Make one call and wait for it in this thread."""
+    stream = Stream(function, args, kwargs, how, kept=True)
+    values = list(stream)
+    assert stream.result is not None
+    return Call(values if is_stream(function) and not how.many else stream.value, stream.result)
+
+
+async def make_call_async(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options
+) -> Call:
+    """Make one call and wait for it in the event loop. Cancelling ends the call first."""
+    stream = AsyncStream(function, args, kwargs, how, kept=True)
+    values = [value async for value in stream]
+    assert stream.result is not None
+    return Call(values if is_stream(function) and not how.many else stream.value, stream.result)
+
+
+def is_stream(function: Callable[..., Any]) -> bool:
+    """Whether a function is a generator function."""
+    function = packing.undecorated(function)
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+class _CallState:
+    """What is known about a call so far.
+
+    It is separate from the stream, because the steps must not reference the stream: dropping the last
+    reference to a stream ends its call at run_worker.
+    """
+
+    def __init__(self, *, kept: bool) -> None:
+        self.value: Any = None
+        self.result: Result | None = None
+        self.kept = kept  # the caller keeps all values, so `largest` limits all of them together
+        self.talk: FunctionChannel | None = None
+
+    def begun(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options
+    ) -> tuple[FunctionChannel, reply.ReplyBudget]:
+        talk, taken = how.talk(function, args, kwargs)
+        self.talk = talk
+        if how.begun is not None:
+            how.begun(talk)
+        return talk, reply.ReplyBudget(taken, shared=self.kept)
+
+
+class _StreamBase:
+    """What `Stream` and `AsyncStream` share: everything but the waiting."""
+
+    def __init__(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], how: Options,
+        *, kept: bool = False,
+    ) -> None:  # fmt: skip
+        self._state = _CallState(kept=kept)
+        self._steps: Any = self._iterate(self._state, function, args, kwargs, how)
+        _living.add(self)
+
+    @property
+    def value(self) -> Any:
+        """The value that the function returned."""
+        return self._state.value
+
+    @property
+    def result(self) -> Result | None:
+        """The result of its run."""
+        return self._state.result
+
+    @staticmethod
+    def _iterate(
+        state: _CallState,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        how: Options,
+    ) -> Any:
+        raise NotImplementedError
+
+    def _forget(self) -> None:
+        """Detach a forked child from its parent's call; leak the steps: closing them ends the call."""
+        if self._state.talk is not None:
+            import ctypes
+
+            self._state.talk.forget()
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._steps))
+            self._steps = _foreign()
+
+
+_living: weakref.WeakSet[_StreamBase] = weakref.WeakSet()
+
+
+def _foreign() -> Iterator[Any]:
+    raise SetupError("the call belongs to the process that began it", stage="function")
+    yield
+
+
+def _forget_all() -> None:
+    for stream in list(_living):
+        stream._forget()
+
+
+def _close_all() -> None:
+    """Close all streams at exit, while the interpreter still works."""
+    for stream in list(_living):
+        if isinstance(stream, Stream):
+            with contextlib.suppress(ValueError):  # another thread is executing it
+                stream.close()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+atexit.register(_close_all)
+
+
+class Stream(_StreamBase, Iterator[Any]):
+    """An iterator over what a function in a sandbox yields.
+
+    The function runs only as far as you ask for values. `value` and `result` are set after the last one.
+    Closing the stream earlier ends the call; use `with` if you do not read it to its end.
+    """
+
+    def __next__(self) -> Any:
+        return next(self._steps)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what still runs of it."""
+        self._steps.close()
+
+    @staticmethod
+    def _iterate(
+        state: _CallState,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        how: Options,
+    ) -> Generator[Any, None, None]:
+        how = _with_action(how, function)
+        talk, budget = state.begun(function, args, kwargs, how)
+        try:
+            with Events() as events:
+                steps, why = run_worker(how.start, talk, events), None
+                try:
+                    patience = next(steps)
+                    while True:
+                        try:
+                            while talk.values and why is None:
+                                yield budget.value(talk.values.popleft())
+                            events.wait(patience)
+                        except BaseException as error:
+                            why, events.ready = why or error, []
+                            patience = steps.throw(AbandonedCall() if _is_ours(error) else error)
+                        else:
+                            patience = next(steps)
+                except StopIteration as done:
+                    result: Result = done.value
+                except AbandonedCall:
+                    if why is None or isinstance(why, GeneratorExit):
+                        return
+                    raise why from None
+            while talk.values and not talk.refused:
+                yield budget.value(talk.values.popleft())
+            state.value, state.result = budget.conclude(talk, result), result
+        finally:
+            state.talk = None
+            talk.close()
+
+
+class AsyncStream(_StreamBase, AsyncIterator[Any]):
+    """An asynchronous iterator over what a function in a sandbox yields: `Stream` for `async for`."""
+
+    async def __anext__(self) -> Any:
+        return await anext(self._steps)
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End what still runs of it."""
+        await self._steps.aclose()
+
+    @staticmethod
+    async def _iterate(
+        state: _CallState,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        how: Options,
+    ) -> Any:
+        how = _with_action(how, function)
+        talk, budget = state.begun(function, args, kwargs, how)
+        try:
+            with Events() as events:
+                steps, why = run_worker(how.start, talk, events), None
+                try:
+                    patience = next(steps)
+                    while True:
+                        try:
+                            while talk.values and why is None:
+                                yield await _decode(budget.value, talk.values.popleft())
+                            await _ready(events, patience)
+                        except BaseException as error:
+                            why, events.ready = why or error, []
+                            patience = steps.throw(AbandonedCall() if _is_ours(error) else error)
+                        else:
+                            patience = next(steps)
+                except StopIteration as done:
+                    result: Result = done.value
+                except AbandonedCall:
+                    if why is None or isinstance(why, GeneratorExit):
+                        return
+                    raise why from None
+            while talk.values and not talk.refused:
+                yield await _decode(budget.value, talk.values.popleft())
+            last = bytearray() if talk.last is None else talk.last[1]
+            state.value = await _decode(lambda _: budget.conclude(talk, result), last)
+            state.result = result
+        finally:
+            state.talk = None
+            talk.close()
+
+
+class AbandonedCall(BaseException):
+    """The caller does not want the rest: it closed the stream, or a value was refused.
+
+    The steps must go on to clean up, which GeneratorExit forbids, and they must not take the refusal of a
+    value for a refused start; so they get this exception instead of either.
+    """
+
+
+def _is_ours(error: BaseException) -> bool:
+    return isinstance(error, GeneratorExit | Exception)
+
+
+async def _decode(decode: Callable[[bytearray], Any], content: bytearray) -> Any:
+    """Decode the bytes; if they are many, in a thread, so that the event loop goes on."""
+    if len(content) < MANY:
+        return decode(content)
+    import asyncio
+
+    return await asyncio.get_running_loop().run_in_executor(None, decode, content)
+
+
+async def _ready(events: Events, patience: float | None) -> None:
+    """Wait in the event loop, which watches our descriptor only while this coroutine waits."""
+    import asyncio
+
+    from stockade.runs.io import async_eventloop
+
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    if not async_eventloop.watch(events.fileno(), ready.set):
+        patience = async_eventloop.UNWATCHED if patience is None else min(patience, async_eventloop.UNWATCHED)
+    try:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ready.wait(), 0 if events.busy else patience)
+    finally:
+        loop.remove_reader(events.fileno())
+    events.wait(0)
+
+
+def _with_action(how: Options, function: Callable[..., Any]) -> Options:
+    """Name the function as the action in the receipt, unless the caller has named another."""
+    from stockade.receipt.statement import MOST_WORDS, Who, text
+
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    action = text(f"{getattr(function, '__module__', '')}.{name}"[:MOST_WORDS])
+    who = named(how.start.who, Who(action=action)) or Who(action=action)
+    return msgspec.structs.replace(how, start=msgspec.structs.replace(how.start, who=who))
+
+
+class SandboxedFunction(Generic[P, R]):
+    """A function that makes each call in its own sandbox; `sandboxed` makes it.
+
+    A call returns what the function returns: a coroutine for an `async def`, an iterator for a generator.
+    """
+
+    __stockade__ = True
+
+    def __init__(self, function: Callable[P, R], how: Options) -> None:
+        functools.update_wrapper(self, packing.plain_function(function, "sandboxed"))
+        self.__wrapped__ = function
+        self._how = how
+        self.policy = how.start.policy
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        return SandboxedFunction(types.MethodType(self.__wrapped__, instance), self._how)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        value: Any
+        function = self.__wrapped__
+        if inspect.iscoroutinefunction(function):
+            value = self.aio(*args, **kwargs)
+        elif inspect.isasyncgenfunction(function):
+            value = AsyncStream(function, args, kwargs, self._how)
+        elif inspect.isgeneratorfunction(function):
+            value = Stream(function, args, kwargs, self._how)
+        else:
+            value = self.call(*args, **kwargs).value
+        return value  # type: ignore[no-any-return]
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
+        """Call it, wait, and return the value and the `Result` with its receipt, usage and output."""
+        return make_call(self.__wrapped__, args, kwargs, self._how)
+
+    async def acall(self, *args: P.args, **kwargs: P.kwargs) -> Call:
+        """Call it as `call` does, with `await`."""
+        return await make_call_async(self.__wrapped__, args, kwargs, self._how)
+
+    async def aio(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Call it with `await` and return the value, also if the function is not `async def`."""
+        return (await self.acall(*args, **kwargs)).value
+
+    def __repr__(self) -> str:
+        return f"<sandboxed {self.__wrapped__!r}>"
+
+
+def sandboxed(
+    policy: Policy | None = None,
+    *,
+    timeout: float | None = None,
+    grace: float = GRACE,
+    results: Results = "plain",
+    types: Iterable[type] = (),
+    largest: int | str = LARGEST,
+    executable: str = "",
+    on_exit: OnExit = "keep",
+    who: Who | Mapping[str, str] | None = None,
+    on_stdout: Sink | None = None,
+    on_stderr: Sink | None = None,
+    warm: WarmPython | None = None,
+) -> Callable[[Callable[P, R]], SandboxedFunction[P, R]]:
+    """Decorate a function so that each call runs in its own sandbox.
+
+    >>> import stockade
+    >>> @stockade.sandboxed(stockade.Policy(limits={"wall": "10s"}))
+    ... def total(numbers):
+    ...     return sum(numbers)
+    >>> total([1, 2, 3])
+    6
+    >>> total.call([4]).result.outcome
+    <Outcome.EXITED: 'exited'>
+
+    Arguments are pickled. Results are plain data: numbers, text, bytes, lists, tuples, dicts, sets, and the
+    dataclasses in the function's return annotation or in `types`. A result takes at most `largest` of
+    memory. `results="pickle"` accepts anything and trusts the sandbox: code that controls the function then
+    controls this process.
+
+    A builtin exception, or one in `types`, is raised again here, with `.traceback` and `.result`; any other
+    becomes a `CommandError`. A limit, a timeout or a wall that ends the call raises `LimitError`,
+    `TimeoutError` or `DeniedError`. The output is in `.call(...).result`.
+
+    With `warm`, a `WarmPython`, a call starts no interpreter: it runs in a copy of that template, and under
+    its policy unless you pass another. docs/warm-python.md says what copies share.
+    """
+    how = options(
+        policy, timeout=timeout, grace=grace, results=results, types=types, largest=largest,
+        executable=executable, on_exit=on_exit, who=who, on_stdout=on_stdout, on_stderr=on_stderr, warm=warm,
+    )  # fmt: skip
+    return lambda function: SandboxedFunction(function, how)

@@ -1,0 +1,71 @@
+"""Start a worker: a Python in its own sandbox, fresh or copied from a template."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from stockade.functions.channel import FunctionChannel
+from stockade.policy import Policy
+from stockade.receipt.account import Account
+from stockade.result import Result
+from stockade.runs.command import command
+from stockade.runs.io.eventloop import Events, Steps
+from stockade.runs.io.streams import Sink
+from stockade.runs.prepare import prepare
+from stockade.runs.supervise import GRACE, Run, template_of
+from stockade.sandbox.sandbox import one_shot
+
+if TYPE_CHECKING:
+    from stockade.functions.warm_python import WarmPython
+    from stockade.receipt.statement import Who
+
+
+#: Does what `-I` would: nothing is imported from the current directory.
+ISOLATED = "import sys\nsys.path.remove('')\n"
+
+OnExit = Literal["keep", "discard"]
+
+
+class WorkerStarter(msgspec.Struct, frozen=True, kw_only=True):
+    """How to start the worker of a call."""
+
+    policy: Policy
+    who: Who | None = None
+    timeout: float | None = None
+    grace: float = GRACE
+    executable: str = ""
+    #: The WarmPython whose template the worker is copied from, instead of a fresh interpreter.
+    warm: WarmPython | None = None
+    on_exit: OnExit = "keep"
+    #: Whether the policy's paths are real names (`discover`).
+    pinned: bool = False
+    on_stdout: Sink | None = None
+    on_stderr: Sink | None = None
+
+    def command(self, boot: str) -> Sequence[str]:
+        """Return the command that executes the text inside."""
+        if self.warm is not None:
+            return self.warm.code(ISOLATED + boot)
+        return [self.executable or sys.executable, "-I", "-c", boot]
+
+
+def run_worker(start: WorkerStarter, talk: FunctionChannel, events: Events) -> Steps[Result]:
+    """Run a Python in its own sandbox from start to end; its call and answer go through the channel."""
+    argv = start.command(talk.boot())
+    account = Account(start.policy, argv, start.who)
+    with account.telling():
+        prepared = prepare(start.policy, pinned=start.pinned, command=argv, template=template_of(argv))
+        account.prepared = prepared
+
+        def make_run() -> Run:
+            run = command(
+                prepared, argv, env=None, cwd=None, timeout=start.timeout, grace=start.grace,
+                on_stdout=start.on_stdout, on_stderr=start.on_stderr, kept=False, meanwhile=account.ready,
+            )  # fmt: skip
+            return msgspec.structs.replace(run, beside=talk)
+
+        return (yield from one_shot(prepared, make_run, account, events, start.on_exit))

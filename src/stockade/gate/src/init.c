@@ -1,0 +1,472 @@
+/* The sandbox's first process: raises the walls on itself, then starts programs on request. */
+#define _GNU_SOURCE
+#include "gate.h"
+#include "kernel.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+/* The body, three streams and two more, the socket of a keeper and the entrance of a cgroup. */
+enum { EXEC_DESCRIPTORS = 8 };
+
+enum { KEEPER_ENDED = SIGUSR1 };
+
+static void await_launch(struct init *init);
+
+static _Noreturn void refuse(struct init *init, unsigned index, uint32_t op, int error, const char *text)
+{
+	struct reply reply = {.kind = REPLY_FAILED, .op = op, .error = error, .index = index};
+	snprintf(reply.text, sizeof reply.text, "%s", text ? text : "");
+	/* A spare has no socket to the supervisor before its launch. */
+	if (init->launch.socket < 0)
+		await_launch(init);
+	send_reply(init->launch.socket, &reply, NULL, 0);
+	_exit(1);
+}
+
+static void tell_ready(const struct init *init)
+{
+	struct reply reply = {.kind = REPLY_READY, .index = init->walls.rules};
+	memcpy(reply.text, init->walls.filter, sizeof init->walls.filter);
+	if (send_reply(init->launch.socket, &reply, NULL, 0))
+		_exit(1);
+}
+
+/* Init enters by itself, so that the warden is not counted. */
+static int enter_group(int directory)
+{
+	owned_fd processes = openat(directory, "cgroup.procs", O_WRONLY | O_CLOEXEC);
+	return processes >= 0 && write(processes, "0", 1) == 1 ? 0 : -1;
+}
+
+/* What a helper has done, and the usher before it. */
+static int helper_does(const struct walls *walls, const struct op *op)
+{
+	switch (op->type) {
+	case OP_CGROUP:
+	case OP_RLIMIT:
+	case OP_PRIVILEGES:
+	case OP_LANDLOCK:
+	case OP_GRANT:
+		return 0;
+	}
+	return walls->helped;
+}
+
+static int enter_cgroup(const struct init *init, const struct op *op)
+{
+	int passed = init->launch.descriptors[op->b - 1];
+	if (op->a == 2 && !init->walls.helped)
+		return init->walls.warden ? enter_group(passed) : 0; /* init was born there */
+	return write(passed, "0", 1) == 1 ? 0 : -1;
+}
+
+static int execute(struct init *init, const struct op *op, const char **culprit)
+{
+	*culprit = op->s[0];
+	if (helper_does(&init->walls, op))
+		return 0;
+	switch (op->type) {
+	case OP_CGROUP:
+		*culprit = "enter";
+		return enter_cgroup(init, op);
+	case OP_HOSTNAME:
+		return sethostname(op->s[0], strlen(op->s[0]));
+	case OP_ROOT:
+		return mount_root(&init->tree, op);
+	case OP_IMAGE:
+		*culprit = "attach";
+		return mount_image(&init->tree, op);
+	case OP_PIVOT:
+		return mount_pivot(&init->tree);
+	case OP_KEYRING:
+		return wall_keyring();
+	case OP_RLIMIT:
+		/* The gate keeps room for itself, so that a program that has used up every task
+		 * cannot keep it from starting another. */
+		return set_limit(op, GRACE_TASKS);
+	case OP_PRIVILEGES:
+		return wall_privileges(&init->walls);
+	case OP_LANDLOCK:
+		return wall_landlock_begin(&init->walls, &init->launch.plan, op);
+	case OP_GRANT:
+		return wall_landlock_grant(&init->walls, init->launch.descriptors, op);
+	case OP_SECCOMP:
+		*culprit = "install";
+		return wall_seccomp(&init->walls, op);
+	}
+	return mount_op(&init->tree, op, culprit);
+}
+
+/* Waits for the resident: without a word there is nothing to do. */
+static unsigned await_word(int to_resident, int *descriptors, unsigned room)
+{
+	uint32_t word;
+	unsigned count = room;
+	if (receive(to_resident, &word, sizeof word, descriptors, &count) != 1)
+		_exit(1);
+	return count;
+}
+
+/* The launch, with its plan. The resident has decoded it already, and refused what is none. */
+static void await_launch(struct init *init)
+{
+	static int descriptors[MAX_DESCRIPTORS + LAUNCH_FIRST];
+	struct launch *launch = &init->launch;
+	unsigned count = await_word(init->runs.to_resident, descriptors, MAX_DESCRIPTORS + LAUNCH_FIRST);
+	unsigned char *bytes;
+	size_t size;
+	struct plan_error wrong;
+	launch->socket = descriptors[LAUNCH_SOCKET];
+	launch->supervisor = descriptors[LAUNCH_SUPERVISOR];
+	launch->descriptors = init->tree.descriptors = descriptors + LAUNCH_FIRST;
+	launch->descriptor_count = count - LAUNCH_FIRST;
+	if (read_whole(descriptors[LAUNCH_PLAN], PLAN_MAX_SIZE, &bytes, &size))
+		refuse(init, 0, 0, errno, "read");
+	launch->plan_bytes = bytes;
+	launch->plan_size = size;
+	close(descriptors[LAUNCH_PLAN]);
+	if (plan_decode(bytes, size, launch->descriptor_count, &launch->plan, &wrong))
+		refuse(init, wrong.index, 0, EBADMSG, wrong.reason);
+	await_word(init->runs.to_resident, NULL, 0); /* until the supervisor knows this pid: it ignores whatever comes before */
+}
+
+/* Compares what the helper shows with what the supervisor judged: a helper shows directories by their paths, which
+ * could have led elsewhere meanwhile. */
+static void confirm_helper_mounts(struct init *init)
+{
+	const struct plan *plan = &init->launch.plan;
+	for (unsigned i = 0; i < plan->count; i++) {
+		const struct op *op = &plan->ops[i];
+		int held = held_number(plan, i);
+		if ((op->type == OP_VIEW || op->type == OP_OVERLAY) &&
+		    confirm_shown(op->s[0], held, op->type == OP_OVERLAY ? held + 1 : -1))
+			refuse(init, i, op->type, errno, op->s[0]);
+		if (op->type == OP_BIND && confirm_bound(op->s[0], held + 1))
+			refuse(init, i, op->type, errno, op->s[0]);
+	}
+}
+
+static void run(struct init *init, unsigned index)
+{
+	const char *culprit;
+	const struct op *op = &init->launch.plan.ops[index];
+	if (!sabotaged_op(index) && execute(init, op, &culprit))
+		refuse(init, index, op->type, errno, culprit);
+}
+
+/* A second look, either at what waits for the launch or at everything else. */
+static void confirm_again(struct init *init, int waits)
+{
+	const char *culprit;
+	const struct plan *plan = &init->launch.plan;
+	for (unsigned i = plan->base + 1; i < plan->count - 1; i++) {
+		const struct op *op = &plan->ops[i];
+		if (plan_waits(op) == waits &&
+		    (confirm_tree(&init->tree, op, &culprit) || confirm_op(&init->walls, op, &culprit)))
+			refuse(init, i, op->type, errno, culprit);
+	}
+}
+
+/* What comes last: Landlock, which hangs on what is mounted, the second look, and the filter. */
+static void finish_walls(struct init *init)
+{
+	const char *culprit;
+	const struct launch *launch = &init->launch;
+	struct walls *walls = &init->walls;
+	struct tree *tree = &init->tree;
+	unsigned last = launch->plan.count - 1; /* the filter: the decoder saw to that */
+	if (walls->ruleset >= 0 && wall_landlock_enforce(walls))
+		refuse(init, last, OP_LANDLOCK, errno, "enforce");
+	if (walls->warden)
+		for (unsigned d = 0; d < launch->descriptor_count; d++)
+			close(launch->descriptors[d]);
+	confirm_again(init, 0);
+	if (confirm_walls(walls, &launch->plan, tree->canary, &culprit))
+		refuse(init, last, OP_LANDLOCK, errno, culprit);
+	run(init, last);
+	if (confirm_seccomp())
+		refuse(init, last, OP_SECCOMP, errno, "a call that the filter must refuse");
+	if (confirm_inner(walls))
+		refuse(init, last, OP_LANDLOCK, errno, "what programs must not reach");
+	close_fd(&tree->root);
+	close_fd(&tree->image);
+	close_fd(&tree->base);
+	close_fd(&tree->canary);
+	close_fd(&walls->outsider);
+	close_fd(&walls->ruleset);
+	init->runs.inner = walls->inner;
+	if (guard_open(&init->runs))
+		refuse(init, 0, 0, errno, "guard");
+}
+
+/* What the plan begins with and any launch of its kind would need. */
+static void execute_ahead(struct init *init)
+{
+	const struct plan *plan = &init->launch.plan;
+	unsigned last = plan->count - 1;
+	for (unsigned i = plan->base + 1; i < init->ahead && i < last; i++)
+		if (!plan_waits(&plan->ops[i]))
+			run(init, i);
+	if (init->ahead > last)
+		finish_walls(init);
+	else
+		/* Of the privileges the part that takes longest: nothing before their turn needs it. */
+		init->walls.bounded = wall_bounds() == 0;
+}
+
+static void raise_walls(struct init *init)
+{
+	const struct launch *launch = &init->launch;
+	const struct plan *plan = &launch->plan;
+	unsigned last = plan->count - 1;
+	if (init->walls.helped)
+		confirm_helper_mounts(init);
+	for (unsigned i = plan->base + 1; i < last; i++) {
+		if (i >= init->ahead || plan_waits(&plan->ops[i]))
+			run(init, i);
+		/* No operation after this one mounts anything: the decoder saw to that as well. The
+		 * supervisor can read the mounts while init goes on. */
+		if (plan->ops[i].type == OP_PIVOT) {
+			for (unsigned d = 0; d < launch->descriptor_count; d++)
+				close(launch->descriptors[d]);
+			if (init->walls.helped)
+				held_close(plan);
+			struct reply mounted = {.kind = REPLY_MOUNTED};
+			if (send_reply(launch->socket, &mounted, &init->tree.upper, init->tree.upper >= 0))
+				_exit(1);
+			close_fd(&init->tree.upper);
+		}
+	}
+	if (init->ahead <= last)
+		finish_walls(init);
+	confirm_again(init, 1);
+}
+
+/* A kept run: its keeper adopts whatever the program's processes leave, so that all of them can be found
+ * and ended while the rest of the sandbox goes on. */
+static void start_kept(struct runs *runs, struct program *program, int children)
+{
+	struct reply reply = {.kind = REPLY_EXEC_FAILED, .error = EAGAIN, .text = "too many runs"};
+	struct reply over = {.kind = REPLY_EXITED, .status = SIGKILL, .ended = ENDED_BY_CPU};
+	if (guard_spent()) {
+		send_reply(program->socket, &over, NULL, 0);
+		return;
+	}
+	if (runs->kept == MAX_RUNS) {
+		send_reply(program->socket, &reply, NULL, 0);
+		return;
+	}
+	runs->kept++;
+	/* A clone child: it says with another signal that it has ended, and is waited for only on request. */
+	pid_t gate = getpid(), pid = guard_share(runs) ? -1 : (pid_t)syscall(SYS_clone, KEEPER_ENDED, 0, 0, 0, 0);
+	if (pid == 0) {
+		close(runs->launch->socket);
+		if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) || (runs->plain && scope_signals(gate)))
+			_exit(1);
+		attend(runs, program, children, 0);
+	}
+	if (pid > 0) {
+		runs->keepers[runs->kept - 1] = pid;
+		return;
+	}
+	reply.error = errno;
+	snprintf(reply.text, sizeof reply.text, "keeper");
+	runs->kept--;
+	send_reply(program->socket, &reply, NULL, 0);
+}
+
+static void start(struct runs *runs, const struct request *request, int *descriptors, unsigned count,
+		  int children)
+{
+	unsigned next = 1;
+	int kept = (request->flags & EXEC_KEPT) != 0, enters = (request->flags & EXEC_ENTER) != 0;
+	int first = (request->flags & EXEC_FIRST) != 0;
+	static const uint32_t apart[3] = {0, EXEC_STDOUT, EXEC_STDERR};
+	struct program program = {
+	    .request = *request, .socket = runs->launch->socket, .entrance = -1, .stdio = {-1, -1, -1}, .more = {-1, -1}};
+	for (unsigned i = 0; i < 3; i++)
+		if (next < count && (!(request->flags & EXEC_TERMINAL) || (request->flags & apart[i])))
+			program.stdio[i] = descriptors[next++];
+	for (unsigned i = 0; i < 2 && next < count && (request->flags & EXEC_MORE); i++)
+		program.more[i] = descriptors[next++];
+	if (count != next + (unsigned)(kept + enters) || (first && (!kept || (request->flags & EXEC_TERMINAL))))
+		_exit(1);
+	int *socket = &descriptors[next];
+	if (kept)
+		program.socket = descriptors[next++];
+	if (enters)
+		program.entrance = descriptors[next];
+	struct reply reply = {.kind = REPLY_EXEC_FAILED, .text = "request"};
+	int refused = program_read(descriptors[0], &program);
+	reply.error = errno;
+	close_fd(&descriptors[0]);
+	if (!refused && first && (runs->started || getpid() != 1)) {
+		refused = 1;
+		reply.error = EBUSY;
+		snprintf(reply.text, sizeof reply.text, "first");
+	}
+	runs->started |= !refused;
+	if (refused) {
+		send_reply(program.socket, &reply, NULL, 0);
+	} else if (first) {
+		first_begin(runs, &program);
+		*socket = -1;
+	} else if (kept) {
+		start_kept(runs, &program, children);
+	} else {
+		attend(runs, &program, children, 1);
+	}
+	program_free(&program);
+}
+
+/* The sandbox's root, and the overlay for itself: the root's mounts go with init, a mount that the
+ * supervisor holds does not. */
+static void show_roots(const struct runs *runs)
+{
+	struct reply reply = {.kind = REPLY_ROOTS};
+	int roots[2] = {open("/", O_PATH | O_DIRECTORY | O_CLOEXEC), -1};
+	unsigned count = 1;
+	const struct plan *plan = &runs->launch->plan;
+	for (unsigned i = plan->base + 1; i < plan->count; i++)
+		if (plan->ops[i].type == OP_OVERLAY && count == 1)
+			roots[count++] = open(plan->ops[i].s[0], O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	/* Without namespaces that is the host's root. */
+	if (runs->plain || roots[0] < 0 || (count == 2 && roots[1] < 0))
+		count = 0;
+	send_reply(runs->launch->socket, &reply, roots, count);
+	close_fds(roots, 2);
+}
+
+/* A run whose keeper was killed or stopped can no longer be ended for itself: then everything is. */
+static void reap(struct runs *runs)
+{
+	int status;
+	pid_t pid;
+	while ((pid = waitpid(-1, &status, WNOHANG | WUNTRACED | __WCLONE)) > 0) {
+		for (unsigned i = 0; i < runs->kept; i++) {
+			if (runs->keepers[i] != pid)
+				continue;
+			if (!WIFEXITED(status) || WEXITSTATUS(status))
+				kill(-1, SIGKILL);
+			if (!WIFSTOPPED(status))
+				runs->keepers[i] = runs->keepers[--runs->kept];
+			break;
+		}
+	}
+}
+
+/* The supervisor is gone, or ends the sandbox: programs may tidy up for a moment. */
+static _Noreturn void end_sandbox(int children)
+{
+	uint64_t deadline = now_ms() + GRACE_MS;
+	kill(-1, SIGTERM);
+	kill(-1, SIGCONT);
+	for (;;) {
+		while (waitpid(-1, NULL, WNOHANG | __WALL) > 0)
+			;
+		uint64_t now = now_ms();
+		if (now >= deadline || (waitpid(-1, NULL, WNOHANG | __WALL) < 0 && errno == ECHILD)) {
+			kill(-1, SIGKILL); /* without a pid namespace the kernel does not do it when init ends */
+			_exit(0);
+		}
+		struct pollfd ended = {children, POLLIN, 0};
+		poll(&ended, 1, (int)(deadline - now));
+		asked_to_end(children);
+	}
+}
+
+static void serve(struct runs *runs, int children)
+{
+	const struct launch *launch = runs->launch;
+	struct pollfd watched[5 + GUARD_POLLS] = {
+	    {launch->socket, POLLIN, 0}, {launch->supervisor, POLLIN, 0}, {children, POLLIN, 0}, {runs->from_warden, POLLIN, 0}};
+	for (;;) {
+		watched[4] = (struct pollfd){first_socket(runs), POLLIN, 0};
+		guard_polls(watched + 5);
+		if (poll(watched, 5 + GUARD_POLLS, guard_timeout(first_timeout(runs))) < 0 && errno != EINTR)
+			_exit(1);
+		if (watched[1].revents || warden_asks_end(runs->from_warden, watched[3].revents))
+			end_sandbox(children);
+		if (watched[2].revents) {
+			if (asked_to_end(children))
+				end_sandbox(children);
+			reap(runs);
+		}
+		if (guard_check(runs, watched + 5))
+			signal_descendants(runs, SIGKILL, KEEPERS);
+		first_handle(runs, watched[4].revents);
+		if (!watched[0].revents)
+			continue;
+		struct request request;
+		int descriptors[EXEC_DESCRIPTORS];
+		unsigned count = EXEC_DESCRIPTORS;
+		int got = receive(launch->socket, &request, sizeof request, descriptors, &count);
+		if (got == 0)
+			end_sandbox(children);
+		if (got < 0)
+			_exit(1);
+		if (request.kind == REQUEST_EXEC && count)
+			start(runs, &request, descriptors, count, children);
+		else if (request.kind == REQUEST_SIGNAL && count == 0)
+			signal_descendants(runs, (int)request.value, KEEPERS);
+		else if (request.kind == REQUEST_ROOTS && count == 0)
+			show_roots(runs);
+		else if (request.kind == REQUEST_WATCH && guard_watch(&request, descriptors, count) == 0)
+			continue;
+		else
+			_exit(request.kind != REQUEST_END);
+		/* Closed, it tells the resident that this start is over and that its idle work disturbs no program. */
+		close_fd(&runs->to_resident);
+		close_fds(descriptors, count);
+	}
+}
+
+void init_main(struct init *init)
+{
+	init->runs.launch = &init->launch;
+	init->runs.inner = -1;
+	/* SIGTERM is heard only where it comes from outside: `asked_to_end`; where that cannot be seen, never. */
+	sigset_t heard;
+	sigemptyset(&heard);
+	sigaddset(&heard, SIGCHLD);
+	sigaddset(&heard, KEEPER_ENDED);
+	sigaddset(&heard, SIGTERM);
+	sigprocmask(SIG_BLOCK, &heard, NULL);
+	if (init->runs.plain)
+		sigdelset(&heard, SIGTERM);
+	signal(SIGCHLD, SIG_DFL);
+	signal(SIGPIPE, SIG_DFL);
+
+	await_word(init->runs.to_resident, NULL, 0); /* until the resident has mapped the ids */
+	int signals = signalfd(-1, &heard, SFD_CLOEXEC | SFD_NONBLOCK), error = errno;
+	setsid();
+	if (!init->walls.helped)
+		init->walls.keyring = session_keyring();
+	if (init->ahead) {
+		prctl(PR_SET_NAME, "stockade-spare");
+		execute_ahead(init);
+	}
+	if (!init->walls.helped)
+		await_launch(init);
+	if (init->problem)
+		refuse(init, 0, init->walls.helped ? OP_HELPER : OP_NAMESPACES, init->problem_error, init->problem);
+	if (signals < 0)
+		refuse(init, 0, OP_NAMESPACES, error, "signalfd");
+	if (init->ahead)
+		prctl(PR_SET_NAME, "stockade-gate");
+	raise_walls(init);
+	tell_ready(init);
+	/* A program that resumes a template is a copy of this memory. */
+	wipe(&init->tree, sizeof init->tree);
+	wipe(&init->walls, sizeof init->walls);
+	serve(&init->runs, signals);
+	_exit(0);
+}

@@ -1,0 +1,214 @@
+/* What the gate and its supervisor say to each other: every number, flag and size that both must know.
+ *
+ * Python's copy is gate/wire.py, under the same names, and tests/functional/test_gate_wire.py compares the two. A number
+ * that only one side uses has no place here.
+ */
+#ifndef STOCKADE_WIRE_H
+#define STOCKADE_WIRE_H
+
+#include <stdint.h>
+
+/* Which sandboxes a resident is for: with a network of their own, with the host's, without namespaces, or made by
+ * a helper. */
+#define KIND_OWN_NETWORK "own-network"
+#define KIND_HOST_NETWORK "host-network"
+#define KIND_PLAIN "plain"
+#define KIND_HELPED "helped"
+
+/* What a resident finds open: its control socket, a pidfd of the supervisor and, in a template, the text that the
+ * interpreter executes. */
+enum { OPEN_CONTROL = 3, OPEN_SUPERVISOR, OPEN_TEXT };
+
+/* How many descriptors a launch can carry for its plan. */
+enum { MAX_DESCRIPTORS = 250 };
+
+/* The descriptors that a launch hands over, in this order; the plan's own follow. */
+enum { LAUNCH_SOCKET, LAUNCH_PLAN, LAUNCH_SUPERVISOR, LAUNCH_FIRST };
+
+/* What a gate that a helper has started finds open. From HELD_FIRST on is what the operations of its plan need; the
+ * helper's arguments name these numbers, so that both sides count alike. */
+enum {
+	HELD_SOCKET = 3,
+	HELD_PLAN,
+	HELD_SUPERVISOR,
+	HELD_GATE,
+	HELD_WORD,
+	HELD_ARGUMENTS,
+	HELD_STATUS,
+	HELD_FIRST,
+};
+
+/* How many of them an operation needs: an overlay the directory below and the one above, and what is bound one for
+ * the helper, which closes it, and one for the gate, which looks whether it was bound. */
+enum {
+	HELD_BY_FILE = 1,
+	HELD_BY_BIND = 2,
+	HELD_BY_OVERLAY = 2,
+	HELD_BY_VIEW = 1,
+	HELD_BY_SECCOMP = 1,
+	HELD_BY_CGROUP = 1,
+};
+
+/* From the gate to the supervisor. */
+enum reply_kind {
+	REPLY_FAILED = 1,  /* nothing was run: op, error, text */
+	REPLY_BORN,        /* from the resident; status: pid; descriptors: a pidfd, then the namespaces */
+	REPLY_MOUNTED,     /* the mounts are as they will stay; descriptor: the changes of a private overlay */
+	REPLY_READY,       /* the walls are up; index: rules of Landlock; text: SHA-256 of the installed filter */
+	REPLY_TERMINAL,    /* descriptor: the outer end of the program's terminal */
+	REPLY_STARTED,     /* from the program's own process, right before it executes */
+	REPLY_EXEC_FAILED, /* error, text: what could not be entered or executed */
+	REPLY_EXITED,      /* status, ended, and what the run used */
+	REPLY_ROOTS,       /* descriptors: the root, and the overlay if there is one */
+	REPLY_STOPPED,     /* the program on a terminal was stopped; status: by which signal */
+};
+
+/* Who ended a run, if it was not the program itself. */
+enum end_reason {
+	ENDED_ITSELF,
+	ENDED_BY_TIME,
+	ENDED_BY_REQUEST,
+	ENDED_FROM_OUTSIDE,
+	ENDED_BY_MEMORY, /* the sandbox met its limit of memory */
+	ENDED_BY_CPU,    /* or of processor time */
+};
+
+enum { REPLY_SIZE = 320, REPLY_TEXT = 256 };
+struct reply {
+	uint32_t kind, op;
+	int32_t error;
+	uint32_t status, index, ended;
+	uint64_t user_us, system_us, peak_kib, switches;
+	uint64_t ended_us; /* of a run: when, by CLOCK_MONOTONIC; the supervisor may hear of it later */
+	char text[REPLY_TEXT];
+};
+_Static_assert(sizeof(struct reply) == REPLY_SIZE, "struct reply");
+
+/* From the supervisor to init, or on a run's own socket to its keeper. */
+enum request_kind {
+	REQUEST_EXEC = 1, /* descriptors: body; stdin, stdout, stderr; and as the flags say */
+	REQUEST_SIGNAL,   /* value: the signal; flags: to whom, and whose the terminal is first */
+	REQUEST_END,      /* TERM to everything, KILL to what is left after grace_ms */
+	REQUEST_WATCH,    /* descriptors as the flags say; value: cores; wall_us: processor time */
+	REQUEST_ROOTS,    /* for looking at the files from outside */
+	REQUEST_TIME,     /* to a keeper; wall_us: how long the run may still take, 0 for ever */
+};
+enum {
+	EXEC_KEPT = 1,     /* the sandbox outlives this run; one more descriptor: a socket for its keeper */
+	EXEC_TELL = 2,     /* say REPLY_STARTED */
+	EXEC_ENTER = 4,    /* one more descriptor: the file by which the program enters its cgroup */
+	EXEC_TERMINAL = 8, /* no stdio but a new terminal of value >> 16 lines and value & 0xffff columns */
+	EXEC_STDOUT = 16,  /* with a terminal: stdout is a descriptor all the same */
+	EXEC_STDERR = 32,  /* and stderr */
+	EXEC_BEHIND = 64,  /* with a terminal: in its background, so that the program stops when it wants to read */
+	EXEC_MORE = 128,   /* two more descriptors after stdio: the program's 3 and 4 */
+	EXEC_RESUME = 256, /* nothing is executed: it goes on in the template that init is a copy of */
+	EXEC_FIRST = 512,  /* of a kept run: it is process 2, and init attends to it itself */
+};
+enum {
+	WATCH_MEMORY = 1,  /* an eventfd of cgroup v1 */
+	WATCH_COUNTED = 2, /* or the memory.events of v2 */
+	WATCH_CPU = 4,     /* the file that counts processor time */
+};
+enum {
+	SIGNAL_ALL = 1,     /* not the program's process group, but every process of the run */
+	SIGNAL_INFRONT = 2, /* the program gets the foreground of its terminal */
+	SIGNAL_BEHIND = 4,  /* or its background */
+};
+
+enum { REQUEST_SIZE = 24 };
+struct request {
+	uint32_t kind, flags, value, grace_ms;
+	uint64_t wall_us; /* of an exec: how long it may take, 0 for ever */
+};
+_Static_assert(sizeof(struct request) == REQUEST_SIZE, "struct request");
+
+/* What the kernel calls struct termios, which has another size in the C library. */
+enum { SETTINGS_SIZE = 36 };
+
+/* The body of an exec request: counts, then cwd, the arguments and the environment, each ended by a NUL. */
+enum { EXEC_BODY_SIZE = 52, EXEC_MAX_SIZE = 8 << 20 };
+struct exec_body {
+	uint32_t size, argc, envc;
+	uint32_t settled; /* whether a terminal gets these settings, or those of any new one */
+	unsigned char settings[SETTINGS_SIZE];
+};
+_Static_assert(sizeof(struct exec_body) == EXEC_BODY_SIZE, "struct exec_body");
+
+/* What the library says of a process that has confined itself. */
+enum { CONFINED_SIZE = 212, SHA256_TEXT = 65, CONFINED_TEXT = 128 };
+struct confinement {
+	uint32_t begun; /* whether something was done that cannot be undone */
+	uint32_t op, rules;
+	int32_t error;
+	char filter[SHA256_TEXT], text[CONFINED_TEXT];
+};
+_Static_assert(sizeof(struct confinement) == CONFINED_SIZE, "struct confinement");
+
+/* A plan: a header, and then records. */
+#define PLAN_MAGIC "STKPLAN2"
+enum { PLAN_MAX_SIZE = 16 << 20, PLAN_MAX_OPS = 16384 };
+enum { PLAN_HEADER_SIZE = 24, PLAN_RECORD_SIZE = 24 };
+
+struct plan_header {
+	char magic[8];
+	uint32_t size;
+	uint32_t count;
+	uint32_t base;
+	uint32_t unused;
+};
+_Static_assert(sizeof(struct plan_header) == PLAN_HEADER_SIZE, "struct plan_header");
+
+struct plan_record {
+	uint32_t type;
+	uint32_t size;
+	uint64_t a, b;
+};
+_Static_assert(sizeof(struct plan_record) == PLAN_RECORD_SIZE, "struct plan_record");
+
+enum op_type {
+	OP_NAMESPACES = 1, /* a: clone flags, b: MAPS_EVERY_ID, or else the caller's own, and MADE_BY_HELPER;
+			      a = 0: none at all, a plain plan */
+	OP_HOSTNAME,       /* name */
+	OP_ROOT,           /* a: size in bytes of the private file system, b: its inodes; 0: the kernel's default */
+	OP_DIR,            /* path; a: mode */
+	OP_FILE,           /* path, blob; a: mode, b: length */
+	OP_LINK,           /* path, target */
+	OP_BIND,           /* path, source; a: mount attributes, b: descriptor + 1 that must be the same file */
+	OP_SCRATCH,        /* path; a: mode, b: mount attributes */
+	OP_PROC,           /* path */
+	OP_PTS,            /* path */
+	OP_OVERLAY,        /* path, lower, upper, work; a: masks | OVERLAY_PRIVATE | mount attributes << 32,
+			      b: first of three descriptors + 1, or of one: then upper and work are private */
+	OP_SHOW,           /* path: the same path of the base */
+	OP_VIEW,           /* path, source; a: masks, b: descriptor + 1 that must be the same directory */
+	OP_PIVOT,
+	OP_KEYRING,
+	OP_RLIMIT,     /* a: resource, b: value */
+	OP_PRIVILEGES,
+	OP_LANDLOCK,   /* a: handled file rights, b: handled network rights | scopes << 32 */
+	OP_GRANT,      /* path; a: file rights, b: descriptor + 1 that stands for the path | GRANT_GATE */
+	OP_SECCOMP,    /* blob; b: length */
+	OP_MASK,       /* path in tree, tree, source of the tree; a: number of the masks that it is one of,
+			  b: descriptor + 1 that must be the same directory as the source */
+	OP_CGROUP,     /* a: version, b: descriptor + 1: its tasks file, or in version 2 its directory */
+	OP_IMAGE,      /* a: size in bytes, b: descriptor + 1: a file system, mounted nowhere, for what programs write */
+	OP_HELPER,     /* blob: the program that makes the namespaces and mounts and loads the filter, and its arguments;
+			  b: length */
+	OP_DEVICES,    /* path; a: mount attributes of the nodes in it */
+	OP_END
+};
+
+#define MAPS_EVERY_ID 1u
+/* A helper executes the plan as far as the pivot, and loads the filter; the gate confirms what it did. */
+#define MADE_BY_HELPER 2u
+
+/* For init alone: programs are put behind one wall more, without this grant. */
+#define GRANT_GATE 0x100000000u
+
+/* The changes go to the private file system, and are bounded with it. */
+#define OVERLAY_PRIVATE 0x80000000u
+/* With the descriptor of a view or an overlay: it is a mount of its own, without what is mounted in it. */
+#define SOURCE_ALONE 0x80000000u
+
+#endif

@@ -1,0 +1,23 @@
+"""Everything that runs behind the walls, as the untrusted program or beside it.
+
+Nothing here is trusted, and no code outside this package runs inside. Its
+modules use only Python's standard library, so that one file can be copied into
+any sandbox.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.inside.delegate_request import delegate
+
+__all__ = ["delegate"]
+
+
+def __getattr__(name: str) -> object:
+    if name != "delegate":
+        raise AttributeError(f"module 'stockade.inside' has no attribute {name!r}")
+    from stockade.inside.delegate_request import delegate as value
+
+    globals()[name] = value
+    return value

@@ -1,0 +1,50 @@
+"""SHA-256 without OpenSSL: `hashlib` loads that first, which takes as long as hashing a megabyte.
+
+`Sha256Stream` is for data that may be long: once it is loaded, OpenSSL is several times as fast.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hashlib import sha256
+    from typing import Any
+else:
+    try:
+        from _sha2 import sha256  # Python 3.12
+    except ImportError:
+        try:
+            from _sha256 import sha256
+        except ImportError:
+            from hashlib import sha256
+
+__all__ = ["Sha256Stream", "sha256"]
+
+#: From this size on, loading OpenSSL pays.
+LONG = 1 << 18
+
+
+class Sha256Stream:
+    """The SHA-256 of data that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._kept: list[bytes] = []
+        self._size = 0
+        self._long: Any = None
+
+    def update(self, data: bytes) -> None:
+        if self._long is not None:
+            self._long.update(data)
+            return
+        self._size += len(data)
+        self._kept.append(data)
+        if self._size > LONG:
+            import hashlib
+
+            self._long = hashlib.sha256(b"".join(self._kept))
+            self._kept.clear()
+
+    def hexdigest(self) -> str:
+        if self._long is not None:
+            return str(self._long.hexdigest())
+        return sha256(b"".join(self._kept)).hexdigest()

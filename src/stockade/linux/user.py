@@ -1,0 +1,58 @@
+"""The user who asks for a run."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+
+import msgspec
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """The user who asks for the run, with their directories and environment."""
+
+    uid: int
+    gid: int
+    user: str
+    group: str
+    home: str
+    cwd: str
+    environ: Mapping[str, str]
+
+    @classmethod
+    def current(cls) -> Caller:
+        """The user of this process, even if HOME is unset or the uid has no name."""
+        user, group, known_home = _names(os.getuid(), os.getgid())
+        environ = os.environ  # not copied: a run needs few of its variables
+        home = environ.get("HOME", "")
+        try:
+            cwd = os.getcwd()
+        except FileNotFoundError:  # it was removed; only relative paths need it
+            cwd = ""
+        return cls(
+            uid=os.getuid(),
+            gid=os.getgid(),
+            user=user,
+            group=group,
+            home=home if home.startswith("/") else known_home,
+            cwd=cwd,
+            environ=environ,
+        )
+
+
+@functools.cache
+def _names(uid: int, gid: int) -> tuple[str, str, str]:
+    import grp
+    import pwd
+
+    try:
+        entry = pwd.getpwuid(uid)
+        user, home = entry.pw_name, entry.pw_dir
+    except KeyError:
+        user, home = str(uid), "/"
+    try:
+        group = grp.getgrgid(gid).gr_name
+    except KeyError:
+        group = str(gid)
+    return user, group, home if home.startswith("/") else "/"

@@ -1,0 +1,139 @@
+"""Descriptions of each clause of a policy, for the schema that editors read and for docs/policy.md.
+
+Names, defaults and allowed words come from the model; here is only what the
+model does not know.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from stockade.controls import Control
+
+#: How times and sizes may be written.
+TIME = 'seconds, or "250ms", "30s", "5m", "1h"'
+SIZE = 'bytes, or "64K", "10M", "1G"'
+A_TIME, A_SIZE = "a time", "a size"
+
+
+class Clause(NamedTuple):
+    """One clause: what you may write, what it means, and the control that enforces it."""
+
+    form: str
+    says: str
+    control: Control | None = None
+
+
+CLAUSES: dict[str, Clause] = {
+    "profile": Clause("", "the named starting point", Control.FILES),
+    "read": Clause("paths", "visible, read-only; with `?` at the end only if it exists", Control.FILES),
+    "write": Clause("paths", "visible, and writable for real", Control.FILES),
+    "deny": Clause(
+        "paths and patterns, relative to the workspace", "hidden, also inside visible trees", Control.DENY
+    ),
+    "protect": Clause("relative paths", "paths of the workspace that must not change", Control.PROTECT),
+    "unprotect": Clause(
+        "paths, relative to the workspace",
+        "may change although protected: protected paths, `.git`, `.hg`, `.jj`, `.sl`, and what version "
+        "control runs",
+        Control.PROTECT,
+    ),
+    "hold_back": Clause(
+        "relative patterns",
+        "paths of the workspace that a commit holds back, besides those that tools of the host run or obey",
+        Control.WORKSPACE_OVERLAY,
+    ),
+    "allow_commit": Clause(
+        "relative patterns",
+        "paths of the workspace that are committed although tools of the host run or obey them",
+        Control.WORKSPACE_OVERLAY,
+    ),
+    "exec": Clause("patterns", "the only files that may be executed", Control.EXEC),
+    "net": Clause('`[]` or `"open"`', "no network, or all of the host's", Control.NETWORK_NONE),
+    "env": Clause("a table", "variables that are set inside", Control.ENVIRONMENT),
+    "pass_env": Clause("names", "variables of your environment that are passed on", Control.ENVIRONMENT),
+    "image": Clause("", "the root file system", Control.FILES),
+    "toolchain": Clause(
+        "true, false, or commands",
+        "whether the install of the command is shown; or further commands whose installs are shown",
+        Control.FILES,
+    ),
+    "delegate": Clause(
+        "true or false",
+        "whether the program may ask for further sandboxes, which never get more than it has itself",
+        Control.FILES,
+    ),
+    "backend": Clause(
+        '`"auto"`, `"native"`, `"bwrap"`, `"landlock"`, or a list of names; the backends of other '
+        "systems start nothing",
+        "what raises the walls; a named backend is used or the run is refused; a list is in order of "
+        "preference",
+    ),
+    "accept": Clause("controls", "controls that may be weaker where the host cannot do better"),
+    "workspace": Clause("a path or a table", "the directory that commands work in"),
+    "workspace.path": Clause("a path", "appears inside at the same path as outside", Control.FILES),
+    "workspace.mode": Clause(
+        "",
+        "`overlay`: changes go to a layer; `rw`: they are real; `ro`: they are refused",
+        Control.WORKSPACE_OVERLAY,
+    ),
+    "workspace.durable": Clause(
+        "true or false", "changes survive a killed supervisor even under `limits.disk`, or the run is refused"
+    ),
+    "limits": Clause("a table", "how much the sandbox may use"),
+    "limits.memory": Clause(A_SIZE, "memory of the whole sandbox", Control.LIMITS_MEMORY),
+    "limits.tasks": Clause("a number", "processes and threads at once", Control.LIMITS_TASKS),
+    "limits.cpu": Clause("a number", "cores", Control.LIMITS_CPU),
+    "limits.cpu_time": Clause(A_TIME, "processor time of the whole sandbox", Control.LIMITS_CPU_TIME),
+    "limits.wall": Clause(A_TIME, "time from start to end", Control.LIMITS_WALL),
+    "limits.output": Clause(
+        A_SIZE, "how much of each stream is kept in memory; the rest goes to a file", Control.LIMITS_OUTPUT
+    ),
+    "limits.files": Clause("a number", "open descriptors of one process", Control.LIMITS_FILES),
+    "limits.disk": Clause(
+        A_SIZE,
+        "changes, private `/tmp`, `/dev/shm` and home together",
+        Control.LIMITS_DISK,
+    ),
+    "syscalls": Clause(
+        "a table", "additions to the built-in list of system calls, and removals from it", Control.SYSCALLS
+    ),
+    "syscalls.allow": Clause("names", "calls that the built-in list leaves out", Control.SYSCALLS),
+    "syscalls.deny": Clause("names", "further calls to refuse", Control.SYSCALLS),
+    "reuse": Clause("a table", "a pool may use a sandbox for several runs, one after another"),
+    "reuse.requests": Clause("a number", "how many runs one sandbox serves"),
+    "reuse.age": Clause(A_TIME, "age from which a sandbox takes no more runs"),
+    "reuse.idle": Clause(A_TIME, "how long a sandbox waits for the next run before it is ended"),
+}
+
+CONTROLS: dict[Control, str] = {
+    Control.FILES: "only files of the profile, of grants, and in private memory are visible",
+    Control.DENY: "the named paths do not exist inside",
+    Control.PROTECT: "the named paths of the workspace do not change on the host",
+    Control.EXEC: "only the listed files can be executed",
+    Control.WORKSPACE_OVERLAY: "changes go to a layer beside the workspace",
+    Control.NETWORK_NONE: "no network but a private loopback",
+    Control.PROCESSES: "programs see, signal and trace only processes of their sandbox",
+    Control.IPC: "no shared memory, queues or sockets of the host",
+    Control.SYSCALLS: "only the calls of an allowlist",
+    Control.PRIVILEGES: "no capability, and no way to gain one",
+    Control.ENVIRONMENT: "no variable of your environment that the policy does not name",
+    Control.DEVICES: "only null, zero, full, random, urandom, tty and private terminals",
+    Control.TERMINAL: "no access to your terminal, and no typing into it",
+    Control.LIMITS_MEMORY: "memory of all processes together",
+    Control.LIMITS_TASKS: "number of processes and threads",
+    Control.LIMITS_CPU: "number of cores",
+    Control.LIMITS_CPU_TIME: "processor time of all processes together",
+    Control.LIMITS_WALL: "time from start to end; then the run is ended",
+    Control.LIMITS_OUTPUT: "output kept in memory",
+    Control.LIMITS_FILES: "open descriptors of each process",
+    Control.LIMITS_DISK: "bytes and files written",
+    Control.CLEANUP: "everything inside ends with the run and with its supervisor",
+}
+
+
+def description(name: str) -> str:
+    """The description of a clause for an editor, with the form of a time or a size."""
+    clause = CLAUSES[name]
+    form = {A_TIME: f": {TIME}", A_SIZE: f": {SIZE}"}.get(clause.form, "")
+    return clause.says.replace("`", "") + form

@@ -1,0 +1,168 @@
+"""Read and write policies as TOML, and find the line of a mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stockade.errors import PolicyError
+from stockade.linux.path_lookup import counted
+from stockade.policy.model import Policy
+from stockade.policy.values import InvalidValueError, literal, render
+
+#: Our table in a pyproject.toml.
+SECTION = ("tool", "stockade")
+#: A table of the user's own file that is not part of a policy.
+RECEIPTS = "receipts"
+
+#: How many steps decoding may take: a tenth of a second.
+MOST_STEPS = 10_000_000
+
+
+def parse(
+    text: str,
+    *,
+    base: str | None = None,
+    name: str = "",
+    section: tuple[str, ...] = (),
+    besides: tuple[str, ...] = (),
+) -> Policy:
+    """Parse a policy; the tables that `besides` names are not part of it.
+
+    >>> parse('workspace = "src"', base="/project").workspace.path  # the dot marks what it is relative to
+    '/project/./src'
+    """
+    table = clauses(text, base=base, name=name, section=section, besides=besides, required=True)
+    return Policy(**anchored(table, base))
+
+
+def clauses(
+    text: str,
+    *,
+    base: str | None = None,
+    name: str = "",
+    section: tuple[str, ...] = (),
+    besides: tuple[str, ...] = (),
+    required: bool = False,
+) -> dict[str, Any]:
+    """Parse and check the clauses that `text` writes, without defaults; paths are relative to `base`.
+
+    `section` is the table that holds them; a text without it is an error if `required`, and has no clauses
+    otherwise. `besides` are tables that hold no clause. The result can be merged into another policy.
+    """
+    table: Any = decode(text, name)
+    for part in section:
+        if required and isinstance(table, dict) and part not in table:
+            header = f"[{'.'.join(section)}]"
+            raise PolicyError(f"{name} has no {header}", hint=f"write the clauses below {header}")
+        table = table.get(part, {}) if isinstance(table, dict) else {}
+    if not isinstance(table, dict):
+        raise PolicyError(f"{name}: {'.'.join(section)} must be a table")
+    table = {key: value for key, value in table.items() if key not in besides}
+    try:
+        return check_clauses(table, base)
+    except InvalidValueError as error:
+        raise located(error, text, name, section) from None
+
+
+def check_clauses(table: dict[str, Any], base: str | None) -> dict[str, Any]:
+    """Check the clauses of a decoded table; their paths become relative to `base`."""
+    if isinstance(table.get("workspace"), str):
+        table = {**table, "workspace": {"path": table["workspace"]}}
+    checked = Policy(**table).table(full=True)
+    found = {
+        key: {part: value[part] for part in table[key] if part in value} if isinstance(value, dict) else value
+        for key, value in checked.items()
+        if key in table
+    }
+    if base is not None:
+        for key in ("read", "write", "exec"):  # `deny` is relative to the workspace
+            if key in found:
+                found[key] = [rebase(path, base) for path in found[key]]
+        if "path" in found.get("workspace", ()):
+            found["workspace"]["path"] = rebase(found["workspace"]["path"], base)
+    return found
+
+
+def located(error: InvalidValueError, text: str, name: str, section: tuple[str, ...]) -> PolicyError:
+    """The error, with the file and the line that it is about."""
+    line = line_of(text, (*section, *error.key.split(".")), error.value)
+    where = f"{name or 'line'}:{line}: " if line else f"{name}: " if name else ""
+    return PolicyError(where + error.message, hint=error.hint)
+
+
+def anchored(table: dict[str, Any], base: str | None) -> dict[str, Any]:
+    """Give a workspace without a path the directory of the file."""
+    if "workspace" in table:
+        return {**table, "workspace": {"path": literal(base or "."), **table["workspace"]}}
+    return table
+
+
+def rebase(path: str, base: str) -> str:
+    """Make a relative path relative to `base`; ~ and $ stay until the user is known."""
+    return path if path.startswith(("/", "~", "$")) else counted(path, literal(base))
+
+
+def decode(text: str, name: str) -> dict[str, Any]:
+    """Parse TOML. A program may have written the text, so the time that parsing takes is bounded."""
+    import tomllib
+
+    # A key of n parts takes tomllib n × n steps: 15 seconds for one of 64 KiB.
+    if sum(line.count(".") ** 2 for line in text.splitlines()) > MOST_STEPS:
+        raise PolicyError(
+            f"{name or 'the policy'} has lines with too many dots for a policy",
+            hint="split long dotted keys into tables",
+        )
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        hint = 'write text in quotes and lists in brackets: read = ["/opt/data"]'
+        if "overwrite" in str(error) or "twice" in str(error):
+            hint = 'write each key and each table once, with all values in one list: read = ["/a", "/b"]'
+        raise PolicyError(
+            f"{name or 'the policy'} is not TOML: {error or 'nested too deeply'}", hint=hint
+        ) from None
+
+
+def write(table: Mapping[str, Any]) -> str:
+    """Write a policy's clauses as TOML: plain keys first, then the tables."""
+    nested = [name for name, value in table.items() if isinstance(value, Mapping) and name != "env"]
+    lines = [f"{name} = {render(value)}" for name, value in table.items() if name not in nested]
+    for name in nested:
+        lines += ["", f"[{name}]", *(f"{key} = {render(value)}" for key, value in table[name].items())]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def line_of(text: str, key: tuple[str, ...], value: object) -> int:
+    """Find the line that writes the key, or its item `value` where a list spans lines; 0 if not found.
+
+    It reads lines, not TOML, because it serves messages only.
+    """
+    lines = text.splitlines()
+    table: tuple[str, ...] = ()
+    found = 0
+    for number, line in enumerate(lines, 1):
+        bare = line.strip()
+        if bare.startswith("["):
+            table = names = _names(bare.partition("]")[0].strip("["))
+        elif "=" in bare and not bare.startswith("#"):
+            names = table + _names(bare.partition("=")[0])
+        else:
+            continue
+        if names[: len(key)] == key:
+            found = number
+            break
+        # An inline table has the key on the line of its parent.
+        if names == key[: len(names)] and not found and not bare.startswith("["):
+            found = number
+    if found and isinstance(value, str) and value and "]" not in lines[found - 1]:
+        for number in range(found, len(lines)):
+            if value in lines[number]:
+                return number + 1
+            if "]" in lines[number]:
+                break
+    return found
+
+
+def _names(dotted: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in dotted.split("."))

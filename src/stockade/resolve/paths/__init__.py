@@ -1,0 +1,1 @@
+"""The paths that a policy names: which exist, are hidden or protected, and which links they may follow."""

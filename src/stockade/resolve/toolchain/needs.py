@@ -1,0 +1,139 @@
+"""Find what must be shown for a command that is not a program of the system.
+
+For most commands that is nothing, and finding that out costs one call for each
+directory of the PATH. `search` does the rest; it is imported only when it is
+needed.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import stat
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from stockade.errors import PolicyError
+from stockade.linux.user import Caller
+from stockade.policy.model import Policy
+from stockade.policy.profile import Profile
+from stockade.policy.values import show
+
+#: Trees of the system, whose scripts name interpreters of the system.
+SYSTEM_PROGRAMS = ("/usr/bin/", "/bin/", "/usr/sbin/", "/sbin/", "/usr/lib/")
+
+
+class Toolchain(msgspec.Struct, frozen=True):
+    """What must be shown for some commands, by real names."""
+
+    #: Directories and single files, with the command that needs each.
+    trees: dict[str, str] = {}
+    #: Links of the host that lead there, with their targets.
+    links: dict[str, str] = {}
+    #: Directories to search before those of the profile.
+    path: tuple[str, ...] = ()
+    #: Paths of those installs to hide, such as files with passwords of package indexes.
+    hidden: tuple[str, ...] = ()
+
+
+class Surroundings(msgspec.Struct, frozen=True):
+    """What the search depends on, besides the file system."""
+
+    home: str
+    environ: Mapping[str, str]
+    #: Where the command starts, and where the user is: relative entries of PATH are relative to the latter.
+    cwd: str
+    caller_cwd: str
+    uid: int
+    #: Real names of trees that are shown anyway, by the profile and by the policy.
+    shown: tuple[str, ...]
+    granted: tuple[str, ...]
+    #: Paths that no install may contain: Stockade's state, the user's policy, and what programs may change.
+    own: tuple[str, ...]
+    #: The directories of PATH inside.
+    path: tuple[str, ...]
+
+
+NOTHING = Toolchain()
+
+
+def toolchain(
+    policy: Policy, base: Profile, caller: Caller, command: str, around: Callable[[], Surroundings]
+) -> Toolchain:
+    """Find the installs that a command, and the commands that the policy names, need.
+
+    A policy with `exec` gets none, and one that sets PATH none for a command without a slash: its author has
+    decided what is found.
+    """
+    if policy.toolchain is False or policy.exec is not None:
+        return NOTHING
+    names = () if policy.toolchain is True else policy.toolchain
+    if "PATH" in policy.env and "/" not in command:
+        command = ""
+    if not (command or names or base.searches_path):
+        return NOTHING
+    if (
+        not names
+        and not base.searches_path
+        and is_system_program(command, caller, base.env["PATH"].split(":"))
+    ):
+        return NOTHING
+    from stockade.resolve.toolchain.search import ProgramSearch
+
+    search = ProgramSearch(around())
+    if command:
+        search.command(command)
+    for name in names:
+        if not search.command(name):
+            raise PolicyError(
+                f"toolchain = {show(name)}: there is no such command in your PATH",
+                hint="check its name, or leave it out",
+            )
+    if base.searches_path:
+        search.search_whole_path()
+    return search.result()
+
+
+def is_system_program(command: str, caller: Caller, path: list[str]) -> bool:
+    """Whether the user's PATH finds a plain program of the system, in a directory of the PATH inside."""
+    if "/" in command:
+        return command.startswith(SYSTEM_PROGRAMS) and is_plain(command)
+    found, _ = which(command, caller.environ.get("PATH", os.defpath), caller.cwd or "/")
+    return os.path.dirname(found) in path and is_plain(found)
+
+
+def is_plain(path: str) -> bool:
+    """Whether a path is a file of the system, and not a link that may lead elsewhere."""
+    try:
+        os.readlink(path)
+    except OSError as error:
+        return error.errno == errno.EINVAL and path.startswith(SYSTEM_PROGRAMS)
+    return False
+
+
+def is_file(path: str) -> bool:
+    """Whether a path is a regular file, or a link to one."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+@functools.lru_cache(maxsize=8)
+def shown_by(base: Profile) -> tuple[str, ...]:
+    """The trees of the profile by every name they have; looked up once per process, since root owns them."""
+    names = [path.removesuffix("?") for path in (*base.system, *(f"/etc/{name}" for name in base.etc))]
+    return tuple(dict.fromkeys([*names, *map(os.path.realpath, names)]))
+
+
+def which(name: str, path: str, cwd: str, *, without: str = "") -> tuple[str, bool]:
+    """Find a command in a PATH, skipping the directory `without`, and say whether its entry is absolute."""
+    for entry in path.split(":"):
+        directory = entry if entry.startswith("/") else os.path.join(cwd, entry)
+        found = f"{directory}/{name}"
+        # Most entries of a PATH have no such file: one call for each.
+        if os.access(found, os.X_OK) and is_file(found) and not (without and directory == without):
+            return found, entry.startswith("/")
+    return "", False

@@ -1,0 +1,213 @@
+"""How a run ended, as a value."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from stockade.controls import Grade
+from stockade.errors import CommandError, DeniedError, LimitError, SetupError, TimeoutError
+
+if TYPE_CHECKING:
+    from stockade.receipt.statement import Receipt
+    from stockade.workspace.commit import Commit
+
+
+#: How many characters of a value an error or a prompt shows.
+SHORT = 200
+#: How many bytes at the end of stderr are searched for its last line.
+LAST = 10_000
+
+
+class Outcome(enum.StrEnum):
+    """Why a run ended. Compares equal to its name."""
+
+    EXITED = "exited"
+    SIGNALLED = "signalled"
+    TIMED_OUT = "timed-out"
+    OUT_OF_MEMORY = "out-of-memory"
+    LIMIT_EXCEEDED = "limit-exceeded"
+    DENIED = "denied"
+    SETUP_FAILED = "setup-failed"
+    CANCELLED = "cancelled"
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What a run used, and which part of the kernel counted it.
+
+    A cgroup counts every process of the sandbox while the run lasts. "rusage" counts only processes that were
+    waited for, and its peak memory is that of the largest one. A field that was not counted is None.
+    """
+
+    wall: float = 0.0
+    cpu_user: float = 0.0
+    cpu_system: float = 0.0
+    peak_memory: int = 0
+    peak_tasks: int | None = None
+    #: The size of the changed files of an overlay workspace when the run ended.
+    bytes_written: int | None = None
+    context_switches: int = 0
+    source: dict[str, str] = msgspec.field(default_factory=lambda: {"cpu": "rusage", "memory": "rusage"})
+
+    @property
+    def cpu(self) -> float:
+        """Total processor time, in seconds."""
+        return self.cpu_user + self.cpu_system
+
+
+class Enforcement(msgspec.Struct, frozen=True):
+    """One control: the clause that asked for it, its mechanism, how that was observed, and how reliably."""
+
+    requested: str
+    mechanism: str
+    observed: str
+    grade: Grade
+
+
+class Handoff(msgspec.Struct, frozen=True):
+    """A file that is new or changed since the run began, and why a tool of the host obeys it."""
+
+    path: str
+    reason: str
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended, what it printed, used and changed, and what was enforced.
+
+    >>> import stockade
+    >>> stockade.run(["echo", "hello"]).text
+    'hello\\n'
+    """
+
+    outcome: Outcome
+    exit_code: int
+    signal: int | None = None
+    reason: str = ""
+    hint: str = ""
+    stdout: bytes = b""
+    stderr: bytes = b""
+    truncated: bool = False
+    spilled: tuple[SpillFile, ...] = ()
+    usage: Usage = Usage()
+    controls: dict[str, Enforcement] = {}
+    #: For each pattern of `deny`: how many paths it matched and hid when the sandbox was made.
+    matched: dict[str, int] = {}
+    changes: Sequence[Change] = ()
+    #: Why `changes` is incomplete; empty if it is not. A program can make more changes than fit in memory.
+    changes_cut: str = ""
+    workspace: str = ""
+    #: Changes that could not be saved: with `limits.disk` they stay in memory until the sandbox ends.
+    lost: tuple[LostChange, ...] = ()
+    #: With `on_exit="commit"`: what was committed, or why nothing was.
+    committed: Commit | None = None
+    commit_error: str = ""
+    #: Files that the program left where it could write for real, and that tools of the host run or obey.
+    handoffs: tuple[Handoff, ...] = ()
+    #: What the policy lets the program do to the host, and what could not be checked, in words.
+    warnings: tuple[str, ...] = ()
+    plan: str = ""
+    #: The signed record of what was enforced and how the run ended.
+    receipt: Receipt | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command ran to its end and exited with 0."""
+        return self.outcome is Outcome.EXITED and self.exit_code == 0
+
+    @property
+    def text(self) -> str:
+        """Standard output as text; bytes that are not UTF-8 are replaced."""
+        return self.stdout.decode("utf-8", "replace")
+
+    def __repr__(self) -> str:
+        """Show the fields that matter at a prompt; the others are attributes."""
+        shown: dict[str, object] = {"outcome": str(self.outcome), "exit_code": self.exit_code}
+        shown |= {"stdout": self.stdout, "stderr": self.stderr}
+        if not self.ok:
+            shown["reason"] = self.reason
+        if self.changes:
+            shown["changes"] = len(self.changes)
+        if self.changes_cut:
+            shown["changes_cut"] = self.changes_cut
+        return (
+            f"{type(self).__name__}({', '.join(f'{name}={_short(value)}' for name, value in shown.items())})"
+        )
+
+    def check(self) -> Result:
+        """Return this result if it is `ok`; otherwise raise the error that matches the outcome.
+
+        The error carries this result as its `result` and quotes the last line of stderr.
+        """
+        if self.ok:
+            return self
+        kinds = {
+            Outcome.TIMED_OUT: TimeoutError,
+            Outcome.OUT_OF_MEMORY: LimitError,
+            Outcome.LIMIT_EXCEEDED: LimitError,
+            Outcome.DENIED: DeniedError,
+            Outcome.SETUP_FAILED: SetupError,
+        }
+        lines = [] if self.hint else self.stderr[-LAST:].decode("utf-8", "replace").split("\n")
+        last_line = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        quoted = f"; last line of stderr: {_short(last_line)}" if last_line else ""
+        error = kinds.get(self.outcome, CommandError)(f"{self.reason}{quoted}", hint=self.hint)
+        error.result, error.receipt = self, self.receipt
+        raise error
+
+
+def _short(value: object) -> str:
+    """Return the repr of a value, which escapes control characters, cut to `SHORT`."""
+    text = repr(value)
+    return text if len(text) <= SHORT else f"{text[: SHORT - 1]}…"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The outcome of a run, its exit code, and what to tell the user."""
+
+    outcome: Outcome
+    exit_code: int
+    reason: str = ""
+    hint: str = ""
+    signal: int | None = None
+
+
+#: How many lost changes a message names, and how many characters of each path.
+SHOWN_LOST = 10
+SHOWN_PATH = 300
+
+
+class Change(msgspec.Struct, frozen=True, gc=False):
+    """One path that a run changed, relative to the workspace."""
+
+    path: str
+    kind: Literal["added", "modified", "deleted"]
+
+
+class LostChange(msgspec.Struct, frozen=True):
+    """A change that could not be saved when its sandbox ended, with everything below it; and why."""
+
+    path: str
+    why: str
+
+
+def lost(changes: Sequence[LostChange]) -> str:
+    """Describe the changes that were lost, in one sentence."""
+    named = ", ".join(f"{_brief(one.path)} ({one.why})" for one in changes[:SHOWN_LOST])
+    more = f" and {len(changes) - SHOWN_LOST} more" if len(changes) > SHOWN_LOST else ""
+    return f"these changes could not be saved when the sandbox ended: {named}{more}"
+
+
+def _brief(path: str) -> str:
+    return path if len(path) <= SHOWN_PATH else f"{path[:SHOWN_PATH]}…"
+
+
+class SpillFile(msgspec.Struct, frozen=True):
+    """The file that holds a stream's output past the limit, and how many bytes did not fit there either."""
+
+    stream: str
+    path: str
+    size: int
+    lost: int = 0

@@ -1,0 +1,172 @@
+"""Hints about a program that ran and exited with an error that a wall may explain.
+
+Nothing is guessed from what the program printed. A hint rests on what the kernel counted, on what the policy
+shows and hides, or on what a well-known program cannot do under any policy. It may not be the reason for the
+failure, but it is always true.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+
+from stockade.gate import client, wire
+from stockade.linux.path_lookup import covers
+from stockade.policy.model import is_repository
+from stockade.resolve.paths.policy_paths import OWN
+from stockade.resolve.resolved import ResolvedPolicy
+from stockade.resolve.toolchain.needs import shown_by
+from stockade.runs.explain.not_started import denied_by, is_secret, is_shown
+
+#: Programs that exit with 127 if they do not find a command.
+SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "busybox", "env")
+TRACES = "no process inside may trace another (ptrace, perf), whatever the policy says: trace it outside"
+BECOMES = "no process inside can become another user (set-uid programs have no effect): run it without"
+MOUNTS = "no process inside can mount anything or make a namespace, whatever the policy says"
+PACKETS = "no process inside can send or see raw packets, whatever the policy says"
+#: Well-known programs that try what no policy allows.
+NEVER = {
+    **dict.fromkeys(("strace", "ltrace", "gdb", "lldb", "rr", "perf", "bpftrace", "py-spy"), TRACES),
+    **dict.fromkeys(("sudo", "su", "doas", "pkexec", "runuser"), BECOMES),
+    **dict.fromkeys(("mount", "umount", "unshare", "nsenter", "chroot", "bwrap"), MOUNTS),
+    **dict.fromkeys(("ping", "traceroute", "tcpdump", "arping"), PACKETS),
+}
+#: Programs that write to their last argument.
+WRITERS = (
+    "chmod", "chown", "cp", "install", "ln", "mkdir", "mv", "rm", "rmdir", "tee", "touch", "truncate",
+)  # fmt: skip
+#: Entries of /etc that are made for the sandbox.
+MADE = ("passwd", "group", "hostname", "hosts", "resolv.conf", "nsswitch.conf")
+MOST_WORDS = 64
+#: The exit code of git after "fatal:".
+GIT_GAVE_UP = 128
+
+
+def hints(code: int, reply: wire.Reply, program: client.Program, resolved: ResolvedPolicy, full: bool) -> str:
+    """Return the hints about what may explain an exit code; `full` says that limits.disk is used up."""
+    found = [
+        NEVER.get(os.path.basename(program.argv[0]), ""),
+        _not_found(code, program),
+        _network(reply, resolved),
+        _disk(resolved) if full else "",
+        _repository(code, program, resolved),
+        _denied(program, resolved) or _unseen(program, resolved) or _unwritable(program, resolved),
+    ]
+    return "; ".join(filter(None, found))
+
+
+def _not_found(code: int, program: client.Program) -> str:
+    if code != 127:
+        return ""
+    if os.path.basename(program.argv[0]) in SHELLS:
+        path = program.env.get("PATH", "")
+        meaning = "a shell exits with 127 if it does not find a command"
+        return f"{meaning}: it looks in {path}; --toolchain NAME adds an install of yours"
+    return (
+        "the loader exits with 127 if a library is missing or hidden: its message names the library; "
+        "`--read DIRECTORY` shows a directory, `--env LD_LIBRARY_PATH=DIRECTORY` makes the loader search it"
+    )
+
+
+def _network(reply: wire.Reply, resolved: ResolvedPolicy) -> str:
+    """Return a hint if the kernel counted attempts to use the network that the policy does not give."""
+    if not reply.index or resolved.policy.net == "open":
+        return ""
+    times = "once" if reply.index == 1 else f"{reply.index} times"
+    return (
+        f"the program tried to use the network {times} (an address without a route, or the lookup of a "
+        'name), and the policy gives it none: `--net open`, or net = "open", shares the host\'s'
+    )
+
+
+def _disk(resolved: ResolvedPolicy) -> str:
+    from stockade.policy.values import size_text
+
+    limit = resolved.limits.disk or 0
+    return (
+        f"the disk is full: limits.disk = {size_text(limit)}; allow more: --limit disk={size_text(2 * limit)}"
+    )
+
+
+def _unseen(program: client.Program, resolved: ResolvedPolicy) -> str:
+    """Return a hint about an argument that names a file of the host which the policy does not show."""
+    for path in _named(program):
+        try:
+            real = os.path.realpath(path)
+        except OSError:  # a link in /proc that may not be read
+            continue
+        if is_secret(real, resolved):
+            continue  # a hint must not reveal that it exists
+        if os.path.lexists(path) and not _is_there(path, resolved):
+            fix = f"`--read {shlex.quote(path)}`, or put it into the workspace"
+            if os.path.dirname(path) == "/":
+                fix = f"`--read` what you need of it, such as `--read {shlex.quote(path)}/NAME`"
+            return f"{path} exists on the host, but the policy does not show it: {fix}"
+    return ""
+
+
+def _denied(program: client.Program, resolved: ResolvedPolicy) -> str:
+    """Return a hint about an argument that names a file which a clause of the policy hides."""
+    for path in _named(program, plain=True) if resolved.denied else ():
+        try:
+            real = os.path.realpath(path)
+        except OSError:
+            continue
+        clause = "" if is_secret(real, resolved) else denied_by(path, real, resolved)
+        if clause and os.path.lexists(path):
+            return f"{path} is hidden by {clause}"
+    return ""
+
+
+def _repository(code: int, program: client.Program, resolved: ResolvedPolicy) -> str:
+    """Return a hint if git failed and the repository is read-only in a workspace of mode rw."""
+    workspace, kept = resolved.workspace, resolved.repositories.kept
+    if code != GIT_GAVE_UP or workspace is None or workspace.access != "write":
+        return ""
+    inside = [
+        os.path.relpath(path, workspace.path)
+        for path in kept
+        if covers(workspace.path, path) and is_repository(os.path.basename(path))
+    ]
+    if not inside or not any(re.search(r"\bgit\b", word) for word in program.argv[:MOST_WORDS]):
+        return ""
+    fix = f"`--unprotect {shlex.quote(inside[0])}` allows it, and so does `--mode overlay`"
+    return f"in mode rw the program cannot change {inside[0]}: {fix}"
+
+
+def _unwritable(program: client.Program, resolved: ResolvedPolicy) -> str:
+    """Return a hint if the last argument of a program that writes to it is read-only."""
+    paths = _named(program)
+    if os.path.basename(program.argv[0]) not in WRITERS or not paths:
+        return ""
+    path = paths[-1]
+    trees = {grant.path: grant.access for grant in resolved.grants}
+    if resolved.workspace is not None:
+        trees[resolved.workspace.path] = resolved.workspace.access
+    tree = max((tree for tree in trees if covers(tree, path)), key=len, default="")
+    if tree and trees[tree] == "read":
+        mode = resolved.workspace is not None and tree == resolved.workspace.path
+        fix = "`--mode overlay`" if mode else f"`--write {shlex.quote(tree)}`"
+        return f"{tree} is read-only inside: {fix} makes it writable"
+    if not tree and any(covers(shown, path) for shown in shown_by(resolved.profile)):
+        return f"{path} belongs to the system and is read-only: write to the workspace, the home or /tmp"
+    return ""
+
+
+def _named(program: client.Program, *, plain: bool = False) -> list[str]:
+    """Return the arguments that look like paths, also after the = of an option; `plain` adds bare names."""
+    words = [word.partition("=")[2] if word.startswith("-") else word for word in program.argv[1:MOST_WORDS]]
+    words = [word for word in words if "/" in word or (plain and word)]
+    return [os.path.normpath(os.path.join(program.cwd, word)) for word in words]
+
+
+def _is_there(path: str, resolved: ResolvedPolicy) -> bool:
+    """Whether the path exists inside."""
+    if is_shown(path, resolved) or any(covers(tree, path) for tree in OWN):
+        return True
+    made = [f"/etc/{name}" for name in MADE]
+    private = [resolved.caller.home, "/tmp", "/var/tmp", *made]
+    known = [*private, *shown_by(resolved.profile), *(grant.path for grant in resolved.grants)]
+    known += [] if resolved.workspace is None else [resolved.workspace.path]
+    return any(covers(path, place) for place in known)

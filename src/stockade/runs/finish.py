@@ -1,0 +1,125 @@
+"""Turn the observed ending of a run into its result and its receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stockade.gate import client
+from stockade.receipt.account import Account
+from stockade.resolve.paths.protected_paths import warnings
+from stockade.result import Outcome, Result
+from stockade.runs.io.eventloop import Events, Steps, in_thread
+from stockade.runs.launch import LaunchedSandbox
+from stockade.runs.limits import usage_of
+from stockade.runs.outcome import judge
+from stockade.runs.prepare import RunPreparation
+from stockade.runs.register import runlog
+from stockade.runs.supervise import RunEnding
+from stockade.workspace.overlay import OverlayLayer
+
+if TYPE_CHECKING:
+    from stockade.runs.handoffs import Handoffs
+
+
+def result_of(
+    ended: RunEnding,
+    program: client.Program,
+    prepared: RunPreparation,
+    box: LaunchedSandbox,
+    account: Account,
+    *,
+    closed: bool = False,
+    revised: Callable[[Result], Result] = lambda result: result,
+) -> Result:
+    """Return the result of a run, with its receipt, and add it to the log of runs.
+
+    `closed` says that the sandbox was closed while the run went on. `revised` may change the result before
+    the receipt is made for it.
+    """
+    entry = prepared.made.entry
+    # The cgroups and the layer of a closed sandbox are gone.
+    group, layer = (None, None) if closed else (box.group, prepared.layer)
+    killed = entry is not None and entry.was_killed()
+    verdict = judge(
+        ended, program, prepared.resolved, group, closed=closed, killed=killed,
+        full=layer is not None and layer.is_full(), asked_inside=account.parent is not None,
+    )  # fmt: skip
+    changes = layer.changes() if layer is not None else ()
+    cancelled = account.because if verdict.outcome is Outcome.CANCELLED else ""
+    result = Result(
+        outcome=verdict.outcome,
+        exit_code=verdict.exit_code,
+        signal=verdict.signal,
+        reason=cancelled or verdict.reason,
+        hint=verdict.hint,
+        stdout=ended.stdout,
+        stderr=ended.stderr,
+        truncated=ended.truncated,
+        spilled=ended.spilled,
+        usage=usage_of(ended, group, None if layer is None else layer.written),
+        controls=prepared.controls,
+        matched=prepared.resolved.hidden.matched,
+        changes=changes,
+        changes_cut="" if layer is None else layer.cut,
+        workspace=layer.id if layer is not None and (changes or layer.cut or layer.continued) else "",
+        warnings=(*_warnings(prepared), *(_not_compared(layer) if layer is not None else ())),
+        plan=prepared.plan.hash,
+    )
+    result = revised(result)
+    place = prepared.resolved.workspace
+    runlog.note(
+        prepared.state,
+        account.command,
+        result,
+        sandbox="" if entry is None else entry.record.id,
+        directory="" if place is None else place.path,
+    )
+    return account.ended(result, ended.digests)
+
+
+def _warnings(prepared: RunPreparation) -> list[str]:
+    return warnings(prepared.resolved.policy, "" if _covers(prepared) else prepared.plan.backend)
+
+
+def _covers(prepared: RunPreparation) -> bool:
+    """Whether the backend mounts read-only what must not change inside a writable directory."""
+    return prepared.chosen.selection.covers
+
+
+def _not_compared(layer: OverlayLayer) -> Iterator[str]:
+    if layer.unsure:
+        files = f"{layer.unsure} file{'s' if layer.unsure != 1 else ''}"
+        yield f"{files} listed as changed without being compared with yours: comparing them takes too long"
+
+
+def with_handoffs(result: Result, handoffs: Handoffs | None) -> Result:
+    """Return the result with the handoffs that the program left, and warnings about them."""
+    if handoffs is None:
+        return result
+    return msgspec.structs.replace(
+        result, handoffs=handoffs.left, warnings=(*result.warnings, *handoffs.warnings)
+    )
+
+
+def left_by_run(prepared: RunPreparation, events: Events) -> Steps[Handoffs | None]:
+    """Find the handoffs of a sandbox's only run, once everything inside has ended."""
+    if not prepared.resolved.repositories.trees:
+        return None
+    from stockade.runs.handoffs import handoffs
+
+    return (yield from in_thread(lambda: handoffs(prepared.resolved, covered=_covers(prepared)), events))
+
+
+def left_by_sandbox(prepared: RunPreparation) -> Handoffs | None:
+    """Find the handoffs of an ended sandbox, and add them to the log of runs."""
+    if not prepared.resolved.repositories.trees:
+        return None
+    from stockade.runs.handoffs import handoffs
+
+    found, entry = handoffs(prepared.resolved, covered=_covers(prepared)), prepared.made.entry
+    if entry is not None:
+        runlog.note_left(prepared.state, entry.record.id, found.left, found.warnings)
+    return found

@@ -1,0 +1,1 @@
+"""The event loop of a run, and its streams."""

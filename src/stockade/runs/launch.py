@@ -1,0 +1,325 @@
+"""Launch a prepared sandbox: raise its walls, check them, and wait behind them for the first program."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from stockade.errors import PolicyError, SetupError
+from stockade.gate import client, wire
+from stockade.linux import os_errors
+from stockade.linux.mount_table import alone
+from stockade.receipt.account import policy_hash
+from stockade.runs.evidence import (
+    NAMESPACES,
+    Evidence,
+    incomplete,
+    observe_birth,
+    observe_mounts,
+    observe_plain,
+    observe_walls,
+    shared_network,
+)
+from stockade.runs.io.eventloop import Events, Steps
+from stockade.runs.limits import cores
+from stockade.runs.prepare import RunPreparation
+
+#: A set-up takes milliseconds; one that takes this long hangs, for example on a dead network file system.
+SETUP_SECONDS = 30
+#: How long a gate may take to end after the supervisor closed its connection.
+GONE_SECONDS = 2
+#: How long the kernel may take to end a sandbox whose first process has ended.
+LAST_MOMENT = 0.2
+
+
+class LaunchedSandbox:
+    """A sandbox whose gate waits for requests."""
+
+    def __init__(
+        self,
+        connection: client.Connection,
+        held: list[int],
+        prepared: RunPreparation,
+        evidence: Evidence,
+    ) -> None:
+        self.connection = connection
+        self.evidence = evidence
+        self.pidfd, *namespaces = held
+        #: The inode number of the network namespace, which no other gets while the descriptor is open.
+        self._network = evidence.namespaces["net"]
+        self.network_fd = namespaces.pop(NAMESPACES.index("net"))
+        for descriptor in namespaces:
+            os.close(descriptor)
+        self.owner = os.getpid()
+        self.group = prepared.group
+        #: Once it is closed, its descriptor numbers may belong to other files.
+        self.is_closed = False
+        self._closing = threading.Lock()
+
+    def last_words(self) -> wire.Reply | None:
+        """Return the refusal that a dead gate sent before it ended, if it sent one."""
+        return None if self.is_closed else self.connection.refusal()
+
+    def number(self) -> int:
+        """Return the PID of its first process on the host; -1 if that has ended."""
+        with self._closing:
+            if self.is_closed:
+                return -1
+            with open(f"/proc/self/fdinfo/{self.pidfd}", encoding="ascii") as file:
+                return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
+
+    def roots(self) -> tuple[int, ...]:
+        """Return descriptors of its root and, if it has one, of its overlay."""
+        roots = self.connection.roots(SETUP_SECONDS)
+        if not roots:
+            raise SetupError("the gate did not pass the root directory of the sandbox", stage="files")
+        return roots
+
+    def closed(self, events: Events) -> Steps[None]:
+        """End everything inside and wait until it is gone. A forked child only closes its copies."""
+        with self._closing:
+            self.is_closed = True
+        if self.owner != os.getpid():
+            self.connection.forget()
+            os.close(self.pidfd)
+            os.close(self.network_fd)
+            return
+        self.connection.close()
+        try:
+            yield from _wait_for_end(self.pidfd, events)
+        finally:
+            _networks.discard(self._network)
+            os.close(self.network_fd)
+
+
+def died(pidfd: int, events: Events) -> Steps[bool]:
+    """Return whether the gate itself ended soon after a keeper: the kernel ends keepers first."""
+    until = time.monotonic() + LAST_MOMENT
+    events.watch(pidfd)
+    try:
+        while (left := until - time.monotonic()) > 0:
+            yield left
+            if pidfd in events.ready:
+                return True
+        return False
+    finally:
+        events.forget(pidfd)
+
+
+#: The network namespaces of this process's living sandboxes. The resident makes them ahead, so each launch
+#: checks that it did not get one that is in use.
+_networks: set[int] = set()
+
+
+def _wait_for_end(pidfd: int, events: Events) -> Steps[None]:
+    """Wait for the end of a gate whose connection is closed; kill it if it is stuck.
+
+    Nothing interrupts this: an exception that arrives meanwhile is raised afterwards.
+    """
+    events.watch(pidfd)
+    late = time.monotonic() + GONE_SECONDS
+    interruption: BaseException | None = None
+    while pidfd not in events.ready:
+        try:
+            yield max(0.0, late - time.monotonic())
+        except BaseException as error:
+            interruption = error
+        if time.monotonic() >= late:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            late += GONE_SECONDS
+    events.forget(pidfd)
+    os.close(pidfd)
+    if interruption is not None:
+        raise interruption
+
+
+def launch(
+    prepared: RunPreparation, events: Events, meanwhile: Callable[[], object] = lambda: None
+) -> Steps[LaunchedSandbox]:
+    """Raise the walls and check them; a failure leaves nothing behind.
+
+    `meanwhile` is called once while the gate is busy. The connection to the gate stays watched.
+    """
+    if len(prepared.descriptors) > wire.MAX_DESCRIPTORS:
+        raise PolicyError(
+            f"the policy grants {len(prepared.descriptors)} paths, more than {wire.MAX_DESCRIPTORS}",
+            hint="grant the directories that contain them",
+        )
+    with os_errors.setup_errors():
+        return (yield from _launch_with_retry(prepared, events, meanwhile))
+
+
+def _launch_with_retry(
+    prepared: RunPreparation, events: Events, meanwhile: Callable[[], object]
+) -> Steps[LaunchedSandbox]:
+    for attempt in range(2):
+        mounts = _mounts_of(prepared)
+        try:
+            connection = client.launch(
+                prepared.plan.encoded,
+                tuple(mounts.get(descriptor, descriptor) for descriptor in prepared.descriptors),
+                prepared.gate,
+                scoped=prepared.scoped,
+                template=prepared.template,
+            )
+        finally:
+            for mount in mounts.values():
+                os.close(mount)
+        held: list[int] = []
+        evidence = Evidence()
+        try:
+            events.watch(connection.fileno())
+            if not attempt:
+                meanwhile()
+            reply = yield from _observe_walls(connection, prepared, held, evidence, events)
+            if reply.kind == wire.REPLY_READY:
+                prepared.made.close_entrances()
+                _guard_limits(connection, prepared)
+                return _launched_sandbox(connection, held, prepared, evidence)
+        except BaseException as error:
+            yield from _abandon(connection, held, events)
+            # The resident died before it read the request: a child that it was cloning kept its socket open.
+            if attempt or held or not isinstance(error, GateDiedError):
+                raise
+            client.renew(connection.resident)
+            continue
+        yield from _abandon(connection, held, events)
+        # The resident may have copied the host's mounts before this one was made.
+        if attempt or reply.error != errno.ESTALE:
+            break
+        client.renew(connection.resident)
+    from stockade.runs.explain.gate_refused import failure
+
+    raise failure(reply)
+
+
+def _mounts_of(prepared: RunPreparation) -> dict[int, int]:
+    """Return detached mounts to pass instead of these descriptors; each can be attached only once."""
+    resolved = prepared.resolved
+    trees = [
+        grant.fd for grant in (*resolved.grants, resolved.workspace) if grant is not None and grant.alone
+    ]
+    mounts: dict[int, int] = {}
+    for directory in (*trees, *prepared.made.image):
+        mount = alone(directory)
+        if mount is not None:
+            mounts[directory] = mount
+    return mounts
+
+
+def _observe_walls(
+    connection: client.Connection,
+    prepared: RunPreparation,
+    held: list[int],
+    evidence: Evidence,
+    events: Events,
+) -> Steps[wire.Reply]:
+    """Check each wall as soon as it is up, and return the gate's last reply: ready, or its refusal.
+
+    Fills `held` with the descriptors that the gate passes (a pidfd, then the namespaces) and `evidence`.
+    """
+    seen: dict[int, int] = {}
+    try:
+        while True:
+            reply = yield from _next_reply(connection, events)
+            if reply.kind == wire.REPLY_BORN:
+                held += reply.descriptors
+                seen[wire.REPLY_BORN] = reply.status
+                observe_birth(reply, prepared.plan, evidence)
+                if prepared.made.entry is not None:
+                    hashes = {"policy": policy_hash(prepared.resolved.policy), "plan": prepared.plan.hash}
+                    prepared.made.entry.update(gate=reply.status, **hashes)
+            elif reply.kind == wire.REPLY_MOUNTED:
+                seen[wire.REPLY_MOUNTED] = reply.pid
+                _adopt(reply, prepared)
+                observe_mounts(reply.pid, prepared.plan, evidence)
+                if prepared.group is not None:
+                    prepared.group.confirm(reply.pid)
+                    evidence.cgroups = prepared.group.kept
+            elif reply.kind == wire.REPLY_READY:
+                if prepared.plan.plain:
+                    warden = seen.get(wire.REPLY_BORN)
+                    observe_plain(reply, prepared.plan, warden, connection.filters_before, evidence)
+                    if prepared.group is not None:
+                        prepared.group.confirm(reply.pid)
+                        evidence.cgroups = prepared.group.kept
+                    return reply
+                if seen != {wire.REPLY_BORN: reply.pid, wire.REPLY_MOUNTED: reply.pid}:
+                    raise incomplete()
+                observe_walls(reply, prepared.plan, connection.filters_before, evidence)
+                return reply
+            else:
+                return reply
+    except SetupError:
+        # A gate that refused may end before it can be checked; its own reason says more.
+        refusal = connection.refusal()
+        if refusal is None:
+            raise
+        return refusal
+
+
+def _adopt(mounted: wire.Reply, prepared: RunPreparation) -> None:
+    """Give the layer the gate's descriptors of an overlay whose changes stay in private memory."""
+    if len(mounted.descriptors) != prepared.keeps_privately:
+        for descriptor in mounted.descriptors:
+            os.close(descriptor)
+        raise incomplete()
+    for descriptor in mounted.descriptors:
+        assert prepared.layer is not None
+        prepared.layer.adopt(descriptor)
+
+
+def _guard_limits(connection: client.Connection, prepared: RunPreparation) -> None:
+    """Have the gate end the sandbox when it uses up its memory or processor time."""
+    group, seconds = prepared.group, prepared.resolved.limits.cpu_time
+    if group is None or not (group.limits.cpu_time or group.limits.memory is not None):
+        return
+    usage = group.usage_descriptor() if group.limits.cpu_time else None
+    try:
+        connection.watch(group.oom_descriptor(), group.counts_oom, usage, seconds or 0, cores())
+    finally:
+        if usage is not None:
+            os.close(usage)
+
+
+def _launched_sandbox(
+    connection: client.Connection, held: list[int], prepared: RunPreparation, evidence: Evidence
+) -> LaunchedSandbox:
+    if "net" in prepared.plan.namespaces.names:
+        network = evidence.namespaces["net"]
+        if network in _networks:
+            raise shared_network()
+        _networks.add(network)
+    return LaunchedSandbox(connection, held, prepared, evidence)
+
+
+def _abandon(connection: client.Connection, held: list[int], events: Events) -> Steps[None]:
+    """End a gate that will not be used, and wait for its end if there is a pidfd of it."""
+    events.forget(connection.fileno())
+    connection.close()
+    for descriptor in held[1:]:
+        os.close(descriptor)
+    if held:
+        yield from _wait_for_end(held[0], events)
+
+
+class GateDiedError(SetupError):
+    """The gate ended before the walls were up, without a reason."""
+
+
+def _next_reply(connection: client.Connection, events: Events) -> Steps[wire.Reply]:
+    late = time.monotonic() + SETUP_SECONDS
+    while True:
+        yield max(0.0, late - time.monotonic())
+        if connection.fileno() in events.ready:
+            break
+        if time.monotonic() >= late:
+            raise SetupError(f"the gate had not raised the walls after {SETUP_SECONDS} s", stage="gate")
+    reply = connection.receive()
+    if reply is None:
+        raise GateDiedError("the gate died while it was raising the walls", stage="gate")
+    return reply

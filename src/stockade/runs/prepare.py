@@ -1,0 +1,317 @@
+"""Prepare a sandbox before its walls are raised: select a backend, resolve the policy, compile the plan."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stockade import backends, state
+from stockade.backends.backend import PlanInputs
+from stockade.backends.selection import chosen
+from stockade.controls import Control
+from stockade.errors import SetupError, StockadeError
+from stockade.gate.operations import Plan
+from stockade.host import host
+from stockade.host.capabilities import Host
+from stockade.linux import os_errors
+from stockade.linux.user import Caller
+from stockade.policy import Policy
+from stockade.resolve.paths.protected_paths import warnings
+from stockade.resolve.resolution import resolve
+from stockade.resolve.resolved import Grant, ResolvedPolicy
+from stockade.result import Enforcement
+from stockade.runs.cgroup import SandboxCgroups
+from stockade.runs.evidence import BackendChoice, reported, with_notes
+from stockade.runs.limits import CgroupLimits, cgroup_limits, most_files
+from stockade.runs.register import register
+from stockade.runs.register.register import RegisterEntry
+from stockade.runs.register.sandbox_record import SandboxRecord
+from stockade.workspace.metadata import Rules
+from stockade.workspace.overlay import OverlayLayer, has_snapshots
+
+if TYPE_CHECKING:
+    from stockade.gate.template import Template
+    from stockade.runs.scratch import ScratchDirectory
+    from stockade.sandbox.workspace import Workspace
+
+
+class RunPreparation(msgspec.Struct, frozen=True):
+    """Everything that is decided and made before the launch. The caller of `prepare` closes it."""
+
+    chosen: BackendChoice
+    resolved: ResolvedPolicy
+    plan: Plan
+    #: The kind of resident that starts it.
+    gate: str
+    home: str
+    #: The state directory.
+    state: str
+    made: HostResources
+    #: Whether its cgroups are below a scope that systemd made for the resident.
+    scoped: bool
+    #: The template that its first process is copied from.
+    template: Template | None = None
+
+    @property
+    def controls(self) -> dict[str, Enforcement]:
+        """The controls as results and receipts report them."""
+        return with_notes(self.chosen.controls, self.resolved.hidden.notes)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The descriptors to pass to the gate, in the order in which the plan counts them."""
+        passed = [grant.fd for grant in self.resolved.grants]
+        if self.resolved.workspace is not None:
+            passed.append(self.resolved.workspace.fd)
+        if self.layer is not None and not self.keeps_privately:
+            passed += self.layer.descriptors
+        if self.made.scratch is not None:
+            passed.append(self.made.scratch.descriptor)
+        return (*passed, *self.made.image, *self.made.entrances)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment of every command inside."""
+        private = {} if self.made.scratch is None else {"TMPDIR": self.home}
+        return {**private, **self.resolved.environ, "HOME": self.home}
+
+    @property
+    def keeps_privately(self) -> bool:
+        """Whether changes stay in private memory, limited in size, until the sandbox has ended."""
+        return self.layer is not None and self.resolved.limits.disk is not None
+
+    @property
+    def layer(self) -> OverlayLayer | None:
+        return self.made.layer
+
+    @property
+    def group(self) -> SandboxCgroups | None:
+        return self.made.group
+
+    def close(self, *, discard: bool, earlier: bool = False) -> None:
+        """Release everything; `discard` drops the changes, with `earlier` also those of earlier runs."""
+        try:
+            self.made.close(discard=discard, earlier=earlier)
+        finally:
+            self.resolved.close()
+
+    def unchanged(self) -> bool:
+        """Whether the workspace has no changes or snapshots that have to be kept."""
+        layer = self.layer
+        if layer is None:
+            return True
+        return not (layer.changes() or layer.cut or layer.continued or has_snapshots(layer.path))
+
+
+class HostResources:
+    """What a sandbox has on the host besides its processes: first recorded in the register, then made."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self.entry: RegisterEntry | None = None
+        self.layer: OverlayLayer | None = None
+        self.scratch: ScratchDirectory | None = None
+        self.group: SandboxCgroups | None = None
+        #: The descriptors through which the gate enters its cgroups, and the mount of an image.
+        self.entrances: tuple[int, ...] = ()
+        self.image: tuple[int, ...] = ()
+        self._layer_path = ""
+
+    def make(
+        self,
+        home: str,
+        resolved: ResolvedPolicy,
+        kept: CgroupLimits | None,
+        *,
+        living: bool,
+        command: tuple[str, ...],
+        again: str = "",
+        scratch: bool = False,
+    ) -> None:
+        """Make all of it.
+
+        `again` is the id of an existing layer to continue, `scratch` adds a private directory, and `living`
+        says that several commands will run in the sandbox.
+        """
+        workspace = resolved.workspace
+        id = register.new_id()
+        overlay = workspace is not None and workspace.access == "overlay"
+        record = SandboxRecord(
+            id=id,
+            command=command,
+            workspace="" if workspace is None else workspace.path,
+            # A sweep must not remove a layer that is continued.
+            layer=id if overlay and not again else "",
+            scratch=id if scratch else "",
+            groups=() if kept is None else kept.paths(id),
+        )
+        try:
+            self.entry = register.enter(home, record)
+        except SetupError:
+            # Without anything to clean up later, only `stockade ps` misses the entry.
+            if record.layer or record.groups or record.scratch:
+                raise
+        if scratch:
+            from stockade.runs.scratch import ScratchDirectory
+
+            self.scratch = ScratchDirectory(home, id)
+        if workspace is not None and overlay:
+            rules = _commit_rules(resolved, workspace)
+            if again:
+                self.layer = OverlayLayer(home, workspace.fd, workspace.path, again, rules, continued=True)
+                register.sweep(home)  # a sandbox whose supervisor was killed may still be ending in it
+                from stockade.runs import resume
+
+                resume.refuse_shown(self.layer, resolved, workspace)
+            else:
+                self._layer_path = f"{home}/workspaces/{id}"
+                self.layer = OverlayLayer(home, workspace.fd, workspace.path, id, rules)
+                if resolved.needs_image:
+                    self.image = (self.layer.make_image(resolved.limits.disk or 0),)
+            if resolved.places:
+                self.layer.note_places(resolved.places)
+        if kept is not None:
+            self.group = SandboxCgroups(id, kept.limits, kept.places, living=living)
+            self.entrances = tuple(entrance for _, entrance in self.group.entrances())
+
+    def close_entrances(self) -> None:
+        """Close the descriptors that the gate needs only until it is in its cgroups and its image."""
+        for entrance in (*self.entrances, *self.image):
+            os.close(entrance)
+        self.entrances = self.image = ()
+
+    def close(self, *, discard: bool, earlier: bool = False) -> None:
+        self.close_entrances()
+        try:
+            if self.layer is not None:
+                forget = discard and (earlier or not self.layer.continued)
+                with contextlib.suppress(OSError):  # what stays is swept later
+                    self.layer.discard() if forget else self.layer.close()
+        finally:
+            if self.group is not None and self._owner == os.getpid():
+                self.group.close()
+            if self.scratch is not None:
+                with contextlib.suppress(OSError):  # what stays is swept later
+                    self.scratch.close(ours=self._owner == os.getpid())
+            # The register keeps the entry while something is left, so that the next sweep removes it.
+            if self.entry is not None and not (self._scratch_left or (discard and self._left)):
+                self.entry.close()
+
+    @property
+    def _scratch_left(self) -> bool:
+        return self.scratch is not None and self.scratch.left
+
+    @property
+    def _left(self) -> bool:
+        layer = self._layer_path and os.path.lexists(self._layer_path)
+        return bool(layer or (self.group is not None and self.group.paths))
+
+
+def _commit_rules(resolved: ResolvedPolicy, workspace: Grant) -> Rules:
+    """Return the rules of a later commit: it leaves out protected paths and files made at denied paths."""
+    tree = workspace.path + "/"
+    hidden = [path.removeprefix(tree) for path in resolved.denied if path.startswith(tree)]
+    policy = resolved.policy
+    return Rules(
+        protect=(*policy.protected(), *hidden), hold_back=policy.hold_back, allow=policy.allow_commit
+    )
+
+
+@lru_cache(maxsize=64)
+def _selected(policy: Policy, uid: int, probed: int) -> BackendChoice:
+    """Select the backend; `uid` and `probed` only make the cache forget when the user or the host changes."""
+    selection = chosen(policy, host)
+    backend = backends.load(selection.backend)
+    return BackendChoice(backend, selection, reported(backend, selection, policy))
+
+
+def prepare(
+    policy: Policy,
+    *,
+    pinned: bool = False,
+    dry: bool = False,
+    living: bool = False,
+    command: Sequence[str] = (),
+    workspace: Workspace | None = None,
+    template: Template | None = None,
+) -> RunPreparation:
+    """Select a backend, resolve the policy, make the host's resources and compile the plan.
+
+    With `dry` nothing is made: the plan is only shown. `living` says that several commands will run,
+    `command` is the first one if it is known, `workspace` is the workspace to continue, and `template` is
+    what the sandbox's first process is copied from.
+    """
+    with os_errors.setup_errors():
+        return _resolve_and_plan(policy, pinned, dry, living, tuple(command), workspace, template)
+
+
+def _resolve_and_plan(
+    policy: Policy,
+    pinned: bool,
+    dry: bool,
+    living: bool,
+    command: tuple[str, ...],
+    workspace: Workspace | None,
+    template: Template | None,
+) -> RunPreparation:
+    caller = Caller.current()
+    home = state.state_dir(caller.environ, caller.home)
+    if workspace is not None:
+        from stockade.runs import resume
+
+        policy = resume.fit_policy(policy, workspace, home)
+    known: Host = host()
+    decided = _selected(policy, caller.uid, id(known))
+    backend, selection = decided.backend, decided.selection
+    if template is not None and not backend.copies:
+        from stockade.runs.explain.gate_refused import no_copies
+
+        raise no_copies(backend.name)
+    resolved = resolve(policy, caller, home, pinned=pinned, command=command[0] if command else "")
+    made = HostResources()
+    try:
+        if template is not None:
+            template.check(resolved)
+        if workspace is not None:
+            resume.check_tree(resolved, workspace)
+        gate = backend.resident(policy)
+        kept = cgroup_limits(selection, resolved, known, gate)
+        if not dry:
+            again = "" if workspace is None else workspace.id
+            made.make(
+                home, resolved, kept, living=living, command=command, again=again, scratch=backend.scratch
+            )
+        plan = backend.plan(
+            PlanInputs(
+                resolved=resolved,
+                selection=selection,
+                landlock=known.landlock,
+                files=most_files(resolved),
+                layer="/overlay" if made.layer is None else made.layer.path,
+                groups=((), "") if kept is None else (kept.versions, kept.words),
+                state="" if dry else home,
+            )
+        )
+        inside = backend.home(resolved, "" if made.scratch is None else made.scratch.path)
+        scoped = kept is not None and kept.scoped
+        return RunPreparation(decided, resolved, plan, gate, inside, home, made, scoped, template)
+    except BaseException:
+        made.close(discard=True)
+        resolved.close()
+        raise
+
+
+def warnings_before(policy: Policy) -> list[str]:
+    """Return the warnings about a policy before anything is prepared."""
+    if Control.PROTECT not in policy.accept:
+        return warnings(policy)
+    try:
+        selection = chosen(policy, host)
+    except StockadeError:  # the run itself will be refused with this error
+        return warnings(policy)
+    return warnings(policy, "" if selection.covers else selection.backend)

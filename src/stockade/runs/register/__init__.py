@@ -1,0 +1,1 @@
+"""The register of living sandboxes, and the log of earlier runs."""

@@ -1,0 +1,410 @@
+"""Supervise one run: its streams, its limits, and its end.
+
+The supervisor drains both output streams from the start, so that no program blocks on a full pipe. The gate
+watches the time, the memory and the mounts, so that a run also ends while its supervisor is stopped; the
+supervisor kills a gate that is late. How the run ended is what the gate and the kernel report, never what the
+program printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from stockade.errors import PolicyError
+from stockade.gate import client, wire
+from stockade.linux import os_errors
+from stockade.result import SpillFile
+from stockade.runs.cgroup import Baseline
+from stockade.runs.io.eventloop import Events, Steps
+from stockade.runs.io.streams import Output, Sink, SpillPlace, Streams, TerminalHandler
+from stockade.runs.launch import LaunchedSandbox, died
+
+if TYPE_CHECKING:
+    from stockade.gate.template import Template
+    from stockade.sandbox.delegation import Delegation
+
+LEFT = 1 << 20  # as much as a pipe can be made to hold
+GRACE = 2.0
+#: A gate that is this many seconds late is stuck, and is killed.
+LATE = 5.0
+#: The gate sends nothing more about a run after one of these.
+LAST_WORDS = (wire.REPLY_EXITED, wire.REPLY_EXEC_FAILED, wire.REPLY_FAILED)
+
+
+class SideChannel(Protocol):
+    """A conversation with the program on two more descriptors, besides its streams."""
+
+    #: The program's ends, closed by `begin`.
+    theirs: tuple[int, int]
+
+    def begin(self, channel: wire.Channel, events: Events) -> None:
+        """Begin once the program has its ends; `channel` can end the run."""
+
+    def move(self, end: int) -> None:
+        """Read or write a descriptor that is ready, if it is one of this channel's."""
+
+    def patience(self) -> float | None:
+        """Return how many seconds to wait at most before the next call of `look`."""
+
+    def look(self) -> None:
+        """Do what is due by time and not because a descriptor is ready."""
+
+    def rest(self) -> None:
+        """Read what is left after the program has ended."""
+
+    def drop(self) -> None:
+        """Ignore everything from now on: the run is being ended."""
+
+    def close(self) -> None:
+        """Close all descriptors; may be called again."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run, and what to do with its streams."""
+
+    program: client.Program
+    given: bytes = b""
+    source: int | None = None
+    limit: int
+    on_stdout: Sink | None = None
+    on_stderr: Sink | None = None
+    #: Where output beyond the limit goes, by the name of its stream. None: no output is kept at all.
+    spill: SpillPlace | None
+    #: Whether the sandbox goes on when this run has ended.
+    kept: bool
+    #: Called once the program has been started.
+    meanwhile: Callable[[], object] = lambda: None
+    #: Called with the PID of the program on the host, if the gate is to report it.
+    started: Callable[[int], object] = lambda pid: None
+    #: Handles the program's terminal, if it has one instead of pipes.
+    terminal: TerminalHandler | None = None
+    #: Talks with the program on its descriptors 3 and 4.
+    beside: SideChannel | None = None
+    #: Exceptions that end the run and become part of its result instead of being raised further.
+    cancelled_by: tuple[type[BaseException], ...] = ()
+    #: Makes the delegation that answers the program's requests for sandboxes, if it may send any.
+    delegates: Callable[[], Delegation] | None = None
+
+    def streams(self) -> Streams:
+        """Make the pipes of this run."""
+        with os_errors.setup_errors():
+            return Streams(
+                given=self.given,
+                source=self.source,
+                limit=self.limit,
+                sinks=(self.on_stdout, self.on_stderr),
+                spill=self.spill,
+                terminal=self.terminal,
+                apart=(1, 2) if self.terminal is None else self.program.apart,
+            )
+
+
+def resumes_template(cmd: Sequence[str], template: Template | None) -> bool:
+    """Whether a command resumes the template that its sandbox is a copy of; refuse another template's."""
+    own = template_of(cmd)
+    if own is not None and own is not template:
+        raise PolicyError(
+            "this sandbox was not opened by this WarmPython",
+            hint="open one with its `sandbox()`",
+        )
+    return own is not None
+
+
+def template_of(cmd: Sequence[str]) -> Template | None:
+    """Return the template that a command resumes, if any: see `gate.template.Resumed`."""
+    return getattr(cmd, "template", None)
+
+
+class RunEnding(msgspec.Struct, frozen=True):
+    """What the supervisor observed of a run's end. `reply` is None if the gate or its keeper died first."""
+
+    reply: wire.Reply | None
+    wall: float
+    #: Whether the gate died, and not only the run's own keeper.
+    gate_died: bool = False
+    #: Whether the sandbox was for this run alone.
+    alone: bool = False
+    #: The counters of its sandbox when it began.
+    before: Baseline = Baseline()
+    stdout: bytes = b""
+    stderr: bytes = b""
+    truncated: bool = False
+    spilled: tuple[SpillFile, ...] = ()
+    #: The SHA-256 of each stream that the supervisor read.
+    digests: dict[str, str] = {}
+
+
+def supervise(box: LaunchedSandbox, run: Run, streams: Streams, events: Events) -> Steps[RunEnding]:
+    """Start the program, answer its requests for sandboxes, and wait until it has ended.
+
+    If the sandbox is for this run alone, everything inside has ended too.
+    """
+    if run.delegates is None:
+        return (yield from _supervise_program(box, run, streams, events, None))
+    delegation = run.delegates()
+    try:
+        return (yield from _supervise_program(box, run, streams, events, delegation))
+    finally:
+        if not run.kept:  # the connection is at its end, and would be ready all the time
+            with contextlib.suppress(OSError, ValueError):
+                events.forget(box.connection.fileno())
+        yield from delegation.ended(events)
+
+
+def _supervise_program(
+    box: LaunchedSandbox, run: Run, streams: Streams, events: Events, delegation: Delegation | None
+) -> Steps[RunEnding]:
+    watch = Watch(box, run.program, events)
+    beside = run.beside
+    more = () if beside is None else beside.theirs
+    more = more if delegation is None else delegation.theirs
+    channel = watch.start(streams.theirs, kept=run.kept, more=more)
+    streams.close(*streams.theirs)
+    pumps = Pumps(streams, events, run.started, beside)
+    try:
+        if beside is not None:
+            beside.begin(channel, events)
+        try:
+            if delegation is not None:
+                delegation.begin()
+            run.meanwhile()
+            reply = yield from watch.until_end(pumps)
+        except run.cancelled_by:
+            pumps.end()
+            reply = yield from watch.end_run(pumps)
+        except BaseException:
+            # A run does not go on unwatched; a living sandbox goes on without it.
+            pumps.end()
+            pumps.drop()
+            yield from watch.end_run(pumps)
+            raise
+        pumps.rest()
+        pumps.close()
+        watch.close()
+        wall = watch.took(reply)
+        gate_died = reply is None and (not run.kept or (yield from died(box.pidfd, events)))
+        return RunEnding(
+            # The gate may have sent a reason before it died.
+            reply=box.last_words() if gate_died and run.kept else reply,
+            wall=wall,
+            gate_died=gate_died,
+            alone=not run.kept,
+            before=watch.before,
+            stdout=streams.content(1),
+            stderr=streams.content(2),
+            truncated=streams.truncated,
+            spilled=streams.spilled(),
+            digests=streams.digests(),
+        )
+    finally:
+        pumps.close()
+        watch.close()
+        if channel is not box.connection:
+            channel.close()
+
+
+class Pumps:
+    """Reads and writes the pipes of a run, or its terminal, whenever one of them is ready."""
+
+    def __init__(
+        self, streams: Streams, events: Events, started: Callable[[int], object], beside: SideChannel | None
+    ) -> None:
+        self._streams, self._events, self._started = streams, events, started
+        self._beside = beside
+        self._outputs: dict[int, Output] = {output.reader: output for output in streams.outputs}
+        self._feed = streams.feed
+        self._fed = -1
+        self._terminal = streams.terminal
+        for end in self._outputs:
+            events.watch(end)
+        self._aim()
+
+    def move(self, end: int) -> None:
+        """Read or write a descriptor that is ready."""
+        if end in self._outputs:
+            self._drain(end)
+        elif end == self._fed and self._feed is not None:
+            if self._feed.step():
+                self._aim()
+            else:
+                self._stop_feeding()
+        elif self._terminal is not None:
+            self._terminal.move(end)
+        elif self._beside is not None:
+            self._beside.move(end)
+
+    def hear(self, reply: wire.Reply, channel: wire.Channel) -> None:
+        """Handle a message of the gate about a run that goes on."""
+        if reply.kind == wire.REPLY_STARTED:
+            self._started(reply.pid)
+        if self._terminal is None:
+            return
+        if reply.kind == wire.REPLY_TERMINAL:
+            self._terminal.connect(reply.descriptors[0], channel, self._events)
+        elif reply.kind == wire.REPLY_STOPPED:
+            self._terminal.stopped(reply.status)
+
+    def patience(self) -> float | None:
+        """Return how many seconds to wait at most before the next call of `look`."""
+        other = self._terminal if self._beside is None else self._beside
+        return None if other is None else other.patience()
+
+    def look(self) -> None:
+        """Do what is due by time and not because a descriptor is ready."""
+        other = self._terminal if self._beside is None else self._beside
+        if other is not None:
+            other.look()
+
+    def rest(self) -> None:
+        """Read what is left in the pipes after the end: at most `LEFT`, for others may write for ever."""
+        for end in tuple(self._outputs):
+            self._drain(end, LEFT)
+        other = self._terminal if self._beside is None else self._beside
+        if other is not None:
+            other.rest()
+
+    def end(self) -> None:
+        """Tell the terminal that the run is being ended."""
+        if self._terminal is not None:
+            self._terminal.end()
+
+    def drop(self) -> None:
+        """Only drain from now on, so that a program that has to end does not block on a full pipe."""
+        for output in self._outputs.values():
+            output.drop()
+        other = self._terminal if self._beside is None else self._beside
+        if other is not None:
+            other.drop()
+
+    def close(self) -> None:
+        if self._beside is not None:
+            self._beside.close()
+            self._beside = None
+        if self._terminal is not None:
+            self._terminal.close()
+            self._terminal = None
+        for end in tuple(self._outputs):
+            self._events.forget(end)
+            del self._outputs[end]
+        self._stop_feeding()
+
+    def _drain(self, end: int, most: int = 1) -> None:
+        while most > 0:
+            got = self._outputs[end].read()
+            if got == 0:
+                del self._outputs[end]
+                self._events.forget(end)
+                self._streams.close(end)
+            if got <= 0:
+                return
+            most -= got
+
+    def _aim(self) -> None:
+        waiting = self._feed.waiting_for() if self._feed is not None else None
+        if waiting is None:
+            self._stop_feeding()
+        elif waiting[0] != self._fed:
+            if self._fed >= 0:
+                self._events.forget(self._fed)
+            self._fed = waiting[0]
+            self._events.watch(*waiting)
+
+    def _stop_feeding(self) -> None:
+        if self._fed >= 0:
+            self._events.forget(self._fed)
+            self._fed = -1
+        if self._feed is not None:
+            self._streams.close(self._feed.writer)
+            self._feed = None
+
+
+class Watch:
+    """One run from its start to its end, without its streams."""
+
+    def __init__(self, box: LaunchedSandbox, program: client.Program, events: Events) -> None:
+        self.box, self.program, self.events = box, program, events
+        self.began = time.monotonic()
+        self.before = Baseline() if box.group is None else Baseline(box.group.oom_kills())
+        self.channel: wire.Channel = box.connection
+        self._watched: list[int] = []
+        self._deadline: float | None = None
+
+    def start(self, stdio: tuple[int, ...], *, kept: bool, more: tuple[int, ...] = ()) -> wire.Channel:
+        """Ask the gate to start the program; `more` are its descriptors 3 and 4."""
+        with os_errors.setup_errors():
+            group = self.box.group
+            if kept and group is not None:
+                self.before = group.baseline()
+            entrance = None if group is None else group.program_entrance()
+            try:
+                self.channel = self.box.connection.execute(
+                    self.program, stdio, kept=kept, entrance=entrance, more=more
+                )
+            finally:
+                if entrance is not None:
+                    os.close(entrance)
+        if kept:
+            self._watch(self.channel.fileno())
+        if self.program.wall is not None:
+            self._deadline = self.began + self.program.wall + self.program.grace + LATE
+        return self.channel
+
+    def until_end(self, pumps: Pumps | None = None) -> Steps[wire.Reply | None]:
+        """Wait for the gate's report that the run has ended; None if the gate or its keeper died first."""
+        own = self.channel.fileno()
+        while True:
+            yield self._patience(pumps)
+            for end in self.events.ready:
+                if end == own:
+                    reply = self.channel.receive()
+                    if reply is None or reply.kind in LAST_WORDS:
+                        return reply
+                    if pumps is not None:
+                        pumps.hear(reply, self.channel)
+                elif pumps is not None:
+                    pumps.move(end)
+            if pumps is not None:
+                pumps.look()
+            self._check_time()
+
+    def end_run(self, pumps: Pumps | None = None) -> Steps[wire.Reply | None]:
+        """End the run (TERM, grace, KILL) and wait until it is over."""
+        self.channel.end(self.program.grace)
+        self._deadline = time.monotonic() + self.program.grace + LATE
+        try:
+            return (yield from self.until_end(pumps))
+        except BaseException:
+            self.channel.end(0)
+            raise
+
+    def took(self, reply: wire.Reply | None) -> float:
+        """Return the wall time of the run, until the gate saw its end."""
+        end = reply.at if reply is not None and reply.at else time.monotonic()
+        return max(0.0, end - self.began)
+
+    def close(self) -> None:
+        while self._watched:
+            self.events.forget(self._watched.pop())
+
+    def _watch(self, descriptor: int, *what: int) -> None:
+        self.events.watch(descriptor, *what)
+        self._watched.append(descriptor)
+
+    def _patience(self, pumps: Pumps | None) -> float | None:
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        other = None if pumps is None else pumps.patience()
+        return min((wait for wait in (left, other) if wait is not None), default=None)
+
+    def _check_time(self) -> None:
+        """Kill the gate if it is late."""
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._deadline = None
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.box.pidfd, signal.SIGKILL)

@@ -1,0 +1,371 @@
+"""`AsyncSandbox`: `Sandbox` over asyncio, without a thread for each run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import IO, TYPE_CHECKING
+
+from stockade.errors import SetupError
+from stockade.policy import Policy
+from stockade.receipt.account import Account, named
+from stockade.result import Result
+from stockade.runs.command import command, late, words
+from stockade.runs.io.async_eventloop import drive, watch
+from stockade.runs.io.eventloop import Events
+from stockade.runs.io.streams import PIPE, Sink
+from stockade.runs.launch import LaunchedSandbox
+from stockade.runs.prepare import RunPreparation, prepare
+from stockade.runs.supervise import GRACE, Run, RunEnding, template_of
+from stockade.sandbox.process import ProcessBase, ProcessHandles
+from stockade.sandbox.sandbox import OnExit, SandboxBase, one_shot, valid_on_exit
+
+if TYPE_CHECKING:
+    from stockade.receipt.statement import Who
+    from stockade.sandbox.workspace import Workspace
+    from stockade.sessions.background import AsyncBackground
+    from stockade.sessions.interpreter import AsyncInterpreter
+    from stockade.sessions.session import AsyncLivingSandbox
+    from stockade.sessions.shell import AsyncShell
+    from stockade.workspace.files.async_files import AsyncFiles
+
+LONGEST_LINE = 1 << 20
+
+
+async def run(
+    cmd: Sequence[str],
+    policy: Policy,
+    *,
+    input: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    timeout: float | None = None,
+    grace: float = GRACE,
+    on_stdout: Sink | None = None,
+    on_stderr: Sink | None = None,
+    on_exit: OnExit = "keep",
+    who: Who | Mapping[str, str] | None = None,
+) -> Result:
+    """Run one command in its own sandbox, as `sandbox.run` does. Cancelling ends the command first."""
+    account = Account(policy, words(cmd), named(who))
+    with account.telling(), Events() as events:
+        prepared = account.prepared = prepare(policy, command=words(cmd), template=template_of(cmd))
+
+        def make_run() -> Run:
+            return command(
+                prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
+                on_stdout=on_stdout, on_stderr=on_stderr, kept=False, meanwhile=account.ready,
+            )  # fmt: skip
+
+        return await drive(one_shot(prepared, make_run, account, events, valid_on_exit(on_exit)), events)
+
+
+class AsyncSandbox(SandboxBase):
+    """`Sandbox` for asyncio.
+
+    >>> import asyncio, stockade
+    >>> async def main():
+    ...     async with stockade.AsyncSandbox(stockade.Policy()) as box:
+    ...         results = await asyncio.gather(*(box.run(["echo", str(n)]) for n in range(3)))
+    ...     return [result.text for result in results]
+    >>> asyncio.run(main())
+    ['0\\n', '1\\n', '2\\n']
+
+    A cancelled run ends like one whose time is over: TERM, grace, KILL; then the cancellation is raised.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        *,
+        on_exit: OnExit = "keep",
+        workspace: Workspace | str | None = None,
+        snapshot: bool = False,
+        who: Who | Mapping[str, str] | None = None,
+        pinned: bool = False,
+    ) -> None:
+        super().__init__(
+            policy, on_exit=on_exit, workspace=workspace, snapshot=snapshot, who=who, pinned=pinned
+        )
+        self._using = 0
+        self._quiet = asyncio.Event()
+
+    @property
+    def files(self) -> AsyncFiles:
+        """The files inside, as programs see them; those of the workspace also after the sandbox has ended."""
+        from stockade.workspace.files.async_files import AsyncFiles
+
+        return AsyncFiles(self._open_files())
+
+    async def __aenter__(self) -> AsyncSandbox:
+        await self.open()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._left_by(kind)
+        await self.close()
+
+    def __del__(self) -> None:
+        if self._box is not None:
+            from stockade.sandbox import finalize
+
+            finalize.warn_unclosed("an AsyncSandbox was not closed: use `async with`", self._box.owner)
+            self._left_by(ResourceWarning)
+            self._end(*self._detach())
+
+    async def open(self) -> None:
+        """Raise the walls. `async with` calls this."""
+        with Events() as events:
+            await drive(self._open_steps(events), events)
+
+    async def close(self) -> None:
+        """End everything inside; harmless when repeated. A cancellation is raised after that."""
+        box, prepared = self._detach()
+        ending = asyncio.ensure_future(self._ending(box, prepared))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            while not ending.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.shield(ending)
+            raise
+
+    async def _ending(self, box: LaunchedSandbox | None, prepared: RunPreparation | None) -> None:
+        try:
+            if box is not None:
+                while self._using and box.owner == os.getpid():
+                    self._quiet.clear()
+                    await self._quiet.wait()
+                with Events() as events:
+                    await drive(box.closed(events), events)
+        finally:
+            if prepared is None:
+                pass
+            elif prepared.layer is None and not prepared.resolved.repositories.trees:
+                self._put_away(prepared)
+            else:  # this may remove or walk a whole tree
+                await asyncio.get_running_loop().run_in_executor(None, self._put_away, prepared)
+
+    async def run(
+        self,
+        cmd: Sequence[str],
+        *,
+        input: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+        grace: float = GRACE,
+        on_stdout: Sink | None = None,
+        on_stderr: Sink | None = None,
+        who: Who | Mapping[str, str] | None = None,
+    ) -> Result:
+        """Run a command to its end. The sandbox and its other programs live on."""
+        account = self._account(cmd, who)
+        with account.telling():
+            async with self._in_use() as (box, prepared):
+                await self._snapshot_before_run()
+                run = command(
+                    prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
+                    on_stdout=on_stdout, on_stderr=on_stderr, kept=True, meanwhile=account.ready,
+                )  # fmt: skip
+                with Events() as events:
+                    return await drive(self._run_steps(box, prepared, run, events, account), events)
+
+    async def start(
+        self,
+        cmd: Sequence[str],
+        *,
+        stdin: int | None = None,
+        stdout: int | None = PIPE,
+        stderr: int | None = PIPE,
+        pty: bool | tuple[int, int] = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+        grace: float = GRACE,
+        who: Who | Mapping[str, str] | None = None,
+    ) -> AsyncProcess:
+        """Start a command without waiting for its end, as `Sandbox.start` does; its streams are asyncio's."""
+        account = self._account(cmd, who)
+        with account.telling():
+            async with self._in_use() as (box, prepared):
+                await self._snapshot_before_run()
+                run = command(prepared, cmd, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=True)
+                with Events() as events:
+                    stdio = (stdin, stdout, stderr)
+                    parts = await drive(self._start_steps(box, run.program, stdio, pty, events), events)
+                process = AsyncProcess(
+                    parts,
+                    lambda ended: self._make_result(ended, run.program, prepared, box, account),
+                    account.abandoned,
+                )
+                try:
+                    await process._connect()
+                except BaseException:
+                    await process.close()
+                    raise
+                return process
+
+    def shell(self, *, first: bool = False) -> AsyncShell:
+        """One bash for many runs: directory, variables and functions stay. The first run starts it.
+
+        With `first` it is process 2, right after init: nothing else may have run in the sandbox before.
+        """
+        from stockade.sessions.shell import AsyncShell
+
+        return AsyncShell(self._living(), first=first)
+
+    def python(
+        self, *, preload: Iterable[str] = (), executable: str = "python3", ipython: bool | None = None
+    ) -> AsyncInterpreter:
+        """One Python for many runs: its variables stay. The first run starts it and imports `preload`.
+
+        IPython's shell runs the code if it is installed inside; `ipython` forces or forbids that.
+        """
+        from stockade.sessions.interpreter import AsyncInterpreter
+
+        return AsyncInterpreter(self._living(), preload, executable, ipython)
+
+    async def background(
+        self,
+        cmd: Sequence[str],
+        *,
+        input: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+        grace: float = GRACE,
+        who: Who | Mapping[str, str] | None = None,
+    ) -> AsyncBackground:
+        """Start a command whose output goes to logs outside, which you can read from any byte on."""
+        from stockade.sessions.background import AsyncBackground
+
+        return AsyncBackground(
+            self._living(), cmd, input=input, env=env, cwd=cwd, timeout=timeout, grace=grace, who=who
+        )
+
+    def _living(self) -> AsyncLivingSandbox:
+        """Return the calls into this sandbox that a session needs."""
+        from stockade.sessions.session import AsyncLivingSandbox
+
+        return AsyncLivingSandbox(
+            self._require_open,
+            self._account,
+            self._run_steps,
+            self._make_result,
+            self._snapshot_before_run,
+            self._in_use,
+        )
+
+    async def _snapshot_before_run(self) -> None:
+        if self._snapshot:
+            await asyncio.get_running_loop().run_in_executor(None, self._before_run)
+
+    @contextlib.asynccontextmanager
+    async def _in_use(self) -> AsyncIterator[tuple[LaunchedSandbox, RunPreparation]]:
+        """Yield the open sandbox and keep `close` waiting until the call is done."""
+        opened = self._require_open()
+        self._using += 1
+        try:
+            yield opened
+        finally:
+            self._using -= 1
+            self._quiet.set()
+
+
+class AsyncProcess(ProcessBase):
+    """A command running in a living `AsyncSandbox`; stdin is a StreamWriter, the others StreamReaders."""
+
+    stdin: asyncio.StreamWriter | None = None
+    stdout: asyncio.StreamReader | None = None
+    stderr: asyncio.StreamReader | None = None
+
+    def __init__(
+        self, parts: ProcessHandles, make_result: Callable[[RunEnding], Result], abandoned: Callable[[], None]
+    ) -> None:
+        super().__init__(parts, make_result, abandoned)
+        self._lock = asyncio.Lock()
+        self._transports: list[asyncio.BaseTransport] = []
+        self._files = [
+            None if stream < 0 else os.fdopen(stream, mode, 0)
+            for stream, mode in zip(parts.streams, ("wb", "rb", "rb"), strict=True)
+        ]
+
+    def __del__(self) -> None:
+        self._close_channel()
+
+    async def _connect(self) -> None:
+        stdin, stdout, stderr = self._files
+        loop = asyncio.get_running_loop()
+        # Try it first: inside a transport the loop would only log the error, and never read anything.
+        for file in filter(None, self._files):
+            if not watch(file.fileno(), lambda: None):
+                raise SetupError(
+                    "the event loop cannot watch the streams: this user has used up all epoll watches",
+                    stage="supervisor",
+                    errno=errno.ENOSPC,
+                    hint="end the programs that use them, or raise sysctl fs.epoll.max_user_watches",
+                )
+            loop.remove_reader(file.fileno())
+        if stdin is not None:
+            writing = asyncio.streams.FlowControlMixin()
+            transport, _ = await loop.connect_write_pipe(lambda: writing, stdin)
+            self.stdin = asyncio.StreamWriter(transport, writing, None, loop)
+            self._transports.append(transport)
+        self.stdout = await self._reader(stdout)
+        self.stderr = await self._reader(stderr)
+        self._files = []
+
+    async def _reader(self, file: IO[bytes] | None) -> asyncio.StreamReader | None:
+        if file is None:
+            return None
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(LONGEST_LINE, loop)
+        transport, _ = await loop.connect_read_pipe(lambda: _AsyncTerminalReader(reader, loop=loop), file)
+        self._transports.append(transport)
+        return reader
+
+    async def __aenter__(self) -> AsyncProcess:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def wait(self, timeout: float | None = None) -> Result:
+        """Wait for the end and return the result. A `TimeoutError` after the timeout leaves it running."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._lock.acquire()
+        except TimeoutError:
+            raise late(timeout) from None
+        try:
+            with Events() as events:
+                return await drive(self._wait_steps(events, timeout, began), events)
+        finally:
+            self._lock.release()
+
+    async def close(self) -> None:
+        """End its remaining processes and close its streams."""
+        self._hang_up()
+        async with self._lock:
+            self._close_channel()
+        self._terminal = -1
+        while self._transports:
+            self._transports.pop().close()
+        for file in self._files:  # streams that were never connected
+            if file is not None:
+                file.close()
+        await asyncio.sleep(0)  # the transports close their files in the loop's next round
+
+
+class _AsyncTerminalReader(asyncio.StreamReaderProtocol):
+    """Treats EIO, which the kernel reports when a terminal's last user has gone, as the end of file."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        gone = isinstance(exc, OSError) and exc.errno == errno.EIO
+        super().connection_lost(None if gone else exc)

@@ -1,0 +1,1 @@
+"""Kept sessions: one terminal, several clients."""

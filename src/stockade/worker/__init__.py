@@ -1,1 +1,0 @@
-"""Python in sandboxes: functions, the sealed channel, executors, and interpreters that are started ahead."""

@@ -1,0 +1,132 @@
+"""Atomic writes: new content replaces a file's old content at once or not at all.
+
+The content goes to an unnamed file where the file system supports that, so no
+program inside sees a half-written file and a killed supervisor leaves nothing
+behind. A file that cannot be replaced, because it is a mount point or its
+directory is read-only, is written in place, as the program would have to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+
+from stockade.linux.openat2 import STRAIGHT, held, look, node, opened, rename
+
+#: The prefix of the names of unfinished files.
+UNFINISHED = ".stockade-"
+#: The mode bits that an overwritten file passes on: never set-uid or set-gid.
+KEPT_MODE = 0o777
+
+_NAMELESS = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+_NAMED = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
+_CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def temporary_name() -> str:
+    """Return a random name for an unfinished file."""
+    return f"{UNFINISHED}{os.urandom(8).hex()}"
+
+
+class Sink:
+    """A file to write. It owns the descriptor of the directory from now on."""
+
+    def __init__(self, directory: int, name: str, mode: int | None = None) -> None:
+        self._directory = directory
+        self._name = name
+        self._temporary = ""
+        self._fd = -1
+        try:
+            before = look(directory, name)
+            if before is None:
+                self._mode = mode
+                self._create()
+                self._replaces = True
+                return
+            if not stat.S_ISREG(before.mode):
+                wrong = errno.EISDIR if stat.S_ISDIR(before.mode) else errno.ENXIO
+                raise OSError(wrong, os.strerror(wrong))
+            self._mode = stat.S_IMODE(before.mode) & KEPT_MODE if mode is None else mode
+            self._replaces = not before.mounted and self._try_create()
+            if not self._replaces:
+                self._mode = mode
+                self._open_in_place()
+        except BaseException:
+            self.close()
+            raise
+
+    def _create(self) -> None:
+        # Without a requested mode the umask decides, as for any program.
+        mode = 0o666 if self._mode is None else 0o600
+        try:
+            self._fd = os.open(".", _NAMELESS, mode, dir_fd=self._directory)
+        except OSError as error:
+            if error.errno not in _NO_NAMELESS:
+                raise
+            name = temporary_name()
+            self._fd = os.open(name, _NAMED, mode, dir_fd=self._directory)
+            self._temporary = name
+
+    def _try_create(self) -> bool:
+        try:
+            self._create()
+            return True
+        except OSError as error:
+            if error.errno not in _CLOSED:
+                raise
+            return False
+
+    def _open_in_place(self) -> None:
+        with held(node(self._directory, self._name, STRAIGHT, follow=False)) as found:
+            self._fd = opened(found, os.O_RDWR)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Add to the new content."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+    def finish(self, *, sync: bool = False) -> None:
+        """Replace the old content by the new."""
+        if self._mode is not None:
+            os.fchmod(self._fd, self._mode)
+        if not self._replaces:
+            os.ftruncate(self._fd, os.lseek(self._fd, 0, os.SEEK_CUR))
+        if sync:
+            os.fsync(self._fd)
+        if self._replaces:
+            self._publish()
+        if sync:
+            with held(
+                os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._directory)
+            ) as here:
+                os.fsync(here)
+
+    def _publish(self) -> None:
+        if not self._temporary:
+            try:
+                self._link(self._name)
+                return
+            except FileExistsError:
+                self._temporary = temporary_name()
+                self._link(self._temporary)
+        rename(self._directory, self._temporary, self._directory, self._name, overwrite=True)
+        self._temporary = ""
+
+    def _link(self, name: str) -> None:
+        os.link(f"/proc/self/fd/{self._fd}", name, dst_dir_fd=self._directory, follow_symlinks=True)
+
+    def close(self) -> None:
+        """Close the descriptors and discard an unfinished file."""
+        if self._temporary:
+            # The program may have removed it already.
+            with contextlib.suppress(OSError):
+                os.unlink(self._temporary, dir_fd=self._directory)
+            self._temporary = ""
+        for descriptor in (self._fd, self._directory):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._fd = self._directory = -1

@@ -1,0 +1,1 @@
+"""Which changes a commit leaves out."""

@@ -1,0 +1,310 @@
+"""Files of the workspace that tools obey because a file of the host's, which tools obey, names them.
+
+CLAUDE.md imports `@docs/rules.md`, .envrc sources env.d/x, a hook of .claude/settings.json runs
+tools/start.sh: a program that writes those files controls the agent or the shell as much as one that writes
+the first. So we read the files in `SOURCES`, as the host has them and never as the program left them: in
+directories of the workspace, in those above it, and in the user's home. We follow imports of instructions
+and sourced files in turn, but neither scripts nor tools that a command finds by name (`make`, `npm run`).
+We execute nothing. A repository may be hostile before any program ran in it, so there are limits for each
+file and for all of them together.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from stockade.policy import holdback_lookup
+from stockade.workspace.holdback.aliases import SKIPPED
+from stockade.workspace.version_control.hook_paths import HookPaths, Lead, index_leads
+from stockade.workspace.version_control.repositories import small
+
+#: Limits: bytes of one file and of all, number of files, depth of imports, number of names.
+LARGEST, MOST_BYTES, MOST_FILES, DEEPEST, MOST_NAMES = 256 << 10, 4 << 20, 500, 5, 5_000
+#: How many directories to search, those nearest to the top first: some 20 µs for each.
+MOST_PLACES = 5_000
+
+#: Which files to read, by the parser for them.
+SOURCES = {
+    "imports": "CLAUDE.md CLAUDE.local.md .claude/CLAUDE.md AGENTS.md AGENTS.override.md GEMINI.md QWEN.md "
+    ".github/copilot-instructions.md",
+    "shell": ".envrc",
+    "json": ".claude/settings.json .claude/settings.local.json .mcp.json .cursor/mcp.json .cursor/hooks.json "
+    ".vscode/mcp.json .gemini/settings.json .qwen/settings.json .codex/hooks.json opencode.json "
+    "opencode.jsonc .devcontainer/devcontainer.json .devcontainer.json",
+    "toml": ".codex/config.toml mise.toml .mise.toml mise.local.toml",
+    "yaml": ".pre-commit-config.yaml .pre-commit-config.yml lefthook.yml .lefthook.yml lefthook.yaml",
+}
+#: Keys of JSON and TOML whose strings are commands, arguments or files.
+KEYS = frozenset({
+    "hooks", "command", "args", "statusLine", "apiKeyHelper", "awsAuthRefresh", "awsCredentialExport",
+    "otelHeadersHelper", "instructions", "contextFileName", "fileName", "notify", "model_instructions_file",
+    "experimental_instructions_file", "initializeCommand", "onCreateCommand", "updateContentCommand",
+    "postCreateCommand", "postStartCommand", "postAttachCommand", "dockerFile", "dockerfile",
+    "dockerComposeFile", "_",
+})  # fmt: skip
+#: Keys of YAML whose values are names, patterns and versions.
+NO_COMMANDS = frozenset({
+    "repo", "rev", "id", "name", "alias", "description", "files", "exclude", "types", "types_or",
+    "exclude_types", "stages", "language", "language_version", "glob", "tags", "skip", "only",
+    "default_stages", "default_language_version", "minimum_pre_commit_version", "min_version",
+    "exclude_tags", "file_types", "env", "ci",
+})  # fmt: skip
+#: Shell commands that read their arguments, that add them to PATH, and words that a command follows.
+SOURCING = frozenset(("source", ".", "source_env", "source_env_if_exists", "dotenv", "dotenv_if_exists"))
+PATHS = frozenset(("PATH_add", "path_add", "load_prefix"))
+BEFORE_COMMANDS = frozenset({
+    "export", "eval", "exec", "if", "then", "else", "elif", "!", "time", "env", "command", "sudo", "do",
+    "while", "until",
+})  # fmt: skip
+INTERPRETERS = re.compile(r"(ba|da|z|k)?sh|python[\d.]*|node|ruby|perl|deno|bun|php|lua|fish")
+#: The files that direnv's `use` evaluates.
+USES = {
+    "flake": ("flake.nix", "flake.lock"),
+    "nix": ("shell.nix", "default.nix"),
+    "devenv": ("devenv.nix", "devenv.yaml", "devenv.lock"),
+}
+
+_IMPORT = re.compile(r"""(?:^|(?<=[\s(\[{*_"'`>:,;-]))@([^\s"'`<>()\[\]{},;]+)""", re.MULTILINE)
+#: An expression for a directory at the beginning of a path.
+_VARIABLE = re.compile(r"\$\([^()]{0,200}\)/|\$?\{{1,2}[^{}]{0,100}\}{1,2}/|\$\w{1,100}/")
+_WORDS = re.compile(r"""[^\s'"`;|&()<>=${}\[\],]+""")
+_COMMANDS = re.compile(r"[;&|()`\n]+")
+_ASSIGNED = re.compile(r"\w+\+?=")
+_MODULE = re.compile(r"(?:^|\s)-m\s+([\w.]{1,200})")
+#: A string, which stays, or a comment, or a trailing comma.
+_JSONC = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\\?\Z))|//[^\n]*|/\*.*?(?:\*/|\Z)|,(?=\s*[}\]])', re.DOTALL)
+_KEY = re.compile(r"[\w-]+")
+_YAML = re.compile(r"""(\s*(?:-\s+)?)(?:["']?([\w.-]+)["']?\s*:(?:\s|$))?(.*)""")
+
+
+class _Source(NamedTuple):
+    """A file to read."""
+
+    path: str
+    kind: str
+    bases: tuple[str, ...]
+    #: What the tool does with the file and with those that it names.
+    why: str
+    depth: int = 0
+
+
+class _Name(NamedTuple):
+    """A name that a file mentions."""
+
+    name: str
+    #: Whether everything below it counts.
+    tree: bool = False
+    #: Whether to read it like the file that names it.
+    read: bool = False
+
+
+def references(tree: str, directories: Iterable[str], home: str) -> HookPaths:
+    """Return the paths of a workspace that the host's files in these directories lead to.
+
+    Directories of packages and repositories are skipped.
+    """
+    reader = _ReferenceReader(tree, home)
+    leads = sorted(set(reader.leads(directories)), reverse=True)
+    return index_leads(leads, reader.unread)
+
+
+class _ReferenceReader:
+    """Reads the host's files, each once."""
+
+    def __init__(self, tree: str, home: str) -> None:
+        self._tree, self._home = tree, home
+        self._bytes, self._files, self._names = MOST_BYTES, MOST_FILES, MOST_NAMES
+        self.unread: dict[str, str] = {}
+
+    def leads(self, directories: Iterable[str]) -> Iterator[Lead]:
+        pending = deque(self._sources(directories))
+        seen = set[str]()
+        while pending:
+            source = pending.popleft()
+            if source.path in seen or (text := self._content(source.path)) is None:
+                continue
+            seen.add(source.path)
+            why = f"{self._shown(source.path)} names it: {source.why}"
+            for name in KINDS[source.kind](text):
+                self._names -= 1
+                if self._names < 0:
+                    self.unread[source.path] = "it names too many files; the rest were not checked"
+                    return
+                for place in self._places(name, source.bases):
+                    yield Lead(place, why, name.tree)
+                    if name.read and source.depth < DEEPEST:
+                        # Relative names count from the real file, not from a link to it.
+                        bases = (os.path.dirname(place),)
+                        pending.append(_Source(place, source.kind, bases, source.why, source.depth + 1))
+
+    def _sources(self, directories: Iterable[str]) -> Iterator[_Source]:
+        above, place = list[str](), self._tree
+        while place != os.path.dirname(place):
+            place = os.path.dirname(place)
+            above.append(place)
+        wanted = {self._tree, *filter(self._is_own, directories)}
+        inside = sorted(wanted, key=lambda path: (path.count("/"), path))
+        if len(inside) > MOST_PLACES:
+            self.unread[self._tree] = "too many directories; not all were searched for files that name others"
+        known = [(kind, name, _why(name)) for kind, names in SOURCES.items() for name in names.split()]
+        for place in dict.fromkeys((*inside[:MOST_PLACES], *above, self._home)):
+            # The user's own settings apply in the project that the tool starts in.
+            own = (self._tree,) if place == self._home else ()
+            for kind, name, why in known:
+                path = f"{place}/{name}"
+                if os.path.isfile(path):
+                    yield _Source(path, kind, (place, os.path.dirname(path), *own), why)
+
+    def _is_own(self, directory: str) -> bool:
+        return SKIPPED.isdisjoint(directory[len(self._tree) :].split("/"))
+
+    def _shown(self, path: str) -> str:
+        return path.removeprefix(f"{self._tree}/")
+
+    def _content(self, path: str) -> str | None:
+        data = small(path, min(LARGEST, self._bytes)) if self._files else None
+        if data is None:
+            if os.path.isfile(path):
+                self.unread[path] = "not checked for the files that it names: unreadable or too large"
+            return None
+        self._files -= 1
+        self._bytes -= len(data)
+        return os.fsdecode(data)
+
+    def _places(self, name: _Name, bases: Iterable[str]) -> Iterator[str]:
+        """Yield the places in the workspace that a name leads to: as written, and with links resolved."""
+        words = f"{self._home}{name.name[1:]}" if name.name.startswith("~/") else name.name
+        if not words or "\0" in words or len(words) > os.pathconf("/", "PC_PATH_MAX"):
+            return
+        likely = name.tree or name.read or "/" in words or "." in words[1:]
+        found = set[str]()
+        for base in bases:
+            place = os.path.normpath(os.path.join(base, words))
+            if (likely or os.path.lexists(place)) and (name.tree or not os.path.isdir(place)):
+                found |= {place, os.path.realpath(place)}
+        yield from sorted(place for place in found if place.startswith(f"{self._tree}/"))
+
+
+def _why(name: str) -> str:
+    entry = holdback_lookup.obeyed(name, stat.S_IFREG)
+    assert entry is not None
+    return entry.why
+
+
+def _imports(text: str) -> Iterator[_Name]:
+    for name in _IMPORT.findall(text):
+        # Trailing punctuation may or may not be part of the name.
+        yield from (_Name(one, read=True) for one in {name, name.rstrip(".:!?*_")})
+
+
+def _shell(text: str) -> Iterator[_Name]:
+    for line in text.splitlines():
+        if line.lstrip().startswith("#"):
+            continue
+        for command in _COMMANDS.split(_VARIABLE.sub("", line)):
+            yield from _command(command.partition(" #")[0].replace('"', "").replace("'", "").split())
+
+
+def _command(words: list[str]) -> Iterator[_Name]:
+    """Yield the files that one shell command reads, runs or adds to PATH."""
+    while words and (words[0] in BEFORE_COMMANDS or _ASSIGNED.match(words[0])):
+        name, _, value = words.pop(0).partition("=")
+        if name.rstrip("+") == "PATH":
+            yield from (_Name(part, tree=True) for part in value.split(":"))
+    if not words:
+        return
+    first, *rest = words
+    files = [word for word in rest if not word.startswith("-")]
+    if first in SOURCING:
+        yield from (_Name(word, read=True) for word in files)
+    elif first in PATHS:
+        yield from (_Name(word, tree=True) for word in files)
+    elif first == "use":
+        yield from (_Name(name) for word in files[:1] for name in USES.get(word, ()))
+    elif "/" in first:
+        yield _Name(first)
+    elif INTERPRETERS.fullmatch(first):
+        yield from _words(" ".join(rest))
+
+
+def _words(command: str) -> Iterator[_Name]:
+    """Yield the words of a command that may be files, with the modules that its interpreter loads."""
+    command = _VARIABLE.sub("", command)
+    for module in _MODULE.findall(command):
+        place = module.replace(".", "/")
+        yield from (_Name(f"{place}{ending}") for ending in (".py", "/__init__.py", "/__main__.py"))
+    yield from (_Name(word.lstrip("!@")) for word in _WORDS.findall(command) if not word.startswith("-"))
+
+
+def _json(text: str) -> Iterator[_Name]:
+    import json
+
+    try:
+        yield from _values(json.loads(_JSONC.sub(lambda found: found[1] or "", text)))
+    except (ValueError, RecursionError):
+        return
+
+
+def _toml(text: str) -> Iterator[_Name]:
+    """Read TOML line by line: a parser takes time that grows with the square of a key's length."""
+    section = keys = frozenset[str]()
+    for line in text.splitlines():
+        if line.startswith("["):
+            section = frozenset(_KEY.findall(line))
+            continue
+        key, equals, value = line.partition("=")
+        if equals and "[" not in key:  # else a list continues
+            keys = section.union(_KEY.findall(key))
+        if not keys.isdisjoint(KEYS):
+            tree = "path" in keys or "path" in _KEY.findall(value)
+            yield from (one._replace(tree=tree) for one in _words(value if equals else line))
+
+
+def _values(top: Any) -> Iterator[_Name]:
+    """Yield the names in all strings below one of `KEYS`."""
+    pending: list[tuple[Any, bool, bool]] = [(top, False, False)]
+    while pending:
+        value, counts, path = pending.pop()
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                within = counts or key in KEYS
+                pending.append((inner, within, path or (within and key == "path")))
+        elif isinstance(value, list):
+            pending += ((inner, counts, path) for inner in value if not isinstance(inner, str))
+            # Arguments belong together: `-m` and its module.
+            pending.append((" ".join(inner for inner in value if isinstance(inner, str)), counts, path))
+        elif isinstance(value, str) and counts:
+            yield from (one._replace(tree=path) for one in _words(value))
+
+
+def _yaml(text: str) -> Iterator[_Name]:
+    """Read YAML line by line: the values of keys that may hold commands, with everything indented below."""
+    skipped = -1
+    for line in text.splitlines():
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found = _YAML.match(line)
+        assert found is not None
+        indent = len(found[1])
+        if 0 <= skipped < indent:
+            continue
+        skipped = indent if found[2] in NO_COMMANDS else -1
+        if skipped < 0:
+            # Files such as a hook's `--config pyproject.toml` are only listed as running at the next command.
+            for name in _words(found[3].partition(" #")[0]):
+                if holdback_lookup.runs(os.path.normpath(name.name), stat.S_IFREG) is None:
+                    yield name
+
+
+KINDS: dict[str, Callable[[str], Iterator[_Name]]] = {
+    "imports": _imports,
+    "shell": _shell,
+    "json": _json,
+    "toml": _toml,
+    "yaml": _yaml,
+}

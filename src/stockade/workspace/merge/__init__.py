@@ -1,0 +1,1 @@
+"""Merge changes of several workspaces, and of the host, into one tree."""

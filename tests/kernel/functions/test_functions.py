@@ -1,0 +1,313 @@
+"""Functions in sandboxes: what goes in, what comes back, how they end."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import pickle
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stockade
+from stockade import CommandError, DeniedError, LimitError, Policy, PolicyError, SetupError, sandboxed
+from stockade.functions import sandboxed_function
+from stockade.functions.reply import FunctionError, WorkerDiedError
+from stockade.functions.sandboxed_function import call
+from support import jobs, points
+from support.jobs import Greeter, OwnError
+from support.means import applies
+from support.paths import PACKAGE
+from support.points import Point
+
+
+class TestCalls:
+    def test_the_value_comes_back_with_the_result_of_its_run(self) -> None:
+        value, result = call(jobs.add, (1,), {"b": 2}, who={"agent": "ada"})
+        assert (value, result.ok, result.stdout) == (3, True, b"adding\n")
+        assert result.receipt is not None
+        who = result.receipt.predicate.who
+        assert (who.agent, who.action) == ("ada", "support.jobs.add")
+
+    def test_plain_data_comes_back_as_it_is(self) -> None:
+        value = [None, True, -(1 << 200), 1.5, 2j, "é\ud800", b"\0", bytearray(b"x"), (1, [2]), {(1, 2): {3}}]
+        assert call(jobs.echo, (value,)).value == value
+
+    def test_a_dataclass_comes_back_if_it_is_declared(self) -> None:
+        point = Point(1)
+        assert call(points.moved, (point, 4)).value == [Point(5, point)]
+        with pytest.raises(FunctionError, match="Point is a dataclass that was not declared") as caught:
+            call(points.unsaid, (1,))
+        assert caught.value.result is not None and caught.value.receipt is not None
+        assert call(points.unsaid, (1,), types=(Point,)).value == Point(1)
+
+    def test_decorated_functions_and_methods_and_what_pickle_finds_by_name(self) -> None:
+        assert jobs.decorated(21) == 42
+        greet = Greeter("hello").greet
+        assert greet("ada") == greet.call("ada").value == "hello ada"
+        # As Python calls it before 3.13, and since.
+        assert Greeter.called("ada") == vars(Greeter)["called"].__func__(Greeter, "ada") == "Greeter ada"
+        with pytest.raises(PolicyError, match="is already a classmethod"):
+            sandboxed()(classmethod(jobs.add))  # type: ignore[arg-type]
+        assert jobs.decorated.__name__ == "decorated" and "sandboxed" in repr(jobs.decorated)
+        assert call(partial(jobs.add, 40), (2,)).value == 42
+        assert call("a-b".split, ("-",)).value == ["a", "b"]
+
+    def test_what_a_generic_dataclass_or_a_generator_is_said_to_be(self) -> None:
+        assert points.boxed.__annotations__ and call(points.boxed, (1,)).value == points.Box(1)
+        with pytest.raises(FunctionError, match=r"builtins\.generator is not plain data"):
+            call(jobs.generated)
+
+    def test_results_by_pickle_are_anything(self) -> None:
+        value = call(jobs.echo, ({1: range(3), 2: Point},), results="pickle").value
+        assert value == {1: range(3), 2: Point}
+        with pytest.raises(FunctionError, match=r"builtins\.range is not plain data") as caught:
+            call(jobs.echo, (range(3),))
+        assert 'results="pickle"' in caught.value.hint
+
+    def test_hundreds_of_megabytes_come_back(self) -> None:
+        """Far more than the pipes hold: nobody waits for the other with full hands."""
+        value, result = call(jobs.sized, (200 << 20,))
+        assert value == bytes(200 << 20) and result.ok
+        big = bytes(range(256)) * (5 << 12)
+        assert call(jobs.echo, (big,)).value == big
+
+    def test_the_workspace_and_the_policy_are_those_of_a_run(self, workspace: Path) -> None:
+        (workspace / "note").write_text("mine")
+        value, result = call(jobs.missing, ("note",), policy=Policy(workspace=str(workspace)))
+        assert value == "mine" and result.controls["workspace.overlay"]
+
+    def test_without_namespaces_too(self) -> None:
+        policy = Policy(backend="landlock", net="open", accept=list(stockade.Control))
+        assert call(jobs.add, (1,), policy=policy).value == 2
+
+
+class TestExceptions:
+    def test_a_builtin_exception_is_raised_as_it_was_with_its_traceback(self) -> None:
+        with pytest.raises(KeyError) as caught:
+            call(jobs.fail, ("KeyError", "x", 3))
+        error: Any = caught.value
+        assert error.args == ("x", 3) and error.result.exit_code == 1
+        for words in ("jobs.py", "in fail", "raise (kinds"):
+            assert words in error.traceback
+        assert "in fail" in str(error.__cause__) and "<stockade>" not in error.traceback
+
+    def test_an_operating_system_error_names_its_file(self) -> None:
+        with pytest.raises(FileNotFoundError) as caught:
+            call(jobs.missing, ("/home/secret",))
+        assert (caught.value.errno, caught.value.filename) == (2, "/home/secret")
+
+    def test_others_are_told_in_words_unless_they_are_declared(self) -> None:
+        with pytest.raises(FunctionError, match=r"^OwnError: a\\x1b\[2J\\nb$") as caught:
+            call(jobs.fail, ("own", "a\x1b[2J\nb"))
+        assert isinstance(caught.value, CommandError) and caught.value.type == "OwnError"
+        assert "\x1b" not in caught.value.traceback
+        with pytest.raises(OwnError, match=r"^mine$"):
+            call(jobs.fail, ("own", "mine"), types=(OwnError,))
+
+    def test_what_would_mean_something_to_the_caller_is_only_told(self) -> None:
+        for kind in ("exit", "stop"):
+            with pytest.raises(FunctionError):
+                call(jobs.fail, (kind, 0))
+
+
+class TestEnds:
+    def test_a_dead_interpreter_is_an_error_with_its_last_words(self) -> None:
+        with pytest.raises(WorkerDiedError, match="exited with 9; last line of stderr: 'last") as caught:
+            call(jobs.die)
+        assert caught.value.result is not None
+        with pytest.raises(WorkerDiedError):
+            call(jobs.die, (0,))
+
+    def test_a_time_that_is_over_is_a_timeout(self) -> None:
+        with pytest.raises(stockade.TimeoutError) as caught:
+            call(jobs.spin, timeout=0.3, grace=0)
+        assert caught.value.result is not None and caught.value.result.outcome == "timed-out"
+
+    def test_a_wall_that_ends_it_is_a_denial(self) -> None:
+        with pytest.raises(DeniedError) as caught:
+            call(jobs.signalled, (signal.SIGSYS,))
+        assert caught.value.result is not None and caught.value.result.outcome == "denied"
+
+    def test_memory_that_runs_out_is_a_limit(self) -> None:
+        applies(stockade.host().has("cgroup.memory"), "there is no memory cgroup")
+        with pytest.raises(LimitError, match="memory ran out") as full:
+            call(jobs.eat, (200,), policy=Policy(limits={"memory": "64M"}))
+        assert full.value.result is not None and full.value.receipt is not None
+
+    def test_a_result_that_is_too_large_is_refused_on_both_sides(self) -> None:
+        with pytest.raises(LimitError, match='largest = "1M"'):
+            call(jobs.sized, (2 << 20,), largest="1M")
+        with pytest.raises(LimitError, match='largest = "1M"'):
+            call(jobs.echo, ([[]] * 100000,), largest="1M")
+
+    def test_a_forked_child_does_not_answer(self) -> None:
+        assert call(jobs.forked).value == 1
+
+
+class TestStreams:
+    def test_what_is_yielded_comes_as_it_is_asked_for(self) -> None:
+        stream = sandboxed()(jobs.count)(3)
+        assert list(stream) == [0, 1, 2] and (stream.value, stream.result.ok) == (3, True)
+        with sandboxed_function.stream(jobs.count, (1 << 60,)) as endless:
+            assert [next(endless) for _ in range(5)] == [0, 1, 2, 3, 4]
+        assert endless.result is None and list(endless) == []
+        assert call(jobs.count, (4,)).value == [0, 1, 2, 3]
+
+    def test_a_forked_child_and_the_end_of_the_interpreter_do_no_harm(self, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(FORKING)
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == ("the process that began it\n0 1\n", "")
+
+    def test_coroutines_and_asynchronous_generators(self) -> None:
+        async def main() -> list[Any]:
+            both = await asyncio.gather(sandboxed()(jobs.later)("a"), sandboxed()(jobs.add).aio(2, b=3))
+            endless = sandboxed()(jobs.counted)(1 << 60)
+            first = [await anext(endless) for _ in range(3)]
+            await endless.aclose()
+            return [*both, first, [n async for n in sandboxed()(jobs.counted)(3)]]
+
+        assert asyncio.run(main()) == ["a", 5, [0, 1, 2], [0, 1, 2]]
+        assert sandboxed()(jobs.later).call("b").value == "b"
+
+    def test_a_cancelled_call_is_ended_first(self, stockade_home: Path) -> None:
+        async def main() -> None:
+            task = asyncio.create_task(sandboxed(grace=0)(jobs.spin).aio(60))
+            await asyncio.sleep(0.2)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(main())
+
+
+def closure(number: int) -> Any:
+    def inner() -> int:
+        return number
+
+    def plain() -> int:
+        return 1
+
+    return inner, plain
+
+
+class TestWhatIsHandedIn:
+    @pytest.mark.parametrize(
+        ("function", "why"),
+        [(closure(1)[0], "is a closure: it uses number"), (closure(1)[1], "inside another function"),
+         (lambda: 1, "is a lambda")],
+    )  # fmt: skip
+    def test_what_cannot_be_found_by_its_name_is_refused(self, function: Any, why: str) -> None:
+        with pytest.raises(SetupError, match=why) as caught:
+            call(function)
+        assert "top of a module" in caught.value.hint
+
+    def test_arguments_that_cannot_be_handed_in_are_refused(self) -> None:
+        with pytest.raises(SetupError, match="the arguments cannot be pickled"):
+            call(jobs.echo, ((x for x in ()),))
+        with pytest.raises(SetupError, match="a Policy of Stockade cannot be passed"):
+            call(jobs.echo, (Policy(),))
+
+    def test_options_that_are_none_are_refused(self) -> None:
+        for wrong in ({"results": "yaml"}, {"on_exit": "commit"}, {"largest": "much"}):
+            with pytest.raises(PolicyError):
+                sandboxed(**wrong)  # type: ignore[arg-type]
+        with pytest.raises(PolicyError, match="is not a Policy") as caught:
+            sandboxed(jobs.add)  # type: ignore[arg-type]
+        assert "@sandboxed()" in caught.value.hint
+
+    def test_a_script_needs_no_module(self, tmp_path: Path) -> None:
+        """Only the definitions that are used go in: neither the rest of the file nor other variables."""
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT)
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+        assert done.stdout == WANTED, done.stderr
+
+    def test_what_has_no_source_says_so(self) -> None:
+        code = "import stockade\nexec('@stockade.sandboxed()\\ndef f(): return 1')\nf()"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert "SetupError: the source of f cannot be found" in done.stderr
+
+    def test_an_interpreter_that_is_not_there(self) -> None:
+        with pytest.raises(SetupError, match="python9"):
+            call(jobs.add, (1,), executable="python9")
+
+
+FORKING = """\
+import os, stockade, sys
+@stockade.sandboxed()
+def numbers(n):
+    yield from range(n)
+stream = numbers(10**9)
+first = next(stream)
+child = os.fork()
+if not child:
+    try:
+        next(stream)
+    except stockade.SetupError as error:
+        print(str(error)[-25:], flush=True)
+    sys.exit(0)
+os.waitpid(child, 0)
+print(first, next(stream))
+"""
+SCRIPT = """\
+import threading
+from dataclasses import dataclass
+from stockade import CommandError, Policy, sandboxed
+PASSWORD = password = token = "swordfish"
+FACTOR = 3
+lock = threading.Lock()
+policy = Policy()
+@dataclass
+class Pair:
+    left: int
+    right: "list[Pair]"
+START = Pair(1, [])
+def helper(n: int) -> int:
+    return n * FACTOR
+@sandboxed(policy)
+def work(n, password=0) -> Pair:
+    import sys
+    token = password
+    main = sys.modules["__main__"]
+    assert not {"PASSWORD", "password", "token"} & set(vars(main)) and __name__ == "__main__"
+    return Pair(helper(n) + token, [START])
+@sandboxed(policy)
+def locked():
+    return lock
+print(work(2))
+try:
+    locked()
+except NameError as error:
+    print(error, "|", error.traceback.splitlines()[-1])
+print("once")
+"""
+WANTED = """\
+Pair(left=6, right=[Pair(left=1, right=[])])
+name 'lock' is not defined | (lock could not be sent into the sandbox: cannot pickle '_thread.lock' object)
+once
+"""
+
+
+def test_what_runs_inside_is_written_for_older_pythons() -> None:
+    """For 3.8; what it calls is not checked here."""
+    for name in (
+        "inside/function_worker.py",
+        "inside/channel_crypto.py",
+        "inside/codec.py",
+        "__init__.py",
+        "errors.py",
+    ):
+        ast.parse((PACKAGE / name).read_text(), feature_version=(3, 8))
+
+
+def test_a_function_can_be_pickled_by_its_name_although_it_is_decorated() -> None:
+    assert pickle.loads(pickle.dumps(jobs.echo)) is jobs.echo
+    found: Any = call(jobs.echo, (jobs.decorated,), results="pickle").value
+    assert found.__wrapped__ is jobs.decorated.__wrapped__

@@ -1,0 +1,195 @@
+"""A gate that secretly leaves out one step: whatever it is, nothing may run.
+
+The sabotaged gate drops the step and says that it was done. Either the gate's
+own second look or the supervisor's evidence has to notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import stockade
+from stockade import Policy, SetupError
+from stockade.backends.mechanisms import LANDLOCK_SCOPES
+from stockade.gate import client
+from stockade.gate import operations as ops
+from stockade.host import CGROUP_PROBES, host
+from stockade.runs import prepare
+from stockade.workspace import disk_image
+from support import leaks
+from support.means import applies, need
+
+Order = Callable[[str], None]
+NOTHING = "op:9999"
+#: A cgroup for each.
+LIMITS = {"files": 512, "memory": "256M", "tasks": 32, "cpu": 1.5, "cpu_time": "60s"}
+CGROUPS = all(host().has(name) for name in CGROUP_PROBES)
+
+
+@pytest.fixture
+def order(sabotaged_gate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Order]:
+    """Says what the next resident gate leaves out."""
+
+    def give(word: str) -> None:
+        client.shutdown()
+        monkeypatch.setattr(client, "EXTRA_ARGUMENTS", (word,))
+
+    client.shutdown()
+    monkeypatch.setattr("stockade.gate.executable", lambda: str(sabotaged_gate))
+    yield give
+    client.shutdown()
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    directory = tmp_path / "out"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture(params=["overlay", "rw", "open network", "deny", "exec", "limits", "landlock"])
+def policy(request: pytest.FixtureRequest, tmp_path: Path, workspace: Path, out: Path) -> Policy:
+    """Between them, these have an operation of every kind."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in (".git/hooks", ".vscode", "a"):
+        (workspace / name).mkdir(parents=True)
+    for name in (".env", "a/b"):
+        (workspace / name).write_text("")
+    if request.param == "landlock":
+        return Policy(
+            backend="landlock",
+            accept=["files", "processes", "devices"],
+            read=[str(data)],
+            write=[str(out)],
+            limits=LIMITS if CGROUPS else {"files": 512},
+        )
+    mode = "rw" if request.param == "rw" else "overlay"
+    return Policy(
+        workspace={"path": str(workspace), "mode": mode},
+        read=[str(data)],
+        write=[str(out)],
+        protect=[".git/hooks", ".vscode"],
+        net="open" if request.param == "open network" else (),
+        limits=LIMITS if request.param == "limits" and CGROUPS else {"files": 512},
+        # Two in one tree, so that the tree is there without the one that is left out.
+        deny=[str(workspace / ".env"), str(workspace / "a/b"), "/usr/bin/env", "/usr/bin/awk"]
+        if request.param == "deny"
+        else (),
+        exec=["/usr/bin/touch"] if request.param == "exec" else None,
+    )
+
+
+def plan_of(policy: Policy) -> ops.Plan:
+    prepared = prepare.prepare(policy)
+    prepared.close(discard=True)
+    return prepared.plan
+
+
+def starts(policy: Policy, out: Path) -> bool:
+    """Whether the command came to run, by what it would have left and by what the caller was told."""
+    marker = out / "marker"
+    refused = False
+    try:
+        stockade.run(["touch", str(marker)], policy)
+    except SetupError:
+        refused = True
+    touched = marker.exists()
+    marker.unlink(missing_ok=True)
+    return touched or not refused
+
+
+def test_a_sabotaged_gate_that_drops_nothing_runs_the_command(
+    policy: Policy, out: Path, order: Order
+) -> None:
+    order(NOTHING)
+    stockade.run(["touch", str(out / "marker")], policy).check()
+    assert (out / "marker").exists()
+
+
+def test_no_operation_of_the_plan_can_be_left_out(policy: Policy, out: Path, order: Order) -> None:
+    # The namespaces, operation 0, are not executed by the gate but given to clone; see the flags below.
+    plan = plan_of(policy)
+    unnoticed = []
+    for index, op in list(enumerate(plan.ops))[1:]:
+        order(f"op:{index}")
+        if starts(policy, out):
+            unnoticed.append(f"{index}: {op.describe()}")
+    assert unnoticed == []
+
+
+def test_none_can_be_left_out_by_what_is_made_ahead(order: Order) -> None:
+    """Without grants it does everything but what waits for the launch: the last operation of each kind."""
+    plan = plan_of(Policy())
+    unnoticed = []
+    for kind, index in {type(op): i for i, op in enumerate(plan.ops) if i > plan.base}.items():
+        order(f"op:{index}")
+        for attempt in range(3):
+            if attempt == 2:
+                assert leaks.settled(lambda: [] if any(p.spare for p in leaks.family()) else ["none"]) == []
+            with contextlib.suppress(SetupError):
+                stockade.run(["true"])
+                unnoticed.append(f"{kind.__name__} {attempt}")
+    assert unnoticed == []
+
+
+def test_no_namespace_can_be_left_out(policy: Policy, out: Path, order: Order) -> None:
+    unnoticed = []
+    for name in plan_of(policy).namespaces.names:
+        order(f"flags:{ops.NAMESPACES[name]:#x}")
+        if starts(policy, out):
+            unnoticed.append(name)
+    assert unnoticed == []
+
+
+def test_the_id_maps_cannot_be_left_out(policy: Policy, out: Path, order: Order) -> None:
+    applies(policy.backend != "landlock", "a sandbox without namespaces has no maps")
+    order("maps")
+    assert not starts(policy, out)
+
+
+def test_another_filter_cannot_be_installed(policy: Policy, out: Path, order: Order) -> None:
+    order("filter")
+    assert not starts(policy, out)
+
+
+def test_the_scopes_of_landlock_cannot_be_left_out(policy: Policy, out: Path, order: Order) -> None:
+    need(host().landlock >= LANDLOCK_SCOPES, "this Landlock has no scopes")
+    order("scopes")
+    assert not starts(policy, out)
+
+
+def test_every_kind_of_operation_was_among_those_left_out(tmp_path: Path, workspace: Path, out: Path) -> None:
+    (workspace / ".vscode").mkdir()
+    (tmp_path / "data").mkdir()
+    seen: set[type[ops.Op]] = set()
+    for mode in ("overlay", "rw"):
+        policy = Policy(
+            workspace={"path": str(workspace), "mode": mode},
+            read=[str(tmp_path / "data")],
+            write=[str(out)],
+            protect=[".vscode"],
+            deny=[str(workspace / ".env")] if mode == "overlay" else (),
+            limits=LIMITS if CGROUPS else {"files": 512},
+        )
+        seen |= {type(op) for op in plan_of(policy).ops}
+    # An image takes root and a loop device, and has a test of its own; so has what a helper is told.
+    kinds = {kind for kind in ops.Op.__subclasses__() if kind.__module__ == ops.__name__}
+    assert seen == kinds - (set() if CGROUPS else {ops.JoinCgroup}) - {ops.Image}
+
+
+def test_an_image_cannot_be_left_out(workspace: Path, out: Path, order: Order) -> None:
+    applies(os.geteuid() == 0, "only root mounts an image")
+    need(not disk_image.missing(), f"no images: {disk_image.missing()}")
+    rule = {"path": str(workspace), "durable": True}
+    policy = Policy(workspace=rule, write=[str(out)], limits={"disk": "8M"}, protect=[])
+    order(NOTHING)
+    assert starts(policy, out)
+    index = [type(op) for op in plan_of(policy).ops].index(ops.Image)
+    order(f"op:{index}")
+    assert not starts(policy, out)

@@ -1,0 +1,204 @@
+"""The filter program, beside the one that libseccomp makes of the same answers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from pathlib import Path
+
+import pyseccomp
+import pytest
+
+from stockade.backends.seccomp import bpf, syscalls
+
+ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
+MACHINE = os.uname().machine
+HIGH = 1 << 32  # a bit that the kernel does not look at
+
+
+def decide(program: bytes, number: int, *arguments: int, architecture: int | None = None) -> int:
+    """What a BPF program answers. Only the instructions that such filters use are known."""
+    arch = bpf.ARCHITECTURES[MACHINE] if architecture is None else architecture
+    data = struct.pack("=IIQ6Q", number, arch, 0, *arguments, *[0] * (6 - len(arguments)))
+    code = list(struct.iter_unpack("=HBBI", program))
+    accumulator = at = 0
+    while True:
+        kind, if_true, if_false, operand = code[at]
+        at += 1
+        if kind == 0x06:
+            return operand
+        if kind == 0x20:
+            (accumulator,) = struct.unpack_from("=I", data, operand)
+        elif kind == 0x05:
+            at += operand
+        elif kind == 0x54:
+            accumulator &= operand
+        else:
+            holds = {
+                0x15: accumulator == operand,
+                0x25: accumulator > operand,
+                0x35: accumulator >= operand,
+                0x45: bool(accumulator & operand),
+            }[kind]
+            at += if_true if holds else if_false
+
+
+@pytest.fixture(scope="module")
+def program() -> bytes:
+    return syscalls.compile_filter((), ())
+
+
+def number(name: str) -> int:
+    return int(pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name))
+
+
+#: Every second number, so that each is an interval of its own: no condition's eight bits reach over that.
+NUMBERS = {name: pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name) for name in sorted(syscalls.ALLOWED)}
+MANY = tuple(name for name, number in NUMBERS.items() if number > 0 and number % 2)
+
+
+@pytest.mark.parametrize(("allow", "deny"), [((), ()), ((), ("read", "vfork")), ((), MANY)])
+def test_every_number_gets_the_answer_that_libseccomp_gives(
+    allow: tuple[str, ...], deny: tuple[str, ...], tmp_path: Path
+) -> None:
+    answers = syscalls.answers(allow, deny)
+    rules = pyseccomp.SyscallFilter(pyseccomp.ERRNO(errno.ENOSYS))
+    for call, answer in answers.items():
+        if answer in ("allow", "refuse"):
+            action = pyseccomp.ALLOW if answer == "allow" else pyseccomp.ERRNO(errno.EPERM)
+            rules.add_rule(action, call)
+    with (tmp_path / "oracle").open("w+b") as file:
+        rules.export_bpf(file)
+        file.seek(0)
+        oracle = file.read()
+    ours = syscalls.compile_filter(allow, deny)
+    assert (bpf.JUMP in [code for code, *_ in struct.iter_unpack("=HBBI", ours)]) == (deny == MANY)
+    plain = [call for call in range(1024) if answers.get(call, "") not in bpf.BOUNDS]
+    assert len(plain) > 990
+    assert [decide(ours, call) for call in plain] == [decide(oracle, call) for call in plain]
+
+
+def test_other_architectures_and_x32_are_killed(program: bytes) -> None:
+    assert decide(program, number("read"), architecture=0x40000003) == KILL
+    assert decide(program, number("read") | 0x40000000) == KILL
+
+
+REFUSED, ABSENT, FAMILY = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS, ERRNO | errno.EAFNOSUPPORT
+UNKNOWN, NO_OPTION, NO_MEMORY = ERRNO | errno.EINVAL, ERRNO | errno.ENOPROTOOPT, ERRNO | errno.ENOMEM
+ANONYMOUS = 0x22  # MAP_PRIVATE | MAP_ANONYMOUS
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "answer"),
+    [
+        ("ioctl", (0, 0x5401), ALLOW),
+        ("ioctl", (0, bpf.TIOCSTI), REFUSED),
+        ("ioctl", (0, bpf.TIOCSTI | HIGH), REFUSED),
+        ("ioctl", (0, bpf.TIOCLINUX), REFUSED),
+        ("ioctl", (0, bpf.TIOCSETD | HIGH), REFUSED),
+        *(("ioctl", (0, request | HIGH), REFUSED) for request in bpf.SUBVOLUMES),
+        ("ioctl", (0, 0x40049409), ALLOW),  # FICLONE
+        ("clone", (0x01200011,), ALLOW),
+        *(("clone", (1 << bit | 17,), REFUSED) for bit in (17, 25, 26, 27, 28, 29, 30)),
+        ("clone", (0x10000011 | HIGH,), REFUSED),
+        ("socket", (1, 1, 0), ALLOW),
+        ("socket", (2, 2, 0), ALLOW),
+        ("socket", (10, 1, 0), ALLOW),
+        ("socket", (16, 3, 0), ALLOW),
+        ("socket", (16, 3, 9), FAMILY),
+        *(("socket", (family, 1, 0), FAMILY) for family in (0, 3, 9, 15, 17, 38, 40, 45)),
+        ("socketpair", (1, 1, 0), ALLOW),
+        ("socketpair", (30, 1, 0), FAMILY),
+        ("personality", (0,), ALLOW),
+        ("personality", (0xFFFFFFFF,), ALLOW),
+        ("personality", (0x0040000,), REFUSED),
+        ("prlimit64", (0,), ALLOW),
+        ("prlimit64", (1,), REFUSED),
+        ("prlimit64", (1 | HIGH,), REFUSED),
+        ("setpriority", (0, 0), ALLOW),
+        ("setpriority", (0, 1), REFUSED),
+        ("setpriority", (0, 7), REFUSED),
+        ("sched_setattr", (0,), ALLOW),
+        ("sched_setattr", (7,), REFUSED),
+        ("sched_setscheduler", (0, 5), ALLOW),
+        ("sched_setscheduler", (1, 0), REFUSED),
+        ("sched_setscheduler", (7, 3), ALLOW),
+        ("sched_setscheduler", (7, 5), REFUSED),
+        ("sched_setscheduler", (7, 0x40000005), REFUSED),
+        ("setpriority", (2, 0), REFUSED),
+        ("ioprio_set", (1, 0), ALLOW),
+        ("ioprio_set", (1, 1), REFUSED),
+        ("mmap", (0, 4096, 3, ANONYMOUS), ALLOW),
+        ("mmap", (0, 4096, 3, ANONYMOUS | 0x40000), NO_MEMORY),
+        ("mmap", (0, 4096, 3, ANONYMOUS | 0x40000 | 30 << 26 | HIGH), NO_MEMORY),
+        ("shmget", (0, 4096, 0o1600), ALLOW),
+        ("shmget", (0, 4096, 0o5600 | HIGH), REFUSED),
+        ("memfd_create", (0, 3), ALLOW),
+        ("memfd_create", (0, 4 | HIGH), REFUSED),
+        ("memfd_secret", (0,), ABSENT),
+        ("fcntl", (0, 3), ALLOW),  # F_GETFL
+        ("fcntl", (0, 37), ALLOW),  # F_OFD_SETLK
+        *(("fcntl", (0, command | HIGH), REFUSED) for command in (1024, 1026)),  # F_SETLEASE, F_NOTIFY
+        *(("fcntl", (0, command), ALLOW) for command in (1025, *range(1028, 1036), 1037)),
+        ("fcntl", (0, 1036 | HIGH), UNKNOWN),  # F_SET_RW_HINT
+        ("fcntl", (0, 1038), UNKNOWN),
+        ("fcntl", (0, 1040), UNKNOWN),  # F_SETDELEG
+        ("fcntl", (0, 0xFFFFFFFF), UNKNOWN),
+        *(("seccomp", (operation, flags), ABSENT) for operation in range(4) for flags in (0, 8)),
+        *(("prctl", (22 | high, mode), UNKNOWN) for high in (0, HIGH) for mode in (1, 2)),  # PR_SET_SECCOMP
+        *(("prctl", (option,), ALLOW) for option in (4, 15, 21, 23, 38, 39)),
+        ("prctl", (62,), UNKNOWN),  # PR_SCHED_CORE
+        ("setsockopt", (3, 1, 2), ALLOW),  # SO_REUSEADDR
+        ("setsockopt", (3, 6, 26), ALLOW),  # of TCP
+        *(("setsockopt", (3, 1 | HIGH, option | HIGH), NO_OPTION) for option in (26, 50, 51, 52)),
+    ],
+)
+def test_bounds_hold(program: bytes, name: str, arguments: tuple[int, ...], answer: int) -> None:
+    assert decide(program, number(name), *arguments) == answer
+
+
+@pytest.mark.parametrize(
+    ("flags", "answer"),
+    [
+        (0, REFUSED),
+        (1, REFUSED),
+        (0x10, REFUSED),
+        (8 | 4, REFUSED),
+        (8, ALLOW),
+        (9, ALLOW),
+        (HIGH << 3, REFUSED),
+        (8 | HIGH, ALLOW),
+    ],
+)
+def test_memory_files_are_sealed_where_programs_are_listed(program: bytes, flags: int, answer: int) -> None:
+    listed = syscalls.compile_filter((), (), syscalls.FilterKey(listed=True))
+    assert decide(listed, number("memfd_create"), 0, flags) == answer
+    assert decide(program, number("memfd_create"), 0, flags) == (REFUSED if flags & 4 else ALLOW)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "answer"),
+    [
+        ("seccomp", (1, 0), ALLOW),
+        ("seccomp", (1, 1), ALLOW),
+        ("seccomp", (2, 0), ALLOW),
+        *(("seccomp", (1, flags), REFUSED) for flags in (8, 9, 40, 8 | HIGH)),
+        ("prctl", (22, 2), ALLOW),
+        ("prctl", (62,), UNKNOWN),
+    ],
+)
+@pytest.mark.parametrize(
+    "kind", [syscalls.WALLED, syscalls.FilterKey(listed=True), syscalls.FilterKey(alone=True)], ids=str
+)
+def test_a_policy_can_allow_filters_but_never_their_listeners(
+    name: str, arguments: tuple[int, ...], answer: int, kind: syscalls.FilterKey
+) -> None:
+    allowing = syscalls.compile_filter(("seccomp",), (), kind)
+    assert decide(allowing, number(name), *arguments) == answer
+    denied = syscalls.compile_filter(("seccomp",), ("seccomp",), kind)
+    assert decide(denied, number("prctl"), 22, 2) == UNKNOWN
+
+
+def test_clone3_does_not_exist(program: bytes) -> None:
+    assert decide(program, number("clone3")) == ABSENT

@@ -1,0 +1,401 @@
+"""One policy within another: by effect, reflexive, transitive, and said in words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stockade import backends
+from stockade.controls import Control
+from stockade.policy import Policy
+from stockade.policy.compare import NOTHING, RULES, PathAccess, clauses, excess
+from stockade.policy.model import BACKENDS, PROFILES
+from stockade.policy.model import WEAKER as WEAKER_BACKENDS
+
+#: What a policy accepts that may run without namespaces.
+ACCEPTED = ["files", "processes", "devices", "protect"]
+PATHS = st.sampled_from(
+    ["/a", "/a/b", "/a/b/c", "/a/d?", "/a/d", "/a/b?", "/e", "/usr/x", "~/x", "r", "r/s", "/opt"]
+)
+POLICIES = st.builds(
+    Policy,
+    profile=st.sampled_from(PROFILES),
+    read=st.lists(PATHS, max_size=3),
+    write=st.lists(PATHS, max_size=2),
+    deny=st.lists(
+        st.sampled_from(["/a/b", "/a/b/c", "/e", "/usr/x", "~/x", "r", "/a/*", "/a/**/x?", "*", "**/c"]),
+        max_size=2,
+    ),
+    exec=st.none()
+    | st.lists(st.sampled_from(["/usr/bin/*", "/usr/bin/sh", "/usr/**", "/b?"]), min_size=1, max_size=2),
+    protect=st.lists(st.sampled_from(["b", "b/c", "x"]), max_size=2),
+    hold_back=st.lists(st.sampled_from(["b/c", "c", "**/c", "*"]), max_size=2),
+    allow_commit=st.lists(st.sampled_from(["b/c", "c", "**/c"]), max_size=2),
+    net=st.sampled_from([(), "open"]),
+    env=st.sampled_from([{}, {"A": "1"}]),
+    delegate=st.booleans(),
+    pass_env=st.lists(st.sampled_from(["A", "B", "TERM"]), max_size=2),
+    backend=st.sampled_from(["auto", "native", "landlock", ("landlock", "native")]),
+    accept=st.sampled_from([(), (Control.LIMITS_TASKS,), tuple(map(Control, ACCEPTED))]),
+    workspace=st.none()
+    | st.builds(
+        lambda path, mode, durable: {"path": path, "mode": mode, "durable": durable},
+        st.sampled_from(["/a", "/a/b", "/a/b/c", "."]),
+        st.sampled_from(["ro", "overlay", "rw"]),
+        st.booleans(),
+    ),
+    limits=st.fixed_dictionaries(
+        {},
+        optional={
+            "tasks": st.sampled_from([8, 256, 512]),
+            "wall": st.sampled_from([1, 2]),
+            "disk": st.sampled_from([4096, 8192]),
+        },
+    ),
+    syscalls=st.sampled_from([{}, {"allow": ["ptrace"]}, {"deny": ["ptrace"]}, {"deny": ["ptrace", "bpf"]}]),
+)
+
+
+@given(POLICIES)
+def test_a_policy_is_within_itself(policy: Policy) -> None:
+    assert policy.within(policy)
+    assert Policy(**policy.table()).within(policy)
+
+
+@given(POLICIES, POLICIES, POLICIES)
+def test_within_is_transitive(one: Policy, two: Policy, three: Policy) -> None:
+    if one.within(two) and two.within(three):
+        assert one.within(three)
+
+
+@given(POLICIES, POLICIES)
+def test_within_means_no_more_access_to_any_path(one: Policy, two: Policy) -> None:
+    if one.within(two):
+        mine, other = PathAccess(one), PathAccess(two)
+        for path in (
+            "/a",
+            "/a/b",
+            "/a/b/c/z",
+            "/a/x",
+            "/a/d/e",
+            "/e/f",
+            "/usr/x/y",
+            "~/x",
+            "./r/s/t",
+            "/",
+            "./b",
+        ):
+            assert mine.at(path)[0] <= other.at(path)[0]
+
+
+@given(POLICIES, st.data())
+def test_taking_a_grant_away_narrows(policy: Policy, data: st.DataObject) -> None:
+    table = policy.table(full=True)
+    for key in ("pass_env", "accept"):
+        table[key] = table[key][:-1]
+    table["net"] = []
+    table["limits"] = {"tasks": 8, "wall": 1, "disk": 1}
+    table["deny"] = [*table["deny"], "/a/b/c"]
+    table.setdefault("exec", ["/usr/bin/sh"])
+    # Taking a read away can uncover a write around it; taking the writes away first cannot.
+    table["write"] = []
+    if table.get("workspace", {}).get("mode", "ro") == "ro":
+        table["read"] = (
+            data.draw(st.lists(st.sampled_from(table["read"]), unique=True)) if table["read"] else []
+        )
+    assert Policy(**table).within(policy)
+
+
+@given(POLICIES)
+def test_excess_and_within_agree(policy: Policy) -> None:
+    assert Policy().within(policy) == (not Policy().excess(policy))
+
+
+WEAKER: dict[str, Any] = {"accept": ACCEPTED}
+WIDER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {"hold_back": ["deploy"]}, "hold_back"),
+    ({"allow_commit": [".vscode"]}, {}, "allow_commit"),
+    (
+        {"workspace": "/a/b", "hold_back": ["b/c"]},
+        {"workspace": "/a", "hold_back": ["b/c"]},
+        'without hold_back = "c" in /a/b',
+    ),
+    (
+        {"workspace": "/a/b", "allow_commit": ["c"]},
+        {"workspace": "/a", "allow_commit": ["c"]},
+        'allow_commit = "c" in /a/b',
+    ),
+    ({"workspace": "/a/.github"}, {"workspace": "/a"}, "a commit there does not see"),
+    ({"workspace": "/a/$$b/hooks"}, {"workspace": "/a"}, "files of a repository"),
+    ({"workspace": "/a"}, {"workspace": "/a/b", "write": ["/a"]}, "by rules of a directory above it"),
+    (
+        {"workspace": {"path": "/a", "mode": "rw"}, "unprotect": [".git"]},
+        {"workspace": {"path": "/a", "mode": "rw"}},
+        "unprotect",
+    ),
+    ({"read": ["/a"]}, {}, "read /a"),
+    ({"write": ["/a/b"]}, {"read": ["/a"]}, "write /a/b"),
+    ({"write": ["/a"]}, {"write": ["/a/b"]}, "write /a"),
+    ({"write": ["/a"]}, {"write": ["/a"], "read": ["/a/b"]}, "write /a/b"),
+    ({"read": ["/ab"]}, {"read": ["/a"]}, "read /ab"),
+    ({"read": ["../x"]}, {"read": ["."]}, "read ../x"),
+    ({"workspace": "/a"}, {}, "change a copy of /a"),
+    ({"workspace": {"path": "/a", "mode": "rw"}}, {"workspace": "/a"}, "write /a"),
+    ({"workspace": "/"}, {"workspace": "/a"}, "change a copy of /"),
+    ({"workspace": "/a", "protect": []}, {"workspace": "/a"}, "change a copy of /a/.claude"),
+    ({"workspace": "/a/b", "protect": []}, {"workspace": "/a", "protect": ["b"]}, "change a copy of /a/b"),
+    ({"read": ["/a"]}, {"read": ["/a"], "deny": ["/a/b"]}, "read /a/b"),
+    ({"read": ["/a/b/c"]}, {"read": ["/a"], "deny": ["/a/b"]}, "read /a/b/c"),
+    ({"workspace": "/a"}, {"workspace": "/a", "deny": ["/a/.env"]}, "change a copy of /a/.env"),
+    ({}, {"deny": ["/usr/bin/sudo"]}, "read /usr/bin/sudo"),
+    ({"workspace": "/a"}, {"workspace": "/a", "deny": [".env"]}, "change a copy of /a/.env"),
+    ({"workspace": "/a", "deny": ["/.env"]}, {"workspace": "/a", "deny": [".env"]}, "a copy of /a/.env"),
+    ({"workspace": "/a"}, {"workspace": "/a", "deny": ["**/*.pem"]}, 'without deny = "/a/**/*.pem"'),
+    ({"read": ["/a/b"]}, {"read": ["/a"], "deny": ["/a/**/x?"]}, 'without deny = "/a/**/x"'),
+    ({"read": ["/a"], "deny": ["/a/*.pem"]}, {"read": ["/a"], "deny": ["/a/x.pem"]}, "read /a/x.pem"),
+    ({"read": ["/a*"]}, {"read": ["/a*"], "deny": ["/a[*]/x"]}, "read /a*/x"),
+    ({}, {"exec": ["/usr/bin/*"]}, "execute any file, where only "),
+    ({"exec": ["/usr/bin/sh"]}, {"exec": ["/usr/bin/ls"]}, "execute /usr/bin/sh"),
+    ({"exec": ["/usr/bin/*"]}, {"exec": ["/usr/bin/s*"]}, "execute /usr/bin/*"),
+    ({"exec": ["/usr/bin/x/y"]}, {"exec": ["/usr/bin/*"]}, "execute /usr/bin/x/y"),
+    ({}, {"limits": {"disk": "1M"}}, 'limits.disk: none where "1M" is allowed'),
+    ({"net": "open"}, {}, "net = "),
+    ({"pass_env": ["TOKEN"]}, {}, 'pass_env = "TOKEN"'),
+    ({"syscalls": {"allow": ["ptrace"]}}, {}, 'syscalls.allow = "ptrace"'),
+    ({}, {"syscalls": {"deny": ["ptrace"]}}, 'without syscalls.deny = "ptrace"'),
+    ({"limits": {"tasks": 512}}, {}, "limits.tasks: 512 where 256 is allowed"),
+    ({}, {"limits": {"wall": "30s"}}, 'limits.wall: none where "30s" is allowed'),
+    ({}, {"limits": {"memory": "64M"}}, 'limits.memory: none where "64M" is allowed'),
+    ({"limits": {"cpu": 2}}, {"limits": {"cpu": 1.5}}, "limits.cpu: 2.0 where 1.5 is allowed"),
+    ({"limits": {"cpu_time": 61}}, {"limits": {"cpu_time": 60}}, 'limits.cpu_time: "61s" where "1m"'),
+    ({"accept": ["limits.memory"]}, {}, 'accept = "limits.memory"'),
+    ({}, {"limits": {"tasks": 256}}, "without requiring limits.tasks"),
+    ({"reuse": {}}, {}, "reuse: runs in sandboxes that other runs have used"),
+    ({"reuse": {"age": "11m"}}, {"reuse": {}}, 'reuse.age: "11m" where "10m" is allowed'),
+    ({"reuse": {"requests": 9}}, {"reuse": {"requests": 8}}, "reuse.requests: 9 where 8 is allowed"),
+    ({"accept": ["files"]}, {}, 'accept = "files"'),
+    ({"profile": "dev"}, {}, "read /opt"),
+    ({}, {"backend": "native"}, 'backend = "auto"'),
+    (
+        {"read": ["/a"], "accept": ["ipc"]},
+        {"workspace": "/a", "accept": ["ipc"]},
+        "connect to sockets in /a",
+    ),
+    ({"profile": "dev"}, {"read": ["/opt"]}, 'profile = "dev": searches the directories of your PATH'),
+    ({"env": {"A": "2"}}, {"env": {"A": "1"}}, 'env.A = "2" where "1" is set'),
+    ({"pass_env": ["A"]}, {"env": {"A": "1"}, "pass_env": ["A"]}, 'without env.A = "1"'),
+    ({"workspace": "/a"}, {"workspace": {"path": "/a", "durable": True}}, "workspace.durable = false"),
+    ({"workspace": "/a/b"}, {"workspace": {"path": "/a", "durable": True}}, "workspace.durable = false"),
+    ({"write": ["/a"], "read": ["/a/b?"]}, {"write": ["/a"], "read": ["/a/b"]}, "write /a/b"),
+    ({"write": ["/a"]}, {"write": ["/a"], "read": ["/a/b?"]}, "write /a/b"),
+    ({"backend": "bwrap"}, {}, "bwrap may leave limits.tasks weaker"),
+    (WEAKER | {"backend": "landlock"}, WEAKER, "landlock may leave files, processes, devices, limits.tasks"),
+    (WEAKER | {"backend": ["native", "landlock"]}, WEAKER, "only where bwrap does not work"),
+    (
+        WEAKER | {"backend": "landlock"},
+        WEAKER | {"backend": ["landlock", "native"]},
+        "landlock may leave files",
+    ),
+    ({"toolchain": True}, {"toolchain": False}, "toolchain: shows the installs"),
+    ({"toolchain": ["node"]}, {}, 'toolchain = "node"'),
+    ({"delegate": True}, {}, "delegate = true"),
+    ({"reuse": {"idle": "2m"}}, {"reuse": {}}, 'reuse.idle: "2m" where "1m" is allowed'),
+    ({"limits": {"output": "11M"}}, {}, 'limits.output: "11M" where "10M" is allowed'),
+    ({"limits": {"files": 2048}}, {}, "limits.files: 2048 where 1024 is allowed"),
+    ({}, {"accept": [], "limits": {"tasks": 300}}, "without requiring limits.tasks"),
+]
+
+
+@pytest.mark.parametrize(("mine", "other", "words"), WIDER, ids=lambda value: str(value)[:50])
+def test_what_goes_beyond_is_said_in_words(mine: dict[str, Any], other: dict[str, Any], words: str) -> None:
+    found = Policy(**mine).excess(Policy(**other))
+    assert any(words in line for line in found), found
+
+
+WITHIN: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"read": ["/a/b"]}, {"read": ["/a"]}),
+    ({"read": ["/a//b/"]}, {"read": ["/a/b?"]}),
+    ({"read": ["/a"]}, {"write": ["/a"]}),
+    ({"read": ["/a"], "accept": ["ipc"]}, {"write": ["/a"], "accept": ["ipc"]}),
+    ({"read": ["/usr/share"], "accept": ["ipc"]}, {"accept": ["ipc"]}),
+    ({}, {"read": ["/usr/share"]}),
+    ({"read": ["/usr/share"]}, {}),
+    ({"read": ["x"]}, {"read": ["."]}),
+    ({"workspace": {"path": "/a", "mode": "ro"}}, {"workspace": "/a"}),
+    ({"workspace": "/a"}, {"workspace": {"path": "/a", "mode": "rw"}}),
+    ({"workspace": "/a/b"}, {"workspace": "/a"}),
+    ({"workspace": "/a", "protect": [".git", ".envrc", ".vscode", ".claude"]}, {"workspace": "/a"}),
+    ({"read": ["/a"], "deny": ["/a/b"]}, {"read": ["/a"]}),
+    ({"read": ["/a"], "deny": ["/a/b"]}, {"read": ["/a"], "deny": ["/a/b/c"]}),
+    ({"read": ["/a"]}, {"read": ["/a"], "deny": ["/b"]}),
+    ({"read": ["/a/b"], "deny": ["/a/b"]}, {}),
+    ({"workspace": "/a", "deny": ["./.env"]}, {"workspace": "/a", "deny": ["/a/.env"]}),
+    ({"workspace": "/a", "deny": ["**/x"]}, {"workspace": "/a", "deny": ["/a/**/x?"]}),
+    ({"read": ["/a"], "deny": ["/a/b"]}, {"read": ["/a"], "deny": ["/a/b/*"]}),
+    ({"read": ["/b"]}, {"read": ["/b"], "deny": ["/a/**/x", "**/x", ".env"]}),
+    ({"exec": ["/usr/bin/sh"]}, {}),
+    ({"exec": ["/usr/bin/sh", "/opt/a/b?"]}, {"exec": ["/usr/bin/*", "/opt/**"]}),
+    ({"limits": {"disk": "1M"}}, {"limits": {"disk": "1G"}}),
+    ({}, {"reuse": {}}),
+    ({"reuse": {"idle": 1}}, {"reuse": {}}),
+    ({"env": {"A": "1", "B": "2"}}, {"env": {"A": "1"}}),
+    ({"env": {"A": "2"}}, {"pass_env": ["A"]}),
+    ({"env": {"A": "2"}, "pass_env": ["A"]}, {}),
+    ({"workspace": {"path": "/a", "durable": True}}, {"workspace": "/a"}),
+    ({"workspace": "/a/b"}, {"workspace": {"path": "/c", "durable": True}, "write": ["/a"]}),
+    ({"read": ["/a?"]}, {"read": ["/a"]}),
+    ({"write": ["/a"], "read": ["/a/b?"]}, {"write": ["/a"], "read": ["/a/b?"]}),
+    ({"write": ["/a"], "read": ["/a/b"]}, {"write": ["/a"], "read": ["/a/b?"]}),
+    ({"pass_env": ["TERM"]}, {}),
+    ({"limits": {"tasks": 3, "wall": 1}}, {"limits": {"wall": 1}}),
+    ({"limits": {"memory": "64M", "cpu": 0.5, "cpu_time": 1}}, {"limits": {"memory": "1G", "cpu": 1}}),
+    ({}, {"profile": "dev"}),
+    ({}, {"profile": "net-client"}),
+    ({"backend": "native"}, {}),
+    ({"backend": "landlock"}, {}),  # nobody accepts what it lacks: the run is refused
+    ({"backend": "bwrap", "limits": {"tasks": 256}}, {}),
+    ({"backend": ["landlock", "native"]}, {"backend": ["native", "landlock"]}),
+    (WEAKER | {"backend": "native"}, WEAKER),
+    (WEAKER | {"backend": ["landlock", "bwrap", "native"]}, WEAKER),
+    (WEAKER | {"backend": "landlock"}, WEAKER | {"backend": "landlock"}),
+    (WEAKER | {"backend": "landlock"}, WEAKER | {"backend": ["landlock", "seatbelt"]}),
+    ({}, {"net": "open", "accept": ["files"], "syscalls": {"allow": ["ptrace"]}}),
+]
+
+
+def fields(model: type, before: str = "") -> Iterator[str]:
+    """Every field of the model, with those of the tables in it, by dotted names."""
+    for name, hint in get_type_hints(model).items():
+        if name not in model.__struct_fields__:  # type: ignore[attr-defined]
+            continue
+        yield before + name
+        for inner in (hint, *get_args(hint)):
+            if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+                yield from fields(inner, f"{before}{name}.")
+
+
+def value(policy: Policy, name: str) -> object:
+    found: object = policy
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def test_every_field_has_its_rule() -> None:
+    """A new field fails here until somebody has said what "no more" means for it."""
+    every = list(fields(Policy))
+    assert {"env", "limits.memory", "workspace.durable", "reuse.idle"} <= set(every)
+    assert list(clauses()) == every
+    assert set(RULES) == set(every)
+
+
+def test_every_field_is_in_a_pair_that_goes_beyond() -> None:
+    pairs = [(Policy(**mine), Policy(**other)) for mine, other, _ in WIDER]
+    for name in fields(Policy):
+        seen = any(value(mine, name) != value(other, name) for mine, other in pairs)
+        assert seen or name == "image", name  # of which there is one
+
+
+@pytest.mark.parametrize("name", ["env", "limits", "limits.wall", "workspace.mode"])
+def test_a_field_without_a_rule_is_beyond_wherever_it_differs(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = Policy(env={"A": "1"}, limits={"wall": 1}, workspace={"path": "/a", "mode": "ro"})
+    wide = Policy(workspace="/a")
+    assert narrow.within(wide)
+    monkeypatch.delitem(RULES, name)
+    assert narrow.excess(wide) == [f"{name}: differs, and no rule says which is more"]
+    assert narrow.within(Policy(**narrow.table()))
+
+
+@pytest.mark.parametrize(("mine", "other"), WITHIN, ids=lambda value: str(value)[:50])
+def test_what_asks_for_no_more_is_within(mine: dict[str, Any], other: dict[str, Any]) -> None:
+    assert Policy(**mine).excess(Policy(**other)) == []
+
+
+def test_a_protected_path_stays_protected_whatever_else_is_granted() -> None:
+    policy = Policy(workspace={"path": "/a", "mode": "rw"}, protect=["b"], write=["/a/b/c"])
+    assert Policy(write=["/a/b/c"]).excess(policy) == ["write /a/b/c"]
+
+
+def test_a_name_with_a_dollar_in_it_is_protected_by_that_name() -> None:
+    """In a path a $ is written twice; in `protect` it is part of the name."""
+    policy = Policy(workspace={"path": "/a", "mode": "rw"}, protect=["x$y"])
+    assert Policy(write=["/a/x$$y"]).excess(policy) == ["write /a/x$$y"]
+    within_home = Policy(profile="dev", write=["/h$$/go"])
+    assert "write /h$$/go/bin" in excess(Policy(write=["/h$$/go"]), within_home, "/h$")
+
+
+def test_many_optional_paths_in_each_other_are_compared_in_time() -> None:
+    """A file of one MiB holds this many: a project must not hold up the command that refuses it."""
+    nested = ["/a" * depth + "?" for depth in range(1, 1000)]
+    begin = time.process_time()
+    assert Policy(read=nested).excess(Policy()) == ["read /a"]
+    assert Policy(read=nested).within(Policy(read=["/a"], write=nested))
+    assert time.process_time() - begin < 20
+
+
+def test_nothing_is_visible_without_a_clause() -> None:
+    assert PathAccess(Policy()).at("/home/me") == NOTHING
+    assert PathAccess(Policy()).at("/etc/shadow") == NOTHING
+
+
+def test_a_policy_within_another_uses_none_but_its_backends() -> None:
+    both, auto = Policy(backend=["landlock", "native"]), Policy()
+    one = Policy(backend="native")
+    assert one.within(both) and both.within(auto) and both.within(Policy(backend=["native", "landlock"]))
+    assert not auto.within(both) and not both.within(one)
+
+
+RW = {"path": "/a", "mode": "rw"}
+#: In what is writable a repository is read-only unless a clause names it.
+REPOSITORIES: list[tuple[dict[str, object], dict[str, object], str]] = [
+    ({"write": ["/a/.git"]}, {"write": ["/a"]}, "write /a/.git"),
+    ({"write": ["/a/b/.hg/x"]}, {"write": ["/a"]}, "write /a/b/.hg/x"),
+    ({"write": ["/a/.git"]}, {"write": ["/a", "/a/.git/lfs"]}, "write /a/.git"),
+    ({"write": ["/a/.git"]}, {"workspace": RW}, "write /a/.git"),
+    ({"workspace": RW, "unprotect": [".git"]}, {"workspace": RW}, 'unprotect = "/a/.git"'),
+    ({"workspace": RW, "unprotect": ["b/.git"]}, {"workspace": RW, "unprotect": [".git"]}, "unprotect"),
+    ({"workspace": "/a", "unprotect": [".envrc"]}, {"workspace": "/a"}, "change a copy of /a/.envrc"),
+]
+
+
+@pytest.mark.parametrize(("mine", "other", "beyond"), REPOSITORIES)
+def test_a_repository_that_a_clause_names_is_more(
+    mine: dict[str, object], other: dict[str, object], beyond: str
+) -> None:
+    asked, had = Policy(**mine), Policy(**other)  # type: ignore[arg-type]
+    assert any(beyond in words for words in asked.excess(had)), asked.excess(had)
+    assert not asked.within(had)
+
+
+@pytest.mark.parametrize(
+    ("mine", "other"),
+    [
+        ({"write": ["/a/b"]}, {"write": ["/a"]}),
+        ({"write": ["/a/.git/lfs"]}, {"write": ["/a/.git"]}),
+        ({"write": ["/a"]}, {"write": ["/a", "/a/.git"]}),
+        ({"workspace": RW}, {"workspace": RW, "unprotect": [".git", ".envrc"]}),
+        ({"workspace": {"path": "/a/.git", "mode": "rw"}}, {"write": ["/a/.git"]}),
+    ],
+)
+def test_a_repository_that_no_clause_names_is_not(mine: dict[str, object], other: dict[str, object]) -> None:
+    asked = Policy(**mine).excess(Policy(**other))  # type: ignore[arg-type]
+    assert asked == []
+
+
+def test_what_a_backend_may_leave_weaker_is_what_its_table_says() -> None:
+    """The comparison must not load the backends; what it knows of them is theirs."""
+    assert tuple(backends.BACKENDS) == BACKENDS
+    for name in BACKENDS:
+        own = backends.table(name).mechanisms
+        before = [backends.table(better).mechanisms for better in BACKENDS[: BACKENDS.index(name)]]
+        weaker = [c for c in Control if own[c].optional and any(own[c] != better[c] for better in before)]
+        assert set(weaker) == set(WEAKER_BACKENDS.get(name, ()))
+        assert all(own[c].never for c in weaker if c is not Control.LIMITS_TASKS)
