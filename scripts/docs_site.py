@@ -1,7 +1,7 @@
 """What `make docs` needs besides mkdocs.yml: the project's own pages, their links, and doctests as code.
 
-mkdocs only knows pages in docs/. SECURITY.md and its neighbours lie beside it, where people look for them, so the build
-takes them in as pages of the site, and a link to a file becomes a link to the page that was made from it.
+mkdocs only knows pages in docs/. SECURITY.md and its neighbours lie beside it, where people look for them.
+The build adds them to the site, and turns a link to a file into a link to the page that is made from it.
 """
 
 from __future__ import annotations

@@ -60,6 +60,6 @@ def test_a_page_that_leads_nowhere_ends_the_build(checkout: Path, tmp_path: Path
 
 
 def test_a_name_that_the_package_does_not_have_ends_the_build(checkout: Path, tmp_path: Path) -> None:
-    (checkout / "docs" / "reference" / "python" / "errors.md").write_text("# Errors\n\n::: stockade.Nothing\n")
+    (checkout / "docs/reference/python/errors.md").write_text("# Errors\n\n::: stockade.Nothing\n")
     done = built(checkout, tmp_path / "site")
     assert done.returncode != 0 and "stockade.Nothing could not be found" in done.stderr
