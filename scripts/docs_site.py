@@ -57,7 +57,7 @@ def with_site_links(text: str, source: Path, place: str) -> str:
     return _LINK.sub(link, text)
 
 
-class Doctests(Extension):
+class Doctests(Extension):  # type: ignore[misc]
     """Shows the examples of docstrings as code: in Markdown `>>>` is a quotation."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
