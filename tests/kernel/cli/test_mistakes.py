@@ -172,6 +172,22 @@ MISTAKES: dict[str, tuple[Prepare, str, str, str]] = {
         typed("run", "--raed", "/x", "--", "true"),
         "unknown option --raed", "did you mean --read?", "--help",
     ),
+    "a terminal as docker gives one": (
+        typed("run", "-it", "--", "bash"),
+        "unknown option -it", "gets a terminal of its own automatically", "leave it out",
+    ),
+    "a volume": (
+        typed("run", "-v", "/data:/data", "--", "ls"),
+        "-v /data:/data", "mounts nothing", "--read /path",
+    ),
+    "a profile that is none": (
+        typed("run", "--profile", "stict", "--", "true"),
+        'profile = "stict"', "is not a known profile", "did you mean strict?",
+    ),
+    "a PATH that has not the command": (
+        typed("run", "--env", "PATH=/opt/bin", "--", "true"),
+        "true: ", "PATH inside is /opt/bin", "--env PATH=/opt/bin:",
+    ),
     "an option without its value": (
         typed("run", "--timeout"), "--timeout", "expected one argument", "write the value after the option",
     ),
