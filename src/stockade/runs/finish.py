@@ -81,7 +81,9 @@ def result_of(
 
 
 def _warnings(prepared: RunPreparation) -> list[str]:
-    return warnings(prepared.resolved.policy, "" if _covers(prepared) else prepared.plan.backend)
+    network = prepared.resolved.network
+    found = warnings(prepared.resolved.policy, "" if _covers(prepared) else prepared.plan.backend)
+    return [*found, *(network.warnings if network else ())]
 
 
 def _covers(prepared: RunPreparation) -> bool:
