@@ -240,6 +240,10 @@ MISTAKES: dict[str, tuple[Prepare, str, str, str]] = {
         typed("run", "--limit", "disk=1M", "--", "sh", "-c", "head -c 2000000 /dev/zero > big"),
         "No space left on device", "limits.disk = 1M", "--limit disk=2M",
     ),
+    "too few tasks": (
+        typed("run", "--limit", "tasks=8", "--", "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do sleep 1 & done"),
+        "Cannot fork", "8", "--limit tasks=16",
+    ),
     "tasks that are no number": (
         typed("run", "--limit", "tasks=nine", "--", "true"),
         'limits.tasks = "nine"', "is not a whole number", "such as 64",
