@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     except PolicyError as error:
         raise with_location(error, found) from None
     try:
-        plan = prepared.plan
+        plan, network = prepared.plan, prepared.resolved.network
         if args.json:
             import msgspec
 
@@ -54,13 +54,15 @@ def main(argv: list[str]) -> int:
                 "command": words,
                 "operations": ops,
                 "matched": prepared.resolved.hidden.matched,
+                "passed": network.variables if network else {},
+                "notes": [*network.notes, *network.warnings] if network else [],
             }
             sys.stdout.buffer.write(output.as_json(shown))
             return 0
         rows = [[str(number), op.describe(), op.clause] for number, op in enumerate(plan.ops, 1)]
         print(output.table(rows, ["", "operation", "because of"], wrap=(1, 2)))
         print(f"\nthen execute: {output.name(' '.join(words))}")
-        for note in prepared.resolved.hidden.notes:
+        for note in (*(network.lines if network else ()), *prepared.resolved.hidden.notes):
             print(output.name(note))
         print(f"backend {plan.backend}, policy {found.policy.hash[:16]}, plan {plan.hash}")
         return 0

@@ -129,6 +129,7 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
     add("-p", "--policy", metavar="FILE", help="the policy file; no other file is read")
     add("--agent", metavar="NAME", default="", help="use the policy that your layers give this agent")
     add("--category", metavar="NAME", default="", help="its category, if the layers do not name one")
+    add("--profile", metavar="NAME", help="the starting point of the policy: `stockade profiles` lists them")
     add("--read", metavar="PATH", action="append", help="show a path read-only")
     add("--write", metavar="PATH", action="append", help="show a path, writable for real")
     add("--deny", metavar="PATH", action="append", help="hide a path or pattern in the workspace")
@@ -138,7 +139,7 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
         action="append",
         help="let the program change a protected path in the workspace, such as .git",
     )
-    add("--net", metavar="open", help='"open" shares the host\'s network; default: none')
+    add("--net", metavar="open|none", help="open shares the host's network; none, the default, has none")
     add("--env", metavar="K=V", action="append", help="set a variable inside")
     add("--pass-env", metavar="K", action="append", help="pass one of your variables")
     limits = "a limit: memory, tasks, cpu, cpu_time, wall, files, output, disk"
@@ -290,17 +291,23 @@ def command(args: argparse.Namespace) -> list[str]:
     words: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not words:
         raise PolicyError("there is no command to run", hint="write it after --: stockade run -- COMMAND ...")
+    if args.verbose and ":" in words[0] and "--" in words:
+        raise PolicyError(
+            f"-v {words[0]}: -v makes Stockade say more, and mounts nothing",
+            hint="write --read /path, or --write /path: a path has the same name inside",
+        )
     return words
 
 
 def _flags(args: argparse.Namespace) -> dict[str, Any]:
-    if args.net not in (None, "open"):
+    if args.net not in (None, "open", "none"):
         raise PolicyError(
             f"--net {args.net}: this version cannot allow single hosts",
-            hint="`--net open` shares the host's whole network; without --net the program has no network",
+            hint="`--net open` shares the host's whole network; `--net none`, the default, has none",
         )
     workspace = {key: value for key, value in (("path", args.workspace), ("mode", args.mode)) if value}
     flags: dict[str, Any] = {
+        "profile": args.profile,
         "read": args.read,
         "write": args.write,
         "deny": args.deny,

@@ -72,11 +72,16 @@ DEFAULT_LIMITS = (Control.LIMITS_TASKS, Control.LIMITS_OUTPUT, Control.LIMITS_FI
 
 
 def _suggest_key(name: str, names: Iterable[str], prefix: str) -> str:
-    """The hint for a key that does not exist: the same key of a table, or the nearest name."""
+    """The hint for a key that does not exist: a table's key, a near name, or another tool's word."""
+    from stockade.policy.suggestions import closest, for_clause
+
     for table in () if prefix else ("workspace", "limits", "reuse"):
         if name in TABLES[table].__struct_fields__:
             return f"did you mean {table}.{name}?"
-    return values.nearest(name, names, prefix)
+    known = tuple(names)
+    if (written := for_clause(name)) and not closest(name, known):
+        return written
+    return values.nearest(name, known, prefix)
 
 
 class _KeywordCheck(msgspec.StructMeta):
@@ -297,8 +302,8 @@ def _reuse(key: str, value: Any) -> Any:
 
 
 def _net(key: str, value: Any) -> tuple[()] | str:
-    if isinstance(value, str) and value == "open":
-        return "open"
+    if isinstance(value, str) and value in ("open", "none"):
+        return "open" if value == "open" else ()
     if isinstance(value, list | tuple):
         if not value:
             return ()
@@ -306,10 +311,13 @@ def _net(key: str, value: Any) -> tuple[()] | str:
             key,
             value,
             "this version does not enforce network rules",
-            'write net = [] for no network, or net = "open" for all of the host\'s',
+            'write net = "none" for no network, or net = "open" for all of the host\'s',
         )
     raise InvalidValueError(
-        key, value, 'is neither [] nor "open"', 'write [] for no network, "open" for all of the host\'s'
+        key,
+        value,
+        'is neither "none" nor "open"',
+        'write "none" for no network, "open" for all of the host\'s',
     )
 
 
@@ -376,7 +384,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         allow_commit: Paths of the workspace that are committed although tools of the host run or obey them
             (relative patterns).
         exec: The only files that may be executed (patterns).
-        net: No network, or all of the host's (`[]` or `"open"`).
+        net: No network, or all of the host's (`"none"` or `"open"`).
         env: Variables that are set inside (a table).
         pass_env: Variables of your environment that are passed on (names).
         image: The root file system (`"host"`).

@@ -36,8 +36,9 @@ from stockade.resolve.toolchain.needs import Surroundings, Toolchain, shown_by, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
+    from stockade.resolve.host_network import HostNetwork
     from stockade.resolve.paths.hidden_paths import HiddenPaths
     from stockade.resolve.paths.programs import Programs
 
@@ -87,8 +88,10 @@ def resolve(
         chain = _toolchain(policy, base, opener, grants, workspace, command)
         if mounts and workspace is not None and workspace.access != "write" and caller.uid == 0:
             _show_mounted(workspace, opener, grants)
+        network = _host_network(policy, base, opener, grants, workspace) if policy.net == "open" else None
         private = (quote(literal(path)) for path in chain.hidden)
         hidden = hide((*policy.deny, *private), caller, grants, workspace, shown_by(base))
+        network = network and network.without(hidden)
         sockets = Control.IPC in policy.accept
         for path, grant in grants.items():
             if mounts and (not sockets or path in hidden.above):
@@ -107,11 +110,12 @@ def resolve(
             repositories=_repositories(policy, grants.values(), workspace, hidden, caller),
             hidden=hidden,
             programs=programs,
-            environ=environment(policy, base, caller, chain.path),
+            environ=environment(policy, base, caller, chain.path, network.variables if network else None),
             limits=effective(policy.limits, base.limits),
             links=chain.links,
             places=places(opener.named, root) if root else (),
             _open=opener.open,
+            network=network,
         )
         _check_durable(resolved)
         return resolved
@@ -220,16 +224,44 @@ def _toolchain(
     return found
 
 
-def environment(policy: Policy, base: Profile, caller: Caller, path: tuple[str, ...] = ()) -> dict[str, str]:
+def _host_network(
+    policy: Policy, base: Profile, opener: _PathOpener, grants: dict[str, Grant], workspace: Grant | None
+) -> HostNetwork:
+    """Grant the certificates that the user's environment names, for a program with the host's network."""
+    from stockade.resolve import host_network
+
+    trees = [*shown_by(base), *grants, *(() if workspace is None else (workspace.path,))]
+    found = host_network.find(
+        policy,
+        opener.caller.environ,
+        opener.caller.home,
+        lambda path: any(covers(tree, path) for tree in trees),
+        lambda path, name: opener.grant(
+            f"{literal(path)}?", "read", f'net = "open", for {name}', pinned=True
+        ),
+    )
+    grants.update((grant.path, grant) for grant in found.grants)
+    return found
+
+
+def environment(
+    policy: Policy,
+    base: Profile,
+    caller: Caller,
+    path: tuple[str, ...] = (),
+    network: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """Build the whole environment inside: no variable of the host unless it is passed by name.
 
-    The directories in `path` are searched before those of the profile.
+    The directories in `path` are searched before those of the profile. `network` are the variables that
+    the host's network needs.
     """
     environ = {"HOME": caller.home, "USER": caller.user, "LOGNAME": caller.user, "SHELL": "/bin/sh"}
     environ.update(base.env)
     for name in (*base.pass_env, *policy.pass_env):
         if (value := caller.environ.get(name)) is not None:
             environ[name] = value
+    environ.update(network or {})
     if path:
         environ["PATH"] = ":".join((*path, environ["PATH"]))
     environ.update(policy.env)
