@@ -1,4 +1,4 @@
-"""Writes the reference parts of docs/policy.md and docs/within.md from the model, so that they cannot part.
+"""Writes the tables of the policy pages in docs/reference from the model, so that page and code agree.
 
 python scripts/policy_reference.py           write it
 python scripts/policy_reference.py --check   exit code 1 if it is stale
@@ -26,7 +26,7 @@ from stockade.policy.profile import profile
 from stockade.policy.values import time_text
 from stockade.runs.evidence import OBSERVED
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[1] / "docs" / "reference"
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end of what is generated -->)", re.DOTALL)
 
 
@@ -126,7 +126,11 @@ def _without(control: Control, way: Mechanism) -> str:
 
 
 #: By page, what makes its generated parts.
-PAGES = {"policy.md": {"clauses": clauses, "controls": controls}, "within.md": {"rules": rules}}
+PAGES = {
+    "policy.md": {"clauses": clauses},
+    "controls.md": {"controls": controls},
+    "within.md": {"rules": rules},
+}
 
 
 def page(name: str, text: str) -> str:
