@@ -151,6 +151,7 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
         help="the directory to work in (default: this one); @ID continues a workspace, @ this directory's",
     )
     add("--mode", choices=("overlay", "rw", "ro"), help="how the workspace appears (default: overlay)")
+    add("--cwd", metavar="DIR", help="start in this directory (default: this one, if the workspace has it)")
     add("--toolchain", metavar="NAME", action="append", help="show the install that a command belongs to")
     add("--no-toolchain", action="store_true", help="show only installs that the policy names")
     add("--backend", metavar="NAME", help="use this backend, or refuse to run")
@@ -209,6 +210,25 @@ def discover_policy(args: argparse.Namespace) -> PolicySource:
     return found
 
 
+def start_directory(args: argparse.Namespace, found: PolicySource) -> str | None:
+    """Return where the command starts inside: --cwd, or where the user is; None for the workspace itself.
+
+    If a policy file chose a workspace above the user's directory, say so.
+    """
+    from stockade.linux.user import Caller
+
+    caller, rule = Caller.current(), found.policy.workspace
+    if args.cwd is None and (rule is None or rule.path == caller.cwd):
+        return None
+    from stockade.cli.ui.start_directory import inside, workspace_above
+
+    root = workspace_above(found.policy, caller)
+    if root and args.workspace is None and not (args.quiet or args.json):
+        by = f", by {output.name(found.sources[0])}" if len(found.sources) == 1 else ""
+        output.say(f"the workspace is {output.name(root)}{by}")
+    return inside(root, caller.cwd, args.cwd)
+
+
 def _idle_options(args: argparse.Namespace, policy: Policy) -> list[str]:
     """Return warnings about options that change nothing: the user may have mistyped them."""
     unset = [name for name in args.pass_env or () if name not in os.environ]
@@ -251,7 +271,13 @@ def _policy_of(args: argparse.Namespace) -> PolicySource:
 
     caller = Caller.current()
     workspace = None
-    if args.workspace is None and args.mode is not None:
+    if not caller.cwd:
+        if args.workspace is None and args.policy is None:
+            raise PolicyError(
+                "the current directory was removed",
+                hint="go to one that exists, or name a directory to work in: -w DIRECTORY",
+            )
+    elif args.workspace is None and args.mode is not None:
         workspace = caller.cwd  # --mode asks for a workspace: if this one is unfit, that is an error
     elif args.workspace is None:
         reason = unfit(caller.cwd, caller, state.state_dir(caller.environ, caller.home))
@@ -368,6 +394,7 @@ def _run_and_report(
         )
     from stockade.sandbox import sandbox
 
+    start = start_directory(args, found)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _cancel)
     quiet = args.quiet or args.json
@@ -390,6 +417,7 @@ def _run_and_report(
                 stdin=stdin,
                 on_stdout=sinks and sinks[0],
                 on_stderr=sinks and sinks[1],
+                cwd=start,
                 on_exit=args.on_exit or "keep",
                 workspace=workspace,
                 snapshot=args.snapshot,

@@ -56,9 +56,10 @@ def resolve(
     *,
     pinned: bool = False,
     command: str = "",
+    start: str = "",
     table: bytes | None = None,
 ) -> ResolvedPolicy:
-    """Find and open every path that the policy names, and what the command needs.
+    """Find and open every path that the policy names, and what the command needs if it starts in `start`.
 
     `state` is Stockade's own directory, which no grant may touch. `pinned` says that the policy's paths are
     real names already (see `discover`): a link on the way was put there since, and is refused. `table` is
@@ -85,7 +86,7 @@ def resolve(
             _apply_workspace_mode(grants, workspace)
         root = "" if workspace is None else workspace.path
         programs = _follow_links(policy, base, opener, root)
-        chain = _toolchain(policy, base, opener, grants, workspace, command)
+        chain = _toolchain(policy, base, opener, grants, workspace, command, start)
         if mounts and workspace is not None and workspace.access != "write" and caller.uid == 0:
             _show_mounted(workspace, opener, grants)
         network = _host_network(policy, base, opener, grants, workspace) if policy.net == "open" else None
@@ -190,6 +191,7 @@ def _toolchain(
     grants: dict[str, Grant],
     workspace: Grant | None,
     command: str,
+    start: str,
 ) -> Toolchain:
     """Grant the installs of the user that the command needs."""
     mine = [grant for grant in grants.values() if not grant.clause.startswith("profile")]
@@ -202,7 +204,7 @@ def _toolchain(
         lambda: Surroundings(
             home=opener.home.rstrip("/"),
             environ=opener.caller.environ,
-            cwd=opener.caller.home if workspace is None else workspace.path,
+            cwd=os.path.join(opener.caller.home if workspace is None else workspace.path, start),
             caller_cwd=opener.caller.cwd or "/",
             uid=opener.caller.uid,
             shown=(*shown_by(base), *(path for path, grant in grants.items() if grant not in mine)),
