@@ -32,7 +32,7 @@ from stockade.resolve.paths import protected_paths
 from stockade.resolve.paths.hidden_paths import hide
 from stockade.resolve.paths.policy_paths import MODES, OWN, SYSTEM, NamedPath, expand, places
 from stockade.resolve.resolved import Grant, ResolvedPolicy
-from stockade.resolve.toolchain.needs import Surroundings, Toolchain, shown_by, toolchain
+from stockade.resolve.toolchain.needs import Surroundings, Toolchain, search_path, shown_by, toolchain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def resolve(
             repositories=_repositories(policy, grants.values(), workspace, hidden, caller),
             hidden=hidden,
             programs=programs,
-            environ=environment(policy, base, caller, chain.path),
+            environ=environment(policy, base, caller, chain.path, chain.path_after),
             limits=effective(policy.limits, base.limits),
             links=chain.links,
             places=places(opener.named, root) if root else (),
@@ -190,16 +190,20 @@ def _toolchain(
     """Grant the installs of the user that the command needs."""
     mine = [grant for grant in grants.values() if not grant.clause.startswith("profile")]
     mine += [] if workspace is None else [workspace]
+    project = "" if workspace is None else workspace.path
     found = toolchain(
         policy,
         base,
         opener.caller,
         command,
+        project,
         lambda: Surroundings(
             home=opener.home.rstrip("/"),
             environ=opener.caller.environ,
-            cwd=opener.caller.home if workspace is None else workspace.path,
+            search=search_path(opener.caller),
+            cwd=project or opener.caller.home,
             caller_cwd=opener.caller.cwd or "/",
+            project=project,
             uid=opener.caller.uid,
             shown=(*shown_by(base), *(path for path, grant in grants.items() if grant not in mine)),
             granted=tuple(grant.path for grant in mine),
@@ -220,18 +224,20 @@ def _toolchain(
     return found
 
 
-def environment(policy: Policy, base: Profile, caller: Caller, path: tuple[str, ...] = ()) -> dict[str, str]:
+def environment(
+    policy: Policy, base: Profile, caller: Caller, before: tuple[str, ...] = (), after: tuple[str, ...] = ()
+) -> dict[str, str]:
     """Build the whole environment inside: no variable of the host unless it is passed by name.
 
-    The directories in `path` are searched before those of the profile.
+    PATH has the directories in `before`, then those of the profile, then those in `after`.
     """
     environ = {"HOME": caller.home, "USER": caller.user, "LOGNAME": caller.user, "SHELL": "/bin/sh"}
     environ.update(base.env)
     for name in (*base.pass_env, *policy.pass_env):
         if (value := caller.environ.get(name)) is not None:
             environ[name] = value
-    if path:
-        environ["PATH"] = ":".join((*path, environ["PATH"]))
+    if before or after:
+        environ["PATH"] = ":".join((*before, environ["PATH"], *after))
     environ.update(policy.env)
     return environ
 
