@@ -12,6 +12,7 @@ from stockade.policy.values import size_text, time_text
 from stockade.resolve.resolved import ResolvedPolicy
 from stockade.result import Outcome, Verdict
 from stockade.runs.cgroup import SandboxCgroups
+from stockade.runs.io.streams import LAST
 from stockade.runs.supervise import RunEnding
 
 
@@ -71,7 +72,8 @@ def judge(
             return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
         from stockade.runs.explain.ran_and_failed import hints
 
-        hint = "; ".join(filter(None, (hint, hints(code, reply, program, resolved, full))))
+        last = ended.last or ended.stderr[-LAST:]
+        hint = "; ".join(filter(None, (hint, hints(code, reply, program, resolved, full, last))))
         return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
     number = os.WTERMSIG(reply.status)
     cause = f": {CAUSES[number]}" if number in CAUSES else ""

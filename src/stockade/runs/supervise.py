@@ -135,6 +135,8 @@ class RunEnding(msgspec.Struct, frozen=True):
     before: Baseline = Baseline()
     stdout: bytes = b""
     stderr: bytes = b""
+    #: The last bytes of stderr or of the terminal, also if nothing was kept.
+    last: bytes = b""
     truncated: bool = False
     spilled: tuple[SpillFile, ...] = ()
     #: The SHA-256 of each stream that the supervisor read.
@@ -199,6 +201,7 @@ def _supervise_program(
             before=watch.before,
             stdout=streams.content(1),
             stderr=streams.content(2),
+            last=streams.last(),
             truncated=streams.truncated,
             spilled=streams.spilled(),
             digests=streams.digests(),

@@ -33,7 +33,7 @@ import msgspec
 
 from stockade.gate import client
 from stockade.runs.io.eventloop import READABLE, WRITABLE, Events
-from stockade.runs.io.streams import CHUNK
+from stockade.runs.io.streams import CHUNK, LAST
 from stockade.runs.supervise import LEFT
 from stockade.sessions.attach.terminal_modes import ABORT, Modes
 
@@ -91,6 +91,8 @@ class UserTerminal:
         self.lost = False
         #: Whether the user has typed the way out.
         self.left = False
+        #: The last bytes that the program printed.
+        self.last = b""
         self._until = until
         self._apart = redirected()
         self._own: list[int] = []
@@ -145,13 +147,17 @@ class UserTerminal:
         os.set_blocking(outer, False)
         self._own.append(writer := os.dup(outer))
         self._channel, self._events, self._outer, self._writer = channel, events, outer, writer
-        self._screen = _Flow(events, outer, self._out, self._modes.see)
+        self._screen = _Flow(events, outer, self._out, self._see)
         self._keys = _Flow(events, self._in, writer, self._watch_for_way_out, lossy=True)
         self._listen()
         self._resize()
         self._screen.read(True)
         if not self._behind:
             self._take_keyboard()
+
+    def _see(self, data: bytes) -> None:
+        self._modes.see(data)
+        self.last = (self.last + data)[-LAST:]
 
     def move(self, end: int) -> None:
         """Handle a descriptor that is ready: copy its data, or handle signals."""

@@ -1,8 +1,8 @@
 """Hints about a program that ran and exited with an error that a wall may explain.
 
-Nothing is guessed from what the program printed. A hint rests on what the kernel counted, on what the policy
-shows and hides, or on what a well-known program cannot do under any policy. It may not be the reason for the
-failure, but it is always true.
+A hint rests on what the kernel counted, on what the policy shows and hides, or on what a well-known program
+cannot do under any policy. What the program printed last only decides what to look for (`printed`). A hint
+may not be the reason for the failure, but it is always true.
 """
 
 from __future__ import annotations
@@ -39,12 +39,27 @@ WRITERS = (
 #: Entries of /etc that are made for the sandbox.
 MADE = ("passwd", "group", "hostname", "hosts", "resolv.conf", "nsswitch.conf")
 MOST_WORDS = 64
+#: Words that `printed` has hints for.
+LAST_WORDS = (
+    b"No module named", b"cross-device link", b"not a git repository", b"tell me who you are",
+    b"Read-only file system",
+)  # fmt: skip
 #: The exit code of git after "fatal:".
 GIT_GAVE_UP = 128
 
 
-def hints(code: int, reply: wire.Reply, program: client.Program, resolved: ResolvedPolicy, full: bool) -> str:
-    """Return the hints about what may explain an exit code; `full` says that limits.disk is used up."""
+def hints(
+    code: int,
+    reply: wire.Reply,
+    program: client.Program,
+    resolved: ResolvedPolicy,
+    full: bool,
+    last: bytes = b"",
+) -> str:
+    """Return the hints about what may explain an exit code.
+
+    `full` says that limits.disk is used up; `last` is what the program printed last.
+    """
     found = [
         NEVER.get(os.path.basename(program.argv[0]), ""),
         _not_found(code, program),
@@ -52,8 +67,17 @@ def hints(code: int, reply: wire.Reply, program: client.Program, resolved: Resol
         _disk(resolved) if full else "",
         _repository(code, program, resolved),
         _denied(program, resolved) or _unseen(program, resolved) or _unwritable(program, resolved),
+        *_printed(last, program, resolved),
     ]
     return "; ".join(filter(None, found))
+
+
+def _printed(last: bytes, program: client.Program, resolved: ResolvedPolicy) -> list[str]:
+    if not any(words in last for words in LAST_WORDS):
+        return []
+    from stockade.runs.explain import printed
+
+    return printed.hints(last, program, resolved)
 
 
 def _not_found(code: int, program: client.Program) -> str:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from stockade.runs.register.register import RegisterEntry
 
 CHUNK = 1 << 16
+#: How many bytes of a run's last words are kept for hints, whatever becomes of its output.
+LAST = 4096
 #: A program that prints for ever must not fill the disk: output past this is counted, not kept.
 MOST_SPILLED = 4 << 30
 Sink = Callable[[bytes], object]
@@ -99,6 +101,7 @@ class Output:
         self._sink = sink
         self._spill = spill
         self._kept = bytearray()
+        self.last = b""
         self._digest = Sha256Stream()
         self.truncated = False
 
@@ -110,6 +113,7 @@ class Output:
             return -1
         if data:
             self._digest.update(data)
+            self.last = (self.last + data)[-LAST:] if len(data) < LAST else data[-LAST:]
         if self._sink is not None and data:
             self._sink(data)
         if self._spill is not None and data:
@@ -198,6 +202,10 @@ class TerminalHandler(Protocol):
     def close(self) -> None:
         """Close all descriptors; may be called again."""
 
+    @property
+    def last(self) -> bytes:
+        """The last bytes that the program printed."""
+
 
 class Streams:
     """The pipes of one run. The caller that makes them closes them."""
@@ -243,6 +251,12 @@ class Streams:
     def content(self, number: int) -> bytes:
         """Return the bytes that were kept of stdout (1) or stderr (2)."""
         return self._outputs[number].content() if number in self._outputs else b""
+
+    def last(self) -> bytes:
+        """Return the last bytes of stderr, or of the terminal; for hints, so nothing may depend on them."""
+        if 2 in self._outputs:
+            return self._outputs[2].last
+        return b"" if self.terminal is None else self.terminal.last
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of each stream; the output of a terminal is not one."""

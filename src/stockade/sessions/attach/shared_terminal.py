@@ -191,6 +191,11 @@ class SharedTerminal:
             self._vacant = None
         self._update_watches()
 
+    @property
+    def last(self) -> bytes:
+        """Nothing: several programs share the terminal."""
+        return b""
+
     def rest(self) -> None:
         """Read the output left by the ended program, and give the clients a moment to take it."""
         most = LEFT
