@@ -32,7 +32,7 @@ from stockade.resolve.paths import protected_paths
 from stockade.resolve.paths.hidden_paths import hide
 from stockade.resolve.paths.policy_paths import MODES, OWN, SYSTEM, NamedPath, expand, places
 from stockade.resolve.resolved import Grant, ResolvedPolicy
-from stockade.resolve.toolchain.needs import Surroundings, Toolchain, shown_by, toolchain
+from stockade.resolve.toolchain.needs import Surroundings, Toolchain, search_path, shown_by, toolchain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -111,7 +111,14 @@ def resolve(
             repositories=_repositories(policy, grants.values(), workspace, hidden, caller),
             hidden=hidden,
             programs=programs,
-            environ=environment(policy, base, caller, chain.path, network.variables if network else None),
+            environ=environment(
+                policy,
+                base,
+                caller,
+                chain.path,
+                chain.path_after,
+                network.variables if network else None,
+            ),
             limits=effective(policy.limits, base.limits),
             links=chain.links,
             places=places(opener.named, root) if root else (),
@@ -196,16 +203,20 @@ def _toolchain(
     """Grant the installs of the user that the command needs."""
     mine = [grant for grant in grants.values() if not grant.clause.startswith("profile")]
     mine += [] if workspace is None else [workspace]
+    project = "" if workspace is None else workspace.path
     found = toolchain(
         policy,
         base,
         opener.caller,
         command,
+        project,
         lambda: Surroundings(
             home=opener.home.rstrip("/"),
             environ=opener.caller.environ,
-            cwd=os.path.join(opener.caller.home if workspace is None else workspace.path, start),
+            search=search_path(opener.caller),
+            cwd=os.path.join(project or opener.caller.home, start),
             caller_cwd=opener.caller.cwd or "/",
+            project=project,
             uid=opener.caller.uid,
             shown=(*shown_by(base), *(path for path, grant in grants.items() if grant not in mine)),
             granted=tuple(grant.path for grant in mine),
@@ -250,13 +261,14 @@ def environment(
     policy: Policy,
     base: Profile,
     caller: Caller,
-    path: tuple[str, ...] = (),
+    before: tuple[str, ...] = (),
+    after: tuple[str, ...] = (),
     network: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Build the whole environment inside: no variable of the host unless it is passed by name.
 
-    The directories in `path` are searched before those of the profile. `network` are the variables that
-    the host's network needs.
+    PATH has the directories in `before`, then those of the profile, then those in `after`. `network` are the
+    variables that the host's network needs.
     """
     environ = {"HOME": caller.home, "USER": caller.user, "LOGNAME": caller.user, "SHELL": "/bin/sh"}
     environ.update(base.env)
@@ -264,8 +276,8 @@ def environment(
         if (value := caller.environ.get(name)) is not None:
             environ[name] = value
     environ.update(network or {})
-    if path:
-        environ["PATH"] = ":".join((*path, environ["PATH"]))
+    if before or after:
+        environ["PATH"] = ":".join((*before, environ["PATH"], *after))
     environ.update(policy.env)
     return environ
 

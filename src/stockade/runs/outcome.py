@@ -80,7 +80,7 @@ def judge(
             return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
         from stockade.runs.explain.ran_and_failed import hints
 
-        hint = "; ".join(filter(None, (hint, hints(code, reply, program, resolved, full))))
+        hint = "; ".join(filter(None, (hint, hints(code, reply, program, resolved, full, ended.tail))))
         return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
     number = os.WTERMSIG(reply.status)
     cause = f": {CAUSES[number]}" if number in CAUSES else ""

@@ -207,9 +207,7 @@ class TestTheOption:
             ("../state", "has no directory"),
         ],
     )
-    def test_a_directory_that_is_not_there_is_refused(
-        self, workspace: Path, name: str, message: str
-    ) -> None:
+    def test_a_directory_that_is_not_there_is_refused(self, workspace: Path, name: str, message: str) -> None:
         (workspace / "file").touch()
         code, out, err = run(f"--cwd={name}", "--", "pwd", cwd=workspace)
         assert (code, out) == (125, "") and message in err
