@@ -508,7 +508,7 @@ def sandboxed(
     `TimeoutError` or `DeniedError`. The output is in `.call(...).result`.
 
     With `warm`, a `WarmPython`, a call starts no interpreter: it runs in a copy of that template, and under
-    its policy unless you pass another. docs/warm-python.md says what copies share.
+    its policy unless you pass another. docs/how-to/warm-python.md says what copies share.
     """
     how = options(
         policy, timeout=timeout, grace=grace, results=results, types=types, largest=largest,

@@ -38,7 +38,7 @@ from stockade.policy.patterns import is_included, is_pattern, is_relative, quote
 from stockade.policy.profile import profile
 from stockade.policy.values import literal, render, show, time_text
 
-#: What "no more than the other policy" means, clause by clause; docs/within.md shows the table.
+#: What "no more than the other policy" means, clause by clause; docs/reference/within.md shows the table.
 RULES: dict[str, str] = {
     "profile": "compared by its effect: the paths that it shows, the variables that it passes, its "
     "limits, and whether the directories of your `PATH` are searched",

@@ -1,4 +1,4 @@
-"""Descriptions of each clause of a policy, for the schema that editors read and for docs/policy.md.
+"""Descriptions of each clause of a policy, for the schema that editors read and for docs/reference/policy.md.
 
 Names, defaults and allowed words come from the model; here is only what the
 model does not know.
