@@ -190,7 +190,7 @@ def _shown(
     try:
         grant = opener(real, name)
     except PolicyError as error:
-        raise _RefusedError(error.message) from None
+        raise _RefusedError(error.message.partition(": ")[2]) from None
     if grant is None:
         raise _RefusedError(f"{path} does not exist")
     problem = _problem_of_directory(grant) if grant.is_dir else _problem(f"/proc/self/fd/{grant.fd}")
