@@ -12,7 +12,7 @@ import inspect
 import time
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
@@ -21,6 +21,9 @@ from stockade.agents import policies, registry
 from stockade.errors import PolicyError
 from stockade.linux.user import Caller
 from stockade.receipt.statement import Who
+
+if TYPE_CHECKING:
+    from stockade.functions.sandboxed_function import CallOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -144,7 +147,9 @@ class _UnsandboxedCall:
         receipt(None)
 
 
-def agent(name: str, *, category: str = "", **options: Any) -> Callable[[Callable[P, R]], Handler[P, R]]:
+def agent(
+    name: str, *, category: str = "", **options: Unpack[CallOptions]
+) -> Callable[[Callable[P, R]], Handler[P, R]]:
     """Decorate a function so that each call runs in a sandbox under the policy of the named agent.
 
     >>> import stockade
@@ -164,4 +169,4 @@ def agent(name: str, *, category: str = "", **options: Any) -> Callable[[Callabl
                 f"{taken}: the registry decides it by the agent's name",
                 hint=f"stockade agents add {name} ...",
             )
-    return lambda function: Handler(function, name, category, options)
+    return lambda function: Handler(function, name, category, {**options})

@@ -60,7 +60,8 @@ RULES: dict[str, str] = {
     "other's, rewritten to be relative to it",
     "exec": "only patterns of the other, or paths that one of them matches; without the clause only if the "
     "other has none either",
-    "net": '`"open"` only if the other has it',
+    "net": '`"open"` only if the other has it; the certificates and proxies that come with it are those of '
+    "your environment, the same for both",
     "env": "every variable that the other sets, with the same value; further variables are allowed",
     "pass_env": "only names that the other or its profile passes",
     "image": "the same",

@@ -72,11 +72,16 @@ DEFAULT_LIMITS = (Control.LIMITS_TASKS, Control.LIMITS_OUTPUT, Control.LIMITS_FI
 
 
 def _suggest_key(name: str, names: Iterable[str], prefix: str) -> str:
-    """The hint for a key that does not exist: the same key of a table, or the nearest name."""
+    """The hint for a key that does not exist: a table's key, a near name, or another tool's word."""
+    from stockade.policy.suggestions import closest, for_clause
+
     for table in () if prefix else ("workspace", "limits", "reuse"):
         if name in TABLES[table].__struct_fields__:
             return f"did you mean {table}.{name}?"
-    return values.nearest(name, names, prefix)
+    known = tuple(names)
+    if (written := for_clause(name)) and not closest(name, known):
+        return written
+    return values.nearest(name, known, prefix)
 
 
 class _KeywordCheck(msgspec.StructMeta):
@@ -119,7 +124,15 @@ class _Clauses(
 
 
 class WorkspaceRule(_Clauses, frozen=True):
-    """The directory that commands work in, at the same path inside as outside."""
+    """The directory that commands work in, at the same path inside as outside.
+
+    Attributes:
+        path: Appears inside at the same path as outside (a path).
+        mode: `overlay`: changes go to a layer; `rw`: they are real; `ro`: they are refused (`"overlay"`,
+            `"rw"`, `"ro"`).
+        durable: Changes survive a killed supervisor even under `limits.disk`, or the run is refused (true or
+            false).
+    """
 
     path: str = "."
     mode: Literal["overlay", "rw", "ro"] = "overlay"
@@ -131,7 +144,21 @@ class WorkspaceRule(_Clauses, frozen=True):
 
 
 class Limits(_Clauses, frozen=True):
-    """How much a run may use. None means the profile's default; a number in the policy is required."""
+    """How much a run may use. None means the profile's default; a number in the policy is required.
+
+    Write a size as a number of bytes, or as "64K", "10M" or "1G"; a time as a number of seconds, or as
+    "250ms", "30s", "5m" or "1h".
+
+    Attributes:
+        memory: Memory of the whole sandbox (a size).
+        tasks: Processes and threads at once (a number).
+        cpu: Cores (a number).
+        cpu_time: Processor time of the whole sandbox (a time).
+        wall: Time from start to end (a time).
+        output: How much of each stream is kept in memory; the rest goes to a file (a size).
+        files: Open descriptors of one process (a number).
+        disk: Changes, private `/tmp`, `/dev/shm` and home together (a size).
+    """
 
     memory: int | None = None
     tasks: int | None = None
@@ -177,7 +204,12 @@ def limit_text(name: str, value: float) -> str:
 
 
 class Syscalls(_Clauses, frozen=True):
-    """System calls beyond the profile's set, and further refusals."""
+    """System calls beyond the profile's set, and further refusals.
+
+    Attributes:
+        allow: Calls that the built-in list leaves out (names).
+        deny: Further calls to refuse (names).
+    """
 
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
@@ -210,7 +242,13 @@ def _not_none(check: values.Check) -> values.Check:
 
 
 class Reuse(_Clauses, frozen=True):
-    """How long a pool may use the same sandbox, for runs that have nothing to hide from one another."""
+    """How long a pool may use the same sandbox, for runs that have nothing to hide from one another.
+
+    Attributes:
+        requests: How many runs one sandbox serves (a number).
+        age: Age from which a sandbox takes no more runs (a time).
+        idle: How long a sandbox waits for the next run before it is ended (a time).
+    """
 
     requests: int = 100
     age: float = 600.0
@@ -264,8 +302,8 @@ def _reuse(key: str, value: Any) -> Any:
 
 
 def _net(key: str, value: Any) -> tuple[()] | str:
-    if isinstance(value, str) and value == "open":
-        return "open"
+    if isinstance(value, str) and value in ("open", "none"):
+        return "open" if value == "open" else ()
     if isinstance(value, list | tuple):
         if not value:
             return ()
@@ -273,10 +311,13 @@ def _net(key: str, value: Any) -> tuple[()] | str:
             key,
             value,
             "this version does not enforce network rules",
-            'write net = [] for no network, or net = "open" for all of the host\'s',
+            'write net = "none" for no network, or net = "open" for all of the host\'s',
         )
     raise InvalidValueError(
-        key, value, 'is neither [] nor "open"', 'write [] for no network, "open" for all of the host\'s'
+        key,
+        value,
+        'is neither "none" nor "open"',
+        'write "none" for no network, "open" for all of the host\'s',
     )
 
 
@@ -327,7 +368,38 @@ def _accepted(key: str, value: Any) -> Control:
 class Policy(_Clauses, frozen=True, kw_only=True):
     """What a run may see, change, reach and use; everything else is refused.
 
-    `Policy()` is the strict profile without a workspace.
+    `Policy()` is the strict profile without a workspace. The tables take a mapping too:
+    `Policy(workspace=".", limits={"memory": "512M"})`.
+
+    Attributes:
+        profile: The named starting point (`"strict"`, `"dev"`, `"net-client"`).
+        read: Visible, read-only; with `?` at the end only if it exists (paths).
+        write: Visible, and writable for real (paths).
+        deny: Hidden, also inside visible trees (paths and patterns, relative to the workspace).
+        protect: Paths of the workspace that must not change (relative paths).
+        unprotect: May change although protected: protected paths, `.git`, `.hg`, `.jj`, `.sl`, and what
+            version control runs (paths, relative to the workspace).
+        hold_back: Paths of the workspace that a commit holds back, besides those that tools of the host run
+            or obey (relative patterns).
+        allow_commit: Paths of the workspace that are committed although tools of the host run or obey them
+            (relative patterns).
+        exec: The only files that may be executed (patterns).
+        net: No network, or all of the host's (`"none"` or `"open"`).
+        env: Variables that are set inside (a table).
+        pass_env: Variables of your environment that are passed on (names).
+        image: The root file system (`"host"`).
+        backend: What raises the walls; a named backend is used or the run is refused; a list is in order of
+            preference (`"auto"`, `"native"`, `"bwrap"`, `"landlock"`, or a list of names; the backends of
+            other systems start nothing).
+        accept: Controls that may be weaker where the host cannot do better (controls).
+        workspace: The directory that commands work in (a path or a table).
+        limits: How much the sandbox may use (a table).
+        syscalls: Additions to the built-in list of system calls, and removals from it (a table).
+        toolchain: Whether the install of the command is shown; or further commands whose installs are shown
+            (true, false, or commands).
+        delegate: Whether the program may ask for further sandboxes, which never get more than it has itself
+            (true or false).
+        reuse: A pool may use a sandbox for several runs, one after another (a table).
     """
 
     profile: Literal["strict", "dev", "net-client"] = "strict"
@@ -335,9 +407,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     write: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     protect: tuple[str, ...] = PROTECT
-    #: Paths that are protected by default or by name and that the program may change for real all the same.
     unprotect: tuple[str, ...] = ()
-    #: Patterns of paths in the workspace that a commit holds back, and of paths that it never does.
     hold_back: tuple[str, ...] = ()
     allow_commit: tuple[str, ...] = ()
     exec: tuple[str, ...] | None = None
@@ -345,7 +415,6 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     env: Mapping[str, str] = FrozenMap()
     pass_env: tuple[str, ...] = ()
     image: Literal["host"] = "host"
-    #: One backend, several in order of preference, or the best one that enforces the whole policy.
     backend: (
         Literal["auto", "native", "bwrap", "landlock", "seatbelt", "apple-container", "pledge", "jobobject"]
         | tuple[
@@ -356,11 +425,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     workspace: WorkspaceRule | None = None
     limits: Limits = Limits()
     syscalls: Syscalls = Syscalls()
-    #: Whether the install of the command is shown; or further commands whose installs are shown.
     toolchain: bool | tuple[str, ...] = True
-    #: Whether the program may ask for further sandboxes, which never get more than it has itself.
     delegate: bool = False
-    #: Whether a pool may use a sandbox for several runs, one after another; None: for one run only.
     reuse: Reuse | None = None
 
     _checks = {

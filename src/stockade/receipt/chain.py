@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stockade import state
-from stockade.errors import NotFoundError, ReceiptError
+from stockade.errors import NotFoundError, ReceiptError, StockadeError
 from stockade.receipt import ed25519, keys
 from stockade.receipt.statement import (
     NOTHING,
@@ -162,7 +162,7 @@ class _LogErrors:
                 failure="damaged",
                 hint=f"to begin a new log, {log.aside}",
             ) from None
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not isinstance(error, StockadeError):
             raise ReceiptError(
                 f"cannot keep receipts in {log.home}: {error.strerror}", failure="not-made"
             ) from None

@@ -1,4 +1,7 @@
-"""Judge how a run ended from what the gate and the kernel report, never from what the program printed."""
+"""Judge how a run ended from what the gate and the kernel report, never from what the program printed.
+
+Only a hint may quote what the program printed.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,14 @@ def judge(
     killed: bool = False,
     full: bool = False,
     asked_inside: bool = False,
+    uncounted: bool = False,
 ) -> Verdict:
     """Return the verdict on a run that is over.
 
     `closed` says that the sandbox was closed during the run, `killed` that `stockade kill` ended it, `full`
     that limits.disk is used up, `asked_inside` that a sandboxed program chose the command: the explanation
-    then looks at no file on the host, whose existence it would reveal.
+    then looks at no file on the host, whose existence it would reveal. `uncounted` says that the kernel
+    limits the tasks without counting those that it refuses.
     """
     reply, limits = ended.reply, resolved.limits
     if killed:
@@ -65,6 +70,10 @@ def judge(
     if reply.status == 0:
         return Verdict(Outcome.EXITED, 0)
     hint = _task_hint(ended, limits, group)
+    if uncounted and not hint:
+        from stockade.runs.explain.ran_and_failed import no_more_tasks
+
+        hint = no_more_tasks(ended.tail, limits.tasks)
     if os.WIFEXITED(reply.status):
         code = os.WEXITSTATUS(reply.status)
         if asked_inside:
@@ -120,7 +129,8 @@ def _killed(reply: wire.Reply) -> bool:
 def _task_hint(ended: RunEnding, limits: Limits, group: SandboxCgroups | None) -> str:
     if group is None or not (refused := group.task_refusals() - ended.before.task_refusals):
         return ""
-    return f"the limit of {limits.tasks} tasks was reached and {refused} more were refused: limits.tasks"
+    words = f"the limit of {limits.tasks} tasks was reached and {refused} more were refused"
+    return f"{words}: --limit tasks={2 * (limits.tasks or 1)} (limits.tasks) allows more"
 
 
 ALL_KILLED = "a program killed everything in the sandbox"

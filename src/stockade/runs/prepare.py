@@ -237,17 +237,19 @@ def prepare(
     dry: bool = False,
     living: bool = False,
     command: Sequence[str] = (),
+    cwd: str | os.PathLike[str] | None = None,
     workspace: Workspace | None = None,
     template: Template | None = None,
 ) -> RunPreparation:
     """Select a backend, resolve the policy, make the host's resources and compile the plan.
 
     With `dry` nothing is made: the plan is only shown. `living` says that several commands will run,
-    `command` is the first one if it is known, `workspace` is the workspace to continue, and `template` is
-    what the sandbox's first process is copied from.
+    `command` is the first one if it is known and `cwd` where it starts, `workspace` is the workspace to
+    continue, and `template` is what the sandbox's first process is copied from.
     """
     with os_errors.setup_errors():
-        return _resolve_and_plan(policy, pinned, dry, living, tuple(command), workspace, template)
+        start = os.fsdecode(cwd or "").partition("\0")[0]  # `command` refuses a NUL byte
+        return _resolve_and_plan(policy, pinned, dry, living, tuple(command), start, workspace, template)
 
 
 def _resolve_and_plan(
@@ -256,6 +258,7 @@ def _resolve_and_plan(
     dry: bool,
     living: bool,
     command: tuple[str, ...],
+    start: str,
     workspace: Workspace | None,
     template: Template | None,
 ) -> RunPreparation:
@@ -272,7 +275,7 @@ def _resolve_and_plan(
         from stockade.runs.explain.gate_refused import no_copies
 
         raise no_copies(backend.name)
-    resolved = resolve(policy, caller, home, pinned=pinned, command=command[0] if command else "")
+    resolved = resolve(policy, caller, home, pinned=pinned, command=command[0] if command else "", start=start)
     made = HostResources()
     try:
         if template is not None:

@@ -544,7 +544,9 @@ def run(
     account = Account(chosen, argv, named(who))
     with account.telling(), Events() as events:
         again = open_workspace(workspace)
-        prepared = prepare(chosen, pinned=pinned, command=argv, workspace=again, template=template_of(cmd))
+        prepared = prepare(
+            chosen, pinned=pinned, command=argv, cwd=cwd, workspace=again, template=template_of(cmd)
+        )
         account.prepared = prepared
 
         def make_run() -> Run:

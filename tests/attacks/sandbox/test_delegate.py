@@ -25,6 +25,7 @@ from stockade.receipt.verify import check_log
 from stockade.resolve.child_policy import child, confirm
 from stockade.resolve.resolution import resolve
 from stockade.runs.register import register
+from support.certificates import CERTIFICATE
 from support.means import applies
 from support.paths import ROOT
 
@@ -109,6 +110,25 @@ def test_a_child_has_the_walls_of_its_parent_whatever_made_them(places: Path) ->
 
     told = json.loads(asyncio.run(later()).text)
     assert told["exit_code"] == 1 and "No such file" in told["stderr"]
+
+
+def test_a_child_with_the_network_gets_the_certificates_of_its_parent_and_no_others(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (places / "ca.pem").write_text(CERTIFICATE)
+    monkeypatch.setenv("SSL_CERT_FILE", str(places / "ca.pem"))
+    monkeypatch.setenv("https_proxy", "http://me:hunter2@proxy:3128")
+    show = {"command": ["sh", "-c", 'cat "$SSL_CERT_FILE"; echo "$https_proxy"'], "policy": {"net": "open"}}
+    (given,), _ = ask(having(places, net="open"), show)
+    assert given["stdout"] == f"{CERTIFICATE}http://proxy:3128\n"
+    (without,), _ = ask(having(places, net="open"), show | {"policy": {}})
+    assert without["stdout"] == "\n"
+    own = having(places, net="open", env={"SSL_CERT_FILE": "/own.pem"})
+    (other,), _ = ask(own, show)
+    assert other["stdout"] == "http://proxy:3128\n" and "/own.pem" in other["stderr"]
+    hidden = having(places, net="open", read=[f"{places}/open"], deny=[f"{places}/ca.pem"])
+    (none,), _ = ask(hidden, show)
+    assert "BEGIN" not in str(none)
 
 
 def test_nothing_can_be_asked_for_without_the_right(places: Path) -> None:
