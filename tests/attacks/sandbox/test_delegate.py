@@ -25,7 +25,7 @@ from stockade.receipt.verify import check_log
 from stockade.resolve.child_policy import child, confirm
 from stockade.resolve.resolution import resolve
 from stockade.runs.register import register
-from support.means import applies
+from support.means import applies, need
 from support.paths import ROOT
 
 CLIENT = (ROOT / "src/stockade/inside/delegate_request.py").read_text()
@@ -167,6 +167,15 @@ def test_a_child_is_given_no_more_than_its_parent_has(places: Path) -> None:
     # What is left out is the parent's: what is hidden stays so, and its limits hold.
     (seen,), _ = ask(policy, {"command": ["ls", f"{places}/open"], "policy": {"read": [f"{places}/open"]}})
     assert seen["stdout"].split() == ["link", "sub"]
+
+
+def test_a_child_of_a_worker_has_the_budget_of_a_worker() -> None:
+    need(host().has("cgroup.memory") and host().has("cgroup.cpuacct"), "this user has no cgroups here")
+    allocate = {"command": ["python3", "-c", "x = bytearray(200 << 20)"]}
+    asks = [allocate, allocate | {"policy": {"profile": "strict"}}]
+    answers, _ = ask(Policy(profile="worker", delegate=True), *asks)
+    assert answers[0]["outcome"] == "out-of-memory"
+    assert 'limits.memory: none where "64M" is allowed' in answers[1]["refused"]
 
 
 def test_what_a_pattern_hides_from_a_program_is_hidden_from_its_children(places: Path) -> None:
