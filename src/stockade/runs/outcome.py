@@ -106,7 +106,7 @@ def _over_limit(ended: RunEnding, limits: Limits, group: SandboxCgroups | None) 
         used = (
             group.cpu_used() if by == wire.ENDED_BY_CPU and group is not None else reply.user + reply.system
         )
-        # RLIMIT_CPU, which stands in for a cgroup, counts ticks: on a busy machine they run ahead of the usage.
+        # RLIMIT_CPU, instead of a cgroup, counts ticks, which run ahead of the usage on a busy machine.
         least = limits.cpu_time if group is not None else limits.cpu_time / 2
         if by == wire.ENDED_BY_CPU or (_killed(reply) and used >= least):
             allowed = time_text(limits.cpu_time)
