@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+#: How many seconds a call may take, if neither the handler nor the agent's policy says.
+TIMEOUT = 30.0
 #: The function behind each agent's name in this process: its module and its qualified name.
 _handlers: dict[str, tuple[str, str]] = {}
 
@@ -88,7 +90,9 @@ class Handler(Generic[P, R]):
         from stockade.functions.sandboxed_function import SandboxedFunction, options
 
         found = policies.policy_for(agent, caller)
-        how = options(found.policy, who={"agent": agent.name, "category": agent.category}, **self._options)
+        default = TIMEOUT if found.policy.limits.wall is None else None
+        given = {"timeout": default, "who": {"agent": agent.name, "category": agent.category}}
+        how = options(found.policy, **given | self._options)
         start = msgspec.structs.replace(how.start, pinned=found.pinned)
         return SandboxedFunction(self.__wrapped__, msgspec.structs.replace(how, start=start))
 
@@ -162,6 +166,10 @@ def agent(
     The registry and the layers decide the policy of the agent or of its category; `stockade agents` lists
     the agents. Only `stockade agents disable NAME --reason ...` lets the calls run without a sandbox, and
     their receipts say so. `options` are those of `sandboxed`, except `policy` and `who`.
+
+    A call that takes longer than `timeout` seconds is ended and raises a `TimeoutError`. Without `timeout`,
+    the agent's policy decides by `limits.wall`; if that says nothing either, a call has 30 seconds. With
+    `timeout=None` only the policy limits it. A call without a sandbox has no time limit.
     """
     for taken in ("policy", "who"):
         if taken in options:

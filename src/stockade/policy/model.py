@@ -24,7 +24,7 @@ from stockade.policy.values import FrozenMap, InvalidValueError
 
 TYPE_CHECKING = False
 
-PROFILES = ("strict", "dev", "net-client")
+PROFILES = ("strict", "dev", "net-client", "worker")
 #: The walls and a shell need half a megabyte on two processors, and more on many.
 LEAST_MEMORY = 2 << 20
 PROTECT = (".git/hooks", ".git/config", ".envrc", ".vscode", ".claude")
@@ -67,8 +67,8 @@ ALWAYS = (
     Control.TERMINAL,
     Control.CLEANUP,
 )
-#: Limits for which every profile has a number.
-DEFAULT_LIMITS = (Control.LIMITS_TASKS, Control.LIMITS_OUTPUT, Control.LIMITS_FILES)
+#: The limits that may be weaker where the host has no means and only the profile asks for them.
+WEAKER_BY_DEFAULT = (Control.LIMITS_MEMORY, Control.LIMITS_TASKS, Control.LIMITS_CPU_TIME)
 
 
 def _suggest_key(name: str, names: Iterable[str], prefix: str) -> str:
@@ -402,7 +402,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         reuse: A pool may use a sandbox for several runs, one after another (a table).
     """
 
-    profile: Literal["strict", "dev", "net-client"] = "strict"
+    profile: Literal["strict", "dev", "net-client", "worker"] = "strict"
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
@@ -547,11 +547,14 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             # In mode ro nothing lands on the host, unless a grant makes something in it writable.
             if (paths := self.protected()) and (self.workspace.mode != "ro" or self.write):
                 needed[Control.PROTECT] = "default" if paths == PROTECT else f"protect = {values.show(paths)}"
-        limits = self.limits
-        needed |= dict.fromkeys(DEFAULT_LIMITS, "default")
+        from stockade.policy.profile import profile
+
+        limits, default = self.limits, profile(self.profile).limits
         for name in limits.__struct_fields__:
             if (value := getattr(limits, name)) is not None:
                 needed[Control(f"limits.{name}")] = f"limits.{name} = {limit_text(name, value)}"
+            elif getattr(default, name) is not None:
+                needed[Control(f"limits.{name}")] = "default"
         if self.syscalls != Syscalls():
             name = "deny" if self.syscalls.deny else "allow"
             needed[Control.SYSCALLS] = f"syscalls.{name} = {values.show(getattr(self.syscalls, name))}"
@@ -560,12 +563,14 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     def required(self, control: Control | str) -> bool:
         """Whether a run must be refused where the control cannot be enforced in full.
 
-        It need not if `accept` names the control, or for a task limit that is only the profile's default.
+        It need not if `accept` names the control, or if only the profile asks for a limit on tasks, memory or
+        processor time.
         """
         control = Control(control)
         if control in self.accept or control not in self.controls():
             return False
-        return control is not Control.LIMITS_TASKS or self.limits.tasks is not None
+        written = control.startswith("limits.") and getattr(self.limits, control[7:]) is not None
+        return written or control not in WEAKER_BY_DEFAULT
 
 
 DEFAULT = Policy()
