@@ -372,7 +372,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     `Policy(workspace=".", limits={"memory": "512M"})`.
 
     Attributes:
-        profile: The named starting point (`"strict"`, `"dev"`, `"net-client"`).
+        profile: The named starting point (`"strict"`, `"dev"`, `"net-client"`, `"worker"`).
         read: Visible, read-only; with `?` at the end only if it exists (paths).
         write: Visible, and writable for real (paths).
         deny: Hidden, also inside visible trees (paths and patterns, relative to the workspace).
