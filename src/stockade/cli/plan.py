@@ -23,12 +23,19 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """Print the operations, each with the clause of the policy that it serves."""
-    from stockade.cli.run import command, continued_workspace, discover_policy, parse_arguments, with_location
+    from stockade.cli.run import (
+        command,
+        continued_workspace,
+        discover_policy,
+        parse_arguments,
+        user_and_state,
+        with_location,
+    )
 
     args = parse_arguments("plan", argv)
     words = command(args)
     workspace = continued_workspace(args)
-    found = discover_policy(args)
+    found = discover_policy(args, *user_and_state())
     from stockade.host import host
 
     if host().system != "linux":
