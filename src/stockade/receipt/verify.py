@@ -38,12 +38,8 @@ def verify(
     `require` must have been enforced in full, and `result` must be the one the receipt was made for.
 
     >>> import stockade
-    >>> from stockade.receipt import keys
-    >>> from stockade import state
     >>> result = stockade.run(["echo", "hello"])
-    >>> import os
-    >>> home = state.state_dir(os.environ, os.path.expanduser("~"))
-    >>> key = keys.find(home, "").public
+    >>> key = stockade.receipt.public_key()
     >>> stockade.verify(result.receipt, key, require=["network.none"], result=result).id.partition("-")[0]
     '1'
     """

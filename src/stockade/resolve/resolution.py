@@ -27,10 +27,10 @@ from stockade.linux.user import Caller
 from stockade.policy.model import Limits, Policy
 from stockade.policy.patterns import quote
 from stockade.policy.profile import Profile, profile
-from stockade.policy.values import literal, quote_protected, show
+from stockade.policy.values import expand, literal, quote_protected, show
 from stockade.resolve.paths import protected_paths
 from stockade.resolve.paths.hidden_paths import hide
-from stockade.resolve.paths.policy_paths import MODES, OWN, SYSTEM, NamedPath, expand, places
+from stockade.resolve.paths.policy_paths import MODES, OWN, SYSTEM, NamedPath, places
 from stockade.resolve.resolved import Grant, ResolvedPolicy
 from stockade.resolve.toolchain.needs import Surroundings, Toolchain, search_path, shown_by, toolchain
 

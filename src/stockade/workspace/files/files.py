@@ -93,6 +93,10 @@ class Files:
         self._using = 0
         self._closed = False
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<Files of {self._roots.path or self._roots.home or '-'}: {state}>"
+
     @classmethod
     def from_descriptors(cls, descriptors: tuple[int, ...], resolved: ResolvedPolicy, home: str) -> Files:
         """Return the files behind a gate's descriptors, which it now owns: the root and the overlay.
