@@ -27,6 +27,7 @@ TYPE_CHECKING = False  # importing it from typing takes as long as starting the 
 if TYPE_CHECKING:
     from typing import Any
 
+    from stockade import functions, inside, policy, receipt, result, sandbox, workspace  # noqa: F401
     from stockade.agents.handler import agent
     from stockade.controls import Control
     from stockade.functions.executor import SandboxExecutor
@@ -125,13 +126,15 @@ _LAZY = {
     "sandboxed": "stockade.functions.sandboxed_function",
     "verify": "stockade.receipt.verify",
 }
+#: The packages that have the other names which users write.
+_PACKAGES = ("functions", "host", "inside", "policy", "receipt", "result", "sandbox", "workspace")
 
 
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name == "host":
-        return importlib.import_module("stockade.host")
+    if name in _PACKAGES:
+        return importlib.import_module(f"stockade.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'stockade' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LAZY[name]), name)

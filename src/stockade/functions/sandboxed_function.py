@@ -10,10 +10,11 @@ import os
 import types
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, get_args
+from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
 import msgspec
 
+import stockade
 from stockade.errors import PolicyError, SetupError
 from stockade.functions import packing, reply
 from stockade.functions.channel import FunctionChannel
@@ -22,14 +23,11 @@ from stockade.inside.channel_crypto import SealError
 from stockade.policy import Policy
 from stockade.policy.values import size
 from stockade.receipt.account import named
+from stockade.receipt.statement import Who
 from stockade.result import Result
 from stockade.runs.io.eventloop import Events
 from stockade.runs.io.streams import Sink
 from stockade.runs.supervise import GRACE
-
-if TYPE_CHECKING:
-    from stockade.functions.warm_python import WarmPython
-    from stockade.receipt.statement import Who
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,7 +89,7 @@ def options(
     who: Who | Mapping[str, str] | None = None,
     on_stdout: Sink | None = None,
     on_stderr: Sink | None = None,
-    warm: WarmPython | None = None,
+    warm: stockade.functions.WarmPython | None = None,
     initializer: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
 ) -> Options:
     """Validate the caller's options and return them as a value."""
@@ -485,7 +483,7 @@ def sandboxed(
     who: Who | Mapping[str, str] | None = None,
     on_stdout: Sink | None = None,
     on_stderr: Sink | None = None,
-    warm: WarmPython | None = None,
+    warm: stockade.functions.WarmPython | None = None,
 ) -> Callable[[Callable[P, R]], SandboxedFunction[P, R]]:
     """Decorate a function so that each call runs in its own sandbox.
 

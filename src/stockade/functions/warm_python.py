@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+import stockade
 from stockade.errors import PolicyError
 from stockade.functions.interpreter_template import template
 from stockade.gate import client
@@ -13,6 +14,7 @@ from stockade.gate.template import TemplateArgv
 from stockade.linux import os_errors
 from stockade.policy import Policy
 from stockade.policy.model import policy_or_default
+from stockade.receipt.statement import Who
 from stockade.result import Result
 from stockade.runs.io.streams import Sink
 from stockade.runs.prepare import prepare
@@ -21,10 +23,6 @@ from stockade.sandbox import finalize
 from stockade.sandbox.pool import Pool, valid_size
 from stockade.sandbox.pool_member import PoolMember
 from stockade.sandbox.sandbox import OnExit, Sandbox, SandboxBase, run
-
-if TYPE_CHECKING:
-    from stockade.receipt.statement import Who
-    from stockade.sandbox.async_sandbox import AsyncSandbox
 
 L = TypeVar("L", bound=SandboxBase)
 
@@ -136,7 +134,7 @@ class WarmPython:
         """Return a living sandbox, with the options of `Sandbox`. It runs any command, and `code`."""
         return self._copied(Sandbox(self.policy, **{"on_exit": self._on_exit, **options}))
 
-    def async_sandbox(self, **options: Any) -> AsyncSandbox:
+    def async_sandbox(self, **options: Any) -> stockade.AsyncSandbox:
         """Return a living sandbox for the event loop, with the options of `AsyncSandbox`."""
         from stockade.sandbox.async_sandbox import AsyncSandbox
 

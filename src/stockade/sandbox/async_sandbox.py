@@ -10,9 +10,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING
 
+import stockade
 from stockade.errors import SetupError
 from stockade.policy import Policy
 from stockade.receipt.account import Account, named
+from stockade.receipt.statement import Who
 from stockade.result import Result
 from stockade.runs.command import command, late, words
 from stockade.runs.io.async_eventloop import drive, watch
@@ -25,13 +27,7 @@ from stockade.sandbox.process import ProcessBase, ProcessHandles
 from stockade.sandbox.sandbox import OnExit, SandboxBase, one_shot, valid_on_exit
 
 if TYPE_CHECKING:
-    from stockade.receipt.statement import Who
-    from stockade.sandbox.workspace import Workspace
-    from stockade.sessions.background import AsyncBackground
-    from stockade.sessions.interpreter import AsyncInterpreter
     from stockade.sessions.session import AsyncLivingSandbox
-    from stockade.sessions.shell import AsyncShell
-    from stockade.workspace.files.async_files import AsyncFiles
 
 LONGEST_LINE = 1 << 20
 
@@ -83,7 +79,7 @@ class AsyncSandbox(SandboxBase):
         policy: Policy | None = None,
         *,
         on_exit: OnExit = "keep",
-        workspace: Workspace | str | None = None,
+        workspace: stockade.Workspace | str | None = None,
         snapshot: bool = False,
         who: Who | Mapping[str, str] | None = None,
         pinned: bool = False,
@@ -95,7 +91,7 @@ class AsyncSandbox(SandboxBase):
         self._quiet = asyncio.Event()
 
     @property
-    def files(self) -> AsyncFiles:
+    def files(self) -> stockade.workspace.AsyncFiles:
         """The files inside, as programs see them; those of the workspace also after the sandbox has ended."""
         from stockade.workspace.files.async_files import AsyncFiles
 
@@ -210,7 +206,7 @@ class AsyncSandbox(SandboxBase):
                     raise
                 return process
 
-    def shell(self, *, first: bool = False) -> AsyncShell:
+    def shell(self, *, first: bool = False) -> stockade.sandbox.AsyncShell:
         """One bash for many runs: directory, variables and functions stay. The first run starts it.
 
         With `first` it is process 2, right after init: nothing else may have run in the sandbox before.
@@ -221,7 +217,7 @@ class AsyncSandbox(SandboxBase):
 
     def python(
         self, *, preload: Iterable[str] = (), executable: str = "python3", ipython: bool | None = None
-    ) -> AsyncInterpreter:
+    ) -> stockade.sandbox.AsyncInterpreter:
         """One Python for many runs: its variables stay. The first run starts it and imports `preload`.
 
         IPython's shell runs the code if it is installed inside; `ipython` forces or forbids that.
@@ -240,7 +236,7 @@ class AsyncSandbox(SandboxBase):
         timeout: float | None = None,
         grace: float = GRACE,
         who: Who | Mapping[str, str] | None = None,
-    ) -> AsyncBackground:
+    ) -> stockade.sandbox.AsyncBackground:
         """Start a command whose output goes to logs outside, which you can read from any byte on."""
         from stockade.sessions.background import AsyncBackground
 

@@ -18,20 +18,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from stockade.errors import PolicyError, SetupError
 from stockade.policy import Policy
 from stockade.policy.model import policy_or_default
+from stockade.receipt.statement import Who
 from stockade.result import Outcome, Result
 from stockade.runs.io.streams import Sink
 from stockade.runs.supervise import GRACE
 from stockade.sandbox import finalize
 from stockade.sandbox.pool_member import PoolMember
 from stockade.sandbox.sandbox import OnExit, Sandbox
-
-if TYPE_CHECKING:
-    from stockade.receipt.statement import Who
 
 LARGEST = 1000
 #: Seconds without a new sandbox after one could not be opened or died while idle: doubled with each further

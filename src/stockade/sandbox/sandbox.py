@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
+import stockade
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.policy import Policy
 from stockade.policy.model import policy_or_default
 from stockade.receipt.account import Account, named
+from stockade.receipt.statement import Receipt, Who
 from stockade.result import Handoff, Result, lost
 from stockade.runs.command import calm, command, words
 from stockade.runs.finish import left_by_run, left_by_sandbox, result_of, with_handoffs
@@ -27,6 +29,7 @@ from stockade.runs.prepare import RunPreparation, prepare
 from stockade.runs.supervise import GRACE, Run, RunEnding, supervise, template_of
 from stockade.sandbox.workspace_lifecycle import (
     commit_and_close,
+    living_files,
     open_workspace,
     snapshot_before,
     with_commit,
@@ -36,15 +39,8 @@ from stockade.workspace.overlay import OverlayLayer
 
 if TYPE_CHECKING:
     from stockade.gate.template import Template
-    from stockade.receipt.statement import Receipt, Who
-    from stockade.sandbox.process import Process, ProcessHandles
-    from stockade.sandbox.workspace import Workspace
-    from stockade.sessions.background import Background
-    from stockade.sessions.interpreter import Interpreter
+    from stockade.sandbox.process import ProcessHandles
     from stockade.sessions.session import LivingSandbox
-    from stockade.sessions.shell import Shell
-    from stockade.workspace.commit import Commit
-    from stockade.workspace.files.files import Files
 
 OnExit = Literal["keep", "discard", "commit"]
 WAYS = get_args(OnExit)
@@ -56,24 +52,24 @@ class SandboxBase:
     """What `Sandbox` and `AsyncSandbox` share: everything but the waiting."""
 
     _box: LaunchedSandbox | None = None
-    #: The template that its first process is copied from, and a command that is known to run; see
-    #: `functions.warm_python`.
-    _template: Template | None = None
-    _command: tuple[str, ...] = ()
 
     def __init__(
         self,
         policy: Policy | None = None,
         *,
         on_exit: OnExit = "keep",
-        workspace: Workspace | str | None = None,
+        workspace: stockade.Workspace | str | None = None,
         snapshot: bool = False,
         who: Who | Mapping[str, str] | None = None,
         pinned: bool = False,
     ) -> None:
         self.policy = policy_or_default(policy)
+        #: The template that its first process is copied from, and a command that is known to run; see
+        #: `functions.warm_python`.
+        self._template: Template | None = None
+        self._command: tuple[str, ...] = ()
         #: With `on_exit="commit"`: what `close` has committed.
-        self.committed: Commit | None = None
+        self.committed: stockade.workspace.Commit | None = None
         #: After `close`: files that programs left, where they could write for real, for tools of the host to
         #: obey.
         self.handoffs: tuple[Handoff, ...] = ()
@@ -87,7 +83,7 @@ class SandboxBase:
         #: The state directory with the receipts of its runs, and their sequence numbers.
         self._log, self._receipts = "", list[int]()
         self._prepared: RunPreparation | None = None
-        self._files: Files | None = None
+        self._files: stockade.workspace.Files | None = None
         self._files_lock = threading.Lock()
         #: Held while a thread uses the workspace of the living sandbox, and while one puts it away.
         self._workspace_lock = threading.RLock()
@@ -205,19 +201,17 @@ class SandboxBase:
         if layer is not None and layer.lost:
             raise SetupError(lost(layer.lost), stage="workspace", hint=f"the others are in {layer.path}")
 
-    def _open_files(self) -> Files:
+    def _open_files(self) -> stockade.workspace.Files:
         """Return the sandbox's files; ask the gate for them at the first call."""
         with self._files_lock:
             if self._files is None:
-                from stockade.workspace.files.files import Files
-
                 box, prepared = self._require_open()
                 roots = () if prepared.plan.plain else box.roots()
-                self._files = Files.from_descriptors(roots, prepared.resolved, prepared.home)
+                self._files = living_files(roots, prepared.resolved, prepared.home)
             return self._files
 
     @property
-    def workspace(self) -> Workspace:
+    def workspace(self) -> stockade.Workspace:
         """The changes so far. Everything inside is frozen while you read or commit them."""
         from stockade.sandbox.workspace import Workspace
 
@@ -301,7 +295,7 @@ class Sandbox(SandboxBase):
         policy: Policy | None = None,
         *,
         on_exit: OnExit = "keep",
-        workspace: Workspace | str | None = None,
+        workspace: stockade.Workspace | str | None = None,
         snapshot: bool = False,
         who: Who | Mapping[str, str] | None = None,
         pinned: bool = False,
@@ -313,7 +307,7 @@ class Sandbox(SandboxBase):
         self._using = 0
 
     @property
-    def files(self) -> Files:
+    def files(self) -> stockade.workspace.Files:
         """The files inside, as programs see them; those of the workspace also after the sandbox has ended."""
         return self._open_files()
 
@@ -409,7 +403,7 @@ class Sandbox(SandboxBase):
         timeout: float | None = None,
         grace: float = GRACE,
         who: Who | Mapping[str, str] | None = None,
-    ) -> Process:
+    ) -> stockade.sandbox.Process:
         """Start a command without waiting for its end.
 
         Streams are `subprocess.PIPE` or `DEVNULL` (stdin: None for an empty one); stderr can be `STDOUT`.
@@ -431,7 +425,7 @@ class Sandbox(SandboxBase):
                 account.abandoned,
             )
 
-    def shell(self, *, first: bool = False) -> Shell:
+    def shell(self, *, first: bool = False) -> stockade.sandbox.Shell:
         """One bash for many runs: directory, variables and functions stay. The first run starts it.
 
         With `first` it is process 2, right after init: nothing else may have run in the sandbox before.
@@ -442,7 +436,7 @@ class Sandbox(SandboxBase):
 
     def python(
         self, *, preload: Iterable[str] = (), executable: str = "python3", ipython: bool | None = None
-    ) -> Interpreter:
+    ) -> stockade.sandbox.Interpreter:
         """One Python for many runs: its variables stay. The first run starts it and imports `preload`.
 
         IPython's shell runs the code if it is installed inside; `ipython` forces or forbids that.
@@ -461,7 +455,7 @@ class Sandbox(SandboxBase):
         timeout: float | None = None,
         grace: float = GRACE,
         who: Who | Mapping[str, str] | None = None,
-    ) -> Background:
+    ) -> stockade.sandbox.Background:
         """Start a command whose output goes to logs outside, which you can read from any byte on."""
         from stockade.sessions.background import Background
 
@@ -516,7 +510,7 @@ def run(
     on_stdout: Sink | None = None,
     on_stderr: Sink | None = None,
     on_exit: OnExit = "keep",
-    workspace: Workspace | str | None = None,
+    workspace: stockade.Workspace | str | None = None,
     snapshot: bool = False,
     who: Who | Mapping[str, str] | None = None,
     stdin: int | None = None,

@@ -16,7 +16,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,15 +24,13 @@ from stockade.linux import os_errors
 from stockade.policy import Policy
 from stockade.policy.model import policy_or_default
 from stockade.receipt.account import Account, named
+from stockade.receipt.statement import Who
 from stockade.result import Outcome, Result
 from stockade.runs.command import command, late, words
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.prepare import prepare
 from stockade.runs.supervise import GRACE, Run
 from stockade.sandbox.sandbox import OnExit, one_shot, valid_on_exit
-
-if TYPE_CHECKING:
-    from stockade.receipt.statement import Who
 
 MOST = 1000
 CLOSED = "the spawner was closed"

@@ -11,21 +11,19 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from stockade.errors import PolicyError, SetupError
 from stockade.linux import os_errors
+from stockade.receipt.statement import Who
 from stockade.result import Result
 from stockade.runs.command import command, late
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.io.streams import MOST_SPILLED
 from stockade.runs.supervise import Run
-
-if TYPE_CHECKING:
-    from stockade.receipt.statement import Who
-    from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox
+from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox
 
 Stream = Literal["stdout", "stderr"]
 #: How many bytes of a log one call reads by default.

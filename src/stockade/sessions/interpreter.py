@@ -9,13 +9,15 @@ import re
 import threading
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from stockade.errors import PolicyError
 from stockade.gate.template import TemplateArgv
 from stockade.gate.wire import EXEC_MAX_SIZE
+from stockade.receipt.account import Account
+from stockade.receipt.statement import Who
 from stockade.result import Outcome, Result
 from stockade.runs.command import command
 from stockade.runs.io.eventloop import Events, Steps, drive
@@ -24,12 +26,7 @@ from stockade.runs.launch import LaunchedSandbox
 from stockade.runs.prepare import RunPreparation
 from stockade.runs.supervise import GRACE, Run
 from stockade.sessions.exchange import DriverReply
-from stockade.sessions.session import Session
-
-if TYPE_CHECKING:
-    from stockade.receipt.account import Account
-    from stockade.receipt.statement import Who
-    from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox
+from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox, Session
 
 #: How many bytes an answer may have beyond its content, which `limits.output` bounds. The supervisor ends a
 #: driver that sends more.

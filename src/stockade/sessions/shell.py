@@ -7,10 +7,11 @@ import os
 import threading
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from stockade.errors import SetupError, UnsupportedError
 from stockade.gate import wire
+from stockade.receipt.account import Account
+from stockade.receipt.statement import Who
 from stockade.result import Result
 from stockade.runs.command import calm, command
 from stockade.runs.io.eventloop import Events, Steps, drive
@@ -20,12 +21,7 @@ from stockade.runs.prepare import RunPreparation
 from stockade.runs.supervise import GRACE
 from stockade.sessions import bash, posix_shell
 from stockade.sessions.connection import DriverConnection, startup_refusal
-from stockade.sessions.session import Session
-
-if TYPE_CHECKING:
-    from stockade.receipt.account import Account
-    from stockade.receipt.statement import Who
-    from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox
+from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox, Session
 
 #: How many bytes of content an answer may have besides the status.
 NOTHING = 0
