@@ -12,8 +12,9 @@ refused (see `LATER`), never accepted and ignored.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -24,7 +25,7 @@ from stockade.policy.values import FrozenMap, InvalidValueError
 
 TYPE_CHECKING = False
 
-PROFILES = ("strict", "dev", "net-client")
+PROFILES = ("strict", "dev", "net-client", "worker")
 #: The walls and a shell need half a megabyte on two processors, and more on many.
 LEAST_MEMORY = 2 << 20
 PROTECT = (".git/hooks", ".git/config", ".envrc", ".vscode", ".claude")
@@ -67,16 +68,21 @@ ALWAYS = (
     Control.TERMINAL,
     Control.CLEANUP,
 )
-#: Limits for which every profile has a number.
-DEFAULT_LIMITS = (Control.LIMITS_TASKS, Control.LIMITS_OUTPUT, Control.LIMITS_FILES)
+#: The limits that may be weaker where the host has no means and only the profile asks for them.
+WEAKER_BY_DEFAULT = (Control.LIMITS_MEMORY, Control.LIMITS_TASKS, Control.LIMITS_CPU_TIME)
 
 
 def _suggest_key(name: str, names: Iterable[str], prefix: str) -> str:
-    """The hint for a key that does not exist: the same key of a table, or the nearest name."""
+    """The hint for a key that does not exist: a table's key, a near name, or another tool's word."""
+    from stockade.policy.suggestions import closest, for_clause
+
     for table in () if prefix else ("workspace", "limits", "reuse"):
         if name in TABLES[table].__struct_fields__:
             return f"did you mean {table}.{name}?"
-    return values.nearest(name, names, prefix)
+    known = tuple(names)
+    if (written := for_clause(name)) and not closest(name, known):
+        return written
+    return values.nearest(name, known, prefix)
 
 
 class _KeywordCheck(msgspec.StructMeta):
@@ -297,8 +303,8 @@ def _reuse(key: str, value: Any) -> Any:
 
 
 def _net(key: str, value: Any) -> tuple[()] | str:
-    if isinstance(value, str) and value == "open":
-        return "open"
+    if isinstance(value, str) and value in ("open", "none"):
+        return "open" if value == "open" else ()
     if isinstance(value, list | tuple):
         if not value:
             return ()
@@ -306,10 +312,13 @@ def _net(key: str, value: Any) -> tuple[()] | str:
             key,
             value,
             "this version does not enforce network rules",
-            'write net = [] for no network, or net = "open" for all of the host\'s',
+            'write net = "none" for no network, or net = "open" for all of the host\'s',
         )
     raise InvalidValueError(
-        key, value, 'is neither [] nor "open"', 'write [] for no network, "open" for all of the host\'s'
+        key,
+        value,
+        'is neither "none" nor "open"',
+        'write "none" for no network, "open" for all of the host\'s',
     )
 
 
@@ -364,7 +373,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     `Policy(workspace=".", limits={"memory": "512M"})`.
 
     Attributes:
-        profile: The named starting point (`"strict"`, `"dev"`, `"net-client"`).
+        profile: The named starting point (`"strict"`, `"dev"`, `"net-client"`, `"worker"`).
         read: Visible, read-only; with `?` at the end only if it exists (paths).
         write: Visible, and writable for real (paths).
         deny: Hidden, also inside visible trees (paths and patterns, relative to the workspace).
@@ -376,7 +385,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         allow_commit: Paths of the workspace that are committed although tools of the host run or obey them
             (relative patterns).
         exec: The only files that may be executed (patterns).
-        net: No network, or all of the host's (`[]` or `"open"`).
+        net: No network, or all of the host's (`"none"` or `"open"`).
         env: Variables that are set inside (a table).
         pass_env: Variables of your environment that are passed on (names).
         image: The root file system (`"host"`).
@@ -394,7 +403,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         reuse: A pool may use a sandbox for several runs, one after another (a table).
     """
 
-    profile: Literal["strict", "dev", "net-client"] = "strict"
+    profile: Literal["strict", "dev", "net-client", "worker"] = "strict"
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
@@ -480,6 +489,20 @@ class Policy(_Clauses, frozen=True, kw_only=True):
 
         return parse(text, base=base, name=name)
 
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Policy:
+        """Load the policy of a TOML file; in a pyproject.toml it is the table [tool.stockade].
+
+        `read`, `write`, `exec` and the workspace are relative to the file's directory. The policy protects
+        the file, so that a program in its workspace cannot choose the policy of the next run.
+        """
+        from stockade.linux.user import Caller
+        from stockade.policy.toml import load, protect_source, refuse_what_is_no_file
+
+        file, caller = os.fsdecode(path), Caller.current()
+        refuse_what_is_no_file(file)
+        return protect_source(load(file), file, caller.home, caller.cwd, caller.environ)
+
     def table(self, *, full: bool = False) -> dict[str, Any]:
         """The clauses as plain values; without those at their default unless `full`."""
         return {
@@ -502,6 +525,11 @@ class Policy(_Clauses, frozen=True, kw_only=True):
 
         canonical = "stockade policy 1\n" + write(self.table(full=True))
         return sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
+
+    def __repr__(self) -> str:
+        """Show the clauses that differ from `Policy()`."""
+        shown = (f"{name}={value!r}" for name, value in self.table().items())
+        return f"Policy({', '.join(shown)})"
 
     def within(self, other: Policy) -> bool:
         """Whether this policy asks for no more than the other. Paths are compared as text."""
@@ -539,11 +567,14 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             # In mode ro nothing lands on the host, unless a grant makes something in it writable.
             if (paths := self.protected()) and (self.workspace.mode != "ro" or self.write):
                 needed[Control.PROTECT] = "default" if paths == PROTECT else f"protect = {values.show(paths)}"
-        limits = self.limits
-        needed |= dict.fromkeys(DEFAULT_LIMITS, "default")
+        from stockade.policy.profile import profile
+
+        limits, default = self.limits, profile(self.profile).limits
         for name in limits.__struct_fields__:
             if (value := getattr(limits, name)) is not None:
                 needed[Control(f"limits.{name}")] = f"limits.{name} = {limit_text(name, value)}"
+            elif getattr(default, name) is not None:
+                needed[Control(f"limits.{name}")] = "default"
         if self.syscalls != Syscalls():
             name = "deny" if self.syscalls.deny else "allow"
             needed[Control.SYSCALLS] = f"syscalls.{name} = {values.show(getattr(self.syscalls, name))}"
@@ -552,28 +583,35 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     def required(self, control: Control | str) -> bool:
         """Whether a run must be refused where the control cannot be enforced in full.
 
-        It need not if `accept` names the control, or for a task limit that is only the profile's default.
+        It need not if `accept` names the control, or if only the profile asks for a limit on tasks, memory or
+        processor time.
         """
         control = Control(control)
         if control in self.accept or control not in self.controls():
             return False
-        return control is not Control.LIMITS_TASKS or self.limits.tasks is not None
+        written = control.startswith("limits.") and getattr(self.limits, control[7:]) is not None
+        return written or control not in WEAKER_BY_DEFAULT
 
 
 DEFAULT = Policy()
+#: What calls take as a policy: a `Policy`, its clauses, or the path of a policy file.
+PolicyLike: TypeAlias = Policy | Mapping[str, Any] | str | os.PathLike[str]
 
 
-def policy_or_default(policy: Policy | None) -> Policy:
-    """Return the policy that a call was given, or the default one; refuse what is not a `Policy`."""
+def policy_or_default(policy: PolicyLike | None) -> Policy:
+    """Return the policy that a call was given, from its clauses or its file too; the default one for None."""
     if policy is None:
         return DEFAULT
-    if not isinstance(policy, Policy):
-        hint = "Policy(**clauses)" if isinstance(policy, Mapping) else "Policy.load(path)"
-        raise PolicyError(
-            f"the policy is a {type(policy).__name__}, not a Policy",
-            hint=f'write Policy(workspace="."), or convert it: {hint}',
-        )
-    return policy
+    if isinstance(policy, Policy):
+        return policy
+    if isinstance(policy, Mapping) and all(isinstance(name, str) for name in policy):
+        return Policy(**policy)
+    if isinstance(policy, str | os.PathLike):
+        return Policy.load(policy)
+    hint = 'write Policy(workspace="."), its clauses as a dict, or the path of a policy file'
+    if isinstance(policy, list | tuple):
+        hint = 'the command and its arguments are one list: run(["ls", "-l"])'
+    raise PolicyError(f"the policy is a {type(policy).__name__}, not a Policy", hint=hint)
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from stockade.sandbox.async_sandbox import AsyncProcess, AsyncSandbox
+    from stockade.runs.options import (
+        BackgroundOptions,
+        CodeOptions,
+        OneShotOptions,
+        ProcessOptions,
+        RunOptions,
+        SandboxOptions,
+        ShellOptions,
+    )
+    from stockade.sandbox.async_sandbox import AsyncProcess, AsyncSandbox, run_async
     from stockade.sandbox.confine import Confinement, confine
     from stockade.sandbox.pool import Pool
     from stockade.sandbox.process import Process
@@ -26,17 +35,25 @@ __all__ = [
     "AsyncSandbox",
     "AsyncShell",
     "Background",
+    "BackgroundOptions",
+    "CodeOptions",
     "CodeResult",
     "Confinement",
     "Interpreter",
+    "OneShotOptions",
     "Pool",
     "Process",
+    "ProcessOptions",
+    "RunOptions",
     "Sandbox",
+    "SandboxOptions",
     "Shell",
+    "ShellOptions",
     "Spawner",
     "Workspace",
     "confine",
     "run",
+    "run_async",
 ]
 
 #: Public names and their modules, which load on first use.
@@ -47,17 +64,25 @@ _LAZY = {
     "AsyncSandbox": "stockade.sandbox.async_sandbox",
     "AsyncShell": "stockade.sessions.shell",
     "Background": "stockade.sessions.background",
+    "BackgroundOptions": "stockade.runs.options",
+    "CodeOptions": "stockade.runs.options",
     "CodeResult": "stockade.sessions.interpreter",
     "Confinement": "stockade.sandbox.confine",
     "Interpreter": "stockade.sessions.interpreter",
+    "OneShotOptions": "stockade.runs.options",
     "Pool": "stockade.sandbox.pool",
     "Process": "stockade.sandbox.process",
+    "ProcessOptions": "stockade.runs.options",
+    "RunOptions": "stockade.runs.options",
     "Sandbox": "stockade.sandbox.sandbox",
+    "SandboxOptions": "stockade.runs.options",
     "Shell": "stockade.sessions.shell",
+    "ShellOptions": "stockade.runs.options",
     "Spawner": "stockade.sandbox.spawner",
     "Workspace": "stockade.sandbox.workspace",
     "confine": "stockade.sandbox.confine",
     "run": "stockade.sandbox.sandbox",
+    "run_async": "stockade.sandbox.async_sandbox",
 }
 
 

@@ -38,7 +38,7 @@ class Workspace:
     >>> import stockade, tempfile
     >>> with tempfile.TemporaryDirectory(prefix="tree-") as tree:
     ...     result = stockade.run(["touch", "new"], stockade.Policy(workspace=tree))
-    ...     workspace = stockade.Workspace.open(result.workspace)
+    ...     workspace = stockade.Workspace.open(result.workspace_id)
     ...     [change.path for change in workspace.changes()]
     ...     done = workspace.commit()
     ...     os.listdir(tree), done.closed
@@ -59,6 +59,9 @@ class Workspace:
         #: For reading only: a sandbox of another process goes on working meanwhile.
         self._steady: Alone = alone or (lambda: contextlib.nullcontext(metadata.WorkspaceLock()))
         self._looked_at: Alone = alone or self._at_rest_or_in_use
+
+    def __repr__(self) -> str:
+        return f"<Workspace {self.id} of {self.path}>"
 
     @classmethod
     def open(cls, id: str, home: str | None = None) -> Workspace:

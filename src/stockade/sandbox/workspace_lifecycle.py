@@ -83,7 +83,7 @@ def files_of(workspace: Workspace, let_go: Callable[[], None]) -> Files:
     from stockade.workspace.files.files import Files
     from stockade.workspace.files.sandbox_paths import Roots
 
-    prepared = prepare(Policy(), living=True, workspace=workspace)
+    prepared = prepare(Policy(toolchain=False), living=True, workspace=workspace)
     with contextlib.ExitStack() as undo:
         try:
             with Events() as events:
@@ -162,4 +162,4 @@ def with_commit(result: Result, prepared: RunPreparation) -> Result:
         why = f"{error.message}\n{error.hint}" if error.hint else one_line(error.message)
         return replace(result, commit_error=why)
     gone = done is None or done.closed
-    return replace(result, committed=done, workspace="" if gone else result.workspace)
+    return replace(result, committed=done, workspace_id="" if gone else result.workspace_id)

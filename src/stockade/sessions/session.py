@@ -68,6 +68,10 @@ class Session:
         self._line: DriverConnection | None = None
         self._closed = False
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "not started" if self._line is None else "open"
+        return f"<{type(self).__name__}: {state}>"
+
     def _run_on_driver(
         self,
         box: LaunchedSandbox,

@@ -90,6 +90,10 @@ class Files:
         self._using = 0
         self._closed = False
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<Files of {self._roots.path or self._roots.home or '-'}: {state}>"
+
     def close(self) -> None:
         """Close the descriptors as soon as running calls have ended."""
         with self._lock:

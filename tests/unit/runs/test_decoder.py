@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stockade.inside import codec
+from stockade.inside import encoder
+from stockade.inside.encoder import NotPlainDataError
+from stockade.runs import decoder
+from stockade.runs.decoder import Decoder
 from support.points import Point, Trap
 
 MANY = 1 << 30
@@ -42,7 +45,7 @@ values = st.recursive(
 
 
 def back(value: Any) -> Any:
-    return codec.Decoder(codec.encode(value, MANY), MANY, KNOWN).whole()
+    return Decoder(encoder.encode(value, MANY), MANY, KNOWN).whole()
 
 
 def same(one: Any, other: Any) -> bool:
@@ -70,31 +73,31 @@ def test_numbers_that_are_not_equal_to_themselves() -> None:
 
 
 def test_many_numbers_travel_packed() -> None:
-    assert len(codec.encode(list(range(1000)), MANY)) < 8020
+    assert len(encoder.encode(list(range(1000)), MANY)) < 8020
     for value in ([1 << 63] * 9, [True] * 9, [1.5] * 9, tuple(range(9)), [1] * 8 + [1.0], [-(1 << 63)] * 9):
         assert same(back(value), value)
 
 
 def test_anything_else_is_refused_inside() -> None:
-    for value in (object(), int, print, range(3), type("I", (int,), {})(3), {1: {2: object()}}, iter([])):
-        with pytest.raises(codec.NotPlainDataError, match="not plain data"):
-            codec.encode(value, MANY)
+    for value in (object(), int, print, type("I", (int,), {})(3), {1: {2: object()}}, iter([])):
+        with pytest.raises(NotPlainDataError, match="not plain data"):
+            encoder.encode(value, MANY)
 
 
 def test_values_in_themselves_and_too_large_ones_are_refused_inside() -> None:
     nested: list[Any] = []
     nested.append(nested)
-    with pytest.raises(codec.NotPlainDataError, match="nested deeper"):
-        codec.encode(nested, MANY)
+    with pytest.raises(NotPlainDataError, match="nested deeper"):
+        encoder.encode(nested, MANY)
     twice: Any = "x" * 100
     for _ in range(60):
         twice = [twice, twice]
     with pytest.raises(OverflowError, match="more than 1000 bytes"):
-        codec.encode(twice, 1000)
+        encoder.encode(twice, 1000)
 
 
 def decoded(data: bytes, room: int = 1 << 20) -> Any:
-    return codec.Decoder(data, room, KNOWN).whole()
+    return Decoder(data, room, KNOWN).whole()
 
 
 LONG = b"\xff" + struct.pack(">Q", (1 << 64) - 1)
@@ -128,14 +131,14 @@ def test_hostile_bytes_are_refused() -> None:
     for what, data in BAD.items():
         try:
             value = decoded(data)
-        except (codec.NotPlainDataError, OverflowError):
+        except (NotPlainDataError, OverflowError):
             continue
         pytest.fail(f"{what}: {value!r}")
 
 
 def test_no_byte_that_is_changed_or_cut_does_more_than_to_be_refused_or_to_mean_something_else() -> None:
     chance = random.Random(1)
-    whole = codec.encode([1, -5.0, "text", {"a": (1, 2)}, {3}, b"x" * 300, Point(1), list(range(20))], MANY)
+    whole = encoder.encode([1, -5.0, "text", {"a": (1, 2)}, {3}, b"x" * 300, Point(1), list(range(20))], MANY)
     for _ in range(1500):
         data = bytearray(whole[: chance.randrange(len(whole))] if chance.random() < 0.3 else whole)
         for _ in range(chance.randrange(3) + 1):
@@ -143,7 +146,7 @@ def test_no_byte_that_is_changed_or_cut_does_more_than_to_be_refused_or_to_mean_
                 data[chance.randrange(len(data))] = chance.randrange(256)
         try:
             decoded(bytes(data))
-        except (codec.NotPlainDataError, OverflowError):
+        except (NotPlainDataError, OverflowError):
             continue
 
 
@@ -161,7 +164,7 @@ def test_a_few_bytes_cannot_become_much_memory() -> None:
     ):
         tracemalloc.start()
         try:
-            with pytest.raises((OverflowError, codec.NotPlainDataError)):
+            with pytest.raises((OverflowError, NotPlainDataError)):
                 decoded(data, 1 << 20)
             assert tracemalloc.get_traced_memory()[1] < 6 << 20
         finally:
@@ -171,12 +174,12 @@ def test_a_few_bytes_cannot_become_much_memory() -> None:
 def test_keys_that_all_have_one_hash_are_refused_before_they_cost_anything() -> None:
     prime = (1 << 61) - 1  # every multiple of it has the hash 0
     evil = {number * prime << 53: None for number in range(300)}
-    assert decoded(codec.encode(evil, MANY)) == evil
-    data = b"".join(codec.encode(number * prime << 53, MANY) + b"N" for number in range(20000))
-    with pytest.raises(codec.NotPlainDataError, match="one hash"):
+    assert decoded(encoder.encode(evil, MANY)) == evil
+    data = b"".join(encoder.encode(number * prime << 53, MANY) + b"N" for number in range(20000))
+    with pytest.raises(NotPlainDataError, match="one hash"):
         decoded(b"d\xff" + struct.pack(">Q", 20000) + data, MANY)
     usual = {(x, y): x for x in range(60) for y in range(60)}
-    assert decoded(codec.encode(usual, MANY), MANY) == usual
+    assert decoded(encoder.encode(usual, MANY), MANY) == usual
 
 
 def chain(bits: int, most: int) -> list[int]:
@@ -199,20 +202,20 @@ def chain(bits: int, most: int) -> list[int]:
 
 def test_small_numbers_that_look_for_one_anothers_place_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A million of them would take an hour."""
-    monkeypatch.setattr(codec, "KEY_TIME", 5e-7)
-    monkeypatch.setattr(codec, "SPARE_TIME", 0.003)
+    monkeypatch.setattr(decoder, "KEY_TIME", 5e-7)
+    monkeypatch.setattr(decoder, "SPARE_TIME", 0.003)
     usual = {number * 7919: None for number in range(10000)}
-    assert decoded(codec.encode(usual, MANY), MANY) == usual
-    data = b"".join(codec.encode(key, MANY) + b"N" for key in chain(14, 10000))
-    with pytest.raises(codec.NotPlainDataError, match="take too long"):
+    assert decoded(encoder.encode(usual, MANY), MANY) == usual
+    data = b"".join(encoder.encode(key, MANY) + b"N" for key in chain(14, 10000))
+    with pytest.raises(NotPlainDataError, match="take too long"):
         decoded(many(b"d", 10000, data), MANY)
 
 
 def test_a_class_is_made_only_if_it_was_declared(tmp_path: Any) -> None:
     trap: Any = Trap.__new__(Trap)
     trap.path = str(tmp_path / "sprung")
-    with pytest.raises(codec.NotPlainDataError, match="was not declared"):
+    with pytest.raises(NotPlainDataError, match="was not declared"):
         back(trap)
     assert not list(tmp_path.iterdir())
-    codec.Decoder(codec.encode(trap, MANY), MANY, {"support.points:Trap": Trap}).whole()
+    Decoder(encoder.encode(trap, MANY), MANY, {"support.points:Trap": Trap}).whole()
     assert list(tmp_path.iterdir())  # the control: it would have
