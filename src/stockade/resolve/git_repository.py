@@ -101,12 +101,10 @@ def identity(caller: Caller, workspace: str) -> tuple[str, str]:
 
 
 def identity_file(caller: Caller, workspace: str) -> bytes:
-    """Return the configuration of git with the user's name and e-mail, for a workspace in a repository.
+    """Return the configuration of git with the user's name and e-mail; empty if their git has neither.
 
     As the system's configuration, it counts less than that of a repository.
     """
-    if not (os.path.lexists(f"{workspace}/.git") or repository_above(workspace)):
-        return b""
     name, email = identity(caller, workspace)
     lines = [f"\t{key} = {_quote(value)}\n" for key, value in (("name", name), ("email", email)) if value]
     return "".join(("[user]\n", *lines)).encode("utf-8", "surrogateescape") if lines else b""

@@ -120,7 +120,7 @@ def resolve(
             environ=environment(policy, base, caller, chain.path, chain.path_after),
             limits=effective(policy.limits, base.limits),
             links=chain.links,
-            gitconfig=_git_identity(policy, caller, root, command),
+            gitconfig=_git_identity(caller, root, command),
             notes=(linked.note,) if linked is not None and linked.note else (),
             places=places(opener.named, root) if root else (),
             _open=opener.open,
@@ -171,13 +171,26 @@ def _show_repository(
     return found
 
 
-def _git_identity(policy: Policy, caller: Caller, workspace: str, command: str) -> bytes:
-    """Return git's configuration with the user's name and e-mail, if the command may start git."""
-    if not workspace or not starts_others(command, caller, False) or policy.exec is not None:
+def _git_identity(caller: Caller, workspace: str, command: str) -> bytes:
+    """Return git's configuration with the user's name and e-mail, if the workspace is in a repository.
+
+    The sandboxes of a Python program get it for every command, so that they share what is made ahead. The
+    `stockade` command starts only one, and reads no configuration for a command that does not start git.
+    """
+    if not workspace or not (caller.from_python or starts_others(command, caller, False)):
+        return b""
+    if not _is_in_repository(workspace):
         return b""
     from stockade.resolve.git_repository import identity_file
 
     return identity_file(caller, workspace)
+
+
+def _is_in_repository(directory: str) -> bool:
+    while not os.path.lexists(f"{directory}/.git"):
+        if directory == (directory := os.path.dirname(directory)):
+            return False
+    return True
 
 
 def _protect_policies(policy: Policy, workspace: str, own: tuple[str, ...]) -> Policy:
