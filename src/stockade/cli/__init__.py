@@ -188,11 +188,12 @@ def usage() -> str:
 
 def nearest_command(word: str, rest: Sequence[str] = ()) -> str:
     """Return a hint: what to type instead of an unknown command."""
-    import difflib
     import shlex
     import shutil
 
+    from stockade.policy.suggestions import OTHER_COMMANDS, closest
+
     if shutil.which(word):
         return f"to run that program: stockade run -- {shlex.join([word, *rest])}"
-    near = difflib.get_close_matches(word, COMMANDS, n=1)
-    return f"did you mean `stockade {near[0]}`?" if near else "`stockade --help` lists the commands"
+    near = OTHER_COMMANDS.get(word) or closest(word, COMMANDS)
+    return f"did you mean `stockade {near}`?" if near else "`stockade --help` lists the commands"

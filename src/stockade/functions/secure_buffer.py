@@ -21,7 +21,7 @@ DO_NOT_DUMP = 16
 class SecureBuffer:
     """Memory that is locked, left out of core dumps, zero in forked children, and wiped when closed.
 
-    >>> from stockade import SecureBuffer
+    >>> from stockade.functions import SecureBuffer
     >>> with SecureBuffer(b"swordfish") as secret:
     ...     bytes(secret.view[:5])
     b'sword'

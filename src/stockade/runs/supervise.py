@@ -135,12 +135,12 @@ class RunEnding(msgspec.Struct, frozen=True):
     before: Baseline = Baseline()
     stdout: bytes = b""
     stderr: bytes = b""
-    #: The last bytes of stderr or of the terminal, also if nothing was kept.
-    last: bytes = b""
     truncated: bool = False
     spilled: tuple[SpillFile, ...] = ()
     #: The SHA-256 of each stream that the supervisor read.
     digests: dict[str, str] = {}
+    #: The end of what the program printed as an error, or on its terminal.
+    tail: bytes = b""
 
 
 def supervise(box: LaunchedSandbox, run: Run, streams: Streams, events: Events) -> Steps[RunEnding]:
@@ -201,10 +201,10 @@ def _supervise_program(
             before=watch.before,
             stdout=streams.content(1),
             stderr=streams.content(2),
-            last=streams.last(),
             truncated=streams.truncated,
             spilled=streams.spilled(),
             digests=streams.digests(),
+            tail=streams.tail(),
         )
     finally:
         pumps.close()

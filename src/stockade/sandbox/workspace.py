@@ -43,7 +43,7 @@ class Workspace:
     >>> import stockade, tempfile
     >>> with tempfile.TemporaryDirectory(prefix="tree-") as tree:
     ...     result = stockade.run(["touch", "new"], stockade.Policy(workspace=tree))
-    ...     workspace = stockade.Workspace.open(result.workspace)
+    ...     workspace = stockade.Workspace.open(result.workspace_id)
     ...     [change.path for change in workspace.changes()]
     ...     done = workspace.commit()
     ...     os.listdir(tree), done.closed
@@ -64,6 +64,9 @@ class Workspace:
         #: For reading only: a sandbox of another process goes on working meanwhile.
         self._steady: Alone = alone or (lambda: contextlib.nullcontext(metadata.WorkspaceLock()))
         self._looked_at: Alone = alone or self._at_rest_or_in_use
+
+    def __repr__(self) -> str:
+        return f"<Workspace {self.id} of {self.path}>"
 
     @classmethod
     def open(cls, id: str, home: str | None = None) -> Workspace:
@@ -120,10 +123,10 @@ class Workspace:
         with contextlib.ExitStack() as stack:
             try:
                 hold = stack.enter_context(self._at_rest(shared=True))
-            except (
-                SetupError,
-                OSError,
-            ):  # it is in use, or the register cannot be swept, for example on a read-only disk
+            except NotFoundError:
+                raise
+            # It is in use, or the register cannot be swept, for example on a read-only disk.
+            except (SetupError, OSError):
                 hold = metadata.WorkspaceLock(living=True)
             yield hold
 
@@ -425,6 +428,8 @@ class Workspace:
     def _trying(self, what: str) -> Iterator[None]:
         try:
             yield
+        except StockadeError:
+            raise
         except OSError as error:
             about = f" ({error.filename!r})" if error.filename is not None else ""
             raise SetupError(

@@ -125,4 +125,4 @@ def with_commit(result: Result, prepared: RunPreparation) -> Result:
         why = f"{error.message}\n{error.hint}" if error.hint else one_line(error.message)
         return replace(result, commit_error=why)
     gone = done is None or done.closed
-    return replace(result, committed=done, workspace="" if gone else result.workspace)
+    return replace(result, committed=done, workspace_id="" if gone else result.workspace_id)

@@ -33,7 +33,7 @@ import msgspec
 
 from stockade.gate import client
 from stockade.runs.io.eventloop import READABLE, WRITABLE, Events
-from stockade.runs.io.streams import CHUNK, LAST
+from stockade.runs.io.streams import CHUNK, TAIL
 from stockade.runs.supervise import LEFT
 from stockade.sessions.attach.terminal_modes import ABORT, Modes
 
@@ -91,8 +91,6 @@ class UserTerminal:
         self.lost = False
         #: Whether the user has typed the way out.
         self.left = False
-        #: The last bytes that the program printed.
-        self.last = b""
         self._until = until
         self._apart = redirected()
         self._own: list[int] = []
@@ -100,6 +98,7 @@ class UserTerminal:
         self._out = self._reopen(os.O_WRONLY)
         self._behind = 1 in self._apart or not self._in_front()
         self._modes = Modes()
+        self._tail = b""
         self._saved: list[Any] | None = None
         #: When to check again whether a process inside has opened the program's terminal.
         self._vacant: float | None = None
@@ -154,10 +153,6 @@ class UserTerminal:
         self._screen.read(True)
         if not self._behind:
             self._take_keyboard()
-
-    def _see(self, data: bytes) -> None:
-        self._modes.see(data)
-        self.last = (self.last + data)[-LAST:]
 
     def move(self, end: int) -> None:
         """Handle a descriptor that is ready: copy its data, or handle signals."""
@@ -241,6 +236,14 @@ class UserTerminal:
                 return
             self._hear_ctrl_c()
             self.lost = not self._flush(self._until)
+
+    def tail(self) -> bytes:
+        """Return the end of what the program printed."""
+        return self._tail
+
+    def _see(self, data: bytes) -> None:
+        self._modes.see(data)
+        self._tail = (self._tail + data[-TAIL:])[-TAIL:]
 
     def _flush(self, until: float | None) -> bool:
         while self._screen.pending:

@@ -1,8 +1,9 @@
 """Hints about a program that ran and exited with an error that a wall may explain.
 
 A hint rests on what the kernel counted, on what the policy shows and hides, or on what a well-known program
-cannot do under any policy. What the program printed last only decides what to look for (`printed`). A hint
-may not be the reason for the failure, but it is always true.
+cannot do under any policy. It may not be the reason for the failure, but it is always true. What the program
+printed only decides what to look for (`printed`). Only about tasks, whose refusals RLIMIT_NPROC does not
+count, the hint rests on it, and says so.
 """
 
 from __future__ import annotations
@@ -39,6 +40,13 @@ WRITERS = (
 #: Entries of /etc that are made for the sandbox.
 MADE = ("passwd", "group", "hostname", "hosts", "resolv.conf", "nsswitch.conf")
 MOST_WORDS = 64
+#: What shells, Python, Node, Go, Rust, Java and Ruby print if the kernel refuses them one more task.
+NO_MORE_TASKS = re.compile(
+    rb"\b(?:v?fork|clone|spawn|pthread_create|threads?)\b[^\n]{0,200}(?:temporarily unavailable|EAGAIN)"
+    rb"|cannot fork|can't start new thread|failed to create new OS thread|unable to create native thread"
+    rb"|fork.*BlockingIOError: \[Errno 11\]",
+    re.IGNORECASE | re.DOTALL,
+)
 #: Words that `printed` has hints for.
 LAST_WORDS = (
     b"No module named", b"cross-device link", b"not a git repository", b"tell me who you are",
@@ -70,6 +78,16 @@ def hints(
         *_printed(last, program, resolved),
     ]
     return "; ".join(filter(None, found))
+
+
+def no_more_tasks(printed: bytes, limit: int | None) -> str:
+    """Return a hint if a program printed that it could not start another process or thread."""
+    if limit is None or NO_MORE_TASKS.search(printed) is None:
+        return ""
+    return (
+        f"the program printed that it could not start another process or thread, and the sandbox may have "
+        f"{limit} at once: --limit tasks={2 * limit} (limits.tasks) allows more"
+    )
 
 
 def _printed(last: bytes, program: client.Program, resolved: ResolvedPolicy) -> list[str]:

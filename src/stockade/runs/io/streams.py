@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from stockade.runs.register.register import RegisterEntry
 
 CHUNK = 1 << 16
-#: How many bytes of a run's last words are kept for hints, whatever becomes of its output.
-LAST = 4096
+#: How much of the end of what a program prints is kept for hints.
+TAIL = 4096
 #: A program that prints for ever must not fill the disk: output past this is counted, not kept.
 MOST_SPILLED = 4 << 30
 Sink = Callable[[bytes], object]
@@ -101,9 +101,9 @@ class Output:
         self._sink = sink
         self._spill = spill
         self._kept = bytearray()
-        self.last = b""
         self._digest = Sha256Stream()
         self.truncated = False
+        self.tail = b""
 
     def read(self) -> int:
         """Read what is there and return how many bytes it was; 0 at the end, -1 if there is nothing yet."""
@@ -113,7 +113,7 @@ class Output:
             return -1
         if data:
             self._digest.update(data)
-            self.last = (self.last + data)[-LAST:] if len(data) < LAST else data[-LAST:]
+            self.tail = (self.tail + data[-TAIL:])[-TAIL:]
         if self._sink is not None and data:
             self._sink(data)
         if self._spill is not None and data:
@@ -196,15 +196,14 @@ class TerminalHandler(Protocol):
     def end(self) -> None:
         """Note that the run is being ended, so that no further request for that is needed."""
 
+    def tail(self) -> bytes:
+        """Return the end of what the program printed."""
+
     def drop(self) -> None:
         """Show nothing more: only drain the terminal."""
 
     def close(self) -> None:
         """Close all descriptors; may be called again."""
-
-    @property
-    def last(self) -> bytes:
-        """The last bytes that the program printed."""
 
 
 class Streams:
@@ -252,11 +251,11 @@ class Streams:
         """Return the bytes that were kept of stdout (1) or stderr (2)."""
         return self._outputs[number].content() if number in self._outputs else b""
 
-    def last(self) -> bytes:
-        """Return the last bytes of stderr, or of the terminal; for hints, so nothing may depend on them."""
+    def tail(self) -> bytes:
+        """Return the end of what the program printed as an error, or on its terminal."""
         if 2 in self._outputs:
-            return self._outputs[2].last
-        return b"" if self.terminal is None else self.terminal.last
+            return self._outputs[2].tail
+        return b"" if self.terminal is None else self.terminal.tail()
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of each stream; the output of a terminal is not one."""

@@ -191,11 +191,6 @@ class SharedTerminal:
             self._vacant = None
         self._update_watches()
 
-    @property
-    def last(self) -> bytes:
-        """Nothing: several programs share the terminal."""
-        return b""
-
     def rest(self) -> None:
         """Read the output left by the ended program, and give the clients a moment to take it."""
         most = LEFT
@@ -209,6 +204,10 @@ class SharedTerminal:
 
     def end(self) -> None:
         """Do nothing: the terminal stays as it is while the run is being ended."""
+
+    def tail(self) -> bytes:
+        """Return nothing: a kept shell gets no hints."""
+        return b""
 
     def drop(self) -> None:
         """Do nothing: the clients still see the last output."""
