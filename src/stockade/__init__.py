@@ -100,13 +100,15 @@ _LAZY = {
     "sandboxed": "stockade.functions.sandboxed_function",
     "verify": "stockade.receipt.verify",
 }
-#: The packages that have the other names which users write.
+#: The packages that have the other names which users write; they load on first use, too.
 _ROOMS = ("functions", "inside", "policy", "receipt", "result", "sandbox", "workspace")
 
 
 def __getattr__(name: str) -> Any:
     import importlib
 
+    if name in _ROOMS:
+        return importlib.import_module(f"stockade.{name}")
     if name not in _LAZY:
         meant = _elsewhere(name) if name[:1].isupper() or name == "delegate" else ""
         raise AttributeError(f"module 'stockade' has no attribute {name!r}{meant}", name=name)
