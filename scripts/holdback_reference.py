@@ -1,4 +1,4 @@
-"""Writes docs/holdback.md from the table, so that the two cannot part.
+"""Writes docs/reference/holdback.md from the table, so that the two cannot part.
 
 python scripts/holdback_reference.py           write it
 python scripts/holdback_reference.py --check   exit code 1 if it is stale
@@ -14,13 +14,14 @@ from stockade.policy.holdback_lookup import PACKAGES
 from stockade.policy.holdback_table import BESIDE_SCRIPTS, CACHES, OBEYED, RUNS, ToolFile
 from stockade.workspace.holdback.references import SOURCES
 
-PAGE = Path(__file__).parents[1] / "docs" / "holdback.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "holdback.md"
 
 HEAD = """\
 # What a commit holds back
 
-Made by `scripts/holdback_reference.py` from `src/stockade/policy/holdback_table.py`. [The
-guide](guide.md) says how to commit, [the policy](policy.md) how `hold_back` and `allow_commit` are written.
+Made by `scripts/holdback_reference.py` from `src/stockade/policy/holdback_table.py`. [Review and
+commit changes](../how-to/review-changes.md) says how to commit, [the policy
+reference](policy-protection.md#hold_back-allow_commit) how `hold_back` and `allow_commit` are written.
 
 A program in a sandbox chooses every name and every byte of its changes. Three kinds of files are not like
 others:

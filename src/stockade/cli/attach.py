@@ -123,6 +123,7 @@ def keep(args: argparse.Namespace, commands: list[list[str]]) -> int:
         policy=found.policy,
         pinned=found.pinned,
         commands=commands,
+        cwd=run.start_directory(args, found),
         resume=workspace,
         discard=args.on_exit == "discard",
         snapshot=args.snapshot,

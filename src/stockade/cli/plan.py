@@ -28,6 +28,7 @@ def main(argv: list[str]) -> int:
         continued_workspace,
         discover_policy,
         parse_arguments,
+        start_directory,
         user_and_state,
         with_location,
     )
@@ -46,11 +47,14 @@ def main(argv: list[str]) -> int:
     from stockade.runs.prepare import prepare
 
     try:
-        prepared = prepare(found.policy, pinned=found.pinned, dry=True, command=words, workspace=workspace)
+        start = start_directory(args, found)
+        prepared = prepare(
+            found.policy, pinned=found.pinned, dry=True, command=words, cwd=start, workspace=workspace
+        )
     except PolicyError as error:
         raise with_location(error, found) from None
     try:
-        plan = prepared.plan
+        plan, network = prepared.plan, prepared.resolved.network
         if args.json:
             import msgspec
 
@@ -61,13 +65,16 @@ def main(argv: list[str]) -> int:
                 "command": words,
                 "operations": ops,
                 "matched": prepared.resolved.hidden.matched,
+                "passed": network.variables if network else {},
+                "notes": [*network.notes, *network.warnings] if network else [],
             }
             sys.stdout.buffer.write(output.as_json(shown))
             return 0
         rows = [[str(number), op.describe(), op.clause] for number, op in enumerate(plan.ops, 1)]
         print(output.table(rows, ["", "operation", "because of"], wrap=(1, 2)))
-        print(f"\nthen execute: {output.name(' '.join(words))}")
-        for note in prepared.resolved.hidden.notes:
+        where = f" in {output.name(start)}" if start else ""
+        print(f"\nthen execute{where}: {output.name(' '.join(words))}")
+        for note in (*(network.lines if network else ()), *prepared.resolved.hidden.notes):
             print(output.name(note))
         print(f"backend {plan.backend}, policy {found.policy.hash[:16]}, plan {plan.hash}")
         return 0

@@ -129,6 +129,7 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
     add("-p", "--policy", metavar="FILE", help="the policy file; no other file is read")
     add("--agent", metavar="NAME", default="", help="use the policy that your layers give this agent")
     add("--category", metavar="NAME", default="", help="its category, if the layers do not name one")
+    add("--profile", metavar="NAME", help="the starting point of the policy: `stockade profiles` lists them")
     add("--read", metavar="PATH", action="append", help="show a path read-only")
     add("--write", metavar="PATH", action="append", help="show a path, writable for real")
     add("--deny", metavar="PATH", action="append", help="hide a path or pattern in the workspace")
@@ -138,7 +139,7 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
         action="append",
         help="let the program change a protected path in the workspace, such as .git",
     )
-    add("--net", metavar="open", help='"open" shares the host\'s network; default: none')
+    add("--net", metavar="open|none", help="open shares the host's network; none, the default, has none")
     add("--env", metavar="K=V", action="append", help="set a variable inside")
     add("--pass-env", metavar="K", action="append", help="pass one of your variables")
     limits = "a limit: memory, tasks, cpu, cpu_time, wall, files, output, disk"
@@ -150,6 +151,7 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
         help="the directory to work in (default: this one); @ID continues a workspace, @ this directory's",
     )
     add("--mode", choices=("overlay", "rw", "ro"), help="how the workspace appears (default: overlay)")
+    add("--cwd", metavar="DIR", help="start in this directory (default: this one, if the workspace has it)")
     add("--toolchain", metavar="NAME", action="append", help="show the install that a command belongs to")
     add("--no-toolchain", action="store_true", help="show only installs that the policy names")
     add("--backend", metavar="NAME", help="use this backend, or refuse to run")
@@ -217,6 +219,25 @@ def discover_policy(args: argparse.Namespace, caller: Caller, home: str) -> Poli
     return found
 
 
+def start_directory(args: argparse.Namespace, found: PolicySource) -> str | None:
+    """Return where the command starts inside: --cwd, or where the user is; None for the workspace itself.
+
+    If a policy file chose a workspace above the user's directory, say so.
+    """
+    from stockade.linux.user import Caller
+
+    caller, rule = Caller.current(), found.policy.workspace
+    if args.cwd is None and (rule is None or rule.path == caller.cwd):
+        return None
+    from stockade.cli.ui.start_directory import inside, workspace_above
+
+    root = workspace_above(found.policy, caller)
+    if root and args.workspace is None and not (args.quiet or args.json):
+        by = f", by {output.name(found.sources[0])}" if len(found.sources) == 1 else ""
+        output.say(f"the workspace is {output.name(root)}{by}")
+    return inside(root, caller.cwd, args.cwd)
+
+
 def _idle_options(args: argparse.Namespace, policy: Policy) -> list[str]:
     """Return warnings about options that change nothing: the user may have mistyped them."""
     unset = [name for name in args.pass_env or () if name not in os.environ]
@@ -265,7 +286,13 @@ def _policy_of(args: argparse.Namespace, caller: Caller, home: str) -> PolicySou
     from stockade.resolve.resolution import unfit
 
     workspace = None
-    if args.workspace is None and args.mode is not None:
+    if not caller.cwd:
+        if args.workspace is None and args.policy is None:
+            raise PolicyError(
+                "the current directory was removed",
+                hint="go to one that exists, or name a directory to work in: -w DIRECTORY",
+            )
+    elif args.workspace is None and args.mode is not None:
         workspace = caller.cwd  # --mode asks for a workspace: if this one is unfit, that is an error
     elif args.workspace is None:
         reason = unfit(caller.cwd, caller, home)
@@ -304,17 +331,23 @@ def command(args: argparse.Namespace) -> list[str]:
     words: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not words:
         raise PolicyError("there is no command to run", hint="write it after --: stockade run -- COMMAND ...")
+    if args.verbose and ":" in words[0] and "--" in words:
+        raise PolicyError(
+            f"-v {words[0]}: -v makes Stockade say more, and mounts nothing",
+            hint="write --read /path, or --write /path: a path has the same name inside",
+        )
     return words
 
 
 def _flags(args: argparse.Namespace) -> dict[str, Any]:
-    if args.net not in (None, "open"):
+    if args.net not in (None, "open", "none"):
         raise PolicyError(
             f"--net {args.net}: this version cannot allow single hosts",
-            hint="`--net open` shares the host's whole network; without --net the program has no network",
+            hint="`--net open` shares the host's whole network; `--net none`, the default, has none",
         )
     workspace = {key: value for key, value in (("path", args.workspace), ("mode", args.mode)) if value}
     flags: dict[str, Any] = {
+        "profile": args.profile,
         "read": args.read,
         "write": args.write,
         "deny": args.deny,
@@ -376,6 +409,7 @@ def _run_and_report(
         )
     from stockade.sandbox import sandbox
 
+    start = start_directory(args, found)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _cancel)
     quiet = args.quiet or args.json
@@ -395,6 +429,7 @@ def _run_and_report(
                 words,
                 found.policy,
                 {
+                    "cwd": start,
                     "timeout": timeout,
                     "on_stdout": sinks and sinks[0],
                     "on_stderr": sinks and sinks[1],

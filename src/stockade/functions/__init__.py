@@ -1,50 +1,70 @@
-"""Python in sandboxes: functions, the sealed channel, the executor, and interpreters started ahead of use."""
+"""Python functions in sandboxes, many calls at once, and interpreters that are started ahead of use.
+
+>>> from stockade.functions import sandboxed
+>>> @sandboxed
+... def total(numbers):
+...     return sum(numbers)
+>>> total([1, 2, 3])
+6
+"""
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # importing it from typing takes longer than all of this
 if TYPE_CHECKING:
     from stockade.functions.executor import BrokenSandboxError, SandboxExecutor
-    from stockade.functions.reply import FunctionError, RemoteError, WorkerDiedError
-    from stockade.functions.sandboxed_function import AsyncStream, SandboxedFunction, Stream, sandboxed
+    from stockade.functions.reply import FunctionError, WorkerDiedError
+    from stockade.functions.sandboxed_function import (
+        AsyncStream,
+        Call,
+        CallOptions,
+        SandboxedFunction,
+        Stream,
+        call,
+        sandboxed,
+        stream,
+    )
     from stockade.functions.secure_buffer import SecureBuffer
     from stockade.functions.warm_python import WarmPython
 
 __all__ = [
     "AsyncStream",
     "BrokenSandboxError",
+    "Call",
+    "CallOptions",
     "FunctionError",
-    "RemoteError",
     "SandboxExecutor",
     "SandboxedFunction",
     "SecureBuffer",
     "Stream",
     "WarmPython",
     "WorkerDiedError",
+    "call",
     "sandboxed",
+    "stream",
 ]
 
-#: Public names and their modules, which load on first use.
-_LAZY = {
-    "AsyncStream": "stockade.functions.sandboxed_function",
-    "BrokenSandboxError": "stockade.functions.executor",
-    "FunctionError": "stockade.functions.reply",
-    "RemoteError": "stockade.functions.reply",
-    "SandboxExecutor": "stockade.functions.executor",
-    "SandboxedFunction": "stockade.functions.sandboxed_function",
-    "SecureBuffer": "stockade.functions.secure_buffer",
-    "Stream": "stockade.functions.sandboxed_function",
-    "WarmPython": "stockade.functions.warm_python",
-    "WorkerDiedError": "stockade.functions.reply",
-    "sandboxed": "stockade.functions.sandboxed_function",
+#: Names whose module is not `sandboxed_function`; all load on first use.
+_MODULES = {
+    "BrokenSandboxError": "executor",
+    "FunctionError": "reply",
+    "SandboxExecutor": "executor",
+    "SecureBuffer": "secure_buffer",
+    "WarmPython": "warm_python",
+    "WorkerDiedError": "reply",
 }
 
 
 def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'stockade.functions' has no attribute {name!r}")
     import importlib
 
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
+    module = importlib.import_module(f"stockade.functions.{_MODULES.get(name, 'sandboxed_function')}")
+    value: object = getattr(module, name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

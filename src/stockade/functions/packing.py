@@ -40,7 +40,7 @@ OWN = (
     "stockade._version",
     "stockade.inside",
     "stockade.inside.channel_crypto",
-    "stockade.inside.codec",
+    "stockade.inside.encoder",
 )
 
 #: The marshal version for the worker: every Python reads it, though its bytecode may differ.
@@ -59,7 +59,7 @@ def pack(
     kwargs: Mapping[str, Any],
     *,
     initializer: tuple[Callable[..., Any], Sequence[Any]] | None = None,
-    results: str,
+    trust: bool,
     most: int,
     many: bool = False,
     streams: bool = False,
@@ -75,7 +75,7 @@ def pack(
         "spaces": {name: space.packed() for name, space in packing.spaces.items()},
         "call": call,
         "initializer": first,
-        "results": results,
+        "trust": trust,
         "most": most,
         "many": many,
         "streams": streams,

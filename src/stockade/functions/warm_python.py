@@ -37,7 +37,7 @@ class WarmPython:
     It starts one interpreter, the template, which imports `preload` outside, as you: name only modules that
     you would import yourself. Each sandbox is a copy of the template behind the walls of the policy and is
     used once; `size` of them are kept ready. `python` is the path of another interpreter; `on_exit` is as
-    for `Sandbox`. docs/warm-python.md says what copies share. Threads may share a WarmPython. Without
+    for `Sandbox`. docs/how-to/warm-python.md says what copies share. Threads may share a WarmPython. Without
     `with`, call `close`.
     """
 

@@ -149,9 +149,9 @@ class Worker:
     """One call, from its request to its answer."""
 
     def __init__(self, public: bytes, text: bytes) -> None:
-        from stockade.inside import channel_crypto, codec
+        from stockade.inside import channel_crypto, encoder
 
-        self.plain, self.seal = codec, channel_crypto
+        self.plain, self.seal = encoder, channel_crypto
         self.pid = os.getpid()
         asks, self.answers = os.dup(3), os.dup(4)
         os.close(3)
@@ -244,7 +244,7 @@ class Worker:
         return None
 
     def encode_result(self, value: Any) -> list[Any]:
-        if self.request["results"] == "pickle":
+        if self.request["trust"]:
             return [dumps(value, 4)]
         return self.plain.pieces(value, self.request["most"])
 

@@ -21,6 +21,7 @@ from stockade.receipt.statement import (
     BEGUN,
     EVENT_TYPE,
     ORPHANED,
+    PRUNED,
     RECORDED,
     ROTATED,
     UNWALLED,
@@ -32,6 +33,7 @@ from stockade.receipt.statement import (
     Parent,
     Predicate,
     Receipt,
+    Removal,
     ResourceUse,
     RunEnd,
     Statement,
@@ -151,6 +153,11 @@ def event(link: chain.ChainLink, who: Who, event: Event) -> Statement:
 def rotation(link: chain.ChainLink, public: bytes) -> Statement:
     """Return the record that another key signs from the next receipt on."""
     return event(link, Who(action=ROTATED), Event(key=public.hex()))
+
+
+def checkpoint(link: chain.ChainLink, removal: Removal) -> Statement:
+    """Return the record that older receipts were removed."""
+    return event(link, Who(action=PRUNED), Event(pruned=removal))
 
 
 def begun(home: str, who: Who, why: str) -> None:

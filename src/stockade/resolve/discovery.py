@@ -132,7 +132,7 @@ def discover(
         own, sources = found.policy, tuple(dict.fromkeys(layer.source for layer in found.layers))
         denied = [(directory_of(layer.source), layer.denied) for layer in found.layers]
     chosen = _add_project_and_flags(
-        cwd, environ, home, flags or {}, with_workspace(own, workspace), sources, denied, file is None
+        cwd, environ, home, flags or {}, own, workspace, sources, denied, file is None
     )
     if file is not None:
         protected = protect_source(chosen.policy, file, home, cwd, environ)
@@ -162,11 +162,16 @@ def _add_project_and_flags(
     home: str,
     flags: Mapping[str, Any],
     own: Policy,
+    workspace: str | None,
     sources: tuple[str, ...],
     denied: list[tuple[str, Iterable[str]]],
     with_project: bool,
 ) -> PolicySource:
     project = find_project(cwd, home) if with_project else None
+    root = _project_workspace(project, home, cwd, environ) if project is not None and workspace else ""
+    if root and _in_repository(root, home):
+        workspace = root
+    named, own = own, with_workspace(own, workspace)
     if project is None:
         return PolicySource(_deny_beside_files(merge(own, flags), denied, home, cwd, environ), sources)
     without, whole = layers(own, project, flags)
@@ -183,14 +188,41 @@ def _add_project_and_flags(
         state = state_dir(environ, home)
         if not trusted(project, found, state):
             since = " has changed since you trusted it, and" if project.path in recorded(state) else ""
-            raise PolicyError(
-                f"{project.path}{since} asks for more than your own policy allows:\n" + "\n".join(beyond),
-                hint=f"read it; if you agree, run: stockade trust {typed(project.path)}",
-            )
+            hint = f"read it; if you agree, run: stockade trust {typed(project.path)}"
+            what = "asks for more than your own policy allows:\n" + "\n".join(beyond)
+            if root and root != workspace:
+                at_root = merge(with_workspace(named, root), flags)
+                if not _excess_of_project(asked, real_names(at_root, home, cwd, environ), home, environ):
+                    what = f"asks for {root} as the workspace, and you are in {cwd}"
+                    hint += "; to work in this directory alone: -w ."
+            raise PolicyError(f"{project.path}{since} {what}", hint=hint)
     denied.append((os.path.dirname(project.path), project.clauses.get("deny", ())))
     asked = _deny_beside_files(asked, denied, home, cwd, environ)
     asked = protect_source(asked, project.path, home, cwd, environ)
     return PolicySource(asked, (*sources, project.path), pinned=True)
+
+
+def _project_workspace(project: Project, home: str, cwd: str, environ: Mapping[str, str]) -> str:
+    """Return the project's directory if its file names that as the workspace, and "" otherwise."""
+    rule, directory = project.clauses.get("workspace"), os.path.dirname(project.path)
+    if rule is None or "path" not in rule:
+        return ""
+    named = _look_up("workspace", rule["path"], home, cwd, environ).name
+    return directory if named == directory else ""
+
+
+def _in_repository(directory: str, home: str) -> bool:
+    """Whether a directory belongs to a repository below the home.
+
+    Only then may a project's file show more than the directory where the user is without their trust: all of
+    it came with the repository. Anything that the user downloads can put a file above some directory.
+    """
+    top = os.path.realpath(home)
+    while directory not in ("/", top):
+        if _is_repository(os.path.join(directory, ".git")):
+            return True
+        directory = os.path.dirname(directory)
+    return False
 
 
 def add_denied(policy: Policy, paths: Iterable[str]) -> Policy:
@@ -243,7 +275,7 @@ def layers(own: Policy, project: Project, flags: Mapping[str, Any]) -> tuple[Pol
 
 def find_project(cwd: str, home: str) -> Project | None:
     """Find the nearest policy file at or above `cwd`, within its repository and below the home."""
-    directory = os.path.realpath(cwd)
+    directory = os.path.realpath(cwd) if cwd else "/"
     top = os.path.realpath(home)
     while directory not in ("/", top):
         try:

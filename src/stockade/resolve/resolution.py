@@ -32,12 +32,13 @@ from stockade.resolve.paths import protected_paths
 from stockade.resolve.paths.hidden_paths import hide
 from stockade.resolve.paths.policy_paths import MODES, OWN, SYSTEM, NamedPath, places
 from stockade.resolve.resolved import Grant, ResolvedPolicy
-from stockade.resolve.toolchain.needs import Surroundings, Toolchain, shown_by, toolchain
+from stockade.resolve.toolchain.needs import Surroundings, Toolchain, search_path, shown_by, toolchain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
+    from stockade.resolve.host_network import HostNetwork
     from stockade.resolve.paths.hidden_paths import HiddenPaths
     from stockade.resolve.paths.programs import Programs
 
@@ -55,9 +56,10 @@ def resolve(
     *,
     pinned: bool = False,
     command: str = "",
+    start: str = "",
     table: bytes | None = None,
 ) -> ResolvedPolicy:
-    """Find and open every path that the policy names, and what the command needs.
+    """Find and open every path that the policy names, and what the command needs if it starts in `start`.
 
     `state` is Stockade's own directory, which no grant may touch. `pinned` says that the policy's paths are
     real names already (see `discover`): a link on the way was put there since, and is refused. `table` is
@@ -84,11 +86,13 @@ def resolve(
             _apply_workspace_mode(grants, workspace)
         root = "" if workspace is None else workspace.path
         programs = _follow_links(policy, base, opener, root)
-        chain = _toolchain(policy, base, opener, grants, workspace, command)
+        chain = _toolchain(policy, base, opener, grants, workspace, command, start)
         if mounts and workspace is not None and workspace.access != "write" and caller.uid == 0:
             _show_mounted(workspace, opener, grants)
+        network = _host_network(policy, base, opener, grants, workspace) if policy.net == "open" else None
         private = (quote(literal(path)) for path in chain.hidden)
         hidden = hide((*policy.deny, *private), caller, grants, workspace, shown_by(base))
+        network = network and network.without(hidden)
         sockets = Control.IPC in policy.accept
         for path, grant in grants.items():
             if mounts and (not sockets or path in hidden.above):
@@ -107,11 +111,19 @@ def resolve(
             repositories=_repositories(policy, grants.values(), workspace, hidden, caller),
             hidden=hidden,
             programs=programs,
-            environ=environment(policy, base, caller, chain.path),
+            environ=environment(
+                policy,
+                base,
+                caller,
+                chain.path,
+                chain.path_after,
+                network.variables if network else None,
+            ),
             limits=effective(policy.limits, base.limits),
             links=chain.links,
             places=places(opener.named, root) if root else (),
             _open=opener.open,
+            network=network,
         )
         _check_durable(resolved)
         return resolved
@@ -186,20 +198,25 @@ def _toolchain(
     grants: dict[str, Grant],
     workspace: Grant | None,
     command: str,
+    start: str,
 ) -> Toolchain:
     """Grant the installs of the user that the command needs."""
     mine = [grant for grant in grants.values() if not grant.clause.startswith("profile")]
     mine += [] if workspace is None else [workspace]
+    project = "" if workspace is None else workspace.path
     found = toolchain(
         policy,
         base,
         opener.caller,
         command,
+        project,
         lambda: Surroundings(
             home=opener.home.rstrip("/"),
             environ=opener.caller.environ,
-            cwd=opener.caller.home if workspace is None else workspace.path,
+            search=search_path(opener.caller),
+            cwd=os.path.join(project or opener.caller.home, start),
             caller_cwd=opener.caller.cwd or "/",
+            project=project,
             uid=opener.caller.uid,
             shown=(*shown_by(base), *(path for path, grant in grants.items() if grant not in mine)),
             granted=tuple(grant.path for grant in mine),
@@ -220,18 +237,47 @@ def _toolchain(
     return found
 
 
-def environment(policy: Policy, base: Profile, caller: Caller, path: tuple[str, ...] = ()) -> dict[str, str]:
+def _host_network(
+    policy: Policy, base: Profile, opener: _PathOpener, grants: dict[str, Grant], workspace: Grant | None
+) -> HostNetwork:
+    """Grant the certificates that the user's environment names, for a program with the host's network."""
+    from stockade.resolve import host_network
+
+    trees = [*shown_by(base), *grants, *(() if workspace is None else (workspace.path,))]
+    found = host_network.find(
+        policy,
+        opener.caller.environ,
+        opener.caller.home,
+        lambda path: any(covers(tree, path) for tree in trees),
+        lambda path, name: opener.grant(
+            f"{literal(path)}?", "read", f'net = "open", for {name}', pinned=True
+        ),
+    )
+    grants.update((grant.path, grant) for grant in found.grants)
+    return found
+
+
+def environment(
+    policy: Policy,
+    base: Profile,
+    caller: Caller,
+    before: tuple[str, ...] = (),
+    after: tuple[str, ...] = (),
+    network: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """Build the whole environment inside: no variable of the host unless it is passed by name.
 
-    The directories in `path` are searched before those of the profile.
+    PATH has the directories in `before`, then those of the profile, then those in `after`. `network` are the
+    variables that the host's network needs.
     """
     environ = {"HOME": caller.home, "USER": caller.user, "LOGNAME": caller.user, "SHELL": "/bin/sh"}
     environ.update(base.env)
     for name in (*base.pass_env, *policy.pass_env):
         if (value := caller.environ.get(name)) is not None:
             environ[name] = value
-    if path:
-        environ["PATH"] = ":".join((*path, environ["PATH"]))
+    environ.update(network or {})
+    if before or after:
+        environ["PATH"] = ":".join((*before, environ["PATH"], *after))
     environ.update(policy.env)
     return environ
 

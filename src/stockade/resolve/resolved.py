@@ -15,6 +15,7 @@ from stockade.resolve.paths.hidden_paths import HiddenPaths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from stockade.resolve.host_network import HostNetwork
     from stockade.resolve.paths.programs import Programs
 
 
@@ -54,6 +55,8 @@ class ResolvedPolicy(msgspec.Struct, frozen=True):
     places: tuple[tuple[str, str], ...]
     """The paths of the workspace that the policy names, existing or not, and the clause of each."""
     _open: list[int]
+    network: HostNetwork | None = None
+    """What the host's network needs; None unless `net = "open"`."""
 
     @property
     def denied(self) -> tuple[str, ...]:

@@ -241,6 +241,7 @@ def prepare(
     living: bool = False,
     command: Sequence[str] = (),
     name: str = "",
+    cwd: str | os.PathLike[str] | None = None,
     workspace: Workspace | None = None,
     template: Template | None = None,
     caller: Caller | None = None,
@@ -249,15 +250,18 @@ def prepare(
     """Select a backend, resolve the policy, make the host's resources and compile the plan.
 
     With `dry` nothing is made: the plan is only shown. `living` says that several commands will run,
-    `command` is the first one if it is known, `name` the sandbox's, `workspace` is the workspace to continue,
-    and `template` is what the sandbox's first process is copied from. `caller` and `state`, the state
-    directory, are found if they are not given.
+    `command` is the first one if it is known and `cwd` where it starts, `name` the sandbox's, `workspace`
+    is the workspace to continue, and `template` is what the sandbox's first process is copied from.
+    `caller` and `state`, the state directory, are found if they are not given.
     """
     with os_errors.setup_errors():
         caller = caller or Caller.current()
         home = state or state_dir(caller.environ, caller.home)
         first = tuple(command)
-        return _resolve_and_plan(policy, caller, home, pinned, dry, living, first, name, workspace, template)
+        start = os.fsdecode(cwd or "").partition("\0")[0]  # `command` refuses a NUL byte
+        return _resolve_and_plan(
+            policy, caller, home, pinned, dry, living, first, start, name, workspace, template
+        )
 
 
 def _resolve_and_plan(
@@ -268,6 +272,7 @@ def _resolve_and_plan(
     dry: bool,
     living: bool,
     command: tuple[str, ...],
+    start: str,
     name: str,
     workspace: Workspace | None,
     template: Template | None,
@@ -283,7 +288,9 @@ def _resolve_and_plan(
         from stockade.runs.explain.gate_refused import no_copies
 
         raise no_copies(backend.name)
-    resolved = resolve(policy, caller, home, pinned=pinned, command=command[0] if command else "")
+    resolved = resolve(
+        policy, caller, home, pinned=pinned, command=command[0] if command else "", start=start
+    )
     made = HostResources()
     try:
         if template is not None:

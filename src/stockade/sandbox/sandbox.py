@@ -556,8 +556,9 @@ def run_once_steps(
     account = Account(chosen, argv, named(options.get("who")), name=name)
     with account.telling():
         prepared = prepare(
-            chosen, pinned=extras.pinned, command=argv, name=name, template=template_of(cmd),
-            workspace=open_workspace(options.get("resume")), caller=extras.caller, state=extras.state,
+            chosen, pinned=extras.pinned, command=argv, cwd=options.get("cwd"), name=name,
+            workspace=open_workspace(options.get("resume")), template=template_of(cmd), caller=extras.caller,
+            state=extras.state,
         )  # fmt: skip
         account.prepared = prepared
 

@@ -123,10 +123,10 @@ class Workspace:
         with contextlib.ExitStack() as stack:
             try:
                 hold = stack.enter_context(self._at_rest(shared=True))
-            except (
-                SetupError,
-                OSError,
-            ):  # it is in use, or the register cannot be swept, for example on a read-only disk
+            except NotFoundError:
+                raise
+            # It is in use, or the register cannot be swept, for example on a read-only disk.
+            except (SetupError, OSError):
                 hold = metadata.WorkspaceLock(living=True)
             yield hold
 
@@ -428,6 +428,8 @@ class Workspace:
     def _trying(self, what: str) -> Iterator[None]:
         try:
             yield
+        except StockadeError:
+            raise
         except OSError as error:
             about = f" ({error.filename!r})" if error.filename is not None else ""
             raise SetupError(

@@ -82,7 +82,7 @@ def files_of(workspace: Workspace, let_go: Callable[[], None]) -> Files:
     from stockade.workspace.files.files import Files
     from stockade.workspace.files.sandbox_paths import Roots
 
-    prepared = prepare(Policy(), living=True, workspace=workspace)
+    prepared = prepare(Policy(toolchain=False), living=True, workspace=workspace)
     with contextlib.ExitStack() as undo:
         try:
             with Events() as events:

@@ -62,6 +62,8 @@ class Session:
     program = ""
     #: Whether the driver must be the sandbox's first process after init.
     first = False
+    #: Whether a driver that sleeps on after an interrupt is interrupted again.
+    insistent = False
 
     def __init__(self, sandbox: LivingSandbox | AsyncLivingSandbox) -> None:
         self._account_of, self._judge = sandbox.account, sandbox.judge
@@ -98,7 +100,7 @@ class Session:
                 refused = RunEnding(reply=started, wall=0)
                 return None, self._judge(refused, driver.program, prepared, box, account)
             self._line, request = started, self._preamble() + request
-        exchange = Exchange(self._line, run, request, number, events, most)
+        exchange = Exchange(self._line, run, request, number, events, most, insistent=self.insistent)
         try:
             answer, ended = yield from exchange.steps()
         finally:

@@ -33,6 +33,7 @@ class Bash(Session):
 
     name = program = "shell"
     state = "its directory, variables and functions"
+    insistent = True
     #: The module for the shell that was found inside: bash, or else sh.
     _driver: ModuleType | None = None
 

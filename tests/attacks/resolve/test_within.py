@@ -293,7 +293,7 @@ class Maker:
             "accept": ["ipc", *ACCEPTED, "limits.tasks"],
         }
         self.values: dict[str, list[Any]] = {
-            "profile": ["strict", "dev", "net-client"],
+            "profile": ["strict", "dev", "net-client", "worker"],
             "exec": [
                 None,
                 *(

@@ -21,8 +21,9 @@ import stockade
 from stockade import ConflictError, Policy, SetupError
 from stockade.cli import main
 from stockade.host import host
-from stockade.inside import codec
+from stockade.inside import encoder
 from stockade.receipt.verify import check_result
+from stockade.runs.decoder import Decoder
 from stockade.workspace.diff import diff, layer_walk, line_diff
 from stockade.workspace.merge import conflicts
 from support import bubblewraps
@@ -398,8 +399,8 @@ class TestLinesThatTakeForEver:
     ids=["sets", "frozensets", "sets-of-one", "a-set", "dicts", "numbers"],
 )  # fmt: skip
 def test_a_result_of_a_function_takes_no_more_memory_than_its_room(value: object) -> None:
-    data = codec.encode(value, 1 << 30)
-    decoder = codec.Decoder(data, 1 << 40)
+    data = encoder.encode(value, 1 << 30)
+    decoder = Decoder(data, 1 << 40)
     tracemalloc.start()
     made = decoder.whole()
     peak = tracemalloc.get_traced_memory()[1]

@@ -64,11 +64,11 @@ class TestCalls:
             call(jobs.generated)
 
     def test_results_by_pickle_are_anything(self) -> None:
-        value = call(jobs.echo, ({1: range(3), 2: Point},), results="pickle").value
+        value = call(jobs.echo, ({1: range(3), 2: Point},), trust_results=True).value
         assert value == {1: range(3), 2: Point}
         with pytest.raises(FunctionError, match=r"builtins\.range is not plain data") as caught:
             call(jobs.echo, (range(3),))
-        assert 'results="pickle"' in caught.value.hint
+        assert "trust_results=True" in caught.value.hint
 
     def test_hundreds_of_megabytes_come_back(self) -> None:
         """Far more than the pipes hold: nobody waits for the other with full hands."""
@@ -141,10 +141,10 @@ class TestEnds:
         assert full.value.result is not None and full.value.receipt is not None
 
     def test_a_result_that_is_too_large_is_refused_on_both_sides(self) -> None:
-        with pytest.raises(LimitError, match='largest = "1M"'):
-            call(jobs.sized, (2 << 20,), largest="1M")
-        with pytest.raises(LimitError, match='largest = "1M"'):
-            call(jobs.echo, ([[]] * 100000,), largest="1M")
+        with pytest.raises(LimitError, match='max_result = "1M"'):
+            call(jobs.sized, (2 << 20,), max_result="1M")
+        with pytest.raises(LimitError, match='max_result = "1M"'):
+            call(jobs.echo, ([[]] * 100000,), max_result="1M")
 
     def test_a_forked_child_does_not_answer(self) -> None:
         assert call(jobs.forked).value == 1
@@ -215,7 +215,7 @@ class TestWhatIsHandedIn:
             call(jobs.echo, (Policy(),))
 
     def test_options_that_are_none_are_refused(self) -> None:
-        for wrong in ({"results": "yaml"}, {"on_exit": "commit"}, {"largest": "much"}):
+        for wrong in ({"trust_results": "yes"}, {"on_exit": "commit"}, {"max_result": "much"}):
             with pytest.raises(PolicyError):
                 sandboxed(**wrong)  # type: ignore[arg-type]
         with pytest.raises(PolicyError, match="is not a Policy") as caught:
@@ -300,7 +300,7 @@ def test_what_runs_inside_is_written_for_older_pythons() -> None:
     for name in (
         "inside/function_worker.py",
         "inside/channel_crypto.py",
-        "inside/codec.py",
+        "inside/encoder.py",
         "__init__.py",
         "errors.py",
     ):
@@ -309,5 +309,5 @@ def test_what_runs_inside_is_written_for_older_pythons() -> None:
 
 def test_a_function_can_be_pickled_by_its_name_although_it_is_decorated() -> None:
     assert pickle.loads(pickle.dumps(jobs.echo)) is jobs.echo
-    found: Any = call(jobs.echo, (jobs.decorated,), results="pickle").value
+    found: Any = call(jobs.echo, (jobs.decorated,), trust_results=True).value
     assert found.__wrapped__ is jobs.decorated.__wrapped__

@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
-from stockade.errors import LimitError, PolicyError, SetupError
+from stockade.errors import LimitError, PolicyError, SetupError, StockadeError
 from stockade.linux.openat2 import (
     AS_INSIDE,
     BENEATH,
@@ -174,16 +174,19 @@ class Files:
         *,
         mode: int | None = None,
         parents: bool = False,
+        replace: bool = False,
         sync: bool = False,
     ) -> None:
         """Replace the content of a file atomically: no reader sees a part of it.
 
         An existing file keeps its permission bits unless `mode` is given; its other names (hard links) keep
-        the old content. `parents` creates missing directories, `sync` waits for the disk.
+        the old content. A file that the program inside may not write, by its permission bits or its owner,
+        is refused with a `PermissionError`; with `replace` a new file takes its place. `parents` creates
+        missing directories, `sync` waits for the disk.
         """
         with (
             self._acting(path, writes=True) as place,
-            contextlib.closing(self._sink(place, mode, parents)) as sink,
+            contextlib.closing(self._sink(place, mode, parents, replace)) as sink,
         ):
             sink.write(_encode(data))
             sink.finish(sync=sync)
@@ -269,7 +272,10 @@ class Files:
         return gathered.listing()
 
     def move(self, source: Path, target: Path, *, overwrite: bool = False, parents: bool = False) -> None:
-        """Move a file, directory or link. If it cannot be renamed to the target, it is copied."""
+        """Move a file, directory or link. If it cannot be renamed to the target, it is copied.
+
+        `overwrite` replaces a file at the target, also one that may not be written, as `os.replace` does.
+        """
         with self._acting(source, writes=True) as old:
             directory, name = old.parent()
             with held(directory):
@@ -327,6 +333,7 @@ class Files:
         *,
         mode: int | None = None,
         parents: bool = False,
+        replace: bool = False,
         sync: bool = False,
         limit: int | None = None,
     ) -> int:
@@ -335,7 +342,7 @@ class Files:
             if isinstance(source, str | os.PathLike):
                 source = stack.enter_context(open(source, "rb"))
             with self._acting(path, writes=True) as place:
-                sink = stack.enter_context(contextlib.closing(self._sink(place, mode, parents)))
+                sink = stack.enter_context(contextlib.closing(self._sink(place, mode, parents, replace)))
             count = 0
             while data := source.read(tree_operations.CHUNK):
                 count += len(data)
@@ -370,7 +377,7 @@ class Files:
             with _host_file(os.fspath(target)) as stream:
                 return sum(_write_all(stream, chunk) for chunk in chunks)
 
-    def _sink(self, place: SandboxPath, mode: int | None, parents: bool) -> Sink:
+    def _sink(self, place: SandboxPath, mode: int | None, parents: bool, replace: bool = False) -> Sink:
         """Return the sink for a file's new content; a link is followed to where the file is or would be."""
         mode = None if mode is None else _check_mode(mode)
         if parents:
@@ -381,7 +388,7 @@ class Files:
                 target = os.readlink(name, dir_fd=directory)
             except OSError as error:
                 if error.errno in (errno.EINVAL, errno.ENOENT):
-                    return Sink(directory, name, mode)
+                    return Sink(directory, name, mode, replace=replace)
                 os.close(directory)
                 raise
             with held(directory):
@@ -407,6 +414,8 @@ class Files:
             try:
                 with unprivileged():
                     yield place
+            except StockadeError:
+                raise
             except OSError as error:
                 if place.root == self._roots.root and not self._roots.living():
                     raise ended_error(place.shown) from None
