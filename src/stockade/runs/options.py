@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, get_args
+from typing import Literal, TypeAlias, TypedDict, get_args
 
+import stockade
 from stockade.errors import PolicyError
+from stockade.receipt.statement import Who
 from stockade.runs.io.streams import Sink
-
-if TYPE_CHECKING:
-    from stockade.receipt.statement import Who
-    from stockade.sandbox.workspace import Workspace
 
 OnExit: TypeAlias = Literal["keep", "discard", "commit"]
 WAYS = get_args(OnExit)
@@ -100,7 +98,7 @@ class SandboxOptions(TypedDict, total=False):
     #: What happens to the changes in an overlay workspace.
     on_exit: OnExit
     #: The workspace to go on in, or its id.
-    resume: Workspace | str | None
+    resume: stockade.Workspace | str | None
     #: Take a snapshot of the workspace before each run.
     snapshot: bool
     #: The name of the sandbox in `stockade ps`, in logs and in receipts.
