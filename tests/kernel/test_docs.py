@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import stockade
-from stockade import Control, Limits, Policy, Reuse, Syscalls, WorkspaceRule, backends, host
+from stockade import Policy, backends, host
+from stockade.policy import Control, Limits, Reuse, Syscalls, WorkspaceRule
 from stockade.policy.descriptions import CLAUSES, CONTROLS
 from support.means import applies, need_program
 from support.pages import Block, Session, blocks, steps

@@ -29,13 +29,14 @@ def main(argv: list[str]) -> int:
         discover_policy,
         parse_arguments,
         start_directory,
+        user_and_state,
         with_location,
     )
 
     args = parse_arguments("plan", argv)
     words = command(args)
     workspace = continued_workspace(args)
-    found = discover_policy(args)
+    found = discover_policy(args, *user_and_state())
     from stockade.host import host
 
     if host().system != "linux":

@@ -10,6 +10,7 @@ from stockade.cli.ui.argument_parser import Parser
 from stockade.cli.ui.formats import many, print_json
 from stockade.errors import PolicyError, ReceiptError
 from stockade.linux.user import Caller
+from stockade.policy.toml import load, read_file
 from stockade.receipt import chain, ed25519, keys
 from stockade.receipt.statement import LARGEST, UNWALLED, Receipt
 from stockade.receipt.verify import (
@@ -20,8 +21,6 @@ from stockade.receipt.verify import (
     signed_by,
     walk_log,
 )
-from stockade.resolve.config_files import read_file
-from stockade.resolve.discovery import load
 from stockade.state import state_dir
 
 

@@ -12,8 +12,9 @@ refused (see `LATER`), never accepted and ignored.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -488,6 +489,20 @@ class Policy(_Clauses, frozen=True, kw_only=True):
 
         return parse(text, base=base, name=name)
 
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Policy:
+        """Load the policy of a TOML file; in a pyproject.toml it is the table [tool.stockade].
+
+        `read`, `write`, `exec` and the workspace are relative to the file's directory. The policy protects
+        the file, so that a program in its workspace cannot choose the policy of the next run.
+        """
+        from stockade.linux.user import Caller
+        from stockade.policy.toml import load, protect_source, refuse_what_is_no_file
+
+        file, caller = os.fsdecode(path), Caller.current()
+        refuse_what_is_no_file(file)
+        return protect_source(load(file), file, caller.home, caller.cwd, caller.environ)
+
     def table(self, *, full: bool = False) -> dict[str, Any]:
         """The clauses as plain values; without those at their default unless `full`."""
         return {
@@ -510,6 +525,11 @@ class Policy(_Clauses, frozen=True, kw_only=True):
 
         canonical = "stockade policy 1\n" + write(self.table(full=True))
         return sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
+
+    def __repr__(self) -> str:
+        """Show the clauses that differ from `Policy()`."""
+        shown = (f"{name}={value!r}" for name, value in self.table().items())
+        return f"Policy({', '.join(shown)})"
 
     def within(self, other: Policy) -> bool:
         """Whether this policy asks for no more than the other. Paths are compared as text."""
@@ -574,19 +594,24 @@ class Policy(_Clauses, frozen=True, kw_only=True):
 
 
 DEFAULT = Policy()
+#: What calls take as a policy: a `Policy`, its clauses, or the path of a policy file.
+PolicyLike: TypeAlias = Policy | Mapping[str, Any] | str | os.PathLike[str]
 
 
-def policy_or_default(policy: Policy | None) -> Policy:
-    """Return the policy that a call was given, or the default one; refuse what is not a `Policy`."""
+def policy_or_default(policy: PolicyLike | None) -> Policy:
+    """Return the policy that a call was given, from its clauses or its file too; the default one for None."""
     if policy is None:
         return DEFAULT
-    if not isinstance(policy, Policy):
-        hint = "Policy(**clauses)" if isinstance(policy, Mapping) else "Policy.load(path)"
-        raise PolicyError(
-            f"the policy is a {type(policy).__name__}, not a Policy",
-            hint=f'write Policy(workspace="."), or convert it: {hint}',
-        )
-    return policy
+    if isinstance(policy, Policy):
+        return policy
+    if isinstance(policy, Mapping) and all(isinstance(name, str) for name in policy):
+        return Policy(**policy)
+    if isinstance(policy, str | os.PathLike):
+        return Policy.load(policy)
+    hint = 'write Policy(workspace="."), its clauses as a dict, or the path of a policy file'
+    if isinstance(policy, list | tuple):
+        hint = 'the command and its arguments are one list: run(["ls", "-l"])'
+    raise PolicyError(f"the policy is a {type(policy).__name__}, not a Policy", hint=hint)
 
 
 def _plain(value: Any) -> Any:

@@ -139,6 +139,7 @@ def orphaned(home: str, record: SandboxRecord) -> None:
         "ending": RunEnd("cancelled", 130, error=ORPHANED),
         "parent": Parent(record.parent, record.parent_plan) if record.parent else None,
         "started": record.started.removesuffix("Z") + ".000000Z",
+        "name": record.name,
     }
     log.append(lambda link: Statement((), Predicate(**msgspec.structs.asdict(link), **fields)))
 
@@ -254,6 +255,7 @@ def _run_fields(account: Account, ending: RunEnd, used: ResourceUse, duration: i
         "parent": account.parent,
         "children": tuple(account.children),
         "matched": {} if prepared is None or box is None else _matched(prepared.resolved.hidden.matched),
+        "name": account.name,
     }
 
 

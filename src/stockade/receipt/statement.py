@@ -183,6 +183,8 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     children: tuple[str, ...] = ()
     #: For each pattern of `deny`: how many paths it matched when the sandbox was made. Left out if empty.
     matched: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
+    #: The name that the user gave the sandbox. Left out if it has none.
+    name: str = ""
 
 
 class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -233,7 +235,12 @@ class Receipt(msgspec.Struct, frozen=True, dict=True):
     signatures: tuple[Signature, ...]
 
     def __repr__(self) -> str:
-        return f"<Receipt {self.hash[:12]}>"
+        """Show what the receipt says about its run. It may be forged: only `verify` knows."""
+        try:
+            said = self.predicate
+        except ReceiptError:
+            return f"<Receipt {self.hash[:12]}: malformed>"
+        return f"<Receipt {self.id}: {said.command.program!r:.100} {said.ending.outcome!r:.40}>"
 
     @cached_property
     def statement(self) -> Statement:

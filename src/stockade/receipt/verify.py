@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from stockade.controls import Control, Grade
 from stockade.errors import PolicyError, ReceiptError
 from stockade.linux.sha256 import Sha256Stream
+from stockade.policy import Policy
 from stockade.receipt import ed25519
 from stockade.receipt.statement import NOTHING, ORPHANED, PRUNED, RECORDED, Receipt, kept_line, to_sign
+from stockade.result import Result
 
 if TYPE_CHECKING:
-    from stockade.policy import Policy
     from stockade.receipt.chain import Chain
-    from stockade.result import Result
 
 #: A public key: PEM, or the 32 bytes themselves.
 PublicKey = bytes | str
@@ -38,12 +38,8 @@ def verify(
     `require` must have been enforced in full, and `result` must be the one the receipt was made for.
 
     >>> import stockade
-    >>> from stockade.receipt import keys
-    >>> from stockade import state
     >>> result = stockade.run(["echo", "hello"])
-    >>> import os
-    >>> home = state.state_dir(os.environ, os.path.expanduser("~"))
-    >>> key = keys.find(home, "").public
+    >>> key = stockade.receipt.public_key()
     >>> stockade.verify(result.receipt, key, require=["network.none"], result=result).id.partition("-")[0]
     '1'
     """

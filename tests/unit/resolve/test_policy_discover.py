@@ -14,7 +14,7 @@ from stockade.errors import PolicyError
 from stockade.linux.user import Caller
 from stockade.policy import Policy
 from stockade.policy.merging import merge
-from stockade.resolve.config_files import LARGEST
+from stockade.policy.toml import LARGEST
 from stockade.resolve.discovery import PolicySource, discover
 from stockade.resolve.resolution import resolve
 

@@ -1,7 +1,7 @@
 """Where a command starts inside: in the directory where the user is, if the workspace has it.
 
-The gate looks the name up inside the sandbox. If the sandbox lacks or hides the directory, the run is refused:
-a command must not remove or write files in another directory than the user thinks.
+The gate looks the name up inside the sandbox. If the sandbox lacks or hides the directory, the run is
+refused: a command must not remove or write files in another directory than the user thinks.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from stockade.errors import PolicyError
 from stockade.linux.path_lookup import covers, look_up
 from stockade.linux.user import Caller
 from stockade.policy import Policy
-from stockade.resolve.paths.policy_paths import expand
+from stockade.policy.values import expand
 
 
 def workspace_above(policy: Policy, caller: Caller) -> str:
-    """Return the real name of the policy's workspace if it is above the user's directory, and "" otherwise."""
+    """Return the real name of the policy's workspace if it is above the user's directory, otherwise ""."""
     if policy.workspace is None or not caller.cwd:
         return ""
     path = policy.workspace.path

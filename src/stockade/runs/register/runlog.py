@@ -45,6 +45,8 @@ class RunLogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: float
     #: The sandbox it ran in, as `stockade ps` showed it.
     sandbox: str = ""
+    #: The name that the user gave the sandbox.
+    name: str = ""
     program: str
     arguments: int = 0
     #: The whole command, with STOCKADE_LOG=full.
@@ -72,7 +74,9 @@ class HandoffLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     warnings: tuple[str, ...] = ()
 
 
-def note(home: str, command: Sequence[str], result: Result, *, sandbox: str, directory: str) -> None:
+def note(
+    home: str, command: Sequence[str], result: Result, *, sandbox: str, directory: str, name: str = ""
+) -> None:
     """Add a run to the log. A failure to write the log does not fail the run."""
     wanted = os.environ.get(VARIABLE, "")
     if wanted == "off":
@@ -80,6 +84,7 @@ def note(home: str, command: Sequence[str], result: Result, *, sandbox: str, dir
     ran = RunLogLine(
         at=time.time() - result.usage.wall,
         sandbox=sandbox,
+        name=name,
         program=text(command[0].rpartition("/")[2])[:MOST_WORDS],
         arguments=len(command) - 1,
         command=bounded(command, MOST_WORDS) if wanted == "full" else (),
@@ -87,7 +92,7 @@ def note(home: str, command: Sequence[str], result: Result, *, sandbox: str, dir
         exit_code=result.exit_code,
         seconds=round(result.usage.wall, 3),
         directory=text(directory),
-        workspace=result.workspace,
+        workspace=result.workspace_id,
         changes=len(result.changes),
         spilled=result.spilled,
         left=len(result.handoffs),
