@@ -83,7 +83,7 @@ class Decoder:
         types: dict[str, type] | None = None,
         opaque: Callable[[str, str], Any] | None = None,
     ) -> None:
-        self._data, self._at = data, 0
+        self._source, self._at = data, 0
         self.room = room
         self._types = types or {}
         self._opaque = opaque
@@ -99,7 +99,7 @@ class Decoder:
             value = self._value(0)
         except RecursionError:
             raise NotPlainDataError("values are nested too deeply") from None
-        if self._at != len(self._data):
+        if self._at != len(self._source):
             raise NotPlainDataError("more bytes follow the value")
         return value
 
@@ -317,9 +317,9 @@ class Decoder:
         size = self._number()
         self._charge(WIDE + size)
         start, self._at = self._at, self._at + size
-        if self._at > len(self._data):
+        if self._at > len(self._source):
             raise NotPlainDataError("a length exceeds the data")
-        content = memoryview(self._data)[start : self._at]
+        content = memoryview(self._source)[start : self._at]
         return self._with_numpy("numpy array", dtype, shape, content, order.decode())
 
     def _with_numpy(self, what: str, name: str, shape: tuple[int, ...], content: Any, order: Any) -> Any:
@@ -368,7 +368,7 @@ class Decoder:
 
     def _sized(self) -> bytes:
         size = self._number()
-        if size > len(self._data) - self._at:
+        if size > len(self._source) - self._at:
             raise NotPlainDataError("a length exceeds the data")
         self._charge(size)
         return self._bytes(size)
@@ -376,7 +376,7 @@ class Decoder:
     def _count(self) -> int:
         """How many values follow; each takes at least one byte."""
         count = self._number()
-        if count > len(self._data) - self._at:
+        if count > len(self._source) - self._at:
             raise NotPlainDataError("a length exceeds the data")
         return count
 
@@ -386,9 +386,9 @@ class Decoder:
 
     def _bytes(self, size: int) -> bytes:
         end = self._at + size
-        if end > len(self._data):
+        if end > len(self._source):
             raise NotPlainDataError("a length exceeds the data")
-        source: Any = self._data if size < LARGE else memoryview(self._data)
+        source: Any = self._source if size < LARGE else memoryview(self._source)
         content = bytes(source[self._at : end])
         self._at = end
         return content
