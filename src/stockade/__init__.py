@@ -27,6 +27,7 @@ TYPE_CHECKING = False  # importing it from typing takes as long as starting the 
 if TYPE_CHECKING:
     from typing import Any
 
+    from stockade import functions, inside, policy, receipt, result, sandbox, workspace  # noqa: F401
     from stockade.agents.handler import agent
     from stockade.functions import FunctionError, SandboxExecutor, sandboxed
     from stockade.host import Host

@@ -111,6 +111,18 @@ def test_control_an_import_for_type_checkers_is_not() -> None:
     assert list(rooms.imports("stockade.linux.user", tree, rooms.modules())) == []
 
 
+@pytest.mark.parametrize(
+    ("code", "free"),
+    [
+        ("import stockade\ndef f(box: stockade.Sandbox) -> list[stockade.Result]: ...", True),
+        ("import stockade\nclass C:\n    box: stockade.Sandbox | None = None", True),
+        ("import stockade\ndef f() -> stockade.Result:\n    return stockade.run(['true'])", False),
+    ],
+)
+def test_control_a_name_that_only_annotates_is_told_from_one_that_is_used(code: str, free: bool) -> None:
+    assert rooms.only_annotates(ast.parse(code)) is free
+
+
 def test_no_class_is_named_by_a_participle_and_no_two_share_a_name() -> None:
     found: dict[str, list[str]] = {}
     for module, path in rooms.modules().items():

@@ -147,7 +147,7 @@ def _dispatch(args: list[str], *, own_process: bool = False) -> int:
     if own_process:
         from stockade.linux.user import Caller
 
-        Caller.chose_python = False
+        Caller.from_python = False
     module = importlib.import_module(COMMANDS[args[0]][0])
     return int(module.main(args[1:]))
 

@@ -24,8 +24,9 @@ class Caller(msgspec.Struct, frozen=True):
     #: The directory of the caller's Python: that of the interpreter that runs this process, or that of the
     #: active virtual environment.
     python: str = ""
-    #: False in the process of the `stockade` command, whose interpreter is not of the caller's choice.
-    chose_python: ClassVar[bool] = True
+    #: Whether the caller is a Python program: not in the process of the `stockade` command, whose interpreter
+    #: is not of the user's choice.
+    from_python: ClassVar[bool] = True
 
     @classmethod
     def current(cls) -> Caller:
@@ -50,7 +51,7 @@ class Caller(msgspec.Struct, frozen=True):
 
     @classmethod
     def _python_directory(cls, environ: Mapping[str, str]) -> str:
-        running = os.path.dirname(sys.executable or "") if cls.chose_python else ""
+        running = os.path.dirname(sys.executable or "") if cls.from_python else ""
         active = environ.get("VIRTUAL_ENV", "")
         active = f"{active}/bin" if active.startswith("/") else ""
         # An interpreter of the system says nothing, and an environment is active for a reason.

@@ -32,12 +32,20 @@ from stockade.resolve.paths import protected_paths
 from stockade.resolve.paths.hidden_paths import hide
 from stockade.resolve.paths.policy_paths import MODES, OWN, SYSTEM, NamedPath, places
 from stockade.resolve.resolved import Grant, ResolvedPolicy
-from stockade.resolve.toolchain.needs import Surroundings, Toolchain, search_path, shown_by, toolchain
+from stockade.resolve.toolchain.needs import (
+    Surroundings,
+    Toolchain,
+    search_path,
+    shown_by,
+    starts_others,
+    toolchain,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from stockade.resolve.git_repository import LinkedWorktree
     from stockade.resolve.host_network import HostNetwork
     from stockade.resolve.paths.hidden_paths import HiddenPaths
     from stockade.resolve.paths.programs import Programs
@@ -85,12 +93,14 @@ def resolve(
             policy = _protect_policies(policy, workspace.path, opener.policies)
             _apply_workspace_mode(grants, workspace)
         root = "" if workspace is None else workspace.path
+        linked = _show_repository(policy, opener, grants, root) if root else None
         programs = _follow_links(policy, base, opener, root)
         chain = _toolchain(policy, base, opener, grants, workspace, command, start)
         if mounts and workspace is not None and workspace.access != "write" and caller.uid == 0:
             _show_mounted(workspace, opener, grants)
         network = _host_network(policy, base, opener, grants, workspace) if policy.net == "open" else None
-        private = (quote(literal(path)) for path in chain.hidden)
+        private = [quote(literal(path)) for path in chain.hidden]
+        private += [quote(literal(path)) for path in linked.hidden] if linked is not None else ()
         hidden = hide((*policy.deny, *private), caller, grants, workspace, shown_by(base))
         network = network and network.without(hidden)
         sockets = Control.IPC in policy.accept
@@ -121,6 +131,8 @@ def resolve(
             ),
             limits=effective(policy.limits, base.limits),
             links=chain.links,
+            gitconfig=_git_identity(caller, root, command),
+            notes=(linked.note,) if linked is not None and linked.note else (),
             places=places(opener.named, root) if root else (),
             _open=opener.open,
             network=network,
@@ -142,6 +154,55 @@ def _repositories(
     from stockade.resolve.paths.protected_search import find
 
     return find(policy, grants, workspace, hidden, caller)
+
+
+def _show_repository(
+    policy: Policy, opener: _PathOpener, grants: dict[str, Grant], workspace: str
+) -> LinkedWorktree | None:
+    """Show the repository of a workspace that is a linked worktree, read-only; see `git_repository`."""
+    try:
+        if not stat.S_ISREG(os.lstat(f"{workspace}/.git").st_mode) or ".git" in policy.deny:
+            return None
+    except OSError:
+        return None
+    from stockade.resolve.git_repository import linked_worktree
+
+    found = linked_worktree(workspace, opener.caller)
+    if found is None or any(covers(path, found.repository) for path in grants):
+        return None
+    if mounted_below(found.repository):
+        return None
+    try:
+        grant = opener.grant(
+            literal(found.repository), "read", "the repository of this worktree", pinned=True
+        )
+    except PolicyError:  # the run works without it
+        return None
+    assert grant is not None  # only an optional path may be absent
+    grants[grant.path] = grant
+    return found
+
+
+def _git_identity(caller: Caller, workspace: str, command: str) -> bytes:
+    """Return git's configuration with the user's name and e-mail, if the workspace is in a repository.
+
+    The sandboxes of a Python program get it for every command, so that they share what is made ahead. The
+    `stockade` command starts only one, and reads no configuration for a command that does not start git.
+    """
+    if not workspace or not (caller.from_python or starts_others(command, caller, False)):
+        return b""
+    if not _is_in_repository(workspace):
+        return b""
+    from stockade.resolve.git_repository import identity_file
+
+    return identity_file(caller, workspace)
+
+
+def _is_in_repository(directory: str) -> bool:
+    while not os.path.lexists(f"{directory}/.git"):
+        if directory == (directory := os.path.dirname(directory)):
+            return False
+    return True
 
 
 def _protect_policies(policy: Policy, workspace: str, own: tuple[str, ...]) -> Policy:

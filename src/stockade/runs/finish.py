@@ -67,7 +67,11 @@ def result_of(
         changes=changes,
         changes_cut="" if layer is None else layer.cut,
         workspace_id=layer.id if layer is not None and (changes or layer.cut or layer.continued) else "",
-        warnings=(*_warnings(prepared), *(_not_compared(layer) if layer is not None else ())),
+        warnings=(
+            *_warnings(prepared),
+            *prepared.resolved.notes,
+            *(_not_compared(layer) if layer is not None else ()),
+        ),
         plan=prepared.plan.hash,
     )
     result = revised(result)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, get_args
+from typing import Literal, TypeAlias, TypedDict, get_args
 
+import stockade
 from stockade.errors import PolicyError
+from stockade.receipt.statement import Who
 from stockade.runs.io.streams import Sink
-
-if TYPE_CHECKING:
-    from stockade.receipt.statement import Who
-    from stockade.sandbox.workspace import Workspace
 
 OnExit: TypeAlias = Literal["keep", "discard", "commit"]
 WAYS = get_args(OnExit)
@@ -100,7 +98,7 @@ class SandboxOptions(TypedDict, total=False):
     #: What happens to the changes in an overlay workspace.
     on_exit: OnExit
     #: The workspace to go on in, or its id.
-    resume: Workspace | str | None
+    resume: stockade.Workspace | str | None
     #: Take a snapshot of the workspace before each run.
     snapshot: bool
     #: The name of the sandbox in `stockade ps`, in logs and in receipts.
@@ -158,6 +156,18 @@ def input_bytes(given: bytes | str) -> bytes:
         return bytes(given)
     hint = "read it first: input=file.read()" if hasattr(given, "read") else "write bytes or text"
     raise PolicyError(f"input: a {type(given).__name__} is neither bytes nor text", hint=hint)
+
+
+def directory(cwd: object) -> str:
+    """Validate the directory that a command starts in and return it; "" is the default one."""
+    if cwd is None:
+        return ""
+    if not isinstance(cwd, str | bytes | os.PathLike):
+        raise PolicyError(f"cwd = {cwd!r:.200}: is not a path", hint='write a path, such as cwd="src"')
+    place = os.fsdecode(cwd)
+    if "\0" in place:
+        raise PolicyError("cwd contains a NUL byte")
+    return place
 
 
 def variables(env: Mapping[str, str | int | os.PathLike[str]] | None) -> dict[str, str]:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import msgspec
 
@@ -24,6 +24,7 @@ from stockade.errors import NotFoundError, PolicyError, SetupError
 from stockade.linux import os_errors
 from stockade.policy.model import PolicyLike, policy_or_default
 from stockade.receipt.account import Account, named
+from stockade.receipt.statement import Who
 from stockade.result import Outcome, Result
 from stockade.runs.command import command, late, words
 from stockade.runs.io.eventloop import Events, Steps
@@ -31,9 +32,6 @@ from stockade.runs.options import OnExit, SpawnOptions, refuse_unknown, valid_na
 from stockade.runs.prepare import prepare
 from stockade.runs.supervise import Run
 from stockade.sandbox.sandbox import one_shot
-
-if TYPE_CHECKING:
-    from stockade.receipt.statement import Who
 
 MOST = 1000
 CLOSED = "the spawner was closed"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from stockade.errors import SetupError
 from stockade.gate import client, wire
+from stockade.receipt.account import Account
+from stockade.receipt.statement import Who
 from stockade.result import Outcome, Result, Usage
 from stockade.runs.command import calm
 from stockade.runs.io.eventloop import Events, Steps
@@ -19,10 +21,6 @@ from stockade.runs.prepare import RunPreparation
 from stockade.runs.supervise import Run, RunEnding
 from stockade.sessions.connection import DriverConnection, start_driver
 from stockade.sessions.exchange import DriverReply, Exchange
-
-if TYPE_CHECKING:
-    from stockade.receipt.account import Account
-    from stockade.receipt.statement import Who
 
 
 class LivingSandbox(NamedTuple):

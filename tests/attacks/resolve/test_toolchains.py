@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (home / "project").mkdir()
     monkeypatch.setenv("HOME", str(home))
     # As in the `stockade` command: which Python runs the tests does not count.
-    monkeypatch.setattr(Caller, "chose_python", False)
+    monkeypatch.setattr(Caller, "from_python", False)
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     monkeypatch.setenv("PATH", f"{shims}:{home}/bin:{SYSTEM_PATH}")
     for name in ("PYENV_VERSION", "PYENV_ROOT", "RUSTUP_HOME", "RUSTUP_TOOLCHAIN"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import stockade
-from stockade import NotFoundError, Policy, PolicyError, Workspace
+from stockade import NotFoundError, Policy, Workspace
 from support.cli import STOCKADE, stockade_command
 from support.means import need_program
 from support.screen import seen

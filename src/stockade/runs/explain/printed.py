@@ -30,7 +30,41 @@ def hints(last: bytes, program: client.Program, resolved: ResolvedPolicy) -> lis
     found = [_missing_module(last, program, resolved)]
     if b"cross-device link" in last:
         found.append(_renamed_directory(resolved))
+    if resolved.workspace is not None and any(re.search(r"\bgit\b", word) for word in program.argv[:64]):
+        found.append(_git(last, resolved, resolved.workspace.path))
     return found
+
+
+def _git(last: bytes, resolved: ResolvedPolicy, workspace: str) -> str:
+    """Return a hint about git: the repository that it did not find or cannot change, or who commits."""
+    from stockade.resolve import git_repository
+
+    named = git_repository.named_by(f"{workspace}/.git")
+    above = git_repository.repository_above(workspace)
+    if b"Read-only file system" in last and named and is_shown(named, resolved):
+        return (
+            "the repository of this worktree is read-only inside: `stockade commit` brings the changes to "
+            "your files, and `git commit` outside records them"
+        )
+    if b"not a git repository" in last and named and not is_shown(named, resolved):
+        if above and covers(above, named):
+            return _work_above(above)
+        return (
+            f"{workspace}/.git names a repository elsewhere, which is shown only if it names this directory "
+            "in turn: `git worktree repair` outside makes it do so"
+        )
+    if b"not a git repository" in last and above and not os.path.lexists(f"{workspace}/.git"):
+        return _work_above(above)
+    if b"tell me who you are" in last and not resolved.gitconfig:
+        return (
+            "your git has no name and e-mail for commits here: `git config --global user.name NAME` and "
+            "user.email outside, or `--env GIT_AUTHOR_NAME=...` and its like"
+        )
+    return ""
+
+
+def _work_above(above: str) -> str:
+    return f"the repository is in {above}, above the workspace: work there, `-w {shlex.quote(above)}`"
 
 
 def _missing_module(last: bytes, program: client.Program, resolved: ResolvedPolicy) -> str:
