@@ -12,7 +12,6 @@ from typing import Literal, TypeAlias, TypedDict, get_args
 
 import stockade
 from stockade.errors import PolicyError
-from stockade.receipt.statement import Who
 from stockade.runs.io.streams import Sink
 
 OnExit: TypeAlias = Literal["keep", "discard", "commit"]
@@ -34,7 +33,7 @@ class CodeOptions(TypedDict, total=False):
     on_stdout: Sink | None
     on_stderr: Sink | None
     #: Who asks for the run, for its receipt: agent, category, action and words.
-    who: Who | Mapping[str, str] | None
+    who: stockade.receipt.Who | Mapping[str, str] | None
 
 
 class ShellOptions(CodeOptions, total=False):
@@ -56,7 +55,7 @@ class StartOptions(TypedDict, total=False):
     #: Seconds from TERM to KILL.
     grace: float
     #: Who asks for the run, for its receipt: agent, category, action and words.
-    who: Who | Mapping[str, str] | None
+    who: stockade.receipt.Who | Mapping[str, str] | None
 
 
 class ProcessOptions(StartOptions, total=False):
@@ -104,7 +103,7 @@ class SandboxOptions(TypedDict, total=False):
     #: The name of the sandbox in `stockade ps`, in logs and in receipts.
     name: str
     #: Who asks for its runs, for their receipts: agent, category, action and words.
-    who: Who | Mapping[str, str] | None
+    who: stockade.receipt.Who | Mapping[str, str] | None
 
 
 class OneShotOptions(RunOptions, SandboxOptions, total=False):
