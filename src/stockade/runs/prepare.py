@@ -275,7 +275,9 @@ def _resolve_and_plan(
         from stockade.runs.explain.gate_refused import no_copies
 
         raise no_copies(backend.name)
-    resolved = resolve(policy, caller, home, pinned=pinned, command=command[0] if command else "", start=start)
+    resolved = resolve(
+        policy, caller, home, pinned=pinned, command=command[0] if command else "", start=start
+    )
     made = HostResources()
     try:
         if template is not None:

@@ -45,7 +45,8 @@ class TestAPolicyMadeByInit:
 
     def test_writes_where_the_user_is_in_rw_mode(self, workspace: Path, sub: Path) -> None:
         (workspace / "stockade.toml").write_text(
-            'unprotect = [".git/hooks", ".git/config", ".envrc", ".vscode", ".claude"]\n[workspace]\npath = "."\n'
+            'unprotect = [".git/hooks", ".git/config", ".envrc", ".vscode", ".claude"]\n'
+            '[workspace]\npath = "."\n'
         )
         assert stockade_command("trust", "--yes", cwd=workspace).returncode == 0
         code, _, err = run("--mode", "rw", "--", "touch", "made", cwd=sub)
@@ -207,9 +208,7 @@ class TestTheOption:
             ("../state", "has no directory"),
         ],
     )
-    def test_a_directory_that_is_not_there_is_refused(
-        self, workspace: Path, name: str, message: str
-    ) -> None:
+    def test_a_directory_that_is_not_there_is_refused(self, workspace: Path, name: str, message: str) -> None:
         (workspace / "file").touch()
         code, out, err = run(f"--cwd={name}", "--", "pwd", cwd=workspace)
         assert (code, out) == (125, "") and message in err

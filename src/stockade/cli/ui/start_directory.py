@@ -1,7 +1,7 @@
 """Where a command starts inside: in the directory where the user is, if the workspace has it.
 
-The gate looks the name up inside the sandbox. If the sandbox lacks or hides the directory, the run is refused:
-a command must not remove or write files in another directory than the user thinks.
+The gate looks the name up inside the sandbox. If the sandbox lacks or hides the directory, the run is
+refused: a command must not remove or write files in another directory than the user thinks.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ from stockade.resolve.paths.policy_paths import expand
 
 
 def workspace_above(policy: Policy, caller: Caller) -> str:
-    """Return the real name of the policy's workspace if it is above the user's directory, and "" otherwise."""
-    if policy.workspace is None or not caller.cwd:
+    """Return the real name of the policy's workspace if it is above the user's directory; otherwise ""."""
+    root = workspace_root(policy, caller) if caller.cwd else ""
+    return root if root and root != caller.cwd and covers(root, caller.cwd) else ""
+
+
+def workspace_root(policy: Policy, caller: Caller) -> str:
+    """Return the real name of the policy's workspace; empty if it has none."""
+    if policy.workspace is None:
         return ""
     path = policy.workspace.path
     clause = f"workspace = {path}"
     full = expand(path, clause, home=caller.home, cwd=caller.cwd, environ=caller.environ)
-    root = look_up(full).close().name
-    return root if root != caller.cwd and covers(root, caller.cwd) else ""
+    return look_up(full).close().name
 
 
 def inside(root: str, here: str, asked: str | None) -> str | None:
