@@ -1,4 +1,4 @@
-"""The policies in docs/agents, each with a program that behaves like its agent."""
+"""The policies in docs/how-to/agents, each with a program that behaves like its agent."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from support.means import need_program
 from support.paths import ROOT
 from support.screen import STOCKADE
 
-DOCUMENT = ROOT / "docs" / "agents.md"
-RECIPES = ROOT / "docs" / "agents"
+DOCUMENT = ROOT / "docs" / "how-to" / "agents.md"
+RECIPES = ROOT / "docs" / "how-to" / "agents"
 AGENT = ROOT / "tests" / "support" / "agent.py"
 PYTHON = "/usr/bin/python3"
 #: By recipe: a file of settings in the home, and the variable that has the key.

@@ -20,8 +20,7 @@ PACKAGE = ROOT / "src/stockade"
 TOP = ("README", "SECURITY", "CONTRIBUTING", "SPECIFICATION", "CHANGELOG", "bench/README")
 PAGES = [
     *(ROOT / f"{name}.md" for name in TOP),
-    *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "docs/adr").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 #: The pages that explain the code by its classes.
 EXPLANATIONS = ["architecture", "walls", "living-sandboxes", "workspaces"]
@@ -30,6 +29,7 @@ EXAMPLES = frozenset(
     {
         *(
             "docs/rules.md",
+            "docs/agents.md",
             "docs/AGENTS.md",
             "docs/conf.py",
             "docs/source/conf.py",
@@ -116,7 +116,7 @@ def test_right_names_and_examples_are_left_alone() -> None:
 
 @pytest.mark.parametrize("page", EXPLANATIONS)
 def test_an_explanation_names_classes_that_exist(page: str) -> None:
-    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+    text = (ROOT / f"docs/explanation/{page}.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([A-Z]\w*[a-z]\w*)(?:\.\w+\(\))?`", text))
     classes = {
         node.name

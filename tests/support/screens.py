@@ -36,6 +36,10 @@ class _Screen(pyte.Screen):
         super().__init__(columns, lines)
         self._answer = answer
 
+    def draw(self, data: str) -> None:
+        # pyte drops what follows a control character that it does not know; a terminal goes on.
+        super().draw("".join(filter(str.isprintable, data)))
+
     def write_process_input(self, data: str) -> None:
         self._answer(data.encode())
 

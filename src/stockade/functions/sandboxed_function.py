@@ -11,7 +11,6 @@ import types
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import (
-    TYPE_CHECKING,
     Any,
     Concatenate,
     Generic,
@@ -26,6 +25,7 @@ from typing import (
 
 import msgspec
 
+import stockade
 from stockade.errors import PolicyError, SetupError
 from stockade.functions import packing, reply
 from stockade.functions.channel import FunctionChannel
@@ -34,14 +34,11 @@ from stockade.inside.channel_crypto import SealError
 from stockade.policy import Policy
 from stockade.policy.values import size
 from stockade.receipt.account import named
+from stockade.receipt.statement import Who
 from stockade.result import Result
 from stockade.runs.io.eventloop import Events
 from stockade.runs.io.streams import Sink
 from stockade.runs.supervise import GRACE
-
-if TYPE_CHECKING:
-    from stockade.functions.warm_python import WarmPython
-    from stockade.receipt.statement import Who
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -79,7 +76,7 @@ class CallOptions(TypedDict, total=False):
     on_stdout: Sink | None
     on_stderr: Sink | None
     #: Make each call in a copy of this template.
-    warm: WarmPython | None
+    warm: stockade.functions.WarmPython | None
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +123,7 @@ def options(
     who: Who | Mapping[str, str] | None = None,
     on_stdout: Sink | None = None,
     on_stderr: Sink | None = None,
-    warm: WarmPython | None = None,
+    warm: stockade.functions.WarmPython | None = None,
     initializer: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
 ) -> Options:
     """Validate the caller's options and return them as a value."""
@@ -539,7 +536,7 @@ def sandboxed(
     who: Who | Mapping[str, str] | None = None,
     on_stdout: Sink | None = None,
     on_stderr: Sink | None = None,
-    warm: WarmPython | None = None,
+    warm: stockade.functions.WarmPython | None = None,
 ) -> Any:
     """Decorate a function so that each call runs in its own sandbox.
 
@@ -565,7 +562,7 @@ def sandboxed(
     raises `LimitError`, `TimeoutError` or `DeniedError`. The output is in `.call(...).result`.
 
     With `warm`, a `WarmPython`, a call starts no interpreter: it runs in a copy of that template, and under
-    its policy unless you pass another. docs/warm-python.md says what copies share.
+    its policy unless you pass another. docs/how-to/warm-python.md says what copies share.
     """
     bare = policy if callable(policy) or isinstance(policy, classmethod | staticmethod) else None
     how = options(

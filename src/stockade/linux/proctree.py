@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
-from stockade.linux.procstat import BORN, PARENT, TIMES, stat_fields
+from stockade.linux.procstat import BORN, PARENT, STATE, TIMES, stat_fields
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -99,19 +99,40 @@ def lives(descriptor: int) -> bool:
     return True
 
 
-def signal_below(pid: int, held: int, number: int, since: Moment) -> None:
-    """Signal the children that a process started after `since`, and all below; `held` is its pidfd."""
-    children: dict[int, list[ProcessStat]] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        if (process := look(int(name))) is not None:
-            children.setdefault(process.parent, []).append(process)
+def find_below(pid: int, held: int, since: Moment) -> list[ProcessStat]:
+    """Return the children that a process started after `since`, and all below; `held` is its pidfd."""
+    children = _children_by_parent()
     if not lives(held):
-        return  # its pid may be reused, and these be children of another process of the host
+        return []  # its pid may be reused, and these be children of another process of the host
+    found: list[ProcessStat] = []
     pending = [child for child in children.get(pid, ()) if since.before(child)]
     while pending:
         process = pending.pop()
         pending += children.pop(process.pid, ())
+        found.append(process)
+    return found
+
+
+def signal_each(processes: list[ProcessStat], number: int) -> None:
+    """Signal those of the processes that still exist."""
+    for process in processes:
         if (descriptor := hold(process)) >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(descriptor, number)
             os.close(descriptor)
+
+
+def sleeps_alone(pid: int, since: Moment) -> bool:
+    """Whether a process sleeps, and no child that it started after `since` lives."""
+    fields = stat_fields(f"/proc/{pid}")
+    if not fields or fields[STATE] != b"S":
+        return False
+    return not any(since.before(child) for child in _children_by_parent().get(pid, ()))
+
+
+def _children_by_parent() -> dict[int, list[ProcessStat]]:
+    children: dict[int, list[ProcessStat]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        if (process := look(int(name))) is not None:
+            children.setdefault(process.parent, []).append(process)
+    return children

@@ -1,4 +1,4 @@
-"""Descriptions of each clause of a policy, for the schema that editors read and for docs/policy.md.
+"""Descriptions of each clause of a policy, for the schema that editors read and for docs/reference/policy.md.
 
 Names, defaults and allowed words come from the model; here is only what the
 model does not know.
@@ -49,7 +49,7 @@ CLAUSES: dict[str, Clause] = {
         Control.WORKSPACE_OVERLAY,
     ),
     "exec": Clause("patterns", "the only files that may be executed", Control.EXEC),
-    "net": Clause('`[]` or `"open"`', "no network, or all of the host's", Control.NETWORK_NONE),
+    "net": Clause('`"none"` or `"open"`', "no network, or all of the host's", Control.NETWORK_NONE),
     "env": Clause("a table", "variables that are set inside", Control.ENVIRONMENT),
     "pass_env": Clause("names", "variables of your environment that are passed on", Control.ENVIRONMENT),
     "image": Clause("", "the root file system", Control.FILES),

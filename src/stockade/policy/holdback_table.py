@@ -5,7 +5,7 @@ enters a directory, an editor opens it, an agent starts in it, or a commit is ma
 tool of the user's to something else than the project says (another interpreter, registry or wrapper).
 `RUNS` are the project's own code and build files: they run at the user's next command. Files that only
 choose between versions of a tool are in neither. `CACHES` hold code that a tool has compiled and compiles
-again: it is left out of a commit. docs/holdback.md is made from this table.
+again: it is left out of a commit. docs/reference/holdback.md is made from this table.
 """
 
 from __future__ import annotations

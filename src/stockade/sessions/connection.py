@@ -75,10 +75,22 @@ class DriverConnection:
         """Signal the processes that the driver has started since then, and with `itself` the driver too."""
         if self._process < 0:
             return
+        # Found first: an interrupted bash starts a process that writes down its variables and functions.
+        started = proctree.find_below(self._pid, self._process, since)
         if itself:  # first, or it continues with its script when the process that it waits for has ended
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._process, number)
-        proctree.signal_below(self._pid, self._process, number, since)
+        proctree.signal_each(started, number)
+
+    def interrupt_again(self, since: proctree.Moment) -> None:
+        """Interrupt the driver once more if it sleeps and nothing that it has started since then runs.
+
+        Bash looks for signals between commands: one that arrives just before `read` opens a pipe does
+        not end that call.
+        """
+        if self._process >= 0 and proctree.sleeps_alone(self._pid, since):
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, signal.SIGINT)
 
     def writer(self) -> int:
         """Open a new writing end of its stdin. The previous one is closed, so this is the only one."""

@@ -2,11 +2,12 @@
 
 The supervisor enforces the timeout in four steps. First it interrupts the
 driver and the processes that the driver has started since the run began, with
-SIGINT, as Ctrl-C does; jobs of earlier runs get no signal. After the grace it
-kills the same processes, except the driver. If the driver still does not
-answer, the supervisor ends it with everything that it has started, and at last
-the sandbox itself. If the supervisor is stopped meanwhile, the driver's keeper
-ends the driver a little later.
+SIGINT, as Ctrl-C does; jobs of earlier runs get no signal. A shell that goes on
+sleeping is interrupted again. After the grace the supervisor kills the same
+processes, except the driver. If the driver still does not answer, the
+supervisor ends it with everything that it has started, and at last the sandbox
+itself. If the supervisor is stopped meanwhile, the driver's keeper ends the
+driver a little later.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from stockade.runs.launch import died
 from stockade.runs.supervise import LAST_WORDS, LATE, LEFT, Run, RunEnding
 from stockade.sessions.connection import DriverConnection
 
+#: How many seconds pass before a shell that sleeps on is interrupted again.
+AGAIN = 0.25
 #: How many seconds a driver has to answer once everything that it started has been killed.
 ANSWER = 1.0
 #: The longest first line of an answer: a number, a status and a size.
@@ -107,7 +110,15 @@ class Exchange:
     """One run on a driver's connection."""
 
     def __init__(
-        self, line: DriverConnection, run: Run, request: bytes, number: bytes, events: Events, most: int
+        self,
+        line: DriverConnection,
+        run: Run,
+        request: bytes,
+        number: bytes,
+        events: Events,
+        most: int,
+        *,
+        insistent: bool = False,
     ) -> None:
         self._line, self._run, self._events = line, run, events
         self._answers = Answers(number, most)
@@ -126,7 +137,7 @@ class Exchange:
         self._sending: SlowWriter | None = SlowWriter(line.asks, request)
         self._feed: SlowWriter | None = None
         self._watched: list[int] = []
-        self._ladder = Ladder(line, run.program)
+        self._ladder = Ladder(line, run.program, insistent)
 
     def steps(self) -> Steps[tuple[DriverReply | None, RunEnding]]:
         """Send the request and wait until the driver has answered or ended."""
@@ -164,6 +175,7 @@ class Exchange:
                     "stdout": self._outputs[line.stdout].digest(),
                     "stderr": self._outputs[line.stderr].digest(),
                 },
+                tail=self._outputs[line.stderr].tail,
             )
         finally:
             self._end()
@@ -290,8 +302,10 @@ class Exchange:
 class Ladder:
     """The timeout of one run, and the steps that end the run when the time is over."""
 
-    def __init__(self, line: DriverConnection, program: client.Program) -> None:
+    def __init__(self, line: DriverConnection, program: client.Program, insistent: bool) -> None:
         self._line, self._wall, self._grace = line, program.wall, program.grace
+        #: Whether a driver that sleeps on is interrupted again, and until when.
+        self._insistent, self._grace_ends = insistent, 0.0
         self._until: float | None = None
         self._stage = 0
         self._began = Moment(0, 0)
@@ -312,7 +326,12 @@ class Ladder:
 
     def check(self) -> None:
         """Take the next step if its time has come."""
-        if self._until is not None and time.monotonic() >= self._until:
+        if self._until is None or (now := time.monotonic()) < self._until:
+            return
+        if self._stage == 1 and now < self._grace_ends:
+            self._line.interrupt_again(self._began)
+            self._until = min(now + AGAIN, self._grace_ends)
+        else:
             self.timed_out = self.timed_out or self._stage == 0
             self._climb()
 
@@ -334,7 +353,8 @@ class Ladder:
         patience = LATE
         if self._stage == 1:
             self._line.signal(signal.SIGINT, self._began, itself=True)
-            patience = self._grace
+            self._grace_ends = time.monotonic() + self._grace
+            patience = min(AGAIN, self._grace) if self._insistent else self._grace
         elif self._stage == 2:
             self._line.signal(signal.SIGKILL, self._began, itself=False)
             patience = ANSWER

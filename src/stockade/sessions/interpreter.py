@@ -5,30 +5,25 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import msgspec
 
 from stockade.errors import PolicyError
 from stockade.gate.template import TemplateArgv
 from stockade.gate.wire import EXEC_MAX_SIZE
+from stockade.receipt.account import Account
 from stockade.result import Outcome, Result
 from stockade.runs.command import command
 from stockade.runs.decoder import Decoder
 from stockade.runs.io.eventloop import Events, Steps, drive
-from stockade.runs.io.streams import Sink
 from stockade.runs.launch import LaunchedSandbox
+from stockade.runs.options import CodeOptions, refuse_unknown
 from stockade.runs.prepare import RunPreparation
-from stockade.runs.supervise import GRACE, Run
 from stockade.sessions.exchange import DriverReply
-from stockade.sessions.session import Session
-
-if TYPE_CHECKING:
-    from stockade.receipt.account import Account
-    from stockade.receipt.statement import Who
-    from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox
+from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox, Session
 
 T = TypeVar("T")
 
@@ -208,21 +203,13 @@ class Python(Session):
         code: str,
         events: Events,
         account: Account,
-        *,
-        given: bytes,
-        timeout: float | None,
-        grace: float,
-        on_stdout: Sink | None,
-        on_stderr: Sink | None,
+        options: CodeOptions,
     ) -> Steps[CodeResult]:
         words = [self._executable, "-u", "-c", BOOT]
         if prepared.template is not None and self._executable == DEFAULT:
             words = TemplateArgv([prepared.template.argv[0], "-c", BOOT], prepared.template)
-        driver = command(prepared, words, env=None, cwd=None, timeout=None, kept=True)
-        run: Run = command(
-            prepared, words, given=given, env=None, cwd=None, timeout=timeout, grace=grace,
-            on_stdout=on_stdout, on_stderr=on_stderr, kept=True,
-        )  # fmt: skip
+        driver = command(prepared, words, kept=True)
+        run = command(prepared, words, options, kept=True)
         number = os.urandom(12).hex()
         request = self._request(code, number, run.limit)
         reply, result = yield from self._run_on_driver(
@@ -294,27 +281,18 @@ class Interpreter(Python):
     def __del__(self) -> None:
         self._let_go()
 
-    def run(
-        self,
-        code: str,
-        *,
-        input: bytes = b"",
-        timeout: float | None = None,
-        grace: float = GRACE,
-        on_stdout: Sink | None = None,
-        on_stderr: Sink | None = None,
-        who: Who | Mapping[str, str] | None = None,
-    ) -> CodeResult:
-        """Run code in the interpreter. After the timeout it gets a KeyboardInterrupt."""
-        account = self._account(code, who)
+    def run(self, code: str, **options: Unpack[CodeOptions]) -> CodeResult:
+        """Run code in the interpreter. After the timeout it gets a KeyboardInterrupt.
+
+        The options are `input`, `timeout`, `grace`, `on_stdout`, `on_stderr` and `who`, as for
+        `stockade.run`.
+        """
+        refuse_unknown("run", options, CodeOptions.__optional_keys__)
+        account = self._account(code, options.get("who"))
         with account.telling(), self._lock:
             self._sandbox.before_run()
             with self._sandbox.use() as (box, prepared), Events() as events:
-                steps = self._run_code(
-                    box, prepared, code, events, account, given=input, timeout=timeout, grace=grace,
-                    on_stdout=on_stdout, on_stderr=on_stderr,
-                )  # fmt: skip
-                return drive(steps, events)
+                return drive(self._run_code(box, prepared, code, events, account, options), events)
 
     def close(self) -> None:
         """End the interpreter and what it has started."""
@@ -345,29 +323,17 @@ class AsyncInterpreter(Python):
     def __del__(self) -> None:
         self._let_go()
 
-    async def run(
-        self,
-        code: str,
-        *,
-        input: bytes = b"",
-        timeout: float | None = None,
-        grace: float = GRACE,
-        on_stdout: Sink | None = None,
-        on_stderr: Sink | None = None,
-        who: Who | Mapping[str, str] | None = None,
-    ) -> CodeResult:
+    async def run(self, code: str, **options: Unpack[CodeOptions]) -> CodeResult:
         """Run code in the interpreter, as `Interpreter.run` does."""
         from stockade.runs.io import async_eventloop
 
-        account = self._account(code, who)
+        refuse_unknown("run", options, CodeOptions.__optional_keys__)
+        account = self._account(code, options.get("who"))
         with account.telling():
             async with self._lock, self._sandbox.use() as (box, prepared):
                 await self._sandbox.before_run()
                 with Events() as events:
-                    steps = self._run_code(
-                        box, prepared, code, events, account, given=input, timeout=timeout, grace=grace,
-                        on_stdout=on_stdout, on_stderr=on_stderr,
-                    )  # fmt: skip
+                    steps = self._run_code(box, prepared, code, events, account, options)
                     return await async_eventloop.drive(steps, events)
 
     async def close(self) -> None:

@@ -287,9 +287,9 @@ def test_a_merge_of_many_changes_that_lie_deep_is_soon_done(workspace: Path) -> 
     said = looked(
         workspace,
         """
-one = ran(NAMES, "one", "", 0, 1, 1, workspace=tree).workspace
-other = ran(NAMES, "other", "directories", 700, 90, 1, workspace=tree).workspace
-third = ran(NAMES, "other", "links", 700, 90, 1, workspace=tree).workspace
+one = ran(NAMES, "one", "", 0, 1, 1, workspace=tree).workspace_id
+other = ran(NAMES, "other", "directories", 700, 90, 1, workspace=tree).workspace_id
+third = ran(NAMES, "other", "links", 700, 90, 1, workspace=tree).workspace_id
 measured("merge", lambda: len(Workspace.open(one).merge(Workspace.open(other))))
 measured("conflict", lambda: Workspace.open(one).merge(Workspace.open(third)))
 for each in (one, other, third):

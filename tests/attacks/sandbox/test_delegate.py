@@ -25,6 +25,7 @@ from stockade.receipt.verify import check_log
 from stockade.resolve.child_policy import child, confirm
 from stockade.resolve.resolution import resolve
 from stockade.runs.register import register
+from support.certificates import CERTIFICATE
 from support.means import applies
 from support.paths import ROOT
 
@@ -111,6 +112,25 @@ def test_a_child_has_the_walls_of_its_parent_whatever_made_them(places: Path) ->
     assert told["exit_code"] == 1 and "No such file" in told["stderr"]
 
 
+def test_a_child_with_the_network_gets_the_certificates_of_its_parent_and_no_others(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (places / "ca.pem").write_text(CERTIFICATE)
+    monkeypatch.setenv("SSL_CERT_FILE", str(places / "ca.pem"))
+    monkeypatch.setenv("https_proxy", "http://me:hunter2@proxy:3128")
+    show = {"command": ["sh", "-c", 'cat "$SSL_CERT_FILE"; echo "$https_proxy"'], "policy": {"net": "open"}}
+    (given,), _ = ask(having(places, net="open"), show)
+    assert given["stdout"] == f"{CERTIFICATE}http://proxy:3128\n"
+    (without,), _ = ask(having(places, net="open"), show | {"policy": {}})
+    assert without["stdout"] == "\n"
+    own = having(places, net="open", env={"SSL_CERT_FILE": "/own.pem"})
+    (other,), _ = ask(own, show)
+    assert other["stdout"] == "http://proxy:3128\n" and "/own.pem" in other["stderr"]
+    hidden = having(places, net="open", read=[f"{places}/open"], deny=[f"{places}/ca.pem"])
+    (none,), _ = ask(hidden, show)
+    assert "BEGIN" not in str(none)
+
+
 def test_nothing_can_be_asked_for_without_the_right(places: Path) -> None:
     (answer,), _ = ask(having(places, delegate=False), {"command": ["true"]})
     assert "needs delegate = true" in answer["refused"]
@@ -167,6 +187,15 @@ def test_a_child_is_given_no_more_than_its_parent_has(places: Path) -> None:
     # What is left out is the parent's: what is hidden stays so, and its limits hold.
     (seen,), _ = ask(policy, {"command": ["ls", f"{places}/open"], "policy": {"read": [f"{places}/open"]}})
     assert seen["stdout"].split() == ["link", "sub"]
+
+
+def test_a_child_of_a_worker_has_the_budget_of_a_worker() -> None:
+    applies(host().has("cgroup.memory") and host().has("cgroup.cpuacct"), "no cgroups for this user")
+    allocate = {"command": ["python3", "-c", "x = bytearray(200 << 20)"]}
+    asks = [allocate, allocate | {"policy": {"profile": "strict"}}]
+    answers, _ = ask(Policy(profile="worker", delegate=True), *asks)
+    assert answers[0]["outcome"] == "out-of-memory"
+    assert 'limits.memory: none where "64M" is allowed' in answers[1]["refused"]
 
 
 def test_what_a_pattern_hides_from_a_program_is_hidden_from_its_children(places: Path) -> None:

@@ -129,8 +129,8 @@ class TestSuggestions:
         assert done.returncode == 125 and told in done.stderr, done.stderr
 
     def test_of_an_option(self, call: Call) -> None:
-        done = call("run", "--profile", "web", "--", "true")
-        assert "`profile = ...` in stockade.toml" in done.stderr and "--write" not in done.stderr
+        done = call("run", "--hold-back", "x", "--", "true")
+        assert "`hold_back = ...` in stockade.toml" in done.stderr
         assert "did you mean --timeout?" in call("run", "--timeot", "1", "--", "true").stderr
         assert "did you mean --limit?" in call("run", "--limits", "cpu=1", "--", "true").stderr
         assert "--unprotect" not in call("run", "--protect", "x", "--", "true").stderr
@@ -228,7 +228,7 @@ class TestPython:
             lambda: stockade.run(["true"], given),  # type: ignore[arg-type]
             lambda: stockade.Sandbox(given),  # type: ignore[arg-type]
             lambda: stockade.Pool(given),  # type: ignore[arg-type]
-            lambda: stockade.WarmPython(given),  # type: ignore[arg-type]
+            lambda: stockade.functions.WarmPython(given),  # type: ignore[arg-type]
         ):
             with pytest.raises(PolicyError, match="not a Policy") as refused:
                 start()

@@ -125,7 +125,7 @@ class TestCalls:
         assert value == "mine" and result.controls["workspace.overlay"]
 
     def test_without_namespaces_too(self) -> None:
-        policy = Policy(backend="landlock", net="open", accept=list(stockade.Control))
+        policy = Policy(backend="landlock", net="open", accept=list(stockade.policy.Control))
         assert call(jobs.add, (1,), policy=policy).value == 2
 
 
@@ -177,7 +177,7 @@ class TestEnds:
         assert caught.value.result is not None and caught.value.result.outcome == "denied"
 
     def test_memory_that_runs_out_is_a_limit(self) -> None:
-        applies(stockade.host().has("cgroup.memory"), "there is no memory cgroup")
+        applies(stockade.Host.current().has("cgroup.memory"), "there is no memory cgroup")
         with pytest.raises(LimitError, match="memory ran out") as full:
             call(jobs.eat, (200,), policy=Policy(limits={"memory": "64M"}))
         assert full.value.result is not None and full.value.receipt is not None

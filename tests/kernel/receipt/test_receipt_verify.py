@@ -67,7 +67,7 @@ def test_streams_that_went_past_us_are_not_missed(stockade_home: Path) -> None:
 def test_the_documented_way_with_openssl_and_jq_works(stockade_home: Path, tmp_path: Path) -> None:
     need_program("openssl")
     need_program("jq")
-    text = (ROOT / "docs/receipts.md").read_text()
+    text = (ROOT / "docs/reference/receipts.md").read_text()
     (script,) = re.findall(r"```sh\n(# verify with openssl and jq.*?)```", text, re.DOTALL)
     receipt = append(stockade_home)
     (tmp_path / "run.json").write_bytes(receipt.encode() + b"\n")

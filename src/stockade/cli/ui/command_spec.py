@@ -16,6 +16,7 @@ from stockade import cli
 _BY_METAVAR = {
     "FILE": "files",
     "PATH": "files",
+    "DIR": "files",
     "PATH|@ID": "places",
     "ID": "sandboxes",
     "OTHER": "workspaces",
@@ -25,6 +26,7 @@ _BY_BOTH = {
     ("restore", "words"): "workspaces",
     ("snapshot", "name"): "",
     ("profiles", "name"): "profiles",
+    **{(command, "profile"): "profiles" for command in ("run", "shell", "plan")},
     ("diff", "a"): "files",
     ("diff", "b"): "files",
     ("logs", "id"): "runs",

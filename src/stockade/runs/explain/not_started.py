@@ -31,6 +31,7 @@ BUILTINS = (
 #: By `e_machine` of an ELF header.
 MACHINES = {3: "i386", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
 HEAD = 4096
+ELSEWHERE = "start in another directory: --cwd DIRECTORY, or cwd="
 
 
 def explain(reply: wire.Reply, program: client.Program, resolved: ResolvedPolicy) -> Verdict:
@@ -70,11 +71,17 @@ def _no_directory(error: int, cwd: str, resolved: ResolvedPolicy) -> Verdict:
             f"`chmod +rx {shlex.quote(cwd)}`, or run as its owner"
         )
         return Verdict(Outcome.SETUP_FAILED, 125, reason, hint)
-    if os.path.isdir(cwd) and not is_secret(cwd, resolved):
-        hint = f'show it: read = ["{cwd}"], or `--read {shlex.quote(cwd)}`'
-    else:
-        hint = "name a directory that exists"
-    return Verdict(Outcome.SETUP_FAILED, 125, f"the sandbox has no directory {cwd}: {why}", hint)
+    reason, hint = f"the sandbox has no directory {cwd}: {why}", "name a directory that exists"
+    real, workspace = os.path.realpath(cwd), resolved.workspace
+    if os.path.isdir(cwd) and not is_secret(real, resolved):
+        if clause := denied_by(cwd, real, resolved):
+            reason, hint = f"the directory {cwd} is hidden by {clause}", ELSEWHERE
+        elif workspace is not None and covers(workspace.path, cwd):
+            reason = f"the workspace has no directory {cwd}: an earlier run in it removed or renamed it"
+            hint = ELSEWHERE
+        else:
+            hint = f'show it: read = ["{cwd}"], or `--read {shlex.quote(cwd)}`'
+    return Verdict(Outcome.SETUP_FAILED, 125, reason, hint)
 
 
 def _not_found(name: str, found: str, program: client.Program, resolved: ResolvedPolicy) -> Verdict:
@@ -85,6 +92,8 @@ def _not_found(name: str, found: str, program: client.Program, resolved: Resolve
         return verdict(*_nowhere(name, program))
     if not is_shown(found, resolved):
         return verdict(*_hidden(name, found, resolved))
+    if "/" not in name and not which(name, path := program.env.get("PATH", ""), program.cwd)[0]:
+        return verdict(*_not_in_path(found, path))
     line = _first_line(found)
     if line.endswith("\r"):
         return verdict(
@@ -143,6 +152,15 @@ def _nowhere(name: str, program: client.Program) -> tuple[str, str]:
     return (
         "there is no such command inside",
         f"check its name, or install it; inside, PATH is {program.env.get('PATH', '')}",
+    )
+
+
+def _not_in_path(found: str, path: str) -> tuple[str, str]:
+    """Explain a command that the policy shows, but not in a directory that is searched inside."""
+    longer = shlex.quote(f"{path}:{os.path.dirname(found)}".lstrip(":"))
+    return (
+        f"no directory of PATH has it: PATH inside is {path or 'empty'}",
+        f"name it in full: -- {shlex.quote(found)}; or add its directory: --env PATH={longer}",
     )
 
 
