@@ -105,7 +105,7 @@ _LAZY = {
 _ROOMS = ("functions", "inside", "policy", "receipt", "result", "sandbox", "workspace")
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     import importlib
 
     if name in _ROOMS:
@@ -116,6 +116,10 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # otherwise type checkers would believe that every name exists
+    __getattr__ = _load
 
 
 def _elsewhere(name: str) -> str:

@@ -14,9 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["DelegatedResult", "delegate"]
 
 
-def __getattr__(name: str) -> object:
+def _load(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'stockade.inside' has no attribute {name!r}")
     from stockade.inside import delegate_request
 
-    return getattr(delegate_request, name)
+    value = globals()[name] = getattr(delegate_request, name)
+    return value
+
+
+if not TYPE_CHECKING:  # otherwise type checkers would believe that every name exists
+    __getattr__ = _load
