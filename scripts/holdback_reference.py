@@ -19,32 +19,33 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "holdback.md"
 HEAD = """\
 # What a commit holds back
 
-`scripts/holdback_reference.py` makes this page from `src/stockade/policy/holdback_table.py`. [Review and commit
-changes](../how-to/review-changes.md) says how to commit, [the policy
+`scripts/holdback_reference.py` makes this page from `src/stockade/policy/holdback_table.py`. [Review and
+commit changes](../how-to/review-changes.md) says how to commit, [the policy
 reference](policy-protection.md#hold_back-allow_commit) how to write `hold_back` and `allow_commit`.
 
-A program in a sandbox chooses every name and every byte of its changes. A commit treats three kinds of files
-with care:
+A program in a sandbox chooses every name and every byte of its changes. A commit treats three kinds of
+files with care:
 
-- **Obeyed unasked**: one of your tools runs or obeys the file because it exists, or uses another interpreter,
-  registry or wrapper because of it. `stockade commit` holds it back until you type `--allow-exec-config` or
-  `--allow PATTERN`, or write `allow_commit` in the policy.
+- **Obeyed unasked**: one of your tools runs or obeys the file because it exists, or uses another
+  interpreter, registry or wrapper because of it. `stockade commit` holds it back until you type
+  `--allow-exec-config` or `--allow PATTERN`, or write `allow_commit` in the policy.
 - **Runs at your next command**: code of the project that your next build, test or install runs. The commit
   takes it over; `stockade diff` and `stockade commit` show it first, with the reason.
 - **Compiled code in a cache**, such as `__pycache__`: the commit leaves it out, and says so in one line.
 
-A commit always holds back what the policy's `protect` names. If the list of a repository (`.git`, `.hg`, `.sl`,
-`.jj`) names a file that is held back, the commit holds back the whole repository too. `--allow .git` commits the
-repository alone, without the files in it that git obeys: those need a pattern such as `.git/modules`.
+A commit always holds back what the policy's `protect` names. If the list of a repository (`.git`, `.hg`,
+`.sl`, `.jj`) names a file that is held back, the commit holds back the whole repository too. `--allow .git`
+commits the repository alone, without the files in it that git obeys: those need a pattern such as
+`.git/modules`.
 
 ## Removed files
 
-Removing `.npmrc` has the same effect as emptying it: npm again runs scripts that `ignore-scripts` prevented. So
-a commit holds back the removal of an obeyed file as it holds back a change: also a removal by a rename, by a
-directory in its place, or by closing the directory around it, and the removal of a directory such as `.github`
-with such files in it. It does not hold back a removal together with everything that the file governs: `rm -r
-app` removes `app/.npmrc` too. Nor does it hold back the removal of what the table marks with *may go*: programs,
-environments and records of work in progress, which restrict nothing.
+Removing `.npmrc` has the same effect as emptying it: npm again runs scripts that `ignore-scripts`
+prevented. So a commit holds back the removal of an obeyed file as it holds back a change: also a removal by
+a rename, by a directory in its place, or by closing the directory around it, and the removal of a directory
+such as `.github` with such files in it. It does not hold back a removal together with everything that the
+file governs: `rm -r app` removes `app/.npmrc` too. Nor does it hold back the removal of what the table
+marks with *may go*: programs, environments and records of work in progress, which restrict nothing.
 
 ## What files of yours name
 
@@ -53,43 +54,44 @@ such names, never those that the program left. It holds back what they name, and
 
 {sources}
 
-Stockade follows imports and sourced files in turn, five deep. It looks at the workspace (the 5,000 directories
-nearest to its top, without packages), the directories above it, and your home; `stockade diff` looks only above
-the changes that it shows. It reads no file of more than 256 KiB, and at most 500 files and 5,000 names; if there
-are more, the commit says so. It does not follow what a script runs in turn, tools that a command finds by name
-(`make`, `npm run`), patterns such as `@docs/*.md`, or documents that instructions only mention.
+Stockade follows imports and sourced files in turn, five deep. It looks at the workspace (the 5,000
+directories nearest to its top, without packages), the directories above it, and your home; `stockade diff`
+looks only above the changes that it shows. It reads no file of more than 256 KiB, and at most 500 files and
+5,000 names; if there are more, the commit says so. It does not follow what a script runs in turn, tools
+that a command finds by name (`make`, `npm run`), patterns such as `@docs/*.md`, or documents that
+instructions only mention.
 
 ## Compiled code in caches: left out
 
 {caches}
 
-Python runs `__pycache__/util.cpython-311.pyc` in place of `util.py` if the file records the source's time and
-size, or says that Python need not check them. A program can write both, git does not show the file, and you
-cannot read it. So Stockade trusts no header: the commit leaves everything in such a directory out, says so in
-one line, and closes the workspace without it. Your Python makes the files again. `--allow '**/__pycache__'` (or
-`'**/*.pyc'`) commits them; `--allow-exec-config` does not. Bytecode elsewhere is in the table below, because
-Python imports it where there is no source. This does not cover the build output of other tools (`target/`,
-`build/`, `dist/`, `_build/`, `.next/`, object files): a tool that trusts it by its time runs it at your next
-build.
+Python runs `__pycache__/util.cpython-311.pyc` in place of `util.py` if the file records the source's time
+and size, or says that Python need not check them. A program can write both, git does not show the file, and
+you cannot read it. So Stockade trusts no header: the commit leaves everything in such a directory out, says
+so in one line, and closes the workspace without it. Your Python makes the files again. `--allow
+'**/__pycache__'` (or `'**/*.pyc'`) commits them; `--allow-exec-config` does not. Bytecode elsewhere is in
+the table below, because Python imports it where there is no source. This does not cover the build output of
+other tools (`target/`, `build/`, `dist/`, `_build/`, `.next/`, object files): a tool that trusts it by its
+time runs it at your next build.
 
 ## How a pattern matches
 
-A pattern matches a name at any depth, in any case, and in spellings that some file systems take for the same
-name. A slash at the end means everything in a directory, `*` a part of a name, `**` any number of names,
-`{a,b}` either of two. Stockade compares the whole path, also above the workspace, up to the top of a git
-worktree. A link matches also where a pattern only begins: a link `.github` leads to other workflows.
+A pattern matches a name at any depth, in any case, and in spellings that some file systems take for the
+same name. A slash at the end means everything in a directory, `*` a part of a name, `**` any number of
+names, `{a,b}` either of two. Stockade compares the whole path, also above the workspace, up to the top of a
+git worktree. A link matches also where a pattern only begins: a link `.github` leads to other workflows.
 
-- *capitals*: the file counts only in these capitals, unless the directory ignores case. `docs/agents.md` is a
-  document; agents read `docs/AGENTS.md`.
+- *capitals*: the file counts only in these capitals, unless the directory ignores case. `docs/agents.md` is
+  a document; agents read `docs/AGENTS.md`.
 - *own files*: the file does not count inside packages that the project uses: {packages}.
 - *may go*: a commit does not hold back its removal.
 
-Patterns of a policy and of `--allow` start at the top of the workspace, include everything below what they name,
-and have `*` and `**`: `.venv`, `**/AGENTS.md`, `deploy/*.sh`. Stockade compares `hold_back` in any case and
-`allow_commit` exactly.
+Patterns of a policy and of `--allow` start at the top of the workspace, include everything below what they
+name, and have `*` and `**`: `.venv`, `**/AGENTS.md`, `deploy/*.sh`. Stockade compares `hold_back` in any
+case and `allow_commit` exactly.
 
-Files that only choose between versions of a tool (`.nvmrc`, `.java-version`) are in neither table. The table is
-not complete: a tool that it does not name may run or obey a file all the same.
+Files that only choose between versions of a tool (`.nvmrc`, `.java-version`) are in neither table. The
+table is not complete: a tool that it does not name may run or obey a file all the same.
 """
 
 #: What is looked for in each kind of file that names others.

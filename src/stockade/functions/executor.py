@@ -16,7 +16,7 @@ from stockade.functions.channel import FunctionChannel
 from stockade.functions.reply import FunctionError, WorkerDiedError
 from stockade.functions.sandboxed_function import MAX_RESULT, Call, Options, make_call, options
 from stockade.functions.worker_start import OnExit
-from stockade.policy import Policy
+from stockade.policy.model import PolicyLike
 from stockade.receipt.statement import Who
 from stockade.runs.io.streams import Sink
 from stockade.runs.supervise import GRACE
@@ -44,7 +44,7 @@ class SandboxExecutor(Executor):
 
     def __init__(
         self,
-        policy: Policy | None = None,
+        policy: PolicyLike | None = None,
         max_workers: int | None = None,
         *,
         initializer: Callable[..., Any] | None = None,
@@ -76,6 +76,10 @@ class SandboxExecutor(Executor):
         self._talks: set[FunctionChannel] = set()
         self._ended = False
         self._process = os.getpid()
+
+    def __repr__(self) -> str:
+        state = "broken" if self._broken else "shut down" if self._ended else "open"
+        return f"<SandboxExecutor: {state}>"
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call `fn(*args, **kwargs)` in a sandbox and return a future of its value or exception."""

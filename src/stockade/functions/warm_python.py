@@ -67,6 +67,10 @@ class WarmPython:
         finally:
             prepared.close(discard=True)
 
+    def __repr__(self) -> str:
+        state = "closed" if self._template.retired.is_set() else "open"
+        return f"<WarmPython {self._command[0]}: {state}>"
+
     def __enter__(self) -> WarmPython:
         return self
 

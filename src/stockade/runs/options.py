@@ -12,7 +12,6 @@ from typing import Literal, TypeAlias, TypedDict, get_args
 
 import stockade
 from stockade.errors import PolicyError
-from stockade.receipt.statement import Who
 from stockade.runs.io.streams import Sink
 
 OnExit: TypeAlias = Literal["keep", "discard", "commit"]
@@ -34,7 +33,7 @@ class CodeOptions(TypedDict, total=False):
     on_stdout: Sink | None
     on_stderr: Sink | None
     #: Who asks for the run, for its receipt: agent, category, action and words.
-    who: Who | Mapping[str, str] | None
+    who: stockade.receipt.Who | Mapping[str, str] | None
 
 
 class ShellOptions(CodeOptions, total=False):
@@ -56,7 +55,7 @@ class StartOptions(TypedDict, total=False):
     #: Seconds from TERM to KILL.
     grace: float
     #: Who asks for the run, for its receipt: agent, category, action and words.
-    who: Who | Mapping[str, str] | None
+    who: stockade.receipt.Who | Mapping[str, str] | None
 
 
 class ProcessOptions(StartOptions, total=False):
@@ -104,7 +103,7 @@ class SandboxOptions(TypedDict, total=False):
     #: The name of the sandbox in `stockade ps`, in logs and in receipts.
     name: str
     #: Who asks for its runs, for their receipts: agent, category, action and words.
-    who: Who | Mapping[str, str] | None
+    who: stockade.receipt.Who | Mapping[str, str] | None
 
 
 class OneShotOptions(RunOptions, SandboxOptions, total=False):
@@ -156,6 +155,18 @@ def input_bytes(given: bytes | str) -> bytes:
         return bytes(given)
     hint = "read it first: input=file.read()" if hasattr(given, "read") else "write bytes or text"
     raise PolicyError(f"input: a {type(given).__name__} is neither bytes nor text", hint=hint)
+
+
+def directory(cwd: object) -> str:
+    """Validate the directory that a command starts in and return it; "" is the default one."""
+    if cwd is None:
+        return ""
+    if not isinstance(cwd, str | bytes | os.PathLike):
+        raise PolicyError(f"cwd = {cwd!r:.200}: is not a path", hint='write a path, such as cwd="src"')
+    place = os.fsdecode(cwd)
+    if "\0" in place:
+        raise PolicyError("cwd contains a NUL byte")
+    return place
 
 
 def variables(env: Mapping[str, str | int | os.PathLike[str]] | None) -> dict[str, str]:

@@ -17,7 +17,6 @@ from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.policy.model import PolicyLike, policy_or_default
 from stockade.receipt.account import Account, named
-from stockade.receipt.statement import Receipt, Who
 from stockade.result import Handoff, Result, lost
 from stockade.runs.command import calm, command, words
 from stockade.runs.finish import left_by_run, left_by_sandbox, result_of, with_handoffs
@@ -69,7 +68,7 @@ class SandboxBase:
         resume: stockade.Workspace | str | None = None,
         snapshot: bool = False,
         name: str = "",
-        who: Who | Mapping[str, str] | None = None,
+        who: stockade.receipt.Who | Mapping[str, str] | None = None,
     ) -> None:
         self.policy = policy_or_default(policy)
         #: What `stockade ps`, logs and receipts call it.
@@ -142,7 +141,7 @@ class SandboxBase:
             raise SetupError("the sandbox is not open", stage="sandbox", hint="use it in a `with` statement")
         return self._box, self._prepared
 
-    def _account(self, cmd: Sequence[str], who: Who | Mapping[str, str] | None) -> Account:
+    def _account(self, cmd: Sequence[str], who: stockade.receipt.Who | Mapping[str, str] | None) -> Account:
         box, prepared = self._require_open()
         account = Account(self.policy, words(cmd), named(who, self._who), self._receipts, name=self.name)
         account.prepared, account.box = prepared, box
@@ -195,7 +194,7 @@ class SandboxBase:
         return result_of(ended, program, prepared, box, account, closed=closed, revised=revised)
 
     @property
-    def receipts(self) -> list[Receipt]:
+    def receipts(self) -> list[stockade.Receipt]:
         """The receipts of its ended runs, in the order in which they ended."""
         from stockade.receipt import chain
 

@@ -20,11 +20,11 @@ from typing import Unpack
 
 import msgspec
 
+import stockade
 from stockade.errors import NotFoundError, PolicyError, SetupError
 from stockade.linux import os_errors
 from stockade.policy.model import PolicyLike, policy_or_default
 from stockade.receipt.account import Account, named
-from stockade.receipt.statement import Who
 from stockade.result import Outcome, Result
 from stockade.runs.command import command, late, words
 from stockade.runs.io.eventloop import Events, Steps
@@ -169,7 +169,7 @@ class Spawner:
         policy: PolicyLike | None = None,
         *,
         on_exit: OnExit = "keep",
-        who: Who | Mapping[str, str] | None = None,
+        who: stockade.receipt.Who | Mapping[str, str] | None = None,
         most: int = MOST,
     ) -> None:
         if not isinstance(most, int) or isinstance(most, bool) or most < 1:
