@@ -1,5 +1,6 @@
 # make run    install into .venv and show what Stockade does: stockade demo
 # make check  ruff, mypy and the unit tests, in less than a minute: the inner loop
+# make docs   build the documentation as a site in build/site
 # make test   install what the tests need and run all of them
 
 VENV ?= .venv
@@ -11,9 +12,11 @@ PYTHON ?= $(shell for python in /usr/bin/python3 python3; do \
 GATE := $(wildcard src/stockade/gate/src/*.[ch]) src/stockade/gate/build.py
 # An editable install: Python sources are used where they lie, so only these ask for a new one.
 INSTALL_AFTER := pyproject.toml setup.py src/stockade/_version.py $(GATE)
+# Without the notice of the theme about its successor; warnings stay, and end the build.
+SITE := NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -qq
 
-.PHONY: run check check-lint check-types check-unit test gate-check clean
+.PHONY: run check check-lint check-types check-unit docs test gate-check clean
 
 run: $(VENV)/.installed
 	@$(VENV)/bin/stockade demo
@@ -29,6 +32,9 @@ check-types:
 
 check-unit:
 	@$(VENV)/bin/python -m pytest -q tests/unit
+
+docs: $(VENV)/.installed-docs
+	@$(SITE) && echo "build/site/index.html"
 
 test: $(VENV)/.installed-test
 	@PYTHONPATH=tests $(VENV)/bin/python -m support.suite
@@ -46,10 +52,15 @@ $(VENV)/.installed: $(VENV)/pyvenv.cfg $(INSTALL_AFTER)
 	@$(PIP) install --editable .
 	@touch $@
 
+$(VENV)/.installed-docs: $(VENV)/pyvenv.cfg $(INSTALL_AFTER)
+	@echo "installing what builds the documentation into $(VENV)"
+	@$(PIP) install --editable '.[docs]'
+	@touch $@ $(VENV)/.installed
+
 $(VENV)/.installed-test: $(VENV)/pyvenv.cfg $(INSTALL_AFTER)
 	@echo "installing stockade and what its tests need into $(VENV)"
 	@$(PIP) install --editable '.[test]'
-	@touch $@ $(VENV)/.installed
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-docs
 
 clean:
 	rm -rf build dist src/*.egg-info src/stockade/gate/bin $(VENV)

@@ -19,7 +19,8 @@ from stockade.cli.man import ENVIRONMENT, FILES
 from stockade.cli.ui.command_spec import CommandSpec, Option, commands
 
 WIDTH = 96
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "command-line.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "reference" / "command-line.md"
 
 HEAD = """\
 # Command line
@@ -39,7 +40,7 @@ def page() -> str:
         lines += ["", f"## stockade {one.name}", "", *_command(one)]
     lines += ["", "## Environment", "", *_table("variable", ENVIRONMENT)]
     lines += ["", "## Files", "", *_table("file", FILES)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).replace(f"{ROOT}/", "") + "\n"
 
 
 def _command(one: CommandSpec) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """Writes the tables of the policy pages in docs/reference from the model, so that page and code agree.
 
+The docstrings of the model get the words of each clause from the same place, for `help(stockade.Policy)`.
+
 python scripts/policy_reference.py           write it
 python scripts/policy_reference.py --check   exit code 1 if it is stale
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -21,12 +24,15 @@ from stockade.policy import Limits, Policy, Reuse
 from stockade.policy.compare import RULES
 from stockade.policy.compare import clauses as names
 from stockade.policy.descriptions import CLAUSES, CONTROLS
-from stockade.policy.model import LATER, LATER_BACKENDS, TABLES, limit_text
+from stockade.policy.model import LATER, LATER_BACKENDS, TABLES, WEAKER_BY_DEFAULT, limit_text
 from stockade.policy.profile import profile
 from stockade.policy.values import time_text
 from stockade.runs.evidence import OBSERVED
 
-DOCS = Path(__file__).parents[1] / "docs" / "reference"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs" / "reference"
+MODEL = ROOT / "src" / "stockade" / "policy" / "model.py"
+ATTRIBUTES = re.compile(r'(class (\w+)\(_Clauses, .*?\n    Attributes:\n).*?(    """\n)', re.DOTALL)
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end of what is generated -->)", re.DOTALL)
 
 
@@ -119,10 +125,30 @@ BY_HOST = {"_files": "mount namespace, pivot_root, Landlock", "_ipc": "ipc names
 def _without(control: Control, way: Mechanism) -> str:
     if not way.optional:
         return "refused"
-    by_default = "the profile's limit is not kept, and that is said; one you write is refused"
-    refused = by_default if control is Control.LIMITS_TASKS else "refused"
+    kept = "is weaker" if way.weaker else "is not kept"
+    by_default = f"the profile's limit {kept}, and the result says so; one you write is refused"
+    refused = by_default if control in WEAKER_BY_DEFAULT else "refused"
     instead = f" ({way.weaker})" if way.weaker else ""
     return f'{refused}, unless `accept = ["{control}"]`{instead}'
+
+
+def attributes(name: str) -> str:
+    """The docstring's list of a class's clauses."""
+    owned = [one for one in _fields() if one[1].__name__ == name]
+    lines = []
+    for clause, model, field in owned:
+        says = CLAUSES[clause].says
+        text = f"{field}: {says[0].upper()}{says[1:]} ({_form(clause, model, field)})."
+        lines += textwrap.wrap(text, 110, initial_indent=" " * 8, subsequent_indent=" " * 12)
+    return "\n".join(lines) + "\n"
+
+
+def docstrings(source: str) -> str:
+    """The model with the lists of clauses in its docstrings made anew."""
+    made, count = ATTRIBUTES.subn(lambda part: part[1] + attributes(part[2]) + part[3], source)
+    if count != len(TABLES) + 1:
+        raise SystemExit(f"{MODEL.name} has {count} lists of clauses instead of {len(TABLES) + 1}")
+    return made
 
 
 #: By page, what makes its generated parts.
@@ -145,13 +171,13 @@ def page(name: str, text: str) -> str:
 def main(arguments: list[str]) -> int:
     """Write the pages, or say which are stale."""
     stale = 0
-    for name in PAGES:
-        text = (DOCS / name).read_text(encoding="utf-8")
-        made = page(name, text)
+    for path in (*(DOCS / name for name in PAGES), MODEL):
+        text = path.read_text(encoding="utf-8")
+        made = docstrings(text) if path == MODEL else page(path.name, text)
         if "--check" not in arguments:
-            (DOCS / name).write_text(made, encoding="utf-8")
+            path.write_text(made, encoding="utf-8")
         elif made != text:
-            print(f"{name} is stale: run `python scripts/policy_reference.py`", file=sys.stderr)
+            print(f"{path.name} is stale: run `python scripts/policy_reference.py`", file=sys.stderr)
             stale = 1
     return stale
 

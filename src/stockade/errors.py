@@ -2,16 +2,19 @@
 
 Each error says what was refused and why, and carries a `hint`: what to
 write, install or change so that the next attempt succeeds.
+
+What Python has an error for is that error too: a file that is missing inside
+is a `FileNotFoundError`, and every refusal of `box.files` is an `OSError` with
+its `errno` and `filename`.
 """
 
 from __future__ import annotations
 
 import builtins
+import errno
+import os
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from stockade.receipt.statement import Receipt
-    from stockade.result import Result
+import stockade
 
 
 def one_line(text: str) -> str:
@@ -32,8 +35,8 @@ class StockadeError(Exception):
     `receipt` and `result` are those of the run that was refused or failed, if it has them.
     """
 
-    receipt: Receipt | None = None
-    result: Result | None = None
+    receipt: stockade.Receipt | None = None
+    result: stockade.Result | None = None
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -42,6 +45,26 @@ class StockadeError(Exception):
     @property
     def message(self) -> str:
         return str(self.args[0])
+
+    def __str__(self) -> str:
+        return self.message  # an OSError would write "[Errno 2]" and the path before its words
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Some kinds need more than a message to be made, and an OSError keeps its fields outside its dict.
+        return _unpickle, (type(self), self.args), vars(self) | _os_fields(self)
+
+
+def _unpickle(kind: type[StockadeError], args: tuple[object, ...]) -> StockadeError:
+    """Make an error without its `__init__`; pickle sets its attributes afterwards."""
+    error = kind.__new__(kind)
+    error.args = args
+    return error
+
+
+def _os_fields(error: StockadeError) -> dict[str, object]:
+    if not isinstance(error, OSError):
+        return {}
+    return {name: getattr(error, name) for name in ("errno", "strerror", "filename")}
 
 
 class PolicyError(StockadeError):
@@ -73,8 +96,8 @@ class SetupError(StockadeError):
         self.errno = errno
 
 
-class DeniedError(StockadeError):
-    """A wall ended the run."""
+class DeniedError(StockadeError, PermissionError):
+    """A wall ended the run, or refused a file."""
 
 
 class LimitError(StockadeError):
@@ -108,11 +131,37 @@ class ReceiptError(StockadeError):
     `result` is the result of a run whose receipt could not be made.
     """
 
-    def __init__(self, message: str, *, failure: str, hint: str = "", result: Result | None = None) -> None:
+    def __init__(
+        self, message: str, *, failure: str, hint: str = "", result: stockade.Result | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
         self.failure = failure
         self.result = result
 
 
-class NotFoundError(StockadeError):
-    """The named thing does not exist."""
+class NotFoundError(StockadeError, FileNotFoundError):
+    """The named thing does not exist: a file inside, a workspace, a snapshot, a receipt."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.errno, self.strerror = errno.ENOENT, os.strerror(errno.ENOENT)
+
+
+class FileError(StockadeError, OSError):
+    """A file of a sandbox cannot be used in this way. `errno` is the kernel's reason, `filename` the path."""
+
+
+class FileExistsError(FileError, builtins.FileExistsError):
+    """A file of a sandbox exists already."""
+
+
+class IsADirectoryError(FileError, builtins.IsADirectoryError):
+    """A path of a sandbox names a directory where a file is needed."""
+
+
+class NotADirectoryError(FileError, builtins.NotADirectoryError):
+    """A path of a sandbox leads through a file, or names one where a directory is needed."""
+
+
+class DiskFullError(LimitError, FileError):
+    """A write of `box.files` found no room: limits.disk is used up, or the disk itself."""

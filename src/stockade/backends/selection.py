@@ -146,12 +146,12 @@ def _considered(wanted: str | tuple[str, ...], known: Iterable[str], auto: Itera
     chosen = [wanted] if isinstance(wanted, str) else list(wanted)
     for name in chosen:
         if name not in names:
-            import difflib
+            from stockade.policy.suggestions import closest
 
-            near = difflib.get_close_matches(name, ["auto", *names], n=1)
+            near = closest(name, ["auto", *names])
             raise PolicyError(
                 f"backend = {_toml(name)}: there is no such backend",
-                hint=f"did you mean {_toml(near[0])}?"
+                hint=f"did you mean {_toml(near)}?"
                 if near
                 else f"the backends are: auto, {', '.join(names)}",
             )
@@ -180,22 +180,18 @@ def _unsupported(
     missing: Mapping[str, Mapping[Control, Offer]], asked: Mapping[Control, str], *, all_asked_for: bool
 ) -> UnsupportedError:
     lines = ["no backend on this host enforces the whole policy"]
-    fixes: list[str] = []
-    worse = [] if all_asked_for else _worse(missing)
+    best = easiest(missing)
     for name, offers in missing.items():
-        if name in worse:
+        if name != best and not all_asked_for:
             continue
-        for (reason, fix), controls in by_reason(offers).items():
+        for (reason, _), controls in by_reason(offers).items():
             wanted = ", ".join(_with_clause(control, asked[control]) for control in controls)
             lines.append(f"{name} misses {wanted}: {reason}")
-            fixes.append(fix)
-    if worse:
-        lines.append(f"{', '.join(worse)}: no better; `stockade doctor` says why")
-    # The user needs only one backend: suggest the shortest waiver.
+    # The user needs only one backend: suggest its fix, and the shortest waiver.
     waivers = [
         list(offers) for offers in missing.values() if all(offer.waivable for offer in offers.values())
     ]
-    hints = _unique(fix for fix in fixes if fix)
+    hints = list(dict.fromkeys(offer.fix for offer in missing[best].values() if offer.fix))
     if waivers:
         hints.append(
             f"{'or ' if hints else ''}waive it in the policy: accept = {_toml(min(waivers, key=len))}"
@@ -210,14 +206,10 @@ def _unsupported(
     )
 
 
-def _worse(missing: Mapping[str, Mapping[Control, Offer]]) -> list[str]:
-    """Return the backends that miss all that a preferred one misses: the error need not explain them."""
-    names = list(missing)
-    return [
-        name
-        for number, name in enumerate(names)
-        if any(missing[better].keys() <= missing[name].keys() for better in names[:number])
-    ]
+def easiest(missing: Mapping[str, Mapping[Control, Offer]]) -> str:
+    """Return the backend to explain: the first with a fix for everything that it misses, or the first."""
+    fixable = (name for name, offers in missing.items() if all(offer.fix for offer in offers.values()))
+    return next(fixable, next(iter(missing)))
 
 
 def _with_clause(control: Control, clause: str) -> str:
@@ -227,7 +219,3 @@ def _with_clause(control: Control, clause: str) -> str:
 def _toml(value: str | list[Control]) -> str:
     # Strings and lists of them are written alike in TOML and JSON; importing json costs 8 ms.
     return msgspec.json.encode(value).decode().replace('","', '", "')
-
-
-def _unique(texts: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(texts))

@@ -89,7 +89,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _open_streams()
         try:
-            return _dispatch(sys.argv[1:] if argv is None else argv)
+            if argv is None:
+                return _dispatch(sys.argv[1:], own_process=True)
+            return _dispatch(argv)
         finally:
             sys.stdout.flush()
     except StockadeError as error:
@@ -129,7 +131,7 @@ def _open_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", errors="replace", closefd=False)
 
 
-def _dispatch(args: list[str]) -> int:
+def _dispatch(args: list[str], *, own_process: bool = False) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -142,6 +144,10 @@ def _dispatch(args: list[str]) -> int:
         output.error(f"unknown command {args[0]!r}", hint=nearest_command(args[0], args[1:]))
         return 2
     _load_msgspec()
+    if own_process:
+        from stockade.linux.user import Caller
+
+        Caller.from_python = False
     module = importlib.import_module(COMMANDS[args[0]][0])
     return int(module.main(args[1:]))
 
@@ -182,11 +188,12 @@ def usage() -> str:
 
 def nearest_command(word: str, rest: Sequence[str] = ()) -> str:
     """Return a hint: what to type instead of an unknown command."""
-    import difflib
     import shlex
     import shutil
 
+    from stockade.policy.suggestions import OTHER_COMMANDS, closest
+
     if shutil.which(word):
         return f"to run that program: stockade run -- {shlex.join([word, *rest])}"
-    near = difflib.get_close_matches(word, COMMANDS, n=1)
-    return f"did you mean `stockade {near[0]}`?" if near else "`stockade --help` lists the commands"
+    near = OTHER_COMMANDS.get(word) or closest(word, COMMANDS)
+    return f"did you mean `stockade {near}`?" if near else "`stockade --help` lists the commands"

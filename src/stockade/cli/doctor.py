@@ -42,8 +42,11 @@ def main(argv: list[str]) -> int:
         width = shutil.get_terminal_size().columns
         shown = {name: offers[name] for name in backends.considered(machine.system)}
         elsewhere = {name: backends.table(name).system for name in offers if name not in shown}
-        text = as_text(machine, shown, elsewhere, others, verdict, max(40, min(width, 100)))
-        print(output.clean(text))
+        width = max(40, min(width, 100))
+        rest = "`stockade doctor -v` shows the mechanisms, and how to fix what is missing."
+        if options.verbose:
+            rest = details(machine, shown, elsewhere, others, width)
+        print(output.clean(f"{summary(shown, verdict, width)}\n\n{rest}"))
     return 1 if isinstance(verdict, UnsupportedError) else 0
 
 
@@ -57,7 +60,9 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example: stockade doctor --json | jq .default_policy",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    return output.add_verbosity(parser)
+    return output.add_verbosity(
+        parser, verbose="print the mechanisms too, and why each missing control is missing"
+    )
 
 
 def as_json(
@@ -92,19 +97,46 @@ def as_json(
     return output.indented_json(whole)
 
 
-def as_text(
+def summary(
+    offers: Mapping[str, Mapping[Control, Offer]], verdict: Selection | UnsupportedError, width: int
+) -> str:
+    """Return the verdict, with the fix if it needs one, and the table of controls by backend."""
+    from stockade.errors import UnsupportedError
+
+    if isinstance(verdict, UnsupportedError):
+        lines = ["This machine can NOT enforce the default policy; Stockade would run nothing."]
+        lines += _easiest_fix(offers, verdict, width)
+    else:
+        weaker = ", ".join(verdict.weaker)
+        words = f"This machine can enforce the default policy, by {verdict.backend}"
+        lines = _wrapped(words + (f"; weaker than elsewhere: {weaker}." if weaker else "."), width)
+    return "\n".join([*lines, "", *_table(offers)])
+
+
+def _easiest_fix(
+    offers: Mapping[str, Mapping[Control, Offer]], verdict: UnsupportedError, width: int
+) -> list[str]:
+    from stockade.backends.selection import easiest
+
+    missing = {
+        name: {control: offer for control, offer in offers[name].items() if control.value in lacking}
+        for name, lacking in verdict.missing.items()
+    }
+    name = easiest(missing)
+    return _missing(name, missing[name], width, every=not any(one.available for one in offers[name].values()))
+
+
+def details(
     host: Host,
     offers: Mapping[str, Mapping[Control, Offer]],
     elsewhere: Mapping[str, str],
     others: Mapping[str, Probe],
-    verdict: Selection | UnsupportedError,
     width: int,
 ) -> str:
-    """Return the table of controls, then every reason and fix, wrapped to the width.
+    """Return the facts of the machine, every mechanism, and every reason and fix, wrapped to the width.
 
     `elsewhere` are the backends for other systems, which get one line.
     """
-    from stockade.errors import UnsupportedError
     from stockade.host.capabilities import called
 
     working = [name for name in host.probes if host.has(name)]
@@ -114,18 +146,11 @@ def as_text(
     foreign = ", ".join(f"{name} ({called(system)})" for name, system in elsewhere.items())
     sections = [
         _wrapped(facts, width) + _wrapped("works: " + (", ".join(working) or "nothing"), width, "  "),
-        _table(offers),
         *(_mechanisms(name, table, width) for name, table in offers.items()),
-        *(_missing(name, table, width) for name, table in offers.items()),
+        *(_everything_missing(name, table, width) for name, table in offers.items()),
         _wrapped(f"Backends for other systems: {foreign}", width) if foreign else [],
         _others(others, width),
     ]
-    if isinstance(verdict, UnsupportedError):
-        sections.append(["This machine can NOT enforce the default policy; Stockade would run nothing."])
-    else:
-        weaker = ", ".join(verdict.weaker)
-        line = f"This machine can enforce the default policy, by {verdict.backend}"
-        sections.append(_wrapped(line + (f"; weaker than elsewhere: {weaker}." if weaker else "."), width))
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
@@ -162,13 +187,18 @@ def _mechanisms(name: str, table: Mapping[Control, Offer], width: int) -> list[s
     return output.table(rows, ["CONTROL", name.upper(), "BY"]).splitlines()
 
 
-def _missing(name: str, table: Mapping[Control, Offer], width: int) -> list[str]:
+def _everything_missing(name: str, table: Mapping[Control, Offer], width: int) -> list[str]:
+    lacking = {control: offer for control, offer in table.items() if not offer.available}
+    return _missing(name, lacking, width, every=len(lacking) == len(table))
+
+
+def _missing(name: str, lacking: Mapping[Control, Offer], width: int, *, every: bool) -> list[str]:
+    """Return why a backend misses these controls, and the fixes; `every` says that it enforces none."""
     from stockade.backends.selection import by_reason
 
     lines = []
-    lacking = {control: offer for control, offer in table.items() if not offer.available}
     for (reason, fix), controls in by_reason(lacking).items():
-        what = "every control" if len(controls) == len(table) else ", ".join(controls)
+        what = "every control" if every and len(controls) == len(lacking) else ", ".join(controls)
         lines += _wrapped(f"{name} misses {what}: {reason}", width)
         lines += _wrapped(f"fix: {fix}", width, "  ") if fix else []
     return lines

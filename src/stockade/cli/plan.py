@@ -29,13 +29,14 @@ def main(argv: list[str]) -> int:
         discover_policy,
         parse_arguments,
         start_directory,
+        user_and_state,
         with_location,
     )
 
     args = parse_arguments("plan", argv)
     words = command(args)
     workspace = continued_workspace(args)
-    found = discover_policy(args)
+    found = discover_policy(args, *user_and_state())
     from stockade.host import host
 
     if host().system != "linux":
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
     except PolicyError as error:
         raise with_location(error, found) from None
     try:
-        plan = prepared.plan
+        plan, network = prepared.plan, prepared.resolved.network
         if args.json:
             import msgspec
 
@@ -64,6 +65,8 @@ def main(argv: list[str]) -> int:
                 "command": words,
                 "operations": ops,
                 "matched": prepared.resolved.hidden.matched,
+                "passed": network.variables if network else {},
+                "notes": [*network.notes, *network.warnings] if network else [],
             }
             sys.stdout.buffer.write(output.as_json(shown))
             return 0
@@ -71,7 +74,7 @@ def main(argv: list[str]) -> int:
         print(output.table(rows, ["", "operation", "because of"], wrap=(1, 2)))
         where = f" in {output.name(start)}" if start else ""
         print(f"\nthen execute{where}: {output.name(' '.join(words))}")
-        for note in prepared.resolved.hidden.notes:
+        for note in (*(network.lines if network else ()), *prepared.resolved.hidden.notes):
             print(output.name(note))
         print(f"backend {plan.backend}, policy {found.policy.hash[:16]}, plan {plan.hash}")
         return 0

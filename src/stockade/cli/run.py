@@ -133,6 +133,7 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
     add("-p", "--policy", metavar="FILE", help="the policy file; no other file is read")
     add("--agent", metavar="NAME", default="", help="use the policy that your layers give this agent")
     add("--category", metavar="NAME", default="", help="its category, if the layers do not name one")
+    add("--profile", metavar="NAME", help="the starting point of the policy: `stockade profiles` lists them")
     add("--read", metavar="PATH", action="append", help="show a path read-only")
     add("--write", metavar="PATH", action="append", help="show a path, writable for real")
     add("--deny", metavar="PATH", action="append", help="hide a path or pattern in the workspace")
@@ -142,7 +143,7 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
         action="append",
         help="let the program change a protected path in the workspace, such as .git",
     )
-    add("--net", metavar="open", help='"open" shares the host\'s network; default: none')
+    add("--net", metavar="open|none", help="open shares the host's network; none, the default, has none")
     add("--env", metavar="K=V", action="append", help="set a variable inside")
     add("--pass-env", metavar="K", action="append", help="pass one of your variables")
     limits = "a limit: memory, tasks, cpu, cpu_time, wall, files, output, disk"
@@ -177,6 +178,12 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
         add(
             "--snapshot", action="store_true", help="take a snapshot of the workspace before the command runs"
         )
+        add(
+            "--name",
+            metavar="NAME",
+            default="",
+            help="a name for the sandbox, shown by `stockade ps`, in logs and in receipts",
+        )
         add("--receipt", metavar="FILE", help="write the signed receipt of the run to a file")
         add(
             "--who",
@@ -204,9 +211,12 @@ def continued_workspace(args: argparse.Namespace) -> Workspace | None:
     return found
 
 
-def discover_policy(args: argparse.Namespace) -> PolicySource:
-    """Return the policy for these arguments, and warn about what it lets the program do to the host."""
-    found = _policy_of(args)
+def discover_policy(args: argparse.Namespace, caller: Caller, home: str) -> PolicySource:
+    """Return the policy for these arguments, and warn about what it lets the program do to the host.
+
+    `home` is the state directory.
+    """
+    found = _policy_of(args, caller, home)
     if not (args.quiet or args.json):
         for warning in (*_warnings(found.policy), *_idle_options(args, found.policy)):
             output.say(f"warning: {warning}")
@@ -265,14 +275,20 @@ def _warnings(policy: Policy) -> list[str]:
     return warnings_before(policy)
 
 
-def _policy_of(args: argparse.Namespace) -> PolicySource:
-    """Return the policy for these arguments, and say so if the run gets no workspace."""
+def user_and_state() -> tuple[Caller, str]:
+    """Return the user who asks and the state directory: found once, for the policy and for the run."""
     from stockade import state
     from stockade.linux.user import Caller
+
+    caller = Caller.current()
+    return caller, state.state_dir(caller.environ, caller.home)
+
+
+def _policy_of(args: argparse.Namespace, caller: Caller, home: str) -> PolicySource:
+    """Return the policy for these arguments, and say so if the run gets no workspace."""
     from stockade.resolve.discovery import discover
     from stockade.resolve.resolution import unfit
 
-    caller = Caller.current()
     workspace = None
     if not caller.cwd:
         if args.workspace is None and args.policy is None:
@@ -283,11 +299,11 @@ def _policy_of(args: argparse.Namespace) -> PolicySource:
     elif args.workspace is None and args.mode is not None:
         workspace = caller.cwd  # --mode asks for a workspace: if this one is unfit, that is an error
     elif args.workspace is None:
-        reason = unfit(caller.cwd, caller, state.state_dir(caller.environ, caller.home))
+        reason = unfit(caller.cwd, caller, home)
         workspace = None if reason else caller.cwd
         if reason and not args.quiet:
             output.say(f"no workspace, but a private home that is deleted when the run ends: {reason}")
-    if args.agent and args.policy is None and (known := _registered_agent(args, caller)) is not None:
+    if args.agent and args.policy is None and (known := _registered_agent(args, home)) is not None:
         from stockade.agents.policies import policy_for
 
         return policy_for(known, caller, flags=_flags(args), workspace=workspace)
@@ -303,14 +319,13 @@ def _policy_of(args: argparse.Namespace) -> PolicySource:
     )
 
 
-def _registered_agent(args: argparse.Namespace, caller: Caller) -> Agent | None:
+def _registered_agent(args: argparse.Namespace, home: str) -> Agent | None:
     """Return the registry's entry of the named agent, and set its category in `args` for the receipt."""
-    from stockade import state
     from stockade.agents import policies, registry
 
     if registry.NAME.fullmatch(args.agent) is None:
         return None
-    found = registry.find(state.state_dir(caller.environ, caller.home), args.agent)
+    found = registry.find(home, args.agent)
     args.category = policies.agreed(found, args.agent, args.category)
     return found
 
@@ -320,17 +335,23 @@ def command(args: argparse.Namespace) -> list[str]:
     words: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not words:
         raise PolicyError("there is no command to run", hint="write it after --: stockade run -- COMMAND ...")
+    if args.verbose and ":" in words[0] and "--" in words:
+        raise PolicyError(
+            f"-v {words[0]}: -v makes Stockade say more, and mounts nothing",
+            hint="write --read /path, or --write /path: a path has the same name inside",
+        )
     return words
 
 
 def _flags(args: argparse.Namespace) -> dict[str, Any]:
-    if args.net not in (None, "open"):
+    if args.net not in (None, "open", "none"):
         raise PolicyError(
             f"--net {args.net}: this version cannot allow single hosts",
-            hint="`--net open` shares the host's whole network; without --net the program has no network",
+            hint="`--net open` shares the host's whole network; `--net none`, the default, has none",
         )
     workspace = {key: value for key, value in (("path", args.workspace), ("mode", args.mode)) if value}
     flags: dict[str, Any] = {
+        "profile": args.profile,
         "read": args.read,
         "write": args.write,
         "deny": args.deny,
@@ -386,7 +407,8 @@ def _run_and_report(
     shell: bool,
 ) -> int:
     workspace = continued_workspace(args)
-    found = discover_policy(args)
+    caller, home = user_and_state()
+    found = discover_policy(args, caller, home)
     if args.on_exit in ("keep", "commit") and found.policy.workspace is None:
         raise PolicyError(
             f"--{args.on_exit}: this run has no workspace, so its changes are deleted when it ends",
@@ -411,23 +433,30 @@ def _run_and_report(
     for words in commands:
         terminal = _terminal(until) if at_terminal and sinks else None
         try:
-            result = sandbox.run(
+            result = sandbox.run_once(
                 words,
                 found.policy,
-                timeout=timeout,
-                stdin=stdin,
-                on_stdout=sinks and sinks[0],
-                on_stderr=sinks and sinks[1],
-                env=_prompt(words, found.policy) if shell and terminal is not None else None,
-                cwd=start,
-                on_exit=args.on_exit or "keep",
-                workspace=workspace,
-                snapshot=args.snapshot,
-                who=who_asks(args),
-                keep_output=bool(args.json),
-                pinned=found.pinned,
-                cancelled_by=(KeyboardInterrupt,),
-                terminal=terminal,
+                {
+                    "env": _prompt(words, found.policy) if shell and terminal is not None else None,
+                    "cwd": start,
+                    "timeout": timeout,
+                    "on_stdout": sinks and sinks[0],
+                    "on_stderr": sinks and sinks[1],
+                    "on_exit": args.on_exit or "keep",
+                    "resume": workspace,
+                    "snapshot": args.snapshot,
+                    "name": args.name,
+                    "who": who_asks(args),
+                },
+                sandbox.RunExtras(
+                    stdin=stdin,
+                    keep_output=bool(args.json),
+                    pinned=found.pinned,
+                    cancelled_by=(KeyboardInterrupt,),
+                    terminal=terminal,
+                    caller=caller,
+                    state=home,
+                ),
             )
         except PolicyError as error:
             raise with_location(error, found) from None
@@ -583,7 +612,7 @@ def report_kept(result: Result, command: list[str], start: str | None, policy: P
     caller = Caller.current()
     tree = workspace_root(policy, caller)
     home = state.state_dir(caller.environ, caller.home)
-    if hint := kept_hint(command, os.path.join(tree, start or ""), tree, home, without=result.workspace):
+    if hint := kept_hint(command, os.path.join(tree, start or ""), tree, home, without=result.workspace_id):
         output.say(f"hint: {hint}")
 
 
@@ -622,7 +651,7 @@ def report(
             from stockade.cli.commit import remarks
 
             remarks(result.committed)
-        elif result.workspace and not discarded:
+        elif result.workspace_id and not discarded:
             for line in next_steps(result, continued=earlier is not None):
                 output.say(line)
     if verbose:
@@ -636,6 +665,7 @@ def _plain(result: Result) -> dict[str, Any]:
 
     # Long lists are converted while they are written, piece by piece.
     plain: dict[str, Any] = msgspec.structs.asdict(result)
+    plain["workspace"] = plain.pop("workspace_id")
     for name in ("stdout", "stderr"):
         try:
             plain[name] = getattr(result, name).decode("utf-8")

@@ -49,7 +49,7 @@ CLAUSES: dict[str, Clause] = {
         Control.WORKSPACE_OVERLAY,
     ),
     "exec": Clause("patterns", "the only files that may be executed", Control.EXEC),
-    "net": Clause('`[]` or `"open"`', "no network, or all of the host's", Control.NETWORK_NONE),
+    "net": Clause('`"none"` or `"open"`', "no network, or all of the host's", Control.NETWORK_NONE),
     "env": Clause("a table", "variables that are set inside", Control.ENVIRONMENT),
     "pass_env": Clause("names", "variables of your environment that are passed on", Control.ENVIRONMENT),
     "image": Clause("", "the root file system", Control.FILES),

@@ -12,8 +12,9 @@ refused (see `LATER`), never accepted and ignored.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -24,7 +25,7 @@ from stockade.policy.values import FrozenMap, InvalidValueError
 
 TYPE_CHECKING = False
 
-PROFILES = ("strict", "dev", "net-client")
+PROFILES = ("strict", "dev", "net-client", "worker")
 #: The walls and a shell need half a megabyte on two processors, and more on many.
 LEAST_MEMORY = 2 << 20
 PROTECT = (".git/hooks", ".git/config", ".envrc", ".vscode", ".claude")
@@ -67,16 +68,21 @@ ALWAYS = (
     Control.TERMINAL,
     Control.CLEANUP,
 )
-#: Limits for which every profile has a number.
-DEFAULT_LIMITS = (Control.LIMITS_TASKS, Control.LIMITS_OUTPUT, Control.LIMITS_FILES)
+#: The limits that may be weaker where the host has no means and only the profile asks for them.
+WEAKER_BY_DEFAULT = (Control.LIMITS_MEMORY, Control.LIMITS_TASKS, Control.LIMITS_CPU_TIME)
 
 
 def _suggest_key(name: str, names: Iterable[str], prefix: str) -> str:
-    """The hint for a key that does not exist: the same key of a table, or the nearest name."""
+    """The hint for a key that does not exist: a table's key, a near name, or another tool's word."""
+    from stockade.policy.suggestions import closest, for_clause
+
     for table in () if prefix else ("workspace", "limits", "reuse"):
         if name in TABLES[table].__struct_fields__:
             return f"did you mean {table}.{name}?"
-    return values.nearest(name, names, prefix)
+    known = tuple(names)
+    if (written := for_clause(name)) and not closest(name, known):
+        return written
+    return values.nearest(name, known, prefix)
 
 
 class _KeywordCheck(msgspec.StructMeta):
@@ -84,7 +90,7 @@ class _KeywordCheck(msgspec.StructMeta):
 
     _prefix: str
 
-    def __call__(cls, *args: Any, **fields: Any) -> Any:
+    def _make(cls, *args: Any, **fields: Any) -> Any:
         names: tuple[str, ...] = cls.__struct_fields__
         prefix = cls._prefix
         if len(args) > (len(names) if prefix else 0):
@@ -99,6 +105,9 @@ class _KeywordCheck(msgspec.StructMeta):
                 hint = f"Stockade cannot {words} yet: leave it out"
                 raise InvalidValueError(key, value, "this version does not enforce it", hint)
         return super().__call__(**fields)
+
+    if not TYPE_CHECKING:  # otherwise pyright would take every policy for Any
+        __call__ = _make
 
 
 class _Clauses(
@@ -119,7 +128,15 @@ class _Clauses(
 
 
 class WorkspaceRule(_Clauses, frozen=True):
-    """The directory that commands work in, at the same path inside as outside."""
+    """The directory that commands work in, at the same path inside as outside.
+
+    Attributes:
+        path: Appears inside at the same path as outside (a path).
+        mode: `overlay`: changes go to a layer; `rw`: they are real; `ro`: they are refused (`"overlay"`,
+            `"rw"`, `"ro"`).
+        durable: Changes survive a killed supervisor even under `limits.disk`, or the run is refused (true or
+            false).
+    """
 
     path: str = "."
     mode: Literal["overlay", "rw", "ro"] = "overlay"
@@ -131,7 +148,21 @@ class WorkspaceRule(_Clauses, frozen=True):
 
 
 class Limits(_Clauses, frozen=True):
-    """How much a run may use. None means the profile's default; a number in the policy is required."""
+    """How much a run may use. None means the profile's default; a number in the policy is required.
+
+    Write a size as a number of bytes, or as "64K", "10M" or "1G"; a time as a number of seconds, or as
+    "250ms", "30s", "5m" or "1h".
+
+    Attributes:
+        memory: Memory of the whole sandbox (a size).
+        tasks: Processes and threads at once (a number).
+        cpu: Cores (a number).
+        cpu_time: Processor time of the whole sandbox (a time).
+        wall: Time from start to end (a time).
+        output: How much of each stream is kept in memory; the rest goes to a file (a size).
+        files: Open descriptors of one process (a number).
+        disk: Changes, private `/tmp`, `/dev/shm` and home together (a size).
+    """
 
     memory: int | None = None
     tasks: int | None = None
@@ -177,7 +208,12 @@ def limit_text(name: str, value: float) -> str:
 
 
 class Syscalls(_Clauses, frozen=True):
-    """System calls beyond the profile's set, and further refusals."""
+    """System calls beyond the profile's set, and further refusals.
+
+    Attributes:
+        allow: Calls that the built-in list leaves out (names).
+        deny: Further calls to refuse (names).
+    """
 
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
@@ -210,7 +246,13 @@ def _not_none(check: values.Check) -> values.Check:
 
 
 class Reuse(_Clauses, frozen=True):
-    """How long a pool may use the same sandbox, for runs that have nothing to hide from one another."""
+    """How long a pool may use the same sandbox, for runs that have nothing to hide from one another.
+
+    Attributes:
+        requests: How many runs one sandbox serves (a number).
+        age: Age from which a sandbox takes no more runs (a time).
+        idle: How long a sandbox waits for the next run before it is ended (a time).
+    """
 
     requests: int = 100
     age: float = 600.0
@@ -264,8 +306,8 @@ def _reuse(key: str, value: Any) -> Any:
 
 
 def _net(key: str, value: Any) -> tuple[()] | str:
-    if isinstance(value, str) and value == "open":
-        return "open"
+    if isinstance(value, str) and value in ("open", "none"):
+        return "open" if value == "open" else ()
     if isinstance(value, list | tuple):
         if not value:
             return ()
@@ -273,10 +315,13 @@ def _net(key: str, value: Any) -> tuple[()] | str:
             key,
             value,
             "this version does not enforce network rules",
-            'write net = [] for no network, or net = "open" for all of the host\'s',
+            'write net = "none" for no network, or net = "open" for all of the host\'s',
         )
     raise InvalidValueError(
-        key, value, 'is neither [] nor "open"', 'write [] for no network, "open" for all of the host\'s'
+        key,
+        value,
+        'is neither "none" nor "open"',
+        'write "none" for no network, "open" for all of the host\'s',
     )
 
 
@@ -327,17 +372,46 @@ def _accepted(key: str, value: Any) -> Control:
 class Policy(_Clauses, frozen=True, kw_only=True):
     """What a run may see, change, reach and use; everything else is refused.
 
-    `Policy()` is the strict profile without a workspace.
+    `Policy()` is the strict profile without a workspace. The tables take a mapping too:
+    `Policy(workspace=".", limits={"memory": "512M"})`.
+
+    Attributes:
+        profile: The named starting point (`"strict"`, `"dev"`, `"net-client"`, `"worker"`).
+        read: Visible, read-only; with `?` at the end only if it exists (paths).
+        write: Visible, and writable for real (paths).
+        deny: Hidden, also inside visible trees (paths and patterns, relative to the workspace).
+        protect: Paths of the workspace that must not change (relative paths).
+        unprotect: May change although protected: protected paths, `.git`, `.hg`, `.jj`, `.sl`, and what
+            version control runs (paths, relative to the workspace).
+        hold_back: Paths of the workspace that a commit holds back, besides those that tools of the host run
+            or obey (relative patterns).
+        allow_commit: Paths of the workspace that are committed although tools of the host run or obey them
+            (relative patterns).
+        exec: The only files that may be executed (patterns).
+        net: No network, or all of the host's (`"none"` or `"open"`).
+        env: Variables that are set inside (a table).
+        pass_env: Variables of your environment that are passed on (names).
+        image: The root file system (`"host"`).
+        backend: What raises the walls; a named backend is used or the run is refused; a list is in order of
+            preference (`"auto"`, `"native"`, `"bwrap"`, `"landlock"`, or a list of names; the backends of
+            other systems start nothing).
+        accept: Controls that may be weaker where the host cannot do better (controls).
+        workspace: The directory that commands work in (a path or a table).
+        limits: How much the sandbox may use (a table).
+        syscalls: Additions to the built-in list of system calls, and removals from it (a table).
+        toolchain: Whether the install of the command is shown; or further commands whose installs are shown
+            (true, false, or commands).
+        delegate: Whether the program may ask for further sandboxes, which never get more than it has itself
+            (true or false).
+        reuse: A pool may use a sandbox for several runs, one after another (a table).
     """
 
-    profile: Literal["strict", "dev", "net-client"] = "strict"
+    profile: Literal["strict", "dev", "net-client", "worker"] = "strict"
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     protect: tuple[str, ...] = PROTECT
-    #: Paths that are protected by default or by name and that the program may change for real all the same.
     unprotect: tuple[str, ...] = ()
-    #: Patterns of paths in the workspace that a commit holds back, and of paths that it never does.
     hold_back: tuple[str, ...] = ()
     allow_commit: tuple[str, ...] = ()
     exec: tuple[str, ...] | None = None
@@ -345,7 +419,6 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     env: Mapping[str, str] = FrozenMap()
     pass_env: tuple[str, ...] = ()
     image: Literal["host"] = "host"
-    #: One backend, several in order of preference, or the best one that enforces the whole policy.
     backend: (
         Literal["auto", "native", "bwrap", "landlock", "seatbelt", "apple-container", "pledge", "jobobject"]
         | tuple[
@@ -356,11 +429,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     workspace: WorkspaceRule | None = None
     limits: Limits = Limits()
     syscalls: Syscalls = Syscalls()
-    #: Whether the install of the command is shown; or further commands whose installs are shown.
     toolchain: bool | tuple[str, ...] = True
-    #: Whether the program may ask for further sandboxes, which never get more than it has itself.
     delegate: bool = False
-    #: Whether a pool may use a sandbox for several runs, one after another; None: for one run only.
     reuse: Reuse | None = None
 
     _checks = {
@@ -422,6 +492,20 @@ class Policy(_Clauses, frozen=True, kw_only=True):
 
         return parse(text, base=base, name=name)
 
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Policy:
+        """Load the policy of a TOML file; in a pyproject.toml it is the table [tool.stockade].
+
+        `read`, `write`, `exec` and the workspace are relative to the file's directory. The policy protects
+        the file, so that a program in its workspace cannot choose the policy of the next run.
+        """
+        from stockade.linux.user import Caller
+        from stockade.policy.toml import load, protect_source, refuse_what_is_no_file
+
+        file, caller = os.fsdecode(path), Caller.current()
+        refuse_what_is_no_file(file)
+        return protect_source(load(file), file, caller.home, caller.cwd, caller.environ)
+
     def table(self, *, full: bool = False) -> dict[str, Any]:
         """The clauses as plain values; without those at their default unless `full`."""
         return {
@@ -444,6 +528,11 @@ class Policy(_Clauses, frozen=True, kw_only=True):
 
         canonical = "stockade policy 1\n" + write(self.table(full=True))
         return sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
+
+    def __repr__(self) -> str:
+        """Show the clauses that differ from `Policy()`."""
+        shown = (f"{name}={value!r}" for name, value in self.table().items())
+        return f"Policy({', '.join(shown)})"
 
     def within(self, other: Policy) -> bool:
         """Whether this policy asks for no more than the other. Paths are compared as text."""
@@ -481,11 +570,14 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             # In mode ro nothing lands on the host, unless a grant makes something in it writable.
             if (paths := self.protected()) and (self.workspace.mode != "ro" or self.write):
                 needed[Control.PROTECT] = "default" if paths == PROTECT else f"protect = {values.show(paths)}"
-        limits = self.limits
-        needed |= dict.fromkeys(DEFAULT_LIMITS, "default")
+        from stockade.policy.profile import profile
+
+        limits, default = self.limits, profile(self.profile).limits
         for name in limits.__struct_fields__:
             if (value := getattr(limits, name)) is not None:
                 needed[Control(f"limits.{name}")] = f"limits.{name} = {limit_text(name, value)}"
+            elif getattr(default, name) is not None:
+                needed[Control(f"limits.{name}")] = "default"
         if self.syscalls != Syscalls():
             name = "deny" if self.syscalls.deny else "allow"
             needed[Control.SYSCALLS] = f"syscalls.{name} = {values.show(getattr(self.syscalls, name))}"
@@ -494,28 +586,35 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     def required(self, control: Control | str) -> bool:
         """Whether a run must be refused where the control cannot be enforced in full.
 
-        It need not if `accept` names the control, or for a task limit that is only the profile's default.
+        It need not if `accept` names the control, or if only the profile asks for a limit on tasks, memory or
+        processor time.
         """
         control = Control(control)
         if control in self.accept or control not in self.controls():
             return False
-        return control is not Control.LIMITS_TASKS or self.limits.tasks is not None
+        written = control.startswith("limits.") and getattr(self.limits, control[7:]) is not None
+        return written or control not in WEAKER_BY_DEFAULT
 
 
 DEFAULT = Policy()
+#: What calls take as a policy: a `Policy`, its clauses, or the path of a policy file.
+PolicyLike: TypeAlias = Policy | Mapping[str, Any] | str | os.PathLike[str]
 
 
-def policy_or_default(policy: Policy | None) -> Policy:
-    """Return the policy that a call was given, or the default one; refuse what is not a `Policy`."""
+def policy_or_default(policy: PolicyLike | None) -> Policy:
+    """Return the policy that a call was given, from its clauses or its file too; the default one for None."""
     if policy is None:
         return DEFAULT
-    if not isinstance(policy, Policy):
-        hint = "Policy(**clauses)" if isinstance(policy, Mapping) else "Policy.load(path)"
-        raise PolicyError(
-            f"the policy is a {type(policy).__name__}, not a Policy",
-            hint=f'write Policy(workspace="."), or convert it: {hint}',
-        )
-    return policy
+    if isinstance(policy, Policy):
+        return policy
+    if isinstance(policy, Mapping) and all(isinstance(name, str) for name in policy):
+        return Policy(**policy)
+    if isinstance(policy, str | os.PathLike):
+        return Policy.load(policy)
+    hint = 'write Policy(workspace="."), its clauses as a dict, or the path of a policy file'
+    if isinstance(policy, list | tuple):
+        hint = 'the command and its arguments are one list: run(["ls", "-l"])'
+    raise PolicyError(f"the policy is a {type(policy).__name__}, not a Policy", hint=hint)
 
 
 def _plain(value: Any) -> Any:

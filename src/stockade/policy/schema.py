@@ -13,20 +13,25 @@ import msgspec
 
 from stockade.policy.descriptions import description
 from stockade.policy.model import Policy
+from stockade.policy.values import TIME_UNITS, TIME_WORDS
 
 _COUNT = {"type": "integer", "minimum": 1}
+_TIMES = "|".join(sorted(filter(None, {*TIME_UNITS, *TIME_WORDS})))
 _TIME = {
     "anyOf": [
         {"type": "number", "minimum": 0.001},
-        {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(ms|s|m|h)?$"},
+        {"type": "string", "pattern": rf"^[0-9]+(\.[0-9]+)? *({_TIMES})?$"},
     ]
 }
-_SIZE = {"anyOf": [_COUNT, {"type": "string", "pattern": "^[0-9]+[KMG]?$"}]}
+_SIZE = {"anyOf": [_COUNT, {"type": "string", "pattern": "^[0-9]+ *([KMGkmg]([Ii]?[Bb])?|[Bb])?$"}]}
 _FORMS: dict[tuple[str, str], dict[str, Any]] = {
     ("Policy", "workspace"): {
         "anyOf": [{"type": "string", "minLength": 1}, {"$ref": "#/$defs/WorkspaceRule"}]
     },
-    ("Policy", "net"): {"anyOf": [{"type": "array", "maxItems": 0}, {"const": "open"}], "default": []},
+    ("Policy", "net"): {
+        "anyOf": [{"type": "array", "maxItems": 0}, {"enum": ["none", "open"]}],
+        "default": [],
+    },
     ("Policy", "exec"): {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
     ("Policy", "toolchain"): {
         "anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "string", "minLength": 1}}],

@@ -12,10 +12,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from stockade.errors import PolicyError
+from stockade.linux.path_lookup import counted
 from stockade.policy import patterns
 
 TIME_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 SIZE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+#: Other spellings of the units of time.
+TIME_WORDS = {
+    **dict.fromkeys(("msec", "msecs", "millisecond", "milliseconds"), "ms"),
+    **dict.fromkeys(("", "sec", "secs", "second", "seconds"), "s"),
+    **dict.fromkeys(("min", "mins", "minute", "minutes"), "m"),
+    **dict.fromkeys(("hr", "hrs", "hour", "hours"), "h"),
+}
+#: Every spelling of the units of size, in upper case. All mean powers of 1024: 512MB is 512M is 512MiB.
+SIZE_WORDS = {"": 1, "B": 1}
+for _unit, _bytes in SIZE_UNITS.items():
+    SIZE_WORDS |= dict.fromkeys((_unit, f"{_unit}B", f"{_unit}IB"), _bytes)
 LONGEST = 366 * 86400.0
 
 Check = Callable[[str, Any], Any]
@@ -51,13 +63,12 @@ class FrozenMap(dict[str, str]):
 
 
 def nearest(word: str, known: Iterable[str], before: str = "") -> str:
-    """The hint for a name that does not exist: the nearest known name, or all of them."""
-    import difflib
+    """The hint for a name that does not exist: the one that was meant, or all of them."""
+    from stockade.policy.suggestions import closest
 
     names = list(known)
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    if near:
-        return f"did you mean {before}{near[0]}?"
+    if near := closest(word, names):
+        return f"did you mean {before}{near}?"
     return f"known: {', '.join(names)}" if len(names) < 32 else ""
 
 
@@ -99,7 +110,7 @@ def time_text(seconds: float) -> str:
 
 
 def time(key: str, value: Any) -> float | None:
-    """Check a time and return seconds, from a number or text such as "250ms", "30s", "5m", "1h"."""
+    """Check a time and return seconds, from a number or text such as "250ms", "30s", "5min", "1h"."""
     hint = 'write seconds, or "250ms", "30s", "5m", "1h"'
     if value is None:
         return None
@@ -107,11 +118,11 @@ def time(key: str, value: Any) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         number = value
     elif isinstance(value, str):
-        digits = value.rstrip("hms")
+        digits, unit = _split_unit(value)
         number = _number(digits)
         if number is not None:
-            unit = TIME_UNITS.get(value[len(digits) :] or "s")
-            number = number * unit if unit else None
+            seconds = TIME_UNITS.get(TIME_WORDS.get(unit, unit))
+            number = number * seconds if seconds else None
     if number is None:
         raise InvalidValueError(key, value, "is not a time", hint)
     # A NaN fails both comparisons, so the test is written for what is allowed.
@@ -121,7 +132,7 @@ def time(key: str, value: Any) -> float | None:
 
 
 def size(key: str, value: Any) -> int | None:
-    """Check a size and return bytes, from a whole number or text such as "64K", "10M", "1G"."""
+    """Check a size and return bytes, from a whole number or text such as "64K", "10M", "1GiB"."""
     hint = 'write bytes, or "64K", "10M", "1G"'
     if value is None:
         return None
@@ -129,9 +140,9 @@ def size(key: str, value: Any) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         number = value
     elif isinstance(value, str) and value:
-        unit = SIZE_UNITS.get(value[-1], 1)
-        digits = value[:-1] if unit > 1 else value
-        number = int(digits) * unit if _whole(digits) else None
+        digits, unit = _split_unit(value)
+        bytes_each = SIZE_WORDS.get(unit.upper())
+        number = int(digits) * bytes_each if bytes_each and _whole(digits) else None
     if number is None:
         raise InvalidValueError(key, value, "is not a size", hint)
     if not 1 <= number < 1 << 63:
@@ -370,6 +381,15 @@ def _plain(key: str, value: Any, what: str) -> str:
     return text
 
 
+def _split_unit(text: str) -> tuple[str, str]:
+    """Split "30 sec" or "512MB" into the number and the letters after it."""
+    number = text.rstrip(_LETTERS)
+    return number.rstrip(" "), text[len(number) :]
+
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
 def _whole(text: str) -> bool:
     # isdigit() alone accepts digits of other scripts, and int() underscores and signs;
     # the length keeps int() below its own limit, and fast.
@@ -380,3 +400,44 @@ def _number(text: str) -> float | None:
     head, dot, tail = text.partition(".")
     good = _whole(head) and (not dot or _whole(tail))
     return float(text) if good else None
+
+
+def expand(path: str, clause: str, *, home: str, cwd: str, environ: Mapping[str, str]) -> str:
+    """Make a path absolute: replace ~ and $VARIABLE ($$ is a $); a relative path is relative to `cwd`."""
+    found = _substitute_variables(path, clause, environ) if "$" in path else path
+    if path.startswith("~"):
+        found = home + found[1:]
+    if "\0" in found:
+        raise PolicyError(f"{clause}: has a NUL byte in it")
+    if found.startswith("/"):
+        return found
+    if not cwd:
+        raise PolicyError(
+            f"{clause}: is relative, and the current directory was removed", hint="write an absolute path"
+        )
+    return counted(found, cwd)
+
+
+def _substitute_variables(path: str, clause: str, environ: Mapping[str, str]) -> str:
+    done, rest = "", path
+    while "$" in rest:
+        before, _, rest = rest.partition("$")
+        done += before
+        if rest.startswith("$"):
+            done, rest = done + "$", rest[1:]
+            continue
+        if rest.startswith("{"):
+            name, _, rest = rest[1:].partition("}")
+        else:
+            end = next((i for i, c in enumerate(rest) if not (c.isalnum() or c == "_")), len(rest))
+            name, rest = rest[:end], rest[end:]
+        value = environ.get(name)
+        if not value:
+            raise PolicyError(f"{clause}: ${name} is not set", hint="set it, or write $$ for a $ in a name")
+        if not done and not value.startswith("/"):
+            raise PolicyError(
+                f"{clause}: ${name} is not an absolute path but {show(value)}",
+                hint=f"set ${name} to an absolute path",
+            )
+        done += value
+    return done + rest

@@ -90,6 +90,8 @@ def child(
         if installs and isinstance(env, dict):
             env.setdefault("PATH", parent.environ["PATH"])
     own = parent.policy
+    if asked.get("net") == "open" and isinstance(env, dict):
+        env = {**_network_variables(own), **env}
     policy = _policy(
         {
             **asked,
@@ -138,6 +140,10 @@ def confirm(made: ResolvedPolicy, asked: Child, parent: ResolvedPolicy) -> None:
     for name in made.profile.pass_env:
         if name in made.environ and name not in made.policy.env and name not in asked.environ:
             raise ChildRefusedError(f"pass_env = {show(name)}: the host has set it since the program started")
+    for name, value in (made.network.variables if made.network else {}).items():
+        had = parent.network.variables.get(name, value) if parent.network else ""
+        if name not in parent.environ or had != value:
+            raise ChildRefusedError(f"{name}: the program did not get it from the host with this value")
     own = (parent.programs or {}).values()
     trees, known = [tree for one in own for tree in one.trees], {file for one in own for file in one.files}
     for programs in (made.programs or {}).values():
@@ -155,8 +161,8 @@ def identity(descriptor: int) -> Identity:
 
 
 def _is_of_policy(grant: Grant) -> bool:
-    """Whether the policy itself grants it, and not the profile or a toolchain."""
-    return not grant.clause.startswith(("profile", "toolchain"))
+    """Whether the policy itself grants it, and not the profile, a toolchain or the network."""
+    return not grant.clause.startswith(("profile", "toolchain", "net"))
 
 
 def _paths(asked: Mapping[str, Any], key: str) -> list[str]:
@@ -213,6 +219,8 @@ def _identity_below(above: Grant, path: str, way: str) -> Identity:
 
 def _policy(table: dict[str, Any], own: Policy) -> Policy:
     """Make the policy, with the parent's limits where the request writes none, and its refused calls."""
+    if profile(own.profile).limits != profile("strict").limits:
+        table = {"profile": own.profile, **table}
     try:
         policy = Policy(**table)
     except ChildRefusedError:
@@ -245,6 +253,14 @@ def _inherited_variables(
             raise ChildRefusedError(f"pass_env = {show(name)}: the program has no such variable")
     names = (*profile(policy.profile).pass_env, *policy.pass_env)
     return {name: environ[name] for name in names if name in environ and name not in policy.env}
+
+
+def _network_variables(parent: Policy) -> dict[str, str]:
+    """The parent's own values for what a child would get from the host with the network."""
+    from stockade.resolve.host_network import DIRECTORIES, FILES, NO_PROXIES, PROXIES
+
+    names = (*FILES, *DIRECTORIES, *PROXIES, *NO_PROXIES)
+    return {name: parent.env[name] for name in names if name in parent.env}
 
 
 def _view(parent: ResolvedPolicy, policy: Policy, backend: str) -> Policy:

@@ -15,6 +15,7 @@ from stockade.resolve.paths.hidden_paths import HiddenPaths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from stockade.resolve.host_network import HostNetwork
     from stockade.resolve.paths.programs import Programs
 
 
@@ -51,9 +52,15 @@ class ResolvedPolicy(msgspec.Struct, frozen=True):
     limits: Limits
     links: dict[str, str]
     """Links of the host that lead to grants, and are made again inside."""
+    gitconfig: bytes
+    """The system's configuration of git inside: the user's name and e-mail; empty for none."""
+    notes: tuple[str, ...]
+    """What the result should say about what is shown."""
     places: tuple[tuple[str, str], ...]
     """The paths of the workspace that the policy names, existing or not, and the clause of each."""
     _open: list[int]
+    network: HostNetwork | None = None
+    """What the host's network needs; None unless `net = "open"`."""
 
     @property
     def denied(self) -> tuple[str, ...]:

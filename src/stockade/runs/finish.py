@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stockade.controls import Control
 from stockade.gate import client
 from stockade.receipt.account import Account
 from stockade.resolve.paths.protected_paths import warnings
@@ -46,6 +47,7 @@ def result_of(
     verdict = judge(
         ended, program, prepared.resolved, group, closed=closed, killed=killed,
         full=layer is not None and layer.is_full(), asked_inside=account.parent is not None,
+        uncounted=_has_uncounted_tasks(prepared),
     )  # fmt: skip
     changes = layer.changes() if layer is not None else ()
     cancelled = account.because if verdict.outcome is Outcome.CANCELLED else ""
@@ -64,8 +66,12 @@ def result_of(
         matched=prepared.resolved.hidden.matched,
         changes=changes,
         changes_cut="" if layer is None else layer.cut,
-        workspace=layer.id if layer is not None and (changes or layer.cut or layer.continued) else "",
-        warnings=(*_warnings(prepared), *(_not_compared(layer) if layer is not None else ())),
+        workspace_id=layer.id if layer is not None and (changes or layer.cut or layer.continued) else "",
+        warnings=(
+            *_warnings(prepared),
+            *prepared.resolved.notes,
+            *(_not_compared(layer) if layer is not None else ()),
+        ),
         plan=prepared.plan.hash,
     )
     result = revised(result)
@@ -76,12 +82,21 @@ def result_of(
         result,
         sandbox="" if entry is None else entry.record.id,
         directory="" if place is None else place.path,
+        name=account.name,
     )
     return account.ended(result, ended.digests)
 
 
 def _warnings(prepared: RunPreparation) -> list[str]:
-    return warnings(prepared.resolved.policy, "" if _covers(prepared) else prepared.plan.backend)
+    network = prepared.resolved.network
+    found = warnings(prepared.resolved.policy, "" if _covers(prepared) else prepared.plan.backend)
+    return [*found, *(network.warnings if network else ())]
+
+
+def _has_uncounted_tasks(prepared: RunPreparation) -> bool:
+    """Whether RLIMIT_NPROC limits the tasks: unlike a cgroup, it does not count what it refuses."""
+    selection = prepared.chosen.selection
+    return not {*selection.weaker, *selection.by_cgroup} & {Control.LIMITS_TASKS}
 
 
 def _covers(prepared: RunPreparation) -> bool:

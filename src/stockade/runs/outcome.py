@@ -1,4 +1,7 @@
-"""Judge how a run ended from what the gate and the kernel report, never from what the program printed."""
+"""Judge how a run ended from what the gate and the kernel report, never from what the program printed.
+
+Only a hint may quote what the program printed.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,14 @@ def judge(
     killed: bool = False,
     full: bool = False,
     asked_inside: bool = False,
+    uncounted: bool = False,
 ) -> Verdict:
     """Return the verdict on a run that is over.
 
     `closed` says that the sandbox was closed during the run, `killed` that `stockade kill` ended it, `full`
     that limits.disk is used up, `asked_inside` that a sandboxed program chose the command: the explanation
-    then looks at no file on the host, whose existence it would reveal.
+    then looks at no file on the host, whose existence it would reveal. `uncounted` says that the kernel
+    limits the tasks without counting those that it refuses.
     """
     reply, limits = ended.reply, resolved.limits
     if killed:
@@ -65,13 +70,17 @@ def judge(
     if reply.status == 0:
         return Verdict(Outcome.EXITED, 0)
     hint = _task_hint(ended, limits, group)
+    if uncounted and not hint:
+        from stockade.runs.explain.ran_and_failed import no_more_tasks
+
+        hint = no_more_tasks(ended.tail, limits.tasks)
     if os.WIFEXITED(reply.status):
         code = os.WEXITSTATUS(reply.status)
         if asked_inside:
             return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
         from stockade.runs.explain.ran_and_failed import hints
 
-        hint = "; ".join(filter(None, (hint, hints(code, reply, program, resolved, full))))
+        hint = "; ".join(filter(None, (hint, hints(code, reply, program, resolved, full, ended.tail))))
         return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
     number = os.WTERMSIG(reply.status)
     cause = f": {CAUSES[number]}" if number in CAUSES else ""
@@ -106,7 +115,9 @@ def _over_limit(ended: RunEnding, limits: Limits, group: SandboxCgroups | None) 
         used = (
             group.cpu_used() if by == wire.ENDED_BY_CPU and group is not None else reply.user + reply.system
         )
-        if by == wire.ENDED_BY_CPU or (_killed(reply) and used >= limits.cpu_time):
+        # RLIMIT_CPU, instead of a cgroup, counts ticks, which run ahead of the usage on a busy machine.
+        least = limits.cpu_time if group is not None else limits.cpu_time / 2
+        if by == wire.ENDED_BY_CPU or (_killed(reply) and used >= least):
             allowed = time_text(limits.cpu_time)
             reason = f'processor time ran out: limits.cpu_time = "{allowed}" ({used:.2f} s used)'
             return Verdict(Outcome.LIMIT_EXCEEDED, 137, reason, "raise limits.cpu_time, or compute less")
@@ -120,7 +131,8 @@ def _killed(reply: wire.Reply) -> bool:
 def _task_hint(ended: RunEnding, limits: Limits, group: SandboxCgroups | None) -> str:
     if group is None or not (refused := group.task_refusals() - ended.before.task_refusals):
         return ""
-    return f"the limit of {limits.tasks} tasks was reached and {refused} more were refused: limits.tasks"
+    words = f"the limit of {limits.tasks} tasks was reached and {refused} more were refused"
+    return f"{words}: --limit tasks={2 * (limits.tasks or 1)} (limits.tasks) allows more"
 
 
 ALL_KILLED = "a program killed everything in the sandbox"

@@ -139,6 +139,8 @@ class RunEnding(msgspec.Struct, frozen=True):
     spilled: tuple[SpillFile, ...] = ()
     #: The SHA-256 of each stream that the supervisor read.
     digests: dict[str, str] = {}
+    #: The end of what the program printed as an error, or on its terminal.
+    tail: bytes = b""
 
 
 def supervise(box: LaunchedSandbox, run: Run, streams: Streams, events: Events) -> Steps[RunEnding]:
@@ -202,6 +204,7 @@ def _supervise_program(
             truncated=streams.truncated,
             spilled=streams.spilled(),
             digests=streams.digests(),
+            tail=streams.tail(),
         )
     finally:
         pumps.close()

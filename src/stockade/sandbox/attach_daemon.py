@@ -70,10 +70,11 @@ class AttachRequest(msgspec.Struct, frozen=True, kw_only=True):
     environs: Mapping[str, Mapping[str, str]]
     #: Where they start; None for the workspace itself.
     cwd: str | None
-    workspace: Workspace | None
+    resume: Workspace | None
     discard: bool
     snapshot: bool
     who: Mapping[str, str] | None
+    name: str
     #: Seconds that the sandbox may live.
     timeout: float | None
 
@@ -109,11 +110,12 @@ class AttachDaemon:
         self._box = Sandbox(
             wanted.policy,
             on_exit="discard" if wanted.discard else "keep",
-            workspace=wanted.workspace,
+            resume=wanted.resume,
             snapshot=wanted.snapshot,
+            name=wanted.name,
             who=wanted.who,
-            pinned=wanted.pinned,
         )
+        self._box._pinned = wanted.pinned
 
     def hold(self, first: AttachSocket) -> None:
         """Keep the sandbox until its last terminal has ended. `first` is the client that asked for it."""
@@ -294,9 +296,10 @@ class AttachDaemon:
         with account.telling():
             _, prepared = self._box._require_open()
             run = command(
-                prepared, words, env=self._wanted.environs.get(words[0]), cwd=self._wanted.cwd,
-                timeout=left, keep=False, kept=True, cancelled_by=(KeyboardInterrupt,),
-                meanwhile=account.ready, terminal=one.shared,
+                prepared, words,
+                {"env": self._wanted.environs.get(words[0]), "timeout": left, "cwd": self._wanted.cwd},
+                keep=False, kept=True, cancelled_by=(KeyboardInterrupt,), meanwhile=account.ready,
+                terminal=one.shared,
             )  # fmt: skip
             self._box._before_run()
         one.steps = self._run_steps(one, run, account)

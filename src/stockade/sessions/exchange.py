@@ -175,6 +175,7 @@ class Exchange:
                     "stdout": self._outputs[line.stdout].digest(),
                     "stderr": self._outputs[line.stderr].digest(),
                 },
+                tail=self._outputs[line.stderr].tail,
             )
         finally:
             self._end()

@@ -25,6 +25,7 @@ from stockade.receipt.verify import check_log
 from stockade.resolve.child_policy import child, confirm
 from stockade.resolve.resolution import resolve
 from stockade.runs.register import register
+from support.certificates import CERTIFICATE
 from support.means import applies
 from support.paths import ROOT
 
@@ -39,7 +40,7 @@ for line in sys.stdin:
     try:
         given = delegate(asked["command"], asked.get("policy"), input=asked.get("input", "").encode(),
                          cwd=asked.get("cwd", ""), timeout=asked.get("timeout"))
-        given = {**given, "stdout": given["stdout"].decode(), "stderr": given["stderr"].decode()}
+        given = {**vars(given), "stdout": given.text, "stderr": given.stderr_text}
     except (PermissionError, ConnectionError) as error:
         given = {"refused": str(error)}
     print(json.dumps(given), flush=True)
@@ -111,6 +112,25 @@ def test_a_child_has_the_walls_of_its_parent_whatever_made_them(places: Path) ->
     assert told["exit_code"] == 1 and "No such file" in told["stderr"]
 
 
+def test_a_child_with_the_network_gets_the_certificates_of_its_parent_and_no_others(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (places / "ca.pem").write_text(CERTIFICATE)
+    monkeypatch.setenv("SSL_CERT_FILE", str(places / "ca.pem"))
+    monkeypatch.setenv("https_proxy", "http://me:hunter2@proxy:3128")
+    show = {"command": ["sh", "-c", 'cat "$SSL_CERT_FILE"; echo "$https_proxy"'], "policy": {"net": "open"}}
+    (given,), _ = ask(having(places, net="open"), show)
+    assert given["stdout"] == f"{CERTIFICATE}http://proxy:3128\n"
+    (without,), _ = ask(having(places, net="open"), show | {"policy": {}})
+    assert without["stdout"] == "\n"
+    own = having(places, net="open", env={"SSL_CERT_FILE": "/own.pem"})
+    (other,), _ = ask(own, show)
+    assert other["stdout"] == "http://proxy:3128\n" and "/own.pem" in other["stderr"]
+    hidden = having(places, net="open", read=[f"{places}/open"], deny=[f"{places}/ca.pem"])
+    (none,), _ = ask(hidden, show)
+    assert "BEGIN" not in str(none)
+
+
 def test_nothing_can_be_asked_for_without_the_right(places: Path) -> None:
     (answer,), _ = ask(having(places, delegate=False), {"command": ["true"]})
     assert "needs delegate = true" in answer["refused"]
@@ -169,6 +189,15 @@ def test_a_child_is_given_no_more_than_its_parent_has(places: Path) -> None:
     assert seen["stdout"].split() == ["link", "sub"]
 
 
+def test_a_child_of_a_worker_has_the_budget_of_a_worker() -> None:
+    applies(host().has("cgroup.memory") and host().has("cgroup.cpuacct"), "no cgroups for this user")
+    allocate = {"command": ["python3", "-c", "x = bytearray(200 << 20)"]}
+    asks = [allocate, allocate | {"policy": {"profile": "strict"}}]
+    answers, _ = ask(Policy(profile="worker", delegate=True), *asks)
+    assert answers[0]["outcome"] == "out-of-memory"
+    assert 'limits.memory: none where "64M" is allowed' in answers[1]["refused"]
+
+
 def test_what_a_pattern_hides_from_a_program_is_hidden_from_its_children(places: Path) -> None:
     for name in ("a.pem", "sub/b.pem", "what?.pem", "a*b.pem"):
         (places / "open" / name).write_text("the secret\n")
@@ -219,7 +248,7 @@ def test_a_program_that_swaps_what_it_asks_for_wins_nothing(places: Path) -> Non
     asks = (
         f"told, reads = [], ['cat', '{there}/secret', '{places}/vault/secret']\n"
         "for number in range(40):\n"
-        f"    try: told.append(delegate(reads, {{'read': ['{there}']}})['stdout'])\n"
+        f"    try: told.append(delegate(reads, {{'read': ['{there}']}}).stdout)\n"
         "    except PermissionError as error: told.append(b'refused')\n"
         "stop.set()\n"
         "print(sorted(set(told)))\n"
@@ -275,7 +304,7 @@ def test_a_child_sees_nothing_of_an_overlay_and_the_host_is_not_looked_at_for_it
             {
                 key: str(value).replace("no-such", "secret")
                 for key, value in answer.items()
-                if key != "receipt"
+                if key != "receipt_hash"
             }
             for answer in (one, other)
         ]
@@ -438,7 +467,7 @@ def test_children_have_children_only_so_deep() -> None:
     boot = "import sys; source = sys.stdin.read(); exec(source)"
     asks = (
         "own = ['python3', '-c', boot, boot, sys.argv[2] + 'I']\n"
-        "try: print(delegate(own, {'delegate': True}, input=source.encode())['stdout'].decode())\n"
+        "try: print(delegate(own, {'delegate': True}, input=source).text)\n"
         "except PermissionError as error: print(sys.argv[2], error)\n"
     )
     source = CLIENT + "\nboot = sys.argv[1]\n" + asks
@@ -449,7 +478,7 @@ def test_children_have_children_only_so_deep() -> None:
 def test_the_time_of_children_is_counted_together() -> None:
     """Also that of a child's own children."""
     busy = ["sh", "-c", "while :; do :; done"]
-    source = f"{CLIENT}\nprint(delegate({busy!r})['outcome'])"
+    source = f"{CLIENT}\nprint(delegate({busy!r}).outcome)"
     asks = {"command": ["python3", "-c", source], "policy": {"delegate": True}}
     applies(host().has("cgroup.cpuacct"), "no cgroup counts processor time here")
     answers, _ = ask(Policy(delegate=True, limits={"cpu_time": "500ms"}), asks, {"command": busy})

@@ -172,6 +172,22 @@ MISTAKES: dict[str, tuple[Prepare, str, str, str]] = {
         typed("run", "--raed", "/x", "--", "true"),
         "unknown option --raed", "did you mean --read?", "--help",
     ),
+    "a terminal as docker gives one": (
+        typed("run", "-it", "--", "bash"),
+        "unknown option -it", "gets a terminal of its own automatically", "leave it out",
+    ),
+    "a volume": (
+        typed("run", "-v", "/data:/data", "--", "ls"),
+        "-v /data:/data", "mounts nothing", "--read /path",
+    ),
+    "a profile that is none": (
+        typed("run", "--profile", "stict", "--", "true"),
+        'profile = "stict"', "is not a known profile", "did you mean strict?",
+    ),
+    "a PATH that has not the command": (
+        typed("run", "--env", "PATH=/opt/bin", "--", "true"),
+        "true: ", "PATH inside is /opt/bin", "--env PATH=/opt/bin:",
+    ),
     "an option without its value": (
         typed("run", "--timeout"), "--timeout", "expected one argument", "write the value after the option",
     ),
@@ -223,6 +239,10 @@ MISTAKES: dict[str, tuple[Prepare, str, str, str]] = {
     "too little room": (
         typed("run", "--limit", "disk=1M", "--", "sh", "-c", "head -c 2000000 /dev/zero > big"),
         "No space left on device", "limits.disk = 1M", "--limit disk=2M",
+    ),
+    "too few tasks": (
+        typed("run", "--limit", "tasks=8", "--", "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do sleep 1 & done"),
+        "Cannot fork", "8", "--limit tasks=16",
     ),
     "tasks that are no number": (
         typed("run", "--limit", "tasks=nine", "--", "true"),

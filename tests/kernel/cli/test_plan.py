@@ -93,7 +93,7 @@ def test_where_the_changes_are_kept_does_not_count(workspace: Path) -> None:
     policy = Policy(workspace=str(workspace))
     first = stockade.run(["touch", "x"], policy)
     second = stockade.run(["touch", "x"], policy)
-    assert first.workspace != second.workspace and first.plan == second.plan
+    assert first.workspace_id != second.workspace_id and first.plan == second.plan
 
 
 def test_the_command_does_not_count() -> None:
@@ -135,3 +135,23 @@ def test_a_path_that_is_not_utf8_can_be_planned(shown, tmp_path: Path) -> None: 
     os.mkdir(odd)
     shown("--read", os.fsdecode(odd), "--", "true")
     shown("--json", "--read", os.fsdecode(odd), "--", "true")
+
+
+def test_an_option_chooses_the_profile(shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "home/.cargo/bin").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert ".cargo" not in shown("--", "true")
+    assert 'profile = "dev"' in shown("--profile", "dev", "--", "true")
+    assert shown("--profile", "strict", "--", "true") == shown("--", "true")
+
+
+def test_an_option_takes_the_network_away(shown, workspace: Path) -> None:  # type: ignore[no-untyped-def]
+    without = shown("--", "true").splitlines()[-1]
+    assert shown("--net", "none", "--", "true").splitlines()[-1] == without
+    (workspace / "open.toml").write_text('net = "open"\nworkspace = "."\n')
+    (workspace / "none.toml").write_text('net = "none"\nworkspace = "."\n')
+    flags = [shown("-p", "open.toml", "--net", "none", "--json", "--", "true")]
+    flags.append(shown("-p", "none.toml", "--json", "--", "true"))
+    for text in flags:
+        first = json.loads(text)["operations"][0]
+        assert first["type"] == "namespaces" and "net" in first["does"]

@@ -116,12 +116,25 @@ def test_the_refusal_tells_the_reason_of_every_backend_that_was_asked_for() -> N
     assert "the seatbelt backend needs macOS, this is Linux" in error.message
 
 
-def test_of_backends_that_nobody_asked_for_it_tells_those_that_miss_something_else() -> None:
+def test_of_backends_that_nobody_asked_for_it_explains_the_one_that_is_easiest_to_fix() -> None:
     error = refused(Wants(), Host.pretend(without=("overlay",)))
     assert set(error.missing) == {"native", "seatbelt"}
+    assert error.message.splitlines()[1:] == ["native misses deny, workspace.overlay: no overlay"]
+    assert error.hint == "get overlay"
+
+
+def test_a_limit_that_the_host_cannot_keep_gets_one_fix_and_one_waiver() -> None:
+    host = Host.pretend(without=("cgroup.memory", "bwrap"))
+    with pytest.raises(UnsupportedError) as caught:
+        select(Policy(limits={"memory": "64M"}), host)
+    error = caught.value
+    assert list(error.missing) == ["native", "bwrap", "landlock"]
     assert error.message.splitlines()[1:] == [
-        "native misses deny, workspace.overlay: no overlay",
-        "seatbelt: no better; `stockade doctor` says why",
+        'native misses limits.memory (limits.memory = "64M"): no cgroup.memory'
+    ]
+    assert error.hint.splitlines() == [
+        "get cgroup.memory",
+        'or waive it in the policy: accept = ["limits.memory"]',
     ]
 
 

@@ -215,6 +215,38 @@ def test_sizes_count_in_units_of_1024(number: int, unit: str) -> None:
     assert values.size("k", number) == values.size("k", str(number)) == number
 
 
+@pytest.mark.parametrize(
+    "text", ["512M", "512m", "512MB", "512mb", "512MiB", "512 MB", str(512 << 20), f"{512 << 20}B"]
+)
+def test_every_spelling_of_a_size_means_powers_of_1024(text: str) -> None:
+    assert Limits(memory=text) == Limits(memory=512 << 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("5min", 300), ("5 minutes", 300), ("30sec", 30), ("1.5h", 5400), ("2hours", 7200), ("250msec", 0.25)],
+)
+def test_units_of_time_may_be_spelled_out(text: str, seconds: float) -> None:
+    assert Limits(wall=text) == Limits(wall=seconds)
+
+
+@pytest.mark.parametrize("text", ["512X", "512MBB", "512iB", "M", "MB", "1.5G", "-1M", "512\nMB", "512M B"])
+def test_what_is_no_size_stays_none(text: str) -> None:
+    with pytest.raises(PolicyError, match="is not a size"):
+        Limits(memory=text)
+
+
+@pytest.mark.parametrize("text", ["5M", "5minx", "min", "5ss", "5hm", "1h30m", "-5s"])
+def test_what_is_no_time_stays_none(text: str) -> None:
+    with pytest.raises(PolicyError, match="is not a time"):
+        Limits(wall=text)
+
+
+def test_no_network_can_be_asked_for_by_name() -> None:
+    assert Policy(net="none") == Policy(net=[]) == Policy()
+    assert Policy.from_toml('net = "none"').hash == Policy().hash
+
+
 @given(st.integers(1, 8000), st.sampled_from(sorted(values.TIME_UNITS)))
 def test_times_are_kept_in_seconds_and_written_back_alike(number: int, unit: str) -> None:
     seconds = values.time("k", f"{number}{unit}")
@@ -285,6 +317,17 @@ def test_a_limit_is_required_when_written_and_may_be_weaker_as_a_default() -> No
     assert not Policy().required("limits.wall")
 
 
+def test_the_limits_of_a_profile_are_asked_for_and_required_only_where_the_policy_writes_them() -> None:
+    worker = Policy(profile="worker")
+    assert Control.NETWORK_NONE in worker.controls()
+    for control in (Control.LIMITS_MEMORY, Control.LIMITS_CPU_TIME, Control.LIMITS_TASKS):
+        assert worker.controls()[control] == "default"
+        assert not worker.required(control)
+    written = Policy(profile="worker", limits={"memory": "32M"})
+    assert written.required("limits.memory")
+    assert not written.required("limits.cpu_time")
+
+
 def test_an_accepted_control_is_not_required() -> None:
     assert not Policy(limits={"tasks": 5}, accept=["limits.tasks"]).required("limits.tasks")
     assert not Policy(accept=["files"]).required("files")
@@ -296,6 +339,9 @@ def test_each_profile_has_a_file_and_takes_over_what_it_extends() -> None:
     assert set(strict.etc) < set(dev.etc)
     assert (dev.system, dev.env, dev.limits) == (strict.system, strict.env, strict.limits)
     assert strict.limits == Limits(tasks=256, output="10M", files=1024)
+    worker = profile("worker")
+    assert (worker.system, worker.etc, worker.read) == (strict.system, strict.etc, strict.read)
+    assert worker.limits == Limits(memory="64M", cpu_time="1s", tasks=64, output="10M", files=1024)
     assert profile("strict") is strict
 
 
@@ -347,11 +393,13 @@ def test_the_schema_describes_the_forms_that_may_be_written() -> None:
     assert models["Policy"]["additionalProperties"] is False
     number, text = models["Limits"]["properties"]["wall"]["anyOf"]
     assert number["type"] == "number"
-    for good in ("250ms", "30s", "1.5h", "7"):
+    for good in ("250ms", "30s", "1.5h", "7", "5min", "30 seconds"):
         assert re.search(text["pattern"], good)
         assert Limits(wall=good).wall
-    assert not re.search(text["pattern"], "30 s")
-    assert re.search(models["Limits"]["properties"]["output"]["anyOf"][1]["pattern"], "10M")
+    assert not re.search(text["pattern"], "30 parsecs")
+    for good in ("10M", "10MB", "10mib", "10B", "10"):
+        assert re.search(models["Limits"]["properties"]["output"]["anyOf"][1]["pattern"], good)
+        assert Limits(output=good).output
     assert {"type": "string", "minLength": 1} in models["Policy"]["properties"]["workspace"]["anyOf"]
     for clauses in (model.get("properties", {}) for model in models.values()):
         assert all(clause["description"] for clause in clauses.values())

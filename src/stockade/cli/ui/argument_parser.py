@@ -47,14 +47,15 @@ class Parser(argparse.ArgumentParser):
         (file or sys.stdout).write(self.format_help())
 
     def _nearest(self, word: str) -> str:
-        import difflib
-
         from stockade.policy import Policy
+        from stockade.policy.suggestions import closest, for_option
 
         known = [option for action in self._actions for option in action.option_strings]
         clause = word.lstrip("-").replace("-", "_")
         runs = self.prog.partition(" ")[2] in ("run", "shell", "plan")
+        if runs and (written := for_option(word)):
+            return f"{written}; "
         if runs and clause in Policy.__struct_fields__ and word.removesuffix("s") not in known:
             return f"{clause} has no option, but a policy can set it: `{clause} = ...` in stockade.toml; "
-        near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-        return f"did you mean {near[0]}? " if near else ""
+        near = closest(word, known)
+        return f"did you mean {near}? " if near else ""

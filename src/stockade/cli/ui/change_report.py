@@ -32,7 +32,7 @@ def report_lines(
     changes that a continued workspace had before: then only those of this run are listed.
     """
     total = max(count, len(result.changes))
-    kept = bool(result.workspace) and not discarded and result.committed is None
+    kept = bool(result.workspace_id) and not discarded and result.committed is None
     changes: Sequence[Change] = result.changes
     undone = 0
     if earlier is not None and kept and not result.changes_cut:
@@ -42,7 +42,7 @@ def report_lines(
     listed: Sequence[Change | ChangeDetail] = changes
     if unscreened := kept and bool(changes) and (verbose or folds(changes)):
         wanted = None if changes is result.changes else changes
-        found = _details(result.workspace, wanted) if total <= MOST_SCREENED else []
+        found = _details(result.workspace_id, wanted) if total <= MOST_SCREENED else []
         listed, unscreened = found or changes, not found
     yield from change_lines(listed, own, whole=verbose)
     if unscreened:
@@ -70,7 +70,7 @@ def _of_this_run(result: Result, earlier: Mapping[str, Mark]) -> tuple[Sequence[
     from stockade.sandbox.workspace import Workspace
 
     with contextlib.suppress(StockadeError, OSError):
-        now = Workspace.open(result.workspace).marks()
+        now = Workspace.open(result.workspace_id).marks()
         own = [one for one in result.changes if now.get(one.path) != earlier.get(one.path)]
         return own, len(earlier.keys() - now.keys())
     return result.changes, 0
@@ -91,7 +91,7 @@ def _details(workspace: str, wanted: Sequence[Change] | None) -> list[ChangeDeta
 
 def next_steps(result: Result, *, continued: bool) -> Iterator[str]:
     """Yield what to type about changes that are kept; a user who `continued` them knows how to do so."""
-    id, part = result.workspace, " PATH" if result.changes_cut else ""
+    id, part = result.workspace_id, " PATH" if result.changes_cut else ""
     yield f"`stockade diff {id}` {'shows those that are listed' if part else 'shows them'}"
     yield f"`stockade commit {id}{part}` applies {'some' if part else 'them'} to your files"
     yield f"`stockade discard {id}` deletes them"

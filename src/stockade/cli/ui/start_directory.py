@@ -12,7 +12,7 @@ from stockade.errors import PolicyError
 from stockade.linux.path_lookup import covers, look_up
 from stockade.linux.user import Caller
 from stockade.policy import Policy
-from stockade.resolve.paths.policy_paths import expand
+from stockade.policy.values import expand
 
 
 def workspace_above(policy: Policy, caller: Caller) -> str:

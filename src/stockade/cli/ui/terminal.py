@@ -33,7 +33,7 @@ import msgspec
 
 from stockade.gate import client
 from stockade.runs.io.eventloop import READABLE, WRITABLE, Events
-from stockade.runs.io.streams import CHUNK
+from stockade.runs.io.streams import CHUNK, TAIL
 from stockade.runs.supervise import LEFT
 from stockade.sessions.attach.terminal_modes import ABORT, Modes
 
@@ -98,6 +98,7 @@ class UserTerminal:
         self._out = self._reopen(os.O_WRONLY)
         self._behind = 1 in self._apart or not self._in_front()
         self._modes = Modes()
+        self._tail = b""
         self._saved: list[Any] | None = None
         #: When to check again whether a process inside has opened the program's terminal.
         self._vacant: float | None = None
@@ -145,7 +146,7 @@ class UserTerminal:
         os.set_blocking(outer, False)
         self._own.append(writer := os.dup(outer))
         self._channel, self._events, self._outer, self._writer = channel, events, outer, writer
-        self._screen = _Flow(events, outer, self._out, self._modes.see)
+        self._screen = _Flow(events, outer, self._out, self._see)
         self._keys = _Flow(events, self._in, writer, self._watch_for_way_out, lossy=True)
         self._listen()
         self._resize()
@@ -235,6 +236,14 @@ class UserTerminal:
                 return
             self._hear_ctrl_c()
             self.lost = not self._flush(self._until)
+
+    def tail(self) -> bytes:
+        """Return the end of what the program printed."""
+        return self._tail
+
+    def _see(self, data: bytes) -> None:
+        self._modes.see(data)
+        self._tail = (self._tail + data[-TAIL:])[-TAIL:]
 
     def _flush(self, until: float | None) -> bool:
         while self._screen.pending:

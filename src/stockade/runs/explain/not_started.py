@@ -92,6 +92,8 @@ def _not_found(name: str, found: str, program: client.Program, resolved: Resolve
         return verdict(*_nowhere(name, program))
     if not is_shown(found, resolved):
         return verdict(*_hidden(name, found, resolved))
+    if "/" not in name and not which(name, path := program.env.get("PATH", ""), program.cwd)[0]:
+        return verdict(*_not_in_path(found, path))
     line = _first_line(found)
     if line.endswith("\r"):
         return verdict(
@@ -150,6 +152,15 @@ def _nowhere(name: str, program: client.Program) -> tuple[str, str]:
     return (
         "there is no such command inside",
         f"check its name, or install it; inside, PATH is {program.env.get('PATH', '')}",
+    )
+
+
+def _not_in_path(found: str, path: str) -> tuple[str, str]:
+    """Explain a command that the policy shows, but not in a directory that is searched inside."""
+    longer = shlex.quote(f"{path}:{os.path.dirname(found)}".lstrip(":"))
+    return (
+        f"no directory of PATH has it: PATH inside is {path or 'empty'}",
+        f"name it in full: -- {shlex.quote(found)}; or add its directory: --env PATH={longer}",
     )
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from stockade.runs.register.register import RegisterEntry
 
 CHUNK = 1 << 16
+#: How much of the end of what a program prints is kept for hints.
+TAIL = 4096
 #: A program that prints for ever must not fill the disk: output past this is counted, not kept.
 MOST_SPILLED = 4 << 30
 Sink = Callable[[bytes], object]
@@ -101,6 +103,7 @@ class Output:
         self._kept = bytearray()
         self._digest = Sha256Stream()
         self.truncated = False
+        self.tail = b""
 
     def read(self) -> int:
         """Read what is there and return how many bytes it was; 0 at the end, -1 if there is nothing yet."""
@@ -110,6 +113,7 @@ class Output:
             return -1
         if data:
             self._digest.update(data)
+            self.tail = (self.tail + data[-TAIL:])[-TAIL:]
         if self._sink is not None and data:
             self._sink(data)
         if self._spill is not None and data:
@@ -192,6 +196,9 @@ class TerminalHandler(Protocol):
     def end(self) -> None:
         """Note that the run is being ended, so that no further request for that is needed."""
 
+    def tail(self) -> bytes:
+        """Return the end of what the program printed."""
+
     def drop(self) -> None:
         """Show nothing more: only drain the terminal."""
 
@@ -243,6 +250,12 @@ class Streams:
     def content(self, number: int) -> bytes:
         """Return the bytes that were kept of stdout (1) or stderr (2)."""
         return self._outputs[number].content() if number in self._outputs else b""
+
+    def tail(self) -> bytes:
+        """Return the end of what the program printed as an error, or on its terminal."""
+        if 2 in self._outputs:
+            return self._outputs[2].tail
+        return b"" if self.terminal is None else self.terminal.tail()
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of each stream; the output of a terminal is not one."""

@@ -205,6 +205,10 @@ class SharedTerminal:
     def end(self) -> None:
         """Do nothing: the terminal stays as it is while the run is being ended."""
 
+    def tail(self) -> bytes:
+        """Return nothing: a kept shell gets no hints."""
+        return b""
+
     def drop(self) -> None:
         """Do nothing: the clients still see the last output."""
 

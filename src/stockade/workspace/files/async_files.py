@@ -15,6 +15,9 @@ class AsyncFiles:
     def __init__(self, files: Files) -> None:
         self._files = files
 
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._files).removeprefix('<')}"
+
     def close(self) -> None:
         """As `Files.close`."""
         self._files.close()
@@ -32,10 +35,13 @@ class AsyncFiles:
         *,
         mode: int | None = None,
         parents: bool = False,
+        replace: bool = False,
         sync: bool = False,
     ) -> None:
         """As `Files.write`."""
-        await asyncio.to_thread(self._files.write, path, data, mode=mode, parents=parents, sync=sync)
+        await asyncio.to_thread(
+            self._files.write, path, data, mode=mode, parents=parents, replace=replace, sync=sync
+        )
 
     async def append(self, path: Path, data: bytes | str, *, parents: bool = False) -> None:
         """As `Files.append`."""
@@ -84,12 +90,20 @@ class AsyncFiles:
         *,
         mode: int | None = None,
         parents: bool = False,
+        replace: bool = False,
         sync: bool = False,
         limit: int | None = None,
     ) -> int:
         """As `Files.upload`; the source is read in a thread."""
         return await asyncio.to_thread(
-            self._files.upload, source, path, mode=mode, parents=parents, sync=sync, limit=limit
+            self._files.upload,
+            source,
+            path,
+            mode=mode,
+            parents=parents,
+            replace=replace,
+            sync=sync,
+            limit=limit,
         )
 
     async def download(

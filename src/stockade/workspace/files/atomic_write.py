@@ -4,6 +4,10 @@ The content goes to an unnamed file where the file system supports that, so no
 program inside sees a half-written file and a killed supervisor leaves nothing
 behind. A file that cannot be replaced, because it is a mount point or its
 directory is read-only, is written in place, as the program would have to.
+
+Replacing a file needs rights to its directory only. So a file that the program
+could not write is opened in place too, which the kernel refuses with its
+reason, unless the caller asks to replace it.
 """
 
 from __future__ import annotations
@@ -31,10 +35,16 @@ def temporary_name() -> str:
     return f"{UNFINISHED}{os.urandom(8).hex()}"
 
 
+def _may_write(directory: int, name: str) -> bool:
+    """Return whether a file's permission bits and owner let this thread write it."""
+    # Opening it to find out would copy it into the overlay.
+    return os.access(name, os.W_OK, dir_fd=directory, effective_ids=True, follow_symlinks=False)
+
+
 class Sink:
     """A file to write. It owns the descriptor of the directory from now on."""
 
-    def __init__(self, directory: int, name: str, mode: int | None = None) -> None:
+    def __init__(self, directory: int, name: str, mode: int | None = None, *, replace: bool = False) -> None:
         self._directory = directory
         self._name = name
         self._temporary = ""
@@ -50,7 +60,8 @@ class Sink:
                 wrong = errno.EISDIR if stat.S_ISDIR(before.mode) else errno.ENXIO
                 raise OSError(wrong, os.strerror(wrong))
             self._mode = stat.S_IMODE(before.mode) & KEPT_MODE if mode is None else mode
-            self._replaces = not before.mounted and self._try_create()
+            replaceable = not before.mounted and (replace or _may_write(directory, name))
+            self._replaces = replaceable and self._try_create()
             if not self._replaces:
                 self._mode = mode
                 self._open_in_place()

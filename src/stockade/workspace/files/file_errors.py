@@ -5,17 +5,22 @@ from __future__ import annotations
 import errno
 import os
 
-from stockade.errors import DeniedError, LimitError, NotFoundError, PolicyError, SetupError, StockadeError
+from stockade.errors import (
+    DeniedError,
+    DiskFullError,
+    FileError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    NotFoundError,
+    StockadeError,
+)
 
-_MISSING = {
-    errno.ENOENT: "no such file inside",
-    errno.ENOTDIR: "a part of it is not a directory",
-}
 _DENIED = {
     errno.EROFS: ("it is read-only inside", "write into the workspace or /tmp, or grant it with `write`"),
     errno.EACCES: (
         "permission denied",
-        "`chmod` the file or its directory; root has no more rights here than inside",
+        "`chmod` it, or pass `replace=True` to `write`; root has no more rights here than inside",
     ),
     errno.EPERM: ("you may not open or change it", "use a file that the program itself could use"),
     errno.ELOOP: ("a link in the path leads nowhere, or through /proc", "name the file itself"),
@@ -27,31 +32,40 @@ _DENIED = {
     errno.EBUSY: ("it is in use or mounted", "try again, or choose another place"),
     errno.ETXTBSY: ("it is being executed", "replace it with `write` instead of appending to it"),
 }
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_WRONG = {
-    errno.EEXIST: ("it exists already", "remove it first, or allow overwriting it"),
-    errno.EISDIR: ("it is a directory", "name a file in it"),
+_FULL = ("", "remove files that you do not need, or raise limits.disk")
+#: What the kernel says, the error for it, its words (empty: the kernel's own) and the hint.
+_REFUSALS: dict[int, tuple[type[StockadeError], str, str]] = {
+    errno.ENOENT: (NotFoundError, "no such file inside", "`files.list` shows which files exist"),
+    errno.ENOTDIR: (
+        NotADirectoryError,
+        "it is not a directory, or a part of it is not",
+        "`files.info` shows what a path is",
+    ),
+    errno.EISDIR: (IsADirectoryError, "it is a directory", "name a file in it"),
+    errno.EEXIST: (FileExistsError, "it exists already", "remove it first, or allow overwriting it"),
     errno.ENOTEMPTY: (
+        FileError,
         "it is a directory that is not empty",
         "pass `recursive=True` to remove it with everything in it",
     ),
-    errno.EINVAL: ("the path is not valid for this operation", "a directory cannot be moved into itself"),
-    errno.ENAMETOOLONG: ("a name in it is longer than 255 bytes", "choose shorter names"),
+    errno.EINVAL: (
+        FileError,
+        "the path is not valid for this operation",
+        "a directory cannot be moved into itself",
+    ),
+    errno.ENAMETOOLONG: (FileError, "a name in it is longer than 255 bytes", "choose shorter names"),
+    **{code: (DeniedError, *words) for code, words in _DENIED.items()},
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), (DiskFullError, *_FULL)),
 }
 
 
 def refusal(error: OSError, path: str) -> StockadeError:
     """Return the error to raise for a call that the kernel has refused."""
     code = error.errno or 0
-    if code in _MISSING:
-        return NotFoundError(f"{path}: {_MISSING[code]}", hint="`files.list` shows which files exist")
-    if code in _FULL:
-        return LimitError(
-            f"{path}: {os.strerror(code)}", hint="remove files that you do not need, or raise limits.disk"
-        )
-    for table, kind in ((_DENIED, DeniedError), (_WRONG, PolicyError)):
-        if code in table:
-            words, hint = table[code]
-            what = error.strerror if error.strerror != os.strerror(code) else words
-            return kind(f"{path}: {what}", hint=hint)
-    return SetupError(f"{path}: {error.strerror}", stage="files", errno=code)
+    kind, words, hint = _REFUSALS.get(code, (FileError, "", ""))
+    # The caller may know better than the kernel what is wrong.
+    own_words = error.strerror if error.strerror != os.strerror(code) else ""
+    refused = kind(f"{path}: {own_words or words or error.strerror}", hint=hint)
+    assert isinstance(refused, OSError)
+    refused.errno, refused.strerror, refused.filename = code, os.strerror(code), path
+    return refused

@@ -22,10 +22,10 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
 
-from stockade.errors import LimitError, PolicyError, SetupError
+from stockade.errors import LimitError, PolicyError, SetupError, StockadeError
 from stockade.linux.openat2 import (
     AS_INSIDE,
     BENEATH,
@@ -54,9 +54,6 @@ from stockade.workspace.files.sandbox_paths import (
     make_parents,
     outside_error,
 )
-
-if TYPE_CHECKING:
-    from stockade.resolve.resolved import ResolvedPolicy
 
 Path = str | os.PathLike[str]
 
@@ -93,34 +90,9 @@ class Files:
         self._using = 0
         self._closed = False
 
-    @classmethod
-    def from_descriptors(cls, descriptors: tuple[int, ...], resolved: ResolvedPolicy, home: str) -> Files:
-        """Return the files behind a gate's descriptors, which it now owns: the root and the overlay.
-
-        A sandbox without a root of its own has none; only its workspace is accessible.
-        """
-        root, *overlay = descriptors or (None,)
-        workspace = resolved.workspace
-        behind: int | None = overlay[0] if overlay else None
-        writable = True
-        if workspace is not None and workspace.access != "overlay":
-            # Mounts over parts of the host's directory disappear with the sandbox.
-            over = _any_below((grant.path for grant in resolved.grants), workspace.path)
-            kept = resolved.protected or resolved.repositories.kept
-            writable = workspace.access == "write" and not over and not kept
-            if not _any_below(resolved.denied, workspace.path):
-                behind = os.dup(workspace.fd)
-        return cls(
-            Roots(
-                root=root,
-                workspace=behind,
-                path="" if workspace is None else workspace.path,
-                home=home,
-                uid=os.geteuid(),
-                gid=os.getegid(),
-                writable=writable,
-            )
-        )
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<Files of {self._roots.path or self._roots.home or '-'}: {state}>"
 
     def close(self) -> None:
         """Close the descriptors as soon as running calls have ended."""
@@ -170,16 +142,19 @@ class Files:
         *,
         mode: int | None = None,
         parents: bool = False,
+        replace: bool = False,
         sync: bool = False,
     ) -> None:
         """Replace the content of a file atomically: no reader sees a part of it.
 
         An existing file keeps its permission bits unless `mode` is given; its other names (hard links) keep
-        the old content. `parents` creates missing directories, `sync` waits for the disk.
+        the old content. A file that the program inside may not write, by its permission bits or its owner,
+        is refused with a `PermissionError`; with `replace` a new file takes its place. `parents` creates
+        missing directories, `sync` waits for the disk.
         """
         with (
             self._acting(path, writes=True) as place,
-            contextlib.closing(self._sink(place, mode, parents)) as sink,
+            contextlib.closing(self._sink(place, mode, parents, replace)) as sink,
         ):
             sink.write(_encode(data))
             sink.finish(sync=sync)
@@ -265,7 +240,10 @@ class Files:
         return gathered.listing()
 
     def move(self, source: Path, target: Path, *, overwrite: bool = False, parents: bool = False) -> None:
-        """Move a file, directory or link. If it cannot be renamed to the target, it is copied."""
+        """Move a file, directory or link. If it cannot be renamed to the target, it is copied.
+
+        `overwrite` replaces a file at the target, also one that may not be written, as `os.replace` does.
+        """
         with self._acting(source, writes=True) as old:
             directory, name = old.parent()
             with held(directory):
@@ -323,6 +301,7 @@ class Files:
         *,
         mode: int | None = None,
         parents: bool = False,
+        replace: bool = False,
         sync: bool = False,
         limit: int | None = None,
     ) -> int:
@@ -331,7 +310,7 @@ class Files:
             if isinstance(source, str | os.PathLike):
                 source = stack.enter_context(open(source, "rb"))
             with self._acting(path, writes=True) as place:
-                sink = stack.enter_context(contextlib.closing(self._sink(place, mode, parents)))
+                sink = stack.enter_context(contextlib.closing(self._sink(place, mode, parents, replace)))
             count = 0
             while data := source.read(tree_operations.CHUNK):
                 count += len(data)
@@ -366,7 +345,7 @@ class Files:
             with _host_file(os.fspath(target)) as stream:
                 return sum(_write_all(stream, chunk) for chunk in chunks)
 
-    def _sink(self, place: SandboxPath, mode: int | None, parents: bool) -> Sink:
+    def _sink(self, place: SandboxPath, mode: int | None, parents: bool, replace: bool = False) -> Sink:
         """Return the sink for a file's new content; a link is followed to where the file is or would be."""
         mode = None if mode is None else _check_mode(mode)
         if parents:
@@ -377,7 +356,7 @@ class Files:
                 target = os.readlink(name, dir_fd=directory)
             except OSError as error:
                 if error.errno in (errno.EINVAL, errno.ENOENT):
-                    return Sink(directory, name, mode)
+                    return Sink(directory, name, mode, replace=replace)
                 os.close(directory)
                 raise
             with held(directory):
@@ -403,6 +382,8 @@ class Files:
             try:
                 with unprivileged():
                     yield place
+            except StockadeError:
+                raise
             except OSError as error:
                 if place.root == self._roots.root and not self._roots.living():
                     raise ended_error(place.shown) from None
@@ -431,10 +412,6 @@ class Files:
             raise refusal(OSError(errno.EROFS, os.strerror(errno.EROFS)), shown)
         rest = shown[len(roots.path) :].lstrip("/") or "."
         return SandboxPath(shown, roots.workspace, rest, BENEATH | NO_MAGICLINKS)
-
-
-def _any_below(paths: Iterable[str], directory: str) -> bool:
-    return any(path.startswith(f"{directory}/") for path in paths)
 
 
 def _open_file(place: SandboxPath, flags: int = os.O_RDONLY) -> int:
