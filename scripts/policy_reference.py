@@ -24,7 +24,7 @@ from stockade.policy import Limits, Policy, Reuse
 from stockade.policy.compare import RULES
 from stockade.policy.compare import clauses as names
 from stockade.policy.descriptions import CLAUSES, CONTROLS
-from stockade.policy.model import LATER, LATER_BACKENDS, TABLES, limit_text
+from stockade.policy.model import LATER, LATER_BACKENDS, TABLES, WEAKER_BY_DEFAULT, limit_text
 from stockade.policy.profile import profile
 from stockade.policy.values import time_text
 from stockade.runs.evidence import OBSERVED
@@ -125,8 +125,9 @@ BY_HOST = {"_files": "mount namespace, pivot_root, Landlock", "_ipc": "ipc names
 def _without(control: Control, way: Mechanism) -> str:
     if not way.optional:
         return "refused"
-    by_default = "the profile's limit is not kept, and that is said; one you write is refused"
-    refused = by_default if control is Control.LIMITS_TASKS else "refused"
+    kept = "is weaker" if way.weaker else "is not kept"
+    by_default = f"the profile's limit {kept}, and the result says so; one you write is refused"
+    refused = by_default if control in WEAKER_BY_DEFAULT else "refused"
     instead = f" ({way.weaker})" if way.weaker else ""
     return f'{refused}, unless `accept = ["{control}"]`{instead}'
 

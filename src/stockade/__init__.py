@@ -27,116 +27,109 @@ TYPE_CHECKING = False  # importing it from typing takes as long as starting the 
 if TYPE_CHECKING:
     from typing import Any
 
+    from stockade import functions, inside, policy, receipt, result, sandbox, workspace  # noqa: F401
     from stockade.agents.handler import agent
-    from stockade.controls import Control
-    from stockade.functions.executor import SandboxExecutor
-    from stockade.functions.sandboxed_function import sandboxed
-    from stockade.functions.secure_buffer import SecureBuffer
-    from stockade.functions.warm_python import WarmPython
-    from stockade.host import host
-    from stockade.inside.delegate_request import delegate
-    from stockade.policy import Limits, Policy, Reuse, Syscalls, WorkspaceRule
-    from stockade.receipt.statement import Receipt
-    from stockade.receipt.verify import verify
-    from stockade.result import Outcome, Result
-    from stockade.sandbox.async_sandbox import AsyncProcess, AsyncSandbox
-    from stockade.sandbox.confine import confine
-    from stockade.sandbox.pool import Pool
-    from stockade.sandbox.process import Process
-    from stockade.sandbox.sandbox import Sandbox, run
-    from stockade.sandbox.spawner import Spawner
-    from stockade.sandbox.workspace import Workspace
-    from stockade.sessions.background import Background
-    from stockade.sessions.interpreter import Interpreter
-    from stockade.sessions.shell import Shell
+    from stockade.functions import FunctionError, SandboxExecutor, sandboxed
+    from stockade.host import Host
+    from stockade.policy import Policy
+    from stockade.receipt import Receipt, verify
+    from stockade.result import Change, Outcome, Result
+    from stockade.sandbox import (
+        AsyncSandbox,
+        Pool,
+        Sandbox,
+        Spawner,
+        Workspace,
+        confine,
+        run,
+        run_async,
+    )
 
 __all__ = [
-    "AsyncProcess",
     "AsyncSandbox",
-    "Background",
+    "Change",
     "CommandError",
     "ConflictError",
-    "Control",
     "DeniedError",
-    "Interpreter",
+    "FunctionError",
+    "Host",
     "LimitError",
-    "Limits",
     "NotFoundError",
     "Outcome",
     "Policy",
     "PolicyError",
     "Pool",
-    "Process",
     "Receipt",
     "ReceiptError",
     "Result",
-    "Reuse",
     "Sandbox",
     "SandboxExecutor",
-    "SecureBuffer",
     "SetupError",
-    "Shell",
     "Spawner",
     "StockadeError",
-    "Syscalls",
     "TimeoutError",
     "UnsupportedError",
-    "WarmPython",
     "Workspace",
-    "WorkspaceRule",
     "__version__",
     "agent",
     "confine",
-    "delegate",
-    "host",
     "run",
+    "run_async",
     "sandboxed",
     "verify",
 ]
 
 #: Public names and their modules, which load on first use, so that `import stockade` stays cheap.
 _LAZY = {
-    "Control": "stockade.controls",
-    "Limits": "stockade.policy",
-    "Policy": "stockade.policy",
-    "Reuse": "stockade.policy",
-    "Syscalls": "stockade.policy",
-    "WorkspaceRule": "stockade.policy",
-    "AsyncProcess": "stockade.sandbox.async_sandbox",
     "AsyncSandbox": "stockade.sandbox.async_sandbox",
+    "Change": "stockade.result",
+    "FunctionError": "stockade.functions.reply",
+    "Host": "stockade.host.capabilities",
     "Outcome": "stockade.result",
+    "Policy": "stockade.policy.model",
     "Pool": "stockade.sandbox.pool",
-    "Process": "stockade.sandbox.process",
     "Receipt": "stockade.receipt.statement",
     "Result": "stockade.result",
-    "Background": "stockade.sessions.background",
-    "Interpreter": "stockade.sessions.interpreter",
-    "Shell": "stockade.sessions.shell",
-    "Spawner": "stockade.sandbox.spawner",
     "Sandbox": "stockade.sandbox.sandbox",
     "SandboxExecutor": "stockade.functions.executor",
-    "SecureBuffer": "stockade.functions.secure_buffer",
-    "WarmPython": "stockade.functions.warm_python",
+    "Spawner": "stockade.sandbox.spawner",
     "Workspace": "stockade.sandbox.workspace",
     "agent": "stockade.agents.handler",
-    "delegate": "stockade.inside.delegate_request",
     "confine": "stockade.sandbox.confine",
     "run": "stockade.sandbox.sandbox",
+    "run_async": "stockade.sandbox.async_sandbox",
     "sandboxed": "stockade.functions.sandboxed_function",
     "verify": "stockade.receipt.verify",
 }
+#: The packages that have the other names which users write; they load on first use, too.
+_ROOMS = ("functions", "inside", "policy", "receipt", "result", "sandbox", "workspace")
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     import importlib
 
-    if name == "host":
-        return importlib.import_module("stockade.host")
+    if name in _ROOMS:
+        return importlib.import_module(f"stockade.{name}")
     if name not in _LAZY:
-        raise AttributeError(f"module 'stockade' has no attribute {name!r}")
+        meant = _elsewhere(name) if name[:1].isupper() or name == "delegate" else ""
+        raise AttributeError(f"module 'stockade' has no attribute {name!r}{meant}", name=name)
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # otherwise type checkers would believe that every name exists
+    __getattr__ = _load
+
+
+def _elsewhere(name: str) -> str:
+    """Return where a name is that is not at the top."""
+    import importlib
+
+    for room in _ROOMS:
+        if name in importlib.import_module(f"stockade.{room}").__all__:
+            return f"; it is stockade.{room}.{name}"
+    return ""
 
 
 def __dir__() -> list[str]:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
+import stockade
 from stockade.controls import Grade
 from stockade.errors import CommandError, DeniedError, LimitError, SetupError, TimeoutError
 
-if TYPE_CHECKING:
-    from stockade.receipt.statement import Receipt
-    from stockade.workspace.commit import Commit
-
+__all__ = [
+    "Change",
+    "Enforcement",
+    "Handoff",
+    "LostChange",
+    "Outcome",
+    "Result",
+    "SpillFile",
+    "Usage",
+]
 
 #: How many characters of a value an error or a prompt shows.
 SHORT = 200
@@ -98,11 +105,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     changes: Sequence[Change] = ()
     #: Why `changes` is incomplete; empty if it is not. A program can make more changes than fit in memory.
     changes_cut: str = ""
-    workspace: str = ""
+    #: The workspace that keeps the changes, for `Workspace.open` and `resume=`. In JSON: `workspace`.
+    workspace_id: str = msgspec.field(default="", name="workspace")
     #: Changes that could not be saved: with `limits.disk` they stay in memory until the sandbox ends.
     lost: tuple[LostChange, ...] = ()
     #: With `on_exit="commit"`: what was committed, or why nothing was.
-    committed: Commit | None = None
+    committed: stockade.workspace.Commit | None = None
     commit_error: str = ""
     #: Files that the program left where it could write for real, and that tools of the host run or obey.
     handoffs: tuple[Handoff, ...] = ()
@@ -110,7 +118,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     plan: str = ""
     #: The signed record of what was enforced and how the run ended.
-    receipt: Receipt | None = None
+    receipt: stockade.Receipt | None = None
 
     @property
     def ok(self) -> bool:
@@ -121,6 +129,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """Standard output as text; bytes that are not UTF-8 are replaced."""
         return self.stdout.decode("utf-8", "replace")
+
+    @property
+    def stderr_text(self) -> str:
+        """Standard error as text; bytes that are not UTF-8 are replaced."""
+        return self.stderr.decode("utf-8", "replace")
 
     def __repr__(self) -> str:
         """Show the fields that matter at a prompt; the others are attributes."""

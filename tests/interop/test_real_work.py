@@ -42,7 +42,7 @@ def done(result: Result) -> Result:
 
 def taken_over(result: Result) -> None:
     """Commit what it changed."""
-    assert Workspace.open(done(result).workspace).commit(allow_exec_config=True).held == ()
+    assert Workspace.open(done(result).workspace_id).commit(allow_exec_config=True).held == ()
 
 
 def test_git_submodules_are_added_updated_and_cloned(workspace: Path) -> None:

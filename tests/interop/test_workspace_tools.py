@@ -61,7 +61,7 @@ def inside(place: Path, script: str) -> None:
     policy = Policy(workspace=str(place), protect=[], env=ENVIRONMENT)
     result = stockade.run(["sh", "-ec", script], policy, timeout=90)
     assert result.ok, result.stderr
-    assert Workspace.open(result.workspace).commit(allow_exec_config=True).held == ()
+    assert Workspace.open(result.workspace_id).commit(allow_exec_config=True).held == ()
 
 
 def twin(place: Path) -> Path:

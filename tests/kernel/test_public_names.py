@@ -13,48 +13,59 @@ import pytest
 import stockade
 
 NAMES = [
-    "AsyncProcess",
     "AsyncSandbox",
-    "Background",
+    "Change",
     "CommandError",
     "ConflictError",
-    "Control",
     "DeniedError",
-    "Interpreter",
+    "FunctionError",
+    "Host",
     "LimitError",
-    "Limits",
     "NotFoundError",
     "Outcome",
     "Policy",
     "PolicyError",
     "Pool",
-    "Process",
     "Receipt",
     "ReceiptError",
     "Result",
-    "Reuse",
     "Sandbox",
     "SandboxExecutor",
-    "SecureBuffer",
     "SetupError",
-    "Shell",
     "Spawner",
     "StockadeError",
-    "Syscalls",
     "TimeoutError",
     "UnsupportedError",
-    "WarmPython",
     "Workspace",
-    "WorkspaceRule",
     "__version__",
     "agent",
     "confine",
-    "delegate",
-    "host",
     "run",
+    "run_async",
     "sandboxed",
     "verify",
 ]
+#: What calls return and what only some users need, by the package where one would look for it.
+ELSEWHERE = {
+    "functions": ["AsyncStream", "FunctionError", "SecureBuffer", "Stream", "WarmPython", "sandboxed"],
+    "inside": ["delegate"],
+    "policy": ["Control", "Limits", "Policy", "Reuse", "Syscalls", "WorkspaceRule"],
+    "receipt": ["Receipt", "Who", "public_key", "verify"],
+    "result": ["Change", "Enforcement", "Handoff", "LostChange", "Outcome", "Result", "SpillFile", "Usage"],
+    "sandbox": [
+        "AsyncBackground",
+        "AsyncInterpreter",
+        "AsyncProcess",
+        "AsyncShell",
+        "Background",
+        "CodeResult",
+        "Interpreter",
+        "Process",
+        "RunOptions",
+        "Shell",
+    ],
+    "workspace": ["AsyncFiles", "Commit", "Diff", "FileDiff", "FileInfo", "Files", "Snapshot"],
+}
 HEAVY = (
     "argparse",
     "asyncio",
@@ -83,6 +94,29 @@ def test_every_public_name_is_there(name: str) -> None:
 def test_every_public_name_says_what_it_is(name: str) -> None:
     value = getattr(stockade, name)
     assert value.__doc__ and not value.__doc__.startswith("str(")
+
+
+@pytest.mark.parametrize(
+    ("room", "name"), [(room, name) for room, names in ELSEWHERE.items() for name in names]
+)
+def test_what_calls_return_is_where_one_would_look(room: str, name: str) -> None:
+    module = importlib.import_module(f"stockade.{room}")
+    assert name in module.__all__ and getattr(module, name).__doc__
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("Limits", "policy.Limits"), ("WarmPython", "functions.WarmPython"), ("delegate", "inside.delegate")],
+)
+def test_a_name_that_is_not_at_the_top_says_where_it_is(name: str, place: str) -> None:
+    with pytest.raises(AttributeError, match=f"it is stockade.{place}$"):
+        getattr(stockade, name)
+
+
+def test_the_packages_with_the_other_names_need_no_import_of_their_own() -> None:
+    script = "import stockade; print(*(getattr(stockade, name).__name__ for name in stockade._ROOMS))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [f"stockade.{name}" for name in sorted(ELSEWHERE)]
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
@@ -125,6 +159,7 @@ def test_every_error_is_a_stockade_error_with_a_hint() -> None:
         "stockade.agents.handler",
         "stockade.receipt.statement",
         "stockade.receipt.verify",
+        "stockade.receipt.keys",
         "stockade.functions.executor",
         "stockade.functions.sandboxed_function",
         "stockade.functions.secure_buffer",

@@ -48,6 +48,22 @@ def sleeper() -> None:
     time.sleep(600)
 
 
+@stockade.agent("patient", timeout=None)
+def patient(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@stockade.agent("hurried", timeout=0.5)
+def hurried() -> None:
+    time.sleep(600)
+
+
+@stockade.agent("dripping")
+def dripping() -> Iterator[int]:
+    yield 1
+    time.sleep(600)
+
+
 @stockade.agent("failing")
 def failing(path: str) -> str:
     with open(path, "r+b") as file:

@@ -14,8 +14,8 @@ def worked(place: Path, script: str, *words: str, **clauses: object) -> Workspac
     """A workspace in which a program has run; nothing is protected unless the clauses say so."""
     policy = Policy(workspace=str(place), **{"protect": [], **clauses})  # type: ignore[arg-type]
     result = stockade.run(["sh", "-ec", script, "sh", *words], policy, timeout=60)
-    assert result.ok and result.workspace, result.stderr
-    return Workspace.open(result.workspace)
+    assert result.ok and result.workspace_id, result.stderr
+    return Workspace.open(result.workspace_id)
 
 
 def by_hand(workspace: Workspace) -> None:

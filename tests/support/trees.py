@@ -56,5 +56,5 @@ def changed(workspace: Path, script: str, *words: str, python: bool = False) -> 
     command = [PYTHON, "-c", script] if python else ["sh", "-c", script, "sh"]
     result = stockade.run([*command, *words], Policy(workspace=str(workspace)), timeout=60)
     assert result.ok, result.stderr
-    assert result.workspace, "nothing was changed"
-    return Workspace.open(result.workspace)
+    assert result.workspace_id, "nothing was changed"
+    return Workspace.open(result.workspace_id)

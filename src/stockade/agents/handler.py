@@ -12,10 +12,11 @@ import inspect
 import time
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
+import stockade
 from stockade import state
 from stockade.agents import policies, registry
 from stockade.errors import PolicyError
@@ -25,6 +26,8 @@ from stockade.receipt.statement import Who
 P = ParamSpec("P")
 R = TypeVar("R")
 
+#: How many seconds a call may take, if neither the handler nor the agent's policy says.
+TIMEOUT = 30.0
 #: The function behind each agent's name in this process: its module and its qualified name.
 _handlers: dict[str, tuple[str, str]] = {}
 
@@ -85,7 +88,9 @@ class Handler(Generic[P, R]):
         from stockade.functions.sandboxed_function import SandboxedFunction, options
 
         found = policies.policy_for(agent, caller)
-        how = options(found.policy, who={"agent": agent.name, "category": agent.category}, **self._options)
+        default = TIMEOUT if found.policy.limits.wall is None else None
+        given = {"timeout": default, "who": {"agent": agent.name, "category": agent.category}}
+        how = options(found.policy, **given | self._options)
         start = msgspec.structs.replace(how.start, pinned=found.pinned)
         return SandboxedFunction(self.__wrapped__, msgspec.structs.replace(how, start=start))
 
@@ -144,7 +149,9 @@ class _UnsandboxedCall:
         receipt(None)
 
 
-def agent(name: str, *, category: str = "", **options: Any) -> Callable[[Callable[P, R]], Handler[P, R]]:
+def agent(
+    name: str, *, category: str = "", **options: Unpack[stockade.functions.CallOptions]
+) -> Callable[[Callable[P, R]], Handler[P, R]]:
     """Decorate a function so that each call runs in a sandbox under the policy of the named agent.
 
     >>> import stockade
@@ -157,6 +164,10 @@ def agent(name: str, *, category: str = "", **options: Any) -> Callable[[Callabl
     The registry and the layers decide the policy of the agent or of its category; `stockade agents` lists
     the agents. Only `stockade agents disable NAME --reason ...` lets the calls run without a sandbox, and
     their receipts say so. `options` are those of `sandboxed`, except `policy` and `who`.
+
+    A call that takes longer than `timeout` seconds is ended and raises a `TimeoutError`. Without `timeout`,
+    the agent's policy decides by `limits.wall`; if that says nothing either, a call has 30 seconds. With
+    `timeout=None` only the policy limits it. A call without a sandbox has no time limit.
     """
     for taken in ("policy", "who"):
         if taken in options:
@@ -164,4 +175,4 @@ def agent(name: str, *, category: str = "", **options: Any) -> Callable[[Callabl
                 f"{taken}: the registry decides it by the agent's name",
                 hint=f"stockade agents add {name} ...",
             )
-    return lambda function: Handler(function, name, category, options)
+    return lambda function: Handler(function, name, category, {**options})

@@ -98,8 +98,7 @@ def add(home: str, name: str, category: str = "", policy: str = "", reason: str 
 
     The content that the file `policy` has now is pinned: if the file changes later, calls are refused.
     """
-    from stockade.resolve.config_files import read_file
-    from stockade.resolve.discovery import load
+    from stockade.policy.toml import load, read_file
 
     path = hash = ""
     if category:

@@ -150,6 +150,8 @@ class NativeInputs(msgspec.Struct, frozen=True):
     links: tuple[tuple[str, str], ...] = ()
     #: The granted directories that are shown without the mounts below them.
     alone: tuple[str, ...] = ()
+    #: The content of /etc/gitconfig; empty for none.
+    gitconfig: bytes = b""
 
 
 def inputs(given: PlanInputs) -> NativeInputs:
@@ -197,6 +199,7 @@ def inputs(given: PlanInputs) -> NativeInputs:
         image=resolved.needs_image,
         groups=given.groups,
         links=tuple(sorted(resolved.links.items())),
+        gitconfig=resolved.gitconfig,
         alone=tuple(grant.path for grant in grants if grant.alone),
     )
 
@@ -522,6 +525,7 @@ def etc_files(given: NativeInputs) -> dict[str, bytes]:
         # No server listens there: a lookup fails at once instead of waiting.
         "/etc/resolv.conf": b"nameserver 127.0.0.1\noptions timeout:1 attempts:1\n",
         "/etc/nsswitch.conf": b"passwd: files\ngroup: files\nhosts: files dns\n",
+        **({"/etc/gitconfig": given.gitconfig} if given.gitconfig else {}),
     }
 
 

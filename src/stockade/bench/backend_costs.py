@@ -33,7 +33,7 @@ def usable() -> dict[str, Contender]:
     from stockade.backends.selection import select
     from stockade.errors import UnsupportedError
 
-    machine = stockade.host()
+    machine = stockade.Host.current()
     found = {}
     for name in backends.BACKENDS:
         offers = backends.load(name).offers(machine)

@@ -116,15 +116,17 @@ class Contender(msgspec.Struct, frozen=True):
 
             return int(sandlock.Sandbox(**self._sandlock_options()).run_interactive(list(command)))
         if self.name == OURS:
-            import stockade
+            from stockade.sandbox.sandbox import RunExtras, run_once
 
-            result = stockade.run(
+            result = run_once(
                 command,
                 self.policy(),
-                stdin=0,
-                on_stdout=functools.partial(os.write, 1),
-                on_stderr=functools.partial(os.write, 2),
-                on_exit="discard",
+                {
+                    "on_stdout": functools.partial(os.write, 1),
+                    "on_stderr": functools.partial(os.write, 2),
+                    "on_exit": "discard",
+                },
+                RunExtras(stdin=0),
             )
             return result.exit_code
         os.execv([*self.flags, *command][0], [*self.flags, *command])

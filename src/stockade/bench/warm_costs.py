@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.util import find_spec
 
-from stockade import WarmPython
 from stockade.bench.measure import Figure, Section, TimingSample, burst, interleaved, peers, ratio, timing
+from stockade.functions import WarmPython
 
 PRINT, NUMPY = "print(1)", "import numpy; print(numpy.arange(3).sum())"
 #: What a bare interpreter runs in comparison.

@@ -89,7 +89,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _open_streams()
         try:
-            return _dispatch(sys.argv[1:] if argv is None else argv)
+            if argv is None:
+                return _dispatch(sys.argv[1:], own_process=True)
+            return _dispatch(argv)
         finally:
             sys.stdout.flush()
     except StockadeError as error:
@@ -129,7 +131,7 @@ def _open_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", errors="replace", closefd=False)
 
 
-def _dispatch(args: list[str]) -> int:
+def _dispatch(args: list[str], *, own_process: bool = False) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -142,6 +144,10 @@ def _dispatch(args: list[str]) -> int:
         output.error(f"unknown command {args[0]!r}", hint=nearest_command(args[0], args[1:]))
         return 2
     _load_msgspec()
+    if own_process:
+        from stockade.linux.user import Caller
+
+        Caller.from_python = False
     module = importlib.import_module(COMMANDS[args[0]][0])
     return int(module.main(args[1:]))
 

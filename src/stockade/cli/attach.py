@@ -118,14 +118,16 @@ def keep(args: argparse.Namespace, commands: list[list[str]]) -> int:
     from stockade.sandbox import attach_daemon
 
     workspace = run.continued_workspace(args)
-    found = run.discover_policy(args)
+    found = run.discover_policy(args, *run.user_and_state())
     wanted = attach_daemon.AttachRequest(
         policy=found.policy,
         pinned=found.pinned,
         commands=commands,
-        workspace=workspace,
+        cwd=run.start_directory(args, found),
+        resume=workspace,
         discard=args.on_exit == "discard",
         snapshot=args.snapshot,
+        name=args.name,
         who=run.who_asks(args),
         timeout=run.seconds(args.timeout),
     )
@@ -329,7 +331,7 @@ class _Visit:
         result = Result(
             outcome=Outcome(ending.outcome), exit_code=ending.exit_code, signal=ending.signal,
             reason=ending.reason, hint=ending.hint, controls=ending.controls, changes=ending.changes,
-            changes_cut=ending.changes_cut, workspace=ending.workspace, lost=ending.lost,
+            changes_cut=ending.changes_cut, workspace_id=ending.workspace, lost=ending.lost,
             handoffs=ending.handoffs, warnings=ending.warnings,
         )  # fmt: skip
         if result.signal != signal.SIGINT:

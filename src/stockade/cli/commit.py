@@ -102,7 +102,8 @@ def _commit(args: argparse.Namespace, words: list[str]) -> int:
     if args.json:
         import msgspec
 
-        print_json({"ok": not done.held, **msgspec.structs.asdict(done)})
+        plain = msgspec.structs.asdict(done)
+        print_json({"ok": not done.held, "workspace": plain.pop("workspace_id"), **plain})
     else:
         _report(done, workspace)
     return 1 if done.held else 0
@@ -140,7 +141,7 @@ def advice(done: Commit) -> None:
     """Print what a commit left out or altered, and what to do about it."""
     for note in done.notes:
         output.say(f"{output.name(note.path)}: {output.name(note.what)}")
-    id = done.workspace
+    id = done.workspace_id
     if any(held.reason == "executes" for held in done.held):
         output.say(f"read those, then: stockade commit {id} --allow-exec-config, or --allow PATTERN for some")
     if any(held.reason == "repository" for held in done.held):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import shutil
@@ -12,13 +13,14 @@ from typing import NamedTuple
 from stockade.cli.ui import output
 from stockade.cli.ui.argument_parser import Parser
 from stockade.cli.ui.project_kinds import ProjectKind, kinds, place
-from stockade.errors import NotFoundError, PolicyError
+from stockade.errors import NotFoundError, PolicyError, StockadeError
 from stockade.linux.user import Caller
 from stockade.policy.profile import profile
 from stockade.policy.toml import SECTION
 from stockade.policy.values import literal, render
 from stockade.resolve.config_files import NAMES
-from stockade.resolve.discovery import read_project
+from stockade.resolve.discovery import discover, read_project
+from stockade.state import state_dir
 
 #: Files in which projects keep secrets that no test should need. These at any depth, even if created later,
 DEEP = (".env", ".env.*local", ".env.production", ".env.staging")
@@ -61,6 +63,7 @@ def main(argv: list[str]) -> int:
         print(output.clean(text) if sys.stdout.isatty() else text, end="")
         return 0
     _write(directory, text, force=args.force)
+    _trust(directory)
     for line in _next(draft, directory):
         output.say(line)
     return 0
@@ -132,7 +135,7 @@ def policy_text(draft: PolicyDraft) -> str:
         *_files(draft),
         *_environment(draft),
         "[workspace]",
-        'path = "."                 # the directory of this file',
+        'path = "."                 # the directory of this file; commands start where you are in it',
         '# mode = "ro"              # commands cannot change anything in it',
         "",
         "[limits]",
@@ -206,6 +209,22 @@ def _write(directory: str, text: str, *, force: bool) -> None:
             file.write(text)
     except FileExistsError:
         raise PolicyError(f"{path} exists already", hint="`stockade init --force` replaces it") from None
+
+
+def _trust(directory: str) -> None:
+    """Trust the new file if it stays within the user's own policy.
+
+    The user has asked for it, and trust lets it apply in every directory of the project.
+    """
+    from stockade.resolve import trust
+
+    caller = Caller.current()
+    with contextlib.suppress(StockadeError, OSError):
+        discover(directory, caller.environ, caller.home, workspace=directory)
+        project = read_project(directory, only=NAMES[0])
+        assert project is not None
+        found = project.lookups(caller.home, caller.cwd, caller.environ)
+        trust.record(project, found, state_dir(caller.environ, caller.home))
 
 
 def _refuse_second(directory: str, *, force: bool) -> None:

@@ -105,10 +105,12 @@ def _is_kept(ran: RunLogLine, home: str) -> bool:
 
 def _table(found: list[RunLogLine], home: str) -> str:
     when = _today if sys.stdout.isatty() else _when
+    named = any(ran.name for ran in found)
     rows = [
         [
             when(ran.at),
             ran.sandbox or "-",
+            *([output.name(ran.name) or "-"] if named else []),
             _command(ran),
             # Every other outcome implies its exit code.
             f"exited {ran.exit_code}" if ran.outcome == "exited" else ran.outcome,
@@ -118,8 +120,9 @@ def _table(found: list[RunLogLine], home: str) -> str:
         ]
         for ran in found
     ]
-    head = ["BEGAN", "SANDBOX", "COMMAND", "OUTCOME", "TOOK", "CHANGES", "DIRECTORY"]
-    return output.table(rows, head, cut=(2, 6))
+    name = ["NAME"] if named else []
+    head = ["BEGAN", "SANDBOX", *name, "COMMAND", "OUTCOME", "TOOK", "CHANGES", "DIRECTORY"]
+    return output.table(rows, head, cut=(head.index("COMMAND"), len(head) - 1))
 
 
 def _describe(ran: RunLogLine, home: str) -> str:
@@ -129,6 +132,7 @@ def _describe(ran: RunLogLine, home: str) -> str:
         ("command", _command(ran)),
         ("outcome", f"{ran.outcome}, exit code {ran.exit_code}, after {_took(ran.seconds)}"),
         ("sandbox", ran.sandbox),
+        ("name", output.name(ran.name)),
         ("directory", output.name(ran.directory)),
         ("workspace", _changes(ran, home)),
     ]

@@ -23,12 +23,20 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """Print the operations, each with the clause of the policy that it serves."""
-    from stockade.cli.run import command, continued_workspace, discover_policy, parse_arguments, with_location
+    from stockade.cli.run import (
+        command,
+        continued_workspace,
+        discover_policy,
+        parse_arguments,
+        start_directory,
+        user_and_state,
+        with_location,
+    )
 
     args = parse_arguments("plan", argv)
     words = command(args)
     workspace = continued_workspace(args)
-    found = discover_policy(args)
+    found = discover_policy(args, *user_and_state())
     from stockade.host import host
 
     if host().system != "linux":
@@ -39,7 +47,10 @@ def main(argv: list[str]) -> int:
     from stockade.runs.prepare import prepare
 
     try:
-        prepared = prepare(found.policy, pinned=found.pinned, dry=True, command=words, workspace=workspace)
+        start = start_directory(args, found)
+        prepared = prepare(
+            found.policy, pinned=found.pinned, dry=True, command=words, cwd=start, workspace=workspace
+        )
     except PolicyError as error:
         raise with_location(error, found) from None
     try:
@@ -61,7 +72,8 @@ def main(argv: list[str]) -> int:
             return 0
         rows = [[str(number), op.describe(), op.clause] for number, op in enumerate(plan.ops, 1)]
         print(output.table(rows, ["", "operation", "because of"], wrap=(1, 2)))
-        print(f"\nthen execute: {output.name(' '.join(words))}")
+        where = f" in {output.name(start)}" if start else ""
+        print(f"\nthen execute{where}: {output.name(' '.join(words))}")
         for note in (*(network.lines if network else ()), *prepared.resolved.hidden.notes):
             print(output.name(note))
         print(f"backend {plan.backend}, policy {found.policy.hash[:16]}, plan {plan.hash}")

@@ -10,9 +10,10 @@ from stockade.errors import PolicyError
 from stockade.linux.user import Caller
 from stockade.policy import Policy
 from stockade.policy.model import limit_text
+from stockade.policy.toml import load
 from stockade.policy.values import show
 from stockade.resolve.config_files import config_dir
-from stockade.resolve.discovery import PolicySource, discover, load, real_names, with_workspace
+from stockade.resolve.discovery import PolicySource, discover, real_names, with_workspace
 from stockade.resolve.resolution import unfit
 from stockade.state import state_dir
 

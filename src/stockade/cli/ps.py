@@ -48,10 +48,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _table(found: list[SandboxRecord]) -> str:
-    now = datetime.now(UTC)
+    now, named = datetime.now(UTC), any(record.name for record in found)
     rows = [
         [
             record.id,
+            *([output.name(record.name) or "-"] if named else []),
             _age(record.started, now),
             str(record.supervisor),
             output.name(shlex.join(record.command)) or "-",
@@ -59,8 +60,8 @@ def _table(found: list[SandboxRecord]) -> str:
         ]
         for record in found
     ]
-    head = ["ID", "AGE", "PID", "COMMAND", "WORKSPACE"]
-    return output.table(rows, head, cut=(3, 4))
+    head = ["ID", *(["NAME"] if named else []), "AGE", "PID", "COMMAND", "WORKSPACE"]
+    return output.table(rows, head, cut=(len(head) - 2, len(head) - 1))
 
 
 def _age(started: str, now: datetime) -> str:

@@ -1,4 +1,4 @@
-"""`stockade receipts`: list, show, export and cosign the signed records of runs."""
+"""`stockade receipts`: list, show, export, cosign and prune the signed records of runs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,22 @@ def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     if args.action in ("show", "cosign") and not args.id:
         raise PolicyError(f"{args.action} needs an id", hint=f"stockade receipts {args.action} last")
-    if args.action == "list" and args.id:
-        raise PolicyError(f"{args.id!r}: list takes no id", hint=f"stockade receipts show {args.id}")
+    if args.action in ("list", "prune") and args.id:
+        raise PolicyError(f"{args.id!r}: {args.action} takes no id", hint=f"stockade receipts show {args.id}")
     if (args.action == "cosign") != bool(args.key):
         raise PolicyError("cosign and --key go together", hint="stockade receipts cosign ID --key FILE")
+    if (args.action == "prune") != bool(args.older_than):
+        raise PolicyError(
+            "prune and --older-than go together", hint="stockade receipts prune --older-than 30d"
+        )
     caller = Caller.current()
     log = chain.of(state_dir(caller.environ, caller.home))
     if args.action == "list":
         return _list(log, args)
+    if args.action == "prune":
+        from stockade.cli.ui.receipt_pruning import prune
+
+        return prune(log.home, seconds(args.older_than), yes=args.yes, as_json=args.json)
     if args.action == "export" and not args.id:
         return _export(log, args)
     receipt = log.find(args.id)
@@ -52,14 +60,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="stockade receipts",
         description="List the receipts of your runs, the last one at the end; show one; export them as\n"
-        "lines of JSON; or sign one with a second key. `stockade verify` checks them.",
+        "lines of JSON; sign one with a second key; or remove the oldest ones, with what belongs to them.\n"
+        "`stockade verify` checks them.",
         epilog="examples:\n  stockade receipts list --agent coder --since 2h --outcome timed-out\n"
         "  stockade receipts show last\n  stockade receipts export 42 > run.json\n"
-        "  stockade receipts cosign 42 --key second.pem > run.json",
+        "  stockade receipts cosign 42 --key second.pem > run.json\n"
+        "  stockade receipts prune --older-than 30d",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("action", nargs="?", choices=["list", "show", "export", "cosign"], default="list")
+    add("action", nargs="?", choices=["list", "show", "export", "cosign", "prune"], default="list")
     add("id", nargs="?", metavar="ID", help='show, export, cosign: the receipt; "last" is the last one')
     add("--agent", metavar="NAME", help="only runs of this agent")
     add("--outcome", choices=[*map(str, Outcome), RECORDED], help="only runs with this outcome")
@@ -71,7 +81,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--until", metavar="T", help="only runs that began before")
     add("-n", dest="count", type=int, metavar="N", help=f"list: at most the last N (default {NEWEST})")
     add("--key", metavar="FILE", help="cosign: the second private key, PEM")
-    add("--json", action="store_true", help="list, show: print JSON")
+    add("--older-than", metavar="AGE", help="prune: remove what is older: 12h, 30d, 8w")
+    add("--yes", action="store_true", help="prune: do not ask")
+    add("--json", action="store_true", help="list, show, prune: print JSON")
     return output.add_verbosity(parser)
 
 

@@ -151,6 +151,7 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
         help="the directory to work in (default: this one); @ID continues a workspace, @ this directory's",
     )
     add("--mode", choices=("overlay", "rw", "ro"), help="how the workspace appears (default: overlay)")
+    add("--cwd", metavar="DIR", help="start in this directory (default: this one, if the workspace has it)")
     add("--toolchain", metavar="NAME", action="append", help="show the install that a command belongs to")
     add("--no-toolchain", action="store_true", help="show only installs that the policy names")
     add("--backend", metavar="NAME", help="use this backend, or refuse to run")
@@ -172,6 +173,12 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
             ends.add_argument(f"--{word}", dest="on_exit", action="store_const", const=word, help=effect)
         add(
             "--snapshot", action="store_true", help="take a snapshot of the workspace before the command runs"
+        )
+        add(
+            "--name",
+            metavar="NAME",
+            default="",
+            help="a name for the sandbox, shown by `stockade ps`, in logs and in receipts",
         )
         add("--receipt", metavar="FILE", help="write the signed receipt of the run to a file")
         add(
@@ -200,13 +207,35 @@ def continued_workspace(args: argparse.Namespace) -> Workspace | None:
     return found
 
 
-def discover_policy(args: argparse.Namespace) -> PolicySource:
-    """Return the policy for these arguments, and warn about what it lets the program do to the host."""
-    found = _policy_of(args)
+def discover_policy(args: argparse.Namespace, caller: Caller, home: str) -> PolicySource:
+    """Return the policy for these arguments, and warn about what it lets the program do to the host.
+
+    `home` is the state directory.
+    """
+    found = _policy_of(args, caller, home)
     if not (args.quiet or args.json):
         for warning in (*_warnings(found.policy), *_idle_options(args, found.policy)):
             output.say(f"warning: {warning}")
     return found
+
+
+def start_directory(args: argparse.Namespace, found: PolicySource) -> str | None:
+    """Return where the command starts inside: --cwd, or where the user is; None for the workspace itself.
+
+    If a policy file chose a workspace above the user's directory, say so.
+    """
+    from stockade.linux.user import Caller
+
+    caller, rule = Caller.current(), found.policy.workspace
+    if args.cwd is None and (rule is None or rule.path == caller.cwd):
+        return None
+    from stockade.cli.ui.start_directory import inside, workspace_above
+
+    root = workspace_above(found.policy, caller)
+    if root and args.workspace is None and not (args.quiet or args.json):
+        by = f", by {output.name(found.sources[0])}" if len(found.sources) == 1 else ""
+        output.say(f"the workspace is {output.name(root)}{by}")
+    return inside(root, caller.cwd, args.cwd)
 
 
 def _idle_options(args: argparse.Namespace, policy: Policy) -> list[str]:
@@ -242,23 +271,35 @@ def _warnings(policy: Policy) -> list[str]:
     return warnings_before(policy)
 
 
-def _policy_of(args: argparse.Namespace) -> PolicySource:
-    """Return the policy for these arguments, and say so if the run gets no workspace."""
+def user_and_state() -> tuple[Caller, str]:
+    """Return the user who asks and the state directory: found once, for the policy and for the run."""
     from stockade import state
     from stockade.linux.user import Caller
+
+    caller = Caller.current()
+    return caller, state.state_dir(caller.environ, caller.home)
+
+
+def _policy_of(args: argparse.Namespace, caller: Caller, home: str) -> PolicySource:
+    """Return the policy for these arguments, and say so if the run gets no workspace."""
     from stockade.resolve.discovery import discover
     from stockade.resolve.resolution import unfit
 
-    caller = Caller.current()
     workspace = None
-    if args.workspace is None and args.mode is not None:
+    if not caller.cwd:
+        if args.workspace is None and args.policy is None:
+            raise PolicyError(
+                "the current directory was removed",
+                hint="go to one that exists, or name a directory to work in: -w DIRECTORY",
+            )
+    elif args.workspace is None and args.mode is not None:
         workspace = caller.cwd  # --mode asks for a workspace: if this one is unfit, that is an error
     elif args.workspace is None:
-        reason = unfit(caller.cwd, caller, state.state_dir(caller.environ, caller.home))
+        reason = unfit(caller.cwd, caller, home)
         workspace = None if reason else caller.cwd
         if reason and not args.quiet:
             output.say(f"no workspace, but a private home that is deleted when the run ends: {reason}")
-    if args.agent and args.policy is None and (known := _registered_agent(args, caller)) is not None:
+    if args.agent and args.policy is None and (known := _registered_agent(args, home)) is not None:
         from stockade.agents.policies import policy_for
 
         return policy_for(known, caller, flags=_flags(args), workspace=workspace)
@@ -274,14 +315,13 @@ def _policy_of(args: argparse.Namespace) -> PolicySource:
     )
 
 
-def _registered_agent(args: argparse.Namespace, caller: Caller) -> Agent | None:
+def _registered_agent(args: argparse.Namespace, home: str) -> Agent | None:
     """Return the registry's entry of the named agent, and set its category in `args` for the receipt."""
-    from stockade import state
     from stockade.agents import policies, registry
 
     if registry.NAME.fullmatch(args.agent) is None:
         return None
-    found = registry.find(state.state_dir(caller.environ, caller.home), args.agent)
+    found = registry.find(home, args.agent)
     args.category = policies.agreed(found, args.agent, args.category)
     return found
 
@@ -360,7 +400,8 @@ def _run_and_report(
     args: argparse.Namespace, commands: list[list[str]], keep: Callable[[Receipt | None], None]
 ) -> int:
     workspace = continued_workspace(args)
-    found = discover_policy(args)
+    caller, home = user_and_state()
+    found = discover_policy(args, caller, home)
     if args.on_exit in ("keep", "commit") and found.policy.workspace is None:
         raise PolicyError(
             f"--{args.on_exit}: this run has no workspace, so its changes are deleted when it ends",
@@ -368,6 +409,7 @@ def _run_and_report(
         )
     from stockade.sandbox import sandbox
 
+    start = start_directory(args, found)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _cancel)
     quiet = args.quiet or args.json
@@ -383,21 +425,29 @@ def _run_and_report(
     for words in commands:
         terminal = _terminal(until) if at_terminal and sinks else None
         try:
-            result = sandbox.run(
+            result = sandbox.run_once(
                 words,
                 found.policy,
-                timeout=timeout,
-                stdin=stdin,
-                on_stdout=sinks and sinks[0],
-                on_stderr=sinks and sinks[1],
-                on_exit=args.on_exit or "keep",
-                workspace=workspace,
-                snapshot=args.snapshot,
-                who=who_asks(args),
-                keep_output=bool(args.json),
-                pinned=found.pinned,
-                cancelled_by=(KeyboardInterrupt,),
-                terminal=terminal,
+                {
+                    "cwd": start,
+                    "timeout": timeout,
+                    "on_stdout": sinks and sinks[0],
+                    "on_stderr": sinks and sinks[1],
+                    "on_exit": args.on_exit or "keep",
+                    "resume": workspace,
+                    "snapshot": args.snapshot,
+                    "name": args.name,
+                    "who": who_asks(args),
+                },
+                sandbox.RunExtras(
+                    stdin=stdin,
+                    keep_output=bool(args.json),
+                    pinned=found.pinned,
+                    cancelled_by=(KeyboardInterrupt,),
+                    terminal=terminal,
+                    caller=caller,
+                    state=home,
+                ),
             )
         except PolicyError as error:
             raise with_location(error, found) from None
@@ -577,7 +627,7 @@ def report(result: Result, *, verbose: bool, discarded: bool, count: int = 0) ->
             ("commit", f"applies {'some' if part else 'them'} to your files"),
             ("discard", "deletes them"),
         ):
-            output.say(f"`stockade {word} {result.workspace}{part if word == 'commit' else ''}` {effect}")
+            output.say(f"`stockade {word} {result.workspace_id}{part if word == 'commit' else ''}` {effect}")
     if verbose:
         for name, kept in result.controls.items():
             output.say(f"{name}: {kept.mechanism} ({kept.observed})")
@@ -589,6 +639,7 @@ def _plain(result: Result) -> dict[str, Any]:
 
     # Long lists are converted while they are written, piece by piece.
     plain: dict[str, Any] = msgspec.structs.asdict(result)
+    plain["workspace"] = plain.pop("workspace_id")
     for name in ("stdout", "stderr"):
         try:
             plain[name] = getattr(result, name).decode("utf-8")

@@ -10,18 +10,17 @@ from stockade.cli.ui.argument_parser import Parser
 from stockade.cli.ui.formats import many, print_json
 from stockade.errors import PolicyError, ReceiptError
 from stockade.linux.user import Caller
+from stockade.policy.toml import load, read_file
 from stockade.receipt import chain, ed25519, keys
 from stockade.receipt.statement import LARGEST, UNWALLED, Receipt
 from stockade.receipt.verify import (
     ChainCheck,
     check_controls,
-    check_log,
     check_policy,
     nothing_seen,
     signed_by,
+    walk_log,
 )
-from stockade.resolve.config_files import read_file
-from stockade.resolve.discovery import load
 from stockade.state import state_dir
 
 
@@ -30,7 +29,7 @@ def main(argv: list[str]) -> int:
     if not args.receipt and not args.chain:
         raise PolicyError("there is nothing to verify", hint="name a file or an id, or add --chain")
     try:
-        found, right, count = _verify(args)
+        found, right, walk = _verify(args)
     except ReceiptError as error:
         if args.json:
             print_json({"ok": False, "failure": error.failure, "reason": error.message, "hint": error.hint})
@@ -39,12 +38,12 @@ def main(argv: list[str]) -> int:
         return 1
     if args.json:
         about = {} if found is None else _about(found, right)
-        print_json({"ok": True, **about, **({"count": count} if args.chain else {})})
+        print_json({"ok": True, **about, **(_about_chain(walk) if args.chain else {})})
         return 0
     if found is not None:
         _show(found, right)
     if args.chain:
-        print(f"the chain is whole: {many(count, 'receipt')}")
+        _show_chain(walk)
     return 0
 
 
@@ -82,15 +81,15 @@ def build_parser() -> argparse.ArgumentParser:
     return output.add_verbosity(parser)
 
 
-def _verify(args: argparse.Namespace) -> tuple[Receipt | None, set[str], int]:
-    """Return the named receipt, the ids of keys whose signatures are right, and the length of the chain."""
+def _verify(args: argparse.Namespace) -> tuple[Receipt | None, set[str], ChainCheck | None]:
+    """Return the named receipt, the ids of keys whose signatures are right, and the check of the chain."""
     caller = Caller.current()
     log = chain.of(state_dir(caller.environ, caller.home))
     given = {ed25519.key_id(key): key for key in map(_public, args.key or ())}
     known = given or {key.id: key.public for key in keys.known(log.home)}
     # An id comes first: a planted file of that name must not stand in for the log.
     file = args.receipt and not chain.is_id(args.receipt) and os.path.lexists(args.receipt)
-    found, right, count = None, set[str](), 0
+    found, right, walk = None, set[str](), None
     if (args.policy or args.require) and (not args.receipt or (args.chain and file)):
         raise PolicyError(
             "--policy and --require need one receipt", hint="name it: stockade verify FILE|ID ..."
@@ -103,13 +102,13 @@ def _verify(args: argparse.Namespace) -> tuple[Receipt | None, set[str], int]:
         if args.policy:
             check_policy(found, load(args.policy))
         check_controls(found, args.require or ())
-    if args.chain:
-        count = check_log(log, known, every=bool(given)) if log.exists() else 0
-    return found, right, count
+    if args.chain and log.exists():
+        walk = walk_log(log, known, every=bool(given))
+    return found, right, walk
 
 
-def _verify_export(path: str, known: dict[str, bytes], *, every: bool) -> int:
-    """Verify an export, one receipt per line, which may begin anywhere in its chain; return their count."""
+def _verify_export(path: str, known: dict[str, bytes], *, every: bool) -> ChainCheck:
+    """Verify an export, one receipt per line, which may begin anywhere in its chain."""
     walk = ChainCheck(known, whole=False, every=every)
     # O_NONBLOCK: do not wait for a pipe that has no writer.
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -119,7 +118,27 @@ def _verify_export(path: str, known: dict[str, bytes], *, every: bool) -> int:
             walk.step(Receipt.decode(line))
     if not walk.count:
         raise ReceiptError(f"{path} contains no receipt", failure="malformed")
-    return walk.end()
+    walk.end()
+    return walk
+
+
+def _about_chain(walk: ChainCheck | None) -> dict[str, object]:
+    if walk is None or walk.checkpoint is None:
+        return {"count": 0 if walk is None else walk.count}
+    said = walk.checkpoint.predicate
+    about = {"id": walk.checkpoint.id, "key": said.key, "at": said.started}
+    return {"count": walk.count, "checkpoint": {**about, "through": walk.removed_through, "kept": walk.kept}}
+
+
+def _show_chain(walk: ChainCheck | None) -> None:
+    count = many(0 if walk is None else walk.count, "receipt")
+    if walk is None or walk.checkpoint is None:
+        print(f"the chain is whole: {count}")
+        return
+    kept = f", except for {many(walk.kept, 'record')} that others depend on" if walk.kept else ""
+    when = walk.checkpoint.predicate.started[:10]
+    print(f"the chain is whole from receipt {walk.removed_through + 1} on: {count}")
+    print(f"older ones were pruned on {when}, says checkpoint {walk.checkpoint.id}{kept}")
 
 
 def _public(path: str) -> bytes:
@@ -146,6 +165,7 @@ def _show(receipt: Receipt, right: set[str]) -> None:
         ["signed by", signed + (f" (not checked: {unchecked})" if unchecked else "")],
         ["run", f"{said.ending.outcome}, exit code {said.ending.exit_code}, {said.started[:19]}Z"],
         ["program", output.name(said.command.program) or "-"],
+        *([["name", output.name(said.name)]] if said.name else []),
         *([name, output.name(text)] for name in ("agent", "category", "action", "words")
           if (text := getattr(said.who, name))),
         ["policy", said.policy[:16]],

@@ -65,11 +65,11 @@ names["main"](sources, codes, public, text)
 class FunctionChannel:
     """One call. `values` are the function's values so far, `last` is its last record: (kind, content)."""
 
-    def __init__(self, request: bytes, largest: int, *, streams: bool = False) -> None:
+    def __init__(self, request: bytes, max_result: int, *, streams: bool = False) -> None:
         self._streams = streams
         self._agreement = channel_crypto.KeyAgreement()
         self._text = packing.worker_text(self._agreement.public)
-        self._request, self._largest = request, largest
+        self._request, self._max_result = request, max_result
         self._opener: channel_crypto.Unsealer | None = None
         self._hello = b""
         self._outgoing: Iterator[bytes] = iter([b"%09d" % len(self._text) + self._text])
@@ -212,7 +212,7 @@ class FunctionChannel:
             self._request = b""
             if self._asks not in self._watched:
                 self._watch(self._asks, WRITABLE)
-        for kind, content in self._opener.feed(data, self._largest, MOST_ERROR):
+        for kind, content in self._opener.feed(data, self._max_result, MOST_ERROR):
             if self.last is not None:
                 return  # ignore everything after the last record
             if kind == b"B" and not self.begun and not content:

@@ -7,21 +7,19 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+import stockade
 from stockade.functions.channel import FunctionChannel
 from stockade.functions.reply import FunctionError, WorkerDiedError
-from stockade.functions.sandboxed_function import LARGEST, Call, Options, Results, make_call, options
+from stockade.functions.sandboxed_function import MAX_RESULT, Call, Options, make_call, options
 from stockade.functions.worker_start import OnExit
 from stockade.policy import Policy
+from stockade.receipt.statement import Who
 from stockade.runs.io.streams import Sink
 from stockade.runs.supervise import GRACE
-
-if TYPE_CHECKING:
-    from stockade.functions.warm_python import WarmPython
-    from stockade.receipt.statement import Who
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,22 +51,23 @@ class SandboxExecutor(Executor):
         initargs: tuple[Any, ...] = (),
         timeout: float | None = None,
         grace: float = GRACE,
-        results: Results = "plain",
+        trust_results: bool = False,
         types: Iterable[type] = (),
-        largest: int | str = LARGEST,
+        max_result: int | str = MAX_RESULT,
         executable: str = "",
         on_exit: OnExit = "keep",
         who: Who | Mapping[str, str] | None = None,
         on_stdout: Sink | None = None,
         on_stderr: Sink | None = None,
-        warm: WarmPython | None = None,
+        warm: stockade.functions.WarmPython | None = None,
     ) -> None:
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
         self._how = options(
-            policy, timeout=timeout, grace=grace, results=results, types=types, largest=largest,
-            executable=executable, on_exit=on_exit, who=who, on_stdout=on_stdout, on_stderr=on_stderr,
-            warm=warm, initializer=None if initializer is None else (initializer, tuple(initargs)),
+            policy, timeout=timeout, grace=grace, trust_results=trust_results, types=types,
+            max_result=max_result, executable=executable, on_exit=on_exit, who=who, on_stdout=on_stdout,
+            on_stderr=on_stderr, warm=warm,
+            initializer=None if initializer is None else (initializer, tuple(initargs)),
         )  # fmt: skip
         self.policy = self._how.start.policy
         self._threads = ThreadPoolExecutor(_cores(max_workers), thread_name_prefix="stockade")

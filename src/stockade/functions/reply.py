@@ -3,7 +3,7 @@
 The gate and the kernel say how the run ended; the worker's answer counts only
 if its interpreter ended by itself and properly. The answer is still that of
 untrusted code: a value is plain data, an exception is a builtin one or one that
-the caller has declared_types, and any other exception is described in text.
+the caller has declared, and any other exception is described in text.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import msgspec
 
 from stockade.errors import CommandError, LimitError, SetupError, StockadeError, one_line
 from stockade.functions.channel import MOST_ERROR, FunctionChannel
-from stockade.inside import codec
+from stockade.inside.encoder import NotPlainDataError
 from stockade.policy.values import size_text
 from stockade.result import Outcome, Result
+from stockade.runs.decoder import Decoder, is_enum, is_namedtuple
 
 #: Exceptions that would control the caller; no function inside may raise them outside.
 NEVER = (StopIteration, StopAsyncIteration, BaseExceptionGroup)
@@ -58,32 +59,48 @@ class RemoteError(Exception):
 class ReturnTypes(msgspec.Struct, frozen=True, kw_only=True):
     """What may come back: `types` are the classes that a reply may contain, by module and name."""
 
-    results: str
-    largest: int
+    trust: bool
+    max_result: int
     types: dict[str, type]
 
 
 def declared_types(function: Callable[..., Any], also: Iterable[type]) -> dict[str, type]:
-    """Return the dataclasses in a function's return annotation, and the types in `also`."""
-    found: dict[str, type] = {}
-    hints: list[Any] = list(also)
+    """Return the classes that may come back from a function, by the worker's names for them.
+
+    Those are the dataclasses, namedtuples and enums in its return annotation and in `also`, exceptions in
+    `also`, and the namedtuples and enums of its own module, which execute nothing when they are made.
+    """
+    found = {name_of(kind): kind for kind in _module_types(function)}
+    hints, seen = list[Any](also), set[type]()
     with contextlib.suppress(Exception):  # annotations may be anything, and need not resolve
         hints.append(typing.get_type_hints(function).get("return"))
     while hints:
         hint = hints.pop()
         hints += typing.get_args(hint)
         hint = typing.get_origin(hint) or hint
-        if not isinstance(hint, type) or name_of(hint) in found:
+        if not isinstance(hint, type) or hint in seen:
             continue
-        if dataclasses.is_dataclass(hint):
+        seen.add(hint)
+        if dataclasses.is_dataclass(hint) or is_namedtuple(hint):
             found[name_of(hint)] = hint
             try:
                 hints += typing.get_type_hints(hint).values()
             except Exception:
-                hints += [field.type for field in dataclasses.fields(hint)]
-        elif issubclass(hint, Exception):
+                hints += getattr(hint, "__annotations__", {}).values()
+        elif is_enum(hint) or issubclass(hint, Exception):
             found[name_of(hint)] = hint
     return found
+
+
+def _module_types(function: Callable[..., Any]) -> Iterable[type]:
+    """Return the namedtuples and enums among a function's globals."""
+    names = getattr(getattr(function, "__func__", function), "__globals__", {})
+    return [value for value in list(names.values()) if isinstance(value, type) and _is_inert(value)]
+
+
+def _is_inert(kind: type) -> bool:
+    """Whether making a value executes nothing: what derives from a namedtuple may have a constructor."""
+    return is_enum(kind) or (is_namedtuple(kind) and tuple in kind.__bases__)
 
 
 def name_of(kind: type) -> str:
@@ -95,19 +112,18 @@ class ReplyBudget:
     """The memory left for the values of one call: for each value, or with `shared` for all together."""
 
     def __init__(self, taken: ReturnTypes, *, shared: bool) -> None:
-        self._taken, self._shared, self._room = taken, shared, taken.largest
-        self._records = {name: kind for name, kind in taken.types.items() if dataclasses.is_dataclass(kind)}
+        self._taken, self._shared, self._room = taken, shared, taken.max_result
 
     def value(self, content: bytearray) -> Any:
-        """Decode a value, or raise why it is refused. With results="pickle" this can execute any code."""
-        if self._taken.results == "pickle":
+        """Decode a value, or raise why it is refused. With `trust_results` this can execute any code."""
+        if self._taken.trust:
             return pickle.loads(content)
-        decoder = codec.Decoder(content, self._room, self._records)
+        decoder = Decoder(content, self._room, self._taken.types)
         try:
             value = decoder.whole()
         except OverflowError:
-            raise too_large(self._taken.largest) from None
-        except codec.NotPlainDataError as error:
+            raise too_large(self._taken.max_result) from None
+        except NotPlainDataError as error:
             raise FunctionError(
                 f"Stockade refused the function's result: {visible(str(error))}"
             ) from error.__cause__
@@ -130,17 +146,17 @@ class ReplyBudget:
         raise error
 
 
-def too_large(largest: int) -> LimitError:
-    """Return the error for a result that takes more than `largest`."""
+def too_large(max_result: int) -> LimitError:
+    """Return the error for a result that takes more than `max_result`."""
     return LimitError(
-        f'the result takes more than largest = "{size_text(largest)}"',
-        hint="let the function return less or write a file, or raise `largest`",
+        f'the result takes more than max_result = "{size_text(max_result)}"',
+        hint="let the function return less or write a file, or raise `max_result`",
     )
 
 
 def _failure(talk: FunctionChannel, result: Result, taken: ReturnTypes) -> Exception | None:
     if talk.too_large:
-        return too_large(taken.largest)
+        return too_large(taken.max_result)
     if talk.refused and result.outcome in (Outcome.EXITED, Outcome.CANCELLED):
         hint = "the Python inside needs libcrypto or `cryptography`" if "OpenSSL" in talk.refused else ""
         return FunctionError(f"Stockade refused the function's answer: {visible(talk.refused)}", hint=hint)
@@ -170,12 +186,12 @@ def raised(content: bytearray, taken: ReturnTypes, *, begun: bool) -> Exception:
     A function that has begun may claim that it has not; that claim is ignored.
     """
     try:
-        record: Any = codec.Decoder(content, MOST_ERROR).whole()
+        record: Any = Decoder(content, MOST_ERROR).whole()
         name, message, text, stage = words = [record[key] for key in ("type", "message", "text", "stage")]
         if not all(isinstance(word, str) for word in words) or not isinstance(record["args"], bytes):
             raise TypeError
-        args: Any = codec.Decoder(record["args"], MOST_ERROR).whole() if record["args"] else None
-    except (codec.NotPlainDataError, OverflowError, TypeError, KeyError):
+        args: Any = Decoder(record["args"], MOST_ERROR).whole() if record["args"] else None
+    except (NotPlainDataError, OverflowError, TypeError, KeyError):
         return FunctionError("Stockade refused the function's answer: it is not a valid exception")
     if begun and stage in BEFORE:
         stage = "function"
@@ -211,11 +227,11 @@ def _described(name: str, message: str, stage: str, taken: ReturnTypes) -> Stock
             hint="install the modules that it needs inside, or import them at the top of its own module",
         )  # fmt: skip
     elif stage == "result" and kind == "OverflowError":
-        error = too_large(taken.largest)
+        error = too_large(taken.max_result)
     elif stage == "result":
         error = FunctionError(
             f"the function's result cannot be sent back: {words}",
-            hint='return plain data, or trust the sandbox with results="pickle"',
+            hint="return plain data (docs/functions.md), or trust the sandbox with trust_results=True",
         )
     else:
         where = "the initializer failed: " if stage == "initializer" else ""

@@ -10,10 +10,22 @@ import os
 import types
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, get_args
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    get_args,
+    overload,
+)
 
 import msgspec
 
+import stockade
 from stockade.errors import PolicyError, SetupError
 from stockade.functions import packing, reply
 from stockade.functions.channel import FunctionChannel
@@ -22,20 +34,18 @@ from stockade.inside.channel_crypto import SealError
 from stockade.policy import Policy
 from stockade.policy.values import size
 from stockade.receipt.account import named
+from stockade.receipt.statement import Who
 from stockade.result import Result
 from stockade.runs.io.eventloop import Events
 from stockade.runs.io.streams import Sink
 from stockade.runs.supervise import GRACE
 
-if TYPE_CHECKING:
-    from stockade.functions.warm_python import WarmPython
-    from stockade.receipt.statement import Who
-
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
-Results = Literal["plain", "pickle"]
+S = TypeVar("S")
 #: How much of the host's memory a result may take.
-LARGEST = 512 << 20
+MAX_RESULT = 512 << 20
 #: From this many bytes on, a result is decoded in a thread and not in the event loop.
 MANY = 1 << 16
 
@@ -47,13 +57,35 @@ class Call(NamedTuple):
     result: Result
 
 
+class CallOptions(TypedDict, total=False):
+    """The keyword arguments that `sandboxed`, `SandboxExecutor` and `agent` share."""
+
+    #: Seconds until the call ends with a `TimeoutError`, and from SIGTERM to SIGKILL then.
+    timeout: float | None
+    grace: float
+    #: Accept any object as a result, by pickle: the function then controls the calling process.
+    trust_results: bool
+    #: Classes that may come back although no annotation names them; exceptions too.
+    types: Iterable[type]
+    #: How much of the caller's memory a result may take.
+    max_result: int | str
+    #: Another Python than the caller's.
+    executable: str
+    on_exit: OnExit
+    who: Who | Mapping[str, str] | None
+    on_stdout: Sink | None
+    on_stderr: Sink | None
+    #: Make each call in a copy of this template.
+    warm: stockade.functions.WarmPython | None
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The options for the calls of one function."""
 
     start: WorkerStarter
-    results: Results = "plain"
+    trust_results: bool = False
     types: tuple[type, ...] = ()
-    largest: int = LARGEST
+    max_result: int = MAX_RESULT
     initializer: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
     #: Whether the one argument is a sequence of arguments for many calls.
     many: bool = False
@@ -67,13 +99,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         function, args = packing.bound(packing.undecorated(function), args)
         streams = not self.many and is_stream(function)
         request = packing.pack(
-            function, args, kwargs, initializer=self.initializer, results=self.results, most=self.largest,
-            many=self.many, streams=streams,
+            function, args, kwargs, initializer=self.initializer, trust=self.trust_results,
+            most=self.max_result, many=self.many, streams=streams,
         )  # fmt: skip
         known = reply.declared_types(function, self.types)
-        taken = reply.ReturnTypes(results=self.results, largest=self.largest, types=known)
+        taken = reply.ReturnTypes(trust=self.trust_results, max_result=self.max_result, types=known)
         try:
-            return FunctionChannel(request, self.largest, streams=streams), taken
+            return FunctionChannel(request, self.max_result, streams=streams), taken
         except SealError as error:
             raise SetupError(f"the function did not run: {error}", stage="channel") from None
 
@@ -83,33 +115,33 @@ def options(
     *,
     timeout: float | None = None,
     grace: float = GRACE,
-    results: Results = "plain",
+    trust_results: bool = False,
     types: Iterable[type] = (),
-    largest: int | str = LARGEST,
+    max_result: int | str = MAX_RESULT,
     executable: str = "",
     on_exit: OnExit = "keep",
     who: Who | Mapping[str, str] | None = None,
     on_stdout: Sink | None = None,
     on_stderr: Sink | None = None,
-    warm: WarmPython | None = None,
+    warm: stockade.functions.WarmPython | None = None,
     initializer: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
 ) -> Options:
     """Validate the caller's options and return them as a value."""
-    if results not in ("plain", "pickle"):
-        raise PolicyError(f"results = {results!r}: is not a known choice", hint='write "plain" or "pickle"')
+    if not isinstance(trust_results, bool):  # a text that means no would be true
+        raise PolicyError(f"trust_results = {trust_results!r}: is not a bool", hint="write True or False")
     if on_exit not in get_args(OnExit):
         # No "commit": a function that raises has not finished, and its changes must not be committed.
         raise PolicyError(f"on_exit = {on_exit!r}: is not a known choice", hint='write "keep" or "discard"')
     if policy is not None and not isinstance(policy, Policy):
         raise PolicyError(
-            f"policy = {policy!r}: is not a Policy", hint="write @sandboxed() or @sandboxed(Policy(...))"
+            f"policy = {policy!r}: is not a Policy", hint="write @sandboxed or @sandboxed(Policy(...))"
         )
     if warm is not None and executable:
         raise PolicyError(
             f"executable = {executable!r}: a WarmPython already has an interpreter",
             hint="leave executable out, or write WarmPython(python=...)",
         )
-    most = size("largest", largest)
+    most = size("max_result", max_result)
     if policy is None:
         policy = Policy() if warm is None else warm.policy
     start = WorkerStarter(
@@ -117,8 +149,9 @@ def options(
         on_exit=on_exit, on_stdout=on_stdout, on_stderr=on_stderr,
     )  # fmt: skip
     return Options(
-        start=start, results=results, types=tuple(types), largest=most or LARGEST, initializer=initializer
-    )
+        start=start, trust_results=trust_results, types=tuple(types), max_result=most or MAX_RESULT,
+        initializer=initializer,
+    )  # fmt: skip
 
 
 def call(
@@ -127,7 +160,7 @@ def call(
     kwargs: Mapping[str, Any] | None = None,
     *,
     policy: Policy | None = None,
-    **how: Any,
+    **how: Unpack[CallOptions],
 ) -> Call:
     """Call a function in its own sandbox. `how` is as for `sandboxed`."""
     return make_call(function, args, kwargs or {}, options(policy, **how))
@@ -139,7 +172,7 @@ def stream(
     kwargs: Mapping[str, Any] | None = None,
     *,
     policy: Policy | None = None,
-    **how: Any,
+    **how: Unpack[CallOptions],
 ) -> Stream:
     """Call a generator function in its own sandbox and return an iterator over what it yields."""
     return Stream(function, args, kwargs or {}, options(policy, **how))
@@ -181,7 +214,7 @@ class _CallState:
     def __init__(self, *, kept: bool) -> None:
         self.value: Any = None
         self.result: Result | None = None
-        self.kept = kept  # the caller keeps all values, so `largest` limits all of them together
+        self.kept = kept  # the caller keeps all values, so `max_result` limits all of them together
         self.talk: FunctionChannel | None = None
 
     def begun(
@@ -438,6 +471,14 @@ class SandboxedFunction(Generic[P, R]):
         self._how = how
         self.policy = how.start.policy
 
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> SandboxedFunction[P, R]: ...
+
+    @overload
+    def __get__(
+        self: SandboxedFunction[Concatenate[S, Q], R], instance: S, owner: Any = None
+    ) -> SandboxedFunction[Q, R]: ...
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
@@ -472,25 +513,35 @@ class SandboxedFunction(Generic[P, R]):
         return f"<sandboxed {self.__wrapped__!r}>"
 
 
+@overload
+def sandboxed(function: Callable[P, R], /, **how: Unpack[CallOptions]) -> SandboxedFunction[P, R]: ...
+
+
+@overload
 def sandboxed(
-    policy: Policy | None = None,
+    policy: Policy | None = None, **how: Unpack[CallOptions]
+) -> Callable[[Callable[P, R]], SandboxedFunction[P, R]]: ...
+
+
+def sandboxed(
+    policy: Any = None,
     *,
     timeout: float | None = None,
     grace: float = GRACE,
-    results: Results = "plain",
+    trust_results: bool = False,
     types: Iterable[type] = (),
-    largest: int | str = LARGEST,
+    max_result: int | str = MAX_RESULT,
     executable: str = "",
     on_exit: OnExit = "keep",
     who: Who | Mapping[str, str] | None = None,
     on_stdout: Sink | None = None,
     on_stderr: Sink | None = None,
-    warm: WarmPython | None = None,
-) -> Callable[[Callable[P, R]], SandboxedFunction[P, R]]:
+    warm: stockade.functions.WarmPython | None = None,
+) -> Any:
     """Decorate a function so that each call runs in its own sandbox.
 
     >>> import stockade
-    >>> @stockade.sandboxed(stockade.Policy(limits={"wall": "10s"}))
+    >>> @stockade.sandboxed
     ... def total(numbers):
     ...     return sum(numbers)
     >>> total([1, 2, 3])
@@ -498,20 +549,27 @@ def sandboxed(
     >>> total.call([4]).result.outcome
     <Outcome.EXITED: 'exited'>
 
-    Arguments are pickled. Results are plain data: numbers, text, bytes, lists, tuples, dicts, sets, and the
-    dataclasses in the function's return annotation or in `types`. A result takes at most `largest` of
-    memory. `results="pickle"` accepts anything and trusts the sandbox: code that controls the function then
-    controls this process.
+    With options: `@sandboxed(Policy(limits={"wall": "10s"}), timeout=5)`.
+
+    Arguments are pickled. Results are plain data: numbers, text, bytes, lists, tuples, dicts, sets, dates and
+    times, Decimal, UUID, Path, the classes of `collections`, arrays of numpy, the namedtuples and enums of
+    the function's module, and the dataclasses in its return annotation or in `types`. A result takes at most
+    `max_result` of memory. `trust_results=True` accepts any object that can be pickled and trusts the
+    sandbox: code that controls the function then controls this process.
 
     A builtin exception, or one in `types`, is raised again here, with `.traceback` and `.result`; any other
-    becomes a `CommandError`. A limit, a timeout or a wall that ends the call raises `LimitError`,
-    `TimeoutError` or `DeniedError`. The output is in `.call(...).result`.
+    becomes a `FunctionError`, which is a `CommandError`. A limit, a timeout or a wall that ends the call
+    raises `LimitError`, `TimeoutError` or `DeniedError`. The output is in `.call(...).result`.
 
     With `warm`, a `WarmPython`, a call starts no interpreter: it runs in a copy of that template, and under
     its policy unless you pass another. docs/how-to/warm-python.md says what copies share.
     """
+    bare = policy if callable(policy) or isinstance(policy, classmethod | staticmethod) else None
     how = options(
-        policy, timeout=timeout, grace=grace, results=results, types=types, largest=largest,
-        executable=executable, on_exit=on_exit, who=who, on_stdout=on_stdout, on_stderr=on_stderr, warm=warm,
+        None if bare is not None else policy, timeout=timeout, grace=grace, trust_results=trust_results,
+        types=types, max_result=max_result, executable=executable, on_exit=on_exit, who=who,
+        on_stdout=on_stdout, on_stderr=on_stderr, warm=warm,
     )  # fmt: skip
+    if bare is not None:
+        return SandboxedFunction(bare, how)
     return lambda function: SandboxedFunction(function, how)

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TypeVar, Unpack
 
+import stockade
 from stockade.errors import PolicyError
 from stockade.functions.interpreter_template import template
 from stockade.gate import client
 from stockade.gate.template import TemplateArgv
 from stockade.linux import os_errors
-from stockade.policy import Policy
-from stockade.policy.model import policy_or_default
+from stockade.policy.model import PolicyLike, policy_or_default
 from stockade.result import Result
-from stockade.runs.io.streams import Sink
+from stockade.runs.options import OnExit, RunOptions, SandboxOptions, refuse_unknown
 from stockade.runs.prepare import prepare
-from stockade.runs.supervise import GRACE
 from stockade.sandbox import finalize
 from stockade.sandbox.pool import Pool, valid_size
 from stockade.sandbox.pool_member import PoolMember
-from stockade.sandbox.sandbox import OnExit, Sandbox, SandboxBase, run
-
-if TYPE_CHECKING:
-    from stockade.receipt.statement import Who
-    from stockade.sandbox.async_sandbox import AsyncSandbox
+from stockade.sandbox.sandbox import Sandbox, SandboxBase, run
 
 L = TypeVar("L", bound=SandboxBase)
 
@@ -33,7 +28,7 @@ class WarmPython:
     """Runs Python code, each time in a fresh sandbox, without starting an interpreter each time.
 
     >>> import stockade
-    >>> with stockade.WarmPython(preload=["json"]) as python:
+    >>> with stockade.functions.WarmPython(preload=["json"]) as python:
     ...     python.run("import json, sys; print(json.dumps(sys.argv[1:]))", args=["1"]).text
     '["1"]\\n'
 
@@ -46,7 +41,7 @@ class WarmPython:
 
     def __init__(
         self,
-        policy: Policy | None = None,
+        policy: PolicyLike | None = None,
         *,
         preload: Iterable[str] = (),
         python: str | os.PathLike[str] | None = None,
@@ -99,48 +94,39 @@ class WarmPython:
             )
         return TemplateArgv([*self._command, "-c", code, *args], self._template)
 
-    def run(
-        self,
-        code: str,
-        *,
-        args: Sequence[str] = (),
-        input: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        timeout: float | None = None,
-        grace: float = GRACE,
-        on_stdout: Sink | None = None,
-        on_stderr: Sink | None = None,
-        who: Who | Mapping[str, str] | None = None,
-    ) -> Result:
-        """Run code as `python -c` does, with `args` as its arguments, in its own sandbox."""
-        options: dict[str, Any] = {
-            "input": input, "env": env, "cwd": cwd, "timeout": timeout, "grace": grace,
-            "on_stdout": on_stdout, "on_stderr": on_stderr, "who": who,
-        }  # fmt: skip
+    def run(self, code: str, *, args: Sequence[str] = (), **options: Unpack[RunOptions]) -> Result:
+        """Run code as `python -c` does, with `args` as its arguments, in its own sandbox.
+
+        The options are `input`, `env`, `cwd`, `timeout`, `grace`, `on_stdout`, `on_stderr` and `who`, as for
+        `stockade.run`.
+        """
+        refuse_unknown("run", options, RunOptions.__optional_keys__)
         words = self.code(code, args)
         if self._pool is None:
             return run(words, self.policy, on_exit=self._on_exit, **options)
         return self._pool.run(words, **options)
 
-    async def aio(self, code: str, *, args: Sequence[str] = (), **options: Any) -> Result:
+    async def aio(self, code: str, *, args: Sequence[str] = (), **options: Unpack[RunOptions]) -> Result:
         """Run code as `run` does, with its options, in the event loop and a newly made sandbox.
 
         Cancelling ends the code first.
         """
-        from stockade.sandbox.async_sandbox import run as run_async
+        from stockade.sandbox.async_sandbox import run_async
 
+        refuse_unknown("aio", options, RunOptions.__optional_keys__)
         return await run_async(self.code(code, args), self.policy, on_exit=self._on_exit, **options)
 
-    def sandbox(self, **options: Any) -> Sandbox:
+    def sandbox(self, **options: Unpack[SandboxOptions]) -> Sandbox:
         """Return a living sandbox, with the options of `Sandbox`. It runs any command, and `code`."""
-        return self._copied(Sandbox(self.policy, **{"on_exit": self._on_exit, **options}))
+        options.setdefault("on_exit", self._on_exit)
+        return self._copied(Sandbox(self.policy, **options))
 
-    def async_sandbox(self, **options: Any) -> AsyncSandbox:
+    def async_sandbox(self, **options: Unpack[SandboxOptions]) -> stockade.AsyncSandbox:
         """Return a living sandbox for the event loop, with the options of `AsyncSandbox`."""
         from stockade.sandbox.async_sandbox import AsyncSandbox
 
-        return self._copied(AsyncSandbox(self.policy, **{"on_exit": self._on_exit, **options}))
+        options.setdefault("on_exit", self._on_exit)
+        return self._copied(AsyncSandbox(self.policy, **options))
 
     def _copied(self, box: L) -> L:
         box._template, box._command = self._template, self._command

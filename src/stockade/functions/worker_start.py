@@ -15,6 +15,7 @@ from stockade.result import Result
 from stockade.runs.command import command
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.io.streams import Sink
+from stockade.runs.options import RunOptions
 from stockade.runs.prepare import prepare
 from stockade.runs.supervise import GRACE, Run, template_of
 from stockade.sandbox.sandbox import one_shot
@@ -62,10 +63,13 @@ def run_worker(start: WorkerStarter, talk: FunctionChannel, events: Events) -> S
         account.prepared = prepared
 
         def make_run() -> Run:
-            run = command(
-                prepared, argv, env=None, cwd=None, timeout=start.timeout, grace=start.grace,
-                on_stdout=start.on_stdout, on_stderr=start.on_stderr, kept=False, meanwhile=account.ready,
-            )  # fmt: skip
+            options: RunOptions = {
+                "timeout": start.timeout,
+                "grace": start.grace,
+                "on_stdout": start.on_stdout,
+                "on_stderr": start.on_stderr,
+            }
+            run = command(prepared, argv, options, kept=False, meanwhile=account.ready)
             return msgspec.structs.replace(run, beside=talk)
 
         return (yield from one_shot(prepared, make_run, account, events, start.on_exit))

@@ -3,8 +3,6 @@
 The gate tries features in short-lived children of its own, so nothing depends on the size or the threads of
 the calling Python; only cgroups and bubblewrap are tried from here. The answers are kept in memory and on
 disk (see `probe_cache`), so that `stockade run` does not spend 20 ms on what was true a second ago.
-
-The module can be called: `stockade.host()` is `stockade.host.host()`.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import types
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -198,13 +195,3 @@ def _ask(gate: str, names: tuple[str, ...]) -> dict[str, tuple[bool, int, str]]:
             case [name, verdict, number, detail]:
                 answers[name] = (verdict == "ok", int(number), detail)
     return answers
-
-
-class _Callable(types.ModuleType):
-    # The package is named `host`, and so is the function that users call. Otherwise the order of imports
-    # would decide which of the two `stockade.host` is.
-    def __call__(self) -> Host:
-        return host(helpers=True)
-
-
-sys.modules[__name__].__class__ = _Callable

@@ -61,6 +61,22 @@ class Host(msgspec.Struct, frozen=True):
     sysctls: dict[str, str] = {}
     probes: dict[str, Probe] = {}
 
+    @classmethod
+    def current(cls, *, fresh: bool = False) -> Host:
+        """Return this machine: what was found before, or with `fresh` what is found by trying again.
+
+        >>> Host.current().system
+        'linux'
+        """
+        from stockade.host import host
+
+        return host(fresh=fresh, helpers=True)
+
+    def __repr__(self) -> str:
+        lacking = [name for name, probe in self.probes.items() if not probe.ok]
+        without = f", without {', '.join(lacking)}" if lacking else ""
+        return f"<Host: {self.system} {self.kernel} {self.machine}, uid {self.uid}{without}>"
+
     def has(self, name: str) -> bool:
         """Whether the probe of that name succeeded."""
         return name in self.probes and self.probes[name].ok

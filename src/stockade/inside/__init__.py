@@ -14,10 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["delegate"]
 
 
-def __getattr__(name: str) -> object:
+def _load(name: str) -> object:
     if name != "delegate":
         raise AttributeError(f"module 'stockade.inside' has no attribute {name!r}")
     from stockade.inside.delegate_request import delegate as value
 
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # otherwise type checkers would believe that every name exists
+    __getattr__ = _load

@@ -5,7 +5,7 @@ any sandbox.
 
     import stockade
 
-    answer = stockade.delegate(["python3", "-"], {"limits": {"wall": "5s"}}, input=b"print(6 * 7)")
+    answer = stockade.inside.delegate(["python3", "-"], {"limits": {"wall": "5s"}}, input=b"print(6 * 7)")
     answer["stdout"]        # b"42\\n"
 """
 

@@ -37,45 +37,10 @@ TEXTS = {
 }
 #: The matplotlib backend whose `show()` sends figures to the host.
 BACKEND = "_stockade_matplotlib"
-DEEPEST = 40
-#: Charged for each value, however small: on the host it takes more memory than its bytes.
-LEAST_BYTES = 16
-#: The longest reason why a module cannot be imported, in characters.
-LONGEST_REASON = 2000
-
-
-class BoundedWriter:
-    """How many bytes may still be sent for one answer."""
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-
-    def take(self, size: int) -> None:
-        self.room -= size
-        if self.room < 0:
-            raise OverflowError
-
-
-def encode(value: Any, bounded: BoundedWriter, depth: int = 0) -> Any:
-    """Encode plain data as JSON, with a letter for other types; other objects become their type and repr."""
-    bounded.take(LEAST_BYTES)
-    kind = type(value)
-    if value is None or kind in (bool, float):
-        return value
-    if kind is int and value.bit_length() < 10000:
-        bounded.take(value.bit_length() // 3)
-        return value
-    if kind is str:
-        bounded.take(len(value))
-        return value.encode("utf-8", "replace").decode()
-    if kind in (bytes, bytearray):
-        bounded.take(len(value) * 2)
-        return {"b": base64.b64encode(value).decode()}
-    if kind in (list, tuple, dict) and depth < DEEPEST:
-        parts = value if kind is not dict else [part for item in list(value.items()) for part in item]
-        items = [encode(part, bounded, depth + 1) for part in parts]
-        return items if kind is list else {"t" if kind is tuple else "d": items}
-    return {"o": [kind.__module__ + "." + kind.__qualname__, safe_repr(value)[: bounded.room // 2]]}
+#: The longest reason why a module cannot be imported, message of an exception, and word of a frame.
+LONGEST_REASON, LONGEST_MESSAGE, LONGEST_WORD = 2000, 10000, 1000
+#: The module that encodes values, `inside/encoder.py`; the code that executes this text defines it.
+encoder: Any = globals()["encoder"]
 
 
 def safe_repr(value: Any) -> str:
@@ -367,10 +332,17 @@ class Driver:
             sys.stderr.write(text)
         frames = traceback.extract_tb(trace)
         return {
-            "type": type(error).__name__,
-            "message": str(error)[:10000],
-            "frames": [[f.filename, f.lineno or 0, f.name, f.line or ""] for f in frames[-100:]],
+            "type": self.cut(type(error).__name__),
+            "message": str(error)[:LONGEST_MESSAGE],
+            "frames": [self.describe_frame(frame) for frame in frames[-100:]],
         }
+
+    def describe_frame(self, frame: traceback.FrameSummary) -> list[Any]:
+        return [self.cut(frame.filename), frame.lineno or 0, self.cut(frame.name), self.cut(frame.line)]
+
+    @staticmethod
+    def cut(word: str | None) -> str:
+        return (word or "")[:LONGEST_WORD]
 
     def is_ours(self, file: str) -> bool:
         return file == __file__ or (self.cells is not None and "/IPython/core/" in file)
@@ -416,24 +388,22 @@ class Driver:
 
     def encode_outcome(self, value: Any, most: int) -> dict[str, Any]:
         """Encode the value and the displays that fit into `most` bytes, and count what is left out."""
-        bounded, shown, left_out = BoundedWriter(most), [], 0
+        shown, left_out = [], 0
         for forms in self.displays:
             try:
-                shown.append({str(mime): encode(form, bounded) for mime, form in forms.items()})
+                shown.append(encoder.encode({str(mime): form for mime, form in forms.items()}, most))
+                most -= len(shown[-1])
             except OverflowError:
                 left_out += 1
-                bounded.room = max(bounded.room, 0)
         try:
-            content = encode(value, bounded)
-        except OverflowError:
+            content = encoder.encode(value, most, safe_repr)
+        except (OverflowError, RecursionError, MemoryError):
             left_out += 1
-            content = {"o": [type(value).__qualname__, "<too large to send>"]}
+            content = encoder.encode_opaque(value, "<too large to send>")
         return {"value": content, "displays": shown, "left_out": left_out}
 
     def send(self, request: dict[str, Any], status: int, answer: dict[str, Any]) -> None:
-        content = json.dumps(answer).encode("utf-8", "replace")
-        if len(content) > request["most"] * 2 + 100000:
-            content = b'{"left_out": 1}'
+        content = encoder.encode(answer, sys.maxsize)
         text = f"\n{request['number']} {status} {len(content)}\n".encode() + content
         view = memoryview(text)
         while view:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Mapping
+from typing import ClassVar
 
 import msgspec
 
@@ -19,6 +21,12 @@ class Caller(msgspec.Struct, frozen=True):
     home: str
     cwd: str
     environ: Mapping[str, str]
+    #: The directory of the caller's Python: that of the interpreter that runs this process, or that of the
+    #: active virtual environment.
+    python: str = ""
+    #: Whether the caller is a Python program: not in the process of the `stockade` command, whose interpreter
+    #: is not of the user's choice.
+    from_python: ClassVar[bool] = True
 
     @classmethod
     def current(cls) -> Caller:
@@ -38,7 +46,16 @@ class Caller(msgspec.Struct, frozen=True):
             home=home if home.startswith("/") else known_home,
             cwd=cwd,
             environ=environ,
+            python=cls._python_directory(environ),
         )
+
+    @classmethod
+    def _python_directory(cls, environ: Mapping[str, str]) -> str:
+        running = os.path.dirname(sys.executable or "") if cls.from_python else ""
+        active = environ.get("VIRTUAL_ENV", "")
+        active = f"{active}/bin" if active.startswith("/") else ""
+        # An interpreter of the system says nothing, and an environment is active for a reason.
+        return active if running in ("", "/usr/bin", "/bin", "/usr/local/bin") else running
 
 
 @functools.cache

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from stockade.policy.model import Limits, Policy, Reuse, Syscalls, WorkspaceRule
+from stockade.controls import Control
+from stockade.policy.model import Limits, Policy, PolicyLike, Reuse, Syscalls, WorkspaceRule
 from stockade.policy.profile import Profile
 from stockade.policy.toml import parse
 
-__all__ = ["Limits", "Policy", "Profile", "Reuse", "Syscalls", "WorkspaceRule", "parse"]
+__all__ = [
+    "Control",
+    "Limits",
+    "Policy",
+    "PolicyLike",
+    "Profile",
+    "Reuse",
+    "Syscalls",
+    "WorkspaceRule",
+    "parse",
+]

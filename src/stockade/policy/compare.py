@@ -29,6 +29,7 @@ from stockade.policy.model import (
     REPOSITORIES,
     TABLES,
     WEAKER,
+    WEAKER_BY_DEFAULT,
     Limits,
     Policy,
     Reuse,
@@ -76,7 +77,7 @@ RULES: dict[str, str] = {
     "workspace.durable": "`true` if the other has it and both change a copy of the same path",
     "limits": "by its own clauses, with the profile's where the policy writes none",
     **{f"limits.{name}": "no larger; no limit is the largest" for name in Limits.__struct_fields__},
-    "limits.tasks": "no larger; written, and so required, if the other writes it",
+    **dict.fromkeys(WEAKER_BY_DEFAULT, "no larger; written, and so required, if the other writes it"),
     "syscalls": "by its own clauses",
     "syscalls.allow": "only calls that the other allows",
     "syscalls.deny": "every call that the other denies",
@@ -268,8 +269,11 @@ def excess(mine: Policy, other: Policy, home: str = "") -> list[str]:
         if (math.inf if asked is None else asked) > (math.inf if had is None else had):
             words = "none" if asked is None else limit_text(name, asked)
             found.append(f"limits.{name}: {words} where {limit_text(name, had)} is allowed")
-    if other.required(Control.LIMITS_TASKS) and not mine.required(Control.LIMITS_TASKS):
-        found.append("without requiring limits.tasks")
+    found += [
+        f"without requiring {control}"
+        for control in WEAKER_BY_DEFAULT
+        if other.required(control) and control in mine.controls() and not mine.required(control)
+    ]
     found += _reuse(mine.reuse, other.reuse)
     found += _backend(mine, other)
     found += [

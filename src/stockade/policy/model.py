@@ -12,8 +12,9 @@ refused (see `LATER`), never accepted and ignored.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -24,7 +25,7 @@ from stockade.policy.values import FrozenMap, InvalidValueError
 
 TYPE_CHECKING = False
 
-PROFILES = ("strict", "dev", "net-client")
+PROFILES = ("strict", "dev", "net-client", "worker")
 #: The walls and a shell need half a megabyte on two processors, and more on many.
 LEAST_MEMORY = 2 << 20
 PROTECT = (".git/hooks", ".git/config", ".envrc", ".vscode", ".claude")
@@ -67,8 +68,8 @@ ALWAYS = (
     Control.TERMINAL,
     Control.CLEANUP,
 )
-#: Limits for which every profile has a number.
-DEFAULT_LIMITS = (Control.LIMITS_TASKS, Control.LIMITS_OUTPUT, Control.LIMITS_FILES)
+#: The limits that may be weaker where the host has no means and only the profile asks for them.
+WEAKER_BY_DEFAULT = (Control.LIMITS_MEMORY, Control.LIMITS_TASKS, Control.LIMITS_CPU_TIME)
 
 
 def _suggest_key(name: str, names: Iterable[str], prefix: str) -> str:
@@ -89,7 +90,7 @@ class _KeywordCheck(msgspec.StructMeta):
 
     _prefix: str
 
-    def __call__(cls, *args: Any, **fields: Any) -> Any:
+    def _make(cls, *args: Any, **fields: Any) -> Any:
         names: tuple[str, ...] = cls.__struct_fields__
         prefix = cls._prefix
         if len(args) > (len(names) if prefix else 0):
@@ -104,6 +105,9 @@ class _KeywordCheck(msgspec.StructMeta):
                 hint = f"Stockade cannot {words} yet: leave it out"
                 raise InvalidValueError(key, value, "this version does not enforce it", hint)
         return super().__call__(**fields)
+
+    if not TYPE_CHECKING:  # otherwise pyright would take every policy for Any
+        __call__ = _make
 
 
 class _Clauses(
@@ -372,7 +376,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     `Policy(workspace=".", limits={"memory": "512M"})`.
 
     Attributes:
-        profile: The named starting point (`"strict"`, `"dev"`, `"net-client"`).
+        profile: The named starting point (`"strict"`, `"dev"`, `"net-client"`, `"worker"`).
         read: Visible, read-only; with `?` at the end only if it exists (paths).
         write: Visible, and writable for real (paths).
         deny: Hidden, also inside visible trees (paths and patterns, relative to the workspace).
@@ -402,7 +406,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         reuse: A pool may use a sandbox for several runs, one after another (a table).
     """
 
-    profile: Literal["strict", "dev", "net-client"] = "strict"
+    profile: Literal["strict", "dev", "net-client", "worker"] = "strict"
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
@@ -488,6 +492,20 @@ class Policy(_Clauses, frozen=True, kw_only=True):
 
         return parse(text, base=base, name=name)
 
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Policy:
+        """Load the policy of a TOML file; in a pyproject.toml it is the table [tool.stockade].
+
+        `read`, `write`, `exec` and the workspace are relative to the file's directory. The policy protects
+        the file, so that a program in its workspace cannot choose the policy of the next run.
+        """
+        from stockade.linux.user import Caller
+        from stockade.policy.toml import load, protect_source, refuse_what_is_no_file
+
+        file, caller = os.fsdecode(path), Caller.current()
+        refuse_what_is_no_file(file)
+        return protect_source(load(file), file, caller.home, caller.cwd, caller.environ)
+
     def table(self, *, full: bool = False) -> dict[str, Any]:
         """The clauses as plain values; without those at their default unless `full`."""
         return {
@@ -510,6 +528,11 @@ class Policy(_Clauses, frozen=True, kw_only=True):
 
         canonical = "stockade policy 1\n" + write(self.table(full=True))
         return sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
+
+    def __repr__(self) -> str:
+        """Show the clauses that differ from `Policy()`."""
+        shown = (f"{name}={value!r}" for name, value in self.table().items())
+        return f"Policy({', '.join(shown)})"
 
     def within(self, other: Policy) -> bool:
         """Whether this policy asks for no more than the other. Paths are compared as text."""
@@ -547,11 +570,14 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             # In mode ro nothing lands on the host, unless a grant makes something in it writable.
             if (paths := self.protected()) and (self.workspace.mode != "ro" or self.write):
                 needed[Control.PROTECT] = "default" if paths == PROTECT else f"protect = {values.show(paths)}"
-        limits = self.limits
-        needed |= dict.fromkeys(DEFAULT_LIMITS, "default")
+        from stockade.policy.profile import profile
+
+        limits, default = self.limits, profile(self.profile).limits
         for name in limits.__struct_fields__:
             if (value := getattr(limits, name)) is not None:
                 needed[Control(f"limits.{name}")] = f"limits.{name} = {limit_text(name, value)}"
+            elif getattr(default, name) is not None:
+                needed[Control(f"limits.{name}")] = "default"
         if self.syscalls != Syscalls():
             name = "deny" if self.syscalls.deny else "allow"
             needed[Control.SYSCALLS] = f"syscalls.{name} = {values.show(getattr(self.syscalls, name))}"
@@ -560,28 +586,35 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     def required(self, control: Control | str) -> bool:
         """Whether a run must be refused where the control cannot be enforced in full.
 
-        It need not if `accept` names the control, or for a task limit that is only the profile's default.
+        It need not if `accept` names the control, or if only the profile asks for a limit on tasks, memory or
+        processor time.
         """
         control = Control(control)
         if control in self.accept or control not in self.controls():
             return False
-        return control is not Control.LIMITS_TASKS or self.limits.tasks is not None
+        written = control.startswith("limits.") and getattr(self.limits, control[7:]) is not None
+        return written or control not in WEAKER_BY_DEFAULT
 
 
 DEFAULT = Policy()
+#: What calls take as a policy: a `Policy`, its clauses, or the path of a policy file.
+PolicyLike: TypeAlias = Policy | Mapping[str, Any] | str | os.PathLike[str]
 
 
-def policy_or_default(policy: Policy | None) -> Policy:
-    """Return the policy that a call was given, or the default one; refuse what is not a `Policy`."""
+def policy_or_default(policy: PolicyLike | None) -> Policy:
+    """Return the policy that a call was given, from its clauses or its file too; the default one for None."""
     if policy is None:
         return DEFAULT
-    if not isinstance(policy, Policy):
-        hint = "Policy(**clauses)" if isinstance(policy, Mapping) else "Policy.load(path)"
-        raise PolicyError(
-            f"the policy is a {type(policy).__name__}, not a Policy",
-            hint=f'write Policy(workspace="."), or convert it: {hint}',
-        )
-    return policy
+    if isinstance(policy, Policy):
+        return policy
+    if isinstance(policy, Mapping) and all(isinstance(name, str) for name in policy):
+        return Policy(**policy)
+    if isinstance(policy, str | os.PathLike):
+        return Policy.load(policy)
+    hint = 'write Policy(workspace="."), its clauses as a dict, or the path of a policy file'
+    if isinstance(policy, list | tuple):
+        hint = 'the command and its arguments are one list: run(["ls", "-l"])'
+    raise PolicyError(f"the policy is a {type(policy).__name__}, not a Policy", hint=hint)
 
 
 def _plain(value: Any) -> Any:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from stockade.errors import PolicyError
-from stockade.linux.path_lookup import counted
-from stockade.policy.model import Policy
-from stockade.policy.values import InvalidValueError, literal, render
+from stockade.linux.path_lookup import counted, covers, look_up, names_on_the_way
+from stockade.policy.model import PROFILES, Policy
+from stockade.policy.values import InvalidValueError, expand, literal, quote_protected, render, show
 
 #: Our table in a pyproject.toml.
 SECTION = ("tool", "stockade")
+PYPROJECT = "pyproject.toml"
+#: The most bytes of a policy file.
+LARGEST = 1 << 20
 #: A table of the user's own file that is not part of a policy.
 RECEIPTS = "receipts"
 
@@ -166,3 +174,97 @@ def line_of(text: str, key: tuple[str, ...], value: object) -> int:
 
 def _names(dotted: str) -> tuple[str, ...]:
     return tuple(part.strip().strip("\"'") for part in dotted.split("."))
+
+
+def refuse_what_is_no_file(path: str) -> None:
+    """Refuse text that a caller passed as the path of a policy file but meant as something else."""
+    if "\n" in path or ("=" in path and not os.path.lexists(path)):
+        raise PolicyError(
+            "the policy is text, and a call takes the path of a file", hint="write Policy.from_toml(text)"
+        )
+    if os.path.isdir(path):
+        raise PolicyError(
+            f"{path} is a directory, and not a policy file",
+            hint=f"to work in it, write Policy(workspace={path!r})",
+        )
+    if path in PROFILES and not os.path.lexists(path):
+        raise PolicyError(
+            f"there is no policy file {path!r}", hint=f"{path} is a profile: write Policy(profile={path!r})"
+        )
+
+
+def read_file(path: str) -> bytes:
+    """Read a policy file, which must be a regular file of at most `LARGEST` bytes. Never blocks."""
+    try:
+        # Opening a pipe would otherwise block until a process writes to it.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise PolicyError(f"{path} is not a regular file", hint="name a TOML file")
+            data = b""
+            while len(data) <= LARGEST and (part := os.read(fd, LARGEST + 1 - len(data))):
+                data += part
+        finally:
+            os.close(fd)
+    except OSError as error:
+        hint = (
+            "check the path; `stockade policy schema` shows what a policy may contain"
+            if error.errno == errno.ENOENT
+            else ""
+        )
+        raise PolicyError(f"cannot read {path}: {error.strerror}", hint=hint) from error
+    if len(data) > LARGEST:
+        raise PolicyError(f"{path} is larger than {LARGEST >> 20} MiB", hint="a policy is a few lines")
+    return data
+
+
+def text_of(data: bytes, path: str) -> str:
+    """Decode the text of a policy file."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise PolicyError(f"{path} is not UTF-8 text") from None
+
+
+def load(path: str, *, besides: tuple[str, ...] = (), hash: str = "") -> Policy:
+    """Load the policy of a file; its paths are relative to the file's directory.
+
+    With `hash`, the SHA-256 of its bytes, a file with any other content is refused.
+    """
+    base = directory_of(path)
+    section = SECTION if os.path.basename(path) == PYPROJECT else ()
+    data = read_file(path)
+    if hash:
+        from stockade.linux.sha256 import sha256
+
+        if sha256(data).hexdigest() != hash:
+            raise PolicyError(
+                f"{path} has changed since it became the policy of its agent",
+                hint="read it; if you agree, run: stockade agents add NAME -p FILE",
+            )
+    return parse(text_of(data, path), base=base, name=path, section=section, besides=besides)
+
+
+def directory_of(path: str) -> str:
+    """Return the directory of a file, by its real name."""
+    return os.path.realpath(os.path.dirname(os.path.abspath(path)))
+
+
+def protect_source(policy: Policy, file: str, home: str, cwd: str, environ: Mapping[str, str]) -> Policy:
+    """Also protect the file that the policy comes from, so that a run cannot change the next one's policy."""
+    if policy.workspace is None:
+        return policy
+    path = policy.workspace.path
+    root = (
+        look_up(expand(path, f"workspace = {show(path)}", home=home, cwd=cwd, environ=environ)).close().name
+    )
+    # Its text alone is not enough: `link/../policy.toml` is where the link leads.
+    names = names_on_the_way(file if os.path.isabs(file) else f"{os.getcwd()}/{file}")
+    inner = [quote_protected(os.path.relpath(path, root)) for path in names if covers(root, path)]
+    if not inner:
+        return policy
+    return msgspec.structs.replace(
+        policy,
+        protect=(*policy.protect, *inner),
+        unprotect=tuple(other for other in policy.unprotect if other not in inner),
+    )

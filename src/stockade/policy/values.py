@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from stockade.errors import PolicyError
+from stockade.linux.path_lookup import counted
 from stockade.policy import patterns
 
 TIME_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -399,3 +400,44 @@ def _number(text: str) -> float | None:
     head, dot, tail = text.partition(".")
     good = _whole(head) and (not dot or _whole(tail))
     return float(text) if good else None
+
+
+def expand(path: str, clause: str, *, home: str, cwd: str, environ: Mapping[str, str]) -> str:
+    """Make a path absolute: replace ~ and $VARIABLE ($$ is a $); a relative path is relative to `cwd`."""
+    found = _substitute_variables(path, clause, environ) if "$" in path else path
+    if path.startswith("~"):
+        found = home + found[1:]
+    if "\0" in found:
+        raise PolicyError(f"{clause}: has a NUL byte in it")
+    if found.startswith("/"):
+        return found
+    if not cwd:
+        raise PolicyError(
+            f"{clause}: is relative, and the current directory was removed", hint="write an absolute path"
+        )
+    return counted(found, cwd)
+
+
+def _substitute_variables(path: str, clause: str, environ: Mapping[str, str]) -> str:
+    done, rest = "", path
+    while "$" in rest:
+        before, _, rest = rest.partition("$")
+        done += before
+        if rest.startswith("$"):
+            done, rest = done + "$", rest[1:]
+            continue
+        if rest.startswith("{"):
+            name, _, rest = rest[1:].partition("}")
+        else:
+            end = next((i for i, c in enumerate(rest) if not (c.isalnum() or c == "_")), len(rest))
+            name, rest = rest[:end], rest[end:]
+        value = environ.get(name)
+        if not value:
+            raise PolicyError(f"{clause}: ${name} is not set", hint="set it, or write $$ for a $ in a name")
+        if not done and not value.startswith("/"):
+            raise PolicyError(
+                f"{clause}: ${name} is not an absolute path but {show(value)}",
+                hint=f"set ${name} to an absolute path",
+            )
+        done += value
+    return done + rest

@@ -43,9 +43,17 @@ class Account:
     """What is known about one run so far. `places` receives the place of its receipt in the log."""
 
     def __init__(
-        self, policy: Policy, command: Sequence[str], who: Who | None, places: list[int] | None = None
+        self,
+        policy: Policy,
+        command: Sequence[str],
+        who: Who | None,
+        places: list[int] | None = None,
+        *,
+        name: str = "",
     ) -> None:
         self.policy = policy
+        #: The name of the sandbox.
+        self.name = name
         self.command = command
         self.who = who
         self.places = [] if places is None else places

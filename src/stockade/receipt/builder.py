@@ -21,6 +21,7 @@ from stockade.receipt.statement import (
     BEGUN,
     EVENT_TYPE,
     ORPHANED,
+    PRUNED,
     RECORDED,
     ROTATED,
     UNWALLED,
@@ -32,6 +33,7 @@ from stockade.receipt.statement import (
     Parent,
     Predicate,
     Receipt,
+    Removal,
     ResourceUse,
     RunEnd,
     Statement,
@@ -137,6 +139,7 @@ def orphaned(home: str, record: SandboxRecord) -> None:
         "ending": RunEnd("cancelled", 130, error=ORPHANED),
         "parent": Parent(record.parent, record.parent_plan) if record.parent else None,
         "started": record.started.removesuffix("Z") + ".000000Z",
+        "name": record.name,
     }
     log.append(lambda link: Statement((), Predicate(**msgspec.structs.asdict(link), **fields)))
 
@@ -150,6 +153,11 @@ def event(link: chain.ChainLink, who: Who, event: Event) -> Statement:
 def rotation(link: chain.ChainLink, public: bytes) -> Statement:
     """Return the record that another key signs from the next receipt on."""
     return event(link, Who(action=ROTATED), Event(key=public.hex()))
+
+
+def checkpoint(link: chain.ChainLink, removal: Removal) -> Statement:
+    """Return the record that older receipts were removed."""
+    return event(link, Who(action=PRUNED), Event(pruned=removal))
 
 
 def begun(home: str, who: Who, why: str) -> None:
@@ -247,6 +255,7 @@ def _run_fields(account: Account, ending: RunEnd, used: ResourceUse, duration: i
         "parent": account.parent,
         "children": tuple(account.children),
         "matched": {} if prepared is None or box is None else _matched(prepared.resolved.hidden.matched),
+        "name": account.name,
     }
 
 

@@ -5,8 +5,9 @@ previous receipt, completes and signs the statement, and writes it. So all proce
 chain. A process that is killed leaves its whole receipt in the log, or none. A power failure can lose the
 last receipts; with `receipts.fsync` it cannot.
 
-Triggers keep receipts from being updated or deleted. The columns to search lie apart from the statements, so
-that a long log is quick to search; there is no index, so that appending always costs the same.
+Triggers keep receipts from being updated or deleted. Only `stockade.receipt.prune` removes some, from the
+beginning, in the transaction that appends a signed checkpoint. The columns to search lie apart from the
+statements, so that a long log is quick to search; there is no index, so that appending always costs the same.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ else:
 FILE = "receipts.db"
 #: A file that reserves room for the receipt of a program that fills the disk, and its size.
 RESERVE, ROOM = "receipts.reserve", 64 << 10
-VERSION = 2
+VERSION = 3
 LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 #: How many seconds to wait for another process that is appending.
 PATIENCE = 30.0
@@ -73,13 +74,19 @@ SCHEMA = f"""
     {AGENTS};
     PRAGMA user_version = {VERSION};
 """
-PROTECTION = "".join(
-    f"CREATE TRIGGER {table}_{verb} BEFORE {verb} ON {table} BEGIN SELECT RAISE(ABORT, 'append only'); END;"
-    for table in ("chain", "receipts", "statements", "cosignatures")
-    for verb in ("UPDATE", "DELETE")
-)
-#: The SQL that upgrades a log of this version to the next.
-UPGRADES = {1: AGENTS}
+#: The tables that have a receipt's place.
+PLACED = ("receipts", "statements", "cosignatures")
+
+
+def trigger(table: str, verb: str) -> str:
+    """Return the SQL that keeps the rows of a table from being updated or deleted."""
+    abort = "SELECT RAISE(ABORT, 'append only')"
+    return f"CREATE TRIGGER {table}_{verb} BEFORE {verb} ON {table} BEGIN {abort}; END;"
+
+
+PROTECTION = "".join(trigger(table, verb) for table in ("chain", *PLACED) for verb in ("UPDATE", "DELETE"))
+#: The SQL that upgrades a log of this version to the next. Version 2 cannot read checkpoints.
+UPGRADES = {1: AGENTS, 2: "SELECT 1"}
 #: Takes the write lock at once.
 BEGIN = "BEGIN IMMEDIATE"
 #: Writes something else in the transaction of a receipt, given its place.
@@ -206,6 +213,18 @@ class Chain:
                     raise
                 return self._append_in_transaction(write, besides)
 
+    def shrink(self) -> None:
+        """Give the room of removed receipts back to the file system."""
+        with self._lock, _LogErrors(self):
+            connection = self.connection()
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    @property
+    def size(self) -> int:
+        """The bytes of its files."""
+        return sum(os.stat(path).st_size for path in self._files[:2] if os.path.lexists(path))
+
     def look(self, words: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
         """Run a query in SQL and return its rows."""
         with self._lock, _LogErrors(self):
@@ -312,7 +331,10 @@ class Chain:
         """Return the receipt at a place."""
         for one in self.all(first=sequence, last=sequence):
             return one.receipt
-        raise NotFoundError(f"there is no receipt {sequence}", hint="`stockade receipts list` lists them")
+        raise NotFoundError(
+            f"there is no receipt {sequence}",
+            hint="`stockade receipts list` lists them, and `stockade verify --chain` says which were pruned",
+        )
 
     def find(self, id: str) -> Receipt:
         """Return the receipt with an id, or at a place; "last" is the last one."""

@@ -118,6 +118,23 @@ def find(home: str, id: str) -> Key:
     return found[0]
 
 
+def public_key(id: str = "") -> str:
+    """Return a public key of this user's receipts as PEM, as `stockade keys export` prints it.
+
+    Without an `id`, or the beginning of one, it is the key that signs now. A verifier needs nothing else:
+
+    >>> import stockade
+    >>> result = stockade.run(["true"])
+    >>> stockade.verify(result.receipt, stockade.receipt.public_key()) == result.receipt
+    True
+    """
+    from stockade.linux.user import Caller
+    from stockade.state import state_dir
+
+    caller = Caller.current()
+    return ed25519.public_pem(find(state_dir(caller.environ, caller.home), id).public).decode()
+
+
 def replacement(home: str, passphrase: bytes | None = None) -> tuple[Signer, Callable[[], None]]:
     """Make a new key; return it and a function that installs it. The caller holds the lock of the chain."""
     seed = ed25519.new_seed()

@@ -26,6 +26,8 @@ EVENT_TYPE = "urn:stockade:event:1"
 RECORDED = "recorded"
 #: The action of a record that names a new key.
 ROTATED = "key-rotated"
+#: The action of a checkpoint: a record that older receipts were removed.
+PRUNED = "receipts-pruned"
 #: The action of a record that a run without walls is about to begin.
 BEGUN = "agent-unwalled"
 #: The backend of a run without walls, because its agent's sandbox is switched off.
@@ -112,6 +114,23 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: str
 
 
+class Removal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which receipts were removed from the log: all up to `through` but those that were kept."""
+
+    #: The place of the last receipt that was removed, and its hash, which the next one names.
+    through: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
+    hash: str
+    #: How many were removed now.
+    count: int
+    #: The SHA-256 of the lines that `kept_line` makes of the records before `through` that stay.
+    kept: str
+
+
+def kept_line(place: int, hash: str) -> bytes:
+    """Return the line about one kept record, whose digest a checkpoint has."""
+    return f"{place} {hash}\n".encode()
+
+
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What was decided. The agent that it concerns, its name and its reason are in `who`."""
 
@@ -121,6 +140,8 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     enabled: bool = True
     #: The public key that signs from now on, in hexadecimal digits.
     key: str = ""
+    #: The receipts that were removed, in a checkpoint.
+    pruned: Removal | None = None
 
 
 class Parent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,6 +183,8 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     children: tuple[str, ...] = ()
     #: For each pattern of `deny`: how many paths it matched when the sandbox was made. Left out if empty.
     matched: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
+    #: The name that the user gave the sandbox. Left out if it has none.
+    name: str = ""
 
 
 class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -212,7 +235,12 @@ class Receipt(msgspec.Struct, frozen=True, dict=True):
     signatures: tuple[Signature, ...]
 
     def __repr__(self) -> str:
-        return f"<Receipt {self.hash[:12]}>"
+        """Show what the receipt says about its run. It may be forged: only `verify` knows."""
+        try:
+            said = self.predicate
+        except ReceiptError:
+            return f"<Receipt {self.hash[:12]}: malformed>"
+        return f"<Receipt {self.id}: {said.command.program!r:.100} {said.ending.outcome!r:.40}>"
 
     @cached_property
     def statement(self) -> Statement:

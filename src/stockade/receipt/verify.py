@@ -7,17 +7,18 @@ that proves less than it requires.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stockade.controls import Control, Grade
 from stockade.errors import PolicyError, ReceiptError
+from stockade.linux.sha256 import Sha256Stream
+from stockade.policy import Policy
 from stockade.receipt import ed25519
-from stockade.receipt.statement import NOTHING, ORPHANED, Receipt, to_sign
+from stockade.receipt.statement import NOTHING, ORPHANED, PRUNED, RECORDED, Receipt, kept_line, to_sign
+from stockade.result import Result
 
 if TYPE_CHECKING:
-    from stockade.policy import Policy
     from stockade.receipt.chain import Chain
-    from stockade.result import Result
 
 #: A public key: PEM, or the 32 bytes themselves.
 PublicKey = bytes | str
@@ -37,12 +38,8 @@ def verify(
     `require` must have been enforced in full, and `result` must be the one the receipt was made for.
 
     >>> import stockade
-    >>> from stockade.receipt import keys
-    >>> from stockade import state
     >>> result = stockade.run(["echo", "hello"])
-    >>> import os
-    >>> home = state.state_dir(os.environ, os.path.expanduser("~"))
-    >>> key = keys.find(home, "").public
+    >>> key = stockade.receipt.public_key()
     >>> stockade.verify(result.receipt, key, require=["network.none"], result=result).id.partition("-")[0]
     '1'
     """
@@ -163,8 +160,22 @@ def check_result(receipt: Receipt, result: Result) -> None:
             raise ReceiptError(f"the receipt was made for a different {name}", failure="result")
 
 
+class Gap(NamedTuple):
+    """Receipts that are missing before a place, and what a checkpoint must say to explain that."""
+
+    #: The first one that is missing, and the last.
+    first: int
+    through: int
+    #: The hash of the last one, and the digest of all receipts before it that are there.
+    hash: str
+    kept: str
+
+
 class ChainCheck:
     """Follows a chain receipt by receipt, and raises where it breaks. It may begin anywhere in the chain.
+
+    Receipts may be missing if the last checkpoint that follows explains exactly those: `checkpoint` is that
+    record afterwards.
 
     With `every`, each key must have signed some receipts of the chain first, or have cosigned all of them:
     keys are rotated, so no first signer is on all of them. A known key vouches for its successor, so the
@@ -185,7 +196,13 @@ class ChainCheck:
         #: The id of the chain; the next place, 0 for any; and the hash that the next receipt must name.
         self._chain = ""
         self._next, self._previous = (1, NOTHING) if whole else (0, "")
+        #: Digests the receipts so far, for the next gap; the last gap, and the last checkpoint.
+        self._so_far = Sha256Stream()
+        self._gap: Gap | None = None
+        self._checkpoint: Receipt | None = None
         self.count = 0
+        #: How many of them are records from before the gap.
+        self.kept = 0
 
     def step(self, receipt: Receipt, place: int | None = None) -> None:
         """Check the next receipt, and its place in the log; raise ReceiptError if the chain breaks."""
@@ -211,17 +228,20 @@ class ChainCheck:
             )
         if self._chain not in ("", predicate.chain):
             raise ReceiptError(f"receipt {predicate.sequence} is from another chain", failure="swapped")
-        if predicate.sequence > here:
-            raise ReceiptError(
-                f"receipt {here} is missing: {predicate.sequence} follows {here - 1}", failure="missing-link"
-            )
         if predicate.sequence < here:
             raise ReceiptError(f"receipt {predicate.sequence} comes a second time", failure="swapped")
-        if self._previous not in ("", predicate.previous):
+        if predicate.sequence > here:
+            last = predicate.sequence - 1
+            self._gap = Gap(here, last, predicate.previous, self._so_far.hexdigest())
+            self.kept = self.count
+        elif self._previous not in ("", predicate.previous):
             raise ReceiptError(
                 f"receipt {here} does not name the hash of receipt {here - 1}", failure="broken-link"
             )
-        self._chain, self._next, self._previous = predicate.chain, here + 1, receipt.hash
+        if predicate.event is not None and predicate.event.pruned is not None:
+            self._checkpoint = receipt
+        self._chain, self._next, self._previous = predicate.chain, predicate.sequence + 1, receipt.hash
+        self._so_far.update(kept_line(predicate.sequence, receipt.hash))
         self.count += 1
 
     def _introduce(self, receipt: Receipt, public: str) -> None:
@@ -240,8 +260,39 @@ class ChainCheck:
         self._known[id] = key
         self._before[id] = receipt.predicate.key
 
+    @property
+    def last(self) -> int:
+        """The place of the last receipt so far."""
+        return max(0, self._next - 1)
+
+    @property
+    def checkpoint(self) -> Receipt | None:
+        """The checkpoint that explains why the beginning of the chain is missing, if it is."""
+        return None if self._gap is None else self._checkpoint
+
+    @property
+    def removed_through(self) -> int:
+        """The place of the last receipt that is missing; 0 if none is."""
+        return 0 if self._gap is None else self._gap.through
+
+    def _explain_gap(self, gap: Gap) -> None:
+        """Refuse missing receipts unless the last checkpoint says that exactly those were removed."""
+        said = self._checkpoint.predicate.event if self._checkpoint is not None else None
+        removal = None if said is None else said.pruned
+        if removal is not None and (removal.through, removal.hash, removal.kept) == gap[1:]:
+            return
+        why = (
+            "" if self._checkpoint is None else f", and checkpoint {self._checkpoint.id} does not explain it"
+        )
+        raise ReceiptError(
+            f"receipt {gap.first} is missing: {gap.through + 1} follows {gap.first - 1}{why}",
+            failure="missing-link",
+        )
+
     def end(self) -> int:
-        """Return the number of receipts; ReceiptError if a key that must have signed has not."""
+        """Return the number of receipts; ReceiptError if one is missing, or if a key has not signed."""
+        if self._gap is not None:
+            self._explain_gap(self._gap)
         missing = sorted(self._unsigned.keys() - self._makers) if self._every else []
         for key in missing:
             raise ReceiptError(
@@ -254,6 +305,26 @@ class ChainCheck:
 
 def check_log(log: Chain, known: Mapping[str, bytes], *, every: bool = False) -> int:
     """Follow the whole log of a state directory, and return how many receipts it has."""
+    return walk_log(log, known, every=every).count
+
+
+def walk_log(log: Chain, known: Mapping[str, bytes], *, every: bool = False) -> ChainCheck:
+    """Follow the whole log of a state directory, and return what was found on the way."""
+    while True:
+        before = _checkpoints(log)
+        try:
+            return _walk_log(log, known, every=every)
+        except ReceiptError:
+            if _checkpoints(log) == before:  # otherwise another process pruned the log meanwhile
+                raise
+
+
+def _checkpoints(log: Chain) -> list[tuple[object, ...]]:
+    where = "action = ? AND outcome = ?"
+    return log.look(f"SELECT MAX(sequence) FROM receipts WHERE {where}", (PRUNED, RECORDED))
+
+
+def _walk_log(log: Chain, known: Mapping[str, bytes], *, every: bool) -> ChainCheck:
     from stockade.receipt.chain import row_of
 
     walk = ChainCheck(known, whole=True, every=every)
@@ -266,9 +337,10 @@ def check_log(log: Chain, known: Mapping[str, bytes], *, every: bool = False) ->
                 f"the log's columns about receipt {entry.place} do not match the receipt", failure="damaged"
             )
     last = log.rows(newest=1)
-    if last and last[0].sequence != walk.count:
-        raise ReceiptError(f"receipt {walk.count + 1} is missing from the log", failure="missing-link")
-    return walk.end()
+    if last and last[0].sequence != walk.last:
+        raise ReceiptError(f"receipt {walk.last + 1} is missing from the log", failure="missing-link")
+    walk.end()
+    return walk
 
 
 def _raw(key: PublicKey) -> bytes:

@@ -36,9 +36,8 @@ import msgspec
 
 from stockade.errors import PolicyError
 from stockade.policy.model import Policy
-from stockade.policy.toml import anchored, check_clauses, decode, line_of, located
+from stockade.policy.toml import anchored, check_clauses, decode, line_of, located, read_file, text_of
 from stockade.policy.values import InvalidValueError, nearest, quote_protected
-from stockade.resolve.config_files import read_file, text_of
 from stockade.resolve.discovery import add_denied, real_names, workspace_root
 
 GLOBAL, CEILING, CATEGORY, AGENT = "global", "ceiling", "category", "agent"

@@ -219,6 +219,8 @@ def _identity_below(above: Grant, path: str, way: str) -> Identity:
 
 def _policy(table: dict[str, Any], own: Policy) -> Policy:
     """Make the policy, with the parent's limits where the request writes none, and its refused calls."""
+    if profile(own.profile).limits != profile("strict").limits:
+        table = {"profile": own.profile, **table}
     try:
         policy = Policy(**table)
     except ChildRefusedError:

@@ -19,24 +19,32 @@ from typing import Any
 import msgspec
 
 from stockade.errors import PolicyError, typed
-from stockade.linux.path_lookup import COUNTED, Lookup, covers, look_up, names_on_the_way
+from stockade.linux.path_lookup import COUNTED, Lookup, covers, look_up
 from stockade.policy.merging import merge, overlay_tables
 from stockade.policy.model import Policy
 from stockade.policy.patterns import is_pattern, is_relative
 from stockade.policy.profile import profile
-from stockade.policy.toml import RECEIPTS, SECTION, anchored, clauses, parse
-from stockade.policy.values import literal, quote_protected, show
+from stockade.policy.toml import (
+    RECEIPTS,
+    SECTION,
+    anchored,
+    clauses,
+    directory_of,
+    load,
+    protect_source,
+    read_file,
+    text_of,
+)
+from stockade.policy.values import expand, literal, show
 from stockade.resolve.config_files import (
     LAYERS,
     NAMES,
     config_dir,
     config_file,
     find_layers,
-    read_file,
-    text_of,
 )
 from stockade.resolve.paths import hidden_paths
-from stockade.resolve.paths.policy_paths import MODES, NamedPath, expand, real
+from stockade.resolve.paths.policy_paths import MODES, NamedPath, real
 from stockade.state import state_dir
 
 TYPE_CHECKING = False
@@ -85,25 +93,6 @@ class Project(msgspec.Struct, frozen=True):
         return sha256(self.data).hexdigest()
 
 
-def load(path: str, *, besides: tuple[str, ...] = (), hash: str = "") -> Policy:
-    """Load the policy of a file; its paths are relative to the file's directory.
-
-    With `hash`, the SHA-256 of its bytes, a file with any other content is refused.
-    """
-    base = _directory(path)
-    section = SECTION if os.path.basename(path) == NAMES[1] else ()
-    data = read_file(path)
-    if hash:
-        from stockade.linux.sha256 import sha256
-
-        if sha256(data).hexdigest() != hash:
-            raise PolicyError(
-                f"{path} has changed since it became the policy of its agent",
-                hint="read it; if you agree, run: stockade agents add NAME -p FILE",
-            )
-    return parse(text_of(data, path), base=base, name=path, section=section, besides=besides)
-
-
 def discover(
     cwd: str,
     environ: Mapping[str, str],
@@ -137,16 +126,16 @@ def discover(
     own, sources = (
         _load_user_policy(config_file(environ, home)) if file is None else (load(file, hash=hash), (file,))
     )
-    denied: list[tuple[str, Iterable[str]]] = [(_directory(source), own.deny) for source in sources]
+    denied: list[tuple[str, Iterable[str]]] = [(directory_of(source), own.deny) for source in sources]
     if known is not None and (agent or category):
         found = known.resolve(agent, category)
         own, sources = found.policy, tuple(dict.fromkeys(layer.source for layer in found.layers))
-        denied = [(_directory(layer.source), layer.denied) for layer in found.layers]
+        denied = [(directory_of(layer.source), layer.denied) for layer in found.layers]
     chosen = _add_project_and_flags(
-        cwd, environ, home, flags or {}, with_workspace(own, workspace), sources, denied, file is None
+        cwd, environ, home, flags or {}, own, workspace, sources, denied, file is None
     )
     if file is not None:
-        protected = _protect_source(chosen.policy, file, home, cwd, environ)
+        protected = protect_source(chosen.policy, file, home, cwd, environ)
         chosen = msgspec.structs.replace(chosen, policy=protected)
     if known is None or known.ceiling is None:
         return chosen
@@ -173,11 +162,16 @@ def _add_project_and_flags(
     home: str,
     flags: Mapping[str, Any],
     own: Policy,
+    workspace: str | None,
     sources: tuple[str, ...],
     denied: list[tuple[str, Iterable[str]]],
     with_project: bool,
 ) -> PolicySource:
     project = find_project(cwd, home) if with_project else None
+    root = _project_workspace(project, home, cwd, environ) if project is not None and workspace else ""
+    if root and _in_repository(root, home):
+        workspace = root
+    named, own = own, with_workspace(own, workspace)
     if project is None:
         return PolicySource(_deny_beside_files(merge(own, flags), denied, home, cwd, environ), sources)
     without, whole = layers(own, project, flags)
@@ -194,14 +188,41 @@ def _add_project_and_flags(
         state = state_dir(environ, home)
         if not trusted(project, found, state):
             since = " has changed since you trusted it, and" if project.path in recorded(state) else ""
-            raise PolicyError(
-                f"{project.path}{since} asks for more than your own policy allows:\n" + "\n".join(beyond),
-                hint=f"read it; if you agree, run: stockade trust {typed(project.path)}",
-            )
+            hint = f"read it; if you agree, run: stockade trust {typed(project.path)}"
+            what = "asks for more than your own policy allows:\n" + "\n".join(beyond)
+            if root and root != workspace:
+                at_root = merge(with_workspace(named, root), flags)
+                if not _excess_of_project(asked, real_names(at_root, home, cwd, environ), home, environ):
+                    what = f"asks for {root} as the workspace, and you are in {cwd}"
+                    hint += "; to work in this directory alone: -w ."
+            raise PolicyError(f"{project.path}{since} {what}", hint=hint)
     denied.append((os.path.dirname(project.path), project.clauses.get("deny", ())))
     asked = _deny_beside_files(asked, denied, home, cwd, environ)
-    asked = _protect_source(asked, project.path, home, cwd, environ)
+    asked = protect_source(asked, project.path, home, cwd, environ)
     return PolicySource(asked, (*sources, project.path), pinned=True)
+
+
+def _project_workspace(project: Project, home: str, cwd: str, environ: Mapping[str, str]) -> str:
+    """Return the project's directory if its file names that as the workspace, and "" otherwise."""
+    rule, directory = project.clauses.get("workspace"), os.path.dirname(project.path)
+    if rule is None or "path" not in rule:
+        return ""
+    named = _look_up("workspace", rule["path"], home, cwd, environ).name
+    return directory if named == directory else ""
+
+
+def _in_repository(directory: str, home: str) -> bool:
+    """Whether a directory belongs to a repository below the home.
+
+    Only then may a project's file show more than the directory where the user is without their trust: all of
+    it came with the repository. Anything that the user downloads can put a file above some directory.
+    """
+    top = os.path.realpath(home)
+    while directory not in ("/", top):
+        if _is_repository(os.path.join(directory, ".git")):
+            return True
+        directory = os.path.dirname(directory)
+    return False
 
 
 def add_denied(policy: Policy, paths: Iterable[str]) -> Policy:
@@ -254,7 +275,7 @@ def layers(own: Policy, project: Project, flags: Mapping[str, Any]) -> tuple[Pol
 
 def find_project(cwd: str, home: str) -> Project | None:
     """Find the nearest policy file at or above `cwd`, within its repository and below the home."""
-    directory = os.path.realpath(cwd)
+    directory = os.path.realpath(cwd) if cwd else "/"
     top = os.path.realpath(home)
     while directory not in ("/", top):
         try:
@@ -316,10 +337,6 @@ def with_workspace(policy: Policy, path: str | None) -> Policy:
     if path is None or policy.workspace is not None:
         return policy
     return msgspec.structs.replace(policy, workspace=literal(path))
-
-
-def _directory(path: str) -> str:
-    return os.path.realpath(os.path.dirname(os.path.abspath(path)))
 
 
 def _deny_beside_files(
@@ -427,20 +444,3 @@ def _real_pattern(lookup: Lookup, path: str) -> str:
     if "*" not in path or not ground or not covers(ground, name):
         return name
     return f"{ground.rstrip('/')}{COUNTED}{name[len(ground) :].lstrip('/')}"
-
-
-def _protect_source(policy: Policy, file: str, home: str, cwd: str, environ: Mapping[str, str]) -> Policy:
-    """Also protect the file that the policy comes from, so that a run cannot change the next one's policy."""
-    if policy.workspace is None:
-        return policy
-    root = _look_up("workspace", policy.workspace.path, home, cwd, environ).name
-    # Its text alone is not enough: `link/../policy.toml` is where the link leads.
-    names = names_on_the_way(file if os.path.isabs(file) else f"{os.getcwd()}/{file}")
-    inner = [quote_protected(os.path.relpath(path, root)) for path in names if covers(root, path)]
-    if not inner:
-        return policy
-    return msgspec.structs.replace(
-        policy,
-        protect=(*policy.protect, *inner),
-        unprotect=tuple(other for other in policy.unprotect if other not in inner),
-    )

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stockade.resolve.config_files import LARGEST, NAMES
+from stockade.policy.toml import LARGEST
+from stockade.resolve.config_files import NAMES
 from stockade.workspace.version_control.repositories import MOST_POLICIES, RepositorySearch, small
 
 WORD = b"stockade"

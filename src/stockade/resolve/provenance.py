@@ -36,7 +36,7 @@ def located(error: PolicyError, sources: Sequence[str]) -> PolicyError:
 
 def _place(source: str, key: str, value: str) -> str:
     """Return the file and the line that write a value as a message shows it; empty if this file does not."""
-    from stockade.resolve.config_files import read_file, text_of
+    from stockade.policy.toml import read_file, text_of
 
     try:
         text = text_of(read_file(source), source)

@@ -13,9 +13,9 @@ import msgspec
 
 from stockade.errors import PolicyError
 from stockade.linux.path_lookup import names_on_the_way
-from stockade.policy.toml import RECEIPTS, decode
+from stockade.policy.toml import RECEIPTS, decode, read_file
 from stockade.policy.values import nearest
-from stockade.resolve.config_files import config_file, read_file
+from stockade.resolve.config_files import config_file
 
 
 class Settings(msgspec.Struct, frozen=True):

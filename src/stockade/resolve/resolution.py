@@ -27,17 +27,25 @@ from stockade.linux.user import Caller
 from stockade.policy.model import Limits, Policy
 from stockade.policy.patterns import quote
 from stockade.policy.profile import Profile, profile
-from stockade.policy.values import literal, quote_protected, show
+from stockade.policy.values import expand, literal, quote_protected, show
 from stockade.resolve.paths import protected_paths
 from stockade.resolve.paths.hidden_paths import hide
-from stockade.resolve.paths.policy_paths import MODES, OWN, SYSTEM, NamedPath, expand, places
+from stockade.resolve.paths.policy_paths import MODES, OWN, SYSTEM, NamedPath, places
 from stockade.resolve.resolved import Grant, ResolvedPolicy
-from stockade.resolve.toolchain.needs import Surroundings, Toolchain, shown_by, toolchain
+from stockade.resolve.toolchain.needs import (
+    Surroundings,
+    Toolchain,
+    search_path,
+    shown_by,
+    starts_others,
+    toolchain,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from stockade.resolve.git_repository import LinkedWorktree
     from stockade.resolve.host_network import HostNetwork
     from stockade.resolve.paths.hidden_paths import HiddenPaths
     from stockade.resolve.paths.programs import Programs
@@ -56,9 +64,10 @@ def resolve(
     *,
     pinned: bool = False,
     command: str = "",
+    start: str = "",
     table: bytes | None = None,
 ) -> ResolvedPolicy:
-    """Find and open every path that the policy names, and what the command needs.
+    """Find and open every path that the policy names, and what the command needs if it starts in `start`.
 
     `state` is Stockade's own directory, which no grant may touch. `pinned` says that the policy's paths are
     real names already (see `discover`): a link on the way was put there since, and is refused. `table` is
@@ -84,12 +93,14 @@ def resolve(
             policy = _protect_policies(policy, workspace.path, opener.policies)
             _apply_workspace_mode(grants, workspace)
         root = "" if workspace is None else workspace.path
+        linked = _show_repository(policy, opener, grants, root) if root else None
         programs = _follow_links(policy, base, opener, root)
-        chain = _toolchain(policy, base, opener, grants, workspace, command)
+        chain = _toolchain(policy, base, opener, grants, workspace, command, start)
         if mounts and workspace is not None and workspace.access != "write" and caller.uid == 0:
             _show_mounted(workspace, opener, grants)
         network = _host_network(policy, base, opener, grants, workspace) if policy.net == "open" else None
-        private = (quote(literal(path)) for path in chain.hidden)
+        private = [quote(literal(path)) for path in chain.hidden]
+        private += [quote(literal(path)) for path in linked.hidden] if linked is not None else ()
         hidden = hide((*policy.deny, *private), caller, grants, workspace, shown_by(base))
         network = network and network.without(hidden)
         sockets = Control.IPC in policy.accept
@@ -110,9 +121,18 @@ def resolve(
             repositories=_repositories(policy, grants.values(), workspace, hidden, caller),
             hidden=hidden,
             programs=programs,
-            environ=environment(policy, base, caller, chain.path, network.variables if network else None),
+            environ=environment(
+                policy,
+                base,
+                caller,
+                chain.path,
+                chain.path_after,
+                network.variables if network else None,
+            ),
             limits=effective(policy.limits, base.limits),
             links=chain.links,
+            gitconfig=_git_identity(caller, root, command),
+            notes=(linked.note,) if linked is not None and linked.note else (),
             places=places(opener.named, root) if root else (),
             _open=opener.open,
             network=network,
@@ -134,6 +154,55 @@ def _repositories(
     from stockade.resolve.paths.protected_search import find
 
     return find(policy, grants, workspace, hidden, caller)
+
+
+def _show_repository(
+    policy: Policy, opener: _PathOpener, grants: dict[str, Grant], workspace: str
+) -> LinkedWorktree | None:
+    """Show the repository of a workspace that is a linked worktree, read-only; see `git_repository`."""
+    try:
+        if not stat.S_ISREG(os.lstat(f"{workspace}/.git").st_mode) or ".git" in policy.deny:
+            return None
+    except OSError:
+        return None
+    from stockade.resolve.git_repository import linked_worktree
+
+    found = linked_worktree(workspace, opener.caller)
+    if found is None or any(covers(path, found.repository) for path in grants):
+        return None
+    if mounted_below(found.repository):
+        return None
+    try:
+        grant = opener.grant(
+            literal(found.repository), "read", "the repository of this worktree", pinned=True
+        )
+    except PolicyError:  # the run works without it
+        return None
+    assert grant is not None  # only an optional path may be absent
+    grants[grant.path] = grant
+    return found
+
+
+def _git_identity(caller: Caller, workspace: str, command: str) -> bytes:
+    """Return git's configuration with the user's name and e-mail, if the workspace is in a repository.
+
+    The sandboxes of a Python program get it for every command, so that they share what is made ahead. The
+    `stockade` command starts only one, and reads no configuration for a command that does not start git.
+    """
+    if not workspace or not (caller.from_python or starts_others(command, caller, False)):
+        return b""
+    if not _is_in_repository(workspace):
+        return b""
+    from stockade.resolve.git_repository import identity_file
+
+    return identity_file(caller, workspace)
+
+
+def _is_in_repository(directory: str) -> bool:
+    while not os.path.lexists(f"{directory}/.git"):
+        if directory == (directory := os.path.dirname(directory)):
+            return False
+    return True
 
 
 def _protect_policies(policy: Policy, workspace: str, own: tuple[str, ...]) -> Policy:
@@ -190,20 +259,25 @@ def _toolchain(
     grants: dict[str, Grant],
     workspace: Grant | None,
     command: str,
+    start: str,
 ) -> Toolchain:
     """Grant the installs of the user that the command needs."""
     mine = [grant for grant in grants.values() if not grant.clause.startswith("profile")]
     mine += [] if workspace is None else [workspace]
+    project = "" if workspace is None else workspace.path
     found = toolchain(
         policy,
         base,
         opener.caller,
         command,
+        project,
         lambda: Surroundings(
             home=opener.home.rstrip("/"),
             environ=opener.caller.environ,
-            cwd=opener.caller.home if workspace is None else workspace.path,
+            search=search_path(opener.caller),
+            cwd=os.path.join(project or opener.caller.home, start),
             caller_cwd=opener.caller.cwd or "/",
+            project=project,
             uid=opener.caller.uid,
             shown=(*shown_by(base), *(path for path, grant in grants.items() if grant not in mine)),
             granted=tuple(grant.path for grant in mine),
@@ -248,13 +322,14 @@ def environment(
     policy: Policy,
     base: Profile,
     caller: Caller,
-    path: tuple[str, ...] = (),
+    before: tuple[str, ...] = (),
+    after: tuple[str, ...] = (),
     network: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Build the whole environment inside: no variable of the host unless it is passed by name.
 
-    The directories in `path` are searched before those of the profile. `network` are the variables that
-    the host's network needs.
+    PATH has the directories in `before`, then those of the profile, then those in `after`. `network` are the
+    variables that the host's network needs.
     """
     environ = {"HOME": caller.home, "USER": caller.user, "LOGNAME": caller.user, "SHELL": "/bin/sh"}
     environ.update(base.env)
@@ -262,8 +337,8 @@ def environment(
         if (value := caller.environ.get(name)) is not None:
             environ[name] = value
     environ.update(network or {})
-    if path:
-        environ["PATH"] = ":".join((*path, environ["PATH"]))
+    if before or after:
+        environ["PATH"] = ":".join((*before, environ["PATH"], *after))
     environ.update(policy.env)
     return environ
 

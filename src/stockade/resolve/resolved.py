@@ -52,6 +52,10 @@ class ResolvedPolicy(msgspec.Struct, frozen=True):
     limits: Limits
     links: dict[str, str]
     """Links of the host that lead to grants, and are made again inside."""
+    gitconfig: bytes
+    """The system's configuration of git inside: the user's name and e-mail; empty for none."""
+    notes: tuple[str, ...]
+    """What the result should say about what is shown."""
     places: tuple[tuple[str, str], ...]
     """The paths of the workspace that the policy names, existing or not, and the clause of each."""
     _open: list[int]

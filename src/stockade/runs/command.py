@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from stockade.errors import PolicyError, TimeoutError
 from stockade.gate import client, wire
 from stockade.runs.io.eventloop import Steps
-from stockade.runs.io.streams import Sink, TerminalHandler, spill_place
+from stockade.runs.io.streams import TerminalHandler, spill_place
 from stockade.runs.launch import LaunchedSandbox
 from stockade.runs.limits import seconds_of
+from stockade.runs.options import CodeOptions, StartOptions, input_bytes, variables
 from stockade.runs.prepare import RunPreparation
 from stockade.runs.supervise import GRACE, Run, resumes_template
 
 LONGEST_GRACE = 3600
+NO_OPTIONS: StartOptions = {}
 
 
 def calm(box: LaunchedSandbox) -> Steps[None]:
@@ -26,14 +29,8 @@ def calm(box: LaunchedSandbox) -> Steps[None]:
 def command(
     prepared: RunPreparation,
     cmd: Sequence[str],
+    options: StartOptions | CodeOptions = NO_OPTIONS,
     *,
-    given: bytes = b"",
-    env: Mapping[str, str] | None,
-    cwd: str | os.PathLike[str] | None,
-    timeout: float | None,
-    grace: float = GRACE,
-    on_stdout: Sink | None = None,
-    on_stderr: Sink | None = None,
     source: int | None = None,
     keep: bool = True,
     kept: bool,
@@ -41,38 +38,37 @@ def command(
     meanwhile: Callable[[], object] = lambda: None,
     terminal: TerminalHandler | None = None,
 ) -> Run:
-    """Validate the caller's arguments and return the run that they describe."""
+    """Validate the caller's options and return the run that they describe."""
     argv = words(cmd)
-    place = os.fsdecode(cwd) if cwd is not None else ""
-    if "\0" in place:
-        raise PolicyError("cwd contains a NUL byte")
+    asked: Any = options  # a union of tables has no `get` for a name that some of them lack
+    grace = asked.get("grace", GRACE)
     if source is not None and os.isatty(source):
         raise PolicyError(
             "stdin is a terminal, and Stockade never passes a terminal of the host to a program",
             hint="pipe something in, or leave stdin out",
         )
-    if not 0 <= grace <= LONGEST_GRACE:
+    if not isinstance(grace, int | float) or not 0 <= grace <= LONGEST_GRACE:
         raise PolicyError(
             f"grace = {grace!r}: is not a time", hint=f"write seconds, from 0 to {LONGEST_GRACE}"
         )
     limits, workspace = prepared.resolved.limits, prepared.resolved.workspace
-    seconds = [time for time in (seconds_of(timeout), limits.wall) if time is not None]
+    seconds = [time for time in (seconds_of(asked.get("timeout")), limits.wall) if time is not None]
     here = workspace.path if workspace is not None else prepared.home
     program = client.Program(
         argv=argv,
-        env={**prepared.environ, **_variables(env)},
-        cwd=os.path.join(here, place),
+        env={**prepared.environ, **variables(asked.get("env"))},
+        cwd=os.path.join(here, _directory(asked.get("cwd"))),
         wall=min(seconds) if seconds else None,
         grace=grace,
         resumed=resumes_template(cmd, prepared.template),
     )
     return Run(
         program=program if terminal is None else terminal.fit(program),
-        given=given,
+        given=input_bytes(asked.get("input", b"")),
         source=source,
         limit=int(limits.output or 0),
-        on_stdout=on_stdout,
-        on_stderr=on_stderr,
+        on_stdout=asked.get("on_stdout"),
+        on_stderr=asked.get("on_stderr"),
         spill=spill_place(prepared.state, prepared.made.entry) if keep else None,
         kept=kept,
         cancelled_by=cancelled_by,
@@ -84,8 +80,11 @@ def command(
 def words(cmd: Sequence[str]) -> list[str]:
     """Validate a command and return its argv."""
     if isinstance(cmd, str | bytes):
-        raise PolicyError(f"the command {cmd!r} is one string", hint='write a list: ["sh", "-c", "..."]')
-    argv = [os.fsdecode(word) for word in cmd]
+        raise _one_string(os.fsdecode(cmd))
+    try:
+        argv = [os.fsdecode(word) for word in cmd]
+    except TypeError:
+        raise _not_words(cmd) from None
     if not argv:
         raise PolicyError("there is no command to run", hint="name one: stockade run -- COMMAND ...")
     if "\0" in "".join(argv):
@@ -93,14 +92,45 @@ def words(cmd: Sequence[str]) -> list[str]:
     return argv
 
 
-def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
-    for name, value in (env or {}).items():
-        if not name or "=" in name or "\0" in name or "\0" in value:
-            raise PolicyError(
-                f"env: {name!r} cannot be set",
-                hint="a name must not be empty or contain =, and neither name nor value may contain NUL",
-            )
-    return env or {}
+def _one_string(text: str) -> PolicyError:
+    """Return the error for a command that is one string, with the list that was meant."""
+    import shlex
+
+    shell = ["sh", "-c", text]
+    try:
+        parts = shlex.split(text)
+    except ValueError:  # a quotation mark is missing
+        parts = []
+    plain = parts and not any(letter in text for letter in "|&;<>()$`*?[#~=%\n")
+    return PolicyError(
+        f"the command {text!r:.200} is one string, and Stockade starts no shell unasked",
+        hint=f"write {parts if plain else shell}" + (f", or {shell} for a shell" if plain else ""),
+    )
+
+
+def _not_words(cmd: object) -> PolicyError:
+    """Return the error for a command that is no list of words."""
+    if not isinstance(cmd, Iterable):
+        return PolicyError(f"the command {cmd!r:.200} is not a list", hint='write a list: ["ls", "-l"]')
+    number, word = next(
+        (place, word) for place, word in enumerate(cmd, 1) if not isinstance(word, str | bytes | os.PathLike)
+    )
+    return PolicyError(
+        f"word {number} of the command is {word!r:.200}, a {type(word).__name__}",
+        hint=f"write it as text: {str(word)!r:.200}",
+    )
+
+
+def _directory(cwd: object) -> str:
+    """Validate the directory that a command starts in."""
+    if cwd is None:
+        return ""
+    if not isinstance(cwd, str | bytes | os.PathLike):
+        raise PolicyError(f"cwd = {cwd!r:.200}: is not a path", hint='write a path, such as cwd="src"')
+    place = os.fsdecode(cwd)
+    if "\0" in place:
+        raise PolicyError("cwd contains a NUL byte")
+    return place
 
 
 GONE = wire.Reply(

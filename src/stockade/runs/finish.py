@@ -66,8 +66,12 @@ def result_of(
         matched=prepared.resolved.hidden.matched,
         changes=changes,
         changes_cut="" if layer is None else layer.cut,
-        workspace=layer.id if layer is not None and (changes or layer.cut or layer.continued) else "",
-        warnings=(*_warnings(prepared), *(_not_compared(layer) if layer is not None else ())),
+        workspace_id=layer.id if layer is not None and (changes or layer.cut or layer.continued) else "",
+        warnings=(
+            *_warnings(prepared),
+            *prepared.resolved.notes,
+            *(_not_compared(layer) if layer is not None else ()),
+        ),
         plan=prepared.plan.hash,
     )
     result = revised(result)
@@ -78,6 +82,7 @@ def result_of(
         result,
         sandbox="" if entry is None else entry.record.id,
         directory="" if place is None else place.path,
+        name=account.name,
     )
     return account.ended(result, ended.digests)
 

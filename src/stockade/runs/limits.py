@@ -105,7 +105,7 @@ def usage_of(ended: RunEnding, group: SandboxCgroups | None, written: int | None
     return Usage(ended.wall, *cpu, memory, tasks, written, switches, source)
 
 
-def seconds_of(timeout: float | None) -> float | None:
+def seconds_of(timeout: float | str | None) -> float | None:
     """Validate a caller's timeout and return it in seconds."""
     if timeout is None:
         return None

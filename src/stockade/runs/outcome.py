@@ -80,7 +80,7 @@ def judge(
             return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
         from stockade.runs.explain.ran_and_failed import hints
 
-        hint = "; ".join(filter(None, (hint, hints(code, reply, program, resolved, full))))
+        hint = "; ".join(filter(None, (hint, hints(code, reply, program, resolved, full, ended.tail))))
         return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
     number = os.WTERMSIG(reply.status)
     cause = f": {CAUSES[number]}" if number in CAUSES else ""
@@ -115,7 +115,9 @@ def _over_limit(ended: RunEnding, limits: Limits, group: SandboxCgroups | None) 
         used = (
             group.cpu_used() if by == wire.ENDED_BY_CPU and group is not None else reply.user + reply.system
         )
-        if by == wire.ENDED_BY_CPU or (_killed(reply) and used >= limits.cpu_time):
+        # RLIMIT_CPU, instead of a cgroup, counts ticks, which run ahead of the usage on a busy machine.
+        least = limits.cpu_time if group is not None else limits.cpu_time / 2
+        if by == wire.ENDED_BY_CPU or (_killed(reply) and used >= least):
             allowed = time_text(limits.cpu_time)
             reason = f'processor time ran out: limits.cpu_time = "{allowed}" ({used:.2f} s used)'
             return Verdict(Outcome.LIMIT_EXCEEDED, 137, reason, "raise limits.cpu_time, or compute less")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stockade import backends, state
+from stockade import backends
 from stockade.backends.backend import PlanInputs
 from stockade.backends.selection import chosen
 from stockade.controls import Control
@@ -31,6 +31,7 @@ from stockade.runs.limits import CgroupLimits, cgroup_limits, most_files
 from stockade.runs.register import register
 from stockade.runs.register.register import RegisterEntry
 from stockade.runs.register.sandbox_record import SandboxRecord
+from stockade.state import state_dir
 from stockade.workspace.metadata import Rules
 from stockade.workspace.overlay import OverlayLayer, has_snapshots
 
@@ -130,6 +131,7 @@ class HostResources:
         *,
         living: bool,
         command: tuple[str, ...],
+        name: str = "",
         again: str = "",
         scratch: bool = False,
     ) -> None:
@@ -143,6 +145,7 @@ class HostResources:
         overlay = workspace is not None and workspace.access == "overlay"
         record = SandboxRecord(
             id=id,
+            name=name,
             command=command,
             workspace="" if workspace is None else workspace.path,
             # A sweep must not remove a layer that is continued.
@@ -237,30 +240,43 @@ def prepare(
     dry: bool = False,
     living: bool = False,
     command: Sequence[str] = (),
+    name: str = "",
+    cwd: str | os.PathLike[str] | None = None,
     workspace: Workspace | None = None,
     template: Template | None = None,
+    caller: Caller | None = None,
+    state: str = "",
 ) -> RunPreparation:
     """Select a backend, resolve the policy, make the host's resources and compile the plan.
 
     With `dry` nothing is made: the plan is only shown. `living` says that several commands will run,
-    `command` is the first one if it is known, `workspace` is the workspace to continue, and `template` is
-    what the sandbox's first process is copied from.
+    `command` is the first one if it is known and `cwd` where it starts, `name` the sandbox's, `workspace`
+    is the workspace to continue, and `template` is what the sandbox's first process is copied from.
+    `caller` and `state`, the state directory, are found if they are not given.
     """
     with os_errors.setup_errors():
-        return _resolve_and_plan(policy, pinned, dry, living, tuple(command), workspace, template)
+        caller = caller or Caller.current()
+        home = state or state_dir(caller.environ, caller.home)
+        first = tuple(command)
+        start = os.fsdecode(cwd or "").partition("\0")[0]  # `command` refuses a NUL byte
+        return _resolve_and_plan(
+            policy, caller, home, pinned, dry, living, first, start, name, workspace, template
+        )
 
 
 def _resolve_and_plan(
     policy: Policy,
+    caller: Caller,
+    home: str,
     pinned: bool,
     dry: bool,
     living: bool,
     command: tuple[str, ...],
+    start: str,
+    name: str,
     workspace: Workspace | None,
     template: Template | None,
 ) -> RunPreparation:
-    caller = Caller.current()
-    home = state.state_dir(caller.environ, caller.home)
     if workspace is not None:
         from stockade.runs import resume
 
@@ -272,7 +288,9 @@ def _resolve_and_plan(
         from stockade.runs.explain.gate_refused import no_copies
 
         raise no_copies(backend.name)
-    resolved = resolve(policy, caller, home, pinned=pinned, command=command[0] if command else "")
+    resolved = resolve(
+        policy, caller, home, pinned=pinned, command=command[0] if command else "", start=start
+    )
     made = HostResources()
     try:
         if template is not None:
@@ -284,8 +302,9 @@ def _resolve_and_plan(
         if not dry:
             again = "" if workspace is None else workspace.id
             made.make(
-                home, resolved, kept, living=living, command=command, again=again, scratch=backend.scratch
-            )
+                home, resolved, kept, living=living, command=command, name=name, again=again,
+                scratch=backend.scratch,
+            )  # fmt: skip
         plan = backend.plan(
             PlanInputs(
                 resolved=resolved,

@@ -7,61 +7,49 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import IO, TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import IO, TYPE_CHECKING, Unpack
 
+import stockade
 from stockade.errors import SetupError
-from stockade.policy import Policy
-from stockade.receipt.account import Account, named
+from stockade.policy.model import PolicyLike
 from stockade.result import Result
-from stockade.runs.command import command, late, words
+from stockade.runs.command import command, late
 from stockade.runs.io.async_eventloop import drive, watch
 from stockade.runs.io.eventloop import Events
-from stockade.runs.io.streams import PIPE, Sink
 from stockade.runs.launch import LaunchedSandbox
-from stockade.runs.prepare import RunPreparation, prepare
-from stockade.runs.supervise import GRACE, Run, RunEnding, template_of
+from stockade.runs.options import (
+    BackgroundOptions,
+    OneShotOptions,
+    ProcessOptions,
+    RunOptions,
+    refuse_unknown,
+)
+from stockade.runs.prepare import RunPreparation
+from stockade.runs.supervise import RunEnding
 from stockade.sandbox.process import ProcessBase, ProcessHandles
-from stockade.sandbox.sandbox import OnExit, SandboxBase, one_shot, valid_on_exit
+from stockade.sandbox.sandbox import NO_EXTRAS, SandboxBase, run_once_steps
 
 if TYPE_CHECKING:
-    from stockade.receipt.statement import Who
-    from stockade.sandbox.workspace import Workspace
-    from stockade.sessions.background import AsyncBackground
-    from stockade.sessions.interpreter import AsyncInterpreter
     from stockade.sessions.session import AsyncLivingSandbox
-    from stockade.sessions.shell import AsyncShell
-    from stockade.workspace.files.async_files import AsyncFiles
 
 LONGEST_LINE = 1 << 20
 
 
-async def run(
-    cmd: Sequence[str],
-    policy: Policy,
-    *,
-    input: bytes = b"",
-    env: Mapping[str, str] | None = None,
-    cwd: str | os.PathLike[str] | None = None,
-    timeout: float | None = None,
-    grace: float = GRACE,
-    on_stdout: Sink | None = None,
-    on_stderr: Sink | None = None,
-    on_exit: OnExit = "keep",
-    who: Who | Mapping[str, str] | None = None,
+async def run_async(
+    cmd: Sequence[str], policy: PolicyLike | None = None, **options: Unpack[OneShotOptions]
 ) -> Result:
-    """Run one command in its own sandbox, as `sandbox.run` does. Cancelling ends the command first."""
-    account = Account(policy, words(cmd), named(who))
-    with account.telling(), Events() as events:
-        prepared = account.prepared = prepare(policy, command=words(cmd), template=template_of(cmd))
+    """Run one command in its own sandbox: `stockade.run` with `await`, and with the same options.
 
-        def make_run() -> Run:
-            return command(
-                prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
-                on_stdout=on_stdout, on_stderr=on_stderr, kept=False, meanwhile=account.ready,
-            )  # fmt: skip
+    >>> import asyncio, stockade
+    >>> asyncio.run(stockade.run_async(["cat"], input="hello")).text
+    'hello'
 
-        return await drive(one_shot(prepared, make_run, account, events, valid_on_exit(on_exit)), events)
+    Cancelling it ends the command first: TERM, grace, KILL.
+    """
+    refuse_unknown("run_async", options, OneShotOptions.__optional_keys__)
+    with Events() as events:
+        return await drive(run_once_steps(cmd, policy, options, NO_EXTRAS, events), events)
 
 
 class AsyncSandbox(SandboxBase):
@@ -78,24 +66,11 @@ class AsyncSandbox(SandboxBase):
     A cancelled run ends like one whose time is over: TERM, grace, KILL; then the cancellation is raised.
     """
 
-    def __init__(
-        self,
-        policy: Policy | None = None,
-        *,
-        on_exit: OnExit = "keep",
-        workspace: Workspace | str | None = None,
-        snapshot: bool = False,
-        who: Who | Mapping[str, str] | None = None,
-        pinned: bool = False,
-    ) -> None:
-        super().__init__(
-            policy, on_exit=on_exit, workspace=workspace, snapshot=snapshot, who=who, pinned=pinned
-        )
-        self._using = 0
+    def _set_up(self) -> None:
         self._quiet = asyncio.Event()
 
     @property
-    def files(self) -> AsyncFiles:
+    def files(self) -> stockade.workspace.AsyncFiles:
         """The files inside, as programs see them; those of the workspace also after the sandbox has ended."""
         from stockade.workspace.files.async_files import AsyncFiles
 
@@ -150,54 +125,26 @@ class AsyncSandbox(SandboxBase):
             else:  # this may remove or walk a whole tree
                 await asyncio.get_running_loop().run_in_executor(None, self._put_away, prepared)
 
-    async def run(
-        self,
-        cmd: Sequence[str],
-        *,
-        input: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        timeout: float | None = None,
-        grace: float = GRACE,
-        on_stdout: Sink | None = None,
-        on_stderr: Sink | None = None,
-        who: Who | Mapping[str, str] | None = None,
-    ) -> Result:
-        """Run a command to its end. The sandbox and its other programs live on."""
-        account = self._account(cmd, who)
+    async def run(self, cmd: Sequence[str], **options: Unpack[RunOptions]) -> Result:
+        """Run a command to its end, as `Sandbox.run` does. The sandbox and its other programs live on."""
+        refuse_unknown("run", options, RunOptions.__optional_keys__)
+        account = self._account(cmd, options.get("who"))
         with account.telling():
             async with self._in_use() as (box, prepared):
                 await self._snapshot_before_run()
-                run = command(
-                    prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
-                    on_stdout=on_stdout, on_stderr=on_stderr, kept=True, meanwhile=account.ready,
-                )  # fmt: skip
+                run = command(prepared, cmd, options, kept=True, meanwhile=account.ready)
                 with Events() as events:
                     return await drive(self._run_steps(box, prepared, run, events, account), events)
 
-    async def start(
-        self,
-        cmd: Sequence[str],
-        *,
-        stdin: int | None = None,
-        stdout: int | None = PIPE,
-        stderr: int | None = PIPE,
-        pty: bool | tuple[int, int] = False,
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        timeout: float | None = None,
-        grace: float = GRACE,
-        who: Who | Mapping[str, str] | None = None,
-    ) -> AsyncProcess:
+    async def start(self, cmd: Sequence[str], **options: Unpack[ProcessOptions]) -> AsyncProcess:
         """Start a command without waiting for its end, as `Sandbox.start` does; its streams are asyncio's."""
-        account = self._account(cmd, who)
+        account, run, stdio = self._start_request(cmd, options)
         with account.telling():
             async with self._in_use() as (box, prepared):
                 await self._snapshot_before_run()
-                run = command(prepared, cmd, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=True)
                 with Events() as events:
-                    stdio = (stdin, stdout, stderr)
-                    parts = await drive(self._start_steps(box, run.program, stdio, pty, events), events)
+                    steps = self._start_steps(box, run.program, stdio, options.get("pty", False), events)
+                    parts = await drive(steps, events)
                 process = AsyncProcess(
                     parts,
                     lambda ended: self._make_result(ended, run.program, prepared, box, account),
@@ -210,7 +157,7 @@ class AsyncSandbox(SandboxBase):
                     raise
                 return process
 
-    def shell(self, *, first: bool = False) -> AsyncShell:
+    def shell(self, *, first: bool = False) -> stockade.sandbox.AsyncShell:
         """One bash for many runs: directory, variables and functions stay. The first run starts it.
 
         With `first` it is process 2, right after init: nothing else may have run in the sandbox before.
@@ -221,7 +168,7 @@ class AsyncSandbox(SandboxBase):
 
     def python(
         self, *, preload: Iterable[str] = (), executable: str = "python3", ipython: bool | None = None
-    ) -> AsyncInterpreter:
+    ) -> stockade.sandbox.AsyncInterpreter:
         """One Python for many runs: its variables stay. The first run starts it and imports `preload`.
 
         IPython's shell runs the code if it is installed inside; `ipython` forces or forbids that.
@@ -231,22 +178,12 @@ class AsyncSandbox(SandboxBase):
         return AsyncInterpreter(self._living(), preload, executable, ipython)
 
     async def background(
-        self,
-        cmd: Sequence[str],
-        *,
-        input: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        timeout: float | None = None,
-        grace: float = GRACE,
-        who: Who | Mapping[str, str] | None = None,
-    ) -> AsyncBackground:
-        """Start a command whose output goes to logs outside, which you can read from any byte on."""
+        self, cmd: Sequence[str], **options: Unpack[BackgroundOptions]
+    ) -> stockade.sandbox.AsyncBackground:
+        """Start a command whose output goes to logs outside, as `Sandbox.background` does."""
         from stockade.sessions.background import AsyncBackground
 
-        return AsyncBackground(
-            self._living(), cmd, input=input, env=env, cwd=cwd, timeout=timeout, grace=grace, who=who
-        )
+        return AsyncBackground(self._living(), cmd, options)
 
     def _living(self) -> AsyncLivingSandbox:
         """Return the calls into this sandbox that a session needs."""

@@ -66,10 +66,13 @@ class AttachRequest(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool
     #: Each terminal runs the first of these commands that exists inside.
     commands: list[list[str]]
-    workspace: Workspace | None
+    #: Where they start; None for the workspace itself.
+    cwd: str | None
+    resume: Workspace | None
     discard: bool
     snapshot: bool
     who: Mapping[str, str] | None
+    name: str
     #: Seconds that the sandbox may live.
     timeout: float | None
 
@@ -105,11 +108,12 @@ class AttachDaemon:
         self._box = Sandbox(
             wanted.policy,
             on_exit="discard" if wanted.discard else "keep",
-            workspace=wanted.workspace,
+            resume=wanted.resume,
             snapshot=wanted.snapshot,
+            name=wanted.name,
             who=wanted.who,
-            pinned=wanted.pinned,
         )
+        self._box._pinned = wanted.pinned
 
     def hold(self, first: AttachSocket) -> None:
         """Keep the sandbox until its last terminal has ended. `first` is the client that asked for it."""
@@ -290,7 +294,7 @@ class AttachDaemon:
         with account.telling():
             _, prepared = self._box._require_open()
             run = command(
-                prepared, words, env=None, cwd=None, timeout=left, keep=False, kept=True,
+                prepared, words, {"timeout": left, "cwd": self._wanted.cwd}, keep=False, kept=True,
                 cancelled_by=(KeyboardInterrupt,), meanwhile=account.ready, terminal=one.shared,
             )  # fmt: skip
             self._box._before_run()

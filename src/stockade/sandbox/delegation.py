@@ -35,6 +35,7 @@ from stockade.receipt.account import MOST_REQUESTS, Account
 from stockade.receipt.statement import Parent
 from stockade.resolve.child_policy import Child, ChildRefusedError, child, confirm
 from stockade.runs.io.eventloop import Events, Steps
+from stockade.runs.options import RunOptions
 from stockade.runs.prepare import RunPreparation, prepare
 from stockade.runs.supervise import Run
 
@@ -256,11 +257,18 @@ class Delegation:
                 room = min(MOST_OUTPUT, prepared.resolved.limits.output or 0)
                 for stream in kept:
                     stream.room = room
+                options: RunOptions = {
+                    "input": request.input,
+                    "env": found.environ,
+                    "cwd": request.cwd or None,
+                    "timeout": request.timeout,
+                    "grace": 0,
+                    "on_stdout": kept[0],
+                    "on_stderr": kept[1],
+                }
                 run = command(
-                    prepared, account.command, given=request.input, env=found.environ,
-                    cwd=request.cwd or None, timeout=request.timeout, grace=0, on_stdout=kept[0],
-                    on_stderr=kept[1], keep=False, kept=False, cancelled_by=(StoppedError,),
-                    meanwhile=account.ready,
+                    prepared, account.command, options, keep=False, kept=False,
+                    cancelled_by=(StoppedError,), meanwhile=account.ready,
                 )  # fmt: skip
                 with Events() as events:
                     return self._drive(_launch_and_run(prepared, run, account, events), events)

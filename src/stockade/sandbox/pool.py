@@ -17,21 +17,16 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import Unpack
 
 from stockade.errors import PolicyError, SetupError
-from stockade.policy import Policy
-from stockade.policy.model import policy_or_default
+from stockade.policy.model import PolicyLike, policy_or_default
 from stockade.result import Outcome, Result
-from stockade.runs.io.streams import Sink
-from stockade.runs.supervise import GRACE
+from stockade.runs.options import OnExit, RunOptions, refuse_unknown, valid_name
 from stockade.sandbox import finalize
 from stockade.sandbox.pool_member import PoolMember
-from stockade.sandbox.sandbox import OnExit, Sandbox
-
-if TYPE_CHECKING:
-    from stockade.receipt.statement import Who
+from stockade.sandbox.sandbox import Sandbox
 
 LARGEST = 1000
 #: Seconds without a new sandbox after one could not be opened or died while idle: doubled with each further
@@ -53,12 +48,22 @@ class Pool:
     ...     [pool.run(["echo", str(n)]).text for n in range(3)]
     ['0\\n', '1\\n', '2\\n']
 
-    `on_exit` is as for `Sandbox`. Threads may share a pool. Without `with`, call `close`. With
-    `Policy(reuse={})` runs share sandboxes, and with them the files in the private directories.
+    `on_exit` is as for `Sandbox`; every sandbox of the pool has its `name`. Threads may share a pool. Without
+    `with`, call `close`. With `Policy(reuse={})` runs share sandboxes, and with them the files in the private
+    directories.
     """
 
-    def __init__(self, policy: Policy | None = None, *, size: int = 8, on_exit: OnExit = "keep") -> None:
+    def __init__(
+        self,
+        policy: PolicyLike | None = None,
+        *,
+        size: int = 8,
+        on_exit: OnExit = "keep",
+        name: str = "",
+    ) -> None:
         valid_size(size, 1)
+        #: What `stockade ps`, logs and receipts call each of its sandboxes.
+        self.name = valid_name(name)
         self.policy = policy_or_default(policy)
         rule = self.policy.workspace
         if self.policy.reuse is not None and rule is not None and rule.mode == "overlay":
@@ -91,33 +96,27 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        state = "closed" if self._closed else f"{self.ready} of {self.size} ready"
+        return f"<{type(self).__name__}{name}: {state}>"
+
     @property
     def ready(self) -> int:
         """How many sandboxes are ready."""
         return len(self._ready)
 
-    def run(
-        self,
-        cmd: Sequence[str],
-        *,
-        input: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        timeout: float | None = None,
-        grace: float = GRACE,
-        on_stdout: Sink | None = None,
-        on_stderr: Sink | None = None,
-        who: Who | Mapping[str, str] | None = None,
-    ) -> Result:
-        """Run one command as `stockade.run` does: in its own sandbox, unless the policy says `reuse`."""
+    def run(self, cmd: Sequence[str], **options: Unpack[RunOptions]) -> Result:
+        """Run one command as `stockade.run` does: in its own sandbox, unless the policy says `reuse`.
+
+        The options are `input`, `env`, `cwd`, `timeout`, `grace`, `on_stdout`, `on_stderr` and `who`.
+        """
+        refuse_unknown("run", options, RunOptions.__optional_keys__)
         slot = self._take(returns=self.policy.reuse is not None)
         again = False
         run = slot.box.run_last if self.policy.reuse is None else slot.box.run
         try:
-            result = run(
-                cmd, input=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
-                on_stderr=on_stderr, who=who,
-            )  # fmt: skip
+            result = run(cmd, **options)
             again = (
                 self.policy.reuse is not None and result.outcome is Outcome.EXITED and slot.kill_leftovers()
             )
@@ -196,7 +195,7 @@ class Pool:
             raise
 
     def _open_member(self) -> PoolMember:
-        box = Sandbox(self.policy, on_exit=self._on_exit)
+        box = Sandbox(self.policy, on_exit=self._on_exit, name=self.name)
         box.open()
         return PoolMember(box)
 

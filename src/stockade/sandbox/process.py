@@ -147,6 +147,12 @@ class ProcessBase:
         if parts.refused is not None:
             self._finish(RunEnding(reply=parts.refused, wall=0))
 
+    def __repr__(self) -> str:
+        state = "running" if self._result is None else self._result.outcome.value
+        return (
+            f"<{type(self).__name__} {self.pid}: {'closed' if self._closed and not self._result else state}>"
+        )
+
     def signal(self, number: int) -> None:
         """Send a signal to its process group."""
         if (channel := self._channel) is not None:

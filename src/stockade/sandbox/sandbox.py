@@ -8,25 +8,37 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import msgspec
 
+import stockade
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
-from stockade.policy import Policy
-from stockade.policy.model import policy_or_default
+from stockade.policy.model import PolicyLike, policy_or_default
 from stockade.receipt.account import Account, named
+from stockade.receipt.statement import Receipt, Who
 from stockade.result import Handoff, Result, lost
 from stockade.runs.command import calm, command, words
 from stockade.runs.finish import left_by_run, left_by_sandbox, result_of, with_handoffs
-from stockade.runs.io.eventloop import Events, Steps, drive
-from stockade.runs.io.streams import PIPE, Sink, Streams, TerminalHandler
+from stockade.runs.io.eventloop import Events, Steps, drive, in_thread
+from stockade.runs.io.streams import PIPE, Streams, TerminalHandler
 from stockade.runs.launch import LaunchedSandbox, launch
+from stockade.runs.options import (
+    BackgroundOptions,
+    OneShotOptions,
+    OnExit,
+    ProcessOptions,
+    RunOptions,
+    refuse_unknown,
+    valid_name,
+    valid_on_exit,
+)
 from stockade.runs.prepare import RunPreparation, prepare
-from stockade.runs.supervise import GRACE, Run, RunEnding, supervise, template_of
+from stockade.runs.supervise import Run, RunEnding, supervise, template_of
 from stockade.sandbox.workspace_lifecycle import (
     commit_and_close,
+    living_files,
     open_workspace,
     snapshot_before,
     with_commit,
@@ -36,18 +48,10 @@ from stockade.workspace.overlay import OverlayLayer
 
 if TYPE_CHECKING:
     from stockade.gate.template import Template
-    from stockade.receipt.statement import Receipt, Who
-    from stockade.sandbox.process import Process, ProcessHandles
-    from stockade.sandbox.workspace import Workspace
-    from stockade.sessions.background import Background
-    from stockade.sessions.interpreter import Interpreter
+    from stockade.linux.user import Caller
+    from stockade.sandbox.process import ProcessHandles
     from stockade.sessions.session import LivingSandbox
-    from stockade.sessions.shell import Shell
-    from stockade.workspace.commit import Commit
-    from stockade.workspace.files.files import Files
 
-OnExit = Literal["keep", "discard", "commit"]
-WAYS = get_args(OnExit)
 #: The prefix of the snapshots taken before each run.
 RUN = "run-"
 
@@ -56,50 +60,70 @@ class SandboxBase:
     """What `Sandbox` and `AsyncSandbox` share: everything but the waiting."""
 
     _box: LaunchedSandbox | None = None
-    #: The template that its first process is copied from, and a command that is known to run; see
-    #: `functions.warm_python`.
-    _template: Template | None = None
-    _command: tuple[str, ...] = ()
 
     def __init__(
         self,
-        policy: Policy | None = None,
+        policy: PolicyLike | None = None,
         *,
         on_exit: OnExit = "keep",
-        workspace: Workspace | str | None = None,
+        resume: stockade.Workspace | str | None = None,
         snapshot: bool = False,
+        name: str = "",
         who: Who | Mapping[str, str] | None = None,
-        pinned: bool = False,
     ) -> None:
         self.policy = policy_or_default(policy)
+        #: What `stockade ps`, logs and receipts call it.
+        self.name = valid_name(name)
+        #: The template that its first process is copied from, and a command that is known to run; see
+        #: `functions.warm_python`.
+        self._template: Template | None = None
+        self._command: tuple[str, ...] = ()
         #: With `on_exit="commit"`: what `close` has committed.
-        self.committed: Commit | None = None
+        self.committed: stockade.workspace.Commit | None = None
         #: After `close`: files that programs left, where they could write for real, for tools of the host to
         #: obey.
         self.handoffs: tuple[Handoff, ...] = ()
         #: After `close`: what the search for handoffs could not read.
         self.warnings: tuple[str, ...] = ()
         self._on_exit = valid_on_exit(on_exit)
-        self._continued = open_workspace(workspace)
+        self._continued = open_workspace(resume)
         self._snapshot = snapshot
-        self._pinned = pinned
+        #: Whether the policy's paths are real names (`resolve.discovery`).
+        self._pinned = False
         self._who = named(who)
         #: The state directory with the receipts of its runs, and their sequence numbers.
         self._log, self._receipts = "", list[int]()
         self._prepared: RunPreparation | None = None
-        self._files: Files | None = None
+        self._files: stockade.workspace.Files | None = None
         self._files_lock = threading.Lock()
         #: Held while a thread uses the workspace of the living sandbox, and while one puts it away.
         self._workspace_lock = threading.RLock()
         self._paused = False
+        self._using = 0
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Make what lets `close` wait for calls that use the sandbox."""
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        where = f" in {rule.path}" if (rule := self.policy.workspace) is not None else ""
+        state = "closed" if self._box is None else "paused" if self._paused else "open"
+        return f"<{type(self).__name__}{name} {self.id or '-'}: {state}{where}>"
+
+    @property
+    def id(self) -> str:
+        """Its id while it is open, as `stockade ps` shows it; "" if the register does not have it."""
+        entry = None if self._prepared is None else self._prepared.made.entry
+        return "" if entry is None else entry.record.id
 
     def _open_steps(self, events: Events) -> Steps[None]:
         if self._box is not None:
             raise SetupError("the sandbox is already open", stage="sandbox")
-        account = Account(self.policy, (), self._who, self._receipts)
+        account = Account(self.policy, (), self._who, self._receipts, name=self.name)
         with account.telling():
             prepared = prepare(
-                self.policy, pinned=self._pinned, living=True, command=self._command,
+                self.policy, pinned=self._pinned, living=True, command=self._command, name=self.name,
                 workspace=self._continued, template=self._template,
             )  # fmt: skip
             account.prepared, self._log = prepared, prepared.state
@@ -120,7 +144,7 @@ class SandboxBase:
 
     def _account(self, cmd: Sequence[str], who: Who | Mapping[str, str] | None) -> Account:
         box, prepared = self._require_open()
-        account = Account(self.policy, words(cmd), named(who, self._who), self._receipts)
+        account = Account(self.policy, words(cmd), named(who, self._who), self._receipts, name=self.name)
         account.prepared, account.box = prepared, box
         return account
 
@@ -134,6 +158,16 @@ class SandboxBase:
         finally:
             streams.close()
         return self._make_result(ended, run.program, prepared, box, account)
+
+    def _start_request(
+        self, cmd: Sequence[str], options: ProcessOptions
+    ) -> tuple[Account, Run, tuple[int | None, int | None, int | None]]:
+        """Validate the options of `start`; return the account, the run and the program's streams."""
+        refuse_unknown("start", options, ProcessOptions.__optional_keys__)
+        account = self._account(cmd, options.get("who"))
+        with account.telling():
+            run = command(self._require_open()[1], cmd, options, kept=True)
+        return account, run, (options.get("stdin"), options.get("stdout", PIPE), options.get("stderr", PIPE))
 
     def _start_steps(
         self,
@@ -205,19 +239,17 @@ class SandboxBase:
         if layer is not None and layer.lost:
             raise SetupError(lost(layer.lost), stage="workspace", hint=f"the others are in {layer.path}")
 
-    def _open_files(self) -> Files:
+    def _open_files(self) -> stockade.workspace.Files:
         """Return the sandbox's files; ask the gate for them at the first call."""
         with self._files_lock:
             if self._files is None:
-                from stockade.workspace.files.files import Files
-
                 box, prepared = self._require_open()
                 roots = () if prepared.plan.plain else box.roots()
-                self._files = Files.from_descriptors(roots, prepared.resolved, prepared.home)
+                self._files = living_files(roots, prepared.resolved, prepared.home)
             return self._files
 
     @property
-    def workspace(self) -> Workspace:
+    def workspace(self) -> stockade.Workspace:
         """The changes so far. Everything inside is frozen while you read or commit them."""
         from stockade.sandbox.workspace import Workspace
 
@@ -269,15 +301,6 @@ def account_of(sandbox: SandboxBase, cmd: Sequence[str]) -> Account:
     return sandbox._account(cmd, None)
 
 
-def valid_on_exit(on_exit: OnExit) -> OnExit:
-    """Validate a choice for `on_exit` and return it."""
-    if on_exit not in WAYS:
-        raise PolicyError(
-            f"on_exit = {on_exit!r}: is not a known choice", hint='write "keep", "discard" or "commit"'
-        )
-    return on_exit
-
-
 class Sandbox(SandboxBase):
     """A living sandbox: several commands behind the same walls, also at the same time.
 
@@ -291,29 +314,18 @@ class Sandbox(SandboxBase):
     (without changes nothing is kept), "discard" or "commit" them. If the commit is refused, an error is
     raised and the changes are kept; after an exception in the `with` statement nothing is committed.
 
-    `workspace` continues an earlier workspace, given as a `Workspace` or its id; the policy need not name its
-    directory then. `snapshot` takes a snapshot before each run, named run-1, run-2 and so on. `who` tells the
-    receipts who asked: agent, category, action and words; a run may add to it.
+    `policy` is a `Policy`, its clauses as a dict, or the path of a policy file. `resume` goes on in an
+    earlier workspace, given as a `Workspace` or its id; the policy need not name its directory then.
+    `snapshot` takes a snapshot before each run, named run-1, run-2 and so on. `name` is what `stockade ps`,
+    logs and receipts call the sandbox. `who` tells the receipts who asked: agent, category, action and words;
+    a run may add to it.
     """
 
-    def __init__(
-        self,
-        policy: Policy | None = None,
-        *,
-        on_exit: OnExit = "keep",
-        workspace: Workspace | str | None = None,
-        snapshot: bool = False,
-        who: Who | Mapping[str, str] | None = None,
-        pinned: bool = False,
-    ) -> None:
-        super().__init__(
-            policy, on_exit=on_exit, workspace=workspace, snapshot=snapshot, who=who, pinned=pinned
-        )
+    def _set_up(self) -> None:
         self._quiet = threading.Condition()
-        self._using = 0
 
     @property
-    def files(self) -> Files:
+    def files(self) -> stockade.workspace.Files:
         """The files inside, as programs see them; those of the workspace also after the sandbox has ended."""
         return self._open_files()
 
@@ -348,36 +360,26 @@ class Sandbox(SandboxBase):
             self._left_by(ResourceWarning)
             self.close()
 
-    def run(
-        self,
-        cmd: Sequence[str],
-        *,
-        input: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        timeout: float | None = None,
-        grace: float = GRACE,
-        on_stdout: Sink | None = None,
-        on_stderr: Sink | None = None,
-        who: Who | Mapping[str, str] | None = None,
-    ) -> Result:
-        """Run a command to its end. The sandbox and its other programs live on."""
-        return self._run(
-            cmd, who, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, on_stdout=on_stdout,
-            on_stderr=on_stderr, kept=True,
-        )  # fmt: skip
+    def run(self, cmd: Sequence[str], **options: Unpack[RunOptions]) -> Result:
+        """Run a command to its end. The sandbox and its other programs live on.
 
-    def run_last(self, cmd: Sequence[str], **options: Any) -> Result:
+        The options are `input`, `env`, `cwd`, `timeout`, `grace`, `on_stdout`, `on_stderr` and `who`, as for
+        `stockade.run`.
+        """
+        return self._run(cmd, options, kept=True)
+
+    def run_last(self, cmd: Sequence[str], **options: Unpack[RunOptions]) -> Result:
         """Run a command as `run` does, and end the sandbox with it. No other run may use the sandbox.
 
         Init attends to the command itself instead of a keeper, which saves one process.
         """
-        return self._run(cmd, options.pop("who"), given=options.pop("input"), kept=False, **options)
+        return self._run(cmd, options, kept=False)
 
-    def _run(self, cmd: Sequence[str], who: Who | Mapping[str, str] | None, **options: Any) -> Result:
-        account = self._account(cmd, who)
+    def _run(self, cmd: Sequence[str], options: RunOptions, *, kept: bool) -> Result:
+        refuse_unknown("run", options, RunOptions.__optional_keys__)
+        account = self._account(cmd, options.get("who"))
         with account.telling():
-            run = command(self._require_open()[1], cmd, meanwhile=account.ready, **options)
+            run = command(self._require_open()[1], cmd, options, meanwhile=account.ready, kept=kept)
             if run.kept:
                 self._before_run()
             with self._in_use() as (box, prepared), Events() as events:
@@ -396,42 +398,29 @@ class Sandbox(SandboxBase):
         gate = self.gate
         return gate is None or bool(select.select([gate], [], [], 0)[0])
 
-    def start(
-        self,
-        cmd: Sequence[str],
-        *,
-        stdin: int | None = None,
-        stdout: int | None = PIPE,
-        stderr: int | None = PIPE,
-        pty: bool | tuple[int, int] = False,
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        timeout: float | None = None,
-        grace: float = GRACE,
-        who: Who | Mapping[str, str] | None = None,
-    ) -> Process:
+    def start(self, cmd: Sequence[str], **options: Unpack[ProcessOptions]) -> stockade.sandbox.Process:
         """Start a command without waiting for its end.
 
-        Streams are `subprocess.PIPE` or `DEVNULL` (stdin: None for an empty one); stderr can be `STDOUT`.
-        With `pty` the program gets its own terminal instead, of 24 lines and 80 columns or the given size.
+        `stdin`, `stdout` and `stderr` are `subprocess.PIPE` or `DEVNULL` (stdin: None for an empty one);
+        stderr can be `STDOUT`. By default the program's stdin is empty and the other two are pipes. With
+        `pty` it gets its own terminal instead, of 24 lines and 80 columns or the given size. The other
+        options are `env`, `cwd`, `timeout`, `grace` and `who`, as for `stockade.run`.
         """
         from stockade.sandbox.process import Process
 
-        account = self._account(cmd, who)
+        account, run, stdio = self._start_request(cmd, options)
         with account.telling():
-            prepared = self._require_open()[1]
-            run = command(prepared, cmd, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=True)
             self._before_run()
             with self._in_use() as (box, prepared), Events() as events:
-                stdio = (stdin, stdout, stderr)
-                parts = drive(self._start_steps(box, run.program, stdio, pty, events), events)
+                steps = self._start_steps(box, run.program, stdio, options.get("pty", False), events)
+                parts = drive(steps, events)
             return Process(
                 parts,
                 lambda ended: self._make_result(ended, run.program, prepared, box, account),
                 account.abandoned,
             )
 
-    def shell(self, *, first: bool = False) -> Shell:
+    def shell(self, *, first: bool = False) -> stockade.sandbox.Shell:
         """One bash for many runs: directory, variables and functions stay. The first run starts it.
 
         With `first` it is process 2, right after init: nothing else may have run in the sandbox before.
@@ -442,7 +431,7 @@ class Sandbox(SandboxBase):
 
     def python(
         self, *, preload: Iterable[str] = (), executable: str = "python3", ipython: bool | None = None
-    ) -> Interpreter:
+    ) -> stockade.sandbox.Interpreter:
         """One Python for many runs: its variables stay. The first run starts it and imports `preload`.
 
         IPython's shell runs the code if it is installed inside; `ipython` forces or forbids that.
@@ -452,22 +441,15 @@ class Sandbox(SandboxBase):
         return Interpreter(self._living(), preload, executable, ipython)
 
     def background(
-        self,
-        cmd: Sequence[str],
-        *,
-        input: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        timeout: float | None = None,
-        grace: float = GRACE,
-        who: Who | Mapping[str, str] | None = None,
-    ) -> Background:
-        """Start a command whose output goes to logs outside, which you can read from any byte on."""
+        self, cmd: Sequence[str], **options: Unpack[BackgroundOptions]
+    ) -> stockade.sandbox.Background:
+        """Start a command whose output goes to logs outside, which you can read from any byte on.
+
+        The options are `input`, `env`, `cwd`, `timeout`, `grace` and `who`, as for `stockade.run`.
+        """
         from stockade.sessions.background import Background
 
-        return Background(
-            self._living(), cmd, input=input, env=env, cwd=cwd, timeout=timeout, grace=grace, who=who
-        )
+        return Background(self._living(), cmd, options)
 
     def _living(self) -> LivingSandbox:
         """Return the calls into this sandbox that a session needs."""
@@ -504,60 +486,86 @@ class UseGuard:
             self._sandbox._quiet.notify_all()
 
 
-def run(
-    cmd: Sequence[str],
-    policy: Policy | None = None,
-    *,
-    input: bytes = b"",
-    env: Mapping[str, str] | None = None,
-    cwd: str | os.PathLike[str] | None = None,
-    timeout: float | None = None,
-    grace: float = GRACE,
-    on_stdout: Sink | None = None,
-    on_stderr: Sink | None = None,
-    on_exit: OnExit = "keep",
-    workspace: Workspace | str | None = None,
-    snapshot: bool = False,
-    who: Who | Mapping[str, str] | None = None,
-    stdin: int | None = None,
-    keep_output: bool = True,
-    pinned: bool = False,
-    cancelled_by: tuple[type[BaseException], ...] = (),
-    terminal: TerminalHandler | None = None,
-) -> Result:
+class RunExtras(NamedTuple):
+    """What only the command line gives a run."""
+
+    #: The program reads the content of this descriptor, which must not be a terminal.
+    stdin: int | None = None
+    #: Whether the result has the output.
+    keep_output: bool = True
+    #: Whether the policy's paths are real names (`resolve.discovery`).
+    pinned: bool = False
+    #: Exceptions that end the run and make its outcome "cancelled"; others end it and are raised.
+    cancelled_by: tuple[type[BaseException], ...] = ()
+    #: Handles a terminal of the sandbox's own, which the program gets instead of pipes.
+    terminal: TerminalHandler | None = None
+    #: The user who asks, and the state directory, if they are known already.
+    caller: Caller | None = None
+    state: str = ""
+
+
+NO_EXTRAS = RunExtras()
+
+
+def run(cmd: Sequence[str], policy: PolicyLike | None = None, **options: Unpack[OneShotOptions]) -> Result:
     """Run one command in its own sandbox.
 
-    `on_exit`, `workspace`, `snapshot` and `who` are as for `Sandbox`, but the result reports a refused
-    commit, and a run that did not end by itself commits nothing.
+    `cmd` is a list of words. `policy` is a `Policy`, its clauses as a dict, or the path of a policy file. The
+    options:
 
-    The program reads the content of the descriptor `stdin`, unless that is a terminal. Exceptions named
-    in `cancelled_by` end the run and make its outcome "cancelled"; others end it and are raised.
-    `terminal` handles a terminal of the sandbox's own, which the program gets instead of pipes.
+    - `input`: its standard input, bytes or text; `env`: variables besides those of the policy; `cwd`: where
+      it starts, relative to the workspace
+    - `timeout`: when to end it, in seconds or as text such as "5m"; `grace`: seconds from TERM to KILL
+    - `on_stdout`, `on_stderr`: functions that get each piece of output as it comes
+    - `on_exit`: what happens to the changes in an overlay workspace, "keep", "discard" or "commit"; the
+      result reports a refused commit, and a run that did not end by itself commits nothing
+    - `resume`: the workspace to go on in, or its id; `snapshot`: whether to take a snapshot before the run
+    - `name`: what `stockade ps`, logs and receipts call the sandbox; `who`: who asks, for the receipt
 
     >>> import stockade
-    >>> result = stockade.run(["cat"], input=b"hello")
+    >>> result = stockade.run(["cat"], input="hello")
     >>> result.ok, result.stdout
     (True, b'hello')
     """
-    argv, end = words(cmd), valid_on_exit(on_exit)
-    chosen = policy_or_default(policy)
-    account = Account(chosen, argv, named(who))
-    with account.telling(), Events() as events:
-        again = open_workspace(workspace)
-        prepared = prepare(chosen, pinned=pinned, command=argv, workspace=again, template=template_of(cmd))
+    refuse_unknown("run", options, OneShotOptions.__optional_keys__)
+    return run_once(cmd, policy, options)
+
+
+def run_once(
+    cmd: Sequence[str], policy: PolicyLike | None, options: OneShotOptions, extras: RunExtras = NO_EXTRAS
+) -> Result:
+    """Run one command as `run` does, with what only the command line gives it."""
+    with Events() as events:
+        return drive(run_once_steps(cmd, policy, options, extras, events), events)
+
+
+def run_once_steps(
+    cmd: Sequence[str],
+    policy: PolicyLike | None,
+    options: OneShotOptions,
+    extras: RunExtras,
+    events: Events,
+) -> Steps[Result]:
+    """Return the steps of `run` and `run_async`."""
+    argv, end = words(cmd), valid_on_exit(options.get("on_exit", "keep"))
+    chosen, name = policy_or_default(policy), valid_name(options.get("name", ""))
+    account = Account(chosen, argv, named(options.get("who")), name=name)
+    with account.telling():
+        prepared = prepare(
+            chosen, pinned=extras.pinned, command=argv, cwd=options.get("cwd"), name=name,
+            workspace=open_workspace(options.get("resume")), template=template_of(cmd), caller=extras.caller,
+            state=extras.state,
+        )  # fmt: skip
         account.prepared = prepared
 
         def make_run() -> Run:
-            one = command(
-                prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace,
-                on_stdout=on_stdout, on_stderr=on_stderr, source=stdin, keep=keep_output, kept=False,
-                cancelled_by=cancelled_by, meanwhile=account.ready, terminal=terminal,
+            return command(
+                prepared, cmd, options, source=extras.stdin, keep=extras.keep_output, kept=False,
+                cancelled_by=extras.cancelled_by, meanwhile=account.ready, terminal=extras.terminal,
             )  # fmt: skip
-            if snapshot:
-                snapshot_before(prepared, RUN)
-            return one
 
-        return drive(one_shot(prepared, make_run, account, events, end), events)
+        snapshot = options.get("snapshot", False)
+        return (yield from one_shot(prepared, make_run, account, events, end, snapshot=snapshot))
 
 
 def with_delegation(run: Run, prepared: RunPreparation, account: Account | None) -> Run:
@@ -573,17 +581,26 @@ def with_delegation(run: Run, prepared: RunPreparation, account: Account | None)
 
 
 def one_shot(
-    prepared: RunPreparation, make_run: Callable[[], Run], account: Account, events: Events, end: OnExit
+    prepared: RunPreparation,
+    make_run: Callable[[], Run],
+    account: Account,
+    events: Events,
+    end: OnExit,
+    *,
+    snapshot: bool = False,
 ) -> Steps[Result]:
     """Run one command in a new sandbox, then keep, commit or discard its changes."""
     discard = False
     try:
-        result = yield from _launch_and_run(prepared, make_run(), account, events)
-        if end != "discard" and result.workspace and prepared.layer is not None:
+        one = make_run()
+        if snapshot:
+            yield from in_thread(lambda: snapshot_before(prepared, RUN), events)
+        result = yield from _launch_and_run(prepared, one, account, events)
+        if end != "discard" and result.workspace_id and prepared.layer is not None:
             result = msgspec.structs.replace(result, lost=prepared.layer.bring_last())
         if end == "commit":
             return with_commit(result, prepared)
-        discard = not result.workspace
+        discard = not result.workspace_id
         return result
     except BaseException:
         # After any exception keep the changes, if there are some.

@@ -16,24 +16,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 import msgspec
 
 from stockade.errors import NotFoundError, PolicyError, SetupError
 from stockade.linux import os_errors
-from stockade.policy import Policy
-from stockade.policy.model import policy_or_default
+from stockade.policy.model import PolicyLike, policy_or_default
 from stockade.receipt.account import Account, named
+from stockade.receipt.statement import Who
 from stockade.result import Outcome, Result
 from stockade.runs.command import command, late, words
 from stockade.runs.io.eventloop import Events, Steps
+from stockade.runs.options import OnExit, SpawnOptions, refuse_unknown, valid_name, valid_on_exit
 from stockade.runs.prepare import prepare
-from stockade.runs.supervise import GRACE, Run
-from stockade.sandbox.sandbox import OnExit, one_shot, valid_on_exit
-
-if TYPE_CHECKING:
-    from stockade.receipt.statement import Who
+from stockade.runs.supervise import Run
+from stockade.sandbox.sandbox import one_shot
 
 MOST = 1000
 CLOSED = "the spawner was closed"
@@ -168,7 +166,7 @@ class Spawner:
 
     def __init__(
         self,
-        policy: Policy | None = None,
+        policy: PolicyLike | None = None,
         *,
         on_exit: OnExit = "keep",
         who: Who | Mapping[str, str] | None = None,
@@ -204,34 +202,33 @@ class Spawner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def spawn(
-        self,
-        cmd: Sequence[str],
-        *,
-        input: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        timeout: float | None = None,
-        grace: float = GRACE,
-        who: Who | Mapping[str, str] | None = None,
-    ) -> int:
-        """Start a command and return its number. What the policy or the host refuses is raised here."""
+    def __repr__(self) -> str:
+        count = len(self._jobs)
+        return f"<Spawner: {'closed' if self._ending else f'{count} run' + ('s' if count != 1 else '')}>"
+
+    def spawn(self, cmd: Sequence[str], **options: Unpack[SpawnOptions]) -> int:
+        """Start a command and return its number. What the policy or the host refuses is raised here.
+
+        The options are `input`, `env`, `cwd`, `timeout`, `grace`, `name` and `who`, as for `stockade.run`.
+        """
+        refuse_unknown("spawn", options, SpawnOptions.__optional_keys__)
         argv = words(cmd)
-        account = Account(self.policy, argv, named(who, self._who))
+        name = valid_name(options.get("name", ""))
+        account = Account(self.policy, argv, named(options.get("who"), self._who), name=name)
         with account.telling():
             with self._own_lock():
                 self._refuse()
             job = _SpawnerJob(account)
             try:
-                prepared = prepare(self.policy, command=argv)
+                prepared = prepare(self.policy, command=argv, name=name)
             except BaseException:
                 job.events.close()
                 raise
             account.prepared = prepared
             try:
                 one = command(
-                    prepared, argv, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=False,
-                    cancelled_by=(_TerminateRequest,), meanwhile=account.ready,
+                    prepared, argv, options, kept=False, cancelled_by=(_TerminateRequest,),
+                    meanwhile=account.ready,
                 )  # fmt: skip
                 program = msgspec.structs.replace(one.program, tell=True)
                 run = msgspec.structs.replace(one, program=program, started=job.started)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -21,11 +21,9 @@ from stockade.result import Result
 from stockade.runs.command import command, late
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.io.streams import MOST_SPILLED
+from stockade.runs.options import BackgroundOptions, refuse_unknown
 from stockade.runs.supervise import Run
-
-if TYPE_CHECKING:
-    from stockade.receipt.statement import Who
-    from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox
+from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox
 
 Stream = Literal["stdout", "stderr"]
 #: How many bytes of a log one call reads by default.
@@ -104,6 +102,9 @@ class BackgroundBase:
             cancelled_by=(killed,),
         )
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.status}>"
+
     @property
     def status(self) -> str:
         """ "running", "failed", or the outcome of its result."""
@@ -158,32 +159,13 @@ class Background(BackgroundBase):
     It ends with its sandbox. Closing it, or leaving its `with` statement, ends it and frees its logs.
     """
 
-    def __init__(
-        self,
-        sandbox: LivingSandbox,
-        cmd: Sequence[str],
-        *,
-        input: bytes,
-        env: Mapping[str, str] | None,
-        cwd: str | os.PathLike[str] | None,
-        timeout: float | None,
-        grace: float,
-        who: Who | Mapping[str, str] | None,
-    ) -> None:
+    def __init__(self, sandbox: LivingSandbox, cmd: Sequence[str], options: BackgroundOptions) -> None:
+        refuse_unknown("background", options, BackgroundOptions.__optional_keys__)
         self._done, self._kill_fd = threading.Event(), -1
         self._kill_lock = threading.Lock()
         self._sandbox = sandbox
-        self._account = sandbox.account(cmd, who)
-        run = command(
-            sandbox.require_open()[1],
-            cmd,
-            given=input,
-            env=env,
-            cwd=cwd,
-            timeout=timeout,
-            grace=grace,
-            kept=True,
-        )
+        self._account = sandbox.account(cmd, options.get("who"))
+        run = command(sandbox.require_open()[1], cmd, options, kept=True)
         sandbox.before_run()
         self._run = self._open(run, _KillRequest)
         with os_errors.setup_errors():
@@ -256,24 +238,13 @@ def _drive_until_killed(steps: Steps[Result], events: Events, kill_fd: int) -> R
 class AsyncBackground(BackgroundBase):
     """A command in the background of an `AsyncSandbox`: `Background` with `await`."""
 
-    def __init__(
-        self,
-        sandbox: AsyncLivingSandbox,
-        cmd: Sequence[str],
-        *,
-        input: bytes,
-        env: Mapping[str, str] | None,
-        cwd: str | os.PathLike[str] | None,
-        timeout: float | None,
-        grace: float,
-        who: Who | Mapping[str, str] | None,
-    ) -> None:
+    def __init__(self, sandbox: AsyncLivingSandbox, cmd: Sequence[str], options: BackgroundOptions) -> None:
         import asyncio
 
+        refuse_unknown("background", options, BackgroundOptions.__optional_keys__)
         self._sandbox, self._killed = sandbox, False
-        self._account = sandbox.account(cmd, who)
-        prepared = sandbox.require_open()[1]
-        run = command(prepared, cmd, given=input, env=env, cwd=cwd, timeout=timeout, grace=grace, kept=True)
+        self._account = sandbox.account(cmd, options.get("who"))
+        run = command(sandbox.require_open()[1], cmd, options, kept=True)
         self._run = self._open(run, asyncio.CancelledError)
         self._task = asyncio.get_running_loop().create_task(self._work())
         self._task.add_done_callback(self._end)

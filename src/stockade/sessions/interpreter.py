@@ -2,51 +2,41 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar, Unpack
 
 import msgspec
 
 from stockade.errors import PolicyError
 from stockade.gate.template import TemplateArgv
 from stockade.gate.wire import EXEC_MAX_SIZE
+from stockade.receipt.account import Account
 from stockade.result import Outcome, Result
 from stockade.runs.command import command
+from stockade.runs.decoder import Decoder
 from stockade.runs.io.eventloop import Events, Steps, drive
-from stockade.runs.io.streams import Sink
 from stockade.runs.launch import LaunchedSandbox
+from stockade.runs.options import CodeOptions, refuse_unknown
 from stockade.runs.prepare import RunPreparation
-from stockade.runs.supervise import GRACE, Run
 from stockade.sessions.exchange import DriverReply
-from stockade.sessions.session import Session
+from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox, Session
 
-if TYPE_CHECKING:
-    from stockade.receipt.account import Account
-    from stockade.receipt.statement import Who
-    from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox
+T = TypeVar("T")
 
 #: How many bytes an answer may have beyond its content, which `limits.output` bounds. The supervisor ends a
 #: driver that sends more.
 WORDS = 1 << 20
-#: How many lists, tuples and dictionaries an answer may have; how many keys of a kind whose hashes can be
-#: made to collide; how many frames a traceback.
-MOST_PARTS, FEW, MOST_FRAMES = 100_000, 1000, 100
-#: A driver counts at least so many bytes for each value, so an answer with more values is forged.
-LEAST_BYTES = 16
-#: Everything before the next JSON sign that begins or separates a value, and the sign; signs in strings do
-#: not count.
-_SIGN = re.compile(rb'(?:"(?:[^"\\]++|\\.)*+"|[^",:\[{]++)*+([,:\[{])', re.DOTALL)
+#: How much memory the value and the displays may take, by `limits.output`; how many frames a traceback has.
+ROOM, MOST_FRAMES = 4, 100
 #: The longest answer of a driver that could not load a module.
 MOST_REASON = 1 << 16
 #: The system's Python; in a sandbox of a `WarmPython`, a copy of its template.
 DEFAULT = "python3"
-#: Reads the driver's source from descriptor 3 and executes it.
+#: Reads the sources of the encoder and of the driver from descriptor 3 and executes them.
 BOOT = """\
 import os
 def take(control, size):
@@ -57,7 +47,12 @@ def take(control, size):
             os._exit(0)
         data += more
     return data
-exec(compile(take(3, int(take(3, 9))), "<stockade>", "exec"), {"take": take, "__file__": "<stockade>"})
+def load(**names):
+    exec(compile(take(3, int(take(3, 9))), "<stockade>", "exec"), names)
+    return names
+import types
+encoder = types.SimpleNamespace(**load(__name__="encoder"))
+load(take=take, encoder=encoder, __file__="<stockade>")
 """
 
 
@@ -94,8 +89,8 @@ class CodeResult(Result, frozen=True, kw_only=True):
     The interpreter's report is untrusted: the code could have forged all of it.
     """
 
-    #: The value of the last line, if that is an expression: plain data (numbers, text, bytes, lists, tuples,
-    #: dicts), or an `OpaqueValue` for anything else.
+    #: The value of the last line, if that is an expression: plain data, as a sandboxed function may return,
+    #: or an `OpaqueValue` for anything else.
     value: Any = None
     #: What the code displayed, by mime type: text is str, pictures are bytes.
     displays: tuple[dict[str, str | bytes], ...] = ()
@@ -109,105 +104,82 @@ class CodeResult(Result, frozen=True, kw_only=True):
 def _driver() -> bytes:
     from importlib.resources import files
 
-    text = files("stockade.inside").joinpath("python_session.py").read_bytes()
-    return b"%09d" % len(text) + text
+    inside = files("stockade.inside")
+    texts = [inside.joinpath(name).read_bytes() for name in ("encoder.py", "python_session.py")]
+    return b"".join(b"%09d" % len(text) + text for text in texts)
 
 
-def _decode(encoded: object, depth: int = 0) -> Any:
-    """Decode a value that the driver encoded; raise a ValueError for anything else."""
-    if encoded is None or isinstance(encoded, bool | int | float | str):
-        return encoded
-    if depth > 100:
-        raise ValueError("too deep")
-    if isinstance(encoded, list):
-        return [_decode(part, depth + 1) for part in encoded]
-    if not isinstance(encoded, dict) or len(encoded) != 1:
-        raise ValueError("not a value")
-    ((letter, content),) = encoded.items()
-    if letter == "b":
-        return base64.b64decode(content, validate=True)
-    if letter == "o":
-        return OpaqueValue(*map(str, content[:2]))
-    parts = _decode(content, depth + 1) if isinstance(content, list) else []
-    if letter == "t":
-        return tuple(parts)
-    if letter != "d" or (len(parts) > 2 * FEW and any(map(_is_costly, parts[::2]))):
-        raise ValueError("not a value")
-    return dict(zip(parts[::2], parts[1::2], strict=True))
+class _Report:
+    """The interpreter's report, which the code may have forged; reading it raises one of `UNREADABLE`."""
+
+    def __init__(self, reply: DriverReply, most: int) -> None:
+        self._room = most * ROOM
+        self._parts: dict[str, Any] = Decoder(reply.content, most + 2 * WORDS).whole()
+        self.left_out = _typed(self._parts.get("left_out", 0), int)
+
+    def value(self) -> Any:
+        content = self._parts.get("value")
+        try:
+            return None if content is None else self._decoded(content)
+        except OverflowError:
+            self.left_out += 1
+            return OpaqueValue("", "<too large to keep>")
+
+    def displays(self) -> Iterable[dict[str, str | bytes]]:
+        for content in _typed(self._parts.get("displays", []), list):
+            forms = _typed(self._decoded(content), dict).items()
+            yield {_typed(mime, str): form for mime, form in forms if isinstance(form, str | bytes)}
+
+    def failure(self) -> Failure | None:
+        error = self._parts.get("error")
+        if error is None:
+            return None
+        frames = tuple(
+            Frame(_typed(file, str), _typed(line, int), _typed(name, str), _typed(text, str))
+            for file, line, name, text in error["frames"][-MOST_FRAMES:]
+        )
+        return Failure(_typed(error["type"], str), _typed(error["message"], str), frames)
+
+    def _decoded(self, content: bytes) -> Any:
+        decoder = Decoder(_typed(content, bytes), self._room, opaque=OpaqueValue)
+        value = decoder.whole()
+        self._room = decoder.room
+        return value
 
 
-def _is_costly(key: object) -> bool:
-    """Whether the program can choose many such keys with one hash, which makes a dictionary quadratic."""
-    return not isinstance(key, str | bytes) and not (isinstance(key, int) and abs(key) < 1 << 53)
-
-
-def _displays(report: object) -> Iterable[dict[str, str | bytes]]:
-    for forms in report if isinstance(report, list) else ():
-        found = {mime: _decode(form) for mime, form in forms.items()}
-        yield {mime: form for mime, form in found.items() if isinstance(form, str | bytes)}
-
-
-def _failure(report: Any) -> Failure | None:
-    if report is None:
-        return None
-    frames = tuple(Frame(str(f[0]), int(f[1]), str(f[2]), str(f[3])) for f in report["frames"][-MOST_FRAMES:])
-    return Failure(str(report["type"]), str(report["message"]), frames)
+def _typed(part: Any, kind: type[T]) -> T:
+    if not isinstance(part, kind):
+        raise TypeError(f"a report has a {type(part).__name__} in place of a {kind.__name__}")
+    return part
 
 
 def _with_report(result: Result, reply: DriverReply | None, most: int) -> CodeResult:
     """Add the interpreter's report to the result, as far as it can be read."""
     fields: dict[str, Any] = {name: getattr(result, name) for name in result.__struct_fields__}
-    if reply is None:
+    if reply is None or _preload_failure(reply):
         return CodeResult(**fields)
     try:
-        report = _parse(reply, most)
-        if report.get("preload"):
-            return CodeResult(**fields)
+        report = _Report(reply, most)
+        displays, value = tuple(report.displays()), report.value()
         return CodeResult(
-            **fields,
-            value=_decode(report.get("value")),
-            displays=tuple(_displays(report.get("displays"))),
-            error=_failure(report.get("error")),
-            left_out=int(report.get("left_out", 0)),
+            **fields, value=value, displays=displays, error=report.failure(), left_out=report.left_out
         )
     except UNREADABLE:
         return CodeResult(**fields, left_out=1)
 
 
-#: What reading a malformed answer raises.
-UNREADABLE = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+#: What reading a malformed report raises.
+UNREADABLE = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError)
 
 
-def _parse(reply: DriverReply, most: int) -> Any:
-    """Parse an answer; raise a ValueError if it would take many times its size in memory."""
-    if _is_crowded(reply.content, most // LEAST_BYTES):
-        raise ValueError("the answer would take many times its size in memory")
-    return json.loads(reply.content)
-
-
-def _is_crowded(content: bytes | bytearray, values: int) -> bool:
-    """Whether JSON has more than `values` values, or more lists and keys than an answer may have."""
-    parts, keys = MOST_PARTS, 2 * MOST_PARTS
-    if (
-        content.count(b"[") + content.count(b"{") <= parts
-        and content.count(b",") <= values
-        and content.count(b":") <= keys
-    ):
-        return False
-    # In a driver's honest answer most of those signs lie in strings, which do not count.
-    end = 0
-    while min(parts, keys, values) >= 0:
-        if (found := _SIGN.match(content, end)) is None:
-            return False
-        end = found.end()
-        if found[1] == b",":
-            values -= 1
-        elif found[1] == b":":
-            keys -= 1
-        else:
-            # A value that JSON cannot name is spelled with two more signs.
-            parts, values = parts - 1, values + 2
-    return True
+def _preload_failure(reply: DriverReply) -> str:
+    """Return why a driver could not load a module; it reports nothing else then."""
+    if not reply.content.startswith(b"d\x01u\x07preload") or len(reply.content) > MOST_REASON:
+        return ""
+    try:
+        return _typed(Decoder(reply.content, 4 * MOST_REASON).whole()["preload"], str)
+    except UNREADABLE:
+        return ""
 
 
 class Python(Session):
@@ -231,25 +203,17 @@ class Python(Session):
         code: str,
         events: Events,
         account: Account,
-        *,
-        given: bytes,
-        timeout: float | None,
-        grace: float,
-        on_stdout: Sink | None,
-        on_stderr: Sink | None,
+        options: CodeOptions,
     ) -> Steps[CodeResult]:
         words = [self._executable, "-u", "-c", BOOT]
         if prepared.template is not None and self._executable == DEFAULT:
             words = TemplateArgv([prepared.template.argv[0], "-c", BOOT], prepared.template)
-        driver = command(prepared, words, env=None, cwd=None, timeout=None, kept=True)
-        run: Run = command(
-            prepared, words, given=given, env=None, cwd=None, timeout=timeout, grace=grace,
-            on_stdout=on_stdout, on_stderr=on_stderr, kept=True,
-        )  # fmt: skip
+        driver = command(prepared, words, kept=True)
+        run = command(prepared, words, options, kept=True)
         number = os.urandom(12).hex()
         request = self._request(code, number, run.limit)
         reply, result = yield from self._run_on_driver(
-            box, prepared, driver, run, request, number.encode(), run.limit * 2 + WORDS, events, account
+            box, prepared, driver, run, request, number.encode(), run.limit + WORDS, events, account
         )
         answer = _with_report(result, reply, run.limit)
         if answer.outcome is Outcome.SETUP_FAILED:
@@ -258,12 +222,8 @@ class Python(Session):
 
     def _revise(self, result: Result, reply: DriverReply | None) -> Result:
         """Turn the report of a failed preload into a setup failure: the code has not run."""
-        # A driver that cannot begin reports nothing else.
-        if reply is None or not reply.content.startswith(b'{"preload":') or len(reply.content) > MOST_REASON:
-            return result
-        try:
-            preload = json.loads(reply.content)["preload"]
-        except UNREADABLE:
+        preload = "" if reply is None else _preload_failure(reply)
+        if not preload:
             return result
         return msgspec.structs.replace(
             result,
@@ -321,27 +281,18 @@ class Interpreter(Python):
     def __del__(self) -> None:
         self._let_go()
 
-    def run(
-        self,
-        code: str,
-        *,
-        input: bytes = b"",
-        timeout: float | None = None,
-        grace: float = GRACE,
-        on_stdout: Sink | None = None,
-        on_stderr: Sink | None = None,
-        who: Who | Mapping[str, str] | None = None,
-    ) -> CodeResult:
-        """Run code in the interpreter. After the timeout it gets a KeyboardInterrupt."""
-        account = self._account(code, who)
+    def run(self, code: str, **options: Unpack[CodeOptions]) -> CodeResult:
+        """Run code in the interpreter. After the timeout it gets a KeyboardInterrupt.
+
+        The options are `input`, `timeout`, `grace`, `on_stdout`, `on_stderr` and `who`, as for
+        `stockade.run`.
+        """
+        refuse_unknown("run", options, CodeOptions.__optional_keys__)
+        account = self._account(code, options.get("who"))
         with account.telling(), self._lock:
             self._sandbox.before_run()
             with self._sandbox.use() as (box, prepared), Events() as events:
-                steps = self._run_code(
-                    box, prepared, code, events, account, given=input, timeout=timeout, grace=grace,
-                    on_stdout=on_stdout, on_stderr=on_stderr,
-                )  # fmt: skip
-                return drive(steps, events)
+                return drive(self._run_code(box, prepared, code, events, account, options), events)
 
     def close(self) -> None:
         """End the interpreter and what it has started."""
@@ -372,29 +323,17 @@ class AsyncInterpreter(Python):
     def __del__(self) -> None:
         self._let_go()
 
-    async def run(
-        self,
-        code: str,
-        *,
-        input: bytes = b"",
-        timeout: float | None = None,
-        grace: float = GRACE,
-        on_stdout: Sink | None = None,
-        on_stderr: Sink | None = None,
-        who: Who | Mapping[str, str] | None = None,
-    ) -> CodeResult:
+    async def run(self, code: str, **options: Unpack[CodeOptions]) -> CodeResult:
         """Run code in the interpreter, as `Interpreter.run` does."""
         from stockade.runs.io import async_eventloop
 
-        account = self._account(code, who)
+        refuse_unknown("run", options, CodeOptions.__optional_keys__)
+        account = self._account(code, options.get("who"))
         with account.telling():
             async with self._lock, self._sandbox.use() as (box, prepared):
                 await self._sandbox.before_run()
                 with Events() as events:
-                    steps = self._run_code(
-                        box, prepared, code, events, account, given=input, timeout=timeout, grace=grace,
-                        on_stdout=on_stdout, on_stderr=on_stderr,
-                    )  # fmt: skip
+                    steps = self._run_code(box, prepared, code, events, account, options)
                     return await async_eventloop.drive(steps, events)
 
     async def close(self) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from stockade.errors import SetupError
 from stockade.gate import client, wire
+from stockade.receipt.account import Account
+from stockade.receipt.statement import Who
 from stockade.result import Outcome, Result, Usage
 from stockade.runs.command import calm
 from stockade.runs.io.eventloop import Events, Steps
@@ -19,10 +21,6 @@ from stockade.runs.prepare import RunPreparation
 from stockade.runs.supervise import Run, RunEnding
 from stockade.sessions.connection import DriverConnection, start_driver
 from stockade.sessions.exchange import DriverReply, Exchange
-
-if TYPE_CHECKING:
-    from stockade.receipt.account import Account
-    from stockade.receipt.statement import Who
 
 
 class LivingSandbox(NamedTuple):
@@ -69,6 +67,10 @@ class Session:
         self._account_of, self._judge = sandbox.account, sandbox.judge
         self._line: DriverConnection | None = None
         self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "not started" if self._line is None else "open"
+        return f"<{type(self).__name__}: {state}>"
 
     def _run_on_driver(
         self,

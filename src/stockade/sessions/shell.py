@@ -5,27 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from stockade.errors import SetupError, UnsupportedError
 from stockade.gate import wire
+from stockade.receipt.account import Account
 from stockade.result import Result
 from stockade.runs.command import calm, command
 from stockade.runs.io.eventloop import Events, Steps, drive
-from stockade.runs.io.streams import Sink
 from stockade.runs.launch import LaunchedSandbox
+from stockade.runs.options import ShellOptions, refuse_unknown, variables
 from stockade.runs.prepare import RunPreparation
-from stockade.runs.supervise import GRACE
 from stockade.sessions import bash, posix_shell
 from stockade.sessions.connection import DriverConnection, startup_refusal
-from stockade.sessions.session import Session
-
-if TYPE_CHECKING:
-    from stockade.receipt.account import Account
-    from stockade.receipt.statement import Who
-    from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox
+from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox, Session
 
 #: How many bytes of content an answer may have besides the status.
 NOTHING = 0
@@ -52,7 +46,7 @@ class Bash(Session):
         if self._driver is None and self._line is None and not self._closed:
             yield from calm(box)
             for driver in (bash, posix_shell):
-                run = command(prepared, driver.command(files), env=None, cwd=None, timeout=None, kept=True)
+                run = command(prepared, driver.command(files), kept=True)
                 started = yield from self._start_driver(box, run.program, events)
                 refusal = (
                     started
@@ -78,24 +72,15 @@ class Bash(Session):
         code: str,
         events: Events,
         account: Account,
-        *,
-        given: bytes,
-        env: Mapping[str, str] | None,
-        timeout: float | None,
-        grace: float,
-        on_stdout: Sink | None,
-        on_stderr: Sink | None,
+        options: ShellOptions,
     ) -> Steps[Result]:
         files = int(prepared.resolved.limits.files or bash.HIGHEST)
         shell = yield from self._find_shell(box, prepared, files, events)
         words = shell.command(files)
-        driver = command(prepared, words, env=None, cwd=None, timeout=None, kept=True)
-        run = command(
-            prepared, words, given=given, env=env, cwd=None, timeout=timeout, grace=grace,
-            on_stdout=on_stdout, on_stderr=on_stderr, kept=True,
-        )  # fmt: skip
+        driver = command(prepared, words, kept=True)
+        run = command(prepared, words, options, kept=True)
         number = os.urandom(12).hex().encode()
-        request = shell.request(code, env or {}, number, files)
+        request = shell.request(code, variables(options.get("env")), number, files)
         _, result = yield from self._run_on_driver(
             box, prepared, driver, run, request, number, NOTHING, events, account
         )
@@ -133,32 +118,19 @@ class Shell(Bash):
     def __del__(self) -> None:
         self._let_go()
 
-    def run(
-        self,
-        code: str,
-        *,
-        input: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        grace: float = GRACE,
-        on_stdout: Sink | None = None,
-        on_stderr: Sink | None = None,
-        who: Who | Mapping[str, str] | None = None,
-    ) -> Result:
+    def run(self, code: str, **options: Unpack[ShellOptions]) -> Result:
         """Run code in the shell. `input` is its standard input; `env` applies to this run only.
 
         After the timeout the foreground processes are interrupted, and after the grace killed; the shell
-        survives if it can. Background jobs go on; the next run returns their output.
+        survives if it can. Background jobs go on; the next run returns their output. The options are `input`,
+        `env`, `timeout`, `grace`, `on_stdout`, `on_stderr` and `who`, as for `stockade.run`.
         """
-        account = self._account(code, who)
+        refuse_unknown("run", options, ShellOptions.__optional_keys__)
+        account = self._account(code, options.get("who"))
         with account.telling(), self._lock:
             self._sandbox.before_run()
             with self._sandbox.use() as (box, prepared), Events() as events:
-                steps = self._run_code(
-                    box, prepared, code, events, account, given=input, env=env, timeout=timeout,
-                    grace=grace, on_stdout=on_stdout, on_stderr=on_stderr,
-                )  # fmt: skip
-                return drive(steps, events)
+                return drive(self._run_code(box, prepared, code, events, account, options), events)
 
     def close(self) -> None:
         """End the shell and what it has started."""
@@ -187,30 +159,17 @@ class AsyncShell(Bash):
     def __del__(self) -> None:
         self._let_go()
 
-    async def run(
-        self,
-        code: str,
-        *,
-        input: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        grace: float = GRACE,
-        on_stdout: Sink | None = None,
-        on_stderr: Sink | None = None,
-        who: Who | Mapping[str, str] | None = None,
-    ) -> Result:
+    async def run(self, code: str, **options: Unpack[ShellOptions]) -> Result:
         """Run code in the shell, as `Shell.run` does."""
         from stockade.runs.io import async_eventloop
 
-        account = self._account(code, who)
+        refuse_unknown("run", options, ShellOptions.__optional_keys__)
+        account = self._account(code, options.get("who"))
         with account.telling():
             async with self._lock, self._sandbox.use() as (box, prepared):
                 await self._sandbox.before_run()
                 with Events() as events:
-                    steps = self._run_code(
-                        box, prepared, code, events, account, given=input, env=env, timeout=timeout,
-                        grace=grace, on_stdout=on_stdout, on_stderr=on_stderr,
-                    )  # fmt: skip
+                    steps = self._run_code(box, prepared, code, events, account, options)
                     return await async_eventloop.drive(steps, events)
 
     async def close(self) -> None:

@@ -73,7 +73,8 @@ class Note(msgspec.Struct, frozen=True, gc=False):
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """What a commit did: the changes that it applied, and those that it held back."""
 
-    workspace: str
+    #: In JSON: `workspace`.
+    workspace_id: str = msgspec.field(name="workspace")
     changes: Sequence[Change] = ()
     held: Sequence[HoldBack] = ()
     runs: Sequence[Note] = ()
@@ -81,6 +82,17 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     notes: Sequence[Note] = ()
     closed: bool = False
     """Whether nothing was left, so that the workspace was removed."""
+
+    def __iter__(self) -> Iterator[Change]:
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def __repr__(self) -> str:
+        held = f", {len(self.held)} held back" if self.held else ""
+        closed = ", closed" if self.closed else ""
+        return f"<Commit of {self.workspace_id}: {len(self)} applied{held}{closed}>"
 
 
 def umask() -> int:
@@ -577,7 +589,7 @@ def commit(
                 Note(one.path, "committed without being compared, which would have taken too long")
             )
     return Commit(
-        workspace=job.id,
+        workspace_id=job.id,
         changes=changes.settled(),
         held=job.held.settled(),
         runs=runs.settled(),

@@ -321,21 +321,21 @@ class TestOtherWays:
     def test_a_resumed_workspace_and_its_forks(self, project: Path) -> None:
         policy = Policy(workspace=str(project), deny=["**/*.pem", "**/.env"])
         first = stockade.run(["sh", "-c", "echo new > made"], policy)
-        workspace = Workspace.open(first.workspace)
+        workspace = Workspace.open(first.workspace_id)
         for one in (workspace, *workspace.fork(1)):
             assert listed(policy, workspace=one) == {*OPEN, "made"}
 
     def test_what_an_earlier_run_copied_cannot_be_hidden_by_a_pattern(self, project: Path) -> None:
         first = stockade.run(["sh", "-c", "cp server.pem certs/copy.pem"], Policy(workspace=str(project)))
         with pytest.raises(PolicyError, match=r"an earlier run .* made or changed .*/certs/copy\.pem"):
-            stockade.run(["true"], Policy(deny=["**/*.pem"]), workspace=Workspace.open(first.workspace))
+            stockade.run(["true"], Policy(deny=["**/*.pem"]), resume=Workspace.open(first.workspace_id))
 
     def test_what_a_program_makes_by_a_name_that_matched_is_held_back(self, project: Path) -> None:
         result = stockade.run(
             ["sh", "-c", "echo mine > server.pem; echo mine > other"],
             Policy(workspace=str(project), deny=["*.pem"]),
         )
-        done = Workspace.open(result.workspace).commit()
+        done = Workspace.open(result.workspace_id).commit()
         assert [held.path for held in done.held] == ["server.pem"]
         assert (project / "server.pem").read_text() == SECRET
 

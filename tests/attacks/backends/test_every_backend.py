@@ -43,7 +43,7 @@ not_behind_bubblewrap = pytest.mark.parametrize(
 
 
 def claims(walls: dict[str, Any], *controls: str) -> bool:
-    table = backends.load(walls["backend"]).offers(stockade.host())
+    table = backends.load(walls["backend"]).offers(stockade.Host.current())
     return all(table[Control(control)].available for control in controls)
 
 

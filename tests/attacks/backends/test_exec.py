@@ -12,6 +12,7 @@ import pytest
 import stockade
 from attacks.arena import PYTHON, inside, outside
 from stockade import Policy, PolicyError
+from stockade.sandbox.sandbox import RunExtras, run_once
 from support.means import need_program
 
 LISTED = [os.path.realpath(PYTHON)]
@@ -74,7 +75,9 @@ def test_a_binary_in_a_readable_grant_runs_only_if_it_is_listed(workspace: Path,
 def test_a_file_handed_in_as_stdin_cannot_be_executed(workspace: Path) -> None:
     code = "import os; os.execve(0, ['true'], {})"
     with open("/bin/true", "rb") as file:
-        result = stockade.run([LISTED[0], "-c", code], Policy(**policy(workspace, "ro")), stdin=file.fileno())
+        result = run_once(
+            [LISTED[0], "-c", code], Policy(**policy(workspace, "ro")), {}, RunExtras(stdin=file.fileno())
+        )
     assert result.exit_code != 0 and b"PermissionError" in result.stderr
 
 

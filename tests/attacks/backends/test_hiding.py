@@ -15,6 +15,7 @@ import pytest
 import stockade
 from attacks import arena
 from stockade import AsyncSandbox, Policy, Sandbox
+from stockade.sandbox.sandbox import RunExtras, run_once
 from support import leaks
 
 #: What a way of ending a run leaves of it is looked for by this name.
@@ -58,7 +59,7 @@ def by_cancelling() -> str:
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:
-        return stockade.run(HIDING, grace=0.1, cancelled_by=(KeyboardInterrupt,)).outcome
+        return run_once(HIDING, None, {"grace": 0.1}, RunExtras(cancelled_by=(KeyboardInterrupt,))).outcome
     finally:
         thread.join()
 

@@ -21,6 +21,7 @@ from stockade.runs.io.eventloop import Steps
 from stockade.runs.launch import LaunchedSandbox, launch
 from stockade.runs.prepare import RunPreparation
 from stockade.sandbox import sandbox
+from stockade.sandbox.sandbox import RunExtras, run_once
 
 LAUNCHES = 50
 RENAME_EXCHANGE = 2
@@ -205,7 +206,9 @@ def test_under_constant_swapping_only_the_original_is_ever_shown(
         for _ in range(LAUNCHES):
             try:
                 command = ["cat", str(data / "file")]
-                seen.append(stockade.run(command, policy_for(kind, data), pinned=True, cwd="/").text)
+                seen.append(
+                    run_once(command, policy_for(kind, data), {"cwd": "/"}, RunExtras(pinned=True)).text
+                )
             except stockade.StockadeError as refusal:
                 seen.append(type(refusal).__name__)
     assert set(seen) <= {"original", "SetupError", "PolicyError"}, seen

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stockade import Control, Limits, Policy, Reuse, Syscalls, WorkspaceRule
+from stockade import Policy
+from stockade.policy import Control, Limits, Reuse, Syscalls, WorkspaceRule
 
 TESTS = Path(__file__).parents[2]
 FOLDERS = (TESTS / "attacks", TESTS / "kernel", TESTS / "unit")

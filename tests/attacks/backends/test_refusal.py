@@ -94,7 +94,7 @@ def test_only_what_is_accepted_by_name_may_be_missing(
 def test_what_nothing_could_start_without_cannot_be_accepted_away(
     monkeypatch: pytest.MonkeyPatch, launches: list[object]
 ) -> None:
-    from stockade import Control
+    from stockade.policy import Control
 
     pretend(monkeypatch, "userns", "landlock")
     with pytest.raises(UnsupportedError):

@@ -15,14 +15,14 @@ from stockade import LimitError, SandboxExecutor, StockadeError
 from stockade.functions import channel, packing, reply
 from stockade.functions.reply import FunctionError
 from stockade.functions.sandboxed_function import call
-from stockade.inside import codec
+from stockade.inside import encoder
 from support import jobs, points
 
 GRACE = {"grace": 0, "timeout": 30}
 
 
 def encoded(value: Any) -> bytes:
-    return codec.encode(value, 1 << 20)
+    return encoder.encode(value, 1 << 20)
 
 
 def test_a_pickle_bomb_in_a_result_is_never_executed_here(tmp_path: Path) -> None:
@@ -32,8 +32,8 @@ def test_a_pickle_bomb_in_a_result_is_never_executed_here(tmp_path: Path) -> Non
     with pytest.raises(FunctionError, match="not plain data"):
         call(jobs.echo, (pickle.loads(pickle.dumps(jobs.Bomb)),), **GRACE)
     assert not mark.exists()
-    # The control: results="pickle" trusts the sandbox, and this is what that means.
-    call(jobs.hostile, ("pickle", f"echo bang > {mark}".encode()), results="pickle", **GRACE)
+    # The control: trust_results=True trusts the sandbox, and this is what that means.
+    call(jobs.hostile, ("pickle", f"echo bang > {mark}".encode()), trust_results=True, **GRACE)
     assert mark.read_text() == "bang\n"
 
 
@@ -64,17 +64,17 @@ def test_a_second_answer_changes_nothing() -> None:
 
 def test_a_record_without_an_end_is_refused_when_it_is_too_large() -> None:
     with pytest.raises(LimitError):
-        call(jobs.hostile, ("record", b"R" + bytes(3 << 20)), largest="1M", **GRACE)
+        call(jobs.hostile, ("record", b"R" + bytes(3 << 20)), max_result="1M", **GRACE)
 
 
 def failed(**said: Any) -> bytes:
     whole = {"type": "builtins:KeyError", "message": "", "text": "", "args": b"", "stage": "function"}
-    return codec.encode({**whole, **said}, 32 << 20)
+    return encoder.encode({**whole, **said}, 32 << 20)
 
 
 def test_an_exception_that_is_none_or_too_long_to_show_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reply, "MOST_TEXT", 1000)
-    taken = reply.ReturnTypes(results="plain", largest=1 << 20, types={})
+    taken = reply.ReturnTypes(trust=False, max_result=1 << 20, types={})
     for wrong in ({"type": 10**5000}, {"args": [300]}, {"args": list(encoded(("x",)))}, {"stage": None}):
         error = reply.raised(bytearray(failed(**wrong)), taken, begun=True)
         assert "it is not a valid exception" in str(error)

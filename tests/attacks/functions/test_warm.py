@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 import stockade
-from stockade import Policy, SetupError, WarmPython
+from stockade import Policy, SetupError
 from stockade.backends.mechanisms import LANDLOCK_SCOPES
+from stockade.functions import WarmPython
 from stockade.gate import client
 from stockade.gate import operations as ops
 from stockade.host import host
@@ -189,7 +190,7 @@ import sys, time, threading
 import stockade
 sys.path.insert(0, sys.argv[2])
 from support.warm import template_pid
-python = stockade.WarmPython(size=1)
+python = stockade.functions.WarmPython(size=1)
 threading.Thread(target=lambda: python.run("import time; time.sleep(300)"), daemon=True).start()
 time.sleep(0.5)
 print(template_pid(python), flush=True)
@@ -197,7 +198,7 @@ sys.stdin.read()
 """
 HANGING = """
 import sys, stockade
-stockade.WarmPython(preload=["hang"], python=sys.argv[1])
+stockade.functions.WarmPython(preload=["hang"], python=sys.argv[1])
 """
 
 

@@ -20,9 +20,11 @@ from attacks.sandbox.test_confine import ACCEPT
 from stockade import AsyncSandbox, Policy, Pool, Sandbox, Workspace, backends, cli
 from stockade.errors import PolicyError
 from stockade.linux.user import Caller
+from stockade.policy.toml import load
 from stockade.resolve.child_policy import ChildRefusedError, child
-from stockade.resolve.discovery import discover, load
+from stockade.resolve.discovery import discover
 from stockade.resolve.resolution import resolve
+from stockade.sandbox.sandbox import RunExtras, run_once
 from support.ground import SECRET, Ground
 from support.means import clauses_for
 
@@ -270,7 +272,7 @@ class TestPlanted:
         policy = Policy(**walls, write=["./cache?"], read=["./in/deep?"])
         code = f"ln -s {ground.private} cache; ln -s . in; ln -s cache other"
         result = stockade.run(["sh", "-c", code], policy)
-        assert cli.main(["commit", result.workspace]) == 0
+        assert cli.main(["commit", result.workspace_id]) == 0
         said = capsys.readouterr().err
         assert f'cache: a link to {ground.private} now stands where write = "./cache?" of the policy' in said
         assert 'in: a link to . now stands where read = "./in/deep?" of the policy points' in said
@@ -283,19 +285,19 @@ class TestPlanted:
         if walls["workspace"]["mode"] == "ro":
             return
         first = stockade.run(["touch", "new"], Policy(**walls))
-        kept = Workspace.open(first.workspace)
+        kept = Workspace.open(first.workspace_id)
         policy = Policy(**walls, write=["./cache?"])
-        again = stockade.run(["ln", "-s", str(ground.private), "cache"], policy, workspace=kept)
+        again = stockade.run(["ln", "-s", str(ground.private), "cache"], policy, resume=kept)
         assert again.ok, again.stderr
-        notes = [note.what for note in Workspace.open(first.workspace).commit().notes]
+        notes = [note.what for note in Workspace.open(first.workspace_id).commit().notes]
         assert any('where write = "./cache?"' in note for note in notes), notes
         later = stockade.run(["touch", "more"], Policy(**walls))
         with pytest.raises(PolicyError, match="leads to"):
-            stockade.run(["true"], policy, workspace=Workspace.open(later.workspace))
+            stockade.run(["true"], policy, resume=Workspace.open(later.workspace_id))
 
     def test_workspaces_that_are_merged_know_the_grants_of_both(self, ground: Ground) -> None:
         kept = [
-            Workspace.open(stockade.run(command, Policy(workspace=".", write=write)).workspace)
+            Workspace.open(stockade.run(command, Policy(workspace=".", write=write)).workspace_id)
             for command, write in ((["touch", "new"], []), (["ln", "-s", "..", "cache"], ["./cache?"]))
         ]
         kept[0].merge(kept[1])
@@ -306,10 +308,10 @@ class TestPlanted:
         if walls["workspace"]["mode"] == "ro":
             return
         first = stockade.run(["ln", "-s", "/etc", "out"], Policy(**walls))
-        kept = Workspace.open(first.workspace)
+        kept = Workspace.open(first.workspace_id)
         (ground.repository / "out").mkdir()  # the host's, behind the link of the layer
         with pytest.raises((PolicyError, stockade.SetupError)):
-            stockade.run(["touch", "out/evil"], Policy(**walls, write=["./out"]), workspace=kept)
+            stockade.run(["touch", "out/evil"], Policy(**walls, write=["./out"]), resume=kept)
         assert list((ground.repository / "out").iterdir()) == []
 
 
@@ -319,7 +321,7 @@ class TestEverySource:
     def discovered(self, **options: Any) -> Any:
         caller = Caller.current()
         found = discover(caller.cwd, caller.environ, caller.home, workspace=caller.cwd, **options)
-        return stockade.run(["true"], found.policy, pinned=found.pinned)
+        return run_once(["true"], found.policy, {}, RunExtras(pinned=found.pinned))
 
     def write(self, path: Path, text: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -491,7 +493,7 @@ class TestPrograms:
         caller = Caller.current()
         found = discover(caller.cwd, caller.environ, caller.home)
         with pytest.raises(PolicyError, match="leads to"):
-            stockade.run(["true"], found.policy, pinned=found.pinned)
+            run_once(["true"], found.policy, {}, RunExtras(pinned=found.pinned))
 
 
 def test_whoever_swaps_links_while_they_are_looked_up_gains_nothing(

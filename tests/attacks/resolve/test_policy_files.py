@@ -182,14 +182,14 @@ class TestAPolicyThatIsSwitchedOff:
         (project.repository / "api/pyproject.toml").write_text(table)
         code = "cd api; echo '[project]' >> pyproject.toml; echo '[project]' > ../pyproject.toml"
         result = stockade.run(["sh", "-c", code], Policy(workspace=str(project.repository)))
-        done = Workspace.open(result.workspace).commit()
+        done = Workspace.open(result.workspace_id).commit()
         assert [change.path for change in done.changes] == ["api/pyproject.toml", "pyproject.toml"]
 
     @pytest.mark.parametrize("code", ["rm api/pyproject.toml", "echo > api/pyproject.toml"])
     def test_one_that_has_one_does_not_lose_it(self, project: Ground, code: str) -> None:
         (project.repository / "api/pyproject.toml").write_text("[tool.stockade]\nlimits = { wall = 1 }\n")
         result = stockade.run(["sh", "-c", code], Policy(workspace=str(project.repository)))
-        kept = Workspace.open(result.workspace)
+        kept = Workspace.open(result.workspace_id)
         (held,) = kept.commit().held
         assert held.path == "api/pyproject.toml" and "policy of the next run" in held.detail
         kept.discard()

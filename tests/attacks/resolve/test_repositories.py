@@ -21,7 +21,6 @@ import pytest
 
 import stockade
 from stockade import AsyncSandbox, Policy, PolicyError, Result, Sandbox
-from stockade.sandbox import async_sandbox
 from support.gits import git, somebody, types
 from support.means import need_program
 
@@ -306,7 +305,7 @@ def test_an_event_loop_goes_on_while_the_tree_is_looked_through(workspace: Path,
                 ended.append(time.monotonic())
                 gaps.clear()
 
-            found = (await async_sandbox.run(script, rw(workspace), on_stdout=note)).handoffs
+            found = (await stockade.run_async(script, rw(workspace), on_stdout=note)).handoffs
         took = time.monotonic() - ended[0]
         await asyncio.sleep(0.01)
         ticking.cancel()

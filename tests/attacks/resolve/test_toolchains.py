@@ -37,6 +37,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (home / "other/secret.txt").write_text(SECRET)
     (home / "project").mkdir()
     monkeypatch.setenv("HOME", str(home))
+    # As in the `stockade` command: which Python runs the tests does not count.
+    monkeypatch.setattr(Caller, "from_python", False)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     monkeypatch.setenv("PATH", f"{shims}:{home}/bin:{SYSTEM_PATH}")
     for name in ("PYENV_VERSION", "PYENV_ROOT", "RUSTUP_HOME", "RUSTUP_TOOLCHAIN"):
         monkeypatch.delenv(name, raising=False)
@@ -329,3 +332,76 @@ def test_a_link_in_place_of_a_version_does_not_put_a_secret_into_the_message(
     link(file, "{home}/.ssh/key")(home)
     assert shown(home, "python3") == {".pyenv/versions/3.11.7"}
     assert shown(home, "cargo") == {".rustup/toolchains/stable-x"}
+
+
+def planted_venv(home: Path, python: str, base: str, *, at: str = "project/.venv") -> None:
+    """An environment that a repository brings along: whose Python it is, and where its base is said to be."""
+    (home / at / "bin").mkdir(parents=True)
+    (home / at / "bin/python3").symlink_to(python.format(home=home))
+    (home / at / "pyvenv.cfg").write_text(f"home = {base.format(home=home)}\n")
+
+
+#: Where the environment's Python and its pyvenv.cfg lead.
+ENVIRONMENTS = {
+    "to a secret": ("{home}/.ssh/agent", "{home}/.ssh"),
+    "to a secret, on a relative way": ("../../../.ssh/agent", "../../../.ssh"),
+    "to a program of the home": ("{home}/private/tool", "{home}/private"),
+    "to another project": ("{home}/other/venv/bin/python3", "{home}/other/python/bin"),
+    "from the system's Python to a secret": ("/usr/bin/python3", "{home}/.ssh"),
+    "from the system's Python to the home": ("/usr/bin/python3", "{home}"),
+    "through another link": ("{home}/project/way/agent", "{home}/project/way"),
+    "through the state": ("/proc/self/root{home}/private/tool", "/proc/self/cwd"),
+}
+
+
+@pytest.mark.parametrize("command", ["", "sh", "check-it", "./run.sh"])
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_an_environment_that_a_repository_brings_along_has_nothing_of_the_home_shown(
+    home: Path, name: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted_venv(home, *ENVIRONMENTS[name])
+    (home / "project/way").symlink_to(home / ".ssh")
+    program(home / "project/.venv/bin/check-it", f"#!{home}/private/tool\n")
+    program(home / "project/run.sh")
+    monkeypatch.setenv("PATH", f"{home}/bin:{SYSTEM_PATH}")
+    assert shown(home, command) == set()
+
+
+def test_an_environment_of_a_repository_that_is_a_link_shows_nothing_of_another_project(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted_venv(home, "/usr/bin/python3", "/usr/bin", at="other/.venv")
+    program(home / "other/.venv/bin/check-it")
+    (home / "project/.venv").symlink_to(home / "other/.venv")
+    monkeypatch.setenv("PATH", SYSTEM_PATH)
+    assert shown(home, "check-it") == shown(home, "") == set()
+
+
+@pytest.mark.parametrize("name", ["to a secret", "to a program of the home", "to another project"])
+def test_without_the_judgement_a_repositorys_environment_gets_through(
+    home: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted_venv(home, *ENVIRONMENTS[name])
+    search = lookup.ProgramSearch
+    monkeypatch.setenv("PATH", SYSTEM_PATH)
+    monkeypatch.setattr(search, "_is_own", lambda self, prefix: True)
+    monkeypatch.setattr(search, "_is_fit", lambda self, path: True)
+    monkeypatch.setattr(
+        installs,
+        "is_install",
+        lambda prefix: os.path.basename(prefix) in ("python", "venv", ".ssh", "private"),
+    )
+    assert shown(home, "") != set()
+
+
+def test_nothing_of_a_repositorys_environment_is_executed_outside(home: Path, tmp_path: Path) -> None:
+    """The supervisor reads two names of it: it starts no program, and imports no module."""
+    proof = tmp_path / "executed"
+    planted_venv(home, "/usr/bin/python3", "/usr/bin")
+    packages = home / "project/.venv/lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    (packages / "evil.pth").write_text(f"import os; open({str(proof)!r}, 'w')\n")
+    (packages / "sitecustomize.py").write_text(f"open({str(proof)!r}, 'w')\n")
+    program(home / "project/.venv/bin/check-it", f"#!/bin/sh\necho inside; : > {proof}\n")
+    result = stockade.run(["check-it"], Policy(workspace=str(home / "project")), on_exit="discard")
+    assert result.text == "inside\n" and not proof.exists()

@@ -28,10 +28,11 @@ import pytest
 
 import stockade
 from attacks import arena
-from stockade import Control, Limits, Policy
+from stockade import Policy
 from stockade.backends.selection import enforcement
 from stockade.errors import PolicyError, UnsupportedError
 from stockade.host import host
+from stockade.policy import Control, Limits
 from stockade.policy.compare import RULES, excess
 from stockade.policy.profile import profile
 from support.means import need
@@ -292,7 +293,7 @@ class Maker:
             "accept": ["ipc", *ACCEPTED, "limits.tasks"],
         }
         self.values: dict[str, list[Any]] = {
-            "profile": ["strict", "dev", "net-client"],
+            "profile": ["strict", "dev", "net-client", "worker"],
             "exec": [
                 None,
                 *(

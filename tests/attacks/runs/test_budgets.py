@@ -27,7 +27,6 @@ from stockade.bench.backend_costs import usable
 from stockade.gate import client
 from stockade.host import host
 from stockade.host.advice import UNTRANSLATED
-from stockade.sandbox import async_sandbox
 from support import bubblewraps
 from support.means import applies, clauses_for, need, need_program
 
@@ -285,11 +284,11 @@ class TestWithEveryWatchOfEpollUsedUp:
 
         async def main() -> None:
             policy = Policy(**walls)
-            assert (await async_sandbox.run(["echo", "once"], policy)).text == "once\n"
+            assert (await stockade.run_async(["echo", "once"], policy)).text == "once\n"
             before = len(os.listdir("/proc/self/fd"))
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.5):
-                    await async_sandbox.run(["sleep", "60"], policy)
+                    await stockade.run_async(["sleep", "60"], policy)
             async with AsyncSandbox(policy) as box:
                 assert (await box.run(["sh", "-c", "sleep 0.1; echo two"])).text == "two\n"
                 with pytest.raises(SetupError, match="all epoll watches") as caught:

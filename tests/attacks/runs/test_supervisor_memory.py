@@ -21,8 +21,9 @@ import stockade
 from stockade import ConflictError, Policy, SetupError
 from stockade.cli import main
 from stockade.host import host
-from stockade.inside import codec
+from stockade.inside import encoder
 from stockade.receipt.verify import check_result
+from stockade.runs.decoder import Decoder
 from stockade.workspace.diff import diff, layer_walk, line_diff
 from stockade.workspace.merge import conflicts
 from support import bubblewraps
@@ -83,7 +84,7 @@ told["result"] = {
     "says": result.receipt.predicate.ending.changes_cut is True, "written": result.usage.bytes_written,
     "lost": len(result.lost),
 }
-id = result.workspace
+id = result.workspace_id
 for words in (
     ["workspaces"], ["workspaces", "--json"], ["diff", id], ["diff", "--name-only", id],
     ["diff", "--stat", id], ["diff", "--json", id], ["diff", "--patch", id], ["snapshot", id, "point"],
@@ -245,7 +246,7 @@ class TestAListThatIsCut:
         assert result.ok and len(result.changes) <= 50 and "more than 50 entries" in result.changes_cut
         assert result.receipt is not None and result.receipt.predicate.ending.changes_cut is True
         check_result(result.receipt, result)
-        changes = stockade.Workspace.open(result.workspace).changes()
+        changes = stockade.Workspace.open(result.workspace_id).changes()
         assert changes.cut == result.changes_cut and len(changes) == len(result.changes)
 
     def test_one_that_is_not_cut_says_nothing(self, workspace: Path) -> None:
@@ -258,12 +259,12 @@ class TestAListThatIsCut:
         result = stockade.run(["sh", "-c", MORE], policy, on_exit="commit")
         assert result.committed is None and "more changes than can be committed" in result.commit_error
         with pytest.raises(SetupError, match="more than 50 entries"):
-            stockade.Workspace.open(result.workspace).commit()
+            stockade.Workspace.open(result.workspace_id).commit()
         assert not list(workspace.iterdir())
 
     def test_is_committed_in_parts_that_were_named(self, workspace: Path) -> None:
         result = stockade.run(["sh", "-c", MORE], Policy(workspace=str(workspace)))
-        one = stockade.Workspace.open(result.workspace)
+        one = stockade.Workspace.open(result.workspace_id)
         assert [file.path for file in one.diff(["some"]).files] == ["some", "some/one", "some/two"]
         done = one.commit(["some", "many/7"])
         assert sorted(change.path for change in done.changes) == [
@@ -278,7 +279,7 @@ class TestAListThatIsCut:
     def test_is_not_merged(self, workspace: Path) -> None:
         policy = Policy(workspace=str(workspace))
         one, other = (
-            stockade.Workspace.open(stockade.run(["sh", "-c", script], policy).workspace)
+            stockade.Workspace.open(stockade.run(["sh", "-c", script], policy).workspace_id)
             for script in ("echo > mine", MORE)
         )
         with pytest.raises(SetupError, match="more changes than can be merged"):
@@ -289,7 +290,7 @@ class TestAListThatIsCut:
         self, workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(workspace)
-        id = stockade.run(["sh", "-c", MORE], Policy(workspace=str(workspace))).workspace
+        id = stockade.run(["sh", "-c", MORE], Policy(workspace=str(workspace))).workspace_id
         assert main(["run", "--discard", "--", "sh", "-c", MORE]) == 0
         said = capsys.readouterr().err
         assert "stockade: more than " in said and "the list of changes is cut" in said
@@ -313,7 +314,7 @@ for _ in range(300):
 """
     result = stockade.run([PYTHON, "-c", script], Policy(workspace=str(workspace)))
     assert result.ok
-    one = stockade.Workspace.open(result.workspace)
+    one = stockade.Workspace.open(result.workspace_id)
     one.discard()
     assert not os.path.lexists(one.layer) and not os.listdir(os.path.dirname(one.layer))
 
@@ -330,7 +331,7 @@ class TestComparingThatTakesForEver:
         result = stockade.run(["sh", "-c", script], policy)
         assert [one.path for one in result.changes] == ["large", "other"]
         assert any("1 file listed as changed without being compared" in one for one in result.warnings)
-        one = stockade.Workspace.open(result.workspace)
+        one = stockade.Workspace.open(result.workspace_id)
         assert one.diff().unsure == 1
         assert main(["diff", "--stat", one.id]) == 0
         assert "1 file shown as changed without a comparison" in capsys.readouterr().err
@@ -344,7 +345,7 @@ class TestComparingThatTakesForEver:
         (workspace / "full").mkdir()
         (workspace / "full" / "file").touch()
         result = stockade.run(["rm", "-r", "full"], Policy(workspace=str(workspace)))
-        one = stockade.Workspace.open(result.workspace)
+        one = stockade.Workspace.open(result.workspace_id)
         monkeypatch.setattr(conflicts, "MOST_SECONDS", 0.0)
         with pytest.raises(ConflictError, match="takes more than 0 seconds"):
             one.commit()
@@ -357,7 +358,7 @@ class TestComparingThatTakesForEver:
         monkeypatch.setattr(diff, "READ_IN_ALL", 1000)
         script = "for i in 1 2 3; do head -c 900 /dev/zero > $i; done"
         one = stockade.Workspace.open(
-            stockade.run(["sh", "-c", script], Policy(workspace=str(workspace))).workspace
+            stockade.run(["sh", "-c", script], Policy(workspace=str(workspace))).workspace_id
         )
         assert [(file.binary, file.cut) for file in one.diff().files] == [
             (True, False),
@@ -398,8 +399,8 @@ class TestLinesThatTakeForEver:
     ids=["sets", "frozensets", "sets-of-one", "a-set", "dicts", "numbers"],
 )  # fmt: skip
 def test_a_result_of_a_function_takes_no_more_memory_than_its_room(value: object) -> None:
-    data = codec.encode(value, 1 << 30)
-    decoder = codec.Decoder(data, 1 << 40)
+    data = encoder.encode(value, 1 << 30)
+    decoder = Decoder(data, 1 << 40)
     tracemalloc.start()
     made = decoder.whole()
     peak = tracemalloc.get_traced_memory()[1]

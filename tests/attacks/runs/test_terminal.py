@@ -69,13 +69,13 @@ def test_the_callers_terminal_is_not_the_sandboxs(sandboxed: bool) -> None:
 
 
 def test_a_terminal_as_stdin_is_never_handed_in() -> None:
-    import stockade
     from stockade import PolicyError
+    from stockade.sandbox.sandbox import RunExtras, run_once
 
     master, slave = os.openpty()
     try:
         with pytest.raises(PolicyError, match="terminal"):
-            stockade.run(["tty"], stdin=slave)
+            run_once(["tty"], None, {}, RunExtras(stdin=slave))
         assert subprocess.run(["tty"], stdin=slave, capture_output=True, check=False).returncode == 0
     finally:
         os.close(master)

@@ -189,6 +189,15 @@ def test_a_child_is_given_no_more_than_its_parent_has(places: Path) -> None:
     assert seen["stdout"].split() == ["link", "sub"]
 
 
+def test_a_child_of_a_worker_has_the_budget_of_a_worker() -> None:
+    applies(host().has("cgroup.memory") and host().has("cgroup.cpuacct"), "no cgroups for this user")
+    allocate = {"command": ["python3", "-c", "x = bytearray(200 << 20)"]}
+    asks = [allocate, allocate | {"policy": {"profile": "strict"}}]
+    answers, _ = ask(Policy(profile="worker", delegate=True), *asks)
+    assert answers[0]["outcome"] == "out-of-memory"
+    assert 'limits.memory: none where "64M" is allowed' in answers[1]["refused"]
+
+
 def test_what_a_pattern_hides_from_a_program_is_hidden_from_its_children(places: Path) -> None:
     for name in ("a.pem", "sub/b.pem", "what?.pem", "a*b.pem"):
         (places / "open" / name).write_text("the secret\n")

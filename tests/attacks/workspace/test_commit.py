@@ -210,7 +210,7 @@ class TestNewInodes:
         script = "head -c 4194304 /dev/urandom > a; for n in $(seq 50); do ln a $n; done"
         result = stockade.run(["sh", "-c", script], Policy(workspace=str(project), limits={"disk": "16M"}))
         assert result.usage.bytes_written == 4 << 20
-        Workspace.open(result.workspace).commit()
+        Workspace.open(result.workspace_id).commit()
         used = {
             (project / name).stat().st_ino: (project / name).stat().st_blocks for name in ("a", "1", "50")
         }

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from stockade import DeniedError, LimitError, NotFoundError, Process, Sandbox, StockadeError
+from stockade import DeniedError, LimitError, NotFoundError, Sandbox, StockadeError
 from stockade.linux import openat2
+from stockade.sandbox import Process
 from stockade.workspace.files import atomic_write
 from stockade.workspace.files.files import Files
 from support.boxfiles import sandbox, sh

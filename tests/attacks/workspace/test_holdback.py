@@ -329,7 +329,7 @@ class TestThePolicysPatterns:
     def test_of_several_runs_hold_what_any_of_them_was_to(self, workspace: Path) -> None:
         left = worked(workspace, self.SCRIPT, allow_commit=[".vscode", ".zed"])
         policy = Policy(workspace=str(workspace), protect=[], hold_back=["deploy"], allow_commit=[".zed"])
-        assert stockade.run(["true"], policy, workspace=left.id).ok
+        assert stockade.run(["true"], policy, resume=left.id).ok
         assert set(held(Workspace.open(left.id))) == {"deploy/x", ".vscode/tasks.json"}
 
     def test_of_merged_workspaces_too(self, workspace: Path) -> None:

@@ -56,7 +56,7 @@ def call(project: Path) -> Call:
 def goes_on(workspace: Workspace, script: str, *words: str, python: bool = False) -> None:
     """Another run in a workspace that there is."""
     command = [PYTHON, "-c", script] if python else ["sh", "-c", script, "sh"]
-    result = stockade.run([*command, *words], workspace=workspace, timeout=60)
+    result = stockade.run([*command, *words], resume=workspace, timeout=60)
     assert result.ok, result.stderr
 
 
@@ -273,7 +273,7 @@ class TestPython:
             while not over.wait(0.05):
                 turn += 1
                 with contextlib.suppress(SetupError):  # the other one has the workspace now
-                    stockade.run(["sh", "-c", f"echo {turn} > file"], workspace=workspace, timeout=60)
+                    stockade.run(["sh", "-c", f"echo {turn} > file"], resume=workspace, timeout=60)
 
         changer = threading.Thread(target=keeps_changing)
         changer.start()

@@ -62,7 +62,7 @@ while True:
 
 def seen_inside(one: stockade.Workspace) -> str:
     """What a program sees of the tree: everything, with contents."""
-    result = stockade.run(["sh", "-c", "ls -lAR --time-style=full-iso . | grep -v '^total'"], workspace=one)
+    result = stockade.run(["sh", "-c", "ls -lAR --time-style=full-iso . | grep -v '^total'"], resume=one)
     return result.stdout.decode("utf-8", "surrogateescape")
 
 
@@ -73,7 +73,7 @@ def test_a_hostile_tree_is_copied_as_it_is_and_touches_nothing(workspace: Path) 
     (fork,) = one.fork()
     before, inside = _tree(f"{one.layer}/upper"), seen_inside(one)
     assert _tree(f"{one.layer}/snapshots/point/upper") == before == _tree(f"{fork.layer}/upper")
-    changed_again = stockade.run(["sh", "-c", "chmod -R u+rwx .; rm -rf * .removed-x"], workspace=one)
+    changed_again = stockade.run(["sh", "-c", "chmod -R u+rwx .; rm -rf * .removed-x"], resume=one)
     assert changed_again.ok
     one.restore("point")
     assert _tree(f"{one.layer}/upper") == before and seen_inside(one) == inside
@@ -90,7 +90,7 @@ def test_a_hostile_tree_is_copied_as_it_is_and_touches_nothing(workspace: Path) 
 def test_hard_links_stay_links_of_the_copy_only(workspace: Path) -> None:
     one = changed(workspace, "echo 1 > a; ln a b; ln a c")
     one.snapshot("point")
-    stockade.run(["sh", "-c", "echo 2 > a"], workspace=one)
+    stockade.run(["sh", "-c", "echo 2 > a"], resume=one)
     kept = Path(one.layer, "snapshots/point/upper")
     assert (kept / "c").read_text() == "1\n" and os.stat(kept / "a").st_nlink == 3
 
@@ -115,7 +115,7 @@ def test_merging_a_hostile_tree(workspace: Path) -> None:
 def test_a_deep_tree_is_copied_or_refused(workspace: Path, depth: int) -> None:
     result = stockade.run([PYTHON, "-c", DEEP, str(depth)], Policy(workspace=str(workspace)))
     assert result.ok
-    one = stockade.Workspace.open(result.workspace)
+    one = stockade.Workspace.open(result.workspace_id)
     if depth < tree_copy.DEEPEST:
         one.snapshot("point")
         one.restore("point")
@@ -124,7 +124,7 @@ def test_a_deep_tree_is_copied_or_refused(workspace: Path, depth: int) -> None:
             with pytest.raises(SetupError, match="too deep"):
                 action()
         assert not one.snapshots() and len(stockade.Workspace.list()) == 1
-    assert stockade.run([PYTHON, "-c", BOTTOM], workspace=one).text == f"{depth} end\n"
+    assert stockade.run([PYTHON, "-c", BOTTOM], resume=one).text == f"{depth} end\n"
     one.discard()
 
 

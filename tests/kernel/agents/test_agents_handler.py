@@ -23,10 +23,13 @@ from support.agent_handlers import (
     Keeper,
     adder,
     counter,
+    dripping,
     failing,
+    hurried,
     later,
     leaver,
     other,
+    patient,
     sleeper,
     talker,
     waiter,
@@ -197,6 +200,32 @@ def test_a_killed_call_says_so_under_its_own_policy(stockade_home: Path, tmp_pat
     file.write_text('net = "open"\n')
     with pytest.raises(PolicyError, match="has changed since it became"):
         sleeper()
+
+
+def test_a_call_has_half_a_minute_unless_the_handler_or_the_policy_says_otherwise(
+    stockade_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert handler.TIMEOUT == 30
+    monkeypatch.setattr(handler, "TIMEOUT", 0.5)
+    for call in (sleeper, lambda: list(dripping())):
+        with pytest.raises(TimeoutError, match=r"ended after 0\.5 s, its time limit") as caught:
+            call()
+        assert "timeout=" in caught.value.hint
+        assert last(stockade_home).predicate.ending.outcome == "timed-out"
+    patient(1.5)
+    file = tmp_path / "patient.toml"
+    file.write_text('limits = { wall = "1s" }\n')
+    registry.add(str(stockade_home), "patient", policy=str(file))
+    with pytest.raises(TimeoutError, match="ended after 1 s"):
+        patient(600)
+    # A limit that the policy writes decides alone, unless the handler has a shorter one.
+    monkeypatch.setattr(handler, "TIMEOUT", 0.001)
+    file.write_text('limits = { wall = "1m" }\n')
+    registry.add(str(stockade_home), "adder", "math", policy=str(file))
+    assert adder(1, 2)[0] == 3
+    registry.add(str(stockade_home), "hurried", policy=str(file))
+    with pytest.raises(TimeoutError, match=r"ended after 0\.5 s"):
+        hurried()
 
 
 def test_two_agents_never_share_a_name(stockade_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,7 @@ class TestAnOverlay:
             }  # fmt: skip
             kept = box.workspace.id
         assert (workspace / "changed").read_text() == "old" and (workspace / "removed").exists()
-        with Sandbox(wanted, workspace=stockade.Workspace.open(kept)) as box:
+        with Sandbox(wanted, resume=stockade.Workspace.open(kept)) as box:
             assert box.run(["sh", "-c", "cat changed made; ls gone"]).text == "new\nby handn\n"
             box.workspace.commit()
         assert (workspace / "changed").read_text() == "new\n" and os.listdir(workspace / "gone") == ["n"]

@@ -25,7 +25,7 @@ def test_every_backend_that_works_here_is_measured(
     assert command.main(["backends", "--quick", "--json", str(found)]) == 0
     told = capsys.readouterr().out
     names = list(usable())
-    tables = {name: backends.load(name).offers(stockade.host()) for name in backends.BACKENDS}
+    tables = {name: backends.load(name).offers(stockade.Host.current()) for name in backends.BACKENDS}
     assert names == [name for name, table in tables.items() if table[Control.SYSCALLS].available]
     section = json.loads(found.read_text())["sections"]["backends"]
     measured = ("start", "exec", "memory", *QUICK_JOBS)

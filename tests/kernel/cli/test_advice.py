@@ -228,7 +228,7 @@ class TestPython:
             lambda: stockade.run(["true"], given),  # type: ignore[arg-type]
             lambda: stockade.Sandbox(given),  # type: ignore[arg-type]
             lambda: stockade.Pool(given),  # type: ignore[arg-type]
-            lambda: stockade.WarmPython(given),  # type: ignore[arg-type]
+            lambda: stockade.functions.WarmPython(given),  # type: ignore[arg-type]
         ):
             with pytest.raises(PolicyError, match="not a Policy") as refused:
                 start()

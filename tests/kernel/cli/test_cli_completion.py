@@ -27,7 +27,7 @@ SHELLS = ("bash", "zsh", "fish")
 @pytest.fixture
 def kept(workspace: Path) -> str:
     """The id of a workspace that can be completed."""
-    return stockade.run(["sh", "-c", "echo 1 > new"], Policy(workspace=str(workspace))).workspace
+    return stockade.run(["sh", "-c", "echo 1 > new"], Policy(workspace=str(workspace))).workspace_id
 
 
 @pytest.fixture

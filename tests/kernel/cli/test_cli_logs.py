@@ -47,7 +47,7 @@ def test_each_run_is_a_row_and_the_last_is_at_the_end(shown: Shown, workspace: P
     assert head.split()[:4] == ["BEGAN", "SANDBOX", "COMMAND", "OUTCOME"]
     assert [row.split()[3] for row in rows] == ["sh", "sleep", "no-such-program"]
     assert "exited 3" in rows[0] and rows[0].split()[-2:] == ["1", str(workspace)]
-    assert changed.workspace in rows[0]
+    assert changed.workspace_id in rows[0]
     assert "timed-out" in rows[1] and "setup-failed" in rows[2]
     found = json.loads(shown("--json"))
     assert [one["exit_code"] for one in found] == [3, 124, 127]
@@ -58,14 +58,14 @@ def test_each_run_is_a_row_and_the_last_is_at_the_end(shown: Shown, workspace: P
 def test_a_workspace_tells_all_of_its_runs(shown: Shown, workspace: Path, stockade_home: Path) -> None:
     policy = Policy(workspace=str(workspace), limits={"output": 10})
     first = stockade.run(["sh", "-c", "echo 1 > new; echo more than ten bytes"], policy)
-    stockade.run(["rm", "new"], policy, workspace=first.workspace)
+    stockade.run(["rm", "new"], policy, resume=first.workspace_id)
     stockade.run(["true"])
-    told = shown(first.workspace[:6])
-    assert told.count("began") == 2 and f"stockade diff {first.workspace}" in told
+    told = shown(first.workspace_id[:6])
+    assert told.count("began") == 2 and f"stockade diff {first.workspace_id}" in told
     assert f"stdout     {first.spilled[0].size} bytes past the limit in {first.spilled[0].path}" in told
     os.unlink(first.spilled[0].path)
-    stockade.Workspace.open(first.workspace).discard()
-    told = shown(f"@{first.workspace}")
+    stockade.Workspace.open(first.workspace_id).discard()
+    told = shown(f"@{first.workspace_id}")
     assert "no longer kept" in told and "removed since" in told
 
 

@@ -30,7 +30,7 @@ def used(stockade_home: Path, workspace: Path) -> Path:
     (workspace / "stockade.toml").write_text("")
     policy = Policy(workspace=str(workspace), limits={"output": 5})
     result = stockade.run(["sh", "-c", "mkdir -m 0 closed; echo 1 > new; echo too much"], policy)
-    Workspace.open(result.workspace).snapshot("first")
+    Workspace.open(result.workspace_id).snapshot("first")
     assert cli.main(["trust", str(workspace)]) == 0
     return stockade_home
 

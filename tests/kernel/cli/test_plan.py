@@ -93,7 +93,7 @@ def test_where_the_changes_are_kept_does_not_count(workspace: Path) -> None:
     policy = Policy(workspace=str(workspace))
     first = stockade.run(["touch", "x"], policy)
     second = stockade.run(["touch", "x"], policy)
-    assert first.workspace != second.workspace and first.plan == second.plan
+    assert first.workspace_id != second.workspace_id and first.plan == second.plan
 
 
 def test_the_command_does_not_count() -> None:

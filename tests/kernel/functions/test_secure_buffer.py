@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from stockade import LimitError, PolicyError, SecureBuffer, SetupError
+from stockade import LimitError, PolicyError, SetupError
+from stockade.functions import SecureBuffer
 
 
 def flags(address: int) -> tuple[set[str], int]:
@@ -99,9 +100,9 @@ import ctypes, os, resource, stockade
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (8192, 8192))
 if not os.getuid():  # root may lock what it wants
     os.setuid(65534)
-one = stockade.SecureBuffer(4096)
+one = stockade.functions.SecureBuffer(4096)
 try:
-    stockade.SecureBuffer(8192)
+    stockade.functions.SecureBuffer(8192)
 except stockade.LimitError as error:
     print(error, "|", error.hint)
 """
@@ -116,6 +117,6 @@ def test_the_limit_of_locked_memory_is_a_clear_error() -> None:
 
 
 def test_at_the_end_of_the_interpreter_it_is_wiped_quietly() -> None:
-    code = "import stockade; kept = stockade.SecureBuffer(b'x'); import sys; sys.kept = kept"
+    code = "import stockade; kept = stockade.functions.SecureBuffer(b'x'); import sys; sys.kept = kept"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -161,5 +161,5 @@ def test_a_pretended_host_lacks_exactly_what_it_is_told_to() -> None:
         Host.pretend(without=("usrens",))
 
 
-def test_the_module_is_the_function_users_call() -> None:
-    assert host() is host.host()  # type: ignore[operator]
+def test_the_current_host_is_the_one_that_was_found() -> None:
+    assert Host.current() is host.host()

@@ -59,7 +59,7 @@ def test_the_receipt_says_what_the_result_says(stockade_home: Path, workspace: P
     assert said.evidence is not None
     assert said.evidence["filter"] == said.filter and said.evidence["seccomp"] == 2
     assert said.network.mode == "none"
-    assert said.host.kernel == os.uname().release and said.host.landlock == stockade.host().landlock
+    assert said.host.kernel == os.uname().release and said.host.landlock == stockade.Host.current().landlock
     assert said.host.stockade == stockade.__version__ and said.host.uid == os.geteuid()
     assert result.receipt.subjects == {
         "stdout": sha256(b"out\n"),
@@ -124,7 +124,7 @@ def test_every_way_to_end_has_its_receipt(stockade_home: Path) -> None:
 
 
 def test_memory_that_runs_out_is_in_the_receipt(stockade_home: Path) -> None:
-    applies(stockade.host().has("cgroup.memory"), "there is no memory cgroup")
+    applies(stockade.Host.current().has("cgroup.memory"), "there is no memory cgroup")
     policy = Policy(limits={"memory": "32M"})
     stockade.run(["python3", "-c", "x = bytearray(10**9)"], policy)
     (receipt,) = receipts(stockade_home)

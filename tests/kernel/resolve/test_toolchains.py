@@ -32,6 +32,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (home / "project").mkdir(parents=True)
     (home / "notes.txt").write_text("private\n")
     monkeypatch.setenv("HOME", str(home))
+    # As in the `stockade` command: which Python runs the tests does not count.
+    monkeypatch.setattr(Caller, "from_python", False)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     monkeypatch.setenv("PATH", SYSTEM_PATH)
     for variable, *_ in installs.MANAGERS:
         monkeypatch.delenv(variable, raising=False)
@@ -446,6 +449,7 @@ def test_the_tools_of_this_machine_work_as_they_are_found(
     command: str, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", REAL_PATH)
+    monkeypatch.setattr(Caller, "from_python", False)
     applies(shutil.which(command) is not None, f"{command} is not installed for this user")
     found = subprocess.run([command, "--version"], capture_output=True, text=True, cwd=workspace, check=True)
     result = stockade.run([command, "--version"], Policy(workspace=str(workspace)), timeout=60)

@@ -40,6 +40,24 @@ def test_a_process_gets_no_more_processor_time() -> None:
     assert 'limits.cpu_time = "300ms"' in result.reason
 
 
+def test_the_budget_of_a_profile_holds_for_each_process_and_the_result_says_so() -> None:
+    worker = Policy(profile="worker")
+    result = stockade.run([PYTHON, "-c", "import json, re; print(6 * 7)"], worker)
+    assert result.text == "42\n"
+    for control, means in (("limits.memory", "RLIMIT_AS"), ("limits.cpu_time", "RLIMIT_CPU")):
+        assert result.controls[control].grade == "accepted weaker"
+        assert means in result.controls[control].mechanism
+    assert b"MemoryError" in stockade.run([PYTHON, "-c", "x = bytearray(200 << 20)"], worker).stderr
+    result = stockade.run([PYTHON, "-c", "while True: pass"], worker, timeout=60)
+    assert (result.outcome, result.exit_code) == ("limit-exceeded", 137)
+
+
+def test_a_budget_that_the_policy_writes_is_refused() -> None:
+    with pytest.raises(stockade.UnsupportedError) as caught:
+        stockade.run(["true"], Policy(profile="worker", limits={"memory": "64M"}))
+    assert "limits.memory" in str(caught.value)
+
+
 def test_a_program_cannot_lift_them() -> None:
     for what in ("RLIMIT_AS", "RLIMIT_CPU"):
         lift = f"import resource as r; r.setrlimit(r.{what}, (1 << 40, 1 << 40))"

@@ -11,6 +11,7 @@ import pytest
 
 import stockade
 from stockade import Policy, PolicyError
+from stockade.sandbox.sandbox import RunExtras, run_once
 
 PYTHON = "/usr/bin/python3"
 MEBIBYTE = 1 << 20
@@ -75,7 +76,7 @@ def test_a_descriptors_content_is_handed_in() -> None:
     feeding = threading.Thread(target=lambda: (os.write(writer, b"through a pipe"), os.close(writer)))
     feeding.start()
     try:
-        assert stockade.run(["cat"], stdin=reader, timeout=30).stdout == b"through a pipe"
+        assert run_once(["cat"], None, {"timeout": 30}, RunExtras(stdin=reader)).stdout == b"through a pipe"
     finally:
         feeding.join()
         os.close(reader)
@@ -85,7 +86,7 @@ def test_a_terminal_is_never_handed_in() -> None:
     ours, theirs = os.openpty()
     try:
         with pytest.raises(PolicyError, match="terminal"):
-            stockade.run(["cat"], stdin=theirs)
+            run_once(["cat"], None, {}, RunExtras(stdin=theirs))
     finally:
         os.close(ours)
         os.close(theirs)

@@ -123,8 +123,8 @@ def test_changes_in_a_workspace_are_kept_aside(workspace: Path) -> None:
         result = pool.run(["sh", "-c", "echo new > a"])
         assert [change.path for change in result.changes] == ["a"]
         assert (workspace / "a").read_text() == "old"
-    assert result.workspace is not None
-    stockade.Workspace.open(result.workspace).discard()
+    assert result.workspace_id is not None
+    stockade.Workspace.open(result.workspace_id).discard()
 
 
 def test_threads_share_it() -> None:

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 import stockade
-from stockade import Policy, PolicyError, Process, Sandbox, SetupError
+from stockade import Policy, PolicyError, Sandbox, SetupError
 from stockade.gate import wire
+from stockade.sandbox import Process
 from support.marks import HIDES, MARK, gone, marked
 
 PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL

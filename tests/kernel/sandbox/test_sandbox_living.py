@@ -223,7 +223,7 @@ def test_the_host_program_may_wait_for_any_child() -> None:
 #: Nobody closes any of them, or lets go of one before the interpreter takes itself apart.
 UNCLOSED = """
 import asyncio, stockade
-python = stockade.WarmPython(size=0)
+python = stockade.functions.WarmPython(size=0)
 box, later, other = python.sandbox(), stockade.AsyncSandbox(), stockade.Sandbox()
 box.open(); other.open(); asyncio.run(later.open())
 shell, job = other.shell(), other.background(["sleep", "60"])

@@ -74,9 +74,30 @@ class TestRuns:
     def test_plain_values_come_back_as_they_are(self, python: Interpreter, code: str) -> None:
         assert python.run(code).value == eval(code)
 
+    def test_what_a_function_may_return_comes_back_as_it_is(self, python: Interpreter) -> None:
+        code = (
+            "import collections, datetime, decimal, fractions, pathlib, uuid\n"
+            "[collections.Counter('aab'), datetime.datetime(2024, 2, 29, 1, tzinfo=datetime.timezone.utc),\n"
+            " decimal.Decimal('1.50'), fractions.Fraction(1, 3), pathlib.Path('/a'), uuid.UUID(int=5),\n"
+            " range(3), {1, 2}, frozenset({3}), 2j, collections.OrderedDict(b=1, a=2), 'a\\ud800']"
+        )
+        value = python.run(code).value
+        names: dict[str, Any] = {}
+        exec(code.replace("\n[", "\nwanted = [", 1), names)
+        assert value == names["wanted"]
+        assert list(map(type, value)) == list(map(type, names["wanted"]))
+
+    def test_arrays_of_numpy_come_back_as_they_are(self) -> None:
+        numpy = pytest.importorskip("numpy")
+        site = str(Path(numpy.__file__).parents[1])
+        with Sandbox(Policy(read=[site], env={"PYTHONPATH": site})) as box, box.python() as python:
+            value = python.run("import numpy; [numpy.arange(6.0).reshape(2, 3), numpy.float32(1.5)]").value
+        assert numpy.array_equal(value[0], numpy.arange(6.0).reshape(2, 3))
+        assert type(value[1]) is numpy.float32 and value[1] == 1.5
+
     def test_other_values_come_back_as_what_they_say(self, python: Interpreter) -> None:
-        value = python.run("import collections; collections.Counter('aab')").value
-        assert value == OpaqueValue("collections.Counter", "Counter({'a': 2, 'b': 1})")
+        value = python.run("import types; [types.SimpleNamespace(a=1)]").value
+        assert value == [OpaqueValue("types.SimpleNamespace", "namespace(a=1)")]
         assert python.run(
             "class Bad:\n    def __repr__(self): raise ValueError\nBad()"
         ).value.text.startswith("<Bad")

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from stockade import AsyncSandbox, Control, Policy, PolicyError, Sandbox, SetupError, UnsupportedError
+from stockade import AsyncSandbox, Policy, PolicyError, Sandbox, SetupError, UnsupportedError
 from stockade.linux import proctree
+from stockade.policy import Control
 from stockade.sessions import exchange
 from stockade.sessions.exchange import Answers, DriverReply
 from stockade.sessions.shell import Shell

@@ -83,7 +83,7 @@ def test_a_workspace_that_stays_goes_on_from_what_was_merged(workspace: Path, te
     edit(text, 9)
     assert not kept.commit(["text"], merge=True).closed
     assert [change.path for change in kept.changes()] == ["new"]
-    stockade.run(["sh", "-c", "cat text; sed -i '5s/.*/again/' text"], workspace=kept).check()
+    stockade.run(["sh", "-c", "cat text; sed -i '5s/.*/again/' text"], resume=kept).check()
     edit(text, 2)
     kept.commit(merge=True)
     found = lines(text)

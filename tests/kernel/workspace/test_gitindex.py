@@ -124,7 +124,7 @@ class TestCommitting:
         script = f"echo evil > AGENTS.md; echo 2 > a.py; git add -A; {GIT} commit -qm second"
         result = stockade.run(["sh", "-ec", script], stockade.Policy(workspace=str(repository)))
         assert result.ok, result
-        return Workspace.open(result.workspace)
+        return Workspace.open(result.workspace_id)
 
     def test_git_status_does_not_stand_against_it(self, repository: Path) -> None:
         left = self.worked(repository)

@@ -23,7 +23,7 @@ def ground(workspace: Path) -> Workspace:
         (workspace / name).write_text(f"{name}\n")
     one = changed(workspace, SCRIPT)
     one.snapshot("first")
-    assert stockade.run(["sh", "-c", MORE], workspace=one).ok
+    assert stockade.run(["sh", "-c", MORE], resume=one).ok
     return one
 
 
@@ -97,12 +97,12 @@ def test_a_fork_that_is_killed(ground: Workspace, workspace: Path) -> None:
 
 def test_a_merge_that_is_killed(ground: Workspace) -> None:
     (other,) = ground.fork()
-    stockade.run(["sh", "-c", "echo 5 > five; rm file; mkdir d; echo 6 > d/six"], workspace=other)
-    stockade.run(["sh", "-c", "chmod 700 a; echo x > a/mine"], workspace=ground)
-    stockade.run(["sh", "-c", "chmod 700 a"], workspace=other)
+    stockade.run(["sh", "-c", "echo 5 > five; rm file; mkdir d; echo 6 > d/six"], resume=other)
+    stockade.run(["sh", "-c", "chmod 700 a; echo x > a/mine"], resume=ground)
+    stockade.run(["sh", "-c", "chmod 700 a"], resume=other)
     before = upper(ground)
     ground.snapshot("before")
-    stockade.run(["sh", "-c", "echo 3 > file"], workspace=other)
+    stockade.run(["sh", "-c", "echo 3 > file"], resume=other)
     theirs = upper(other)
     ground.merge(other)
     after = upper(ground)

@@ -284,7 +284,7 @@ class TestConflicts:
             (project / "file").write_text("mine\n")
             result = box.run(["sh", "-c", "echo x >> other; cat file > copy; echo x >> file"])
         with pytest.raises(ConflictError) as caught:
-            Workspace.open(result.workspace).commit()
+            Workspace.open(result.workspace_id).commit()
         assert caught.value.paths == ("file",)
 
     def test_a_file_that_was_written_just_before_is_none(self, project: Path) -> None:
@@ -492,7 +492,7 @@ def test_a_git_repository_is_as_git_left_it(project: Path) -> None:
     script += f"; git add -A; {named} commit -qm 2; git gc -q; git tag done"
     result = stockade.run(["sh", "-ec", script], Policy(workspace=str(project)), timeout=60)
     assert result.ok, result.stderr
-    done = Workspace.open(result.workspace).commit()
+    done = Workspace.open(result.workspace_id).commit()
     assert done.held == ()
     subprocess.run(["git", "fsck", "--strict"], cwd=project, check=True, capture_output=True)
     status = subprocess.run(["git", "status", "-bs"], cwd=project, capture_output=True, text=True, check=True)

@@ -29,16 +29,16 @@ def layer(workspace: Path) -> Workspace:
 
 def test_commands_in_a_row_go_on_in_one_workspace(workspace: Path) -> None:
     first = layer(workspace)
-    second = stockade.run(["sh", "-c", "cat one; echo two > two"], workspace=first)
+    second = stockade.run(["sh", "-c", "cat one; echo two > two"], resume=first)
     assert second.ok and second.text == "one\n"
-    assert second.workspace == first.id
+    assert second.workspace_id == first.id
     assert [change.path for change in second.changes] == ["one", "two"]
-    with Sandbox(Policy(workspace=str(workspace)), workspace=first.id[:6]) as box:
+    with Sandbox(Policy(workspace=str(workspace)), resume=first.id[:6]) as box:
         assert box.run(["cat", "two"]).text == "two\n"
-        assert box.run(["rm", "one"]).workspace == first.id
+        assert box.run(["rm", "one"]).workspace_id == first.id
 
     async def again() -> str:
-        async with AsyncSandbox(workspace=first) as box:
+        async with AsyncSandbox(resume=first) as box:
             return (await box.run(["ls"])).text
 
     assert asyncio.run(again()) == "two\n"
@@ -48,33 +48,33 @@ def test_commands_in_a_row_go_on_in_one_workspace(workspace: Path) -> None:
 
 def test_a_continued_workspace_stays_also_without_changes(workspace: Path) -> None:
     first = layer(workspace)
-    result = stockade.run(["rm", "one"], workspace=first)
-    assert result.workspace == first.id and not result.changes
-    assert stockade.run(["sh", "-c", "echo 1 > one"], workspace=first).changes
+    result = stockade.run(["rm", "one"], resume=first)
+    assert result.workspace_id == first.id and not result.changes
+    assert stockade.run(["sh", "-c", "echo 1 > one"], resume=first).changes
 
 
 def test_a_command_that_cannot_be_started_leaves_a_continued_workspace(workspace: Path) -> None:
     first = layer(workspace)
-    assert not stockade.run(["./no-such-program"], workspace=first).ok
+    assert not stockade.run(["./no-such-program"], resume=first).ok
     with pytest.raises(PolicyError):
-        stockade.run(["true"], Policy(limits={"files": 1 << 20}), workspace=first)
+        stockade.run(["true"], Policy(limits={"files": 1 << 20}), resume=first)
     assert [change.path for change in first.changes()] == ["one"]
 
 
 def test_discarding_a_continued_workspace_discards_it_all(workspace: Path) -> None:
     first = layer(workspace)
-    stockade.run(["sh", "-c", "echo two > two"], workspace=first, on_exit="discard")
+    stockade.run(["sh", "-c", "echo two > two"], resume=first, on_exit="discard")
     assert not Workspace.list()
 
 
 def test_the_policy_must_fit(workspace: Path, tmp_path: Path) -> None:
     first = layer(workspace)
     with pytest.raises(PolicyError, match="is an overlay"):
-        stockade.run(["true"], Policy(workspace={"path": str(workspace), "mode": "rw"}), workspace=first)
+        stockade.run(["true"], Policy(workspace={"path": str(workspace), "mode": "rw"}), resume=first)
     other = tmp_path / "other"
     other.mkdir()
     with pytest.raises(PolicyError, match="belongs to "):
-        stockade.run(["true"], Policy(workspace=str(other)), workspace=first)
+        stockade.run(["true"], Policy(workspace=str(other)), resume=first)
     assert [change.path for change in first.changes()] == ["one"]
 
 
@@ -84,13 +84,13 @@ def test_a_workspace_of_another_state_is_refused(
     first = layer(workspace)
     monkeypatch.setenv("STOCKADE_HOME", str(tmp_path / "elsewhere"))
     with pytest.raises(PolicyError, match="is kept in"):
-        stockade.run(["true"], workspace=first)
+        stockade.run(["true"], resume=first)
 
 
 def test_one_in_use_says_by_whom(workspace: Path) -> None:
     first = layer(workspace)
-    with Sandbox(workspace=first), pytest.raises(SetupError, match=f"in use by process {os.getpid()}"):
-        stockade.run(["true"], workspace=first)
+    with Sandbox(resume=first), pytest.raises(SetupError, match=f"in use by process {os.getpid()}"):
+        stockade.run(["true"], resume=first)
 
 
 def test_another_directory_in_its_place_is_refused(workspace: Path) -> None:
@@ -98,23 +98,23 @@ def test_another_directory_in_its_place_is_refused(workspace: Path) -> None:
     workspace.rename(workspace.with_name("moved"))
     workspace.mkdir()
     with pytest.raises(SetupError, match="no longer the directory"):
-        stockade.run(["true"], workspace=first)
+        stockade.run(["true"], resume=first)
 
 
 def test_a_damaged_layer_is_refused(workspace: Path) -> None:
     first = layer(workspace)
     os.rename(f"{first.layer}/work", f"{first.layer}/gone")
     with pytest.raises(SetupError, match="cannot be continued"):
-        stockade.run(["true"], workspace=first)
+        stockade.run(["true"], resume=first)
     os.symlink("gone", f"{first.layer}/work")
     with pytest.raises(SetupError, match="cannot be continued"):
-        stockade.run(["true"], workspace=first)
+        stockade.run(["true"], resume=first)
 
 
 def test_the_mode_of_the_tree_is_as_it_was_left(workspace: Path) -> None:
     workspace.chmod(0o750)
     first = changed(workspace, "chmod 711 .")
-    assert stockade.run(["stat", "-c", "%a", "."], workspace=first).text == "711\n"
+    assert stockade.run(["stat", "-c", "%a", "."], resume=first).text == "711\n"
     assert [change.path for change in first.changes()] == ["."]
 
 
@@ -122,20 +122,20 @@ def test_the_mode_of_the_tree_is_as_it_was_left(workspace: Path) -> None:
 def test_what_an_earlier_run_made_cannot_be_denied(workspace: Path, made: str) -> None:
     first = changed(workspace, made)
     with pytest.raises(PolicyError, match="an earlier run"):
-        stockade.run(["true"], Policy(deny=[f"{workspace}/secret"]), workspace=first)
+        stockade.run(["true"], Policy(deny=[f"{workspace}/secret"]), resume=first)
 
 
 def test_what_only_the_host_has_can_be_denied_later(workspace: Path) -> None:
     (workspace / "secret").write_text("the host's")
     first = layer(workspace)
-    result = stockade.run(["ls"], Policy(deny=[f"{workspace}/secret"]), workspace=first)
+    result = stockade.run(["ls"], Policy(deny=[f"{workspace}/secret"]), resume=first)
     assert result.text == "one\n"
 
 
 def test_what_one_of_the_runs_was_denied_is_held_back_for_all(workspace: Path) -> None:
     first = layer(workspace)
     policy = Policy(deny=[f"{workspace}/secret"], protect=["kept"])
-    stockade.run(["sh", "-c", "echo mine > secret; echo mine > kept"], policy, workspace=first)
+    stockade.run(["sh", "-c", "echo mine > secret; echo mine > kept"], policy, resume=first)
     done = Workspace.open(first.id).commit()
     assert {held.path for held in done.held} == {"secret", "kept"}
     assert os.listdir(workspace) == ["one"]
@@ -152,7 +152,7 @@ def test_an_interrupted_commit_is_recovered_first(workspace: Path) -> None:
         first.commit()
         os._exit(0)
     os.waitpid(pid, 0)
-    assert stockade.run(["cat", "one"], workspace=first).text == "one\n"
+    assert stockade.run(["cat", "one"], resume=first).text == "one\n"
     assert os.listdir(workspace) == ["one"]
 
 
@@ -162,7 +162,7 @@ def test_a_run_can_commit_at_its_end(workspace: Path) -> None:
     )
     assert result.exit_code == 3 and result.committed is not None and result.committed.closed
     assert (workspace / "new").read_text() == "1\n"
-    assert not result.workspace and not Workspace.list()
+    assert not result.workspace_id and not Workspace.list()
 
 
 def test_what_a_commit_at_the_end_holds_back_is_kept(workspace: Path) -> None:
@@ -170,18 +170,18 @@ def test_what_a_commit_at_the_end_holds_back_is_kept(workspace: Path) -> None:
     result = stockade.run(["sh", "-c", script], Policy(workspace=str(workspace)), on_exit="commit")
     assert result.committed is not None and result.committed.held
     assert (workspace / "new").exists() and not (workspace / ".git/hooks").exists()
-    assert [one.id for one in Workspace.list()] == [result.workspace]
+    assert [one.id for one in Workspace.list()] == [result.workspace_id]
 
 
 def test_a_conflict_at_the_end_is_told_and_nothing_is_lost(workspace: Path) -> None:
     (workspace / "file").write_text("old")
     with Sandbox(Policy(workspace=str(workspace))) as box:
-        id = box.run(["sh", "-c", "echo theirs > file"]).workspace
+        id = box.run(["sh", "-c", "echo theirs > file"]).workspace_id
     (workspace / "file").write_text("the host's")
-    result = stockade.run(["true"], workspace=id, on_exit="commit")
+    result = stockade.run(["true"], resume=id, on_exit="commit")
     assert result.ok and result.committed is None and "file" in result.commit_error
     assert (workspace / "file").read_text() == "the host's"
-    with pytest.raises(ConflictError), Sandbox(workspace=id, on_exit="commit"):
+    with pytest.raises(ConflictError), Sandbox(resume=id, on_exit="commit"):
         pass
     assert [one.id for one in Workspace.list()] == [id]
 
@@ -190,7 +190,7 @@ def test_a_run_that_was_cut_short_commits_nothing(workspace: Path) -> None:
     command = ["sh", "-c", "echo half > file; sleep 60"]
     result = stockade.run(command, Policy(workspace=str(workspace)), on_exit="commit", timeout=0.3, grace=0.1)
     assert result.outcome == "timed-out" and "did not finish" in result.commit_error
-    assert not list(workspace.iterdir()) and result.workspace
+    assert not list(workspace.iterdir()) and result.workspace_id
 
 
 def test_a_with_statement_that_raises_commits_nothing(workspace: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_sandbox_without_an_overlay_has_no_workspace(workspace: Path) -> None:
 
 KILLED = """
 import os, signal, sys, stockade
-with stockade.Sandbox(workspace=sys.argv[1]) as box:
+with stockade.Sandbox(resume=sys.argv[1]) as box:
     box.run(["sh", "-c", "echo two > two"])
     box.start(["sh", "-c", "sleep 0.3; echo late > late; sleep 60"])
     os.kill(os.getpid(), signal.SIGKILL)
@@ -327,7 +327,7 @@ def test_the_supervisor_of_a_continued_workspace_is_killed(workspace: Path, stoc
     first = layer(workspace)
     killed = subprocess.run([sys.executable, "-c", KILLED, first.id], check=False)
     assert killed.returncode == -signal.SIGKILL
-    result = stockade.run(["ls"], workspace=first)
+    result = stockade.run(["ls"], resume=first)
     assert result.text == "one\ntwo\n"
     time.sleep(0.4)
     assert not os.path.exists(f"{first.layer}/upper/late")
@@ -339,11 +339,11 @@ def test_the_supervisor_of_a_continued_workspace_is_killed(workspace: Path, stoc
 @pytest.mark.usefixtures("swept")
 def test_a_sweep_leaves_a_workspace_alone_that_is_in_use(workspace: Path, stockade_home: Path) -> None:
     """What a killed supervisor began, another goes on with: committed and so unchanged, but in use."""
-    code = KILLED.replace("workspace=sys.argv[1]", "stockade.Policy(workspace=sys.argv[1])")
+    code = KILLED.replace("resume=sys.argv[1]", "stockade.Policy(workspace=sys.argv[1])")
     subprocess.run([sys.executable, "-c", code, str(workspace)], check=False)
     (first,) = Workspace.list()
     register._swept.add(str(stockade_home))
-    with Sandbox(workspace=first) as box:
+    with Sandbox(resume=first) as box:
         box.workspace.commit()
         assert not box.workspace.changes()
         register.sweep(str(stockade_home))

@@ -79,7 +79,7 @@ def test_changes_are_as_without_a_limit(tree: Path) -> None:
     result = stockade.run(["sh", "-c", EDITS], durable(tree), timeout=60)
     assert result.ok, result.stderr
     assert "image" in result.controls["limits.disk"].mechanism
-    kept = Workspace.open(result.workspace)
+    kept = Workspace.open(result.workspace_id)
     assert kinds(kept) == CHANGED and not disk_image.is_left(kept.layer)
     kept.commit()
     assert (tree / "sub" / "y").read_text() == "2\n" and not (tree / "gone").exists()
@@ -174,7 +174,7 @@ def test_a_killed_supervisor_loses_nothing(tree: Path, stockade_home: Path, firs
     else:
         (fork,) = Workspace.open(id).fork()
         assert kinds(fork) == CHANGED
-        assert stockade.run(["cat", "sub/y"], workspace=fork, timeout=60).text == "2\n"
+        assert stockade.run(["cat", "sub/y"], resume=fork, timeout=60).text == "2\n"
         fork.discard()
     one = Workspace.open(id)
     assert kinds(one) == CHANGED and not disk_image.is_left(one.layer)
@@ -224,9 +224,9 @@ def test_a_mount_that_the_resident_gate_has_not_seen_is_no_hindrance(tree: Path,
 @pytest.mark.usefixtures("means")
 def test_an_image_that_was_only_begun_is_nothing(tree: Path) -> None:
     result = stockade.run(["sh", "-c", EDITS], Policy(workspace=str(tree)), timeout=60)
-    part = Path(Workspace.open(result.workspace).layer, disk_image.PART)
+    part = Path(Workspace.open(result.workspace_id).layer, disk_image.PART)
     part.write_bytes(b"not a file system")
-    assert kinds(Workspace.open(result.workspace)) == CHANGED and not part.exists()
+    assert kinds(Workspace.open(result.workspace_id)) == CHANGED and not part.exists()
 
 
 @pytest.mark.usefixtures("means")
@@ -277,8 +277,8 @@ def test_what_a_full_disk_does_not_take_stays_in_the_image(tree: Path, small: Pa
     result = stockade.run(["sh", "-c", script], durable(tree), timeout=60)
     assert result.ok and [one.path for one in result.lost] == ["."] and "still in" in result.lost[0].why
     with pytest.raises(SetupError, match=r"cannot copy the changes out.*No space left"):
-        Workspace.open(result.workspace)
+        Workspace.open(result.workspace_id)
     subprocess.run(["mount", "-o", "remount,size=64M", str(small)], check=True)
-    one = Workspace.open(result.workspace)
+    one = Workspace.open(result.workspace_id)
     assert kinds(one) == {"big": "added", "new": "added"}
     one.discard()

@@ -57,9 +57,7 @@ def test_what_is_written_is_in_the_layer_and_not_in_the_tree(kept: Workspace, wo
         ("modified", "same"),
         ("deleted", "sub"),
     ]
-    assert (
-        stockade.run(["sh", "-c", "cat same a/b; ls"], workspace=kept).text == "writtendeepa\nmoved\nsame\n"
-    )
+    assert stockade.run(["sh", "-c", "cat same a/b; ls"], resume=kept).text == "writtendeepa\nmoved\nsame\n"
     kept.commit()
     assert (workspace / "moved").read_text() == "changed\n" and not (workspace / "sub").exists()
 
@@ -69,7 +67,7 @@ def test_nobody_else_has_the_workspace_meanwhile(kept: Workspace) -> None:
     assert kept.files is files and kept.in_use()
     assert not register.living(os.environ["STOCKADE_HOME"])
     for use in (
-        lambda: stockade.run(["true"], workspace=kept),
+        lambda: stockade.run(["true"], resume=kept),
         Workspace.open(kept.id).commit,
         kept.discard,
         lambda: Workspace.open(kept.id).files,
@@ -86,7 +84,7 @@ def test_nobody_else_has_the_workspace_meanwhile(kept: Workspace) -> None:
 
 
 def test_a_living_sandbox_has_its_own(kept: Workspace) -> None:
-    with Sandbox(workspace=kept) as box:
+    with Sandbox(resume=kept) as box:
         with pytest.raises(SetupError, match="in use"):
             _ = kept.files
         box.files.write("new", "from the sandbox")
@@ -105,7 +103,7 @@ def test_paths_beside_the_workspace_are_an_error(kept: Workspace) -> None:
 
 def test_a_link_does_not_lead_out(kept: Workspace, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
-    stockade.run(["ln", "-s", "../secret", "link"], workspace=kept)
+    stockade.run(["ln", "-s", "../secret", "link"], resume=kept)
     with kept.files as files, pytest.raises(stockade.StockadeError):
         files.read("link")
 

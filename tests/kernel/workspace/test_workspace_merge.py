@@ -27,7 +27,7 @@ def branches(place: Path, *scripts: str) -> list[Workspace]:
     first = changed(place, SETUP)
     found = [first, *first.fork(len(scripts) - 1)]
     for one, script in zip(found, scripts, strict=True):
-        result = stockade.run(["sh", "-c", script], workspace=one)
+        result = stockade.run(["sh", "-c", script], resume=one)
         assert result.ok, result.stderr
     return found
 
@@ -43,9 +43,7 @@ def test_what_nobody_disagrees_about_is_taken_over(workspace: Path) -> None:
     assert {change.path for change in taken} == {
         "b", "link", "n/two", "d/sub", "same", "e/four", "d/new", "x", "x/y", "x/y/z", "x/y/z/f", "d/two",
     }  # fmt: skip
-    shown = stockade.run(
-        ["sh", "-c", "cat a b new1 n/one n/two; ls d; cat d/new x/y/z/f base"], workspace=one
-    )
+    shown = stockade.run(["sh", "-c", "cat a b new1 n/one n/two; ls d; cat d/new x/y/z/f base"], resume=one)
     assert shown.ok and shown.text == "a\n1\nb\n2\n1\n1\n2\nnew\n3\n3\nbase\n"
     assert len(two.changes()) and len(three.changes())
     one.commit()
@@ -96,7 +94,7 @@ def test_two_others_that_disagree_are_a_conflict(workspace: Path) -> None:
 def test_a_directory_made_anew_takes_away_what_it_took_away(workspace: Path) -> None:
     one, two = branches(workspace, "echo 1 > d/mine", "rm -r d; mkdir d; echo 2 > d/theirs")
     one.merge(two)
-    assert stockade.run(["ls", "d"], workspace=one).text == "mine\ntheirs\n"
+    assert stockade.run(["ls", "d"], resume=one).text == "mine\ntheirs\n"
 
 
 def test_closed_directories_are_merged_as_they_are(workspace: Path) -> None:
@@ -125,7 +123,7 @@ def test_what_one_of_them_was_to_hold_back_is_held_back(workspace: Path) -> None
     tree(workspace)
     one = changed(workspace, "touch mine")
     policy = Policy(workspace=str(workspace), protect=["theirs"])
-    other = Workspace.open(stockade.run(["touch", "theirs"], policy).workspace)
+    other = Workspace.open(stockade.run(["touch", "theirs"], policy).workspace_id)
     one.merge(other)
     assert [held.path for held in Workspace.open(one.id).commit().held] == ["theirs"]
 
@@ -142,7 +140,7 @@ def test_only_workspaces_of_the_same_tree_are_merged(workspace: Path, tmp_path: 
 
 def test_a_workspace_in_use_is_not_merged(workspace: Path) -> None:
     one, two = branches(workspace, "true", "touch file")
-    with Sandbox(workspace=two) as box:
+    with Sandbox(resume=two) as box:
         with pytest.raises(SetupError, match="in use by"):
             one.merge(two)
         with pytest.raises(SetupError, match="lives in it"):

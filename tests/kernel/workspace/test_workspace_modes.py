@@ -44,7 +44,7 @@ class TestWritable:
     def test_changes_land_on_the_host(self, project: Path) -> None:
         result = sh("echo new > new; rm a; echo more >> sub/b", project, "rw", protect=[]).check()
         assert tree(project) == {"new": "644 new\n", "sub": "755 dir", "sub/b": "644 b\nmore\n"}
-        assert result.changes == () and result.workspace == ""
+        assert result.changes == () and result.workspace_id == ""
 
     def test_a_new_file_belongs_to_the_caller(self, project: Path) -> None:
         sh("touch new", project, "rw", protect=[]).check()
@@ -84,14 +84,14 @@ class TestOverlay:
     def test_changes_are_kept_aside_privately(self, project: Path, stockade_home: Path) -> None:
         result = sh("echo new > new", project).check()
         (layer,) = layers(stockade_home)
-        assert layer.name == result.workspace
+        assert layer.name == result.workspace_id
         assert (layer / "upper" / "new").read_text() == "new\n"
         for path in (stockade_home, layer):
             assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
 
     def test_an_unchanged_workspace_leaves_nothing(self, project: Path, stockade_home: Path) -> None:
         result = sh("cat a", project).check()
-        assert (result.changes, result.workspace) == ((), "")
+        assert (result.changes, result.workspace_id) == ((), "")
         assert layers(stockade_home) == []
 
     def test_changes_that_were_undone_leave_nothing(self, project: Path, stockade_home: Path) -> None:

@@ -51,7 +51,7 @@ def test_root_sees_them_and_cannot_write_there(project: Path) -> None:
         assert result.text == "in a b\\c\nin deeper\n"
         assert result.stderr.count(b"Read-only file system") == 2
         assert [one.path for one in result.changes] == ["sub/new"]
-    workspace = Workspace.open(result.workspace)
+    workspace = Workspace.open(result.workspace_id)
     workspace.commit()
     assert (project / "sub" / "new").read_text() == "new\n"
 
@@ -96,8 +96,8 @@ def test_a_change_behind_a_mount_is_not_committed_over_it(workspace: Path) -> No
     try:
         for result in (changed, removed):
             with pytest.raises(SetupError, match="hidden by the mount at"):
-                Workspace.open(result.workspace).commit()
-        Workspace.open(changed.workspace).commit(["top"])
+                Workspace.open(result.workspace_id).commit()
+        Workspace.open(changed.workspace_id).commit(["top"])
         assert sorted(path.name for path in workspace.iterdir()) == ["sub", "top"]
         assert not list((workspace / "sub").iterdir())
     finally:

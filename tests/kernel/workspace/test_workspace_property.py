@@ -91,14 +91,14 @@ def test_the_tree_is_as_if_it_had_been_done_there(
             [PYTHON, "-I", "-c", PROGRAM, json.dumps(done)], Policy(workspace=str(inside)), timeout=60
         )
         assert result.ok, result.stderr
-        if result.workspace:
-            workspace = Workspace.open(result.workspace)
+        if result.workspace_id:
+            workspace = Workspace.open(result.workspace_id)
             listed = {change.path for change in workspace.changes()}
             assert listed <= {path or "." for path in {**snapshot(outside), **snapshot(inside)}}
             committed = workspace.commit()
             assert committed.closed and {change.path for change in committed.changes} == listed
         assert snapshot(inside) == snapshot(outside)
-        assert not os.path.exists(f"{os.environ['STOCKADE_HOME']}/workspaces/{result.workspace or 'none'}")
+        assert not os.path.exists(f"{os.environ['STOCKADE_HOME']}/workspaces/{result.workspace_id or 'none'}")
 
 
 Actions = list[tuple[str, str, object]]
@@ -106,7 +106,7 @@ Actions = list[tuple[str, str, object]]
 
 def performed(actions: Actions, workspace: Workspace) -> Workspace:
     """The workspace, after a sandbox that went on in it."""
-    result = stockade.run([PYTHON, "-I", "-c", PROGRAM, json.dumps(actions)], workspace=workspace, timeout=60)
+    result = stockade.run([PYTHON, "-I", "-c", PROGRAM, json.dumps(actions)], resume=workspace, timeout=60)
     assert result.ok, result.stderr
     return workspace
 

@@ -52,7 +52,7 @@ def test_what_was_changed_is_kept_when_the_sandbox_has_ended(tree: Path) -> None
     result = stockade.run(["sh", "-c", EDITS], limited(tree), timeout=60)
     assert result.ok, result.stderr
     assert result.usage.bytes_written
-    kept = Workspace.open(result.workspace)
+    kept = Workspace.open(result.workspace_id)
     assert kept.changes() == list(result.changes)
     assert (tree / "a").read_text() == "host\n"
 
@@ -64,7 +64,7 @@ def test_a_commit_gives_what_one_without_a_limit_gives(tree: Path, tmp_path: Pat
     for place, policy in ((tree, limited(tree)), (twin, Policy(workspace=str(twin), protect=[]))):
         result = stockade.run(["sh", "-c", edits], policy, timeout=60)
         assert result.ok, result.stderr
-        Workspace.open(result.workspace).commit()
+        Workspace.open(result.workspace_id).commit()
         (place / "shut").chmod(0o700)
     now = {"a", "hard", "kept", "new", "new/deep", "new/link", "shut", "shut/s", "sub", "sub/y", "two words"}
 
@@ -117,7 +117,7 @@ def test_a_living_sandbox_can_be_reviewed_and_committed(tree: Path) -> None:
 
 def test_an_unchanged_one_leaves_nothing(tree: Path, stockade_home: Path) -> None:
     result = stockade.run(["cat", "a"], limited(tree), timeout=60)
-    assert result.ok and not result.workspace and os.listdir(stockade_home / "workspaces") == []
+    assert result.ok and not result.workspace_id and os.listdir(stockade_home / "workspaces") == []
 
 
 def test_the_plan_says_that_a_killed_supervisor_loses_it(tree: Path) -> None:
@@ -133,9 +133,9 @@ def test_the_plan_says_that_a_killed_supervisor_loses_it(tree: Path) -> None:
 
 def test_one_that_is_continued_is_refused(tree: Path) -> None:
     first = stockade.run(["sh", "-c", "echo x > new"], Policy(workspace=str(tree)), timeout=60)
-    kept = Workspace.open(first.workspace)
+    kept = Workspace.open(first.workspace_id)
     with pytest.raises(PolicyError, match="cannot limit a workspace that a run continues"):
-        stockade.run(["true"], limited(tree), workspace=kept)
+        stockade.run(["true"], limited(tree), resume=kept)
 
 
 KILLED = """
@@ -194,7 +194,7 @@ def test_what_is_too_deep_is_lost_alone(tree: Path) -> None:
     assert result.ok
     (lost,) = result.lost
     assert lost.path.startswith("m/d/d") and "too deep" in lost.why
-    kept = Workspace.open(result.workspace)
+    kept = Workspace.open(result.workspace_id)
     assert {"before", "m/beside", "zz-after"} <= {change.path for change in kept.changes()}
     done = kept.commit(["before", "m/beside"])
     assert (tree / "m" / "beside").read_text() == "beside"
@@ -208,7 +208,7 @@ def test_what_is_not_all_there_is_not_committed_unasked(tree: Path) -> None:
     result = stockade.run(["/usr/bin/python3", "-c", DEEP], policy, on_exit="commit", timeout=60)
     assert result.ok and result.committed is None and "too deep" in result.commit_error
     assert not (tree / "before").exists()
-    Workspace.open(result.workspace).discard()
+    Workspace.open(result.workspace_id).discard()
     box = Sandbox(policy, on_exit="commit")
     with pytest.raises(SetupError, match=r"nothing was committed.*too deep"), box:
         box.run(["/usr/bin/python3", "-c", DEEP])
@@ -229,7 +229,7 @@ def test_a_full_disk_loses_what_does_not_fit_and_keeps_the_rest(tree: Path, stoc
         script = "head -c 100000 /dev/zero > a; head -c 6M /dev/zero > big; head -c 100000 /dev/zero > z"
         result = stockade.run(["sh", "-c", script], limited(tree, 16 * MIB), timeout=60)
         assert result.ok and [one.path for one in result.lost] == ["big"]
-        kept = {change.path for change in Workspace.open(result.workspace).changes()}
+        kept = {change.path for change in Workspace.open(result.workspace_id).changes()}
         assert kept == {"a", "z"}
     finally:
         subprocess.run(["umount", str(small)], check=True)

@@ -70,13 +70,13 @@ def test_a_restored_workspace_is_as_it_was(workspace: Path) -> None:
     assert taken.name == "first" and abs(taken.taken - time.time()) < 60
     assert layer_of(one) == before
     again = stockade.run(
-        ["sh", "-c", "rm -rf deep full link; echo 9 > file; rm pipe; touch gone"], workspace=one
+        ["sh", "-c", "rm -rf deep full link; echo 9 > file; rm pipe; touch gone"], resume=one
     )
     assert again.ok and one.changes() != changes
     one.restore("first")
     assert layer_of(one) == before
     assert one.changes() == changes
-    assert stockade.run(["cat", "deep/er/two", "file"], workspace=one).text == "2\nthe host's\nmore\n"
+    assert stockade.run(["cat", "deep/er/two", "file"], resume=one).text == "2\nthe host's\nmore\n"
     assert [point.name for point in one.snapshots()] == ["first"]
     one.discard()
 
@@ -85,7 +85,7 @@ def test_a_restored_workspace_commits_what_it_was(workspace: Path) -> None:
     tree(workspace)
     one = changed(workspace, "echo 1 > file; rm gone; rm -r full; mkdir full; touch full/new")
     one.snapshot("first")
-    stockade.run(["sh", "-c", "echo 2 > file; echo back > gone; rm -r full"], workspace=one)
+    stockade.run(["sh", "-c", "echo 2 > file; echo back > gone; rm -r full"], resume=one)
     one.restore("first")
     done = one.commit()
     assert not done.closed, "it has a snapshot"
@@ -148,12 +148,12 @@ def test_a_snapshot_before_each_run(workspace: Path) -> None:
         box.run(["sh", "-c", "echo 2 > file"])
         one = box.workspace
     assert [point.name for point in one.snapshots()] == ["run-1", "run-2"]
-    stockade.run(["sh", "-c", "echo 3 > file"], workspace=one, snapshot=True)
+    stockade.run(["sh", "-c", "echo 3 > file"], resume=one, snapshot=True)
     one.restore("run-3")
-    assert stockade.run(["cat", "file"], workspace=one).text == "2\n"
+    assert stockade.run(["cat", "file"], resume=one).text == "2\n"
 
     async def more() -> None:
-        async with AsyncSandbox(workspace=one, snapshot=True) as box:
+        async with AsyncSandbox(resume=one, snapshot=True) as box:
             await box.run(["rm", "file"])
 
     asyncio.run(more())
@@ -174,7 +174,7 @@ def test_an_unchanged_workspace_leaves_nothing_unless_a_snapshot_has_something(w
 def test_a_workspace_in_use_cannot_be_restored(workspace: Path) -> None:
     one = changed(workspace, "touch file")
     one.snapshot("first")
-    with Sandbox(workspace=one):
+    with Sandbox(resume=one):
         for action in (lambda: one.restore("first"), one.snapshot, lambda: one.fork(2)):
             with pytest.raises(SetupError, match="in use by"):
                 action()
@@ -221,9 +221,9 @@ def test_forks_go_their_own_ways(workspace: Path) -> None:
     assert len({one.id, *(fork.id for fork in forks)}) == 4
     assert all(layer_of(fork) == before and not fork.snapshots() for fork in forks)
     for number, fork in enumerate(forks):
-        assert stockade.run(["sh", "-c", f"echo {number} > file"], workspace=fork).workspace == fork.id
+        assert stockade.run(["sh", "-c", f"echo {number} > file"], resume=fork).workspace_id == fork.id
     assert layer_of(one) == before
-    texts = [stockade.run(["cat", "file"], workspace=fork).text for fork in forks]
+    texts = [stockade.run(["cat", "file"], resume=fork).text for fork in forks]
     assert texts == ["0\n", "1\n", "2\n"]
     # The best of them.
     forks[1].commit(["file"])
@@ -247,7 +247,7 @@ def test_a_living_sandbox_can_be_forked(workspace: Path) -> None:
         box.run(["sh", "-c", "echo 1 > file"])
         forks = box.workspace.fork(2)
         box.run(["sh", "-c", "echo 2 > file"])
-    assert [stockade.run(["cat", "file"], workspace=fork).text for fork in forks] == ["1\n", "1\n"]
+    assert [stockade.run(["cat", "file"], resume=fork).text for fork in forks] == ["1\n", "1\n"]
 
 
 @pytest.mark.parametrize("count", [0, -1, 1001])
@@ -265,5 +265,5 @@ def test_a_snapshot_costs_what_changed(workspace: Path) -> None:
         os.lstat(os.path.join(top, name)).st_blocks for top, _, names in os.walk(one.layer) for name in names
     )
     assert used * 512 < 1 << 20
-    result = stockade.run([PYTHON, "-c", "open('big', 'ab').write(b'y')"], workspace=one)
+    result = stockade.run([PYTHON, "-c", "open('big', 'ab').write(b'y')"], resume=one)
     assert result.ok

@@ -317,6 +317,17 @@ def test_a_limit_is_required_when_written_and_may_be_weaker_as_a_default() -> No
     assert not Policy().required("limits.wall")
 
 
+def test_the_limits_of_a_profile_are_asked_for_and_required_only_where_the_policy_writes_them() -> None:
+    worker = Policy(profile="worker")
+    assert Control.NETWORK_NONE in worker.controls()
+    for control in (Control.LIMITS_MEMORY, Control.LIMITS_CPU_TIME, Control.LIMITS_TASKS):
+        assert worker.controls()[control] == "default"
+        assert not worker.required(control)
+    written = Policy(profile="worker", limits={"memory": "32M"})
+    assert written.required("limits.memory")
+    assert not written.required("limits.cpu_time")
+
+
 def test_an_accepted_control_is_not_required() -> None:
     assert not Policy(limits={"tasks": 5}, accept=["limits.tasks"]).required("limits.tasks")
     assert not Policy(accept=["files"]).required("files")
@@ -328,6 +339,9 @@ def test_each_profile_has_a_file_and_takes_over_what_it_extends() -> None:
     assert set(strict.etc) < set(dev.etc)
     assert (dev.system, dev.env, dev.limits) == (strict.system, strict.env, strict.limits)
     assert strict.limits == Limits(tasks=256, output="10M", files=1024)
+    worker = profile("worker")
+    assert (worker.system, worker.etc, worker.read) == (strict.system, strict.etc, strict.read)
+    assert worker.limits == Limits(memory="64M", cpu_time="1s", tasks=64, output="10M", files=1024)
     assert profile("strict") is strict
 
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from stockade.errors import PolicyError
 from stockade.policy import Policy, parse
-from stockade.policy.toml import line_of
-from stockade.resolve.discovery import load
+from stockade.policy.toml import line_of, load
 
 EVERYTHING = """
 profile = "dev"

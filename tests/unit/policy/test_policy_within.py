@@ -176,6 +176,9 @@ WIDER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"limits": {"cpu_time": 61}}, {"limits": {"cpu_time": 60}}, 'limits.cpu_time: "61s" where "1m"'),
     ({"accept": ["limits.memory"]}, {}, 'accept = "limits.memory"'),
     ({}, {"limits": {"tasks": 256}}, "without requiring limits.tasks"),
+    ({}, {"profile": "worker"}, 'limits.memory: none where "64M" is allowed'),
+    ({"profile": "worker"}, {"limits": {"memory": "1G"}}, "without requiring limits.memory"),
+    ({"profile": "worker"}, {"limits": {"cpu_time": "1m"}}, "without requiring limits.cpu_time"),
     ({"reuse": {}}, {}, "reuse: runs in sandboxes that other runs have used"),
     ({"reuse": {"age": "11m"}}, {"reuse": {}}, 'reuse.age: "11m" where "10m" is allowed'),
     ({"reuse": {"requests": 9}}, {"reuse": {"requests": 8}}, "reuse.requests: 9 where 8 is allowed"),
@@ -257,6 +260,8 @@ WITHIN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"limits": {"memory": "64M", "cpu": 0.5, "cpu_time": 1}}, {"limits": {"memory": "1G", "cpu": 1}}),
     ({}, {"profile": "dev"}),
     ({}, {"profile": "net-client"}),
+    ({"profile": "worker"}, {}),
+    ({"limits": {"memory": "64M", "cpu_time": 1, "tasks": 64}}, {"profile": "worker"}),
     ({"backend": "native"}, {}),
     ({"backend": "landlock"}, {}),  # nobody accepts what it lacks: the run is refused
     ({"backend": "bwrap", "limits": {"tasks": 256}}, {}),

@@ -211,7 +211,7 @@ def test_settings_that_make_no_sense_are_named(
 
 
 def test_a_policy_file_cannot_say_how_receipts_are_made(tmp_path: Path) -> None:
-    from stockade.resolve.discovery import load
+    from stockade.policy.toml import load
 
     file = tmp_path / "policy.toml"
     file.write_text("[receipts]\nfsync = true\n")

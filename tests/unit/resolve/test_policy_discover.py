@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stockade.errors import PolicyError
 from stockade.linux.user import Caller
 from stockade.policy import Policy
 from stockade.policy.merging import merge
-from stockade.resolve.config_files import LARGEST
+from stockade.policy.toml import LARGEST
 from stockade.resolve.discovery import PolicySource, discover
 from stockade.resolve.resolution import resolve
 
@@ -253,6 +254,54 @@ def test_a_link_to_nothing_is_no_policy(place: Place) -> None:
     assert place.discover().sources == ()
 
 
+@pytest.mark.parametrize("text", ['[workspace]\npath = "."\n', 'workspace = "./"\n'])
+def test_in_a_repository_the_project_is_the_workspace_of_its_directories(place: Place, text: str) -> None:
+    place.write(text)
+    below = place.project / "a" / "b"
+    below.mkdir(parents=True)
+    with pytest.raises(PolicyError, match=r"asks for .*/project as the workspace, and you are in .*/a/b"):
+        place.discover(below, workspace=str(below))
+    git = place.project / ".git"
+    git.mkdir()
+    (git / "HEAD").touch()
+    found = place.discover(below, workspace=str(below)).policy.workspace
+    assert found is not None and found.path == str(place.project)
+
+
+def test_a_repository_in_between_or_at_the_home_does_not_count(place: Place) -> None:
+    place.write('[workspace]\npath = "."\n')
+    below = place.project / "a"
+    below.mkdir()
+    (place.home / ".git").mkdir()
+    (place.home / ".git" / "HEAD").touch()
+    with pytest.raises(PolicyError, match="as the workspace"):
+        place.discover(below, workspace=str(below))
+    (below / ".git").mkdir()
+    (below / ".git" / "HEAD").touch()
+    found = place.discover(below, workspace=str(below)).policy.workspace
+    assert found is not None and found.path == str(below)
+
+
+def test_what_else_a_project_asks_for_is_listed_also_below_it(place: Place) -> None:
+    place.write('net = "open"\n[workspace]\npath = "."\n')
+    below = place.project / "a"
+    below.mkdir()
+    with pytest.raises(PolicyError, match="net"):
+        place.discover(below, workspace=str(below))
+
+
+def test_a_workspace_elsewhere_needs_trust_also_in_a_repository(place: Place) -> None:
+    (place.project / ".git").mkdir()
+    (place.project / ".git" / "HEAD").touch()
+    (place.home / "other").mkdir()
+    below = place.project / "a"
+    below.mkdir()
+    for path in ("..", "../other"):
+        place.write(f'[workspace]\npath = "{path}"\n')
+        with pytest.raises(PolicyError, match="asks for more"):
+            place.discover(below, workspace=str(below))
+
+
 def test_the_nearest_policy_above_counts_up_to_the_repository(place: Place) -> None:
     below = place.project / "a" / "b"
     below.mkdir(parents=True)
@@ -288,7 +337,8 @@ def test_a_project_in_a_directory_with_odd_characters_works(place: Place, stocka
     (odd / "stockade.toml").write_text('read = ["data"]\n[limits]\nwall = 3')
     place.own('read = ["~"]')
     found = place.discover(odd, workspace=str(odd))
-    with resolve(found.policy, Caller.current(), str(stockade_home), pinned=found.pinned) as resolved:
+    policy = msgspec.structs.replace(found.policy, toolchain=False)
+    with resolve(policy, Caller.current(), str(stockade_home), pinned=found.pinned) as resolved:
         assert resolved.workspace is not None
         assert resolved.workspace.path == str(odd)
         assert [grant.path for grant in resolved.grants] == [f"{odd}/data"]

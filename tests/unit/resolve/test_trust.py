@@ -295,7 +295,7 @@ def test_the_schema_and_profiles_are_printed(home: Path, capsys: pytest.CaptureF
     assert cli.main(["policy", "schema"]) == 0
     assert msgspec.json.decode(capsys.readouterr().out)["$ref"] == "#/$defs/Policy"
     assert cli.main(["profiles"]) == 0
-    assert {"strict", "dev", "net-client"} <= set(capsys.readouterr().out.split())
+    assert {"strict", "dev", "net-client", "worker"} <= set(capsys.readouterr().out.split())
     assert cli.main(["profiles", "dev"]) == 0
     assert 'extends = "strict"' in capsys.readouterr().out
     assert cli.main(["profiles", "--json"]) == 0
@@ -303,6 +303,7 @@ def test_the_schema_and_profiles_are_printed(home: Path, capsys: pytest.CaptureF
         "strict",
         "dev",
         "net-client",
+        "worker",
     ]
     assert cli.main(["profiles", "devv"]) == cli.REFUSED
     assert "did you mean dev?" in capsys.readouterr().err

@@ -71,7 +71,7 @@ def _show(place: DemoFixture, end: str | None) -> int:
     _introduce(place, policy)
     result = run(command, policy)
     result.check()
-    workspace = Workspace.open(result.workspace)
+    workspace = Workspace.open(result.workspace_id)
     diff = workspace.diff()
     rows = findings.rows(place, result, diff, policy, no_bomb=no_bomb)
     _print_rows(rows)

@@ -16,6 +16,7 @@ from stockade import cli
 _BY_METAVAR = {
     "FILE": "files",
     "PATH": "files",
+    "DIR": "files",
     "PATH|@ID": "places",
     "ID": "sandboxes",
     "OTHER": "workspaces",

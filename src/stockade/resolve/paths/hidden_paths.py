@@ -31,8 +31,8 @@ from stockade.policy.patterns import (
     quote,
     unquote,
 )
-from stockade.policy.values import literal, show
-from stockade.resolve.paths.policy_paths import OWN, expand
+from stockade.policy.values import expand, literal, show
+from stockade.resolve.paths.policy_paths import OWN
 
 if TYPE_CHECKING:
     from stockade.resolve.resolved import Grant

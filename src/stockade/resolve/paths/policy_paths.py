@@ -5,14 +5,13 @@ A relative path keeps the directory that it is relative to, see `path_lookup`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
-from stockade.errors import PolicyError
-from stockade.linux.path_lookup import Lookup, counted, covers
-from stockade.policy.values import literal, show
+from stockade.linux.path_lookup import Lookup, covers
+from stockade.policy.values import literal
 
 #: The sandbox has its own: nothing of the host appears in them.
 OWN = ("/proc", "/sys", "/dev")
@@ -32,47 +31,6 @@ class NamedPath(msgspec.Struct, frozen=True):
     lookup: Lookup
     key: str
     """The key of a policy that would name it: `read`, `write` or `workspace`."""
-
-
-def expand(path: str, clause: str, *, home: str, cwd: str, environ: Mapping[str, str]) -> str:
-    """Make a path absolute: replace ~ and $VARIABLE ($$ is a $); a relative path is relative to `cwd`."""
-    found = _substitute_variables(path, clause, environ) if "$" in path else path
-    if path.startswith("~"):
-        found = home + found[1:]
-    if "\0" in found:
-        raise PolicyError(f"{clause}: has a NUL byte in it")
-    if found.startswith("/"):
-        return found
-    if not cwd:
-        raise PolicyError(
-            f"{clause}: is relative, and the current directory was removed", hint="write an absolute path"
-        )
-    return counted(found, cwd)
-
-
-def _substitute_variables(path: str, clause: str, environ: Mapping[str, str]) -> str:
-    done, rest = "", path
-    while "$" in rest:
-        before, _, rest = rest.partition("$")
-        done += before
-        if rest.startswith("$"):
-            done, rest = done + "$", rest[1:]
-            continue
-        if rest.startswith("{"):
-            name, _, rest = rest[1:].partition("}")
-        else:
-            end = next((i for i, c in enumerate(rest) if not (c.isalnum() or c == "_")), len(rest))
-            name, rest = rest[:end], rest[end:]
-        value = environ.get(name)
-        if not value:
-            raise PolicyError(f"{clause}: ${name} is not set", hint="set it, or write $$ for a $ in a name")
-        if not done and not value.startswith("/"):
-            raise PolicyError(
-                f"{clause}: ${name} is not an absolute path but {show(value)}",
-                hint=f"set ${name} to an absolute path",
-            )
-        done += value
-    return done + rest
 
 
 def real(lookup: Lookup, path: str) -> str:

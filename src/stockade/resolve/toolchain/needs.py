@@ -23,6 +23,18 @@ from stockade.policy.values import show
 
 #: Trees of the system, whose scripts name interpreters of the system.
 SYSTEM_PROGRAMS = ("/usr/bin/", "/bin/", "/usr/sbin/", "/sbin/", "/usr/lib/")
+#: Programs that start others by name. Other programs of the system are shown no environment of Python,
+#: because that would cost every run of one a mount or two.
+STARTERS = frozenset(
+    (
+        "sh", "bash", "dash", "zsh", "ksh", "fish", "busybox", "env", "xargs", "find", "parallel", "nohup",
+        "nice", "setsid", "stdbuf", "time", "timeout", "watch", "script", "tmux", "screen", "make", "gmake",
+        "ninja", "cmake", "ctest", "meson", "just", "git", "node", "npm", "npx", "perl", "ruby",
+    )
+)  # fmt: skip
+PYTHON = "python3"
+#: Where a project keeps its own environment of Python.
+PROJECT = ".venv"
 
 
 class Toolchain(msgspec.Struct, frozen=True):
@@ -32,8 +44,9 @@ class Toolchain(msgspec.Struct, frozen=True):
     trees: dict[str, str] = {}
     #: Links of the host that lead there, with their targets.
     links: dict[str, str] = {}
-    #: Directories to search before those of the profile.
+    #: Directories to search before those of the profile, and after them.
     path: tuple[str, ...] = ()
+    path_after: tuple[str, ...] = ()
     #: Paths of those installs to hide, such as files with passwords of package indexes.
     hidden: tuple[str, ...] = ()
 
@@ -43,9 +56,13 @@ class Surroundings(msgspec.Struct, frozen=True):
 
     home: str
     environ: Mapping[str, str]
+    #: The user's PATH, with the directory of their Python before it.
+    search: str
     #: Where the command starts, and where the user is: relative entries of PATH are relative to the latter.
     cwd: str
     caller_cwd: str
+    #: The workspace; empty if there is none.
+    project: str
     uid: int
     #: Real names of trees that are shown anyway, by the profile and by the policy.
     shown: tuple[str, ...]
@@ -60,31 +77,40 @@ NOTHING = Toolchain()
 
 
 def toolchain(
-    policy: Policy, base: Profile, caller: Caller, command: str, around: Callable[[], Surroundings]
+    policy: Policy,
+    base: Profile,
+    caller: Caller,
+    command: str,
+    project: str,
+    around: Callable[[], Surroundings],
 ) -> Toolchain:
     """Find the installs that a command, and the commands that the policy names, need.
 
-    A policy with `exec` gets none, and one that sets PATH none for a command without a slash: its author has
-    decided what is found.
+    An empty command stands for all those of a living sandbox. `project` is the workspace. A policy with
+    `exec` gets none, and one that sets PATH none for a command without a slash: its author has decided what
+    is found.
     """
     if policy.toolchain is False or policy.exec is not None:
         return NOTHING
     names = () if policy.toolchain is True else policy.toolchain
+    inside = base.env["PATH"].split(":")
+    system = bool(command) and is_system_program(command, caller, inside)
+    environment = (
+        "PATH" not in policy.env
+        and starts_others(command, caller, system)
+        and has_environment(caller, inside, project)
+    )
     if "PATH" in policy.env and "/" not in command:
         command = ""
-    if not (command or names or base.searches_path):
-        return NOTHING
-    if (
-        not names
-        and not base.searches_path
-        and is_system_program(command, caller, base.env["PATH"].split(":"))
-    ):
+    if not (names or base.searches_path or environment or (command and not system)):
         return NOTHING
     from stockade.resolve.toolchain.search import ProgramSearch
 
     search = ProgramSearch(around())
     if command:
         search.command(command)
+    if environment:
+        search.environments()
     for name in names:
         if not search.command(name):
             raise PolicyError(
@@ -96,11 +122,32 @@ def toolchain(
     return search.result()
 
 
+def search_path(caller: Caller) -> str:
+    """The user's PATH, with the directory of their Python before it."""
+    path = caller.environ.get("PATH", os.defpath)
+    return f"{caller.python}:{path}" if caller.python else path
+
+
+def starts_others(command: str, caller: Caller, system: bool) -> bool:
+    """Whether a command may start others by name: one of a living sandbox, a shell, the user's own script."""
+    if "/" not in command or command.startswith(SYSTEM_PROGRAMS):
+        return not command or os.path.basename(command) in STARTERS
+    return not system and bool(caller.python)
+
+
+def has_environment(caller: Caller, inside: list[str], project: str) -> bool:
+    """Whether the user's Python is not one of the system's, or the project has an environment of its own."""
+    if project and is_file(f"{project}/{PROJECT}/pyvenv.cfg"):
+        return True
+    found, _ = which(PYTHON, search_path(caller), caller.cwd or "/")
+    return bool(found) and os.path.dirname(found) not in inside
+
+
 def is_system_program(command: str, caller: Caller, path: list[str]) -> bool:
     """Whether the user's PATH finds a plain program of the system, in a directory of the PATH inside."""
     if "/" in command:
         return command.startswith(SYSTEM_PROGRAMS) and is_plain(command)
-    found, _ = which(command, caller.environ.get("PATH", os.defpath), caller.cwd or "/")
+    found, _ = which(command, search_path(caller), caller.cwd or "/")
     return os.path.dirname(found) in path and is_plain(found)
 
 

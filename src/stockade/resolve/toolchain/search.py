@@ -15,13 +15,23 @@ in a place for installs and with the layout of one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterable
 
+from stockade.errors import PolicyError
 from stockade.resolve.toolchain import installs, shims
 from stockade.resolve.toolchain.installs import InstallRoot
-from stockade.resolve.toolchain.needs import SYSTEM_PROGRAMS, Surroundings, Toolchain, is_plain, which
+from stockade.resolve.toolchain.needs import (
+    PROJECT,
+    PYTHON,
+    SYSTEM_PROGRAMS,
+    Surroundings,
+    Toolchain,
+    is_plain,
+    which,
+)
 
 MOST_LINKS = 40
 #: The targets of links there depend on the process that reads them: inside they would differ.
@@ -51,6 +61,7 @@ class ProgramSearch:
         self.trees: dict[str, str] = {}
         self.links: dict[str, str] = {}
         self.path: list[str] = []
+        self.path_after: list[str] = []
         self._used: set[str] = set()
 
     def command(self, name: str, *, trusted: bool = True, depth: int = 0) -> bool:
@@ -64,10 +75,9 @@ class ProgramSearch:
                 if not installs.is_program(found):
                     return False
             else:
-                path = around.environ.get("PATH", os.defpath)
-                found, own = which(name, path, around.caller_cwd, without=without)
+                found, own = which(name, around.search, around.caller_cwd, without=without)
                 if not found:
-                    return False
+                    return self.project_environment(name)
                 # The usual case, which must be fast.
                 if os.path.dirname(found) in around.path and is_plain(found):
                     return True
@@ -96,12 +106,35 @@ class ProgramSearch:
         used = (*self.trees, *self._used)
         private = [path for tree in self.trees for path in installs.private_paths(tree, used)]
         hidden = tuple(path for path in dict.fromkeys(private) if os.path.lexists(path))
-        return Toolchain(self.trees, self.links, tuple(self.path), hidden)
+        return Toolchain(self.trees, self.links, tuple(self.path), tuple(self.path_after), hidden)
+
+    def environments(self) -> None:
+        """Make the user's Python findable, and the programs of the project's own environment."""
+        with contextlib.suppress(PolicyError):  # of a version manager: the user has not asked for a Python
+            self.command(PYTHON)
+        self.project_environment(PYTHON)
+
+    def project_environment(self, name: str) -> bool:
+        """Make the programs of the project's own environment findable; False if it has none of that name.
+
+        They come after all others: a repository that has made them must not replace programs of the user.
+        """
+        venv = f"{self._around.project}/{PROJECT}"
+        if not self._around.project or not installs.is_venv(venv):
+            return False
+        chain = _LinkChain(PROJECT, False)
+        with contextlib.suppress(_DeadEnd):
+            hop = self._step(f"{venv}/bin/{PYTHON}", chain)
+            self._follow(hop, chain, 0)
+            self.links |= chain.links
+            if self._is_shown(directory := os.path.dirname(hop)) and ":" not in directory:
+                self.path_after = [directory]
+        return installs.is_program(f"{venv}/bin/{name}")
 
     def search_whole_path(self) -> None:
         """Add every visible directory of the user's PATH to the PATH inside."""
         around = self._around
-        for entry in around.environ.get("PATH", "").split(":"):
+        for entry in around.search.split(":"):
             real = os.path.realpath(entry) if entry.startswith("/") else ""
             if not real or not self._is_shown(real):
                 continue
@@ -236,7 +269,7 @@ class ProgramSearch:
 
     def _is_on_path(self, prefix: str) -> bool:
         """Whether the user's own PATH leads to it."""
-        entries = self._around.environ.get("PATH", "").split(":")
+        entries = self._around.search.split(":")
         own = [entry for entry in entries if entry.startswith("/") and not self._is_strange(entry)]
         return any(os.path.realpath(entry) == f"{prefix}/bin" for entry in own)
 

@@ -31,6 +31,7 @@ BUILTINS = (
 #: By `e_machine` of an ELF header.
 MACHINES = {3: "i386", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
 HEAD = 4096
+ELSEWHERE = "start in another directory: --cwd DIRECTORY, or cwd="
 
 
 def explain(reply: wire.Reply, program: client.Program, resolved: ResolvedPolicy) -> Verdict:
@@ -70,11 +71,17 @@ def _no_directory(error: int, cwd: str, resolved: ResolvedPolicy) -> Verdict:
             f"`chmod +rx {shlex.quote(cwd)}`, or run as its owner"
         )
         return Verdict(Outcome.SETUP_FAILED, 125, reason, hint)
-    if os.path.isdir(cwd) and not is_secret(cwd, resolved):
-        hint = f'show it: read = ["{cwd}"], or `--read {shlex.quote(cwd)}`'
-    else:
-        hint = "name a directory that exists"
-    return Verdict(Outcome.SETUP_FAILED, 125, f"the sandbox has no directory {cwd}: {why}", hint)
+    reason, hint = f"the sandbox has no directory {cwd}: {why}", "name a directory that exists"
+    real, workspace = os.path.realpath(cwd), resolved.workspace
+    if os.path.isdir(cwd) and not is_secret(real, resolved):
+        if clause := denied_by(cwd, real, resolved):
+            reason, hint = f"the directory {cwd} is hidden by {clause}", ELSEWHERE
+        elif workspace is not None and covers(workspace.path, cwd):
+            reason = f"the workspace has no directory {cwd}: an earlier run in it removed or renamed it"
+            hint = ELSEWHERE
+        else:
+            hint = f'show it: read = ["{cwd}"], or `--read {shlex.quote(cwd)}`'
+    return Verdict(Outcome.SETUP_FAILED, 125, reason, hint)
 
 
 def _not_found(name: str, found: str, program: client.Program, resolved: ResolvedPolicy) -> Verdict:

@@ -1,8 +1,9 @@
 """Hints about a program that ran and exited with an error that a wall may explain.
 
 A hint rests on what the kernel counted, on what the policy shows and hides, or on what a well-known program
-cannot do under any policy. It may not be the reason for the failure, but it is always true. Only about tasks,
-whose refusals RLIMIT_NPROC does not count, it rests on what the program printed, and says so.
+cannot do under any policy. It may not be the reason for the failure, but it is always true. What the program
+printed only decides what to look for (`printed`). Only about tasks, whose refusals RLIMIT_NPROC does not
+count, the hint rests on it, and says so.
 """
 
 from __future__ import annotations
@@ -46,12 +47,27 @@ NO_MORE_TASKS = re.compile(
     rb"|fork.*BlockingIOError: \[Errno 11\]",
     re.IGNORECASE | re.DOTALL,
 )
+#: Words that `printed` has hints for.
+LAST_WORDS = (
+    b"No module named", b"cross-device link", b"not a git repository", b"tell me who you are",
+    b"Read-only file system",
+)  # fmt: skip
 #: The exit code of git after "fatal:".
 GIT_GAVE_UP = 128
 
 
-def hints(code: int, reply: wire.Reply, program: client.Program, resolved: ResolvedPolicy, full: bool) -> str:
-    """Return the hints about what may explain an exit code; `full` says that limits.disk is used up."""
+def hints(
+    code: int,
+    reply: wire.Reply,
+    program: client.Program,
+    resolved: ResolvedPolicy,
+    full: bool,
+    last: bytes = b"",
+) -> str:
+    """Return the hints about what may explain an exit code.
+
+    `full` says that limits.disk is used up; `last` is what the program printed last.
+    """
     found = [
         NEVER.get(os.path.basename(program.argv[0]), ""),
         _not_found(code, program),
@@ -59,6 +75,7 @@ def hints(code: int, reply: wire.Reply, program: client.Program, resolved: Resol
         _disk(resolved) if full else "",
         _repository(code, program, resolved),
         _denied(program, resolved) or _unseen(program, resolved) or _unwritable(program, resolved),
+        *_printed(last, program, resolved),
     ]
     return "; ".join(filter(None, found))
 
@@ -71,6 +88,14 @@ def no_more_tasks(printed: bytes, limit: int | None) -> str:
         f"the program printed that it could not start another process or thread, and the sandbox may have "
         f"{limit} at once: --limit tasks={2 * limit} (limits.tasks) allows more"
     )
+
+
+def _printed(last: bytes, program: client.Program, resolved: ResolvedPolicy) -> list[str]:
+    if not any(words in last for words in LAST_WORDS):
+        return []
+    from stockade.runs.explain import printed
+
+    return printed.hints(last, program, resolved)
 
 
 def _not_found(code: int, program: client.Program) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 16
 #: How much of the end of what a program prints is kept for hints.
-TAIL = 2048
+TAIL = 4096
 #: A program that prints for ever must not fill the disk: output past this is counted, not kept.
 MOST_SPILLED = 4 << 30
 Sink = Callable[[bytes], object]

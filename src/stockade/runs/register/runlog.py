@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -45,6 +45,8 @@ class RunLogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: float
     #: The sandbox it ran in, as `stockade ps` showed it.
     sandbox: str = ""
+    #: The name that the user gave the sandbox.
+    name: str = ""
     program: str
     arguments: int = 0
     #: The whole command, with STOCKADE_LOG=full.
@@ -72,7 +74,9 @@ class HandoffLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     warnings: tuple[str, ...] = ()
 
 
-def note(home: str, command: Sequence[str], result: Result, *, sandbox: str, directory: str) -> None:
+def note(
+    home: str, command: Sequence[str], result: Result, *, sandbox: str, directory: str, name: str = ""
+) -> None:
     """Add a run to the log. A failure to write the log does not fail the run."""
     wanted = os.environ.get(VARIABLE, "")
     if wanted == "off":
@@ -80,6 +84,7 @@ def note(home: str, command: Sequence[str], result: Result, *, sandbox: str, dir
     ran = RunLogLine(
         at=time.time() - result.usage.wall,
         sandbox=sandbox,
+        name=name,
         program=text(command[0].rpartition("/")[2])[:MOST_WORDS],
         arguments=len(command) - 1,
         command=bounded(command, MOST_WORDS) if wanted == "full" else (),
@@ -87,7 +92,7 @@ def note(home: str, command: Sequence[str], result: Result, *, sandbox: str, dir
         exit_code=result.exit_code,
         seconds=round(result.usage.wall, 3),
         directory=text(directory),
-        workspace=result.workspace,
+        workspace=result.workspace_id,
         changes=len(result.changes),
         spilled=result.spilled,
         left=len(result.handoffs),
@@ -150,23 +155,63 @@ def read(home: str) -> tuple[list[RunLogLine], int]:
     left: dict[str, HandoffLine] = {}
     damaged = 0
     for line in _lines(home):
-        try:
-            if line.startswith(_LEFT):
-                one = msgspec.json.decode(line, type=HandoffLine)
-                left[one.of] = one
-            else:
-                found.append(msgspec.json.decode(line, type=RunLogLine))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        one = _parse(line)
+        if isinstance(one, HandoffLine):
+            left[one.of] = one
+        elif one is not None:
+            found.append(one)
+        else:
             damaged += 1
     last = {ran.sandbox: number for number, ran in enumerate(found)}
-    for sandbox, one in left.items():
+    for sandbox, line_left in left.items():
         if sandbox in last:  # otherwise its runs were in a log that has been replaced
             ran = found[last[sandbox]]
             found[last[sandbox]] = msgspec.structs.replace(
-                ran, left=one.left, left_first=one.left_first, warnings=(*ran.warnings, *one.warnings)
+                ran,
+                left=line_left.left,
+                left_first=line_left.left_first,
+                warnings=(*ran.warnings, *line_left.warnings),
             )
     # Lines are in the order in which runs ended.
     return sorted(found, key=lambda ran: ran.at), damaged
+
+
+def prune(home: str, goes: Callable[[RunLogLine], bool]) -> list[RunLogLine]:
+    """Remove the runs that `goes` names from the log, and return them. Lines that cannot be read stay."""
+    gone: list[RunLogLine] = []
+    for name in (EARLIER, FILE):
+        with contextlib.suppress(FileNotFoundError):
+            gone += _prune_file(f"{home}/{name}", goes)
+    return gone
+
+
+def _prune_file(path: str, goes: Callable[[RunLogLine], bool]) -> list[RunLogLine]:
+    with open(path, "rb", opener=_plain) as file:
+        lines = [(line, _parse(line)) for line in file.read().splitlines(keepends=True)]
+        gone = [ran for _, ran in lines if isinstance(ran, RunLogLine) and goes(ran)]
+        if not gone:
+            return []
+        stays = {ran.sandbox for _, ran in lines if isinstance(ran, RunLogLine) and not goes(ran)}
+        left = {ran.sandbox for ran in gone} - stays
+        part = f"{path}.{os.urandom(6).hex()}"
+        with open(part, "xb", opener=_private) as new:
+            for line, ran in lines:
+                if not (ran.of in left if isinstance(ran, HandoffLine) else ran is not None and goes(ran)):
+                    new.write(line)
+            new.flush()
+            os.rename(part, path)
+            new.write(file.read())  # what another process has added meanwhile
+    return gone
+
+
+def _parse(line: bytes) -> RunLogLine | HandoffLine | None:
+    """Return the content of a line; None if it cannot be read."""
+    try:
+        if line.startswith(_LEFT):
+            return msgspec.json.decode(line, type=HandoffLine)
+        return msgspec.json.decode(line, type=RunLogLine)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
 
 
 def last_of(home: str, id: str) -> RunLogLine | None:
@@ -195,3 +240,7 @@ def _lines(home: str) -> Iterator[bytes]:
 
 def _plain(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -36,6 +36,8 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One living sandbox. `register.enter` fills in the fields about its supervisor."""
 
     id: str
+    #: The name that the user gave it.
+    name: str = ""
     #: The program and its arguments, bounded. They may hold a secret: the file is the owner's alone.
     command: tuple[str, ...] = ()
     #: The directory outside.

@@ -98,6 +98,16 @@ class Diff(msgspec.Struct, frozen=True):
     unsure: int = 0
     """How many files count as changed because there was no time to compare their contents."""
 
+    def __iter__(self) -> Iterator[FileDiff]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __repr__(self) -> str:
+        cut = f", cut: {self.cut}" if self.cut else ""
+        return f"<Diff: {len(self)} file{'s' if len(self) != 1 else ''}, +{self.added} -{self.removed}{cut}>"
+
     @property
     def added(self) -> int:
         return sum(one.added for one in self.files)

@@ -15,6 +15,9 @@ class AsyncFiles:
     def __init__(self, files: Files) -> None:
         self._files = files
 
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._files).removeprefix('<')}"
+
     def close(self) -> None:
         """As `Files.close`."""
         self._files.close()

@@ -77,7 +77,7 @@ def outside_error(path: str, workspace: str) -> StockadeError:
         )
     return PolicyError(
         f"{path} is not in the workspace {workspace}, and there is no sandbox with files of its own",
-        hint="name paths below it, or open a sandbox: `Sandbox(workspace=...)`",
+        hint="name paths below it, or open a sandbox: `Sandbox(resume=...)`",
     )
 
 

@@ -1,0 +1,141 @@
+"""Hints about what a program printed last, such as the name of a module that Python did not find.
+
+A hostile program prints what it likes. So its words only decide what is looked for on the host: a hint states
+what was found there, repeats nothing but the name of a module, and never advises to install one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+
+from stockade.gate import client
+from stockade.linux.path_lookup import covers
+from stockade.resolve.resolved import ResolvedPolicy
+from stockade.resolve.toolchain import shims
+from stockade.resolve.toolchain.installs import is_venv, names_in
+from stockade.resolve.toolchain.needs import PROJECT, PYTHON, which
+from stockade.runs.explain.not_started import is_secret, is_shown
+
+_MISSING = re.compile(rb"No module named '?([A-Za-z_][A-Za-z0-9_]{0,99})\b")
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+#: How many lines of a .pth file are looked at.
+MOST_LINES = 100
+
+
+def hints(last: bytes, program: client.Program, resolved: ResolvedPolicy) -> list[str]:
+    """Return the hints for what a program printed last."""
+    found = [_missing_module(last, program, resolved)]
+    if b"cross-device link" in last:
+        found.append(_renamed_directory(resolved))
+    if resolved.workspace is not None and any(re.search(r"\bgit\b", word) for word in program.argv[:64]):
+        found.append(_git(last, resolved, resolved.workspace.path))
+    return found
+
+
+def _git(last: bytes, resolved: ResolvedPolicy, workspace: str) -> str:
+    """Return a hint about git: the repository that it did not find or cannot change, or who commits."""
+    from stockade.resolve import git_repository
+
+    named = git_repository.named_by(f"{workspace}/.git")
+    above = git_repository.repository_above(workspace)
+    if b"Read-only file system" in last and named and is_shown(named, resolved):
+        return (
+            "the repository of this worktree is read-only inside: `stockade commit` brings the changes to "
+            "your files, and `git commit` outside records them"
+        )
+    if b"not a git repository" in last and named and not is_shown(named, resolved):
+        if above and covers(above, named):
+            return _work_above(above)
+        return (
+            f"{workspace}/.git names a repository elsewhere, which is shown only if it names this directory "
+            "in turn: `git worktree repair` outside makes it do so"
+        )
+    if b"not a git repository" in last and above and not os.path.lexists(f"{workspace}/.git"):
+        return _work_above(above)
+    if b"tell me who you are" in last and not resolved.gitconfig:
+        return (
+            "your git has no name and e-mail for commits here: `git config --global user.name NAME` and "
+            "user.email outside, or `--env GIT_AUTHOR_NAME=...` and its like"
+        )
+    return ""
+
+
+def _work_above(above: str) -> str:
+    return f"the repository is in {above}, above the workspace: work there, `-w {shlex.quote(above)}`"
+
+
+def _missing_module(last: bytes, program: client.Program, resolved: ResolvedPolicy) -> str:
+    names = _MISSING.findall(last)
+    python = _python_inside(program, resolved)
+    if not names or not python:
+        return ""
+    name = names[-1].decode()
+    found = f"the Python inside is {python}"
+    if place := _project_with(name, python, resolved):
+        return f"{found}, and {place} has a module {name}: run {place}/bin/python3, or activate it first"
+    for packages, way in _hidden_places(python, resolved):
+        if _has(packages, name) and not is_secret(packages, resolved):
+            return (
+                f"{found}; a module {name} is in {packages}{way}, which the policy does not show: "
+                f"`--read {shlex.quote(packages)}`"
+            )
+    return f"{found}: it sees the modules of its own install, and those of the workspace"
+
+
+def _python_inside(program: client.Program, resolved: ResolvedPolicy) -> str:
+    """Return the path of the Python that the command starts, or that its PATH finds."""
+    name = program.argv[0] if _PYTHON.fullmatch(os.path.basename(program.argv[0])) else PYTHON
+    if "/" in name:
+        return os.path.normpath(os.path.join(program.cwd, name))
+    return which(name, program.env.get("PATH", ""), "/")[0]
+
+
+def _project_with(name: str, python: str, resolved: ResolvedPolicy) -> str:
+    """Return the workspace's own environment if it has a module that the Python inside does not have."""
+    venv = "" if resolved.workspace is None else f"{resolved.workspace.path}/{PROJECT}"
+    if not venv or covers(venv, python) or not is_venv(venv):
+        return ""
+    return venv if any(_has(packages, name) for packages in _site_packages(venv)) else ""
+
+
+def _hidden_places(python: str, resolved: ResolvedPolicy) -> Iterator[tuple[str, str]]:
+    """Yield the directories of modules that only the Python outside sees, and how it comes to each."""
+    for packages in _site_packages(f"{resolved.caller.home}/.local"):
+        if not is_shown(packages, resolved):
+            yield packages, " (pip install --user)"
+    for packages in _site_packages(os.path.dirname(os.path.dirname(python))):
+        for file in names_in(packages):
+            if not file.endswith(".pth"):
+                continue
+            text = shims.first_bytes(f"{packages}/{file}").decode("utf-8", "replace")
+            for line in text.splitlines()[:MOST_LINES]:
+                if line.startswith("/") and "\0" not in line and not is_shown(line.rstrip(), resolved):
+                    yield line.rstrip(), f" ({file} of {packages} leads there)"
+
+
+def _site_packages(prefix: str) -> list[str]:
+    return [
+        f"{prefix}/lib/{name}/site-packages"
+        for name in names_in(f"{prefix}/lib")
+        if name.startswith(("python3", "pypy3"))
+    ]
+
+
+def _has(packages: str, module: str) -> bool:
+    """Whether a directory has a module or a package of that name."""
+    return any(
+        name == module or (name.startswith(f"{module}.") and name.endswith((".py", ".so")))
+        for name in names_in(packages)
+    )
+
+
+def _renamed_directory(resolved: ResolvedPolicy) -> str:
+    if resolved.workspace is None or resolved.workspace.access != "overlay":
+        return ""
+    return (
+        "in an overlay the kernel cannot rename a directory that exists on the host: `mv` copies it "
+        "instead, and `mv OLD NEW && git add -A OLD NEW` is what `git mv OLD NEW` does"
+    )

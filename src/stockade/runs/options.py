@@ -1,0 +1,189 @@
+"""The options that calls share, each written once.
+
+A call that runs something takes them by name: `run(cmd, timeout=5, env={"CI": "1"})`. Type checkers see the
+names and types below; at run time `refuse_unknown` raises for any other name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, TypedDict, get_args
+
+import stockade
+from stockade.errors import PolicyError
+from stockade.receipt.statement import Who
+from stockade.runs.io.streams import Sink
+
+OnExit: TypeAlias = Literal["keep", "discard", "commit"]
+WAYS = get_args(OnExit)
+#: The most characters of a sandbox's name.
+LONGEST_NAME = 64
+
+
+class CodeOptions(TypedDict, total=False):
+    """How to run code in an interpreter."""
+
+    #: The standard input: bytes, or text, which is encoded as UTF-8.
+    input: bytes | str
+    #: When to end the run: seconds, or text such as "250ms" and "5m". Without it, only `limits.wall` ends it.
+    timeout: float | str | None
+    #: Seconds from the request to end to the kill.
+    grace: float
+    #: Called with each piece of output as it comes.
+    on_stdout: Sink | None
+    on_stderr: Sink | None
+    #: Who asks for the run, for its receipt: agent, category, action and words.
+    who: Who | Mapping[str, str] | None
+
+
+class ShellOptions(CodeOptions, total=False):
+    """How to run code in a shell."""
+
+    #: Variables besides those of the policy.
+    env: Mapping[str, str | int | os.PathLike[str]] | None
+
+
+class StartOptions(TypedDict, total=False):
+    """How to start a command."""
+
+    #: Variables besides those of the policy.
+    env: Mapping[str, str | int | os.PathLike[str]] | None
+    #: Where the command starts; a relative path begins in the workspace.
+    cwd: str | os.PathLike[str] | None
+    #: When to end the run: seconds, or text such as "250ms" and "5m". Without it, only `limits.wall` ends it.
+    timeout: float | str | None
+    #: Seconds from TERM to KILL.
+    grace: float
+    #: Who asks for the run, for its receipt: agent, category, action and words.
+    who: Who | Mapping[str, str] | None
+
+
+class ProcessOptions(StartOptions, total=False):
+    """How to start a command whose streams the caller holds."""
+
+    #: `subprocess.PIPE` or `DEVNULL`; stdin: None for an empty one; stderr can be `STDOUT`.
+    stdin: int | None
+    stdout: int | None
+    stderr: int | None
+    #: Give the program a terminal of its own instead, of 24 lines and 80 columns or this size.
+    pty: bool | tuple[int, int]
+
+
+class BackgroundOptions(StartOptions, total=False):
+    """How to start a command with a given input."""
+
+    #: The standard input: bytes, or text, which is encoded as UTF-8.
+    input: bytes | str
+
+
+class SpawnOptions(BackgroundOptions, total=False):
+    """How to start a command in its own sandbox, for `Spawner`."""
+
+    #: The name of the sandbox in `stockade ps`, in logs and in receipts.
+    name: str
+
+
+class RunOptions(BackgroundOptions, total=False):
+    """How to run a command to its end."""
+
+    #: Called with each piece of output as it comes.
+    on_stdout: Sink | None
+    on_stderr: Sink | None
+
+
+class SandboxOptions(TypedDict, total=False):
+    """How to make a sandbox, besides its policy."""
+
+    #: What happens to the changes in an overlay workspace.
+    on_exit: OnExit
+    #: The workspace to go on in, or its id.
+    resume: stockade.Workspace | str | None
+    #: Take a snapshot of the workspace before each run.
+    snapshot: bool
+    #: The name of the sandbox in `stockade ps`, in logs and in receipts.
+    name: str
+    #: Who asks for its runs, for their receipts: agent, category, action and words.
+    who: Who | Mapping[str, str] | None
+
+
+class OneShotOptions(RunOptions, SandboxOptions, total=False):
+    """How to run a command to its end, and the sandbox around it."""
+
+
+def refuse_unknown(call: str, given: Mapping[str, object], known: frozenset[str]) -> None:
+    """Raise a TypeError for an option that a call does not have, and say what was meant."""
+    for name, value in given.items():
+        if name not in known:
+            from stockade.runs.explain.wrong_option import explain
+
+            raise TypeError(explain(call, name, value, known))
+
+
+def valid_on_exit(on_exit: OnExit) -> OnExit:
+    """Validate a choice for `on_exit` and return it."""
+    if on_exit not in WAYS:
+        raise PolicyError(
+            f"on_exit = {on_exit!r}: is not a known choice", hint='write "keep", "discard" or "commit"'
+        )
+    return on_exit
+
+
+def valid_name(name: str) -> str:
+    """Validate the name of a sandbox and return it; "" is no name."""
+    if not name and isinstance(name, str):
+        return ""
+    if (
+        not isinstance(name, str)
+        or not name.isprintable()
+        or name != name.strip()
+        or len(name) > LONGEST_NAME
+    ):
+        raise PolicyError(
+            f"name = {name!r:.200}: is not a name for a sandbox",
+            hint=f"write 1 to {LONGEST_NAME} printable characters, without a space at either end",
+        )
+    return name
+
+
+def input_bytes(given: bytes | str) -> bytes:
+    """Return what a program reads as its standard input; text is encoded as UTF-8."""
+    if isinstance(given, bytes):
+        return given
+    if isinstance(given, str):
+        return given.encode("utf-8", "surrogateescape")
+    if isinstance(given, bytearray | memoryview):
+        return bytes(given)
+    hint = "read it first: input=file.read()" if hasattr(given, "read") else "write bytes or text"
+    raise PolicyError(f"input: a {type(given).__name__} is neither bytes nor text", hint=hint)
+
+
+def variables(env: Mapping[str, str | int | os.PathLike[str]] | None) -> dict[str, str]:
+    """Validate environment variables and return them as text; a number or a path has only one spelling."""
+    if env is not None and not isinstance(env, Mapping):
+        raise PolicyError(f"env = {env!r:.200}: is not a table", hint='write env={"NAME": "value"}')
+    found: dict[str, str] = {}
+    for name, value in (env or {}).items():
+        text = _text(value)
+        if text is None:
+            raise PolicyError(
+                f"env: {name} = {value!r:.200} is not text",
+                hint=f"write env={{{name!r}: {str(value)!r:.200}}}"
+                if value is not None
+                else f"leave {name} out",
+            )
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name or "\0" in text:
+            raise PolicyError(
+                f"env: {name!r} cannot be set",
+                hint="a name must not be empty or contain =, and neither name nor value may contain NUL",
+            )
+        found[name] = text
+    return found
+
+
+def _text(value: object) -> str | None:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return os.fsdecode(value) if isinstance(value, os.PathLike) else None

@@ -1,0 +1,151 @@
+"""What a repository does with its `.git` to have another repository, or a place of secrets, shown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stockade import Policy
+from stockade.linux.user import Caller
+from stockade.resolve import git_repository
+from stockade.resolve.resolution import resolve
+
+
+def repository(place: Path) -> Path:
+    """What git takes for a repository."""
+    for name in ("objects", "refs"):
+        (place / name).mkdir(parents=True)
+    (place / "HEAD").write_text("ref: refs/heads/main\n")
+    return place
+
+
+def link(common: Path, worktree: Path, name: str = "w") -> Path:
+    """Make the files of `git worktree add`; return git's own directory of the worktree."""
+    own = common / "worktrees" / name
+    own.mkdir(parents=True)
+    (own / "gitdir").write_text(f"{worktree}/.git\n")
+    (own / "commondir").write_text("../..\n")
+    worktree.mkdir(exist_ok=True)
+    (worktree / ".git").write_text(f"gitdir: {own}\n")
+    return own
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with another project and its worktree, a directory of secrets, and a hostile project."""
+    home = tmp_path / "home"
+    link(repository(home / "other/.git"), home / "others-worktree")
+    (home / ".ssh").mkdir()
+    (home / ".ssh/id").write_text("key")
+    (home / "project").mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    return home
+
+
+def shown(home: Path) -> set[str]:
+    """What is granted of the home besides the project."""
+    policy = Policy(workspace=str(home / "project"), toolchain=False)
+    with resolve(policy, Caller.current(), os.environ["STOCKADE_HOME"], command="git") as found:
+        return {grant.path for grant in found.grants if grant.path.startswith(str(home))}
+
+
+def names(text: str) -> Callable[[Path], None]:
+    def plant(home: Path) -> None:
+        (home / "project/.git").write_text(f"gitdir: {text.format(home=home)}\n")
+
+    return plant
+
+
+def own_files(common: str) -> Callable[[Path], None]:
+    """The project's own directory of git points back, and names another directory as the common one."""
+
+    def plant(home: Path) -> None:
+        own = link(repository(home / "project/fake"), home / "project")
+        (own / "commondir").write_text(common.format(home=home) + "\n")
+
+    return plant
+
+
+def through_link(home: Path) -> None:
+    (home / "project/way").symlink_to(home / "other/.git")
+    names("{home}/project/way/worktrees/w")(home)
+
+
+def linked_worktrees(home: Path) -> None:
+    """The directory of worktrees is the project's own; the repository around it is said to be another's."""
+    own = link(home / "project/fake", home / "project")
+    (home / "project/fake/HEAD").symlink_to(home / "other/.git/HEAD")
+    for name in ("objects", "refs"):
+        (home / "project/fake" / name).symlink_to(home / "other/.git" / name)
+    (own / "commondir").write_text(f"{home}/other/.git\n")
+
+
+def git_is_a_link(home: Path) -> None:
+    (home / "project/.git").symlink_to(home / "others-worktree/.git")
+
+
+def link_to_secret(home: Path) -> None:
+    (home / "project/.git").symlink_to(home / ".ssh/id")
+
+
+def waits(home: Path) -> None:
+    os.mkfifo(home / "project/.git")
+
+
+ATTACKS: dict[str, Callable[[Path], None]] = {
+    "another repository": names("{home}/other/.git"),
+    "another repository's worktree": names("{home}/other/.git/worktrees/w"),
+    "another's worktree, on a relative way": names("../other/.git/worktrees/w"),
+    "a place of secrets": names("{home}/.ssh"),
+    "a place of secrets, as a worktree": names("{home}/.ssh/worktrees/w"),
+    "no path": names("{home}/other/.git\0/worktrees/w"),
+    "its own directory, for another repository": own_files("{home}/other/.git"),
+    "its own directory, for a place of secrets": own_files("{home}/.ssh"),
+    "its own directory, for the home": own_files("{home}"),
+    "a link on the way": through_link,
+    "links in a repository of its own": linked_worktrees,
+    "a link in place of the file": git_is_a_link,
+    "a link to a secret": link_to_secret,
+    "a file that waits": waits,
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_git_file_has_nothing_of_the_home_shown(home: Path, name: str) -> None:
+    ATTACKS[name](home)
+    assert shown(home) == set()
+
+
+@pytest.mark.parametrize("name", ["another repository's worktree", "a link on the way"])
+def test_without_the_word_of_the_repository_the_attack_gets_through(
+    home: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ATTACKS[name](home)
+    monkeypatch.setattr(git_repository, "_points_back", lambda *_: True)
+    assert shown(home) == {f"{home}/other/.git"}
+
+
+def test_the_users_own_worktree_is_shown_its_repository(home: Path) -> None:
+    link(home / "other/.git", home / "project", "mine")
+    assert shown(home) == {f"{home}/other/.git"}
+
+
+def test_a_repository_around_the_workspace_is_not_shown(home: Path) -> None:
+    """Worktrees in a bare repository: everything beside this one would be shown."""
+    link(repository(home), home / "project")
+    assert shown(home) == set()
+
+
+@pytest.mark.parametrize("name", [".ssh", ".config/gh"])
+def test_a_place_of_secrets_is_not_shown_even_if_it_is_a_repository(home: Path, name: str) -> None:
+    link(repository(home / name), home / "project")
+    assert shown(home) == set()
+
+
+def test_a_repository_of_another_user_is_not_shown(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link(home / "other/.git", home / "project", "mine")
+    monkeypatch.setattr(git_repository, "_owner", lambda path: os.getuid() + 1)
+    assert shown(home) == set()
