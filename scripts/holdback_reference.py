@@ -1,4 +1,4 @@
-"""Writes docs/reference/holdback.md from the table, so that the two cannot part.
+"""Writes docs/reference/holdback.md from the table, so that page and code agree.
 
 python scripts/holdback_reference.py           write it
 python scripts/holdback_reference.py --check   exit code 1 if it is stale
@@ -19,80 +19,79 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "holdback.md"
 HEAD = """\
 # What a commit holds back
 
-Made by `scripts/holdback_reference.py` from `src/stockade/policy/holdback_table.py`. [Review and
+`scripts/holdback_reference.py` makes this page from `src/stockade/policy/holdback_table.py`. [Review and
 commit changes](../how-to/review-changes.md) says how to commit, [the policy
-reference](policy-protection.md#hold_back-allow_commit) how `hold_back` and `allow_commit` are written.
+reference](policy-protection.md#hold_back-allow_commit) how to write `hold_back` and `allow_commit`.
 
-A program in a sandbox chooses every name and every byte of its changes. Three kinds of files are not like
-others:
+A program in a sandbox chooses every name and every byte of its changes. A commit treats three kinds of
+files with care:
 
-- **Obeyed unasked**: a tool of yours runs or obeys the file because it is there, or is bent by it to
-  another interpreter, registry or wrapper. `stockade commit` holds these back until `--allow-exec-config`,
-  `--allow PATTERN` or the policy's `allow_commit` says otherwise.
-- **Runs at your next command**: code of the project that your next build, test or install runs. It is
-  committed; `stockade diff` and `stockade commit` show it first, with the reason.
-- **Compiled code in a cache**, such as `__pycache__`: left out of the commit, with one line for all of it.
+- **Obeyed unasked**: one of your tools runs or obeys the file because it exists, or uses another
+  interpreter, registry or wrapper because of it. `stockade commit` holds it back until you type
+  `--allow-exec-config` or `--allow PATTERN`, or write `allow_commit` in the policy.
+- **Runs at your next command**: code of the project that your next build, test or install runs. The commit
+  takes it over; `stockade diff` and `stockade commit` show it first, with the reason.
+- **Compiled code in a cache**, such as `__pycache__`: the commit leaves it out, and says so in one line.
 
-What the policy's `protect` names is always held back. A repository (`.git`, `.hg`, `.sl`,
-`.jj`) whose own list names a file that is held back stays with it, as a whole; `--allow .git` parts them (and
-lets in nothing that git obeys: that takes a pattern such as `.git/modules`).
+A commit always holds back what the policy's `protect` names. If the list of a repository (`.git`, `.hg`,
+`.sl`, `.jj`) names a file that is held back, the commit holds back the whole repository too. `--allow .git`
+commits the repository alone, without the files in it that git obeys: those need a pattern such as
+`.git/modules`.
 
-## What is removed
+## Removed files
 
-To remove `.npmrc` does as much as to empty it: npm runs scripts again that `ignore-scripts` kept from
-running. So the removal of a file that is obeyed is held back as its change is: also by a rename, by a
-directory in its place, by closing the directory that it lies in, and of a directory such as `.github` with
-such files in it. What goes together with all that it governs is not: `rm -r app` takes `app/.npmrc` along.
-Nor is what the table marks with *may go*: programs, environments and records of work under way, which
-restrict nothing.
+Removing `.npmrc` has the same effect as emptying it: npm again runs scripts that `ignore-scripts`
+prevented. So a commit holds back the removal of an obeyed file as it holds back a change: also a removal by
+a rename, by a directory in its place, or by closing the directory around it, and the removal of a directory
+such as `.github` with such files in it. It does not hold back a removal together with everything that the
+file governs: `rm -r app` removes `app/.npmrc` too. Nor does it hold back the removal of what the table
+marks with *may go*: programs, environments and records of work in progress, which restrict nothing.
 
 ## What files of yours name
 
-Some files that are obeyed name others, which are obeyed with them. The files of **your** tree are read for
-that, never those that the program left, and what they name is held back with the name of the file that
-does:
+Some obeyed files name other files, which are then obeyed too. Stockade reads the files of **your** tree for
+such names, never those that the program left. It holds back what they name, and says which file names it:
 
 {sources}
 
-Imports and sourced files are followed in turn, five deep. Looked at are the workspace (its 5,000
-directories nearest to the top, without packages), the directories above it, and your home; `stockade diff`
-looks only above the changes that it shows. A file of more than 256 KiB is not read, nor more than 500 files
-or 5,000 names; then the commit says so. Not followed: what a script runs in turn, tools that a command
-finds by name (`make`, `npm run`), patterns such as `@docs/*.md`, and documents that instructions only
-mention.
+Stockade follows imports and sourced files in turn, five deep. It looks at the workspace (the 5,000
+directories nearest to its top, without packages), the directories above it, and your home; `stockade diff`
+looks only above the changes that it shows. It reads no file of more than 256 KiB, and at most 500 files and
+5,000 names; if there are more, the commit says so. It does not follow what a script runs in turn, tools
+that a command finds by name (`make`, `npm run`), patterns such as `@docs/*.md`, or documents that
+instructions only mention.
 
 ## Compiled code in caches: left out
 
 {caches}
 
-Python runs `__pycache__/util.cpython-311.pyc` in place of `util.py` if the time and the size of the source
-that it records are right, or if it says that nobody is to check. A program writes both as it likes, git
-does not show the file, and nobody can read it. So no header is believed: what is in such a directory stays
-behind, the commit says so in one line, and the workspace closes without it, because your Python makes it
-again. `--allow '**/__pycache__'` (or `'**/*.pyc'`) takes it over; `--allow-exec-config` does not. Bytecode
-anywhere else is in the table below: Python imports it where there is no source. Not covered is build output
-of other tools (`target/`, `build/`, `dist/`, `_build/`, `.next/`, object files): a tool that trusts it by
-its time runs it at your next build.
+Python runs `__pycache__/util.cpython-311.pyc` in place of `util.py` if the file records the source's time
+and size, or says that Python need not check them. A program can write both, git does not show the file, and
+you cannot read it. So Stockade trusts no header: the commit leaves everything in such a directory out, says
+so in one line, and closes the workspace without it. Your Python makes the files again. `--allow
+'**/__pycache__'` (or `'**/*.pyc'`) commits them; `--allow-exec-config` does not. Bytecode elsewhere is in
+the table below, because Python imports it where there is no source. This does not cover the build output of
+other tools (`target/`, `build/`, `dist/`, `_build/`, `.next/`, object files): a tool that trusts it by its
+time runs it at your next build.
 
 ## How a pattern matches
 
-Names count at any depth and in any case, and also in spellings that only some file systems take for the
-same. A slash at the end stands for everything in a directory; `*` for a part of a name, `**` for any number
-of names, `{a,b}` for either. The whole path counts, also above the workspace, up to
-the top of a worktree of git's. A link counts also where a pattern only begins: a link `.github` leads to
-other workflows.
+A pattern matches a name at any depth, in any case, and in spellings that some file systems take for the
+same name. A slash at the end means everything in a directory, `*` a part of a name, `**` any number of
+names, `{a,b}` either of two. Stockade compares the whole path, also above the workspace, up to the top of a
+git worktree. A link matches also where a pattern only begins: a link `.github` leads to other workflows.
 
-- *capitals*: the file counts in these capitals only, unless the directory takes names of either case for
-  the same. `docs/agents.md` is a document, `docs/AGENTS.md` is read by agents.
-- *own files*: the file does not count inside of packages that the project uses: {packages}.
-- *may go*: its removal is not held back.
+- *capitals*: the file counts only in these capitals, unless the directory ignores case. `docs/agents.md` is
+  a document; agents read `docs/AGENTS.md`.
+- *own files*: the file does not count inside packages that the project uses: {packages}.
+- *may go*: a commit does not hold back its removal.
 
-Patterns of a policy and of `--allow` count from the top of the workspace, include everything below what
-they name, and have `*` and `**`: `.venv`, `**/AGENTS.md`, `deploy/*.sh`. `hold_back` is compared in any
-case, `allow_commit` exactly.
+Patterns of a policy and of `--allow` start at the top of the workspace, include everything below what they
+name, and have `*` and `**`: `.venv`, `**/AGENTS.md`, `deploy/*.sh`. Stockade compares `hold_back` in any
+case and `allow_commit` exactly.
 
-Files that only choose between versions of a tool (`.nvmrc`, `.java-version`) are in neither table.
-The table is not complete: a tool that it does not name may run or obey a file all the same.
+Files that only choose between versions of a tool (`.nvmrc`, `.java-version`) are in neither table. The
+table is not complete: a tool that it does not name may run or obey a file all the same.
 """
 
 #: What is looked for in each kind of file that names others.
@@ -121,8 +120,8 @@ def page() -> str:
         "Modules that shadow Python's own are shown as well: a source, an extension module or a package,",
         "such as `random.py`, `random.so` or `json/__init__.py` at the top of the workspace, or in",
         f"{places}.",
-        "Python imports it in whatever runs beside it. Modules that shadow packages which you have installed",
-        "are not known to it.",
+        "Every program that runs beside such a module imports it. Stockade does not know modules that shadow",
+        "packages which you have installed.",
     ]
     return "\n".join(lines) + "\n"
 

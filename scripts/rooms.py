@@ -4,7 +4,9 @@ python scripts/rooms.py           write the graph
 python scripts/rooms.py --check   exit code 1 if it is stale
 
 A room imports from rooms below it, never from one above, and never another room's underscored names. Imports
-inside functions count; those under TYPE_CHECKING do not.
+inside functions count; those under TYPE_CHECKING do not, nor does `import stockade` for annotations: public
+signatures spell what lies above, or what a plain run does not load, as `stockade.Workspace`. That loads
+nothing until a program asks for the types.
 """
 
 from __future__ import annotations
@@ -94,10 +96,22 @@ def imports(module: str, tree: ast.AST, known: dict[str, Path]) -> Iterator[Impo
             yield from imports(module, node, known)
 
 
+def only_annotates(tree: ast.AST) -> bool:
+    """Whether a module names `stockade` in annotations alone, which are evaluated on request."""
+    nodes = list(ast.walk(tree))
+    annotations = [getattr(node, field, None) for node in nodes for field in ("annotation", "returns")]
+    inside = {name for one in annotations if one is not None for name in ast.walk(one)}
+    return all(node in inside for node in nodes if isinstance(node, ast.Name) and node.id == "stockade")
+
+
 def every_import() -> list[Import]:
-    """All imports of our own modules in the package."""
-    known = modules()
-    return [one for name, path in known.items() for one in imports(name, ast.parse(path.read_text()), known)]
+    """All imports of our own modules in the package, but for what only annotations use."""
+    known, found = modules(), list[Import]()
+    for name, path in known.items():
+        tree = ast.parse(path.read_text())
+        free = only_annotates(tree)
+        found += [one for one in imports(name, tree, known) if one.module != "stockade" or not free]
+    return found
 
 
 def is_upward(one: Import) -> bool:

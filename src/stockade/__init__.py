@@ -27,6 +27,7 @@ TYPE_CHECKING = False  # importing it from typing takes as long as starting the 
 if TYPE_CHECKING:
     from typing import Any
 
+    from stockade import functions, inside, policy, receipt, result, sandbox, workspace  # noqa: F401
     from stockade.agents.handler import agent
     from stockade.functions import FunctionError, SandboxExecutor, sandboxed
     from stockade.host import Host
@@ -100,19 +101,25 @@ _LAZY = {
     "sandboxed": "stockade.functions.sandboxed_function",
     "verify": "stockade.receipt.verify",
 }
-#: The packages that have the other names which users write.
+#: The packages that have the other names which users write; they load on first use, too.
 _ROOMS = ("functions", "inside", "policy", "receipt", "result", "sandbox", "workspace")
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     import importlib
 
+    if name in _ROOMS:
+        return importlib.import_module(f"stockade.{name}")
     if name not in _LAZY:
         meant = _elsewhere(name) if name[:1].isupper() or name == "delegate" else ""
         raise AttributeError(f"module 'stockade' has no attribute {name!r}{meant}", name=name)
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # otherwise type checkers would believe that every name exists
+    __getattr__ = _load
 
 
 def _elsewhere(name: str) -> str:

@@ -14,10 +14,7 @@ import builtins
 import errno
 import os
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from stockade.receipt.statement import Receipt
-    from stockade.result import Result
+import stockade
 
 
 def one_line(text: str) -> str:
@@ -38,8 +35,8 @@ class StockadeError(Exception):
     `receipt` and `result` are those of the run that was refused or failed, if it has them.
     """
 
-    receipt: Receipt | None = None
-    result: Result | None = None
+    receipt: stockade.Receipt | None = None
+    result: stockade.Result | None = None
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -134,7 +131,9 @@ class ReceiptError(StockadeError):
     `result` is the result of a run whose receipt could not be made.
     """
 
-    def __init__(self, message: str, *, failure: str, hint: str = "", result: Result | None = None) -> None:
+    def __init__(
+        self, message: str, *, failure: str, hint: str = "", result: stockade.Result | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
         self.failure = failure
         self.result = result

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
+import stockade
 from stockade.controls import Grade
 from stockade.errors import CommandError, DeniedError, LimitError, SetupError, TimeoutError
-
-if TYPE_CHECKING:
-    from stockade.receipt.statement import Receipt
-    from stockade.workspace.commit import Commit
 
 __all__ = [
     "Change",
@@ -113,7 +110,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     #: Changes that could not be saved: with `limits.disk` they stay in memory until the sandbox ends.
     lost: tuple[LostChange, ...] = ()
     #: With `on_exit="commit"`: what was committed, or why nothing was.
-    committed: Commit | None = None
+    committed: stockade.workspace.Commit | None = None
     commit_error: str = ""
     #: Files that the program left where it could write for real, and that tools of the host run or obey.
     handoffs: tuple[Handoff, ...] = ()
@@ -121,7 +118,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     plan: str = ""
     #: The signed record of what was enforced and how the run ended.
-    receipt: Receipt | None = None
+    receipt: stockade.Receipt | None = None
 
     @property
     def ok(self) -> bool:

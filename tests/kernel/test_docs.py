@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import shutil
@@ -259,8 +260,11 @@ def test_the_control_beside_a_clause_is_the_one_that_it_asks_for(policy: Policy,
 
 def test_the_python_reference_has_every_public_name_once() -> None:
     text = "".join(page.read_text() for page in (ROOT / "docs/reference/python").glob("*.md"))
-    named = re.findall(r"^::: stockade\.(\w+)$", text, re.MULTILINE)
-    assert sorted(named) == sorted(set(stockade.__all__) - {"__version__"})
+    named = re.findall(r"^::: stockade\.(?:\w+\.)?(\w+)$", text, re.MULTILINE)
+    rooms = [importlib.import_module(f"stockade.{room}").__all__ for room in stockade._ROOMS]
+    assert sorted(named) == sorted(
+        {*stockade.__all__, *(name for room in rooms for name in room)} - {"__version__"}
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=title)

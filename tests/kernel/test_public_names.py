@@ -113,6 +113,12 @@ def test_a_name_that_is_not_at_the_top_says_where_it_is(name: str, place: str) -
         getattr(stockade, name)
 
 
+def test_the_packages_with_the_other_names_need_no_import_of_their_own() -> None:
+    script = "import stockade; print(*(getattr(stockade, name).__name__ for name in stockade._ROOMS))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [f"stockade.{name}" for name in sorted(ELSEWHERE)]
+
+
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         stockade.nothing  # noqa: B018

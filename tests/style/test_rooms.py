@@ -60,8 +60,8 @@ def test_no_room_uses_private_members_of_anothers_objects() -> None:
             else:
                 continue
             own.setdefault(name, set()).add(rooms.room_of(module))
-    # What namedtuples and the standard library call private and mean for everybody.
-    public = {"_replace", "_asdict", "_exit", "_fields_", "_run_exitfuncs"}
+    # What namedtuples and the standard library call private and mean for everybody; os.environ has `_data`.
+    public = {"_replace", "_asdict", "_exit", "_fields", "_fields_", "_run_exitfuncs", "_data"}
     reached = [
         f"{module}:{node.lineno}: {ast.unparse(node)}"
         for module, tree in trees.items()
@@ -109,6 +109,18 @@ def test_control_an_import_inside_a_function_is_seen(upward: str) -> None:
 def test_control_an_import_for_type_checkers_is_not() -> None:
     tree = ast.parse("if TYPE_CHECKING:\n    from stockade.cli import output\n")
     assert list(rooms.imports("stockade.linux.user", tree, rooms.modules())) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "free"),
+    [
+        ("import stockade\ndef f(box: stockade.Sandbox) -> list[stockade.Result]: ...", True),
+        ("import stockade\nclass C:\n    box: stockade.Sandbox | None = None", True),
+        ("import stockade\ndef f() -> stockade.Result:\n    return stockade.run(['true'])", False),
+    ],
+)
+def test_control_a_name_that_only_annotates_is_told_from_one_that_is_used(code: str, free: bool) -> None:
+    assert rooms.only_annotates(ast.parse(code)) is free
 
 
 def test_no_class_is_named_by_a_participle_and_no_two_share_a_name() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from enum import Enum, Flag
+from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -33,6 +34,31 @@ class Box(Generic[T]):
     """Of whatever it is."""
 
     content: T
+
+
+class Pair(NamedTuple):
+    """What a function may return without saying so."""
+
+    first: Any
+    second: Any
+
+
+class Colour(Enum):
+    """Likewise."""
+
+    RED = "red"
+
+
+class Way(Flag):
+    """Two ways, which can be taken together."""
+
+    UP = 1
+    LEFT = 2
+
+
+def named(x: int):  # type: ignore[no-untyped-def]
+    """Values of classes of this module."""
+    return [Pair(x, Colour.RED), Way.UP | Way.LEFT]
 
 
 def boxed(x: int) -> Box[int]:

@@ -12,18 +12,16 @@ import inspect
 import time
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
+import stockade
 from stockade import state
 from stockade.agents import policies, registry
 from stockade.errors import PolicyError
 from stockade.linux.user import Caller
 from stockade.receipt.statement import Who
-
-if TYPE_CHECKING:
-    from stockade.functions.sandboxed_function import CallOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -152,7 +150,7 @@ class _UnsandboxedCall:
 
 
 def agent(
-    name: str, *, category: str = "", **options: Unpack[CallOptions]
+    name: str, *, category: str = "", **options: Unpack[stockade.functions.CallOptions]
 ) -> Callable[[Callable[P, R]], Handler[P, R]]:
     """Decorate a function so that each call runs in a sandbox under the policy of the named agent.
 

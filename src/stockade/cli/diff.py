@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from stockade.cli.ui import output
 from stockade.cli.ui.argument_parser import Parser
+from stockade.cli.ui.change_list import written_by_git
 from stockade.cli.ui.formats import many, print_json, size
 from stockade.cli.ui.workspace_choice import workspace_and_paths
 from stockade.workspace import reviews
@@ -36,6 +37,7 @@ def main(argv: list[str]) -> int:
     args, words = build_parser().parse_words(argv)
     workspace, paths = workspace_and_paths(words, "stockade diff {}")
     found = workspace.diff(paths or None, patch=args.patch)
+    whole = args.verbose or bool(paths)
     if found.cut:
         output.say(f"the list of changes is cut: {found.cut}")
         output.say(f"`stockade diff {workspace.id} PATH` shows a part of them")
@@ -56,9 +58,9 @@ def main(argv: list[str]) -> int:
     elif args.name_only or args.null:
         _show(lambda: (quoted(path).decode() + "\n" for path in _names(found)), args)
     elif args.stat:
-        _show(lambda: _stat(found), args)
+        _show(lambda: _stat(found, whole=whole), args)
     else:
-        _show(lambda: map(file_text, found.files) if found.files else ["no changes\n"], args)
+        _show(lambda: _texts(found, whole=whole), args)
     return 0
 
 
@@ -71,6 +73,7 @@ def build_parser() -> Parser:
         "  stockade diff                          the workspace of this directory, or of one above it\n"
         "  stockade diff --stat 443c22c193c6\n"
         "  stockade diff src                      only what changed in src, relative to where you are\n"
+        "  stockade diff -v                       also what git recorded in .git\n"
         "  stockade diff --patch 443c22c193c6 src | git apply",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -89,7 +92,7 @@ def build_parser() -> Parser:
     form.add_argument("--patch", "--git", action="store_true", help="print a patch for `git apply`")
     form.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--no-pager", action="store_true", help="print without a pager")
-    return output.add_verbosity(parser)
+    return output.add_verbosity(parser, verbose="also show what git recorded in its repositories")
 
 
 def _remember(workspace: Workspace, found: Diff, paths: list[str]) -> None:
@@ -140,24 +143,53 @@ def _names(found: Diff) -> Iterator[str]:
         yield path
 
 
+def _texts(found: Diff, *, whole: bool) -> Iterator[str]:
+    if not found.files:
+        yield "no changes\n"
+    yield from map(file_text, _arranged(found.files, whole=whole))
+    if not whole:
+        yield from _records(found.files)
+
+
+def _arranged(files: Sequence[FileDiff], *, whole: bool) -> Iterator[FileDiff]:
+    """Yield the files of the working tree, then those of repositories, if `whole` also what git records."""
+    yield from (one for one in files if not _is_in_repository(one.path))
+    yield from (
+        one for one in files if _is_in_repository(one.path) and (whole or not written_by_git(one.path))
+    )
+
+
+def _is_in_repository(path: str) -> bool:
+    return "/.git/" in f"/{path}/"
+
+
+def _records(files: Sequence[FileDiff]) -> Iterator[str]:
+    """Yield a line for what git recorded in each repository, and why a commit holds it back."""
+    found: dict[tuple[str, str, str], int] = {}
+    for one in files:
+        if record := written_by_git(one.path):
+            key = (record, one.held, "" if one.held else one.runs)
+            found[key] = found.get(key, 0) + 1
+    for (record, held, runs), count in found.items():
+        words = f"{output.name(record)}, where git records commits: {many(count, 'path')}"
+        yield output.paint(words, "bold") + "  (-v shows them)\n" + _caution(held, runs)
+
+
 def file_text(one: FileDiff) -> str:
     """Return one file's heading and its changed lines."""
     name = output.name(one.path) + ("/" if one.type == "directory" else "")
     if one.kind == "renamed":
         name = f"{output.name(one.was)} → {name}"
     head = output.paint(f"{one.kind:<8}  {name}", "bold")
-    return f"{head}{''.join('  ' + word for word in _words(one))}\n{_caution(one)}{_text(one.text)}"
+    words = "".join(f"  {word}" for word in _words(one))
+    return f"{head}{words}\n{_caution(one.held, one.runs)}{_text(one.text)}"
 
 
-def _caution(one: FileDiff) -> str:
-    """Return why a commit holds the file back, or how it will run at the user's next command."""
-    if one.held:
-        return output.paint(f"held back: {output.name(one.held)}", "red") + "\n"
-    return (
-        output.paint(f"runs at your next command: {output.name(one.runs)}", "yellow") + "\n"
-        if one.runs
-        else ""
-    )
+def _caution(held: str, runs: str) -> str:
+    """Return why a commit holds a file back, or how it will run at the user's next command."""
+    if held:
+        return output.paint(f"held back: {output.name(held)}", "red") + "\n"
+    return output.paint(f"runs at your next command: {output.name(runs)}", "yellow") + "\n" if runs else ""
 
 
 def _words(one: FileDiff) -> list[str]:
@@ -198,7 +230,7 @@ def _paint_line(line: str) -> str:
     return output.paint(line, style) if style else line
 
 
-def _stat(found: Diff) -> Iterator[str]:
+def _stat(found: Diff, *, whole: bool) -> Iterator[str]:
     if not found.files:
         yield "no changes\n"
         return
@@ -206,11 +238,13 @@ def _stat(found: Diff) -> Iterator[str]:
     most = max(one.added + one.removed for one in found.files) or 1
     room = max(10, min(50, _columns() - width - 12))
     scale = min(1.0, room / most)
-    for one in found.files:
+    for one in _arranged(found.files, whole=whole):
         plus = output.paint("+" * -int(-one.added * scale), "green") if one.added else ""
         minus = output.paint("-" * -int(-one.removed * scale), "red") if one.removed else ""
         mark = "  held back" if one.held else "  runs at your next command" if one.runs else ""
         yield f" {_label(one):<{width}} | {_amount(one)} {plus}{minus}".rstrip() + f"{mark}\n"
+    if not whole:
+        yield from (f" {line}\n" for text in _records(found.files) for line in text.splitlines())
     count = sum(1 for _ in _names(found))
     yield f" {many(count, 'path')} changed, {found.added} added(+), {found.removed} removed(-)\n"
 

@@ -17,7 +17,7 @@ from stockade.errors import PolicyError, ReceiptError, SetupError, StockadeError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from stockade.agents.registry import Agent
     from stockade.cli.ui.terminal import UserTerminal
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stockade.resolve.discovery import PolicySource
     from stockade.result import Result
     from stockade.sandbox.workspace import Workspace
+    from stockade.workspace.diff.change_details import Mark
 
 ABOUT = {
     "run": "Run a command behind walls the kernel keeps.",
@@ -410,9 +411,10 @@ def _run_and_report(
     from stockade.sandbox import sandbox
 
     start = start_directory(args, found)
+    quiet = args.quiet or args.json
+    earlier = None if workspace is None or quiet else workspace.marks()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _cancel)
-    quiet = args.quiet or args.json
     # `nohup` gives its command a stdin that it cannot read.
     stdin: int | None = 0 if _is_open_for(0, os.O_RDONLY) else None
     at_terminal = stdin is not None and os.isatty(stdin)
@@ -471,8 +473,10 @@ def _run_and_report(
             report_end(result, quiet=quiet, why=why)
         if any(sink.lost for sink in sinks) or (terminal is not None and terminal.lost):
             output.error("output was lost: its reader did not read it before the time was over")
+    if result.exit_code and not quiet and workspace is None:
+        report_kept(result, words, start, found.policy)
     if not quiet:
-        report(result, verbose=args.verbose, discarded=args.on_exit == "discard")
+        report(result, verbose=args.verbose, discarded=args.on_exit == "discard", earlier=earlier)
     if result.lost and not args.json:
         from stockade.result import lost
         from stockade.workspace.overlay import what_keeps
@@ -583,6 +587,22 @@ def report_end(result: Result, *, quiet: bool, why: str = "") -> None:
         output.error(f"{result.outcome}: {result.reason}", hint=result.hint)
 
 
+def report_kept(result: Result, command: list[str], start: str | None, policy: Policy) -> None:
+    """Print which kept workspace has a file that a failed command names and the user's files lack."""
+    if policy.workspace is None or str(result.outcome) not in ("exited", "setup-failed"):
+        return
+    from stockade import state
+    from stockade.cli.ui.kept_hint import kept_hint
+    from stockade.cli.ui.start_directory import workspace_root
+    from stockade.linux.user import Caller
+
+    caller = Caller.current()
+    tree = workspace_root(policy, caller)
+    home = state.state_dir(caller.environ, caller.home)
+    if hint := kept_hint(command, os.path.join(tree, start or ""), tree, home, without=result.workspace_id):
+        output.say(f"hint: {hint}")
+
+
 def report_handoffs(result: Result, printed: Sequence[str] = ()) -> None:
     """Print the handoffs and warnings of a run; `printed` are warnings that the user has seen already."""
     if result.handoffs:
@@ -596,38 +616,31 @@ def report_handoffs(result: Result, printed: Sequence[str] = ()) -> None:
             output.say(f"warning: {output.name(warning)}")
 
 
-def report(result: Result, *, verbose: bool, discarded: bool, count: int = 0) -> None:
+def report(
+    result: Result,
+    *,
+    verbose: bool,
+    discarded: bool,
+    count: int = 0,
+    earlier: Mapping[str, Mark] | None = None,
+) -> None:
     """Print what changed, and if `verbose` what was enforced.
 
-    `count` is the number of changes, if the result has only some of them.
+    `count` is the number of changes, if the result has only some of them; `earlier` are the changes that a
+    continued workspace had before.
     """
-    changed = bool(result.changes or result.changes_cut)
-    if changed:
-        count = max(count, len(result.changes))
-        more = "more than " if result.changes_cut else ""
-        many = f"{more}{count} changed path{'s' if count != 1 else ''}"
-        if result.committed is not None:
-            output.say(f"{many}, {len(result.committed.changes)} committed to your files")
-        else:
-            output.say(f"{many} discarded" if discarded else f"{many} kept aside, your files are unchanged")
-        from stockade.cli.ui.change_list import change_lines
+    if result.changes or result.changes_cut or earlier:
+        from stockade.cli.ui.change_report import next_steps, report_lines
 
-        for line in change_lines(result.changes, count):
+        for line in report_lines(result, discarded=discarded, verbose=verbose, count=count, earlier=earlier):
             output.say(line)
-        if result.changes_cut:
-            output.say(f"the list of changes is cut: {output.name(result.changes_cut)}")
-    if result.committed is not None and changed:
-        from stockade.cli.commit import remarks
+        if result.committed is not None:
+            from stockade.cli.commit import remarks
 
-        remarks(result.committed)
-    elif changed and not discarded:
-        part = " PATH" if result.changes_cut else ""
-        for word, effect in (
-            ("diff", "shows those that are listed" if part else "shows them"),
-            ("commit", f"applies {'some' if part else 'them'} to your files"),
-            ("discard", "deletes them"),
-        ):
-            output.say(f"`stockade {word} {result.workspace_id}{part if word == 'commit' else ''}` {effect}")
+            remarks(result.committed)
+        elif result.workspace_id and not discarded:
+            for line in next_steps(result, continued=earlier is not None):
+                output.say(line)
     if verbose:
         for name, kept in result.controls.items():
             output.say(f"{name}: {kept.mechanism} ({kept.observed})")

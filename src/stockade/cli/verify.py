@@ -165,6 +165,7 @@ def _show(receipt: Receipt, right: set[str]) -> None:
         ["signed by", signed + (f" (not checked: {unchecked})" if unchecked else "")],
         ["run", f"{said.ending.outcome}, exit code {said.ending.exit_code}, {said.started[:19]}Z"],
         ["program", output.name(said.command.program) or "-"],
+        *([["name", output.name(said.name)]] if said.name else []),
         *([name, output.name(text)] for name in ("agent", "category", "action", "words")
           if (text := getattr(said.who, name))),
         ["policy", said.policy[:16]],

@@ -55,7 +55,7 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> object:
+def _load(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'stockade.functions' has no attribute {name!r}")
     import importlib
@@ -64,6 +64,10 @@ def __getattr__(name: str) -> object:
     value: object = getattr(module, name)
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # otherwise type checkers would believe that every name exists
+    __getattr__ = _load
 
 
 def __dir__() -> list[str]:

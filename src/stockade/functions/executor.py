@@ -7,21 +7,19 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+import stockade
 from stockade.functions.channel import FunctionChannel
 from stockade.functions.reply import FunctionError, WorkerDiedError
 from stockade.functions.sandboxed_function import MAX_RESULT, Call, Options, make_call, options
 from stockade.functions.worker_start import OnExit
-from stockade.policy import Policy
+from stockade.policy.model import PolicyLike
+from stockade.receipt.statement import Who
 from stockade.runs.io.streams import Sink
 from stockade.runs.supervise import GRACE
-
-if TYPE_CHECKING:
-    from stockade.functions.warm_python import WarmPython
-    from stockade.receipt.statement import Who
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,7 +44,7 @@ class SandboxExecutor(Executor):
 
     def __init__(
         self,
-        policy: Policy | None = None,
+        policy: PolicyLike | None = None,
         max_workers: int | None = None,
         *,
         initializer: Callable[..., Any] | None = None,
@@ -61,7 +59,7 @@ class SandboxExecutor(Executor):
         who: Who | Mapping[str, str] | None = None,
         on_stdout: Sink | None = None,
         on_stderr: Sink | None = None,
-        warm: WarmPython | None = None,
+        warm: stockade.functions.WarmPython | None = None,
     ) -> None:
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
@@ -78,6 +76,10 @@ class SandboxExecutor(Executor):
         self._talks: set[FunctionChannel] = set()
         self._ended = False
         self._process = os.getpid()
+
+    def __repr__(self) -> str:
+        state = "broken" if self._broken else "shut down" if self._ended else "open"
+        return f"<SandboxExecutor: {state}>"
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call `fn(*args, **kwargs)` in a sandbox and return a future of its value or exception."""

@@ -3,16 +3,21 @@
 Arguments are pickled. Functions and classes travel by name, together with the
 source of their modules, unless the Python inside has these itself. Of a
 namespace that cannot be imported (a script, a notebook, a prompt), the source
-of each needed definition is sent.
+of each needed definition is sent. A function that has no such name (a lambda, a
+function inside a function) travels as its code, with its default arguments and
+what it uses of the function around it; the Python inside must have the
+caller's version then.
 """
 
 from __future__ import annotations
 import __future__
 
 import ast
+import contextlib
 import dis
 import inspect
 import io
+import linecache
 import marshal
 import os
 import pickle
@@ -66,15 +71,16 @@ def pack(
 ) -> bytes:
     """Return the whole request as bytes."""
     packing = Package()
-    call = packing.pickled((packing.entry(function), tuple(args), dict(kwargs)), "the arguments")
+    call = packing.pickled((undecorated(function), tuple(args), dict(kwargs)), "the arguments")
     first = None
     if initializer is not None:
-        first = packing.pickled((packing.entry(initializer[0]), tuple(initializer[1])), "the initializer")
+        first = packing.pickled((undecorated(initializer[0]), tuple(initializer[1])), "the initializer")
     request = {
         "modules": packing.modules,
         "spaces": {name: space.packed() for name, space in packing.spaces.items()},
         "call": call,
         "initializer": first,
+        "texts": packing.texts,
         "trust": trust,
         "most": most,
         "many": many,
@@ -118,23 +124,23 @@ class Package:
     def __init__(self) -> None:
         self.modules: dict[str, tuple[str, str, list[str] | None]] = {}
         self.spaces: dict[str, Space] = {}
+        #: The lines of functions that are sent as code, for tracebacks: file, first line, source.
+        self.texts: list[tuple[str, int, str]] = []
+        #: The functions that cannot be found by a name inside.
+        self.nameless: set[types.FunctionType] = set()
         self._size = 0
-
-    def entry(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function to call; refuse one that cannot be sent."""
-        function = undecorated(function)
-        if isinstance(function, types.FunctionType):
-            check(function)
-        return function
 
     def pickled(self, value: Any, what: str, touched: list[str] | None = None) -> bytes:
         """Pickle a value for the worker. `touched` collects the definitions that a global needs first."""
         file = io.BytesIO()
+        pickler = _Pickler(file, self, touched)
         try:
-            _Pickler(file, self, touched).dump(value)
+            pickler.dump(value)
         except SetupError:
             raise
         except Exception as error:  # whatever the value's own methods raise
+            for function in pickler.sent:
+                _refuse_parts(function)
             raise SetupError(
                 f"{what} cannot be pickled: {error}",
                 stage="function",
@@ -149,21 +155,46 @@ class Package:
         name = getattr(value, "__qualname__", "")
         if not isinstance(module, str) or module == "builtins":
             return None
-        if isinstance(value, types.FunctionType):
-            check(value)
+        if "<locals>" in name or (isinstance(value, types.FunctionType) and value in self.nameless):
+            return None
         if module != "__main__" and _lookup(module, name) is value:
             self.ship(module)
             return module, name
         names = _namespace(value, module)
-        if names is None or names.get(name.partition(".")[0]) is None:
-            return None  # pickle raises an error that says why
+        if names is None or not _has(names, name, value):
+            return None  # pickle raises an error that says why, unless a function can be sent as code
         if touched is not None:
             touched.append(name)
-        space = self.spaces.get(module)
-        if space is None:
-            space = self.spaces[module] = Space(self, names)
-        space.need(name.partition(".")[0])
+        self.space(module, names).need(name.partition(".")[0])
         return module, name
+
+    def space(self, module: str, names: dict[str, Any]) -> Space:
+        """Return the part to send of a namespace that cannot be imported."""
+        return self.spaces.setdefault(module, Space(self, names))
+
+    def as_code(self, function: types.FunctionType) -> Any:
+        """Return how pickle is to send a function as its code, and pack the globals that it reads."""
+        module, names = function.__module__, function.__globals__
+        used = {name for name in _globals(function.__code__) if name in names} - {"__name__", "__builtins__"}
+        if used and module != "__main__" and vars(sys.modules.get(module, inspect)) is names:
+            self.ship(module)
+        else:
+            self._add_text(function)
+            for name in used:
+                self.space(module, names).need(name)
+        cells = function.__closure__ or ()
+        code = marshal.dumps(function.__code__, MARSHALLED)
+        start = (code, MAGIC_NUMBER, module, bool(used), function.__name__, function.__qualname__, len(cells))
+        # Filled afterwards: a function may be in its own closure.
+        rest = function.__defaults__, function.__kwdefaults__, [_cell_content(cell) for cell in cells]
+        return make_function, start, rest, None, None, fill_function
+
+    def _add_text(self, function: types.FunctionType) -> None:
+        try:
+            lines, line = inspect.getsourcelines(function)
+        except (OSError, TypeError, SyntaxError, IndexError):
+            return
+        self.texts.append((function.__code__.co_filename, max(1, line), self.counted("".join(lines))))
 
     def ship(self, name: str) -> None:
         """Send a module, its packages and what it has imported, unless the Python inside has them."""
@@ -220,16 +251,21 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, packing: Package, touched: list[str] | None) -> None:
         super().__init__(file, 4)
         self._packing, self._touched = packing, touched
+        #: The functions that it has sent as code.
+        self.sent: list[types.FunctionType] = []
 
     def reducer_override(self, value: Any) -> Any:
         """Tell pickle how to treat a value. Pickle does not call this for plain data, which stays fast."""
-        if value is inside:
+        if any(value is one for one in STANDINS):
             return NotImplemented
         bare = undecorated(value)
         if isinstance(bare, types.MethodType) and bare is not value:
             return getattr, (bare.__self__, bare.__name__)
         if isinstance(value, types.FunctionType | type) or bare is not value:
             name = self._packing.named(value, self._touched)
+            if name is None and isinstance(bare, types.FunctionType):
+                self.sent.append(bare)
+                return self._packing.as_code(bare)
             return NotImplemented if name is None else (inside, name)
         module = type(value).__module__
         if module.startswith("stockade.") and not isinstance(value, Exception):
@@ -245,6 +281,18 @@ class _Pickler(pickle.Pickler):
 
 def inside(module: str, name: str) -> None:
     """Stand for an object that the worker finds by name; never called here."""
+
+
+def make_function(*start: Any) -> None:
+    """Stand for a function that the worker makes of its code; never called here."""
+
+
+def fill_function(function: Any, rest: Any) -> None:
+    """Stand for the defaults and the closure that the worker gives a function; never called here."""
+
+
+#: What the worker has under the same names.
+STANDINS = (inside, make_function, fill_function)
 
 
 class Space:
@@ -277,8 +325,8 @@ class Space:
             if isinstance(value, types.ModuleType):
                 self._packing.ship(value.__name__)
                 self.imports[name] = value.__name__
-            elif self._is_ours(value):
-                pending += self._define(value)
+            elif self._is_ours(value) and (used := self._define(name, value)) is not None:
+                pending += used
             else:
                 self._hand_in(name, value)
 
@@ -289,28 +337,30 @@ class Space:
             isinstance(value, type) or value.__globals__ is self._names
         )
 
-    def _define(self, value: Any) -> set[str]:
-        """Pack the source of a function or class; return the names that it uses."""
-        if isinstance(value, types.FunctionType):
-            check(value)
-        file = inspect.getsourcefile(value) or "<unknown>"
+    def _define(self, name: str, value: Any) -> set[str] | None:
+        """Pack the source of a function or class; return the names that it uses.
+
+        None if it has no source under that name and can be sent as code instead.
+        """
         try:
-            lines, line = inspect.getsourcelines(value)
+            if value.__qualname__ != name:
+                raise OSError(f"it was defined as {value.__qualname__}")
+            file, lines, line = _source_of(value)
             tree = ast.parse(textwrap.dedent("".join(lines)))
-        except (OSError, TypeError, SyntaxError) as error:
+            node: Any = tree.body[0]
+            if getattr(node, "name", "") != name:
+                raise OSError("it has no definition statement of its own")
+        except (OSError, TypeError, SyntaxError, IndexError) as error:
+            if isinstance(value, types.FunctionType):
+                self._packing.nameless.add(value)
+                return None
             raise SetupError(
                 f"the source of {value.__qualname__} cannot be found: {error}",
                 stage="function",
-                hint="define it in a module that is a file",
+                hint="define it at the top of a module that is a file",
             ) from None
-        node: Any = tree.body[0]
         if isinstance(value, types.FunctionType) and not hasattr(value, "__wrapped__"):
             node.decorator_list = []
-        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            raise SetupError(
-                f"{value.__qualname__} has no definition statement of its own", stage="function",
-                hint="define it with `def` or `class`",
-            )  # fmt: skip
         text, used = _strip_decorators(textwrap.dedent("".join(lines)), node)
         self.definitions.append((file, max(1, line), self._packing.counted(text)))
         return used
@@ -320,6 +370,8 @@ class Space:
         try:
             data = self._packing.pickled(value, name, touched)
         except SetupError as error:
+            if isinstance(value, types.FunctionType):
+                raise
             self.missing[name] = str(error.__cause__ or error)
             return
         (self.late if touched else self.early)[name] = data
@@ -343,23 +395,67 @@ def _globals(code: types.CodeType) -> set[str]:
     return used
 
 
-def check(function: types.FunctionType) -> None:
-    """Refuse a function that cannot be found by its name."""
-    name = function.__qualname__
-    if function.__closure__ and not getattr(function, "__wrapped__", None) and "<locals>" in name:
-        free = ", ".join(function.__code__.co_freevars)
-        raise SetupError(
-            f"{name} is a closure: it uses {free} of the function around it",
-            stage="function",
-            hint="define it at the top of a module, and pass what it uses as arguments",
-        )
-    if "<lambda>" in name or "<locals>" in name:
-        what = "is a lambda" if "<lambda>" in name else "is defined inside another function"
-        raise SetupError(
-            f"{name} {what}, so the sandbox cannot find it by its name",
-            stage="function",
-            hint="define it with `def` at the top of a module",
-        )
+def _cell_content(cell: types.CellType) -> tuple[Any, ...]:
+    """Return what a closure's cell holds, in a tuple that is empty if the cell is."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def _refuse_parts(function: types.FunctionType) -> None:
+    """Raise which variable of a function around it, or which default argument, cannot be sent, and why."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    arguments = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
+    parts = [
+        *((name, "of the function around it", cell.cell_contents)
+          for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True)
+          if _cell_content(cell)),
+        *((name, "as a default argument", value) for name, value in zip(arguments, defaults, strict=True)),
+        *((name, "as a default argument", value) for name, value in (function.__kwdefaults__ or {}).items()),
+    ]  # fmt: skip
+    for name, where, value in parts:
+        try:
+            _Pickler(io.BytesIO(), Package(), None).dump(value)
+        except Exception as error:
+            raise SetupError(
+                f"{function.__qualname__} uses {name} {where}, which cannot be sent: {error}",
+                stage="function",
+                hint="pass plain data as an argument, or make it inside the function",
+            ) from error
+
+
+def _source_of(value: Any) -> tuple[str, list[str], int]:
+    """Return the file, the lines and the first line of a definition, also of a class in a notebook's cell."""
+    try:
+        lines, line = inspect.getsourcelines(value)
+        return inspect.getsourcefile(value) or "<unknown>", lines, line
+    except (OSError, TypeError):
+        if not isinstance(value, type):
+            raise
+    if tuple in value.__bases__ and hasattr(value, "_field_defaults"):
+        return _namedtuple_source(value)
+    # A notebook has no file in which `inspect` would look for a class; the latest cell counts.
+    for file in reversed([name for name in linecache.cache if name.startswith("<") or "ipykernel" in name]):
+        text = linecache.getlines(file)
+        with contextlib.suppress(SyntaxError):
+            for node in reversed(ast.parse("".join(text)).body):
+                if isinstance(node, ast.ClassDef) and node.name == value.__name__:
+                    first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                    return file, text[first - 1 : node.end_lineno], first
+    raise OSError("no file and no cell has its definition")
+
+
+def _namedtuple_source(kind: Any) -> tuple[str, list[str], int]:
+    """Return a statement that makes the same class as a call of `namedtuple` did."""
+    defaults = {name: f" = {value!r}" for name, value in kind._field_defaults.items()}
+    try:
+        ast.literal_eval(repr(list(kind._field_defaults.values())))
+    except (ValueError, SyntaxError):
+        raise OSError("the defaults of its fields are not literals") from None
+    fields = "".join(f"    {name}: 'object'{defaults.get(name, '')}\n" for name in kind._fields)
+    text = f"class {kind.__name__}(__import__('typing').NamedTuple):\n{fields or '    pass'}"
+    return "<namedtuple>", text.splitlines(True), 1
 
 
 def _lookup(module: str, name: str) -> Any:
@@ -368,6 +464,15 @@ def _lookup(module: str, name: str) -> Any:
     for part in name.split("."):
         value = undecorated(getattr(value, part, None))  # type: ignore[arg-type]
     return value
+
+
+def _has(names: dict[str, Any], name: str, value: Any) -> bool:
+    """Whether a namespace has a class of a dotted name, or this very function."""
+    first, *rest = name.split(".")
+    found: Any = undecorated(names.get(first))  # type: ignore[arg-type]
+    for part in rest:
+        found = undecorated(getattr(found, part, None))  # type: ignore[arg-type]
+    return found is not None if isinstance(value, type) else getattr(found, "__func__", found) is value
 
 
 def _namespace(value: Any, module: str) -> dict[str, Any] | None:

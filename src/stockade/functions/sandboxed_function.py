@@ -11,7 +11,6 @@ import types
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import (
-    TYPE_CHECKING,
     Any,
     Concatenate,
     Generic,
@@ -26,22 +25,20 @@ from typing import (
 
 import msgspec
 
+import stockade
 from stockade.errors import PolicyError, SetupError
 from stockade.functions import packing, reply
 from stockade.functions.channel import FunctionChannel
 from stockade.functions.worker_start import OnExit, WorkerStarter, run_worker
 from stockade.inside.channel_crypto import SealError
-from stockade.policy import Policy
+from stockade.policy.model import PolicyLike, policy_or_default
 from stockade.policy.values import size
 from stockade.receipt.account import named
+from stockade.receipt.statement import Who
 from stockade.result import Result
 from stockade.runs.io.eventloop import Events
 from stockade.runs.io.streams import Sink
 from stockade.runs.supervise import GRACE
-
-if TYPE_CHECKING:
-    from stockade.functions.warm_python import WarmPython
-    from stockade.receipt.statement import Who
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -79,7 +76,7 @@ class CallOptions(TypedDict, total=False):
     on_stdout: Sink | None
     on_stderr: Sink | None
     #: Make each call in a copy of this template.
-    warm: WarmPython | None
+    warm: stockade.functions.WarmPython | None
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +111,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def options(
-    policy: Policy | None = None,
+    policy: PolicyLike | None = None,
     *,
     timeout: float | None = None,
     grace: float = GRACE,
@@ -126,7 +123,7 @@ def options(
     who: Who | Mapping[str, str] | None = None,
     on_stdout: Sink | None = None,
     on_stderr: Sink | None = None,
-    warm: WarmPython | None = None,
+    warm: stockade.functions.WarmPython | None = None,
     initializer: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
 ) -> Options:
     """Validate the caller's options and return them as a value."""
@@ -135,21 +132,17 @@ def options(
     if on_exit not in get_args(OnExit):
         # No "commit": a function that raises has not finished, and its changes must not be committed.
         raise PolicyError(f"on_exit = {on_exit!r}: is not a known choice", hint='write "keep" or "discard"')
-    if policy is not None and not isinstance(policy, Policy):
-        raise PolicyError(
-            f"policy = {policy!r}: is not a Policy", hint="write @sandboxed or @sandboxed(Policy(...))"
-        )
     if warm is not None and executable:
         raise PolicyError(
             f"executable = {executable!r}: a WarmPython already has an interpreter",
             hint="leave executable out, or write WarmPython(python=...)",
         )
     most = size("max_result", max_result)
-    if policy is None:
-        policy = Policy() if warm is None else warm.policy
+    if policy is None and warm is not None:
+        policy = warm.policy
     start = WorkerStarter(
-        policy=policy, who=named(who), timeout=timeout, grace=grace, executable=executable, warm=warm,
-        on_exit=on_exit, on_stdout=on_stdout, on_stderr=on_stderr,
+        policy=policy_or_default(policy), who=named(who), timeout=timeout, grace=grace,
+        executable=executable, warm=warm, on_exit=on_exit, on_stdout=on_stdout, on_stderr=on_stderr,
     )  # fmt: skip
     return Options(
         start=start, trust_results=trust_results, types=tuple(types), max_result=most or MAX_RESULT,
@@ -162,7 +155,7 @@ def call(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    policy: Policy | None = None,
+    policy: PolicyLike | None = None,
     **how: Unpack[CallOptions],
 ) -> Call:
     """Call a function in its own sandbox. `how` is as for `sandboxed`."""
@@ -174,7 +167,7 @@ def stream(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    policy: Policy | None = None,
+    policy: PolicyLike | None = None,
     **how: Unpack[CallOptions],
 ) -> Stream:
     """Call a generator function in its own sandbox and return an iterator over what it yields."""
@@ -522,7 +515,7 @@ def sandboxed(function: Callable[P, R], /, **how: Unpack[CallOptions]) -> Sandbo
 
 @overload
 def sandboxed(
-    policy: Policy | None = None, **how: Unpack[CallOptions]
+    policy: PolicyLike | None = None, **how: Unpack[CallOptions]
 ) -> Callable[[Callable[P, R]], SandboxedFunction[P, R]]: ...
 
 
@@ -539,7 +532,7 @@ def sandboxed(
     who: Who | Mapping[str, str] | None = None,
     on_stdout: Sink | None = None,
     on_stderr: Sink | None = None,
-    warm: WarmPython | None = None,
+    warm: stockade.functions.WarmPython | None = None,
 ) -> Any:
     """Decorate a function so that each call runs in its own sandbox.
 

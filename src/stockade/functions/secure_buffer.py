@@ -6,12 +6,9 @@ import contextlib
 import mmap
 import os
 import threading
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from stockade.errors import LimitError, PolicyError, SetupError
-
-if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined]
 
 #: MADV_WIPEONFORK (Linux 4.14): in a forked child the memory is zeros, whatever the child does.
 WIPE_ON_FORK = 18
@@ -31,7 +28,7 @@ class SecureBuffer:
     `SetupError`; a view from before the fork shows zeros there.
     """
 
-    def __init__(self, content: int | Buffer) -> None:
+    def __init__(self, content: int | bytes | bytearray | memoryview) -> None:
         size = content if isinstance(content, int) else memoryview(content).nbytes
         if isinstance(content, bool) or size < 1:
             raise PolicyError(

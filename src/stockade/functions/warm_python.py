@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar, Unpack
+from typing import TypeVar, Unpack
 
+import stockade
 from stockade.errors import PolicyError
 from stockade.functions.interpreter_template import template
 from stockade.gate import client
@@ -19,9 +20,6 @@ from stockade.sandbox import finalize
 from stockade.sandbox.pool import Pool, valid_size
 from stockade.sandbox.pool_member import PoolMember
 from stockade.sandbox.sandbox import Sandbox, SandboxBase, run
-
-if TYPE_CHECKING:
-    from stockade.sandbox.async_sandbox import AsyncSandbox
 
 L = TypeVar("L", bound=SandboxBase)
 
@@ -68,6 +66,10 @@ class WarmPython:
                 client.resident(prepared.gate, scoped=prepared.scoped, template=self._template)
         finally:
             prepared.close(discard=True)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._template.retired.is_set() else "open"
+        return f"<WarmPython {self._command[0]}: {state}>"
 
     def __enter__(self) -> WarmPython:
         return self
@@ -123,7 +125,7 @@ class WarmPython:
         options.setdefault("on_exit", self._on_exit)
         return self._copied(Sandbox(self.policy, **options))
 
-    def async_sandbox(self, **options: Unpack[SandboxOptions]) -> AsyncSandbox:
+    def async_sandbox(self, **options: Unpack[SandboxOptions]) -> stockade.AsyncSandbox:
         """Return a living sandbox for the event loop, with the options of `AsyncSandbox`."""
         from stockade.sandbox.async_sandbox import AsyncSandbox
 

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from stockade.inside.delegate_request import delegate
+    from stockade.inside.delegate_request import DelegatedResult, delegate
 
-__all__ = ["delegate"]
+__all__ = ["DelegatedResult", "delegate"]
 
 
-def __getattr__(name: str) -> object:
-    if name != "delegate":
+def _load(name: str) -> object:
+    if name not in __all__:
         raise AttributeError(f"module 'stockade.inside' has no attribute {name!r}")
-    from stockade.inside.delegate_request import delegate as value
+    from stockade.inside import delegate_request
 
-    globals()[name] = value
+    value = globals()[name] = getattr(delegate_request, name)
     return value
+
+
+if not TYPE_CHECKING:  # otherwise type checkers would believe that every name exists
+    __getattr__ = _load

@@ -101,11 +101,21 @@ def add_source(file: str, source: str) -> None:
     TEXTS[file] = source
 
 
+def add_lines(file: str, line: int, source: str) -> None:
+    """Add a part of a file, from that line on."""
+    lines, own = TEXTS.get(file, "").splitlines(True), source.splitlines(True)
+    lines += ["\n"] * (line - 1 + len(own) - len(lines))
+    lines[line - 1 : line - 1 + len(own)] = own
+    add_source(file, "".join(lines))
+
+
 class CallUnpickler(Unpickler):
     """Reads a pickle of the host."""
 
     def find_class(self, module: str, name: str) -> Any:
-        return find_name if module == "stockade.functions.packing" else super().find_class(module, name)
+        if module == "stockade.functions.packing":
+            return {"inside": find_name, "make_function": make_function, "fill_function": fill_function}[name]
+        return super().find_class(module, name)
 
 
 def find_name(module: str, name: str) -> Any:
@@ -114,6 +124,34 @@ def find_name(module: str, name: str) -> Any:
     for part in name.split("."):
         value = getattr(value, part)
     return value
+
+
+def make_function(
+    code: bytes, magic: bytes, module: str, globals_used: bool, name: str, qualname: str, cells: int
+) -> Any:
+    """A function without a name here, of its code; its defaults and what its closure holds come later."""
+    import marshal
+    from _frozen_importlib_external import MAGIC_NUMBER
+
+    if magic != MAGIC_NUMBER:
+        raise TypeError(
+            f"{qualname} has no name at the top of a module, so only the caller's version of Python can load "
+            f"it; this is Python {sys.version.partition(' ')[0]}"
+        )
+    names = {"__name__": module, "__builtins__": builtins}
+    if globals_used:
+        names = vars(sys.modules.get(module) or importlib.import_module(module))
+    closure = tuple(types.CellType() for _ in range(cells))
+    function = types.FunctionType(marshal.loads(code), names, name, None, closure)
+    function.__qualname__ = qualname
+    return function
+
+
+def fill_function(function: Any, rest: Any) -> None:
+    function.__defaults__, function.__kwdefaults__, contents = rest
+    for number, content in enumerate(contents):
+        if content:
+            function.__closure__[number].cell_contents = content[0]
 
 
 def read(data: bytes) -> Any:
@@ -134,12 +172,8 @@ def build(name: str, space: dict[str, Any]) -> None:
     import __future__
 
     flag = __future__.annotations.compiler_flag
-    texts: dict[str, list[str]] = {}
     for file, line, source in space["definitions"]:
-        lines, own = texts.setdefault(file, []), source.splitlines(True)
-        lines += ["\n"] * (line - 1 + len(own) - len(lines))
-        lines[line - 1 : line - 1 + len(own)] = own
-        add_source(file, "".join(lines))
+        add_lines(file, line, source)
         exec(compile("\n" * (line - 1) + source, file, "exec", flag, dont_inherit=True), names)
     for variable, data in space["late"].items():
         names[variable] = read(data)
@@ -212,6 +246,8 @@ class Worker:
         SentModules.modules.update(request["modules"])
         sys.path[:0] = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if entry]
         sys.argv = [""]
+        for text in request["texts"]:
+            add_lines(*text)
         for name, space in request["spaces"].items():
             build(name, space)
         return read(request["call"])

@@ -90,7 +90,7 @@ class _KeywordCheck(msgspec.StructMeta):
 
     _prefix: str
 
-    def __call__(cls, *args: Any, **fields: Any) -> Any:
+    def _make(cls, *args: Any, **fields: Any) -> Any:
         names: tuple[str, ...] = cls.__struct_fields__
         prefix = cls._prefix
         if len(args) > (len(names) if prefix else 0):
@@ -105,6 +105,9 @@ class _KeywordCheck(msgspec.StructMeta):
                 hint = f"Stockade cannot {words} yet: leave it out"
                 raise InvalidValueError(key, value, "this version does not enforce it", hint)
         return super().__call__(**fields)
+
+    if not TYPE_CHECKING:  # otherwise pyright would take every policy for Any
+        __call__ = _make
 
 
 class _Clauses(

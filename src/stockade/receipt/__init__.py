@@ -32,7 +32,7 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> object:
+def _load(name: str) -> object:
     import importlib
 
     if name not in _LAZY:
@@ -40,3 +40,7 @@ def __getattr__(name: str) -> object:
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # otherwise type checkers would believe that every name exists
+    __getattr__ = _load

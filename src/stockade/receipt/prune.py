@@ -85,6 +85,8 @@ def _delete(connection: sqlite3.Connection, old: Prunable) -> Removal:
     gone = connection.execute(
         f"SELECT sequence FROM receipts WHERE sequence <= ? AND sequence NOT IN ({_KEPT})", (old.through,)
     ).fetchall()
+    # SQLite may be built to overwrite what it deletes, which needs as much room as is to become free.
+    connection.execute("PRAGMA secure_delete = OFF")
     connection.execute("CREATE TEMP TABLE gone (sequence INTEGER PRIMARY KEY)")
     connection.executemany("INSERT INTO gone VALUES (?)", gone)
     for table in PLACED:

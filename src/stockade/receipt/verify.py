@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from stockade.controls import Control, Grade
 from stockade.errors import PolicyError, ReceiptError
 from stockade.linux.sha256 import Sha256Stream
+from stockade.policy import Policy
 from stockade.receipt import ed25519
 from stockade.receipt.statement import NOTHING, ORPHANED, PRUNED, RECORDED, Receipt, kept_line, to_sign
+from stockade.result import Result
 
 if TYPE_CHECKING:
-    from stockade.policy import Policy
     from stockade.receipt.chain import Chain
-    from stockade.result import Result
 
 #: A public key: PEM, or the 32 bytes themselves.
 PublicKey = bytes | str

@@ -12,7 +12,7 @@ from stockade.runs.io.eventloop import Steps
 from stockade.runs.io.streams import TerminalHandler, spill_place
 from stockade.runs.launch import LaunchedSandbox
 from stockade.runs.limits import seconds_of
-from stockade.runs.options import CodeOptions, StartOptions, input_bytes, variables
+from stockade.runs.options import CodeOptions, StartOptions, directory, input_bytes, variables
 from stockade.runs.prepare import RunPreparation
 from stockade.runs.supervise import GRACE, Run, resumes_template
 
@@ -57,7 +57,7 @@ def command(
     program = client.Program(
         argv=argv,
         env={**prepared.environ, **variables(asked.get("env"))},
-        cwd=os.path.join(here, _directory(asked.get("cwd"))),
+        cwd=os.path.join(here, directory(asked.get("cwd"))),
         wall=min(seconds) if seconds else None,
         grace=grace,
         resumed=resumes_template(cmd, prepared.template),
@@ -119,18 +119,6 @@ def _not_words(cmd: object) -> PolicyError:
         f"word {number} of the command is {word!r:.200}, a {type(word).__name__}",
         hint=f"write it as text: {str(word)!r:.200}",
     )
-
-
-def _directory(cwd: object) -> str:
-    """Validate the directory that a command starts in."""
-    if cwd is None:
-        return ""
-    if not isinstance(cwd, str | bytes | os.PathLike):
-        raise PolicyError(f"cwd = {cwd!r:.200}: is not a path", hint='write a path, such as cwd="src"')
-    place = os.fsdecode(cwd)
-    if "\0" in place:
-        raise PolicyError("cwd contains a NUL byte")
-    return place
 
 
 GONE = wire.Reply(

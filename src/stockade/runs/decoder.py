@@ -21,6 +21,7 @@ import re
 import struct
 import sys
 import uuid
+import zoneinfo
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from time import thread_time
@@ -57,9 +58,10 @@ LAST_CHARACTER = 0x10FFFF
 _FLOAT, _COMPLEX, _LONG = struct.Struct(">d"), struct.Struct(">dd"), struct.Struct(">Q")
 _SEQUENCES: dict[bytes, Any] = {b"l": list, b"t": tuple, b"s": set, b"z": frozenset}
 _TEXTS: dict[bytes, Any] = {b"b": bytes, b"a": bytearray}
-_DECIMAL = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?(?:E[+-][0-9]{1,18})?|Infinity|s?NaN[0-9]*)")
-_ZONE = re.compile(r"[A-Za-z0-9_+-]+(?:/[A-Za-z0-9_+-]+){0,3}")
-_DTYPE = re.compile(
+#: Compiled on first use.
+_DECIMAL = r"-?(?:[0-9]+(?:\.[0-9]+)?(?:E[+-][0-9]{1,18})?|Infinity|s?NaN[0-9]*)"
+_ZONE = r"[A-Za-z0-9_+-]+(?:/[A-Za-z0-9_+-]+){0,3}"
+_DTYPE = (
     r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16|[SU][1-9][0-9]{0,8}"
     r"|[mM]8(?:\[[0-9]{0,4}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)"
 )
@@ -81,7 +83,7 @@ class Decoder:
         types: dict[str, type] | None = None,
         opaque: Callable[[str, str], Any] | None = None,
     ) -> None:
-        self._data, self._at = data, 0
+        self._source, self._at = data, 0
         self.room = room
         self._types = types or {}
         self._opaque = opaque
@@ -97,7 +99,7 @@ class Decoder:
             value = self._value(0)
         except RecursionError:
             raise NotPlainDataError("values are nested too deeply") from None
-        if self._at != len(self._data):
+        if self._at != len(self._source):
             raise NotPlainDataError("more bytes follow the value")
         return value
 
@@ -277,11 +279,9 @@ class Decoder:
 
     def _zone(self, key: Any = None) -> datetime.tzinfo:
         """Return a time zone of this system; its files are found by a key that names nothing else."""
-        if not isinstance(key, str) or len(key) > MOST_NAME or _ZONE.fullmatch(key) is None:
+        if not isinstance(key, str) or len(key) > MOST_NAME or re.fullmatch(_ZONE, key) is None:
             raise NotPlainDataError("a time zone has no usable name")
         if key not in self._zones:
-            import zoneinfo
-
             self._charge(ZONE)
             if not any(os.path.isfile(os.path.join(root, key)) for root in zoneinfo.TZPATH):
                 raise NotPlainDataError(f"the time zone {key} is not known outside")
@@ -305,21 +305,21 @@ class Decoder:
     def _scalar(self, depth: int) -> Any:
         self._note(0, HAS_NUMPY)
         dtype, content = self._name(), self._sized()
-        if _DTYPE.fullmatch(dtype) is None or dtype[1] in "SU":
+        if re.fullmatch(_DTYPE, dtype) is None or dtype[1] in "SU":
             raise NotPlainDataError("the bytes do not encode a number of numpy")
         return self._with_numpy("numpy scalar", dtype, (), content, "C")
 
     def _array(self, depth: int) -> Any:
         dtype, order, count = self._name(), self._bytes(1), self._count()
-        if _DTYPE.fullmatch(dtype) is None or order not in (b"C", b"F") or count > MOST_DIMENSIONS:
+        if re.fullmatch(_DTYPE, dtype) is None or order not in (b"C", b"F") or count > MOST_DIMENSIONS:
             raise NotPlainDataError("the bytes do not encode an array of numpy")
         shape = tuple(self._number() for _ in range(count))
         size = self._number()
         self._charge(WIDE + size)
         start, self._at = self._at, self._at + size
-        if self._at > len(self._data):
+        if self._at > len(self._source):
             raise NotPlainDataError("a length exceeds the data")
-        content = memoryview(self._data)[start : self._at]
+        content = memoryview(self._source)[start : self._at]
         return self._with_numpy("numpy array", dtype, shape, content, order.decode())
 
     def _with_numpy(self, what: str, name: str, shape: tuple[int, ...], content: Any, order: Any) -> Any:
@@ -368,7 +368,7 @@ class Decoder:
 
     def _sized(self) -> bytes:
         size = self._number()
-        if size > len(self._data) - self._at:
+        if size > len(self._source) - self._at:
             raise NotPlainDataError("a length exceeds the data")
         self._charge(size)
         return self._bytes(size)
@@ -376,7 +376,7 @@ class Decoder:
     def _count(self) -> int:
         """How many values follow; each takes at least one byte."""
         count = self._number()
-        if count > len(self._data) - self._at:
+        if count > len(self._source) - self._at:
             raise NotPlainDataError("a length exceeds the data")
         return count
 
@@ -386,9 +386,9 @@ class Decoder:
 
     def _bytes(self, size: int) -> bytes:
         end = self._at + size
-        if end > len(self._data):
+        if end > len(self._source):
             raise NotPlainDataError("a length exceeds the data")
-        source: Any = self._data if size < LARGE else memoryview(self._data)
+        source: Any = self._source if size < LARGE else memoryview(self._source)
         content = bytes(source[self._at : end])
         self._at = end
         return content
@@ -472,7 +472,7 @@ def _zone(_: str, *args: Any) -> NoReturn:
 
 def _decimal(_: str, *args: Any) -> decimal.Decimal:
     (text,) = _checked(args, str)
-    if _DECIMAL.fullmatch(text) is None:
+    if re.fullmatch(_DECIMAL, text) is None:
         raise NotPlainDataError("a Decimal has the wrong digits")
     return decimal.Decimal(text)
 

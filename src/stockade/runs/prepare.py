@@ -28,6 +28,7 @@ from stockade.result import Enforcement
 from stockade.runs.cgroup import SandboxCgroups
 from stockade.runs.evidence import BackendChoice, reported, with_notes
 from stockade.runs.limits import CgroupLimits, cgroup_limits, most_files
+from stockade.runs.options import directory
 from stockade.runs.register import register
 from stockade.runs.register.register import RegisterEntry
 from stockade.runs.register.sandbox_record import SandboxRecord
@@ -258,7 +259,7 @@ def prepare(
         caller = caller or Caller.current()
         home = state or state_dir(caller.environ, caller.home)
         first = tuple(command)
-        start = os.fsdecode(cwd or "").partition("\0")[0]  # `command` refuses a NUL byte
+        start = directory(cwd)
         return _resolve_and_plan(
             policy, caller, home, pinned, dry, living, first, start, name, workspace, template
         )

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Unpack
 
+import stockade
 from stockade.errors import SetupError
 from stockade.policy.model import PolicyLike
 from stockade.result import Result
@@ -30,11 +31,7 @@ from stockade.sandbox.process import ProcessBase, ProcessHandles
 from stockade.sandbox.sandbox import NO_EXTRAS, SandboxBase, run_once_steps
 
 if TYPE_CHECKING:
-    from stockade.sessions.background import AsyncBackground
-    from stockade.sessions.interpreter import AsyncInterpreter
     from stockade.sessions.session import AsyncLivingSandbox
-    from stockade.sessions.shell import AsyncShell
-    from stockade.workspace.files.async_files import AsyncFiles
 
 LONGEST_LINE = 1 << 20
 
@@ -73,7 +70,7 @@ class AsyncSandbox(SandboxBase):
         self._quiet = asyncio.Event()
 
     @property
-    def files(self) -> AsyncFiles:
+    def files(self) -> stockade.workspace.AsyncFiles:
         """The files inside, as programs see them; those of the workspace also after the sandbox has ended."""
         from stockade.workspace.files.async_files import AsyncFiles
 
@@ -160,7 +157,7 @@ class AsyncSandbox(SandboxBase):
                     raise
                 return process
 
-    def shell(self, *, first: bool = False) -> AsyncShell:
+    def shell(self, *, first: bool = False) -> stockade.sandbox.AsyncShell:
         """One bash for many runs: directory, variables and functions stay. The first run starts it.
 
         With `first` it is process 2, right after init: nothing else may have run in the sandbox before.
@@ -171,7 +168,7 @@ class AsyncSandbox(SandboxBase):
 
     def python(
         self, *, preload: Iterable[str] = (), executable: str = "python3", ipython: bool | None = None
-    ) -> AsyncInterpreter:
+    ) -> stockade.sandbox.AsyncInterpreter:
         """One Python for many runs: its variables stay. The first run starts it and imports `preload`.
 
         IPython's shell runs the code if it is installed inside; `ipython` forces or forbids that.
@@ -180,7 +177,9 @@ class AsyncSandbox(SandboxBase):
 
         return AsyncInterpreter(self._living(), preload, executable, ipython)
 
-    async def background(self, cmd: Sequence[str], **options: Unpack[BackgroundOptions]) -> AsyncBackground:
+    async def background(
+        self, cmd: Sequence[str], **options: Unpack[BackgroundOptions]
+    ) -> stockade.sandbox.AsyncBackground:
         """Start a command whose output goes to logs outside, as `Sandbox.background` does."""
         from stockade.sessions.background import AsyncBackground
 

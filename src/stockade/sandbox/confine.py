@@ -35,6 +35,7 @@ from stockade.linux import os_errors, sha256
 from stockade.linux.user import Caller
 from stockade.policy import Policy
 from stockade.policy.compare import excess
+from stockade.policy.model import PolicyLike, policy_or_default
 from stockade.resolve.resolution import resolve
 from stockade.resolve.resolved import ResolvedPolicy
 from stockade.resolve.toolchain import search
@@ -148,7 +149,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def confine(policy: Policy, *, keep: Iterable[int] = ()) -> Confinement:
+def confine(policy: PolicyLike, *, keep: Iterable[int] = ()) -> Confinement:
     """Hold the calling process, and every process that it starts from now on, to the policy, for good.
 
     The process must be single-threaded, without children, shared memory or open descriptors except 0, 1, 2
@@ -158,8 +159,9 @@ def confine(policy: Policy, *, keep: Iterable[int] = ()) -> Confinement:
 
     If a `SetupError` says that the process is only partly confined, end the process.
     """
-    if not isinstance(policy, Policy):
-        raise PolicyError(f"confine({policy!r}): is not a policy", hint="write confine(Policy(...))")
+    if policy is None:
+        raise PolicyError("confine(None): is not a policy", hint="write confine(Policy(...))")
+    policy = policy_or_default(policy)
     _refuse_clauses(policy)
     if _ConfinementState.partly:
         raise _missing("an earlier call of confine failed halfway or was interrupted")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import msgspec
 
+import stockade
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.policy.model import PolicyLike, policy_or_default
@@ -36,6 +37,7 @@ from stockade.runs.prepare import RunPreparation, prepare
 from stockade.runs.supervise import Run, RunEnding, supervise, template_of
 from stockade.sandbox.workspace_lifecycle import (
     commit_and_close,
+    living_files,
     open_workspace,
     snapshot_before,
     with_commit,
@@ -46,15 +48,8 @@ from stockade.workspace.overlay import OverlayLayer
 if TYPE_CHECKING:
     from stockade.gate.template import Template
     from stockade.linux.user import Caller
-    from stockade.receipt.statement import Receipt, Who
-    from stockade.sandbox.process import Process, ProcessHandles
-    from stockade.sandbox.workspace import Workspace
-    from stockade.sessions.background import Background
-    from stockade.sessions.interpreter import Interpreter
+    from stockade.sandbox.process import ProcessHandles
     from stockade.sessions.session import LivingSandbox
-    from stockade.sessions.shell import Shell
-    from stockade.workspace.commit import Commit
-    from stockade.workspace.files.files import Files
 
 #: The prefix of the snapshots taken before each run.
 RUN = "run-"
@@ -64,26 +59,26 @@ class SandboxBase:
     """What `Sandbox` and `AsyncSandbox` share: everything but the waiting."""
 
     _box: LaunchedSandbox | None = None
-    #: The template that its first process is copied from, and a command that is known to run; see
-    #: `functions.warm_python`.
-    _template: Template | None = None
-    _command: tuple[str, ...] = ()
 
     def __init__(
         self,
         policy: PolicyLike | None = None,
         *,
         on_exit: OnExit = "keep",
-        resume: Workspace | str | None = None,
+        resume: stockade.Workspace | str | None = None,
         snapshot: bool = False,
         name: str = "",
-        who: Who | Mapping[str, str] | None = None,
+        who: stockade.receipt.Who | Mapping[str, str] | None = None,
     ) -> None:
         self.policy = policy_or_default(policy)
         #: What `stockade ps`, logs and receipts call it.
         self.name = valid_name(name)
+        #: The template that its first process is copied from, and a command that is known to run; see
+        #: `functions.warm_python`.
+        self._template: Template | None = None
+        self._command: tuple[str, ...] = ()
         #: With `on_exit="commit"`: what `close` has committed.
-        self.committed: Commit | None = None
+        self.committed: stockade.workspace.Commit | None = None
         #: After `close`: files that programs left, where they could write for real, for tools of the host to
         #: obey.
         self.handoffs: tuple[Handoff, ...] = ()
@@ -98,7 +93,7 @@ class SandboxBase:
         #: The state directory with the receipts of its runs, and their sequence numbers.
         self._log, self._receipts = "", list[int]()
         self._prepared: RunPreparation | None = None
-        self._files: Files | None = None
+        self._files: stockade.workspace.Files | None = None
         self._files_lock = threading.Lock()
         #: Held while a thread uses the workspace of the living sandbox, and while one puts it away.
         self._workspace_lock = threading.RLock()
@@ -146,7 +141,7 @@ class SandboxBase:
             raise SetupError("the sandbox is not open", stage="sandbox", hint="use it in a `with` statement")
         return self._box, self._prepared
 
-    def _account(self, cmd: Sequence[str], who: Who | Mapping[str, str] | None) -> Account:
+    def _account(self, cmd: Sequence[str], who: stockade.receipt.Who | Mapping[str, str] | None) -> Account:
         box, prepared = self._require_open()
         account = Account(self.policy, words(cmd), named(who, self._who), self._receipts, name=self.name)
         account.prepared, account.box = prepared, box
@@ -199,7 +194,7 @@ class SandboxBase:
         return result_of(ended, program, prepared, box, account, closed=closed, revised=revised)
 
     @property
-    def receipts(self) -> list[Receipt]:
+    def receipts(self) -> list[stockade.Receipt]:
         """The receipts of its ended runs, in the order in which they ended."""
         from stockade.receipt import chain
 
@@ -243,19 +238,17 @@ class SandboxBase:
         if layer is not None and layer.lost:
             raise SetupError(lost(layer.lost), stage="workspace", hint=f"the others are in {layer.path}")
 
-    def _open_files(self) -> Files:
+    def _open_files(self) -> stockade.workspace.Files:
         """Return the sandbox's files; ask the gate for them at the first call."""
         with self._files_lock:
             if self._files is None:
-                from stockade.workspace.files.files import Files
-
                 box, prepared = self._require_open()
                 roots = () if prepared.plan.plain else box.roots()
-                self._files = Files.from_descriptors(roots, prepared.resolved, prepared.home)
+                self._files = living_files(roots, prepared.resolved, prepared.home)
             return self._files
 
     @property
-    def workspace(self) -> Workspace:
+    def workspace(self) -> stockade.Workspace:
         """The changes so far. Everything inside is frozen while you read or commit them."""
         from stockade.sandbox.workspace import Workspace
 
@@ -331,7 +324,7 @@ class Sandbox(SandboxBase):
         self._quiet = threading.Condition()
 
     @property
-    def files(self) -> Files:
+    def files(self) -> stockade.workspace.Files:
         """The files inside, as programs see them; those of the workspace also after the sandbox has ended."""
         return self._open_files()
 
@@ -404,7 +397,7 @@ class Sandbox(SandboxBase):
         gate = self.gate
         return gate is None or bool(select.select([gate], [], [], 0)[0])
 
-    def start(self, cmd: Sequence[str], **options: Unpack[ProcessOptions]) -> Process:
+    def start(self, cmd: Sequence[str], **options: Unpack[ProcessOptions]) -> stockade.sandbox.Process:
         """Start a command without waiting for its end.
 
         `stdin`, `stdout` and `stderr` are `subprocess.PIPE` or `DEVNULL` (stdin: None for an empty one);
@@ -426,7 +419,7 @@ class Sandbox(SandboxBase):
                 account.abandoned,
             )
 
-    def shell(self, *, first: bool = False) -> Shell:
+    def shell(self, *, first: bool = False) -> stockade.sandbox.Shell:
         """One bash for many runs: directory, variables and functions stay. The first run starts it.
 
         With `first` it is process 2, right after init: nothing else may have run in the sandbox before.
@@ -437,7 +430,7 @@ class Sandbox(SandboxBase):
 
     def python(
         self, *, preload: Iterable[str] = (), executable: str = "python3", ipython: bool | None = None
-    ) -> Interpreter:
+    ) -> stockade.sandbox.Interpreter:
         """One Python for many runs: its variables stay. The first run starts it and imports `preload`.
 
         IPython's shell runs the code if it is installed inside; `ipython` forces or forbids that.
@@ -446,7 +439,9 @@ class Sandbox(SandboxBase):
 
         return Interpreter(self._living(), preload, executable, ipython)
 
-    def background(self, cmd: Sequence[str], **options: Unpack[BackgroundOptions]) -> Background:
+    def background(
+        self, cmd: Sequence[str], **options: Unpack[BackgroundOptions]
+    ) -> stockade.sandbox.Background:
         """Start a command whose output goes to logs outside, which you can read from any byte on.
 
         The options are `input`, `env`, `cwd`, `timeout`, `grace` and `who`, as for `stockade.run`.

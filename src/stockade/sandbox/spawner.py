@@ -16,10 +16,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import msgspec
 
+import stockade
 from stockade.errors import NotFoundError, PolicyError, SetupError
 from stockade.linux import os_errors
 from stockade.policy.model import PolicyLike, policy_or_default
@@ -31,9 +32,6 @@ from stockade.runs.options import OnExit, SpawnOptions, refuse_unknown, valid_na
 from stockade.runs.prepare import prepare
 from stockade.runs.supervise import Run
 from stockade.sandbox.sandbox import one_shot
-
-if TYPE_CHECKING:
-    from stockade.receipt.statement import Who
 
 MOST = 1000
 CLOSED = "the spawner was closed"
@@ -171,7 +169,7 @@ class Spawner:
         policy: PolicyLike | None = None,
         *,
         on_exit: OnExit = "keep",
-        who: Who | Mapping[str, str] | None = None,
+        who: stockade.receipt.Who | Mapping[str, str] | None = None,
         most: int = MOST,
     ) -> None:
         if not isinstance(most, int) or isinstance(most, bool) or most < 1:

@@ -13,10 +13,10 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
 import msgspec
 
+import stockade
 from stockade import state
 from stockade.errors import ConflictError, NotFoundError, PolicyError, SetupError, StockadeError
 from stockade.result import Change
@@ -25,11 +25,6 @@ from stockade.workspace import disk_image, journal, metadata
 from stockade.workspace.commit import Commit, CommitJob, Note, Progress, commit
 from stockade.workspace.diff.layer_walk import LayerWalk, WalkBudget, changed, walk
 from stockade.workspace.overlay import Changes, change, has_snapshots, keep_bases, note, remove
-
-if TYPE_CHECKING:
-    from stockade.workspace.diff.diff import Diff
-    from stockade.workspace.files.files import Files
-    from stockade.workspace.snapshots import Snapshot
 
 #: Opens a context in which no other process changes the workspace.
 Alone = Callable[[], AbstractContextManager[metadata.WorkspaceLock]]
@@ -59,7 +54,7 @@ class Workspace:
         self.path = self.record.tree
         self.recovered = ""
         #: A weak reference: when the user drops the files, the workspace is free again.
-        self._files: weakref.ref[Files] | None = None
+        self._files: weakref.ref[stockade.workspace.Files] | None = None
         self._alone: Alone = alone or self._at_rest
         #: For reading only: a sandbox of another process goes on working meanwhile.
         self._steady: Alone = alone or (lambda: contextlib.nullcontext(metadata.WorkspaceLock()))
@@ -150,7 +145,7 @@ class Workspace:
             self.recovered = journal.recover(self.layer, root) or self.recovered
 
     @property
-    def files(self) -> Files:
+    def files(self) -> stockade.workspace.Files:
         """The files as a sandbox would see them, to read and write without one.
 
         They lock the workspace until you close them: `with workspace.files as files: ...`
@@ -184,7 +179,24 @@ class Workspace:
         with self._steady(), self._trees() as (root, upper):
             return sum(1 for _ in changed(upper, root, budget, deepest=DEEPEST)), budget.cut
 
-    def diff(self, paths: Sequence[str] | None = None, *, patch: bool = False) -> Diff:
+    def details(self) -> builtins.list[stockade.workspace.ChangeDetail]:
+        """List the changes with their sizes, and what a commit does with each; sorted by path."""
+        from stockade.workspace.diff.change_details import details
+
+        with self._steady(), self._job() as job, self._trying("listed"):
+            screening = job.screening
+            verdicts = screening.refused(self.record.rules, nearby=True)
+            return sorted(details(job.walk.found, verdicts, screening), key=lambda one: one.path)
+
+    def marks(self) -> dict[str, tuple[int, int]]:
+        """Return a mark for each change; it differs once a run has written or replaced the path."""
+        from stockade.workspace.diff.change_details import mark
+
+        with self._steady(), self._trees() as (root, upper):
+            found = changed(upper, root, WalkBudget(), deepest=DEEPEST)
+            return {one.path or ".": mark(one.after) for one in found}
+
+    def diff(self, paths: Sequence[str] | None = None, *, patch: bool = False) -> stockade.workspace.Diff:
         """Compare file by file and line by line; with `patch` also make a patch for `git apply`."""
         from stockade.workspace.diff.diff import compare
 
@@ -285,7 +297,7 @@ class Workspace:
                 self._recover(hold)
             remove(self.layer)
 
-    def snapshot(self, name: str | None = None, *, prefix: str = "") -> Snapshot:
+    def snapshot(self, name: str | None = None, *, prefix: str = "") -> stockade.workspace.Snapshot:
         """Save the present changes to come back to; without a name the snapshot gets the next number.
 
         It copies what changed, or less if the file system can share blocks.
@@ -296,7 +308,7 @@ class Workspace:
             self._recover(hold)
             return snapshots.take(self.layer, name, prefix, sure=hold.sure)
 
-    def snapshots(self) -> builtins.list[Snapshot]:
+    def snapshots(self) -> builtins.list[stockade.workspace.Snapshot]:
         """Return every snapshot, the oldest first."""
         from stockade.workspace import snapshots
 

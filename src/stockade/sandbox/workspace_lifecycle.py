@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,6 +18,7 @@ from stockade.workspace.metadata import WorkspaceLock
 from stockade.workspace.overlay import has_snapshots
 
 if TYPE_CHECKING:
+    from stockade.resolve.resolved import ResolvedPolicy
     from stockade.sandbox.workspace import Workspace
     from stockade.workspace.commit import Commit
     from stockade.workspace.files.files import Files
@@ -109,6 +110,42 @@ def files_of(workspace: Workspace, let_go: Callable[[], None]) -> Files:
             os.close(lock)
 
     return Files(roots, closed)
+
+
+def living_files(descriptors: tuple[int, ...], resolved: ResolvedPolicy, home: str) -> Files:
+    """Return the files behind a gate's descriptors, which they now own: the root and the overlay.
+
+    A sandbox without a root of its own has none; only its workspace is accessible.
+    """
+    from stockade.workspace.files.files import Files
+    from stockade.workspace.files.sandbox_paths import Roots
+
+    root, *overlay = descriptors or (None,)
+    workspace = resolved.workspace
+    behind: int | None = overlay[0] if overlay else None
+    writable = True
+    if workspace is not None and workspace.access != "overlay":
+        # Mounts over parts of the host's directory disappear with the sandbox.
+        over = _any_below((grant.path for grant in resolved.grants), workspace.path)
+        kept = resolved.protected or resolved.repositories.kept
+        writable = workspace.access == "write" and not over and not kept
+        if not _any_below(resolved.denied, workspace.path):
+            behind = os.dup(workspace.fd)
+    return Files(
+        Roots(
+            root=root,
+            workspace=behind,
+            path="" if workspace is None else workspace.path,
+            home=home,
+            uid=os.geteuid(),
+            gid=os.getegid(),
+            writable=writable,
+        )
+    )
+
+
+def _any_below(paths: Iterable[str], directory: str) -> bool:
+    return any(path.startswith(f"{directory}/") for path in paths)
 
 
 def with_commit(result: Result, prepared: RunPreparation) -> Result:

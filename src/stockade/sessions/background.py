@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
@@ -23,9 +23,7 @@ from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.io.streams import MOST_SPILLED
 from stockade.runs.options import BackgroundOptions, refuse_unknown
 from stockade.runs.supervise import Run
-
-if TYPE_CHECKING:
-    from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox
+from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox
 
 Stream = Literal["stdout", "stderr"]
 #: How many bytes of a log one call reads by default.

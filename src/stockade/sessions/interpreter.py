@@ -7,13 +7,14 @@ import os
 import threading
 from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import msgspec
 
 from stockade.errors import PolicyError
 from stockade.gate.template import TemplateArgv
 from stockade.gate.wire import EXEC_MAX_SIZE
+from stockade.receipt.account import Account
 from stockade.result import Outcome, Result
 from stockade.runs.command import command
 from stockade.runs.decoder import Decoder
@@ -22,11 +23,7 @@ from stockade.runs.launch import LaunchedSandbox
 from stockade.runs.options import CodeOptions, refuse_unknown
 from stockade.runs.prepare import RunPreparation
 from stockade.sessions.exchange import DriverReply
-from stockade.sessions.session import Session
-
-if TYPE_CHECKING:
-    from stockade.receipt.account import Account
-    from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox
+from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox, Session
 
 T = TypeVar("T")
 

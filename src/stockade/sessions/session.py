@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+import stockade
 from stockade.errors import SetupError
 from stockade.gate import client, wire
+from stockade.receipt.account import Account
 from stockade.result import Outcome, Result, Usage
 from stockade.runs.command import calm
 from stockade.runs.io.eventloop import Events, Steps
@@ -20,10 +22,6 @@ from stockade.runs.supervise import Run, RunEnding
 from stockade.sessions.connection import DriverConnection, start_driver
 from stockade.sessions.exchange import DriverReply, Exchange
 
-if TYPE_CHECKING:
-    from stockade.receipt.account import Account
-    from stockade.receipt.statement import Who
-
 
 class LivingSandbox(NamedTuple):
     """The calls into a `Sandbox` that a session of it needs."""
@@ -31,7 +29,7 @@ class LivingSandbox(NamedTuple):
     #: Return the sandbox and its preparation, or raise an error if it is closed.
     require_open: Callable[[], tuple[LaunchedSandbox, RunPreparation]]
     #: Return the account of a command: who asked for it, and its receipt.
-    account: Callable[[Sequence[str], Who | Mapping[str, str] | None], Account]
+    account: Callable[[Sequence[str], stockade.receipt.Who | Mapping[str, str] | None], Account]
     #: Return the steps of one command, up to its result.
     run: Callable[[LaunchedSandbox, RunPreparation, Run, Events, Account], Steps[Result]]
     #: Return the result of a run that has ended.
@@ -46,7 +44,7 @@ class AsyncLivingSandbox(NamedTuple):
     """The calls into an `AsyncSandbox` that a session of it needs."""
 
     require_open: Callable[[], tuple[LaunchedSandbox, RunPreparation]]
-    account: Callable[[Sequence[str], Who | Mapping[str, str] | None], Account]
+    account: Callable[[Sequence[str], stockade.receipt.Who | Mapping[str, str] | None], Account]
     run: Callable[[LaunchedSandbox, RunPreparation, Run, Events, Account], Steps[Result]]
     judge: Callable[..., Result]
     before_run: Callable[[], Awaitable[None]]
@@ -131,7 +129,7 @@ class Session:
             )
         return started
 
-    def _account(self, code: str, who: Who | Mapping[str, str] | None) -> Account:
+    def _account(self, code: str, who: stockade.receipt.Who | Mapping[str, str] | None) -> Account:
         """Return the account of one run; its command is the driver and the code."""
         readable = code.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
         return self._account_of([self.program, readable], who)

@@ -6,10 +6,11 @@ import errno
 import os
 import threading
 from types import ModuleType
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from stockade.errors import SetupError, UnsupportedError
 from stockade.gate import wire
+from stockade.receipt.account import Account
 from stockade.result import Result
 from stockade.runs.command import calm, command
 from stockade.runs.io.eventloop import Events, Steps, drive
@@ -18,11 +19,7 @@ from stockade.runs.options import ShellOptions, refuse_unknown, variables
 from stockade.runs.prepare import RunPreparation
 from stockade.sessions import bash, posix_shell
 from stockade.sessions.connection import DriverConnection, startup_refusal
-from stockade.sessions.session import Session
-
-if TYPE_CHECKING:
-    from stockade.receipt.account import Account
-    from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox
+from stockade.sessions.session import AsyncLivingSandbox, LivingSandbox, Session
 
 #: How many bytes of content an answer may have besides the status.
 NOTHING = 0

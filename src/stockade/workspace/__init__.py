@@ -5,6 +5,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from stockade.workspace.commit import Commit, Note
+    from stockade.workspace.diff.change_details import ChangeDetail
     from stockade.workspace.diff.diff import Diff, FileDiff
     from stockade.workspace.files.async_files import AsyncFiles
     from stockade.workspace.files.file_info import FileInfo, Listing
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncFiles",
+    "ChangeDetail",
     "Commit",
     "Diff",
     "FileDiff",
@@ -28,6 +30,7 @@ __all__ = [
 #: Public names and their modules, which load on first use.
 _LAZY = {
     "AsyncFiles": "stockade.workspace.files.async_files",
+    "ChangeDetail": "stockade.workspace.diff.change_details",
     "Commit": "stockade.workspace.commit",
     "Diff": "stockade.workspace.diff.diff",
     "FileDiff": "stockade.workspace.diff.diff",
@@ -40,7 +43,7 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> object:
+def _load(name: str) -> object:
     import importlib
 
     if name not in _LAZY:
@@ -48,3 +51,7 @@ def __getattr__(name: str) -> object:
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # otherwise type checkers would believe that every name exists
+    __getattr__ = _load

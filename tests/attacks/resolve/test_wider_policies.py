@@ -30,7 +30,7 @@ asked, names = json.loads(sys.argv[1]), sys.argv[2:]
 prints = "import json, os, sys; print(json.dumps({name: os.environ.get(name) for name in sys.argv[1:]}))"
 try:
     told = delegate(["python3", "-c", prints, *names], asked)
-    theirs = json.loads(told["stdout"])
+    theirs = json.loads(told.stdout)
 except PermissionError as error:
     theirs = {"refused": str(error)}
 print(json.dumps([{name: os.environ.get(name) for name in names}, theirs]))

@@ -192,6 +192,7 @@ for number in itertools.count():
 FORGE = """
 import gc, os
 driver = next(one for one in gc.get_objects() if type(one).__name__ == "Driver")
+long = (1 << 16).to_bytes(8, "big")
 def forged(letters, count, content):
     value = letters + b"\\xff" + count.to_bytes(8, "big") + content
     return type(driver).send.__globals__["encoder"].encode({"value": value}, 1 << 30)
@@ -209,7 +210,7 @@ FORGED = {
     "texts": "forged(b'l', 2_500_000, b'u\\2ab' * 2_500_000)",
     "keys": "forged(b'd', 1_000_000, b''.join(b'u\\7%07dN' % one for one in range(1_000_000)))",
     "dates": "forged(b'l', 400_000, b'x\\4datet\\3i\\2\\7\\xe8i\\1\\1i\\1\\1' * 400_000)",
-    "paths": "forged(b'l', 150, (b'x\\x09PosixPatht\\1u\\xff' + (65536).to_bytes(8, 'big') + b'a/' * 32768) * 150)",
+    "paths": "forged(b'l', 150, (b'x\\x09PosixPatht\\1u\\xff%s' % long + b'a/' * 32768) * 150)",
     "no answer": "b'l\\1' * 5_000_000",
 }
 

@@ -270,7 +270,7 @@ say({
     "env": tried(lambda: confine(env={"A": "b"})),
     "pass_env": tried(lambda: confine(pass_env=["LANG"])),
     "backend": tried(lambda: confine(backend="landlock")),
-    "no policy": tried(lambda: stockade.confine({})),
+    "no policy": tried(lambda: stockade.confine(None)),
     "thread": tried(beside_a_thread),
     "child": tried(beside_a_child),
     "silent child": tried(beside_a_child_that_tells_of_nothing),

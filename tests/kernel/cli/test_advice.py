@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import stockade
-from stockade import NotFoundError, Policy, PolicyError, Workspace
+from stockade import NotFoundError, Policy, Workspace
 from support.cli import STOCKADE, stockade_command
 from support.means import need_program
 from support.screen import seen
@@ -222,18 +222,6 @@ class TestInit:
 
 
 class TestPython:
-    @pytest.mark.parametrize("given", [{"workspace": "."}, "stockade.toml", 7])
-    def test_what_is_no_policy_is_refused(self, given: object) -> None:
-        for start in (
-            lambda: stockade.run(["true"], given),  # type: ignore[arg-type]
-            lambda: stockade.Sandbox(given),  # type: ignore[arg-type]
-            lambda: stockade.Pool(given),  # type: ignore[arg-type]
-            lambda: stockade.functions.WarmPython(given),  # type: ignore[arg-type]
-        ):
-            with pytest.raises(PolicyError, match="not a Policy") as refused:
-                start()
-            assert "Policy(" in refused.value.hint
-
     def test_a_path_that_is_forced_must_have_changed(self, workspace: Path) -> None:
         left = changed(workspace, "echo x > new")
         with pytest.raises(NotFoundError, match="'zz' has not changed"):

@@ -45,7 +45,8 @@ class TestAPolicyMadeByInit:
 
     def test_writes_where_the_user_is_in_rw_mode(self, workspace: Path, sub: Path) -> None:
         (workspace / "stockade.toml").write_text(
-            'unprotect = [".git/hooks", ".git/config", ".envrc", ".vscode", ".claude"]\n[workspace]\npath = "."\n'
+            'unprotect = [".git/hooks", ".git/config", ".envrc", ".vscode", ".claude"]\n'
+            '[workspace]\npath = "."\n'
         )
         assert stockade_command("trust", "--yes", cwd=workspace).returncode == 0
         code, _, err = run("--mode", "rw", "--", "touch", "made", cwd=sub)

@@ -72,7 +72,8 @@ class TestTasks:
         assert value == 2 and result.receipt is not None and result.stdout == b"adding\n"
 
     def test_what_cannot_be_handed_in_is_the_futures_exception(self, executor: SandboxExecutor) -> None:
-        assert isinstance(executor.submit(lambda: 1).exception(), SetupError)
+        lock = threading.Lock()
+        assert isinstance(executor.submit(lambda: lock).exception(), SetupError)
         assert executor.submit(pow, 3, 3).result() == 27
 
     def test_each_has_a_sandbox_of_its_own(self, executor: SandboxExecutor) -> None:

@@ -64,7 +64,7 @@ def test_objects_show_what_they_are(workspace: Path) -> None:
             assert repr(process) == f"<Process {process.pid}: running>"
             process.kill(0)
             process.wait()
-            assert repr(process) == f"<Process {process.pid}: signalled>"
+            assert repr(process) == f"<Process {process.pid}: cancelled>"
         with box.shell() as shell, box.python() as python, box.background(["true"]) as job:
             assert repr(shell) == "<Shell: not started>"
             shell.run("touch new")

@@ -88,7 +88,7 @@ def test_what_is_no_policy_says_what_was_meant(call: Any, policy: Any, hint: str
 
 def test_a_loaded_policy_protects_its_file_from_the_program(workspace: Path) -> None:
     file = workspace / "own.toml"
-    file.write_text('workspace = { path = ".", mode = "rw" }\n')
+    file.write_text('workspace = { path = ".", mode = "rw" }\nprotect = []\n')
     result = stockade.run(["sh", "-c", "echo 'net = \"open\"' > own.toml"], file)
     assert not result.ok and "net" not in file.read_text()
     assert Policy.load(file).workspace == Policy.from_toml(file.read_text(), base=str(workspace)).workspace

@@ -339,7 +339,7 @@ def test_the_supervisor_of_a_continued_workspace_is_killed(workspace: Path, stoc
 @pytest.mark.usefixtures("swept")
 def test_a_sweep_leaves_a_workspace_alone_that_is_in_use(workspace: Path, stockade_home: Path) -> None:
     """What a killed supervisor began, another goes on with: committed and so unchanged, but in use."""
-    code = KILLED.replace("workspace=sys.argv[1]", "stockade.Policy(workspace=sys.argv[1])")
+    code = KILLED.replace("resume=sys.argv[1]", "stockade.Policy(workspace=sys.argv[1])")
     subprocess.run([sys.executable, "-c", code, str(workspace)], check=False)
     (first,) = Workspace.list()
     register._swept.add(str(stockade_home))

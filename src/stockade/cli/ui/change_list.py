@@ -1,5 +1,9 @@
 """What changed and what was held back, in as few lines as a user reads.
 
+A new directory gets one line, whatever a build or an installation put into it. What a commit holds back, what
+runs at the user's next command, and links get their own lines first, with the reason: nothing of that hides
+in a directory.
+
 A commit that git makes inside adds tens of files to `.git`. They get one line together at the end, so that
 they do not push the file that matters out of a list. Files there that git runs or obeys get their own lines.
 """
@@ -7,14 +11,14 @@ they do not push the file that matters out of a list. Files there that git runs 
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING
 
 from stockade.cli.ui import output
+from stockade.result import Change
 
 if TYPE_CHECKING:
-    from stockade.result import Change
+    from stockade.workspace.diff.change_details import ChangeDetail
     from stockade.workspace.holdback.holdback import HoldBack
 
 #: How many lines a list has at most, not counting those of repositories.
@@ -39,39 +43,145 @@ WRITTEN = frozenset(
 )
 
 
-def change_lines(changes: Sequence[Change], count: int = 0) -> list[str]:
-    """Return the lines of a list of changes: at most SHOWN paths, then one line for each repository.
+def change_lines(
+    changes: Sequence[Change | ChangeDetail], count: int = 0, *, whole: bool = False
+) -> list[str]:
+    """Return the lines of a list of changes.
 
-    `count` is the number of all changes, if these are only some.
+    First what a commit holds back, what runs at the user's next command and links, each with its reason, as
+    far as the changes are details; then at most SHOWN paths, where a new directory stands for what is in it;
+    then one line for each repository. `count` is the number of all changes, if these are only some. `whole`
+    gives each path a line.
     """
-    repositories: dict[str, Counter[str]] = {}
-    others: list[Change] = []
+    if whole:
+        return [_line(one.kind, f"{output.brief(one.path)}{_reason(one)}") for one in changes]
+    repositories: dict[str, _Repository] = {}
+    others: list[Change | ChangeDetail] = []
+    notable: dict[tuple[str, str], _Reason] = {}
     for one in changes:
-        record = _written_by_git(one.path)
-        if record:
-            repositories.setdefault(record, Counter())[one.kind] += 1
-        elif len(others) < SHOWN:
+        if record := written_by_git(one.path):
+            repositories.setdefault(record, _Repository()).add(one)
+        elif reason := _reason(one):
+            notable.setdefault((one.kind, reason), _Reason()).add(one.path)
+        else:
             others.append(one)
-    lines = [f"  {one.kind:<8}  {output.brief(one.path)}" for one in others]
-    if (
-        left := max(count, len(changes)) - len(lines) - sum(kinds.total() for kinds in repositories.values())
-    ) > 0:
-        lines.append(f"  and {left} more")
-    for record, kinds in list(repositories.items())[:SHOWN]:
-        kind = "modified" if len(kinds) > 1 else next(iter(kinds))
-        words = f"{output.brief(record)}, where git records commits: {_paths(kinds.total())}"
-        lines.append(f"  {kind:<8}  {words}")
-    if (more := len(repositories) - SHOWN) > 0:
-        lines.append(f"  and {more} more repositories")
-    return lines
+    lines = [_line(kind, f"{paths}{reason}") for (kind, reason), paths in list(notable.items())[:SHOWN]]
+    lines += _count(len(notable) - SHOWN, "reasons, which `stockade diff` shows")
+    entries = _fold(others)
+    lines += [_line(kind, words) for kind, words, _ in entries[:SHOWN]]
+    left = sum(paths for _, _, paths in entries[SHOWN:]) + max(0, count - len(changes))
+    lines += _count(left)
+    lines += [
+        _line(one.kind, f"{output.brief(record)}, where git records commits: {one}")
+        for record, one in list(repositories.items())[:SHOWN]
+    ]
+    return lines + _count(len(repositories) - SHOWN, "repositories")
 
 
-def _written_by_git(path: str) -> str:
+def folds(changes: Sequence[Change]) -> bool:
+    """Whether `change_lines` gives some of these changes no line of their own."""
+    added = {one.path for one in changes if one.kind == "added"}
+    return len(changes) > SHOWN or any(
+        os.path.dirname(one.path) in added or written_by_git(one.path) for one in changes
+    )
+
+
+def _line(kind: str, words: str) -> str:
+    return f"  {kind:<8}  {words}"
+
+
+def _count(left: int, what: str = "") -> list[str]:
+    return [f"  and {left} more{' ' if what else ''}{what}"] if left > 0 else []
+
+
+def _reason(one: Change | ChangeDetail) -> str:
+    """Return why a reader must see the change, or ""; a change without details has no reason."""
+    if isinstance(one, Change):
+        return ""
+    if one.held:
+        return f": a commit holds it back: {output.name(one.why)}"
+    if one.runs:
+        return f": runs at your next command: {output.name(one.runs)}"
+    return ": a link" if one.link else ""
+
+
+def _fold(changes: Sequence[Change | ChangeDetail]) -> list[tuple[str, str, int]]:
+    """Return the kind, the words and the number of paths of each line; a new directory is one line."""
+    added = {one.path for one in changes if one.kind == "added"}
+    inner: dict[str, list[Change | ChangeDetail]] = {}
+    tops: dict[str, str] = {}
+    for one in changes:
+        inner.setdefault(_top(one.path, added, tops), []).append(one)
+    found: list[tuple[str, str, int]] = []
+    for path, below in inner.items():
+        first = below[0]
+        if len(below) == 1 and first.path == path:
+            found.append((first.kind, output.brief(path) + _slash(first), 1))
+        else:
+            found.append(("added", f"{output.brief(path)}/{_content(path, below)}", len(below)))
+    return found
+
+
+def _top(path: str, added: Set[str], known: dict[str, str]) -> str:
+    """Return the highest new directory that holds the path, or the path itself."""
+    above = os.path.dirname(path)
+    if above not in added or os.path.basename(above) == ".git":
+        return path  # what git obeys is not hidden behind a repository that is new
+    if above not in known:
+        known[above] = _top(above, added, known)
+    return known[above]
+
+
+def _slash(one: Change | ChangeDetail) -> str:
+    return "/" if not isinstance(one, Change) and one.directory else ""
+
+
+def _content(top: str, changes: Sequence[Change | ChangeDetail]) -> str:
+    """Describe what is in a new directory: how many files, the names of a few, and their size."""
+    directories = {os.path.dirname(one.path) for one in changes}
+    files = [one for one in changes if one.path not in directories and not _slash(one)]
+    if not files:
+        return ""
+    many = f": {len(files)} file{'s' if len(files) != 1 else ''}"
+    if len(files) <= NAMED:
+        many += f" ({', '.join(output.brief(one.path[len(top) + 1 :]) for one in files)})"
+    if any(isinstance(one, Change) for one in changes):
+        return many
+    from stockade.cli.ui.formats import size
+
+    return f"{many}, {size(sum(one.size for one in changes if not isinstance(one, Change)))}"
+
+
+class _Repository:
+    """The changes that git made to one repository."""
+
+    def __init__(self) -> None:
+        self._kinds: set[str] = set()
+        self._count = 0
+        self._held = ""
+
+    def add(self, one: Change | ChangeDetail) -> None:
+        self._kinds.add(one.kind)
+        self._count += 1
+        if not isinstance(one, Change):
+            self._held = self._held or one.why
+
+    @property
+    def kind(self) -> str:
+        return "modified" if len(self._kinds) > 1 else next(iter(self._kinds))
+
+    def __str__(self) -> str:
+        held = f": a commit holds it back: {output.name(self._held)}" if self._held else ""
+        return f"{_paths(self._count)}{held}"
+
+
+def written_by_git(path: str) -> str:
     """Return the repository if the path is one that git itself writes there; empty for every other path."""
-    before, found, inside = f"/{path}".partition("/.git/")
+    before, found, inside = f"/{path}/".partition("/.git/")
+    inside = inside.rstrip("/")
     name = inside.partition("/")[0]
     sample = name == "hooks" and inside.endswith(".sample")
-    return f"{before}/.git"[1:] if found and (name in WRITTEN or sample) else ""
+    return f"{before}/.git"[1:] if found and (not name or name in WRITTEN or sample) else ""
 
 
 class _Reason:

@@ -36,7 +36,7 @@ def prune(home: str, seconds: float, *, yes: bool, as_json: bool) -> int:
 def _agreed(old: Prunable | None, seconds: float) -> bool:
     what = f"runs and spill files older than {age(seconds)}"
     if old is not None:
-        what = f"{many(old.count, 'receipt')} up to {old.id} of {old.started[:10]}, with their {what}"
+        what = f"{many(old.count, 'receipt')} up to {old.id} of {old.started[:10]}, and {what}"
     return confirm_removal(f"Remove {what}?", what)
 
 

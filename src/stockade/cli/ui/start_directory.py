@@ -16,14 +16,19 @@ from stockade.policy.values import expand
 
 
 def workspace_above(policy: Policy, caller: Caller) -> str:
-    """Return the real name of the policy's workspace if it is above the user's directory, otherwise ""."""
-    if policy.workspace is None or not caller.cwd:
+    """Return the real name of the policy's workspace if it is above the user's directory; otherwise ""."""
+    root = workspace_root(policy, caller) if caller.cwd else ""
+    return root if root and root != caller.cwd and covers(root, caller.cwd) else ""
+
+
+def workspace_root(policy: Policy, caller: Caller) -> str:
+    """Return the real name of the policy's workspace; empty if it has none."""
+    if policy.workspace is None:
         return ""
     path = policy.workspace.path
     clause = f"workspace = {path}"
     full = expand(path, clause, home=caller.home, cwd=caller.cwd, environ=caller.environ)
-    root = look_up(full).close().name
-    return root if root != caller.cwd and covers(root, caller.cwd) else ""
+    return look_up(full).close().name
 
 
 def inside(root: str, here: str, asked: str | None) -> str | None:

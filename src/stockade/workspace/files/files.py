@@ -22,8 +22,8 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
 
 from stockade.errors import LimitError, PolicyError, SetupError, StockadeError
 from stockade.linux.openat2 import (
@@ -54,9 +54,6 @@ from stockade.workspace.files.sandbox_paths import (
     make_parents,
     outside_error,
 )
-
-if TYPE_CHECKING:
-    from stockade.resolve.resolved import ResolvedPolicy
 
 Path = str | os.PathLike[str]
 
@@ -96,35 +93,6 @@ class Files:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
         return f"<Files of {self._roots.path or self._roots.home or '-'}: {state}>"
-
-    @classmethod
-    def from_descriptors(cls, descriptors: tuple[int, ...], resolved: ResolvedPolicy, home: str) -> Files:
-        """Return the files behind a gate's descriptors, which it now owns: the root and the overlay.
-
-        A sandbox without a root of its own has none; only its workspace is accessible.
-        """
-        root, *overlay = descriptors or (None,)
-        workspace = resolved.workspace
-        behind: int | None = overlay[0] if overlay else None
-        writable = True
-        if workspace is not None and workspace.access != "overlay":
-            # Mounts over parts of the host's directory disappear with the sandbox.
-            over = _any_below((grant.path for grant in resolved.grants), workspace.path)
-            kept = resolved.protected or resolved.repositories.kept
-            writable = workspace.access == "write" and not over and not kept
-            if not _any_below(resolved.denied, workspace.path):
-                behind = os.dup(workspace.fd)
-        return cls(
-            Roots(
-                root=root,
-                workspace=behind,
-                path="" if workspace is None else workspace.path,
-                home=home,
-                uid=os.geteuid(),
-                gid=os.getegid(),
-                writable=writable,
-            )
-        )
 
     def close(self) -> None:
         """Close the descriptors as soon as running calls have ended."""
@@ -444,10 +412,6 @@ class Files:
             raise refusal(OSError(errno.EROFS, os.strerror(errno.EROFS)), shown)
         rest = shown[len(roots.path) :].lstrip("/") or "."
         return SandboxPath(shown, roots.workspace, rest, BENEATH | NO_MAGICLINKS)
-
-
-def _any_below(paths: Iterable[str], directory: str) -> bool:
-    return any(path.startswith(f"{directory}/") for path in paths)
 
 
 def _open_file(place: SandboxPath, flags: int = os.O_RDONLY) -> int:
