@@ -103,6 +103,7 @@ def _number(text: str) -> int:
 def keep(args: argparse.Namespace, commands: list[list[str]]) -> int:
     """Start a sandbox that outlives this process, and attach to it: `stockade shell --keep`."""
     from stockade.cli import run
+    from stockade.cli.ui.shell_prompt import environment
 
     _require_terminal()
     for option, is_set, hint in (
@@ -123,6 +124,7 @@ def keep(args: argparse.Namespace, commands: list[list[str]]) -> int:
         policy=found.policy,
         pinned=found.pinned,
         commands=commands,
+        environs={words[0]: environment(words, found.policy) for words in commands},
         cwd=run.start_directory(args, found),
         resume=workspace,
         discard=args.on_exit == "discard",
@@ -132,7 +134,7 @@ def keep(args: argparse.Namespace, commands: list[list[str]]) -> int:
         timeout=run.seconds(args.timeout),
     )
     with contextlib.closing(attach_daemon.start(wanted)) as line:
-        return _Visit(line, -1, verbose=args.verbose).code()
+        return _Visit(line, -1, verbose=args.verbose, new=True).code()
 
 
 def choose_sandbox(home: str, id: str | None) -> SandboxRecord:
@@ -260,8 +262,8 @@ class _ClientTerminal(UserTerminal):
 class _Visit:
     """One attachment to a terminal, from the first message to the last."""
 
-    def __init__(self, line: AttachSocket, terminal: int, *, verbose: bool) -> None:
-        self._line, self._wanted, self._verbose = line, terminal, verbose
+    def __init__(self, line: AttachSocket, terminal: int, *, verbose: bool, new: bool = False) -> None:
+        self._line, self._wanted, self._verbose, self._new = line, terminal, verbose, new
 
     def code(self) -> int:
         """Stay attached until the program ends or the user detaches, report it, and return the exit code."""
@@ -272,6 +274,8 @@ class _Visit:
         left = ""
         try:
             joined, stream = self._join(terminal)
+            if self._new:
+                self._say_how_to_leave(joined)
             with Events() as events:
                 try:
                     terminal.attach(stream, events)
@@ -303,6 +307,12 @@ class _Visit:
                 raise SetupError(letter.message, stage="attach", hint=letter.hint)
             raise _holder_gone_error()
         return letter, ours
+
+    def _say_how_to_leave(self, joined: AttachAcceptance) -> None:
+        output.say(
+            f"this shell outlives the terminal: Ctrl-] three times within a second leaves it, `stockade "
+            f"attach {joined.sandbox}` returns to it, and `exit` ends it"
+        )
 
     def _stay(self, terminal: _ClientTerminal, events: Events) -> TerminalEndReport:
         events.watch(self._line.fileno())

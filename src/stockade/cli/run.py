@@ -71,10 +71,13 @@ def main(argv: list[str]) -> int:
     return run(args, lambda: [command(args)])
 
 
-def run(args: argparse.Namespace, commands: Callable[[], list[list[str]]]) -> int:
-    """Run the first command that exists inside, report how it ended, and return its exit code."""
+def run(args: argparse.Namespace, commands: Callable[[], list[list[str]]], *, shell: bool = False) -> int:
+    """Run the first command that exists inside, report how it ended, and return its exit code.
+
+    A `shell` on a terminal gets a prompt that shows where the user is.
+    """
     try:
-        return _run_with_receipt(args, commands())
+        return _run_with_receipt(args, commands(), shell)
     except KeyboardInterrupt:
         if args.json or args.json_fd is not None:
             _write_json(args, {"outcome": "cancelled", "ok": False, "exit_code": 130, "reason": "cancelled"})
@@ -387,18 +390,21 @@ def _pairs(option: str, words: list[str] | None) -> dict[str, str]:
     return pairs
 
 
-def _run_with_receipt(args: argparse.Namespace, commands: list[list[str]]) -> int:
+def _run_with_receipt(args: argparse.Namespace, commands: list[list[str]], shell: bool) -> int:
     if args.json_fd is not None and not _is_open_for(args.json_fd, os.O_WRONLY):
         raise PolicyError(
             f"--json-fd {args.json_fd}: the descriptor is not open for writing",
             hint="open it: --json-fd 3 3> result.json",
         )
     with _receipt_writer(args) as keep:
-        return _run_and_report(args, commands, keep)
+        return _run_and_report(args, commands, keep, shell)
 
 
 def _run_and_report(
-    args: argparse.Namespace, commands: list[list[str]], keep: Callable[[Receipt | None], None]
+    args: argparse.Namespace,
+    commands: list[list[str]],
+    keep: Callable[[Receipt | None], None],
+    shell: bool,
 ) -> int:
     workspace = continued_workspace(args)
     caller, home = user_and_state()
@@ -431,6 +437,7 @@ def _run_and_report(
                 words,
                 found.policy,
                 {
+                    "env": _prompt(words, found.policy) if shell and terminal is not None else None,
                     "cwd": start,
                     "timeout": timeout,
                     "on_stdout": sinks and sinks[0],
@@ -505,6 +512,12 @@ def _receipt_writer(
 
     workspace = args.workspace if args.workspace and not args.workspace.startswith("@") else None
     return receipt_written_to(args.receipt, [*(args.write or ()), *([workspace] if workspace else ())])
+
+
+def _prompt(command: list[str], policy: Policy) -> dict[str, str]:
+    from stockade.cli.ui.shell_prompt import environment
+
+    return environment(command, policy)
 
 
 def _terminal(until: float | None) -> UserTerminal:

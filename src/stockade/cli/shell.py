@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
         except KeyboardInterrupt:
             output.say("cancelled")
             return 130
-    return run.run(args, lambda: shells(os.environ))
+    return run.run(args, lambda: shells(os.environ), shell=True)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -32,4 +32,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def shells(environ: Mapping[str, str]) -> list[list[str]]:
     """Return the shells to try: the user's own, which the policy may hide, then sh."""
-    return [[name] for name in dict.fromkeys((environ.get("SHELL") or "sh", "sh"))]
+    from stockade.cli.ui.shell_prompt import with_prompt
+
+    return [with_prompt([name]) for name in dict.fromkeys((environ.get("SHELL") or "sh", "sh"))]

@@ -66,6 +66,8 @@ class AttachRequest(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool
     #: Each terminal runs the first of these commands that exists inside.
     commands: list[list[str]]
+    #: By the name of a shell: its further variables.
+    environs: Mapping[str, Mapping[str, str]]
     #: Where they start; None for the workspace itself.
     cwd: str | None
     resume: Workspace | None
@@ -294,8 +296,10 @@ class AttachDaemon:
         with account.telling():
             _, prepared = self._box._require_open()
             run = command(
-                prepared, words, {"timeout": left, "cwd": self._wanted.cwd}, keep=False, kept=True,
-                cancelled_by=(KeyboardInterrupt,), meanwhile=account.ready, terminal=one.shared,
+                prepared, words,
+                {"env": self._wanted.environs.get(words[0]), "timeout": left, "cwd": self._wanted.cwd},
+                keep=False, kept=True, cancelled_by=(KeyboardInterrupt,), meanwhile=account.ready,
+                terminal=one.shared,
             )  # fmt: skip
             self._box._before_run()
         one.steps = self._run_steps(one, run, account)

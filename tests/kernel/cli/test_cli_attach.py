@@ -22,6 +22,8 @@ from support.screens import Terminal, shell, stockade
 
 LEAVE = b"\x1d\x1d\x1d"
 BASH = {"SHELL": "/bin/bash", "PS1": "", "INPUTRC": "/dev/null"}
+#: A short prompt: lines of a screen have 80 columns.
+PROMPT = ("--env", "PS1=bash-# ")
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +38,7 @@ def ended(stockade_home: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def kept(workspace: Path, *arguments: str, typed: str = "", **options: Any) -> Iterator[Terminal]:
     """A kept shell, with us at it."""
-    with stockade(workspace, "shell", "--keep", *arguments, environment=BASH, **options) as terminal:
+    with stockade(workspace, "shell", "--keep", *PROMPT, *arguments, environment=BASH, **options) as terminal:
         terminal.until("bash-")
         if typed:
             terminal.type(f"{typed}\n")

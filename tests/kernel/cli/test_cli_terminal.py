@@ -82,7 +82,7 @@ class TestKeys:
 class TestAShell:
     def test_jobs_are_controlled_inside(self, workspace: Path) -> None:
         with stockade(workspace, "shell", environment={"SHELL": "/bin/bash"}) as terminal:
-            terminal.until("bash-")
+            terminal.until("[stockade]")
             terminal.type("sh -c 'echo $((6 * 7)); exec sleep 300'\n")
             terminal.until("\n42\n")
             terminal.type(b"\x1a")
@@ -108,7 +108,7 @@ class TestAShell:
         hidden = tmp_path / "myshell"
         hidden.symlink_to("/bin/sh")
         with stockade(workspace, "shell", "--no-toolchain", environment={"SHELL": str(hidden)}) as terminal:
-            terminal.until(lambda: terminal.text[:1] in ("#", "$"))
+            terminal.until("[stockade] ")
             terminal.type("echo I am $0\n")
             terminal.until("I am sh")
             terminal.type(b"\x04")

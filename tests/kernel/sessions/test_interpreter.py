@@ -199,6 +199,7 @@ class TestTime:
     ) -> None:
         monkeypatch.setattr(exchange, "ANSWER", 0.2)
         code = "import time\nwhile True:\n    try: time.sleep(60)\n    except BaseException: pass"
+        python.run("1")  # IPython takes a while to start
         result = python.run(code, timeout=0.3, grace=0)
         assert result.outcome == "timed-out" and result.reason.startswith("the interpreter ended")
         assert python.run("1").value == 1
