@@ -65,7 +65,8 @@ def test_var_holds_only_the_way_to_tmp(box: Sandbox) -> None:
     below = Caller.current().home.split("/")
     expected = {"tmp", *([below[2]] if below[1] == "var" else [])}
     assert set(look(box, "ls -A /var")) == expected
-    assert stockade.run(["sh", "-c", "echo x > /var/tmp/x && cat /tmp/x"], Policy(toolchain=False)).text == "x\n"
+    script = "echo x > /var/tmp/x && cat /tmp/x"
+    assert stockade.run(["sh", "-c", script], Policy(toolchain=False)).text == "x\n"
 
 
 @pytest.mark.parametrize(
