@@ -28,7 +28,8 @@ def box() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def python(box: Sandbox) -> Iterator[Interpreter]:
-    with box.python() as python:
+    """Python alone: the environment of the tests may have IPython, which takes long to load."""
+    with box.python(ipython=False) as python:
         yield python
 
 
