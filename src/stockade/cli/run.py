@@ -485,10 +485,10 @@ def _run_and_report(
     if not quiet:
         report(result, verbose=args.verbose, discarded=args.on_exit == "discard", earlier=earlier)
     if result.lost and not args.json:
-        from stockade.result import lost
+        from stockade.result import describe_lost
         from stockade.workspace.overlay import what_keeps
 
-        output.error(lost(result.lost), hint=what_keeps(result.lost))
+        output.error(describe_lost(result.lost), hint=what_keeps(result.lost))
     if result.commit_error and not args.json:
         reason, _, hint = result.commit_error.rpartition("\n")
         output.error(f"not committed: {reason or hint}", hint=hint if reason else "")

@@ -276,7 +276,7 @@ class Workspace:
                     progress=progress,
                     sure=hold.sure,
                 )
-                if missing := metadata.lost(self.layer):
+                if missing := metadata.lost_changes(self.layer):
                     notes = spool(Note)
                     notes.extend(done.notes)
                     notes.extend(
