@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import stockade
 from stockade import Policy, SandboxExecutor, sandboxed
 
-POLICY = Policy(limits={"cpu_time": "5s", "wall": "30s"})
+POLICY = Policy(limits={"wall": "30s"})
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ _LAZY = {
     "verify": "stockade.receipt.verify",
 }
 #: The packages that have the other names which users write; they load on first use, too.
-_ROOMS = ("functions", "inside", "policy", "receipt", "result", "sandbox", "workspace")
+_ROOMS = ("errors", "functions", "inside", "policy", "receipt", "result", "sandbox", "workspace")
 
 
 def _load(name: str) -> Any:

@@ -16,6 +16,25 @@ import os
 
 import stockade
 
+__all__ = [
+    "CommandError",
+    "ConflictError",
+    "DeniedError",
+    "DiskFullError",
+    "FileError",
+    "FileExistsError",
+    "IsADirectoryError",
+    "LimitError",
+    "NotADirectoryError",
+    "NotFoundError",
+    "PolicyError",
+    "ReceiptError",
+    "SetupError",
+    "StockadeError",
+    "TimeoutError",
+    "UnsupportedError",
+]
+
 
 def one_line(text: str) -> str:
     """Escape newlines: one in a file name must not begin a line that looks like Stockade's own."""

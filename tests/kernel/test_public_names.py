@@ -47,6 +47,7 @@ NAMES = [
 ]
 #: What calls return and what only some users need, by the package where one would look for it.
 ELSEWHERE = {
+    "errors": ["DiskFullError", "FileError", "FileExistsError", "IsADirectoryError", "NotADirectoryError"],
     "functions": ["AsyncStream", "FunctionError", "SecureBuffer", "Stream", "WarmPython", "sandboxed"],
     "inside": ["delegate"],
     "policy": ["Control", "Limits", "Policy", "Reuse", "Syscalls", "WorkspaceRule"],

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 
+import pyseccomp  # noqa: F401  (it runs ldconfig when it is loaded, so not in a test)
 import pytest
 
 from stockade import host

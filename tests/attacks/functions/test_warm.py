@@ -250,7 +250,7 @@ def test_no_step_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     place = tmp_path / "place"
     place.mkdir()
     policy = Policy(workspace=str(place), limits={"files": 512})
-    prepared = prepare.prepare(policy)
+    prepared = prepare.prepare(policy, command=["/usr/bin/python3"])
     prepared.close(discard=True)
     kinds = {type(op): index for index, op in enumerate(prepared.plan.ops)}
     walls = (

@@ -40,6 +40,7 @@ def loaded_by(statement: str) -> set[str]:
 def test_importing_it_loads_nothing_but_its_errors() -> None:
     assert loaded_by("import stockade") - loaded_by("pass") == {
         "__future__",
+        "errno",
         "stockade",
         "stockade._version",
         "stockade.errors",

@@ -311,9 +311,8 @@ class TestWhatIsHandedIn:
         for wrong in ({"trust_results": "yes"}, {"on_exit": "commit"}, {"max_result": "much"}):
             with pytest.raises(PolicyError):
                 sandboxed(**wrong)  # type: ignore[arg-type]
-        with pytest.raises(PolicyError, match="is not a Policy") as caught:
-            sandboxed("strict")  # type: ignore[call-overload]
-        assert "@sandboxed or" in caught.value.hint
+        with pytest.raises(PolicyError, match="not a Policy"):
+            sandboxed(3)  # type: ignore[call-overload]
 
     def test_the_decorator_needs_no_parentheses(self) -> None:
         assert sandboxed(jobs.add)(1) == 2

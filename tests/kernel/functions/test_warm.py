@@ -15,16 +15,8 @@ from typing import Any
 import pytest
 
 import stockade
-from stockade import (
-    Policy,
-    PolicyError,
-    Result,
-    Sandbox,
-    SandboxExecutor,
-    SetupError,
-    WarmPython,
-    sandboxed,
-)  # fmt: skip
+from stockade import Policy, PolicyError, Result, Sandbox, SandboxExecutor, SetupError, sandboxed
+from stockade.functions import WarmPython
 from stockade.functions.reply import FunctionError
 from stockade.functions.sandboxed_function import call, stream
 from support import jobs

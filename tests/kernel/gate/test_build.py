@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import struct
-import subprocess
 import sys
 import sysconfig
 import zipfile
@@ -14,60 +12,20 @@ from pathlib import Path
 import pytest
 
 from support.means import applies
-from support.paths import PACKAGE, ROOT
+from support.paths import PACKAGE
+from support.wheel import OFFLINE, PIP, build_wheel, call, copy_of_the_source
 
 applies(os.geteuid() != 0, "a build is the same for everybody, and the ordinary user makes it")
 
 GATE = "stockade/gate/bin/stockade-gate"
 LIBRARY = "stockade/gate/bin/libstockade-gate.so"
-PARTS = ("pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE", "README.md", "src")
 PT_INTERP = 3
 MEBIBYTE = 1 << 20
-
-# Nothing is fetched: the build uses the setuptools of the environment that the tests run in.
-PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-OFFLINE = ["--no-deps", "--no-index", "--no-build-isolation"]
-
-
-def copy_of_the_source(directory: Path) -> Path:
-    source = directory / "source"
-    source.mkdir()
-    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "bin")
-    for part in PARTS:
-        if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, source / part, ignore=ignored)
-        elif (ROOT / part).exists():
-            shutil.copy(ROOT / part, source / part)
-    return source
-
-
-def call(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        env=os.environ | environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the source distribution: what that lacks is missed in the wheel."""
-    directory = tmp_path_factory.mktemp("wheel")
-    source = copy_of_the_source(directory)
-    build = "from setuptools.build_meta import build_sdist; build_sdist('..')"
-    made = subprocess.run(
-        [sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False
-    )
-    assert made.returncode == 0, made.stdout + made.stderr
-    (archive,) = directory.glob("stockade-*.tar.gz")
-    done = call([*PIP, "wheel", *OFFLINE, "--wheel-dir", str(directory), str(archive)])
-    assert done.returncode == 0, done.stdout
-    (built,) = directory.glob("*.whl")
-    return built
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +59,7 @@ def test_the_wheel_holds_every_module_and_profile(wheel: Path) -> None:
         for pattern in ("*.py", "*.toml", "py.typed")
         for path in PACKAGE.rglob(pattern)
     }
+    assert "stockade/py.typed" in wanted, "type checkers would ignore the annotations"
     with zipfile.ZipFile(wheel) as archive:
         assert wanted - set(archive.namelist()) == set()
 

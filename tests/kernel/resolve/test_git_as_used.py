@@ -173,3 +173,7 @@ def test_a_directory_that_git_cannot_rename_gets_what_to_type(main: Path) -> Non
     assert run(main, "sh", "-ec", "mv sub other; git add -A sub other; git status --short").text.startswith(
         "R"
     )
+
+
+def test_a_policy_can_keep_the_users_name_to_itself(main: Path) -> None:
+    assert run(main, "sh", "-c", "cat /etc/gitconfig", deny=["/etc/gitconfig"]).exit_code == 1

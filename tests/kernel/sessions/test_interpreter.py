@@ -28,7 +28,8 @@ def box() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def python(box: Sandbox) -> Iterator[Interpreter]:
-    with box.python() as python:
+    """Python alone: the environment of the tests may have IPython, which takes long to load."""
+    with box.python(ipython=False) as python:
         yield python
 
 
@@ -198,6 +199,7 @@ class TestTime:
     ) -> None:
         monkeypatch.setattr(exchange, "ANSWER", 0.2)
         code = "import time\nwhile True:\n    try: time.sleep(60)\n    except BaseException: pass"
+        python.run("1")  # IPython takes a while to start
         result = python.run(code, timeout=0.3, grace=0)
         assert result.outcome == "timed-out" and result.reason.startswith("the interpreter ended")
         assert python.run("1").value == 1

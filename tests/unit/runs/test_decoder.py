@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 import struct
@@ -101,6 +102,8 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         alike = list(map(type, one)) == list(map(type, other))
         return alike and all(same(one[key], other[key]) for key in one)
+    if dataclasses.is_dataclass(one):
+        return same(vars(one), vars(other))
     return bool(one == other)
 
 
