@@ -26,6 +26,10 @@ from stockade.workspace.commit import Commit, CommitJob, Note, Progress, commit
 from stockade.workspace.diff.layer_walk import LayerWalk, WalkBudget, changed, walk
 from stockade.workspace.overlay import Changes, change, has_snapshots, keep_bases, note, remove
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.workspace.diff.change_details import ChangeDetail, Mark
+
 #: Opens a context in which no other process changes the workspace.
 Alone = Callable[[], AbstractContextManager[metadata.WorkspaceLock]]
 #: How deep a walk goes. It reaches each directory from the top, so the cost grows with the depth.
