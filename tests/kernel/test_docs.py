@@ -301,3 +301,9 @@ def test_the_messages_in_troubleshooting_are_ours() -> None:
 
     strange = [message for message in messages if not is_ours(message)]
     assert len(messages) > 40 and strange == []
+
+
+def test_the_list_of_decisions_has_all_of_them_by_number() -> None:
+    index = (ROOT / "docs/adr/index.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| (\d+) \| \[.+\]\((0.+\.md)\) \|$", index, re.MULTILINE)
+    assert listed == [(str(number), page.name) for number, page in enumerate(DECISIONS[:-1], 1)]
