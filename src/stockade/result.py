@@ -206,7 +206,7 @@ class LostChange(msgspec.Struct, frozen=True):
     why: str
 
 
-def lost(changes: Sequence[LostChange]) -> str:
+def describe_lost(changes: Sequence[LostChange]) -> str:
     """Describe the changes that were lost, in one sentence."""
     named = ", ".join(f"{_brief(one.path)} ({one.why})" for one in changes[:SHOWN_LOST])
     more = f" and {len(changes) - SHOWN_LOST} more" if len(changes) > SHOWN_LOST else ""

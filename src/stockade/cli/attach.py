@@ -355,9 +355,9 @@ class _Visit:
         if ending.error:
             output.error(ending.error)
         if result.lost:
-            from stockade.result import lost
+            from stockade.result import describe_lost
 
-            output.error(lost(result.lost), hint="free some space in Stockade's state")
+            output.error(describe_lost(result.lost), hint="free some space in Stockade's state")
         return result.exit_code
 
 

@@ -418,7 +418,7 @@ def _run_and_report(
 
     start = start_directory(args, found)
     quiet = args.quiet or args.json
-    earlier = None if workspace is None or quiet else workspace.marks()
+    earlier = None if workspace is None or quiet else _marks(workspace)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _cancel)
     # `nohup` gives its command a stdin that it cannot read.
@@ -485,10 +485,10 @@ def _run_and_report(
     if not quiet:
         report(result, verbose=args.verbose, discarded=args.on_exit == "discard", earlier=earlier)
     if result.lost and not args.json:
-        from stockade.result import lost
+        from stockade.result import describe_lost
         from stockade.workspace.overlay import what_keeps
 
-        output.error(lost(result.lost), hint=what_keeps(result.lost))
+        output.error(describe_lost(result.lost), hint=what_keeps(result.lost))
     if result.commit_error and not args.json:
         reason, _, hint = result.commit_error.rpartition("\n")
         output.error(f"not committed: {reason or hint}", hint=hint if reason else "")
@@ -512,6 +512,12 @@ def _receipt_writer(
 
     workspace = args.workspace if args.workspace and not args.workspace.startswith("@") else None
     return receipt_written_to(args.receipt, [*(args.write or ()), *([workspace] if workspace else ())])
+
+
+def _marks(workspace: Workspace) -> Mapping[str, Mark]:
+    from stockade.sandbox.workspace import marks_of
+
+    return marks_of(workspace)
 
 
 def _prompt(command: list[str], policy: Policy) -> dict[str, str]:

@@ -33,7 +33,7 @@ from stockade.functions.worker_start import OnExit, WorkerStarter, run_worker
 from stockade.inside.channel_crypto import SealError
 from stockade.policy.model import PolicyLike, policy_or_default
 from stockade.policy.values import size
-from stockade.receipt.account import named
+from stockade.receipt.account import resolve_who
 from stockade.receipt.statement import Who
 from stockade.result import Result
 from stockade.runs.io.eventloop import Events
@@ -141,7 +141,7 @@ def options(
     if policy is None and warm is not None:
         policy = warm.policy
     start = WorkerStarter(
-        policy=policy_or_default(policy), who=named(who), timeout=timeout, grace=grace,
+        policy=policy_or_default(policy), who=resolve_who(who), timeout=timeout, grace=grace,
         executable=executable, warm=warm, on_exit=on_exit, on_stdout=on_stdout, on_stderr=on_stderr,
     )  # fmt: skip
     return Options(
@@ -449,7 +449,7 @@ def _with_action(how: Options, function: Callable[..., Any]) -> Options:
 
     name = getattr(function, "__qualname__", type(function).__qualname__)
     action = text(f"{getattr(function, '__module__', '')}.{name}"[:MOST_WORDS])
-    who = named(how.start.who, Who(action=action)) or Who(action=action)
+    who = resolve_who(how.start.who, Who(action=action)) or Who(action=action)
     return msgspec.structs.replace(how, start=msgspec.structs.replace(how.start, who=who))
 
 

@@ -163,7 +163,7 @@ def policy_hash(policy: Policy) -> str:
     return policy.hash
 
 
-def named(given: Who | Mapping[str, str] | None, over: Who | None = None) -> Who | None:
+def resolve_who(given: Who | Mapping[str, str] | None, over: Who | None = None) -> Who | None:
     """Return who asks for a run, in the caller's words; fields that are not given come from `over`."""
     if given is None:
         return over

@@ -117,7 +117,7 @@ def resolve(
             caller=caller,
             grants=tuple(grants[path] for path in sorted(grants)),
             workspace=workspace,
-            protected=protected_paths.named(policy, workspace),
+            protected=protected_paths.policy_paths(policy, workspace),
             repositories=_repositories(policy, grants.values(), workspace, hidden, caller),
             hidden=hidden,
             programs=programs,

@@ -20,7 +20,7 @@ LONGEST_GRACE = 3600
 NO_OPTIONS: StartOptions = {}
 
 
-def calm(box: LaunchedSandbox) -> Steps[None]:
+def wait_until_thawed(box: LaunchedSandbox) -> Steps[None]:
     """Wait while the sandbox is frozen."""
     while box.connection.starting.locked():
         yield 0.01
@@ -138,6 +138,6 @@ GONE = wire.Reply(
 )
 
 
-def late(timeout: float | None) -> TimeoutError:
+def still_running_error(timeout: float | None) -> TimeoutError:
     """Return the error for a wait that timed out while the program goes on."""
     return TimeoutError(f"the program still runs after {timeout:g} s", hint="wait longer, or kill() it")

@@ -96,7 +96,7 @@ class LaunchedSandbox:
             os.close(self.network_fd)
 
 
-def died(pidfd: int, events: Events) -> Steps[bool]:
+def gate_ended(pidfd: int, events: Events) -> Steps[bool]:
     """Return whether the gate itself ended soon after a keeper: the kernel ends keepers first."""
     until = time.monotonic() + LAST_MOMENT
     events.watch(pidfd)

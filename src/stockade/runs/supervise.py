@@ -24,7 +24,7 @@ from stockade.result import SpillFile
 from stockade.runs.cgroup import Baseline
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.io.streams import Output, Sink, SpillPlace, Streams, TerminalHandler
-from stockade.runs.launch import LaunchedSandbox, died
+from stockade.runs.launch import LaunchedSandbox, gate_ended
 
 if TYPE_CHECKING:
     from stockade.gate.template import Template
@@ -191,7 +191,7 @@ def _supervise_program(
         pumps.close()
         watch.close()
         wall = watch.took(reply)
-        gate_died = reply is None and (not run.kept or (yield from died(box.pidfd, events)))
+        gate_died = reply is None and (not run.kept or (yield from gate_ended(box.pidfd, events)))
         return RunEnding(
             # The gate may have sent a reason before it died.
             reply=box.last_words() if gate_died and run.kept else reply,

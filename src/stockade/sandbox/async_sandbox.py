@@ -14,7 +14,7 @@ import stockade
 from stockade.errors import SetupError
 from stockade.policy.model import PolicyLike
 from stockade.result import Result
-from stockade.runs.command import command, late
+from stockade.runs.command import command, still_running_error
 from stockade.runs.io.async_eventloop import drive, watch
 from stockade.runs.io.eventloop import Events
 from stockade.runs.launch import LaunchedSandbox
@@ -279,7 +279,7 @@ class AsyncProcess(ProcessBase):
             async with asyncio.timeout(timeout):
                 await self._lock.acquire()
         except TimeoutError:
-            raise late(timeout) from None
+            raise still_running_error(timeout) from None
         try:
             with Events() as events:
                 return await drive(self._wait_steps(events, timeout, began), events)

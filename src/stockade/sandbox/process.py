@@ -21,10 +21,10 @@ from stockade.errors import PolicyError, SetupError, TimeoutError
 from stockade.gate import client, wire
 from stockade.linux import os_errors
 from stockade.result import Result
-from stockade.runs.command import GONE, late
+from stockade.runs.command import GONE, still_running_error
 from stockade.runs.io.eventloop import Events, Steps, drive
 from stockade.runs.io.streams import DEVNULL, PIPE, STDOUT, empty_input
-from stockade.runs.launch import LaunchedSandbox, died
+from stockade.runs.launch import LaunchedSandbox, gate_ended
 from stockade.runs.supervise import LAST_WORDS, RunEnding, Watch
 
 
@@ -198,13 +198,13 @@ class ProcessBase:
                     if self._closed:
                         raise closed()
                     wall = self._watch.took(reply)
-                    gate_died = reply is None and (yield from died(self._gate, events))
+                    gate_died = reply is None and (yield from gate_ended(self._gate, events))
                     if gate_died:
                         reply = self._watch.box.last_words()
                     before = self._watch.before
                     return self._finish(RunEnding(reply=reply, wall=wall, gate_died=gate_died, before=before))
             elif until is not None and time.monotonic() >= until:
-                raise late(timeout)
+                raise still_running_error(timeout)
 
     def _finish(self, ended: RunEnding) -> Result:
         self._result = self._make_result(ended)
@@ -269,7 +269,7 @@ class Process(ProcessBase):
         """Wait for the end and return the result. A `TimeoutError` after the timeout leaves it running."""
         began = time.monotonic()
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
-            raise late(timeout)
+            raise still_running_error(timeout)
         try:
             with Events() as events:
                 return drive(self._wait_steps(events, timeout, began), events)

@@ -16,9 +16,9 @@ import stockade
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.policy.model import PolicyLike, policy_or_default
-from stockade.receipt.account import Account, named
-from stockade.result import Handoff, Result, lost
-from stockade.runs.command import calm, command, words
+from stockade.receipt.account import Account, resolve_who
+from stockade.result import Handoff, Result, describe_lost
+from stockade.runs.command import command, wait_until_thawed, words
 from stockade.runs.finish import left_by_run, left_by_sandbox, result_of, with_handoffs
 from stockade.runs.io.eventloop import Events, Steps, drive, in_thread
 from stockade.runs.io.streams import PIPE, Streams, TerminalHandler
@@ -89,7 +89,7 @@ class SandboxBase:
         self._snapshot = snapshot
         #: Whether the policy's paths are real names (`resolve.discovery`).
         self._pinned = False
-        self._who = named(who)
+        self._who = resolve_who(who)
         #: The state directory with the receipts of its runs, and their sequence numbers.
         self._log, self._receipts = "", list[int]()
         self._prepared: RunPreparation | None = None
@@ -143,14 +143,16 @@ class SandboxBase:
 
     def _account(self, cmd: Sequence[str], who: stockade.receipt.Who | Mapping[str, str] | None) -> Account:
         box, prepared = self._require_open()
-        account = Account(self.policy, words(cmd), named(who, self._who), self._receipts, name=self.name)
+        account = Account(
+            self.policy, words(cmd), resolve_who(who, self._who), self._receipts, name=self.name
+        )
         account.prepared, account.box = prepared, box
         return account
 
     def _run_steps(
         self, box: LaunchedSandbox, prepared: RunPreparation, run: Run, events: Events, account: Account
     ) -> Steps[Result]:
-        yield from calm(box)
+        yield from wait_until_thawed(box)
         streams = (run := with_delegation(run, prepared, account)).streams()
         try:
             ended = yield from supervise(box, run, streams, events)
@@ -178,7 +180,7 @@ class SandboxBase:
     ) -> Steps[ProcessHandles]:
         from stockade.sandbox.process import start_steps
 
-        yield from calm(box)
+        yield from wait_until_thawed(box)
         return (yield from start_steps(box, program, stdio, pty, events))
 
     def _make_result(
@@ -236,7 +238,9 @@ class SandboxBase:
                 self._files.close()  # the files are about to go
             prepared.close(discard=discard, earlier=self._on_exit == "discard")
         if layer is not None and layer.lost:
-            raise SetupError(lost(layer.lost), stage="workspace", hint=f"the others are in {layer.path}")
+            raise SetupError(
+                describe_lost(layer.lost), stage="workspace", hint=f"the others are in {layer.path}"
+            )
 
     def _open_files(self) -> stockade.workspace.Files:
         """Return the sandbox's files; ask the gate for them at the first call."""
@@ -548,7 +552,7 @@ def run_once_steps(
     """Return the steps of `run` and `run_async`."""
     argv, end = words(cmd), valid_on_exit(options.get("on_exit", "keep"))
     chosen, name = policy_or_default(policy), valid_name(options.get("name", ""))
-    account = Account(chosen, argv, named(options.get("who")), name=name)
+    account = Account(chosen, argv, resolve_who(options.get("who")), name=name)
     with account.telling():
         prepared = prepare(
             chosen, pinned=extras.pinned, command=argv, cwd=options.get("cwd"), name=name,

@@ -24,9 +24,9 @@ import stockade
 from stockade.errors import NotFoundError, PolicyError, SetupError
 from stockade.linux import os_errors
 from stockade.policy.model import PolicyLike, policy_or_default
-from stockade.receipt.account import Account, named
+from stockade.receipt.account import Account, resolve_who
 from stockade.result import Outcome, Result
-from stockade.runs.command import command, late, words
+from stockade.runs.command import command, still_running_error, words
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.options import OnExit, SpawnOptions, refuse_unknown, valid_name, valid_on_exit
 from stockade.runs.prepare import prepare
@@ -176,7 +176,7 @@ class Spawner:
             raise PolicyError(f"most = {most!r}: is not a number of runs", hint="write a number from 1 up")
         self.policy = policy_or_default(policy)
         self.most = most
-        self._on_exit, self._who = valid_on_exit(on_exit), named(who)
+        self._on_exit, self._who = valid_on_exit(on_exit), resolve_who(who)
         self._owner = os.getpid()
         #: Guards the attributes below, and is notified when a run ends.
         self._change = threading.Condition()
@@ -214,7 +214,7 @@ class Spawner:
         refuse_unknown("spawn", options, SpawnOptions.__optional_keys__)
         argv = words(cmd)
         name = valid_name(options.get("name", ""))
-        account = Account(self.policy, argv, named(options.get("who"), self._who), name=name)
+        account = Account(self.policy, argv, resolve_who(options.get("who"), self._who), name=name)
         with account.telling():
             with self._own_lock():
                 self._refuse()
@@ -266,7 +266,7 @@ class Spawner:
         with self._own_lock():
             self._job(number)
             if not self._change.wait_for(lambda: self._over(number), timeout):
-                raise late(timeout)
+                raise still_running_error(timeout)
             job = self._job(number)  # raises if another thread has collected it meanwhile
             del self._jobs[number]
         if isinstance(job.failure, _TerminateRequest):

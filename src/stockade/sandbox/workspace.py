@@ -26,6 +26,10 @@ from stockade.workspace.commit import Commit, CommitJob, Note, Progress, commit
 from stockade.workspace.diff.layer_walk import LayerWalk, WalkBudget, changed, walk
 from stockade.workspace.overlay import Changes, change, has_snapshots, keep_bases, note, remove
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.workspace.diff.change_details import ChangeDetail, Mark
+
 #: Opens a context in which no other process changes the workspace.
 Alone = Callable[[], AbstractContextManager[metadata.WorkspaceLock]]
 #: How deep a walk goes. It reaches each directory from the top, so the cost grows with the depth.
@@ -179,23 +183,6 @@ class Workspace:
         with self._steady(), self._trees() as (root, upper):
             return sum(1 for _ in changed(upper, root, budget, deepest=DEEPEST)), budget.cut
 
-    def details(self) -> builtins.list[stockade.workspace.ChangeDetail]:
-        """List the changes with their sizes, and what a commit does with each; sorted by path."""
-        from stockade.workspace.diff.change_details import details
-
-        with self._steady(), self._job() as job, self._trying("listed"):
-            screening = job.screening
-            verdicts = screening.refused(self.record.rules, nearby=True)
-            return sorted(details(job.walk.found, verdicts, screening), key=lambda one: one.path)
-
-    def marks(self) -> dict[str, tuple[int, int]]:
-        """Return a mark for each change; it differs once a run has written or replaced the path."""
-        from stockade.workspace.diff.change_details import mark
-
-        with self._steady(), self._trees() as (root, upper):
-            found = changed(upper, root, WalkBudget(), deepest=DEEPEST)
-            return {one.path or ".": mark(one.after) for one in found}
-
     def diff(self, paths: Sequence[str] | None = None, *, patch: bool = False) -> stockade.workspace.Diff:
         """Compare file by file and line by line; with `patch` also make a patch for `git apply`."""
         from stockade.workspace.diff.diff import compare
@@ -276,7 +263,7 @@ class Workspace:
                     progress=progress,
                     sure=hold.sure,
                 )
-                if missing := metadata.lost(self.layer):
+                if missing := metadata.lost_changes(self.layer):
                     notes = spool(Note)
                     notes.extend(done.notes)
                     notes.extend(
@@ -450,6 +437,25 @@ class Workspace:
                 errno=error.errno or 0,
                 hint=f"its changes are kept in {self.layer}",
             ) from error
+
+
+def details_of(workspace: Workspace) -> list[ChangeDetail]:
+    """List the changes with their sizes, and what a commit does with each; sorted by path."""
+    from stockade.workspace.diff.change_details import details
+
+    with workspace._steady(), workspace._job() as job, workspace._trying("listed"):
+        screening = job.screening
+        verdicts = screening.refused(workspace.record.rules, nearby=True)
+        return sorted(details(job.walk.found, verdicts, screening), key=lambda one: one.path)
+
+
+def marks_of(workspace: Workspace) -> dict[str, Mark]:
+    """Return a mark for each change; it differs once a run has written or replaced the path."""
+    from stockade.workspace.diff.change_details import mark
+
+    with workspace._steady(), workspace._trees() as (root, upper):
+        found = changed(upper, root, WalkBudget(), deepest=DEEPEST)
+        return {one.path or ".": mark(one.after) for one in found}
 
 
 def too_much_to_commit(id: str, cut: str) -> SetupError:

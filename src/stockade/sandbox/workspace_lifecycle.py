@@ -11,7 +11,7 @@ import msgspec
 
 from stockade.errors import SetupError, StockadeError, one_line
 from stockade.policy import Policy
-from stockade.result import Outcome, Result, lost
+from stockade.result import Outcome, Result, describe_lost
 from stockade.runs.io.eventloop import Events
 from stockade.runs.prepare import RunPreparation
 from stockade.workspace.metadata import WorkspaceLock
@@ -58,7 +58,7 @@ def commit_and_close(prepared: RunPreparation) -> Commit | None:
     try:
         if layer.bring_last():
             raise SetupError(
-                f"nothing was committed, because of {lost(layer.lost)}",
+                f"nothing was committed, because of {describe_lost(layer.lost)}",
                 stage="workspace",
                 hint=f"`stockade diff {layer.id}` shows the others",
             )
@@ -155,7 +155,7 @@ def with_commit(result: Result, prepared: RunPreparation) -> Result:
         why = f"nothing was committed, because the run did not finish: {result.outcome}"
         return replace(result, commit_error=why if result.changes else "")
     if result.lost:
-        return replace(result, commit_error=f"nothing was committed, because of {lost(result.lost)}")
+        return replace(result, commit_error=f"nothing was committed, because of {describe_lost(result.lost)}")
     try:
         done = commit_and_close(prepared)
     except StockadeError as error:

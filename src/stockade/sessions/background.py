@@ -18,7 +18,7 @@ import msgspec
 from stockade.errors import PolicyError, SetupError
 from stockade.linux import os_errors
 from stockade.result import Result
-from stockade.runs.command import command, late
+from stockade.runs.command import command, still_running_error
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.io.streams import MOST_SPILLED
 from stockade.runs.options import BackgroundOptions, refuse_unknown
@@ -199,7 +199,7 @@ class Background(BackgroundBase):
     def wait(self, timeout: float | None = None) -> Result:
         """Wait for the end and return the result. A `TimeoutError` after the timeout leaves it running."""
         if not self._done.wait(timeout):
-            raise late(timeout)
+            raise still_running_error(timeout)
         return self._finished_result()
 
     def kill(self) -> None:
@@ -281,7 +281,7 @@ class AsyncBackground(BackgroundBase):
 
         done, _ = await asyncio.wait([self._task], timeout=timeout)
         if not done:
-            raise late(timeout)
+            raise still_running_error(timeout)
         return self._finished_result()
 
     def kill(self) -> None:

@@ -27,7 +27,7 @@ from stockade.result import SpillFile
 from stockade.runs.cgroup import Baseline
 from stockade.runs.io.eventloop import WRITABLE, Events, Steps
 from stockade.runs.io.streams import CHUNK, Output, Spill
-from stockade.runs.launch import died
+from stockade.runs.launch import gate_ended
 from stockade.runs.supervise import LAST_WORDS, LATE, LEFT, Run, RunEnding
 from stockade.sessions.connection import DriverConnection
 
@@ -160,7 +160,9 @@ class Exchange:
             for reader in self._outputs:
                 self._drain(reader, LEFT)
             wall = time.monotonic() - began
-            gate_died = self._over and self._last is None and (yield from died(line.box.pidfd, self._events))
+            gate_died = (
+                self._over and self._last is None and (yield from gate_ended(line.box.pidfd, self._events))
+            )
             reply = line.box.last_words() if gate_died else self._reply(before)
             return self._answer, RunEnding(
                 reply=reply,

@@ -14,7 +14,7 @@ from stockade.errors import SetupError
 from stockade.gate import client, wire
 from stockade.receipt.account import Account
 from stockade.result import Outcome, Result, Usage
-from stockade.runs.command import calm
+from stockade.runs.command import wait_until_thawed
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.launch import LaunchedSandbox
 from stockade.runs.prepare import RunPreparation
@@ -87,7 +87,7 @@ class Session:
         """Run one request on the driver; start a driver if none is running."""
         if self._closed:
             raise SetupError(f"the {self.name} was closed", stage=self.name)
-        yield from calm(box)
+        yield from wait_until_thawed(box)
         lost = False
         if self._line is not None and (self._line.box is not box or self._line.ended):
             lost = self._line.box is box

@@ -12,7 +12,7 @@ from stockade.errors import SetupError, UnsupportedError
 from stockade.gate import wire
 from stockade.receipt.account import Account
 from stockade.result import Result
-from stockade.runs.command import calm, command
+from stockade.runs.command import command, wait_until_thawed
 from stockade.runs.io.eventloop import Events, Steps, drive
 from stockade.runs.launch import LaunchedSandbox
 from stockade.runs.options import ShellOptions, refuse_unknown, variables
@@ -44,7 +44,7 @@ class Bash(Session):
                 hint='call shell() without `first`, or choose a backend that has one: "native", "bwrap"',
             )
         if self._driver is None and self._line is None and not self._closed:
-            yield from calm(box)
+            yield from wait_until_thawed(box)
             for driver in (bash, posix_shell):
                 run = command(prepared, driver.command(files), kept=True)
                 started = yield from self._start_driver(box, run.program, events)

@@ -5,7 +5,6 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from stockade.workspace.commit import Commit, Note
-    from stockade.workspace.diff.change_details import ChangeDetail
     from stockade.workspace.diff.diff import Diff, FileDiff
     from stockade.workspace.files.async_files import AsyncFiles
     from stockade.workspace.files.file_info import FileInfo, Listing
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncFiles",
-    "ChangeDetail",
     "Commit",
     "Diff",
     "FileDiff",
@@ -30,7 +28,6 @@ __all__ = [
 #: Public names and their modules, which load on first use.
 _LAZY = {
     "AsyncFiles": "stockade.workspace.files.async_files",
-    "ChangeDetail": "stockade.workspace.diff.change_details",
     "Commit": "stockade.workspace.commit",
     "Diff": "stockade.workspace.diff.diff",
     "FileDiff": "stockade.workspace.diff.diff",

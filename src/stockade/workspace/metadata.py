@@ -301,7 +301,7 @@ def record_lost(layer: str, paths: list[tuple[str, str]]) -> None:
         file.write(msgspec.msgpack.encode([(os.fsencode(path), why) for path, why in paths]))
 
 
-def lost(layer: str) -> list[tuple[str, str]]:
+def lost_changes(layer: str) -> list[tuple[str, str]]:
     """Return the changes that could not be kept in a layer, and why."""
     try:
         with open(f"{layer}/lost", "rb") as file:

@@ -67,10 +67,10 @@ def _headline(result: Result, own: int, total: int, undone: int, *, discarded: b
 
 def _of_this_run(result: Result, earlier: Mapping[str, Mark]) -> tuple[Sequence[Change], int]:
     """Return the changes that this run made, and how many earlier ones it undid."""
-    from stockade.sandbox.workspace import Workspace
+    from stockade.sandbox.workspace import Workspace, marks_of
 
     with contextlib.suppress(StockadeError, OSError):
-        now = Workspace.open(result.workspace_id).marks()
+        now = marks_of(Workspace.open(result.workspace_id))
         own = [one for one in result.changes if now.get(one.path) != earlier.get(one.path)]
         return own, len(earlier.keys() - now.keys())
     return result.changes, 0
@@ -78,10 +78,10 @@ def _of_this_run(result: Result, earlier: Mapping[str, Mark]) -> tuple[Sequence[
 
 def _details(workspace: str, wanted: Sequence[Change] | None) -> list[ChangeDetail]:
     """Return the details of the wanted changes, or of all; nothing if they cannot be read."""
-    from stockade.sandbox.workspace import Workspace
+    from stockade.sandbox.workspace import Workspace, details_of
 
     with contextlib.suppress(StockadeError, OSError):
-        found = Workspace.open(workspace).details()
+        found = details_of(Workspace.open(workspace))
         if wanted is None:
             return found
         paths = {one.path for one in wanted}

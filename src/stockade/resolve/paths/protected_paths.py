@@ -58,7 +58,7 @@ class Repositories(msgspec.Struct, frozen=True):
         return () if self.searched is None else self.searched.trees
 
 
-def named(policy: Policy, workspace: Grant | None) -> tuple[tuple[str, bool], ...]:
+def policy_paths(policy: Policy, workspace: Grant | None) -> tuple[tuple[str, bool], ...]:
     """The paths that the policy protects, and whether each exists."""
     if workspace is None:
         return ()
