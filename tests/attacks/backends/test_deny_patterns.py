@@ -323,7 +323,7 @@ class TestOtherWays:
         first = stockade.run(["sh", "-c", "echo new > made"], policy)
         workspace = Workspace.open(first.workspace_id)
         for one in (workspace, *workspace.fork(1)):
-            assert listed(policy, workspace=one) == {*OPEN, "made"}
+            assert listed(policy, resume=one) == {*OPEN, "made"}
 
     def test_what_an_earlier_run_copied_cannot_be_hidden_by_a_pattern(self, project: Path) -> None:
         first = stockade.run(["sh", "-c", "cp server.pem certs/copy.pem"], Policy(workspace=str(project)))
@@ -382,7 +382,7 @@ def test_a_trusted_project_that_works_elsewhere_shows_nothing_that_the_user_hide
     done = call("run", "--discard", "--", *FIND, cwd=project / "sub")
     assert done.returncode == 125 and "asks for more" in done.stderr
     assert call("trust", "stockade.toml", cwd=project / "sub").returncode == 0
-    found = files_of(call("run", "--discard", "--", *FIND, cwd=project / "sub"))
+    found = files_of(call("run", "--discard", "--cwd", "..", "--", *FIND, cwd=project / "sub"))
     assert found == {*OPEN, "certs/a.pem", "certs/deep/b.pem", "sub/stockade.toml"}
 
 

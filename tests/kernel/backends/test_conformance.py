@@ -197,7 +197,7 @@ class TestARun:
 
     def test_the_plan_is_known_before_and_is_the_same_every_time(self, backend: str, workspace: Path) -> None:
         wanted = policy(backend, read=[str(workspace)])
-        prepared = prepare.prepare(wanted, dry=True)
+        prepared = prepare.prepare(wanted, dry=True, command=["true"])
         prepared.close(discard=True)
         assert prepared.plan.backend == backend
         assert all(op.describe() and op.clause for op in prepared.plan.ops)

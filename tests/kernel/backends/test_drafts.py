@@ -105,7 +105,7 @@ sys.exit(max([main(words.split()) for words in sys.argv[2:]]))
         ],
     )
     def test_on_a_pretended_system_it_says_what_is_missing(self, system: str, missing: str) -> None:
-        done = self.stockade(system, "doctor", "doctor --json")
+        done = self.stockade(system, "doctor -v", "doctor --json")
         assert done.returncode == 1 and done.stderr == "", done.stderr
         text, json_text = done.stdout.split("\n{", 1)
         told = " ".join(text.split())

@@ -185,7 +185,7 @@ class TestAhead:
         return spare(resident)
 
     def test_it_becomes_the_next_sandbox(self, resident: int, made: int) -> None:
-        with Sandbox() as box:
+        with Sandbox(Policy(toolchain=False)) as box:
             assert made in children(resident)
             assert named(made) == "stockade-gate"
             assert box.run(["echo", "inside"]).text == "inside\n"
@@ -208,10 +208,10 @@ class TestAhead:
         self, resident: int, made: int, tmp_path: Path
     ) -> None:
         (data := tmp_path / "data").mkdir()
-        granted = Policy(read=[str(data)])
+        granted = Policy(read=[str(data)], toolchain=False)
         stockade.run(["true"], granted).check()
         assert not is_alive(made)
-        for policy in (Policy(), granted):
+        for policy in (Policy(toolchain=False), granted):
             ahead = spare(resident)
             with Sandbox(policy):
                 assert named(ahead) == "stockade-gate"
