@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from stockade.gate import bwrap_operations, operations, wire
-from stockade.sandbox import confine
+from stockade.sandbox.confine import _GateReport
 from support.paths import GATE_SOURCES
 
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
@@ -101,7 +101,7 @@ def test_a_record_is_as_long_as_its_structure(size: int, record: struct.Struct) 
 
 
 def test_the_report_of_the_library_is_as_long_as_its_structure() -> None:
-    assert ctypes.sizeof(confine._GateReport) == wire.CONFINED_SIZE
+    assert ctypes.sizeof(_GateReport) == wire.CONFINED_SIZE
 
 
 def test_every_operation_is_called_as_its_number_is() -> None:
