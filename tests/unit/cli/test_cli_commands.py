@@ -34,8 +34,16 @@ def test_the_help_lists_every_command(words: list[str], capsys: pytest.CaptureFi
     assert "example:" in shown
 
 
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("--version") == 0
+def test_help_before_a_command_is_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("help", "commit") == 0
+    assert "usage: stockade commit" in capsys.readouterr().out
+    assert main("help", "comit") == 2
+    assert "did you mean `stockade commit`?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["--version", "-V", "version"])
+def test_the_version_is_the_packages(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(word) == 0
     assert capsys.readouterr().out == f"stockade {__version__}\n"
 
 
