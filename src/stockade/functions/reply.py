@@ -142,6 +142,9 @@ class ReplyBudget:
                 error = refused
         if isinstance(error, StockadeError):
             error.receipt = result.receipt
+            error.hint = error.hint or result.hint
+        elif result.hint:
+            error.add_note(f"hint: {result.hint}")
         error.result = result  # type: ignore[attr-defined]
         raise error
 
