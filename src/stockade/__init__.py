@@ -111,7 +111,7 @@ def _load(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"stockade.{name}")
     if name not in _LAZY:
-        meant = _elsewhere(name) if name[:1].isupper() or name == "delegate" else ""
+        meant = _elsewhere(name) if name[:1].isupper() or name in ("delegate", "public_key") else ""
         raise AttributeError(f"module 'stockade' has no attribute {name!r}{meant}", name=name)
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value

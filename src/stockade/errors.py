@@ -1,7 +1,8 @@
 """The errors that Stockade raises.
 
 Each error says what was refused and why, and carries a `hint`: what to
-write, install or change so that the next attempt succeeds.
+write, install or change so that the next attempt succeeds. A traceback shows
+the hint below the message.
 
 What Python has an error for is that error too: a file that is missing inside
 is a `FileNotFoundError`, and every refusal of `box.files` is an `OSError` with
@@ -56,10 +57,25 @@ class StockadeError(Exception):
 
     receipt: stockade.Receipt | None = None
     result: stockade.Result | None = None
+    _hint = ""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+
+    @property
+    def hint(self) -> str:
+        """What to do so that the next attempt succeeds; empty if Stockade does not know."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, words: str) -> None:
+        # A note is what tracebacks, notebooks and loggers print below the message; `str` stays the message.
+        before = f"hint: {self._hint}"
+        self.__notes__ = [note for note in getattr(self, "__notes__", ()) if note != before]
+        self._hint = words
+        if words:
+            self.add_note(f"hint: {words}")
 
     @property
     def message(self) -> str:

@@ -87,6 +87,13 @@ def test_what_a_page_names_exists(page: Path) -> None:
     assert list(missing(page.read_text(encoding="utf-8"))) == []
 
 
+def test_the_pages_that_the_package_names_exist() -> None:
+    texts = (module.read_text(encoding="utf-8") for module in modules().values())
+    named = {name for text in texts for name in re.findall(r"\bdocs/[\w./-]+\.md\b", text)}
+    examples = EXAMPLES | {"docs/guide.md"}
+    assert named and [name for name in sorted(named - examples) if not _exists(name)] == []
+
+
 @pytest.mark.parametrize(
     "name",
     [

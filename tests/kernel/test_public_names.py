@@ -107,7 +107,12 @@ def test_what_calls_return_is_where_one_would_look(room: str, name: str) -> None
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    [("Limits", "policy.Limits"), ("WarmPython", "functions.WarmPython"), ("delegate", "inside.delegate")],
+    [
+        ("Limits", "policy.Limits"),
+        ("WarmPython", "functions.WarmPython"),
+        ("delegate", "inside.delegate"),
+        ("public_key", "receipt.public_key"),
+    ],
 )
 def test_a_name_that_is_not_at_the_top_says_where_it_is(name: str, place: str) -> None:
     with pytest.raises(AttributeError, match=f"it is stockade.{place}$"):

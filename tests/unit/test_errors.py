@@ -8,6 +8,7 @@ import errno
 import inspect
 import os
 import pickle
+import traceback
 
 import pytest
 
@@ -53,6 +54,21 @@ def test_every_error_prints_its_message_alone(kind: type[StockadeError]) -> None
     error = make(kind)
     assert str(error) == error.message == "what happened"
     assert repr(error) == f"{kind.__name__}('what happened')"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_traceback_shows_the_hint_below_the_message(kind: type[StockadeError]) -> None:
+    lines = "".join(traceback.format_exception(make(kind))).splitlines()
+    assert lines[-2].endswith(": what happened") and lines[-1] == "hint: do this"
+
+
+def test_a_hint_that_changes_leaves_other_notes_alone() -> None:
+    error = StockadeError("what happened", hint="do this")
+    error.add_note("while loading")
+    error.hint = "do that"
+    assert error.__notes__ == ["while loading", "hint: do that"]
+    error.hint = ""
+    assert error.__notes__ == ["while loading"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -132,10 +132,12 @@ def _open_streams() -> None:
 
 
 def _dispatch(args: list[str], *, own_process: bool = False) -> int:
+    if args[:1] == ["help"] and len(args) > 1:
+        args = [args[1], "--help"]
     if not args or args[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
-    if args[0] in ("-V", "--version"):
+    if args[0] in ("-V", "--version", "version"):
         from stockade._version import __version__
 
         print(f"stockade {__version__}")

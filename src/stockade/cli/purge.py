@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     _refuse_living(home)
     found, foreign = _contents(home)
     for one in found:
-        output.say(f"{size(one.bytes):>6}  {one.name:<12}  {one.what}")
+        output.say(f"{size(one.bytes):>6}  {one.name:<16}  {one.what}")
     for name in foreign:
         output.say(f"not Stockade's, stays: {output.name(os.path.join(home, name))}")
     if not args.yes and not confirm_removal(f"Remove all of this from {output.name(home)}?", "everything"):

@@ -335,7 +335,7 @@ def command(args: argparse.Namespace) -> list[str]:
     words: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not words:
         raise PolicyError("there is no command to run", hint="write it after --: stockade run -- COMMAND ...")
-    if args.verbose and ":" in words[0] and "--" in words:
+    if args.verbose and ":/" in words[0] and not os.path.lexists(words[0]):
         raise PolicyError(
             f"-v {words[0]}: -v makes Stockade say more, and mounts nothing",
             hint="write --read /path, or --write /path: a path has the same name inside",
@@ -346,7 +346,7 @@ def command(args: argparse.Namespace) -> list[str]:
 def _flags(args: argparse.Namespace) -> dict[str, Any]:
     if args.net not in (None, "open", "none"):
         raise PolicyError(
-            f"--net {args.net}: this version cannot allow single hosts",
+            f"--net {args.net}: is neither none nor open, and this version cannot allow single hosts",
             hint="`--net open` shares the host's whole network; `--net none`, the default, has none",
         )
     workspace = {key: value for key, value in (("path", args.workspace), ("mode", args.mode)) if value}

@@ -142,6 +142,9 @@ class ReplyBudget:
                 error = refused
         if isinstance(error, StockadeError):
             error.receipt = result.receipt
+            error.hint = error.hint or result.hint
+        elif result.hint:
+            error.add_note(f"hint: {result.hint}")
         error.result = result  # type: ignore[attr-defined]
         raise error
 
@@ -231,7 +234,8 @@ def _described(name: str, message: str, stage: str, taken: ReturnTypes) -> Stock
     elif stage == "result":
         error = FunctionError(
             f"the function's result cannot be sent back: {words}",
-            hint="return plain data (docs/functions.md), or trust the sandbox with trust_results=True",
+            hint="return plain data (numbers, text, bytes, lists, dicts, dataclasses, arrays, dates), "
+            "or trust the sandbox with trust_results=True",
         )
     else:
         where = "the initializer failed: " if stage == "initializer" else ""

@@ -614,7 +614,7 @@ def policy_or_default(policy: PolicyLike | None) -> Policy:
     hint = 'write Policy(workspace="."), its clauses as a dict, or the path of a policy file'
     if isinstance(policy, list | tuple):
         hint = 'the command and its arguments are one list: run(["ls", "-l"])'
-    raise PolicyError(f"the policy is a {type(policy).__name__}, not a Policy", hint=hint)
+    raise PolicyError(f"the policy is of type {type(policy).__name__}, not a Policy", hint=hint)
 
 
 def _plain(value: Any) -> Any:

@@ -39,6 +39,9 @@ _READ = Equivalent(
     'write read = ["/path"]: a path has the same name inside',
     "write --read /path: a path has the same name inside",
 )
+_READ_ONLY = Equivalent(
+    'write workspace.mode = "ro", or read = ["/path"]', "write --mode ro, or --read /path for another path"
+)
 _WRITE = Equivalent(
     'write write = ["/path"]: a path has the same name inside',
     "write --write /path: a path has the same name inside",
@@ -48,7 +51,10 @@ _VOLUME = Equivalent(
     "write --read /path, or --write /path: a path has the same name inside",
 )
 _HIDE = Equivalent('write deny = ["path"]', "write --deny PATH")
-_NETWORK = Equivalent('write net = "open" for the host\'s network', "write --net open for the host's network")
+_NETWORK = Equivalent(
+    'write net = "open" for the host\'s network, "none" for no network',
+    "write --net open for the host's network, --net none for no network",
+)
 _NO_NETWORK = Equivalent(
     'leave it out: without net = "open" there is no network',
     "leave it out: without --net open there is no network",
@@ -62,7 +68,7 @@ _PORTS = Equivalent(
 )
 _SET = Equivalent('write env = { NAME = "value" }', "write --env NAME=VALUE")
 _PASS = Equivalent('write pass_env = ["NAME"]', "write --pass-env NAME")
-_PLACE = Equivalent('write workspace.path = "DIRECTORY"', "write -w DIRECTORY")
+_PLACE = Equivalent('write workspace.path = "DIRECTORY"', "write --cwd DIRECTORY")
 _FILTER = _same('write syscalls.deny = ["NAME"] or syscalls.allow = ["NAME"] in a policy')
 _ALL_LIMITS = Equivalent('write limits = { memory = "512M", tasks = 64 }', "write --limit NAME=VALUE")
 
@@ -77,7 +83,8 @@ _ROWS: tuple[tuple[str, Equivalent], ...] = (
     ("output max_output output_limit", _limit("output", "10M")),
     ("ulimit rlimit rlimits resources", _ALL_LIMITS),
     ("volume volumes mounts binds fs filesystem", _VOLUME),
-    ("ro_bind ro_bind_try readonly read_only ro fs_read allow_read whitelist_ro", _READ),
+    ("readonly read_only ro", _READ_ONLY),
+    ("ro_bind ro_bind_try fs_read allow_read whitelist_ro", _READ),
     ("bind bind_try dev_bind rw fs_write allow_write writable whitelist", _WRITE),
     ("blacklist hide mask exclude fs_deny", _HIDE),
     ("network networking allow_net share_net internet", _NETWORK),
@@ -90,7 +97,7 @@ _ROWS: tuple[tuple[str, Equivalent], ...] = (
     ("publish ports expose", _PORTS),
     ("environment setenv e envs", _SET),
     ("clearenv clean_env inherit_env keep_env preserve_env env_passthrough", _PASS),
-    ("workdir working_dir chdir", _PLACE),
+    ("workdir working_dir working_directory chdir", _PLACE),
     ("it ti i t tty interactive pty stdin", _TERMINAL),
     ("rm ephemeral", _TEMPORARY),
     ("user u uid gid group_add userns privileged cap_add cap_drop caps capabilities no_new_privs "
@@ -101,7 +108,7 @@ _ROWS: tuple[tuple[str, Equivalent], ...] = (
     ("overlay tmp_overlay cow", Equivalent('write workspace.mode = "overlay"', "write --mode overlay")),
     ("d detach background", _same("`stockade shell --keep` starts a shell that outlives its terminal")),
     ("dry_run", _same("`stockade plan` shows what a run would do")),
-    ("entrypoint cmd command", _same("write the command after --: stockade run -- COMMAND")),
+    ("entrypoint cmd command c", _same("write the command after --: stockade run -- COMMAND")),
 )  # fmt: skip
 
 #: By word, in lower case and with _ for -.
@@ -138,6 +145,12 @@ def for_clause(word: str) -> str:
     """What to write for a key that other tools have; empty if it is not known."""
     found = OTHER_TOOLS.get(_plain(word))
     return found.clause if found is not None else ""
+
+
+def for_file(path: str) -> str:
+    """What to write for a policy file that has the name of a published port; empty for other names."""
+    ports = path.partition("/")[0].replace(".", "").split(":")
+    return f"-p names a policy file; for ports, {_PORTS.option}" if all(map(str.isdigit, ports)) else ""
 
 
 def closest(word: str, known: Iterable[str]) -> str:

@@ -207,11 +207,13 @@ def read_file(path: str) -> bytes:
         finally:
             os.close(fd)
     except OSError as error:
-        hint = (
-            "check the path; `stockade policy schema` shows what a policy may contain"
-            if error.errno == errno.ENOENT
-            else ""
-        )
+        hint = ""
+        if error.errno == errno.ENOENT:
+            from stockade.policy.suggestions import for_file
+
+            hint = (
+                for_file(path) or "check the path; `stockade policy schema` shows what a policy may contain"
+            )
         raise PolicyError(f"cannot read {path}: {error.strerror}", hint=hint) from error
     if len(data) > LARGEST:
         raise PolicyError(f"{path} is larger than {LARGEST >> 20} MiB", hint="a policy is a few lines")

@@ -152,11 +152,12 @@ def size(key: str, value: Any) -> int | None:
 
 def size_from(least: int) -> Check:
     """A check for sizes of at least `least` bytes."""
+    hint = 'a number without a unit is bytes: write "64K", "10M", "1G"'
 
     def check(key: str, value: Any) -> int | None:
         number = size(key, value)
         if number is not None and number < least:
-            raise InvalidValueError(key, value, f"must be at least {size_text(least)}")
+            raise InvalidValueError(key, value, f"must be at least {size_text(least)}", hint)
         return number
 
     return check

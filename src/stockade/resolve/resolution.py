@@ -469,7 +469,7 @@ class _PathOpener:
             if error.errno in _MISSING:
                 if optional:
                     return None
-                _raise_missing(clause, wanted, found.links, hint=not clause.startswith("workspace"))
+                _raise_missing(clause, wanted, found.links, key)
             if error.errno in _USED_UP:
                 raise error  # not a fault of the policy
             hint = f"you may not enter a directory on the way; run `namei -l {wanted}` to see which"
@@ -592,14 +592,15 @@ def _apply_workspace_mode(grants: dict[str, Grant], workspace: Grant) -> None:
         )
 
 
-def _raise_missing(clause: str, path: str, through: tuple[PathLink, ...], *, hint: bool) -> NoReturn:
+def _raise_missing(clause: str, path: str, through: tuple[PathLink, ...], key: str) -> NoReturn:
     if through:
         message = f"{clause}: {path} does not exist: the link {through[0].at} leads to {through[0].leads}"
         raise PolicyError(one_line(message), hint="remove the link, or name the path that you mean")
     parent = os.path.dirname(os.path.normpath(path))
     while not os.path.exists(parent):
         parent = os.path.dirname(parent)
-    advice = f'; write "{path}?" if it may be missing' if hint else ""
+    advice = f"; `mkdir -p {typed(path)}` makes it" if key == "write" else ""
+    advice += f'; write "{path}?" if it may be missing' if key != "workspace" else ""
     raise PolicyError(
         f"{clause}: {path} does not exist", hint=f"{parent} exists, the rest of the path does not{advice}"
     )

@@ -86,7 +86,7 @@ def words(cmd: Sequence[str]) -> list[str]:
     except TypeError:
         raise _not_words(cmd) from None
     if not argv:
-        raise PolicyError("there is no command to run", hint="name one: stockade run -- COMMAND ...")
+        raise PolicyError("there is no command to run", hint='write a list: ["ls", "-l"]')
     if "\0" in "".join(argv):
         raise PolicyError("the command contains a NUL byte")
     return argv
@@ -116,7 +116,7 @@ def _not_words(cmd: object) -> PolicyError:
         (place, word) for place, word in enumerate(cmd, 1) if not isinstance(word, str | bytes | os.PathLike)
     )
     return PolicyError(
-        f"word {number} of the command is {word!r:.200}, a {type(word).__name__}",
+        f"word {number} of the command is {word!r:.200}, of type {type(word).__name__}",
         hint=f"write it as text: {str(word)!r:.200}",
     )
 

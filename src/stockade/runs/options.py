@@ -156,7 +156,7 @@ def input_bytes(given: bytes | str) -> bytes:
     if isinstance(given, bytearray | memoryview):
         return bytes(given)
     hint = "read it first: input=file.read()" if hasattr(given, "read") else "write bytes or text"
-    raise PolicyError(f"input: a {type(given).__name__} is neither bytes nor text", hint=hint)
+    raise PolicyError(f"input is of type {type(given).__name__}, neither bytes nor text", hint=hint)
 
 
 def directory(cwd: object) -> str:

@@ -181,6 +181,22 @@ MISTAKES: dict[str, tuple[Prepare, str, str, str]] = {
         typed("run", "-v", "/data:/data", "--", "ls"),
         "-v /data:/data", "mounts nothing", "--read /path",
     ),
+    "a volume and an image": (
+        typed("run", "-v", "/data:/data", "alpine", "ls"),
+        "-v /data:/data", "mounts nothing", "--read /path",
+    ),
+    "a network by docker's name": (
+        typed("run", "--net", "host", "--", "true"),
+        "--net host", "is neither none nor open", "`--net open` shares the host's whole network",
+    ),
+    "a place to write that is not there": (
+        typed("run", "--write", "/srv/no such", "--", "true"),
+        'write = "/srv/no such"', "does not exist", "`mkdir -p '/srv/no such'` makes it",
+    ),
+    "a Python script without a first line": (
+        with_file("job.py", "print(1)\n", "run", "--", "./job.py", mode=0o644),
+        "Permission denied", "the file is not executable", "stockade run -- python3 ./job.py",
+    ),
     "a profile that is none": (
         typed("run", "--profile", "stict", "--", "true"),
         'profile = "stict"', "is not a known profile", "did you mean strict?",

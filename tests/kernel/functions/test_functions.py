@@ -129,7 +129,24 @@ class TestCalls:
         assert call(jobs.add, (1,), policy=policy).value == 2
 
 
+def reach(path: str) -> None:
+    import socket
+
+    try:
+        socket.create_connection(("192.0.2.1", 443))
+    except OSError:
+        if path == "own":
+            raise OwnError(1, "unreachable") from None
+        raise
+
+
 class TestExceptions:
+    def test_an_exception_that_a_wall_may_explain_carries_the_hint_of_the_run(self) -> None:
+        for path, kind in (("builtin", OSError), ("own", FunctionError)):
+            with pytest.raises(kind) as caught:
+                call(reach, (path,))
+            assert any("tried to use the network" in note for note in caught.value.__notes__)
+
     def test_a_builtin_exception_is_raised_as_it_was_with_its_traceback(self) -> None:
         with pytest.raises(KeyError) as caught:
             call(jobs.fail, ("KeyError", "x", 3))

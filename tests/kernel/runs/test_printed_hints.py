@@ -72,6 +72,22 @@ def test_a_module_that_a_pth_file_leads_to_is_found_there(
     assert f"`--read {tmp_path}/editable`" in found and "__editable__.pth" in found
 
 
+FAILED_PIP = """#!/bin/sh
+echo "Could not install packages due to an OSError: [Errno 30] Read-only file system: '/x'" >&2
+exit 1
+"""
+
+
+def test_a_pip_that_may_not_write_gets_an_environment_in_the_workspace(home: Path, workspace: Path) -> None:
+    (workspace / "pip").write_text(FAILED_PIP)
+    (workspace / "pip").chmod(0o755)
+    found = hint(workspace, "./pip", "install", "six")
+    assert "read-only because it is not in the workspace" in found
+    assert "`sh -c 'python3 -m venv .venv && .venv/bin/pip install ...'`" in found
+    venv(workspace / ".venv")
+    assert "`sh -c '.venv/bin/pip install ...'`" in hint(workspace, "./pip", "install", "six")
+
+
 def test_a_hint_reveals_no_place_of_secrets(home: Path, workspace: Path, tmp_path: Path) -> None:
     (home / ".ssh/frobnicate").mkdir(parents=True)
     (venv(tmp_path / "env") / "a.pth").write_text(f"{home}/.ssh\n")

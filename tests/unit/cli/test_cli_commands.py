@@ -34,8 +34,16 @@ def test_the_help_lists_every_command(words: list[str], capsys: pytest.CaptureFi
     assert "example:" in shown
 
 
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("--version") == 0
+def test_help_before_a_command_is_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("help", "commit") == 0
+    assert "usage: stockade commit" in capsys.readouterr().out
+    assert main("help", "comit") == 2
+    assert "did you mean `stockade commit`?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["--version", "-V", "version"])
+def test_the_version_is_the_packages(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(word) == 0
     assert capsys.readouterr().out == f"stockade {__version__}\n"
 
 
@@ -62,3 +70,24 @@ def test_an_unknown_option_is_refused(command: str, capsys: pytest.CaptureFixtur
     first, second = capsys.readouterr().err.splitlines()
     assert first == "stockade: error: unknown option --no-such-option"
     assert second.startswith("stockade: hint: ") and f"`stockade {command} --help`" in second
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong", "meant"),
+    [
+        (
+            ["run", "--mode", "readonly", "--", "true"],
+            "--mode 'readonly': is not a",
+            "one of overlay, rw, ro;",
+        ),
+        (["run", "--mode", "overly", "--", "true"], "--mode 'overly': is not a", "did you mean overlay?"),
+        (["policy", "chekc"], "unknown action 'chekc'", "did you mean check?"),
+        (["keys", "make"], "unknown action 'make'", "write one of show, export, rotate;"),
+    ],
+)
+def test_a_word_that_is_no_choice_gets_the_choices(
+    words: list[str], wrong: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(*words) == 2
+    said = capsys.readouterr().err
+    assert wrong in said and meant in said

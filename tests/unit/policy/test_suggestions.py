@@ -71,6 +71,10 @@ def test_a_key_of_another_tool_is_answered_with_ours(clauses: dict[str, Any], hi
         (["--ro-bind", "/a", "/a"], "write --read /path"),
         (["--allow-net"], "write --net open"),
         (["--network", "host"], "write --net open"),
+        (["--network", "none"], "--net none for no network"),
+        (["--workdir", "/x"], "write --cwd DIRECTORY"),
+        (["--read-only"], "write --mode ro"),
+        (["-c", "ls"], "stockade run -- COMMAND"),
         (["--memory=1g"], "write --limit memory=512M"),
         (["-m", "512m"], "write --limit memory=512M"),
         (["--cpus", "2"], "write --limit cpu=2"),
@@ -110,3 +114,16 @@ def test_a_command_of_another_tool_is_answered_with_ours(monkeypatch: pytest.Mon
     assert nearest_command("stop") == "did you mean `stockade kill`?"
     assert nearest_command("rum") == "did you mean `stockade run`?"
     assert nearest_command("quux") == "`stockade --help` lists the commands"
+
+
+@pytest.mark.parametrize("port", ["8080", "8080:80", "127.0.0.1:8080:80", "53:53/udp"])
+def test_a_port_in_the_place_of_a_policy_file_is_answered_with_the_option_for_ports(port: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        Policy.load(port)
+    assert "write --net open" in caught.value.hint
+
+
+def test_a_size_that_is_too_small_says_that_a_bare_number_is_bytes() -> None:
+    with pytest.raises(PolicyError) as caught:
+        Policy(limits={"memory": 512})
+    assert "a number without a unit is bytes" in caught.value.hint

@@ -29,6 +29,9 @@ class Parser(argparse.ArgumentParser):
             hint = f"{self._nearest(word) if option else ''}{hint}"
         elif message.endswith("expected one argument"):
             hint = f"write the value after the option; {hint}"
+        elif ": invalid choice: " in message:
+            message, choice = _wrong_choice(message)
+            hint = f"{choice}; {hint}"
         output.error(message, hint=hint)
         raise SystemExit(2)
 
@@ -59,3 +62,15 @@ class Parser(argparse.ArgumentParser):
             return f"{clause} has no option, but a policy can set it: `{clause} = ...` in stockade.toml; "
         near = closest(word, known)
         return f"did you mean {near}? " if near else ""
+
+
+def _wrong_choice(message: str) -> tuple[str, str]:
+    """Return what is wrong with a word that is not a choice, and what to write, from argparse's words."""
+    from stockade.policy.suggestions import closest
+
+    name, _, rest = message.removeprefix("argument ").partition(": invalid choice: ")
+    word, _, listed = rest.rpartition(" (choose from ")
+    known = [one.strip("'") for one in listed.removesuffix(")").split(", ")]
+    near = closest(word.strip("'\""), known)
+    wrong = f"{name} {word}: is not a known value" if name.startswith("-") else f"unknown action {word}"
+    return wrong, f"did you mean {near}?" if near else f"write one of {', '.join(known)}"

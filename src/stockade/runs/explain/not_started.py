@@ -31,6 +31,8 @@ BUILTINS = (
 #: By `e_machine` of an ELF header.
 MACHINES = {3: "i386", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
 HEAD = 4096
+#: What runs a script that has no #! line, by the end of its name.
+RUNNERS = {".py": "python3", ".js": "node", ".mjs": "node", ".rb": "ruby", ".pl": "perl"}
 ELSEWHERE = "start in another directory: --cwd DIRECTORY, or cwd="
 
 
@@ -220,7 +222,7 @@ def _refused(name: str, found: str, resolved: ResolvedPolicy) -> tuple[str, str]
     if stat.S_ISDIR(mode):
         return "it is a directory", "name a program in it"
     if not mode & 0o111:
-        runner = _first_line(path).split() or ["sh"]
+        runner = _first_line(path).split() or [RUNNERS.get(os.path.splitext(path)[1], "sh")]
         return (
             "the file is not executable",
             f"`chmod +x {shlex.quote(path)}`, or name its interpreter: stockade run -- "

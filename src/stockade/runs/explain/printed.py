@@ -21,13 +21,14 @@ from stockade.runs.explain.not_started import is_secret, is_shown
 
 _MISSING = re.compile(rb"No module named '?([A-Za-z_][A-Za-z0-9_]{0,99})\b")
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+_PIP = re.compile(r"(^|/)pip[0-9.]*$")
 #: How many lines of a .pth file are looked at.
 MOST_LINES = 100
 
 
 def hints(last: bytes, program: client.Program, resolved: ResolvedPolicy) -> list[str]:
     """Return the hints for what a program printed last."""
-    found = [_missing_module(last, program, resolved)]
+    found = [_missing_module(last, program, resolved), _read_only_packages(last, program, resolved)]
     if b"cross-device link" in last:
         found.append(_renamed_directory(resolved))
     if resolved.workspace is not None and any(re.search(r"\bgit\b", word) for word in program.argv[:64]):
@@ -83,6 +84,20 @@ def _missing_module(last: bytes, program: client.Program, resolved: ResolvedPoli
                 f"`--read {shlex.quote(packages)}`"
             )
     return f"{found}: it sees the modules of its own install, and those of the workspace"
+
+
+def _read_only_packages(last: bytes, program: client.Program, resolved: ResolvedPolicy) -> str:
+    """Return a hint if pip cannot install because the Python inside is not the workspace's own."""
+    workspace, python = resolved.workspace, _python_inside(program, resolved)
+    if b"Read-only file system" not in last or not any(_PIP.search(word) for word in program.argv[:3]):
+        return ""
+    if workspace is None or not python or covers(workspace.path, python):
+        return ""
+    make = "" if is_venv(f"{workspace.path}/{PROJECT}") else f"python3 -m venv {PROJECT} && "
+    return (
+        f"the Python inside is {python}, read-only because it is not in the workspace: "
+        f"`sh -c '{make}{PROJECT}/bin/pip install ...'` installs into the workspace"
+    )
 
 
 def _python_inside(program: client.Program, resolved: ResolvedPolicy) -> str:
