@@ -231,7 +231,7 @@ def _described(name: str, message: str, stage: str, taken: ReturnTypes) -> Stock
     elif stage == "result":
         error = FunctionError(
             f"the function's result cannot be sent back: {words}",
-            hint="return plain data (docs/functions.md), or trust the sandbox with trust_results=True",
+            hint="return plain data (docs/how-to/functions.md), or trust the sandbox with trust_results=True",
         )
     else:
         where = "the initializer failed: " if stage == "initializer" else ""
