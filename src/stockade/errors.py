@@ -4,9 +4,9 @@ Each error says what was refused and why, and carries a `hint`: what to
 write, install or change so that the next attempt succeeds. A traceback shows
 the hint below the message.
 
-What Python has an error for is that error too: a file that is missing inside
-is a `FileNotFoundError`, and every refusal of `box.files` is an `OSError` with
-its `errno` and `filename`.
+If Python has a class for an error, Stockade's class derives from it: a file that
+is missing inside raises a `FileNotFoundError`, and every call of `box.files`
+that the kernel refuses raises an `OSError` with its `errno` and `filename`.
 """
 
 from __future__ import annotations

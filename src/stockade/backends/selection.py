@@ -119,7 +119,7 @@ def enforcement(policy: ControlRequest, host: Host) -> dict[Control, ControlChoi
 
 
 def chosen(policy: ControlRequest, host: Callable[..., Host]) -> Selection:
-    """Return the backend for a policy on the machine that `host` returns.
+    """Return the backend for a policy on this machine; `host` is called for what the machine can do.
 
     Helpers are probed only if no backend works without them, or if the policy names one that needs them.
     """

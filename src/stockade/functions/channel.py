@@ -1,7 +1,7 @@
 """The supervisor's end of the sealed channel: one call and its answer.
 
 The event loop serves it together with the program's streams
-(`runs.supervise.Beside`). It moves data in both directions as the pipes allow,
+(`runs.supervise.SideChannel`). It moves data in both directions as the pipes allow,
 so neither side can deadlock on a full pipe, however large the call and its
 result are. The worker is as untrusted as the function that it runs, and the
 supervisor treats its answers accordingly: any breach of the protocol ends the

@@ -5,8 +5,8 @@ source of their modules, unless the Python inside has these itself. Of a
 namespace that cannot be imported (a script, a notebook, a prompt), the source
 of each needed definition is sent. A function that has no such name (a lambda, a
 function inside a function) travels as its code, with its default arguments and
-what it uses of the function around it; the Python inside must have the
-caller's version then.
+the variables of the enclosing function that it uses; the Python inside must
+then have the caller's version.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Package:
         return self.spaces.setdefault(module, Space(self, names))
 
     def as_code(self, function: types.FunctionType) -> Any:
-        """Return how pickle is to send a function as its code, and pack the globals that it reads."""
+        """Return pickle's instructions to send a function as its code, and pack the globals that it reads."""
         module, names = function.__module__, function.__globals__
         used = {name for name in _globals(function.__code__) if name in names} - {"__name__", "__builtins__"}
         if used and module != "__main__" and vars(sys.modules.get(module, inspect)) is names:
@@ -284,7 +284,7 @@ def inside(module: str, name: str) -> None:
 
 
 def make_function(*start: Any) -> None:
-    """Stand for a function that the worker makes of its code; never called here."""
+    """Stand for a function that the worker makes from its code; never called here."""
 
 
 def fill_function(function: Any, rest: Any) -> None:
@@ -404,11 +404,11 @@ def _cell_content(cell: types.CellType) -> tuple[Any, ...]:
 
 
 def _refuse_parts(function: types.FunctionType) -> None:
-    """Raise which variable of a function around it, or which default argument, cannot be sent, and why."""
+    """Raise an error that names the closure variable or default argument that cannot be sent, and why."""
     code, defaults = function.__code__, function.__defaults__ or ()
     arguments = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
     parts = [
-        *((name, "of the function around it", cell.cell_contents)
+        *((name, "of the enclosing function", cell.cell_contents)
           for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True)
           if _cell_content(cell)),
         *((name, "as a default argument", value) for name, value in zip(arguments, defaults, strict=True)),

@@ -204,7 +204,7 @@ class _CallState:
     """What is known about a call so far.
 
     It is separate from the stream, because the steps must not reference the stream: dropping the last
-    reference to a stream ends its call at run_worker.
+    reference to a stream ends its call at once.
     """
 
     def __init__(self, *, kept: bool) -> None:
@@ -292,7 +292,7 @@ atexit.register(_close_all)
 class Stream(_StreamBase, Iterator[Any]):
     """An iterator over what a function in a sandbox yields.
 
-    The function runs only as far as you ask for values. `value` and `result` are set after the last one.
+    The function waits until you ask for its next value. `value` and `result` are set after the last one.
     Closing the stream earlier ends the call; use `with` if you do not read it to its end.
     """
 

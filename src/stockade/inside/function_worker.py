@@ -43,7 +43,7 @@ class HollowType(type):
 
 
 def hollow(name: str) -> Any:
-    """A placeholder class of that name, whose every attribute and call does nothing."""
+    """Return a placeholder class of that name; its attributes and calls do nothing."""
 
     def get_attribute(self: Any, name: str) -> Any:
         if name.startswith("__"):
@@ -119,7 +119,7 @@ class CallUnpickler(Unpickler):
 
 
 def find_name(module: str, name: str) -> Any:
-    """The object of a module that the host refers to by its dotted name."""
+    """Return the object of a module that the host refers to by its dotted name."""
     value: Any = sys.modules.get(module) or importlib.import_module(module)
     for part in name.split("."):
         value = getattr(value, part)
@@ -129,7 +129,7 @@ def find_name(module: str, name: str) -> Any:
 def make_function(
     code: bytes, magic: bytes, module: str, globals_used: bool, name: str, qualname: str, cells: int
 ) -> Any:
-    """A function without a name here, of its code; its defaults and what its closure holds come later."""
+    """Return a function made from its code; `fill_function` adds its defaults and its closure."""
     import marshal
     from _frozen_importlib_external import MAGIC_NUMBER
 
@@ -253,7 +253,7 @@ class Worker:
         return read(request["call"])
 
     def final_value(self, value: Any) -> Any:
-        """The final value of a function: await a coroutine, and send what a generator yields at once."""
+        """Return the final value of a function; await a coroutine, and send what a generator yields."""
         many, streams = self.request["many"], self.request["streams"]
         if isinstance(value, types.GeneratorType) and many:
             return list(value)
@@ -325,7 +325,7 @@ class Worker:
         return self.plain.encode(record, sys.maxsize)
 
     def explain_missing(self, error: NameError) -> str:
-        """Why the host could not send the name that an error is about; empty for any other name."""
+        """Return why the host could not send the name that an error is about; empty for any other name."""
         name = getattr(error, "name", None) or ""
         for space in self.request["spaces"].values():
             if name in space["missing"]:

@@ -74,7 +74,7 @@ def call_repr(value: Any, name: str) -> Any:
 
 
 def bundle(value: Any) -> dict[str, str | bytes]:
-    """The value in every form it has, by mime type."""
+    """Return the value in every form it has, by mime type."""
     forms: dict[str, str | bytes] = {"text/plain": safe_repr(value)}
     if is_figure(value):
         forms["image/png"] = render_png(value)

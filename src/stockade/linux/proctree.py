@@ -70,7 +70,7 @@ def is_below(process: ProcessStat | None, ancestor: int) -> bool:
 
 
 def number_of(pidfd: int) -> int:
-    """The pid of the process that a pidfd refers to; -1 if it has ended."""
+    """Return the pid of the process that a pidfd refers to; -1 if it has ended."""
     with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
 

@@ -30,7 +30,7 @@ class Caller(msgspec.Struct, frozen=True):
 
     @classmethod
     def current(cls) -> Caller:
-        """The user of this process, even if HOME is unset or the uid has no name."""
+        """Return the user of this process, even if HOME is unset or the uid has no name."""
         user, group, known_home = _names(os.getuid(), os.getgid())
         environ = os.environ  # not copied: a run needs few of its variables
         home = environ.get("HOME", "")

@@ -142,11 +142,11 @@ class PathAccess:
             self.access[name] = max(access, had, key=lambda one: one[0])
 
     def at(self, path: str) -> tuple[int, int]:
-        """The access to a path that exists."""
+        """Return the access to a path that exists."""
         return self.along(_upwards(path), [len(path)])[0]
 
     def along(self, parts: list[str], existing: list[int], repository: int = READ) -> list[tuple[int, int]]:
-        """The access to `parts[0]`, whose directories are the other parts, for each length that may exist.
+        """Return the access to `parts[0]`, in the directories `parts[1:]`, for each length that may exist.
 
         The longest length comes first. A denied path gives no access, a protected one is at most readable;
         otherwise the longest clause counts.
@@ -164,7 +164,7 @@ class PathAccess:
         return accesses
 
     def _clauses(self, parts: list[str], most: int) -> Iterator[tuple[int, tuple[int, int]]]:
-        """The access that clauses give to a path, the longest first, each with the length that must exist."""
+        """Yield the access that clauses give to a path, the longest first, and the length that must exist."""
         repository = False
         for part in parts:
             if part in self.access:
@@ -186,7 +186,7 @@ class PathAccess:
 
 
 def _upwards(path: str) -> list[str]:
-    """The path and every directory that it is in."""
+    """Return the path and every directory that it is in."""
     found = [path]
     while (end := path.rfind("/")) >= 0 and path != "/":
         path = path[:end] or "/"
@@ -195,7 +195,7 @@ def _upwards(path: str) -> list[str]:
 
 
 def _at_home(path: str, home: str) -> str:
-    """A path of a profile by its real name, as `resolve` opens it."""
+    """Return a path of a profile by its real name, as `resolve` opens it."""
     if not home or not path.startswith("~"):
         return path
     optional = "?" if path.endswith("?") else ""
@@ -203,7 +203,7 @@ def _at_home(path: str, home: str) -> str:
 
 
 def normal(path: str) -> str:
-    """One spelling per path; a relative one starts with a dot, so that `.` covers `a` but not `../a`."""
+    """Return one spelling of a path; a relative one starts with a dot: `.` covers `a` but not `../a`."""
     path = os.path.normpath(path)
     if path.startswith("//"):  # POSIX lets two slashes mean something else; Linux does not
         return path[1:]
@@ -211,7 +211,7 @@ def normal(path: str) -> str:
 
 
 def limits(policy: Policy) -> Limits:
-    """The limits that hold: the profile's where the policy writes none."""
+    """Return the limits in force: the profile's where the policy writes none."""
     default = profile(policy.profile).limits
     return Limits(
         **{
@@ -222,7 +222,7 @@ def limits(policy: Policy) -> Limits:
 
 
 def clauses() -> Iterator[str]:
-    """The dotted name of every clause, those of its tables too."""
+    """Yield the dotted name of every clause, those of its tables too."""
     for name in Policy.__struct_fields__:
         yield name
         if name in TABLES:
@@ -285,7 +285,7 @@ def excess(mine: Policy, other: Policy, home: str = "") -> list[str]:
 
 
 def _tops(mine: PathAccess, other: PathAccess) -> tuple[str, str]:
-    """What the commit rules of both are relative to; empty unless both commit some of the same files."""
+    """Return what both policies' commit rules are relative to; empty unless they commit some same files."""
     roots = mine.root, other.root
     if not all(roots) or mine.at(mine.root)[0] != OVERLAY or other.access[other.root][0] != OVERLAY:
         return "", ""
@@ -339,7 +339,7 @@ def _backend(mine: Policy, other: Policy) -> Iterator[str]:
 
 
 def _backends(policy: Policy) -> list[str]:
-    """The backends that a policy may use, the best first."""
+    """Return the backends that a policy may use, the best first."""
     wanted = (policy.backend,) if isinstance(policy.backend, str) else policy.backend
     return [name for name in (*BACKENDS, *DRAFTS) if wanted == ("auto",) or name in wanted]
 

@@ -133,7 +133,7 @@ CONTROLS: dict[Control, str] = {
 
 
 def description(name: str) -> str:
-    """The description of a clause for an editor, with the form of a time or a size."""
+    """Return the description of a clause for an editor, with the form of a time or a size."""
     clause = CLAUSES[name]
     form = {A_TIME: f": {TIME}", A_SIZE: f": {SIZE}"}.get(clause.form, "")
     return clause.says.replace("`", "") + form

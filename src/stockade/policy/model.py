@@ -73,7 +73,7 @@ WEAKER_BY_DEFAULT = (Control.LIMITS_MEMORY, Control.LIMITS_TASKS, Control.LIMITS
 
 
 def _suggest_key(name: str, names: Iterable[str], prefix: str) -> str:
-    """The hint for a key that does not exist: a table's key, a near name, or another tool's word."""
+    """Return the hint for an unknown key: a table's key, a near name, or another tool's word."""
     from stockade.policy.suggestions import closest, for_clause
 
     for table in () if prefix else ("workspace", "limits", "reuse"):
@@ -201,7 +201,7 @@ class Limits(_Clauses, frozen=True):
 
 
 def limit_text(name: str, value: float) -> str:
-    """A limit as a policy writes it."""
+    """Return a limit as a policy writes it."""
     if name in ("cpu_time", "wall"):
         return f'"{values.time_text(value)}"'
     return f'"{values.size_text(int(value))}"' if name in ("memory", "output", "disk") else str(value)
@@ -235,7 +235,7 @@ class Syscalls(_Clauses, frozen=True):
 
 
 def _not_none(check: values.Check) -> values.Check:
-    """The same check, which also refuses None."""
+    """Return the same check, which also refuses None."""
 
     def check_value(key: str, value: Any) -> Any:
         if value is None:
@@ -507,7 +507,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         return protect_source(load(file), file, caller.home, caller.cwd, caller.environ)
 
     def table(self, *, full: bool = False) -> dict[str, Any]:
-        """The clauses as plain values; without those at their default unless `full`."""
+        """Return the clauses as plain values; without those at their default unless `full`."""
         return {
             name: _plain(value)
             for name in self.__struct_fields__
@@ -515,7 +515,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         }
 
     def to_toml(self) -> str:
-        """TOML that loads as a policy equal to this one."""
+        """Return TOML that loads as a policy equal to this one."""
         from stockade.policy.toml import write
 
         return write(self.table())
@@ -545,15 +545,15 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         return excess(self, other)
 
     def protected(self) -> tuple[str, ...]:
-        """The paths that `protect` names and `unprotect` does not."""
+        """Return the paths that `protect` names and `unprotect` does not."""
         return tuple(values.unquote_protected(path) for path in self.protect if path not in self.unprotect)
 
     def unprotected(self) -> tuple[str, ...]:
-        """The paths that `unprotect` names."""
+        """Return the paths that `unprotect` names."""
         return tuple(map(values.unquote_protected, self.unprotect))
 
     def controls(self) -> dict[Control, str]:
-        """The controls this policy needs, each with the clause that needs it."""
+        """Return the controls this policy needs, each with the clause that needs it."""
         needed = dict.fromkeys(ALWAYS, "default")
         for name in ("read", "write"):
             if getattr(self, name):

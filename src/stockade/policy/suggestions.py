@@ -2,7 +2,7 @@
 
 `OTHER_TOOLS` has the words that people bring from docker, bubblewrap, firejail and sandlock, each with
 what it is called here, in a policy and on the command line. Any other unknown name is compared with those
-that exist, and only a name that a slip of the fingers explains is suggested.
+that exist, and a hint suggests only a name of which it is a likely typing error.
 """
 
 from __future__ import annotations
@@ -136,13 +136,13 @@ OTHER_COMMANDS = {
 
 
 def for_option(word: str) -> str:
-    """What to write for an option of another tool; empty if it is not known."""
+    """Return what to write for an option of another tool; empty if it is not known."""
     found = OTHER_TOOLS.get(_plain(word))
     return found.option if found is not None else ""
 
 
 def for_clause(word: str) -> str:
-    """What to write for a key that other tools have; empty if it is not known."""
+    """Return what to write for a key that other tools have; empty if it is not known."""
     found = OTHER_TOOLS.get(_plain(word))
     return found.clause if found is not None else ""
 
@@ -154,7 +154,7 @@ def for_file(path: str) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """The one known name that a slip of the fingers, or an abbreviation, turned into `word`; empty if none.
+    """Return the one known name that `word` mistypes or abbreviates; empty if there is none.
 
     A third of the letters may differ, so that a name of one or two letters is never taken for another.
     """
@@ -175,7 +175,7 @@ def _plain(word: str) -> str:
 
 
 def _edits(one: str, other: str) -> int:
-    """How many letters to insert, remove, replace or swap with the next to get from one word to the other."""
+    """Count the letters to insert, remove, replace or swap with the next to turn one word into the other."""
     one, other = one[:64], other[:64]
     before: list[int] = []
     row = list(range(len(other) + 1))

@@ -93,7 +93,7 @@ def check_clauses(table: dict[str, Any], base: str | None) -> dict[str, Any]:
 
 
 def located(error: InvalidValueError, text: str, name: str, section: tuple[str, ...]) -> PolicyError:
-    """The error, with the file and the line that it is about."""
+    """Return the error with the file and the line that it is about."""
     line = line_of(text, (*section, *error.key.split(".")), error.value)
     where = f"{name or 'line'}:{line}: " if line else f"{name}: " if name else ""
     return PolicyError(where + error.message, hint=error.hint)

@@ -63,7 +63,7 @@ class FrozenMap(dict[str, str]):
 
 
 def nearest(word: str, known: Iterable[str], before: str = "") -> str:
-    """The hint for a name that does not exist: the one that was meant, or all of them."""
+    """Return the hint for a name that does not exist: the one that was meant, or all of them."""
     from stockade.policy.suggestions import closest
 
     names = list(known)
@@ -81,7 +81,7 @@ _ESCAPES = {n: f"\\u{n:04x}" for n in (*range(32), 127)} | {ord('"'): '\\"', ord
 
 
 def render(value: object) -> str:
-    """A value as TOML writes it."""
+    """Return a value as TOML writes it."""
     if isinstance(value, str):
         return quote(value)
     if isinstance(value, bool):
@@ -95,13 +95,13 @@ def render(value: object) -> str:
 
 
 def show(value: object) -> str:
-    """A value in a message: as TOML, and never longer than a line."""
+    """Return a value for a message: as TOML, and never longer than a line."""
     text = render(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def time_text(seconds: float) -> str:
-    """Seconds in the largest unit that keeps the number whole."""
+    """Format seconds in the largest unit that keeps the number whole."""
     for unit in ("h", "m", "s", "ms"):
         count = seconds / TIME_UNITS[unit]
         if count >= 1 and count == int(count):
@@ -151,7 +151,7 @@ def size(key: str, value: Any) -> int | None:
 
 
 def size_from(least: int) -> Check:
-    """A check for sizes of at least `least` bytes."""
+    """Return a check for sizes of at least `least` bytes."""
     hint = 'a number without a unit is bytes: write "64K", "10M", "1G"'
 
     def check(key: str, value: Any) -> int | None:
@@ -164,7 +164,7 @@ def size_from(least: int) -> Check:
 
 
 def size_text(number: int) -> str:
-    """Bytes in the largest unit that keeps the number whole."""
+    """Format bytes in the largest unit that keeps the number whole."""
     units = [(count, unit) for unit, count in SIZE_UNITS.items() if number % count == 0]
     count, unit = max(units, default=(1, ""))
     return f"{number // count}{unit}"
@@ -184,7 +184,7 @@ def cores(key: str, value: Any) -> float | None:
 
 
 def count(most: int, least: int = 1) -> Check:
-    """A check for whole numbers from `least` to `most`; digits as text serve the command line."""
+    """Return a check for whole numbers from `least` to `most`; it accepts digits as text."""
 
     def check(key: str, value: Any) -> int | None:
         if value is None:
@@ -207,7 +207,7 @@ def flag(key: str, value: Any) -> bool:
 
 
 def one_of(*names: str, later: Iterable[str] = ()) -> Check:
-    """A check for one of a few words; `later` are words that a later version may serve."""
+    """Return a check for one of a few words; `later` are words that a later version may serve."""
 
     def check(key: str, value: Any) -> str:
         if value in later:
@@ -222,7 +222,7 @@ def one_of(*names: str, later: Iterable[str] = ()) -> Check:
 
 
 def many(check: Check) -> Check:
-    """A check for a list whose items all pass `check`: a tuple without repetitions."""
+    """Return a check for a list whose items all pass `check`; it returns a tuple without repetitions."""
 
     def check_all(key: str, value: Any) -> tuple[Any, ...]:
         if value == ():
@@ -307,7 +307,7 @@ def quote_protected(name: str) -> str:
 
 
 def unquote_protected(text: str) -> str:
-    """The path of the workspace that a `protect` names."""
+    """Return the path of the workspace that a `protect` names."""
     return text.removeprefix("./").replace(STAR, "*")
 
 

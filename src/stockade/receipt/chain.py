@@ -464,7 +464,7 @@ class Chain:
             self._open = None
 
     def leave(self) -> None:
-        """At the end of the process: abandon the log, or close it if its WAL is large."""
+        """Abandon the log at the end of the process, or close it if its WAL is large."""
         if not self._lock.acquire(blocking=False):
             return self.abandon()
         with contextlib.suppress(OSError, sqlite3.Error):

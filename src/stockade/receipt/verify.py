@@ -108,7 +108,7 @@ def check_policy(receipt: Receipt, policy: Policy) -> None:
 
 
 def nothing_seen(receipt: Receipt) -> str:
-    """Return why a receipt claims no control at all; empty if it claims some."""
+    """Return why a receipt has no controls; empty if it has some."""
     if receipt.predicate.controls:
         return ""
     if receipt.predicate.event is not None:

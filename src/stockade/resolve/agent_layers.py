@@ -132,7 +132,7 @@ class Layers(msgspec.Struct, frozen=True):
         return _merge_layers(tuple(layer for layer in (self.everyone, between, own) if layer is not None))
 
     def bounded(self, policy: Policy, home: str, cwd: str, environ: Mapping[str, str]) -> Policy:
-        """The policy by real names, with what the ceiling denies; PolicyError if it exceeds the ceiling."""
+        """Return the policy by real names, with the ceiling's `deny`; refuse one that exceeds the ceiling."""
         if self.ceiling is None:
             return policy
         asked = real_names(policy, home, cwd, environ)
@@ -238,7 +238,7 @@ def _layer(
 
 
 def _fields(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The clauses by their dotted names; each variable of `env` is a field of its own."""
+    """Return the clauses by their dotted names; each variable of `env` is a separate field."""
     found: list[tuple[str, Any]] = []
     for key, value in table.items():
         if isinstance(value, dict) and (key == "env" or not _has_list_mode(value)):

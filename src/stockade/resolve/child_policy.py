@@ -155,7 +155,7 @@ def confirm(made: ResolvedPolicy, asked: Child, parent: ResolvedPolicy) -> None:
 
 
 def identity(descriptor: int) -> Identity:
-    """The device and the inode of an open file."""
+    """Return the device and the inode of an open file."""
     found = os.fstat(descriptor)
     return found.st_dev, found.st_ino
 
@@ -237,7 +237,7 @@ def _policy(table: dict[str, Any], own: Policy) -> Policy:
 
 
 def _unprotected_paths(parent: ResolvedPolicy) -> list[str]:
-    """The absolute paths that the parent's `unprotect` names."""
+    """Return the absolute paths that the parent's `unprotect` names."""
     root = "" if parent.workspace is None else parent.workspace.path
     names = (name for name in parent.policy.unprotected() if root or name.startswith("/"))
     return [quote_protected(os.path.join(root, name)) for name in names]
@@ -246,7 +246,7 @@ def _unprotected_paths(parent: ResolvedPolicy) -> list[str]:
 def _inherited_variables(
     policy: Policy, parent: ResolvedPolicy, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables that the child inherits from its parent."""
+    """Return the variables that the child inherits from its parent."""
     known = {*parent.profile.pass_env, *parent.policy.pass_env, *environ}
     for name in policy.pass_env:
         if name not in known:
@@ -256,7 +256,7 @@ def _inherited_variables(
 
 
 def _network_variables(parent: Policy) -> dict[str, str]:
-    """The parent's own values for what a child would get from the host with the network."""
+    """Return the parent's values of the variables that come from the host with the network."""
     from stockade.resolve.host_network import DIRECTORIES, FILES, NO_PROXIES, PROXIES
 
     names = (*FILES, *DIRECTORIES, *PROXIES, *NO_PROXIES)
@@ -264,7 +264,7 @@ def _network_variables(parent: Policy) -> dict[str, str]:
 
 
 def _view(parent: ResolvedPolicy, policy: Policy, backend: str) -> Policy:
-    """The parent's policy by real names, with the variables of its child, whose values the parent chooses."""
+    """Return the parent's policy by real names, with the variables that it lets its child have."""
     workspace = None
     if parent.workspace is not None and parent.policy.workspace is not None:
         workspace = WorkspaceRule(literal(parent.workspace.path), parent.policy.workspace.mode)

@@ -11,13 +11,13 @@ NAMES = ("stockade.toml", "pyproject.toml")
 
 
 def config_dir(environ: Mapping[str, str], home: str) -> str:
-    """The directory of the user's own policy."""
+    """Return the directory of the user's own policy."""
     shared = environ.get("XDG_CONFIG_HOME", "")
     return os.path.join(shared if shared.startswith("/") else f"{home}/.config", "stockade")
 
 
 def config_file(environ: Mapping[str, str], home: str) -> str:
-    """The user's own file: a policy, and the settings of receipts."""
+    """Return the path of the user's own file: a policy, and the settings of receipts."""
     return os.path.join(config_dir(environ, home), "config.toml")
 
 

@@ -152,7 +152,7 @@ def _load_layers(path: str) -> Layers:
 
 
 def _load_user_policy(path: str) -> tuple[Policy, tuple[str, ...]]:
-    """The user's own policy and its file; the default policy and no file if there is none."""
+    """Return the user's own policy and its file; the default policy and no file if there is none."""
     return (load(path, besides=(RECEIPTS,)), (path,)) if os.path.lexists(path) else (Policy(), ())
 
 
@@ -226,7 +226,7 @@ def _in_repository(directory: str, home: str) -> bool:
 
 
 def add_denied(policy: Policy, paths: Iterable[str]) -> Policy:
-    """The policy, which also denies these paths."""
+    """Return the policy with these paths denied too."""
     more = tuple(path for path in dict.fromkeys(paths) if path not in policy.deny)
     return msgspec.structs.replace(policy, deny=(*policy.deny, *more)) if more else policy
 
@@ -260,7 +260,7 @@ def _summarise_profile(beyond: list[str], asked: Policy, allowed: Policy, home: 
 
 
 def layers(own: Policy, project: Project, flags: Mapping[str, Any]) -> tuple[Policy, Policy]:
-    """The policy without the project's file, and with it between the user's own and the flags."""
+    """Return the policy without the project's file, and with it between the user's own and the flags."""
     merged = overlay_tables(own.table(), project.clauses, grow=False)
     # The user's `deny` and `hold_back` stay, even for a project that is trusted.
     merged["deny"] = [*own.deny, *merged.get("deny", ())]
@@ -333,7 +333,7 @@ def read_project(directory: str, only: str = "") -> Project | None:
 
 
 def with_workspace(policy: Policy, path: str | None) -> Policy:
-    """The policy with a workspace, unless it names one itself."""
+    """Return the policy with a workspace, unless it names one itself."""
     if path is None or policy.workspace is not None:
         return policy
     return msgspec.structs.replace(policy, workspace=literal(path))
@@ -362,7 +362,7 @@ def _deny_beside_files(
 
 
 def workspace_root(policy: Policy) -> str:
-    """The directory of the workspace, by its real name; empty if there is none."""
+    """Return the directory of the workspace, by its real name; empty if there is none."""
     return "" if policy.workspace is None else policy.workspace.path.replace("$$", "$")
 
 
@@ -381,7 +381,7 @@ def _look_up(key: str, path: str, home: str, cwd: str, environ: Mapping[str, str
 
 
 def real_names(policy: Policy, home: str, cwd: str, environ: Mapping[str, str], *, root: str = "") -> Policy:
-    """The policy with every path replaced by its real name; PolicyError if a link must not decide that.
+    """Return the policy with real names; raise PolicyError where a link must not decide the name.
 
     `deny` is relative to `root`, or else to the policy's own workspace.
     """
@@ -438,7 +438,7 @@ def _check_links(policy: Policy, found: Mapping[Written, Lookup], cwd: str, home
 
 
 def _real_pattern(lookup: Lookup, path: str) -> str:
-    """The real name of a pattern; one with wildcards keeps the directory that it is relative to."""
+    """Return the real name of a pattern; one with wildcards keeps the directory that it is relative to."""
     name = real(lookup, path)
     ground = literal(lookup.ground)
     if "*" not in path or not ground or not covers(ground, name):

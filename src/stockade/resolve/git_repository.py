@@ -1,9 +1,9 @@
 """Git as the user has it: the repository of a linked worktree, and the user's name and e-mail.
 
-Files of the workspace are a stranger's. A `.git` file may name any directory, so its word alone shows
-nothing: the directory is shown only if it is a repository that names this worktree in turn, which only its
-owner can have written. Nothing is executed, and git itself is not started: its configuration may name
-commands.
+Files of the workspace are untrusted. A `.git` file may name any directory, so the file alone is not reason
+enough to show that directory. It is shown only if it is a repository that names this worktree in turn, which
+only its owner can have written. Nothing is executed, and git itself is not started, because its
+configuration may name commands.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def proxy(value: str) -> str:
 
 
 def _certificates(environ: Mapping[str, str], home: str) -> Iterator[tuple[str, str]]:
-    """The variables that name certificates, and those that settings of pip and npm stand for."""
+    """Yield the variables that name certificates, and those that settings of pip and npm imply."""
     for name in (*FILES, *DIRECTORIES):
         if value := environ.get(name):
             yield name, value
@@ -166,7 +166,7 @@ def _certificates(environ: Mapping[str, str], home: str) -> Iterator[tuple[str, 
 
 
 def _setting(file: str, key: str) -> str:
-    """The value of a key in a file of settings, if it is an absolute path; empty if there is none."""
+    """Return the value of a key in a settings file, if it is an absolute path; empty if there is none."""
     try:
         text = _first_bytes(file, MOST_SETTINGS).decode("utf-8", "replace")
     except OSError:

@@ -50,13 +50,13 @@ class ProjectFiles(msgspec.Struct, frozen=True):
     """Whether there were more files than this lists."""
 
     def gone(self) -> Iterator[tuple[str, str]]:
-        """The files that no longer exist, each with what that means."""
+        """Yield the files that no longer exist, each with what that means."""
         for path in sorted(self.files):
             if not os.path.lexists(path):
                 yield path, "it was removed, and Stockade took the policy of runs there from it"
 
     def opened(self) -> Iterator[tuple[str, str]]:
-        """The directories whose permission bits have changed, each with what that means."""
+        """Yield the directories whose permission bits have changed, each with what that means."""
         for path, before in self.modes.items():
             now = _mode(path)
             if now is not None and now != before:

@@ -350,7 +350,7 @@ def environment(
 
 
 def effective(written: Limits, default: Limits) -> Limits:
-    """The limits that hold: the profile's where the policy writes none."""
+    """Return the limits in force: the profile's where the policy writes none."""
     if written == NO_LIMITS:
         return default
     names = Limits.__struct_fields__

@@ -374,7 +374,7 @@ class Decoder:
         return self._bytes(size)
 
     def _count(self) -> int:
-        """How many values follow; each takes at least one byte."""
+        """Return how many values follow; each takes at least one byte."""
         count = self._number()
         if count > len(self._source) - self._at:
             raise NotPlainDataError("a length exceeds the data")
@@ -440,7 +440,7 @@ def is_enum(kind: type) -> bool:
 
 
 def _size(part: Any) -> int:
-    """The bytes of a number, the characters of a text, the items of a list."""
+    """Return the bytes of a number, the characters of a text, or the items of a list."""
     if isinstance(part, int):
         return part.bit_length() // 8 + 1
     return len(part) if isinstance(part, str | bytes | list) else 0

@@ -118,7 +118,7 @@ def resumes_template(cmd: Sequence[str], template: Template | None) -> bool:
 
 
 def template_of(cmd: Sequence[str]) -> Template | None:
-    """Return the template that a command resumes, if any: see `gate.template.Resumed`."""
+    """Return the template that a command resumes, if any: see `gate.template.TemplateArgv`."""
     return getattr(cmd, "template", None)
 
 

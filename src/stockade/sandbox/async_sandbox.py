@@ -158,7 +158,7 @@ class AsyncSandbox(SandboxBase):
                 return process
 
     def shell(self, *, first: bool = False) -> stockade.sandbox.AsyncShell:
-        """One bash for many runs: directory, variables and functions stay. The first run starts it.
+        """Return one bash for many runs: directory, variables and functions stay. The first run starts it.
 
         With `first` it is process 2, right after init: nothing else may have run in the sandbox before.
         """
@@ -169,7 +169,7 @@ class AsyncSandbox(SandboxBase):
     def python(
         self, *, preload: Iterable[str] = (), executable: str = "python3", ipython: bool | None = None
     ) -> stockade.sandbox.AsyncInterpreter:
-        """One Python for many runs: its variables stay. The first run starts it and imports `preload`.
+        """Return one Python for many runs; its variables stay. The first run starts it and imports `preload`.
 
         IPython's shell runs the code if it is installed inside; `ipython` forces or forbids that.
         """

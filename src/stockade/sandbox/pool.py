@@ -1,6 +1,6 @@
 """`Pool`: sandboxes made before they are needed.
 
-Each sandbox serves one run and then ends, so that no run meets anything of an
+Each sandbox serves one run and then ends, so that no run finds anything of an
 earlier one; the pool only saves the waiting. Only if the policy says `reuse`
 does a sandbox serve several runs, one after another: `pool_member` says what
 happens in between. One thread opens new sandboxes, ends used ones and notices

@@ -424,7 +424,7 @@ class Sandbox(SandboxBase):
             )
 
     def shell(self, *, first: bool = False) -> stockade.sandbox.Shell:
-        """One bash for many runs: directory, variables and functions stay. The first run starts it.
+        """Return one bash for many runs: directory, variables and functions stay. The first run starts it.
 
         With `first` it is process 2, right after init: nothing else may have run in the sandbox before.
         """
@@ -435,7 +435,7 @@ class Sandbox(SandboxBase):
     def python(
         self, *, preload: Iterable[str] = (), executable: str = "python3", ipython: bool | None = None
     ) -> stockade.sandbox.Interpreter:
-        """One Python for many runs: its variables stay. The first run starts it and imports `preload`.
+        """Return one Python for many runs; its variables stay. The first run starts it and imports `preload`.
 
         IPython's shell runs the code if it is installed inside; `ipython` forces or forbids that.
         """

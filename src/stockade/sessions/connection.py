@@ -65,7 +65,7 @@ class DriverConnection:
         return bool(poll.poll(0))
 
     def used(self) -> tuple[float, float] | None:
-        """User and system seconds of the driver and of the children it reaped; None if it has ended."""
+        """Return user and system seconds of the driver and its reaped children; None if it has ended."""
         process = proctree.look(self._pid) if self._process >= 0 else None
         if process is None or not proctree.lives(self._process):
             return None

@@ -223,7 +223,7 @@ def _separate_caches(path: str) -> None:
 def _record_more(path: str) -> None:
     """From 2 to 3: trust records what paths mean, and workspaces their `hold_back` and `allow_commit`.
 
-    Agreements of the old layout stay as they are: `policy.trust` reads them and asks the user to agree again.
+    Agreements of the old layout stay as they are: `resolve.trust` reads them, and the user must agree again.
     A workspace without these fields has a policy without them. An older version would commit hold-backs.
     """
 

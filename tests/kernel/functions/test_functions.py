@@ -295,9 +295,9 @@ class TestWhatIsHandedIn:
             pass
 
         for function, why in (
-            (lambda: lock, r"<lambda> uses lock of the function around it, .*cannot pickle '_thread\.lock'"),
+            (lambda: lock, r"<lambda> uses lock of the enclosing function, .*cannot pickle '_thread\.lock'"),
             (lambda key=lock: key, "<lambda> uses key as a default argument, which cannot be sent"),
-            (lambda: [Local()], "<lambda> uses Local of the function around it, which cannot be sent"),
+            (lambda: [Local()], "<lambda> uses Local of the enclosing function, which cannot be sent"),
         ):
             with pytest.raises(SetupError, match=why) as caught:
                 call(function)

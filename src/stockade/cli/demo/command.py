@@ -124,7 +124,7 @@ def _introduce(place: DemoFixture, policy: Policy) -> None:
         "",
         screen.heading("stockade demo"),
         screen.wrapped(
-            "An agent is asked to repair a project. It does, and it tries five things that nobody asked for. "
+            "An agent is asked to repair a project. It does, and it tries five things that it must not do. "
             f"Project, home and key were made for the demo, in {place.root}; nothing of yours is used.",
             indent="",
         ),

@@ -130,7 +130,7 @@ def _call(ground: DemoFixture, reports: Reports) -> DemoFinding:
         title="phone home",
         met=(_met(reports, "far", f"{demo_agent.FAR[0]}:{demo_agent.FAR[1]}"), _met(reports, "near", near)),
         control="network.none",
-        outside=f"a listener on {near} heard {calls or 'nobody'}",
+        outside=f"a listener on {near} got {calls or 'no'} calls",
         held=ground.hears and not calls and _refused(reports, "far", "near"),
     )
 

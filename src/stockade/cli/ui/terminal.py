@@ -336,7 +336,7 @@ class UserTerminal:
         self._keys.read(True)
 
     def _hear_ctrl_c(self) -> None:
-        """Stop reading keys and let Ctrl-C interrupt us, while output still passes unchanged."""
+        """Stop reading keys, so that Ctrl-C interrupts us; output still passes unchanged."""
         if self._saved is not None:
             self._keys.read(False)
             settings = _raw(self._saved)

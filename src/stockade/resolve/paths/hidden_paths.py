@@ -97,7 +97,7 @@ class HiddenPaths(msgspec.Struct, frozen=True, dict=True):
 
 
 def directories_of(name: str) -> Iterator[str]:
-    """The directories of an absolute path, the innermost first, without the root."""
+    """Yield the directories of an absolute path, the innermost first, without the root."""
     while (end := name.rfind("/", 1)) > 0:
         name = name[:end]
         yield name
@@ -120,7 +120,7 @@ def real_pattern(path: str) -> str:
 
 
 def names_of(path: str) -> list[str]:
-    """The real names of an absolute path: its own and, if it is a link, those that it leads to.
+    """Return the real names of an absolute path: its own and, if it is a link, those that it leads to.
 
     The link's own name is among them because the host may replace the link by a file.
     """
@@ -154,7 +154,7 @@ def real_names(paths: Iterable[str], root: str, *, home: str, environ: Mapping[s
 
 
 def denied_beside(base: str, paths: Iterable[str], root: str, shown: Iterable[str]) -> list[str]:
-    """The visible paths that a policy file denies, if its `deny` were relative to its directory `base`.
+    """Return the visible paths that a policy file denies if its `deny` is relative to its directory `base`.
 
     `deny` is relative to the workspace, `root`. But a run that works below the file's directory, or grants
     paths beside the file, must not show what the file denies there.
@@ -273,7 +273,7 @@ def matches(hidden: HiddenPaths, root: str, directory: int, caller: Caller) -> d
 
 
 def _targets(link: str, shown: Container[str]) -> list[str]:
-    """The targets of a link that a pattern matched, if the policy itself shows them.
+    """Return the targets of a link that a pattern matched, if the policy itself shows them.
 
     A link in the workspace must not hide files of the system.
     """
@@ -326,7 +326,7 @@ class _Walk:
                 self._enter(path, None, path, states)
 
     def _states_at(self, path: str) -> States:
-        """The states of the patterns at a tree; none if the whole tree is matched or hidden."""
+        """Return the states of the patterns at a tree; none if the whole tree is matched or hidden."""
         states = self._globs.start()
         here = ""
         for name in path.strip("/").split("/"):
@@ -414,7 +414,7 @@ class _Walk:
             raise self._error(f"the search took {MOST_SECONDS:.0f} s and came only as far as {path}")
 
     def _mode(self, directory: int, name: str, path: str) -> int:
-        """The mode of what a directory has under the name; 0 if it has nothing."""
+        """Return the mode of what a directory has under the name; 0 if it has nothing."""
         try:
             return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
         except PermissionError:

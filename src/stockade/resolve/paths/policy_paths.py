@@ -34,12 +34,12 @@ class NamedPath(msgspec.Struct, frozen=True):
 
 
 def real(lookup: Lookup, path: str) -> str:
-    """The real name of a policy's path, written as a policy's path, with its ? if it has one."""
+    """Return the real name of a policy's path, in a policy's spelling, with its ? if it has one."""
     return literal(lookup.name) + ("?" if path.endswith("?") else "")
 
 
 def places(named: Iterable[NamedPath], workspace: str) -> tuple[tuple[str, str], ...]:
-    """The paths of the workspace that the policy names, relative to it, each with its clause.
+    """Return the paths of the workspace that the policy names, relative to it, each with its clause.
 
     Also those that do not exist yet, and the links on the way: a later commit might put a link there.
     """

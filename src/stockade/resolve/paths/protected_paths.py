@@ -59,7 +59,7 @@ class Repositories(msgspec.Struct, frozen=True):
 
 
 def policy_paths(policy: Policy, workspace: Grant | None) -> tuple[tuple[str, bool], ...]:
-    """The paths that the policy protects, and whether each exists."""
+    """Return the paths that the policy protects, and whether each exists."""
     if workspace is None:
         return ()
     return tuple((path, _exists(path, workspace.fd)) for path in policy.protected())
@@ -74,7 +74,7 @@ def _exists(path: str, directory: int) -> bool:
 
 
 def covered(resolved: ResolvedPolicy, *, besides: Iterable[str] = ()) -> tuple[str, ...]:
-    """The paths that get a read-only mount; PolicyError names those that cannot have one.
+    """Return the paths that get a read-only mount; raise a PolicyError that names those that cannot.
 
     `besides` are base names that get one in an overlay as well, where changes would not land. Nothing can be
     mounted over a link: in an overlay its change stays in the layer, and a commit holds it back.
@@ -109,14 +109,14 @@ def covered(resolved: ResolvedPolicy, *, besides: Iterable[str] = ()) -> tuple[s
 
 
 def unprotect_flags(paths: Iterable[str], root: str) -> str:
-    """The flags that unprotect the paths; a path of the workspace is written relative to it."""
+    """Return the flags that unprotect the paths; those of the workspace are relative to it."""
     return _flags_of(
         path[len(root) + 1 :] if root and path.startswith(root + "/") else path for path in paths
     )
 
 
 def _flags_of(names: Iterable[str]) -> str:
-    """The flags that unprotect the names."""
+    """Return the flags that unprotect the names."""
     return " ".join(f"--unprotect {typed(quote_protected(name))}" for name in names)
 
 

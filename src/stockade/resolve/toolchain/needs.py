@@ -126,7 +126,7 @@ def toolchain(
 
 
 def search_path(caller: Caller) -> str:
-    """The user's PATH, with the directory of their Python before it."""
+    """Return the user's PATH, with the directory of their Python before it."""
     path = caller.environ.get("PATH", os.defpath)
     return f"{caller.python}:{path}" if caller.python else path
 
@@ -173,7 +173,7 @@ def is_file(path: str) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def shown_by(base: Profile) -> tuple[str, ...]:
-    """The trees of the profile by every name they have; looked up once per process, since root owns them."""
+    """Return the trees of the profile by every name; looked up once per process, since root owns them."""
     names = [path.removesuffix("?") for path in (*base.system, *(f"/etc/{name}" for name in base.etc))]
     return tuple(dict.fromkeys([*names, *map(os.path.realpath, names)]))
 

@@ -103,7 +103,7 @@ class ProgramSearch:
             return True
 
     def result(self) -> Toolchain:
-        """What the search has found so far."""
+        """Return what the search has found so far."""
         used = (*self.trees, *self._used)
         private = [path for tree in self.trees for path in installs.private_paths(tree, used)]
         hidden = tuple(path for path in dict.fromkeys(private) if os.path.lexists(path))
@@ -197,7 +197,7 @@ class ProgramSearch:
         return f"{at}/{os.path.basename(path)}"
 
     def _link(self, path: str, chain: _LinkChain, *, record: bool = True) -> str | None:
-        """The target of a link, or None. A link that others may have written makes the chain untrusted."""
+        """Return the target of a link, or None. A link that others may write makes the chain untrusted."""
         if path.startswith(PROCESS_DEPENDENT):
             raise _DeadEnd
         try:
@@ -244,7 +244,7 @@ class ProgramSearch:
                 return
 
     def _prefix(self, path: str, trusted: bool, *, laid_out: bool = False) -> str:
-        """The directory of the install that a program belongs to; empty if it must not be shown."""
+        """Return the directory of the install that a program belongs to; empty if it must not be shown."""
         if whole := next((tree for tree in installs.WHOLE if _in(path, (tree,))), ""):
             return whole
         install = next(
@@ -264,7 +264,7 @@ class ProgramSearch:
         return prefix if self._is_fit(prefix) else ""
 
     def _managed_install(self, path: str) -> str:
-        """The install that a path lies in, if it lies where version managers put theirs; else empty."""
+        """Return the install around a path in a directory of a version manager; empty elsewhere."""
         return next((found for place in self._places if (found := place.prefix(path))), "")
 
     def _is_own(self, prefix: str) -> bool:
@@ -343,6 +343,6 @@ def _in(path: str, trees: Iterable[str]) -> bool:
 
 
 def _first_line(path: str) -> bytes:
-    """The first line of a script up to a NUL byte; empty for any other file."""
+    """Return the first line of a script up to a NUL byte; empty for any other file."""
     head = shims.first_bytes(path, 256)
     return head.partition(b"\n")[0].partition(b"\0")[0] if head.startswith(b"#!") else b""

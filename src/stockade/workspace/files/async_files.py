@@ -19,13 +19,13 @@ class AsyncFiles:
         return f"<Async{repr(self._files).removeprefix('<')}"
 
     def close(self) -> None:
-        """As `Files.close`."""
+        """Close the descriptors, as `Files.close` does."""
         self._files.close()
 
     async def read(
         self, path: Path, *, offset: int = 0, length: int | None = None, limit: int = READ_LIMIT
     ) -> bytes:
-        """As `Files.read`."""
+        """Read a file, as `Files.read` does."""
         return await asyncio.to_thread(self._files.read, path, offset=offset, length=length, limit=limit)
 
     async def write(
@@ -38,49 +38,49 @@ class AsyncFiles:
         replace: bool = False,
         sync: bool = False,
     ) -> None:
-        """As `Files.write`."""
+        """Write a file, as `Files.write` does."""
         await asyncio.to_thread(
             self._files.write, path, data, mode=mode, parents=parents, replace=replace, sync=sync
         )
 
     async def append(self, path: Path, data: bytes | str, *, parents: bool = False) -> None:
-        """As `Files.append`."""
+        """Append to a file, as `Files.append` does."""
         await asyncio.to_thread(self._files.append, path, data, parents=parents)
 
     async def replace(
         self, path: Path, old: bytes | str, new: bytes | str, *, count: int | None = None
     ) -> int:
-        """As `Files.replace`."""
+        """Replace text in a file, as `Files.replace` does."""
         return await asyncio.to_thread(self._files.replace, path, old, new, count=count)
 
     async def info(self, path: Path) -> FileInfo:
-        """As `Files.info`."""
+        """Describe a file, as `Files.info` does."""
         return await asyncio.to_thread(self._files.info, path)
 
     async def list(self, path: Path = ".", *, limit: int = LIST_LIMIT) -> Listing:
-        """As `Files.list`."""
+        """List a directory, as `Files.list` does."""
         return await asyncio.to_thread(self._files.list, path, limit=limit)
 
     async def search(self, pattern: str = "**", path: Path = ".", *, limit: int = SEARCH_LIMIT) -> Listing:
-        """As `Files.search`."""
+        """Find files, as `Files.search` does."""
         return await asyncio.to_thread(self._files.search, pattern, path, limit=limit)
 
     async def move(
         self, source: Path, target: Path, *, overwrite: bool = False, parents: bool = False
     ) -> None:
-        """As `Files.move`."""
+        """Move a file or directory, as `Files.move` does."""
         await asyncio.to_thread(self._files.move, source, target, overwrite=overwrite, parents=parents)
 
     async def remove(self, path: Path, *, recursive: bool = False) -> None:
-        """As `Files.remove`."""
+        """Remove a file or directory, as `Files.remove` does."""
         await asyncio.to_thread(self._files.remove, path, recursive=recursive)
 
     async def mkdir(self, path: Path, *, mode: int | None = None, parents: bool = False) -> None:
-        """As `Files.mkdir`."""
+        """Create a directory, as `Files.mkdir` does."""
         await asyncio.to_thread(self._files.mkdir, path, mode=mode, parents=parents)
 
     async def chmod(self, path: Path, mode: int) -> None:
-        """As `Files.chmod`."""
+        """Set permission bits, as `Files.chmod` does."""
         await asyncio.to_thread(self._files.chmod, path, mode)
 
     async def upload(
@@ -94,7 +94,7 @@ class AsyncFiles:
         sync: bool = False,
         limit: int | None = None,
     ) -> int:
-        """As `Files.upload`; the source is read in a thread."""
+        """Write a file of the host or a stream, as `Files.upload` does; a thread reads the source."""
         return await asyncio.to_thread(
             self._files.upload,
             source,
@@ -115,7 +115,7 @@ class AsyncFiles:
         length: int | None = None,
         limit: int | None = DOWNLOAD_LIMIT,
     ) -> int:
-        """As `Files.download`; the target is written in a thread."""
+        """Copy a file to the host or a stream, as `Files.download` does; a thread writes the target."""
         return await asyncio.to_thread(
             self._files.download, path, target, offset=offset, length=length, limit=limit
         )

@@ -27,7 +27,7 @@ MOST_DIRECTORIES, MOST_ENTRIES = 100_000, 2_000_000
 MOST_BYTES = 16 << 20
 #: More repositories than a run may have, including hidden ones; 2,000 of the longest names.
 MOST_FOUND, MOST_FOUND_BYTES = 10_000, 8 << 20
-#: Files that may hold a project's policy, as in `load.NAMES`, and how many of them to note.
+#: Files that may hold a project's policy, as in `config_files.NAMES`, and how many of them to note.
 POLICIES, MOST_POLICIES = frozenset({"stockade.toml", "pyproject.toml"}), 1_000
 #: The clock of file times; Python has no name for it.
 REALTIME_COARSE = 5
