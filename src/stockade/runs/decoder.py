@@ -90,8 +90,8 @@ class Decoder:
         self._work, self._spare = MOST_WORK, SPARE_TIME
         self._zones: dict[str, datetime.tzinfo] = {}
         self._dtypes: dict[str, Any] = {}
-        #: What the key that is being decoded holds so far.
-        self._holds = 0
+        #: What the key that is being decoded holds so far, and what comparing the sets in it may cost.
+        self._holds = self._slow = 0
 
     def whole(self) -> Any:
         """Decode the value and check that no bytes follow it."""
@@ -174,14 +174,15 @@ class Decoder:
             raise NotPlainDataError("a key occurs twice")
 
     def _key(self, depth: int, costs: _Costs) -> Any:
-        begin, around = self._at, self._holds
-        self._holds = 0
+        begin, around, beside = self._at, self._holds, self._slow
+        self._holds = self._slow = 0
         key = self._value(depth + 1)
         costs.holds |= self._holds
         self._holds |= around
         if _is_costly(key):
             costs.count += 1
-            costs.size += self._at - begin
+            costs.size += self._at - begin + self._slow
+        self._slow = beside
         return key
 
     def _note(self, size: int, holds: int) -> None:
@@ -194,6 +195,8 @@ class Decoder:
         scalar of numpy with a sequence by making an array of it, which can take any amount of memory.
         """
         self._spend(costs.count * costs.size)
+        # Two sets are compared by looking up each item of one in the other: this multiplies if sets are nested.
+        self._slow += (costs.count + 1) * costs.size // 2
         if costs.holds & HAS_LONG and costs.holds & HAS_EXACT:
             raise NotPlainDataError("long numbers are keys beside a Decimal or a Fraction")
         if costs.holds & HAS_NUMPY and {_shape(key) for key in keys} not in ({"plain"}, {"tuple"}):
@@ -412,7 +415,7 @@ _OTHERS: dict[bytes, Callable[[Decoder, int], Any]] = {
 
 
 class _Costs:
-    """The keys of one container that can be chosen to share one hash: their number and their bytes."""
+    """The keys of one container that can be chosen to share one hash: their number, and bytes to compare."""
 
     def __init__(self) -> None:
         self.count = self.size = self.holds = 0

@@ -29,6 +29,13 @@ def made(name: str, *args: Any) -> bytes:
     return b"x" + bytes([len(name)]) + name.encode() + b"t" + bytes([len(args)]) + parts
 
 
+def nested(depth: int, number: int = 0) -> bytes:
+    """Sets of four sets, which differ in their last number only; all of them have one hash."""
+    if not depth:
+        return encoded((number + 1) * PRIME + 7)
+    return b"z\4" + b"".join(nested(depth - 1, one) for one in (0, 1, 2, 3 + number))
+
+
 HOSTILE = {
     "a class by name": (made("Popen", "ls"), "do not encode a value"),
     "a date": (made("date", 1 << 100_000, 1, 1), "do not encode a date"),
@@ -38,6 +45,7 @@ HOSTILE = {
     "a Decimal": (made("Decimal", "1e" + "9" * 40), "wrong digits"),
     "a Fraction": (made("Fraction", (1 << 8_000_000) + 1, (1 << 7_999_999) - 1), "long fractions"),
     "digits as a key": (b"s\2" + encoded(Decimal(1)) + encoded(1 + (PRIME << 8_000_000)), "are keys beside"),
+    "sets of sets": (nested(9), "one hash"),
     "a UUID": (made("UUID", bytes(1 << 20)), "do not encode a UUID"),
     "a path": (made("PosixPath", "a/" * (1 << 20)), "too long"),
     "an address": (made("IPv6Network", ":" * 1000), "too long"),
