@@ -195,7 +195,7 @@ class Decoder:
         scalar of numpy with a sequence by making an array of it, which can take any amount of memory.
         """
         self._spend(costs.count * costs.size)
-        # Two sets are compared by looking up each item of one in the other: this multiplies if sets are nested.
+        # Two sets are compared by looking up each item of one in the other, which multiplies in nested sets.
         self._slow += (costs.count + 1) * costs.size // 2
         if costs.holds & HAS_LONG and costs.holds & HAS_EXACT:
             raise NotPlainDataError("long numbers are keys beside a Decimal or a Fraction")

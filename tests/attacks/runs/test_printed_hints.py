@@ -10,6 +10,7 @@ import pytest
 
 import stockade
 from stockade import Policy
+from stockade.resolve.toolchain import installs
 from stockade.runs.explain import printed
 from support.installs import SYSTEM_PATH
 from support.means import need
@@ -69,7 +70,7 @@ def test_no_repository_makes_the_search_long(
     (tmp_path / "many").mkdir()
     for number in range(100):
         (packages / f"{number}.pth").write_text(f"{tmp_path}/many\n" * 100)
-    listed, real = list[str](), printed.names_in
+    listed, real = list[str](), installs.names_in
 
     def names_in(place: str) -> list[str]:
         listed.append(place)
