@@ -93,6 +93,11 @@ class Decoder:
         #: What the key that is being decoded holds so far, and what comparing the sets in it may cost.
         self._holds = self._slow = 0
 
+    def go_on_from(self, other: Decoder | None) -> None:
+        """Use what another decoder has left, so that both values together cost no more than one may."""
+        if other is not None:
+            self.room, self._work, self._spare = other.room, other._work, other._spare
+
     def whole(self) -> Any:
         """Decode the value and check that no bytes follow it."""
         try:
