@@ -41,11 +41,11 @@ ROOMS = {
     "policy": "what may be asked, as values: model, compare, TOML, profiles, the hold-back table",
     "state": "the state directory: layout, schema, upgrades; long lists on the disk",
     "linux": "descriptors, openat2, /proc, mounts, cgroup files, sockets; knows no policy",
-    "vocabulary": "errors, controls, result: what every room speaks in",
+    "vocabulary": "errors, controls, result, lazy: what every room speaks in",
     "inside": "apart: everything that runs behind the walls; imports nothing of ours",
 }
 #: Modules beside the rooms.
-VOCABULARY = frozenset({"errors", "controls", "result", "_version"})
+VOCABULARY = frozenset({"errors", "controls", "result", "lazy", "_version"})
 
 
 class Import(NamedTuple):

@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+from stockade.lazy import loader
+
 TYPE_CHECKING = False  # importing it from typing takes longer than all of this
 if TYPE_CHECKING:
     from stockade.functions.executor import BrokenSandboxError, SandboxExecutor
@@ -44,30 +46,18 @@ __all__ = [
     "stream",
 ]
 
-#: Names whose module is not `sandboxed_function`; all load on first use.
-_MODULES = {
-    "BrokenSandboxError": "executor",
-    "FunctionError": "reply",
-    "SandboxExecutor": "executor",
-    "SecureBuffer": "secure_buffer",
-    "WarmPython": "warm_python",
-    "WorkerDiedError": "reply",
+#: Public names and their modules, which load on first use.
+_LAZY = dict.fromkeys(__all__, "stockade.functions.sandboxed_function") | {
+    "BrokenSandboxError": "stockade.functions.executor",
+    "FunctionError": "stockade.functions.reply",
+    "SandboxExecutor": "stockade.functions.executor",
+    "SecureBuffer": "stockade.functions.secure_buffer",
+    "WarmPython": "stockade.functions.warm_python",
+    "WorkerDiedError": "stockade.functions.reply",
 }
 
-
-def _load(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'stockade.functions' has no attribute {name!r}")
-    import importlib
-
-    module = importlib.import_module(f"stockade.functions.{_MODULES.get(name, 'sandboxed_function')}")
-    value: object = getattr(module, name)
-    globals()[name] = value
-    return value
-
-
 if not TYPE_CHECKING:  # otherwise type checkers would believe that every name exists
-    __getattr__ = _load
+    __getattr__ = loader(__name__, _LAZY)
 
 
 def __dir__() -> list[str]:

@@ -10,6 +10,8 @@ signing keys, `chain` is the log of a state directory, and `verify` needs only a
 
 from __future__ import annotations
 
+from stockade.lazy import loader
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from stockade.receipt.keys import public_key
@@ -31,16 +33,5 @@ _LAZY = {
     "verify": "stockade.receipt.verify",
 }
 
-
-def _load(name: str) -> object:
-    import importlib
-
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
-
-
 if not TYPE_CHECKING:  # otherwise type checkers would believe that every name exists
-    __getattr__ = _load
+    __getattr__ = loader(__name__, _LAZY)

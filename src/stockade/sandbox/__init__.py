@@ -6,6 +6,8 @@ inspects them, `supervise` watches a run, `finish` makes its result.
 
 from __future__ import annotations
 
+from stockade.lazy import loader
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from stockade.runs.options import (
@@ -85,16 +87,5 @@ _LAZY = {
     "run_async": "stockade.sandbox.async_sandbox",
 }
 
-
-def _load(name: str) -> object:
-    import importlib
-
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
-
-
 if not TYPE_CHECKING:  # otherwise type checkers would believe that every name exists
-    __getattr__ = _load
+    __getattr__ = loader(__name__, _LAZY)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from stockade.lazy import loader
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from stockade.workspace.commit import Commit, Note
@@ -39,16 +41,5 @@ _LAZY = {
     "Snapshot": "stockade.workspace.snapshots",
 }
 
-
-def _load(name: str) -> object:
-    import importlib
-
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
-
-
 if not TYPE_CHECKING:  # otherwise type checkers would believe that every name exists
-    __getattr__ = _load
+    __getattr__ = loader(__name__, _LAZY)
