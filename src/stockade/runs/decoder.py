@@ -61,9 +61,10 @@ _TEXTS: dict[bytes, Any] = {b"b": bytes, b"a": bytearray}
 #: Compiled on first use.
 _DECIMAL = r"-?(?:[0-9]+(?:\.[0-9]+)?(?:E[+-][0-9]{1,18})?|Infinity|s?NaN[0-9]*)"
 _ZONE = r"[A-Za-z0-9_+-]+(?:/[A-Za-z0-9_+-]+){0,3}"
+#: A unit of time has no multiple of zero: numpy divides by it, which ends the process with SIGFPE.
 _DTYPE = (
     r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16|[SU][1-9][0-9]{0,8}"
-    r"|[mM]8(?:\[[0-9]{0,4}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)"
+    r"|[mM]8(?:\[(?:[1-9][0-9]{0,3})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)"
 )
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _FACTORIES = {factory.__name__: factory for factory in FACTORIES}
@@ -339,8 +340,8 @@ class Decoder:
             return self._opaque(what.replace(" ", "."), f"<{what} of {name}, shape {shape}: {error}>")
         if name not in self._dtypes:
             self._charge(WIDE)
-            self._dtypes[name] = numpy.dtype(name)
         try:
+            self._dtypes.setdefault(name, numpy.dtype(name))
             array = _array_of(numpy, self._dtypes[name], shape, content, order)
         except (ValueError, TypeError, ArithmeticError):
             raise NotPlainDataError(f"the bytes do not encode a {what}") from None

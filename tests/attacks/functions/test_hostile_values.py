@@ -56,6 +56,12 @@ HOSTILE = {
     "objects": (b"n\x03|O8C\x01\x01\x08" + bytes(8), "do not encode an array"),
     "an endless array": (b"n\x03<f8C\x02" + ENDLESS * 2 + b"\x08" + bytes(8), "do not encode a numpy array"),
     "an array of nothing": (b"n\x03<U0C\x01" + ENDLESS + b"\x00", "do not encode an array"),
+    "text without end": (b"n\x0b<U999999999C\x01\x00\x00", "do not encode a numpy array"),
+    "a unit of zero": (
+        b"s\2v\x07<m8[0s]\x08\5" + bytes(7) + b"v\x06<m8[s]\x08" + bytes(8),
+        "a number of numpy",
+    ),
+    "an array of such": (b"n\x07<M8[0s]C\x01\x01\x08\5" + bytes(7), "do not encode an array"),
     "characters": (b"n\x03<U1C\x01\x01\x04\xff\xff\xff\xff", "do not encode a numpy array"),
     "a namedtuple": (b"k\x17subprocess:CompletedJob\x01N", "was not declared"),
     "an enum": (b"e\x0esignal:Signals\x07SIGKILLi\x01\x09", "was not declared"),
