@@ -212,7 +212,7 @@ def _project_workspace(project: Project, home: str, cwd: str, environ: Mapping[s
 
 
 def _in_own_repository(project: Project, home: str) -> bool:
-    """Whether a project's file belongs to a repository below the home, and both to the user or to root.
+    """Whether a project's file belongs to a repository, and both to the user or to root.
 
     Only then may the file show more than the directory where the user is without their trust: all of it came
     with the repository. Anything that the user downloads can put a file above some directory, and so can
