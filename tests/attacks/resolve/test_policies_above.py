@@ -10,7 +10,7 @@ import pytest
 from stockade.errors import PolicyError
 from stockade.resolve.discovery import discover
 
-NOBODY = 65534
+ANOTHER = os.getuid() + 1
 
 
 class SharedDirectory:
@@ -39,14 +39,14 @@ def shared(tmp_path: Path) -> SharedDirectory:
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a path to another user: for real as root, and otherwise by what `lstat` says about it."""
     if os.geteuid() == 0:
-        os.chown(path, NOBODY, NOBODY)
+        os.chown(path, ANOTHER, ANOTHER)
         return
     real = os.lstat
 
     def lstat(name: str) -> os.stat_result:
         info = real(name)
         fields = list(info)
-        fields[4] = NOBODY if name == str(path) else info.st_uid
+        fields[4] = ANOTHER if name == str(path) else info.st_uid
         return os.stat_result(fields)
 
     monkeypatch.setattr(os, "lstat", lstat)
