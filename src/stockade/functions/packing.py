@@ -491,7 +491,9 @@ def _module_of(value: Any) -> Any:
 @cache
 def _trees() -> tuple[str, ...]:
     """Return the directories of the modules that the Python inside has itself."""
-    found = [*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, sys.exec_prefix]
+    # Not the prefix of a virtual environment: one that was made in a project has the project's modules in it.
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    found = [*map(sysconfig.get_path, names), sys.base_prefix, sys.base_exec_prefix]
     paths = {os.path.realpath(path) for path in found}
     return ("/usr/lib/", *(path + "/" for path in paths if path not in ("/", "/usr", "/usr/local")))
 

@@ -169,7 +169,7 @@ def _add_project_and_flags(
 ) -> PolicySource:
     project = find_project(cwd, home) if with_project else None
     root = _project_workspace(project, home, cwd, environ) if project is not None and workspace else ""
-    if root and _in_repository(root, home):
+    if project is not None and root and _in_own_repository(project, home):
         workspace = root
     named, own = own, with_workspace(own, workspace)
     if project is None:
@@ -211,18 +211,28 @@ def _project_workspace(project: Project, home: str, cwd: str, environ: Mapping[s
     return directory if named == directory else ""
 
 
-def _in_repository(directory: str, home: str) -> bool:
-    """Whether a directory belongs to a repository below the home.
+def _in_own_repository(project: Project, home: str) -> bool:
+    """Whether a project's file belongs to a repository, and both to the user or to root.
 
-    Only then may a project's file show more than the directory where the user is without their trust: all of
-    it came with the repository. Anything that the user downloads can put a file above some directory.
+    Only then may the file show more than the directory where the user is without their trust: all of it came
+    with the repository. Anything that the user downloads can put a file above some directory, and so can
+    another user who owns a directory above, or may write there.
     """
-    top = os.path.realpath(home)
+    directory, top = os.path.dirname(project.path), os.path.realpath(home)
+    way = [project.path]
     while directory not in ("/", top):
-        if _is_repository(os.path.join(directory, ".git")):
-            return True
+        way.append(directory)
+        if _is_repository(repository := os.path.join(directory, ".git")):
+            return all(_is_own(path) for path in (*way, repository))
         directory = os.path.dirname(directory)
     return False
+
+
+def _is_own(path: str) -> bool:
+    try:
+        return os.lstat(path).st_uid in (0, os.geteuid())
+    except OSError:
+        return False
 
 
 def add_denied(policy: Policy, paths: Iterable[str]) -> Policy:

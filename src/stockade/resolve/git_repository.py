@@ -23,16 +23,21 @@ from stockade.workspace.version_control.repositories import pointer, small
 
 #: Files of a repository that exist to hold credentials or addresses.
 PRIVATE = ("credentials", "credential-cache", "remotes", "branches", "annex/creds")
-#: Files that may hold them beside other things.
-MIXED = ("config", "config.worktree", "FETCH_HEAD")
-#: A password or a token in an address, or a setting that holds one.
+#: How the names of files begin that may hold them beside other things.
+MIXED = ("config", "FETCH_HEAD")
+#: Where git records each command that moved a branch, such as `pull` and the address that it was given.
+LOGS = "logs"
+#: A password or a token in an address.
+_ADDRESS = re.compile(rb"://[^/\s@:]*:[^/\s@]+@|://[^/\s@:]{20,}@")
+#: That, or a setting that holds one.
 _CREDENTIALS = re.compile(
-    rb"://[^/\s@:]*:[^/\s@]+@|://[^/\s@:]{20,}@|extraheader|authorization|passw|token|secret|\[\s*credential"
+    _ADDRESS.pattern + rb"|extraheader|authorization|passw|token|secret|\[\s*credential"
     rb"|smtppass|cookiefile|sslkey",
     re.IGNORECASE,
 )
-#: How many repositories of submodules are searched for credentials, and how many files one identity reads.
-MOST_SUBMODULES, MOST_FILES = 1000, 20
+#: How many repositories of submodules, and directories of logs in each, are searched for credentials, and how
+#: many files one identity reads.
+MOST_SUBMODULES, MOST_LOGS, MOST_FILES = 1000, 1000, 20
 
 
 class LinkedWorktree(msgspec.Struct, frozen=True):
@@ -158,7 +163,10 @@ def _with_credentials(repository: str) -> Iterator[str]:
             inner[:] = [name for name in inner if name in ("modules", "worktrees")]
     for place in places:
         yield from (path for name in PRIVATE if _has_content(path := f"{place}/{name}"))
-        yield from (path for name in MIXED if _holds_credentials(path := f"{place}/{name}"))
+        mixed = (f"{place}/{name}" for name in names_in(place) if name.startswith(MIXED))
+        yield from (path for path in mixed if _holds(path, _CREDENTIALS))
+        if _is_logged(f"{place}/{LOGS}"):
+            yield f"{place}/{LOGS}"
 
 
 def _has_content(path: str) -> bool:
@@ -168,11 +176,18 @@ def _has_content(path: str) -> bool:
     return bool(names_in(path)) or not os.access(path, os.R_OK | os.X_OK)
 
 
-def _holds_credentials(path: str) -> bool:
-    if not os.path.lexists(path):
-        return False
+def _is_logged(logs: str) -> bool:
+    """Whether git's logs have an address with credentials, or are too many to tell."""
+    for number, (place, _, files) in enumerate(os.walk(logs)):
+        if number >= MOST_LOGS or any(_holds(f"{place}/{name}", _ADDRESS) for name in files):
+            return True
+    return False
+
+
+def _holds(path: str, credentials: re.Pattern[bytes]) -> bool:
+    """Whether a file has such text in it, or cannot be read."""
     text = small(path, LARGEST)
-    return text is None or _CREDENTIALS.search(text) is not None
+    return text is None or credentials.search(text) is not None
 
 
 def _global_files(caller: Caller) -> list[str]:

@@ -62,7 +62,10 @@ MOST_FILES = 2000
 MOST_SETTINGS = 1 << 16
 _BEGIN = re.compile(rb"-----BEGIN ([^\n]*?)-----")
 _PUBLIC = (b"CERTIFICATE", b"TRUSTED CERTIFICATE", b"X509 CERTIFICATE", b"X509 CRL")
-_PROXY = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*)://)?(?:([^@/?#\s]*)@)?([A-Za-z0-9._:%\[\]-]+)/?")
+_PROXY = re.compile(
+    r"(?:([A-Za-z][A-Za-z0-9+.-]*)://)?(?:([^@/?#\s]*)@)?"
+    r"((?:[A-Za-z0-9._-]+|\[[A-Za-z0-9.:%_-]+\])(?::[0-9]{1,5})?)/?"
+)
 
 #: Given the path of a file and the variable that names it, opens it for the sandbox; None if it is missing.
 Opener = Callable[[str, str], "Grant | None"]

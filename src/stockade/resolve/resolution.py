@@ -281,7 +281,7 @@ def _toolchain(
             home=opener.home.rstrip("/"),
             environ=opener.caller.environ,
             search=search_path(opener.caller),
-            cwd=os.path.join(project or opener.caller.home, start),
+            cwd=os.path.join(project or opener.caller.home, start).rstrip("/") or "/",
             caller_cwd=opener.caller.cwd or "/",
             project=project,
             uid=opener.caller.uid,

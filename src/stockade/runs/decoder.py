@@ -61,9 +61,10 @@ _TEXTS: dict[bytes, Any] = {b"b": bytes, b"a": bytearray}
 #: Compiled on first use.
 _DECIMAL = r"-?(?:[0-9]+(?:\.[0-9]+)?(?:E[+-][0-9]{1,18})?|Infinity|s?NaN[0-9]*)"
 _ZONE = r"[A-Za-z0-9_+-]+(?:/[A-Za-z0-9_+-]+){0,3}"
+#: A unit of time has no multiple of zero: numpy divides by it, which ends the process with SIGFPE.
 _DTYPE = (
     r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16|[SU][1-9][0-9]{0,8}"
-    r"|[mM]8(?:\[[0-9]{0,4}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)"
+    r"|[mM]8(?:\[(?:[1-9][0-9]{0,3})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)"
 )
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _FACTORIES = {factory.__name__: factory for factory in FACTORIES}
@@ -90,8 +91,13 @@ class Decoder:
         self._work, self._spare = MOST_WORK, SPARE_TIME
         self._zones: dict[str, datetime.tzinfo] = {}
         self._dtypes: dict[str, Any] = {}
-        #: What the key that is being decoded holds so far.
-        self._holds = 0
+        #: What the key that is being decoded holds so far, and what comparing the sets in it may cost.
+        self._holds = self._slow = 0
+
+    def go_on_from(self, other: Decoder | None) -> None:
+        """Use what another decoder has left, so that both values together cost no more than one may."""
+        if other is not None:
+            self.room, self._work, self._spare = other.room, other._work, other._spare
 
     def whole(self) -> Any:
         """Decode the value and check that no bytes follow it."""
@@ -174,14 +180,15 @@ class Decoder:
             raise NotPlainDataError("a key occurs twice")
 
     def _key(self, depth: int, costs: _Costs) -> Any:
-        begin, around = self._at, self._holds
-        self._holds = 0
+        begin, around, beside = self._at, self._holds, self._slow
+        self._holds = self._slow = 0
         key = self._value(depth + 1)
         costs.holds |= self._holds
         self._holds |= around
         if _is_costly(key):
             costs.count += 1
-            costs.size += self._at - begin
+            costs.size += self._at - begin + self._slow
+        self._slow = beside
         return key
 
     def _note(self, size: int, holds: int) -> None:
@@ -194,6 +201,8 @@ class Decoder:
         scalar of numpy with a sequence by making an array of it, which can take any amount of memory.
         """
         self._spend(costs.count * costs.size)
+        # Two sets are compared by looking up each item of one in the other, which multiplies in nested sets.
+        self._slow += (costs.count + 1) * costs.size // 2
         if costs.holds & HAS_LONG and costs.holds & HAS_EXACT:
             raise NotPlainDataError("long numbers are keys beside a Decimal or a Fraction")
         if costs.holds & HAS_NUMPY and {_shape(key) for key in keys} not in ({"plain"}, {"tuple"}):
@@ -331,8 +340,8 @@ class Decoder:
             return self._opaque(what.replace(" ", "."), f"<{what} of {name}, shape {shape}: {error}>")
         if name not in self._dtypes:
             self._charge(WIDE)
-            self._dtypes[name] = numpy.dtype(name)
         try:
+            self._dtypes.setdefault(name, numpy.dtype(name))
             array = _array_of(numpy, self._dtypes[name], shape, content, order)
         except (ValueError, TypeError, ArithmeticError):
             raise NotPlainDataError(f"the bytes do not encode a {what}") from None
@@ -412,7 +421,7 @@ _OTHERS: dict[bytes, Callable[[Decoder, int], Any]] = {
 
 
 class _Costs:
-    """The keys of one container that can be chosen to share one hash: their number and their bytes."""
+    """The keys of one container that can be chosen to share one hash: their number, and bytes to compare."""
 
     def __init__(self) -> None:
         self.count = self.size = self.holds = 0

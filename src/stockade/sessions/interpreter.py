@@ -114,6 +114,7 @@ class _Report:
 
     def __init__(self, reply: DriverReply, most: int) -> None:
         self._room = most * ROOM
+        self._last: Decoder | None = None
         self._parts: dict[str, Any] = Decoder(reply.content, most + 2 * WORDS).whole()
         self.left_out = _typed(self._parts.get("left_out", 0), int)
 
@@ -142,8 +143,9 @@ class _Report:
 
     def _decoded(self, content: bytes) -> Any:
         decoder = Decoder(_typed(content, bytes), self._room, opaque=OpaqueValue)
+        decoder.go_on_from(self._last)
         value = decoder.whole()
-        self._room = decoder.room
+        self._last = decoder
         return value
 
 

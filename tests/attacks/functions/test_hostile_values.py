@@ -29,6 +29,13 @@ def made(name: str, *args: Any) -> bytes:
     return b"x" + bytes([len(name)]) + name.encode() + b"t" + bytes([len(args)]) + parts
 
 
+def nested(depth: int, number: int = 0) -> bytes:
+    """Sets of four sets, which differ in their last number only; all of them have one hash."""
+    if not depth:
+        return encoded((number + 1) * PRIME + 7)
+    return b"z\4" + b"".join(nested(depth - 1, one) for one in (0, 1, 2, 3 + number))
+
+
 HOSTILE = {
     "a class by name": (made("Popen", "ls"), "do not encode a value"),
     "a date": (made("date", 1 << 100_000, 1, 1), "do not encode a date"),
@@ -38,6 +45,7 @@ HOSTILE = {
     "a Decimal": (made("Decimal", "1e" + "9" * 40), "wrong digits"),
     "a Fraction": (made("Fraction", (1 << 8_000_000) + 1, (1 << 7_999_999) - 1), "long fractions"),
     "digits as a key": (b"s\2" + encoded(Decimal(1)) + encoded(1 + (PRIME << 8_000_000)), "are keys beside"),
+    "sets of sets": (nested(9), "one hash"),
     "a UUID": (made("UUID", bytes(1 << 20)), "do not encode a UUID"),
     "a path": (made("PosixPath", "a/" * (1 << 20)), "too long"),
     "an address": (made("IPv6Network", ":" * 1000), "too long"),
@@ -48,6 +56,12 @@ HOSTILE = {
     "objects": (b"n\x03|O8C\x01\x01\x08" + bytes(8), "do not encode an array"),
     "an endless array": (b"n\x03<f8C\x02" + ENDLESS * 2 + b"\x08" + bytes(8), "do not encode a numpy array"),
     "an array of nothing": (b"n\x03<U0C\x01" + ENDLESS + b"\x00", "do not encode an array"),
+    "text without end": (b"n\x0b<U999999999C\x01\x00\x00", "do not encode a numpy array"),
+    "a unit of zero": (
+        b"s\2v\x07<m8[0s]\x08\5" + bytes(7) + b"v\x06<m8[s]\x08" + bytes(8),
+        "a number of numpy",
+    ),
+    "an array of such": (b"n\x07<M8[0s]C\x01\x01\x08\5" + bytes(7), "do not encode an array"),
     "characters": (b"n\x03<U1C\x01\x01\x04\xff\xff\xff\xff", "do not encode a numpy array"),
     "a namedtuple": (b"k\x17subprocess:CompletedJob\x01N", "was not declared"),
     "an enum": (b"e\x0esignal:Signals\x07SIGKILLi\x01\x09", "was not declared"),

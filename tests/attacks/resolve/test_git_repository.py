@@ -149,3 +149,35 @@ def test_a_repository_of_another_user_is_not_shown(home: Path, monkeypatch: pyte
     link(home / "other/.git", home / "project", "mine")
     monkeypatch.setattr(git_repository, "_owner", lambda path: os.getuid() + 1)
     assert shown(home) == set()
+
+
+def hidden(home: Path) -> set[str]:
+    """What stays hidden of the repository of a worktree, by the names in it."""
+    link(home / "other/.git", home / "project", "mine")
+    found = git_repository.linked_worktree(str(home / "project"), Caller.current())
+    assert found is not None
+    return {os.path.relpath(path, found.repository) for path in found.hidden}
+
+
+@pytest.mark.parametrize("record", ["logs/HEAD", "logs/refs/heads/main", "worktrees/w/logs/HEAD"])
+@pytest.mark.parametrize("address", ["https://me:word@git.example/x", f"https://{'t' * 40}@git.example/x"])
+def test_an_address_with_a_password_that_git_has_logged_is_hidden(
+    home: Path, record: str, address: str
+) -> None:
+    file = home / "other/.git" / record
+    file.parent.mkdir(parents=True)
+    file.write_text(f"0 1 me <me@example> 1 +0000\tpull {address} main: Fast-forward\n")
+    assert hidden(home) == {f"{record.partition('logs')[0]}logs"}
+
+
+def test_a_log_that_only_speaks_of_passwords_is_shown(home: Path) -> None:
+    file = home / "other/.git/logs/HEAD"
+    file.parent.mkdir()
+    file.write_text("0 1 me <me@example> 1 +0000\tcommit: hide the password and the token\n")
+    assert hidden(home) == set()
+
+
+@pytest.mark.parametrize("name", ["config", "config.lock", "config.bak", "config~"])
+def test_a_copy_of_a_configuration_with_a_password_is_hidden_too(home: Path, name: str) -> None:
+    (home / "other/.git" / name).write_text('[remote "o"]\n\turl = https://me:word@git.example/x\n')
+    assert hidden(home) == {name}

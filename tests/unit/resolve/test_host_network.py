@@ -176,6 +176,8 @@ def test_a_proxy_loses_its_user_and_password(value: str, passed: str, resolved: 
     "value",
     [
         "http://me:sec/ret@proxy:3128",
+        "http://proxy:3128:me:secret",
+        "me:secret",
         "http://me:sec@ret@proxy:3128",
         "http://me:sec#ret@proxy:3128",
         "http://proxy:3128/?token=secret",

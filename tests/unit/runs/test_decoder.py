@@ -276,6 +276,25 @@ def test_keys_that_all_have_one_hash_are_refused_before_they_cost_anything() -> 
     assert decoded(encoder.encode(usual, MANY), MANY) == usual
 
 
+def test_sets_of_tuples_may_be_keys() -> None:
+    usual = {frozenset({(x, "a"), (x, "b"), (x, 1.5)}): x for x in range(2000)}
+    assert decoded(encoder.encode(usual, MANY), MANY) == usual
+
+
+@pytest.mark.parametrize(("width", "depth"), [(2, 17), (4, 9), (8, 6), (300, 2)])
+def test_nested_sets_that_all_have_one_hash_are_refused_before_they_cost_anything(
+    width: int, depth: int
+) -> None:
+    def nested(depth: int, number: int = 0) -> bytes:
+        if not depth:
+            return encoder.encode((number + 1) * ((1 << 61) - 1), MANY)
+        inner = [nested(depth - 1, one) for one in (*range(width - 1), width - 1 + number)]
+        return b"z\xff" + struct.pack(">Q", width) + b"".join(inner)
+
+    with pytest.raises(NotPlainDataError, match="one hash"):
+        decoded(nested(depth), 1 << 30)
+
+
 def chain(bits: int, most: int) -> list[int]:
     """Small numbers that fill the places of a dictionary as it goes along, and others that go there too."""
     mask, places, found = (1 << bits) - 1, {}, 0

@@ -30,6 +30,15 @@ CREDENTIALS = (
 )  # fmt: skip
 #: In a prefix: other environments of the same install manager.
 OTHERS = "envs"
+#: What lies in a virtual environment. If there is more, it was made in a directory of other things, such as a
+#: project, and only the parts that its Python needs are shown.
+VENV_NAMES = frozenset(
+    (
+        "bin", "lib", "lib64", "include", "share", "pyvenv.cfg", "etc", "man", "pip.conf", "__pycache__",
+        "pip-selfcheck.json", ".gitignore", ".lock", "CACHEDIR.TAG", "uv-receipt.toml", "pipx_metadata.json",
+    )
+)  # fmt: skip
+VENV_PARTS = ("bin", "lib", "lib64", "include", "share", "pyvenv.cfg")
 #: Names that tell a home directory from others.
 HOME_NAMES = (".ssh", ".gnupg", ".aws", ".kube", ".bash_history", ".bashrc", ".profile")
 #: Version managers: the variable that moves their tree, the tree below the home, the directory of installs
@@ -112,6 +121,13 @@ def private_paths(tree: str, used: Collection[str]) -> Iterator[str]:
         yield f"{tree}/{DATA}"
         settings = {*names_in(f"{tree}/{SETTINGS}")} - {*PUBLIC_SETTINGS}
         yield from (f"{tree}/{SETTINGS}/{name}" for name in sorted(settings | {*PRIVATE_KEYS}))
+
+
+def parts(prefix: str) -> list[str]:
+    """The paths to show of an install: all of it, or the parts of a virtual environment in a project."""
+    if not is_venv(prefix) or VENV_NAMES.issuperset(names_in(prefix)):
+        return [prefix]
+    return [path for name in VENV_PARTS if os.path.lexists(path := f"{prefix}/{name}")]
 
 
 def names_in(directory: str) -> list[str]:

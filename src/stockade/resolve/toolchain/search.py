@@ -218,8 +218,15 @@ class ProgramSearch:
         prefix = self._prefix(path, chain.trusted)
         if not prefix:
             return
-        self.trees[prefix] = chain.name
+        self._show_parts(prefix, chain.name)
         self._show_base(prefix, chain)
+
+    def _show_parts(self, prefix: str, name: str) -> None:
+        for path in installs.parts(prefix):
+            if os.path.islink(path):  # lib64
+                self.links[path] = os.readlink(path)
+            else:
+                self.trees[path] = name
 
     def _show_base(self, venv: str, chain: _LinkChain) -> None:
         """Show the Python that a virtual environment was made from, as its pyvenv.cfg says."""
@@ -237,7 +244,7 @@ class ProgramSearch:
                         prefix = self._prefix(base, way.trusted, laid_out=True)
                         if not prefix:
                             return
-                        self.trees[prefix] = chain.name
+                        self._show_parts(prefix, chain.name)
                     self.links |= way.links
                 except _DeadEnd:
                     pass

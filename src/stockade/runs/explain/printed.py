@@ -15,7 +15,7 @@ from stockade.gate import client
 from stockade.linux.path_lookup import covers
 from stockade.resolve.resolved import ResolvedPolicy
 from stockade.resolve.toolchain import shims
-from stockade.resolve.toolchain.installs import is_venv, names_in
+from stockade.resolve.toolchain.installs import is_venv, looks_like_home, names_in
 from stockade.resolve.toolchain.needs import PROJECT, PYTHON, which
 from stockade.runs.explain.not_started import is_secret, is_shown
 
@@ -42,6 +42,7 @@ def _git(last: bytes, resolved: ResolvedPolicy, workspace: str) -> str:
 
     named = git_repository.named_by(f"{workspace}/.git")
     above = git_repository.repository_above(workspace)
+    above = above if _may_be_shown(above, resolved) else ""
     if b"Read-only file system" in last and named and is_shown(named, resolved):
         return (
             "the repository of this worktree is read-only inside: `stockade commit` brings the changes to "
@@ -78,7 +79,7 @@ def _missing_module(last: bytes, program: client.Program, resolved: ResolvedPoli
     if place := _project_with(name, python, resolved):
         return f"{found}, and {place} has a module {name}: run {place}/bin/python3, or activate it first"
     for packages, way in _hidden_places(python, resolved):
-        if _has(packages, name) and not is_secret(packages, resolved):
+        if _has(packages, name) and _may_be_shown(os.path.realpath(packages), resolved):
             return (
                 f"{found}; a module {name} is in {packages}{way}, which the policy does not show: "
                 f"`--read {shlex.quote(packages)}`"
@@ -122,13 +123,27 @@ def _hidden_places(python: str, resolved: ResolvedPolicy) -> Iterator[tuple[str,
         if not is_shown(packages, resolved):
             yield packages, " (pip install --user)"
     for packages in _site_packages(os.path.dirname(os.path.dirname(python))):
-        for file in names_in(packages):
+        # A repository must not choose what a hint advises to show, nor how long the search takes.
+        for file in () if _may_be_hostile(packages, resolved) else names_in(packages):
             if not file.endswith(".pth"):
                 continue
             text = shims.first_bytes(f"{packages}/{file}").decode("utf-8", "replace")
             for line in text.splitlines()[:MOST_LINES]:
                 if line.startswith("/") and "\0" not in line and not is_shown(line.rstrip(), resolved):
                     yield line.rstrip(), f" ({file} of {packages} leads there)"
+
+
+def _may_be_hostile(path: str, resolved: ResolvedPolicy) -> bool:
+    """Whether a path is in the workspace, or where programs may write."""
+    trees = [grant.path for grant in resolved.grants if grant.access == "write"]
+    trees += [] if resolved.workspace is None else [resolved.workspace.path]
+    return any(covers(tree, os.path.realpath(path)) for tree in trees)
+
+
+def _may_be_shown(path: str, resolved: ResolvedPolicy) -> bool:
+    """Whether a hint may advise to show a directory: no place of secrets, no home, and nothing around one."""
+    home = os.path.realpath(resolved.caller.home)
+    return not (is_secret(path, resolved) or covers(path, home) or looks_like_home(path))
 
 
 def _site_packages(prefix: str) -> list[str]:

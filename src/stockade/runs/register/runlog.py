@@ -243,4 +243,5 @@ def _plain(path: str, flags: int) -> int:
 
 
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    # O_APPEND: as soon as it has the log's name, other processes append to it too.
+    return os.open(path, flags | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
