@@ -67,7 +67,7 @@ RULES: dict[str, str] = {
     "pass_env": "only names that the other or its profile passes",
     "image": "the same",
     "backend": "only backends that the other may use; a backend that can leave a control weaker only in a "
-    "list with every better one that the other may use, so that Stockade uses it only where those do not work",
+    "list with every better one that the other may use, so that Stockade uses it only if those do not work",
     "accept": "only controls that the other accepts",
     "workspace": "by its own clauses; a policy without a workspace has nothing to compare",
     "workspace.path": "as `read`: the directory gives the access of its mode; if both change a copy, "
