@@ -153,7 +153,7 @@ OBSERVED = {
     Control.LIMITS_MEMORY: "limit and membership read from the kernel",
     Control.LIMITS_TASKS: "limit of the process read from the kernel",
     Control.LIMITS_CPU: "limit and membership read from the kernel",
-    Control.LIMITS_CPU_TIME: "membership read from the kernel, watched by the gate",
+    Control.LIMITS_CPU_TIME: "membership read from the kernel",
     Control.LIMITS_FILES: "limit of the process read from the kernel",
     Control.LIMITS_DISK: "confirmed by the gate",
     Control.LIMITS_WALL: "kept by the gate",
