@@ -17,12 +17,12 @@ import msgspec
 
 from stockade.controls import Control
 from stockade.host.capabilities import Host, called
+from stockade.resolve.resolved import ANY_TREE, ResolvedPolicy, UnnamedTrees
 
 if TYPE_CHECKING:
     from stockade.backends.selection import ControlChoice, Selection
     from stockade.gate.operations import Plan
     from stockade.policy import Policy
-    from stockade.resolve.resolved import ResolvedPolicy
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -160,6 +160,11 @@ class Backend(Enforcer):
     @abc.abstractmethod
     def home(cls, resolved: ResolvedPolicy, scratch: str) -> str:
         """Return the home of commands inside; `scratch` is the private directory, if there is one."""
+
+    @classmethod
+    def unnamed_trees(cls, policy: Policy) -> UnnamedTrees:
+        """Return what it can do with trees that no clause of the policy names."""
+        return ANY_TREE
 
     @classmethod
     def adjusted(

@@ -36,7 +36,7 @@ from stockade.host import bubblewrap
 from stockade.host.capabilities import Host
 from stockade.policy import Policy
 from stockade.resolve.resolution import refuse_foreign
-from stockade.resolve.resolved import ResolvedPolicy
+from stockade.resolve.resolved import ResolvedPolicy, UnnamedTrees
 
 #: Characters that the options of a mount escape or split at, so that a path does not read back as it was.
 UNSPEAKABLE = ",:\\ \t\n"
@@ -108,6 +108,10 @@ class Bwrap(Backend):
     @classmethod
     def home(cls, resolved: ResolvedPolicy, scratch: str) -> str:
         return Native.home(resolved, scratch)
+
+    @classmethod
+    def unnamed_trees(cls, policy: Policy) -> UnnamedTrees:
+        return UnnamedTrees(shown=Control.IPC in policy.accept or bubblewrap.has_overlays(), hiding=False)
 
     @classmethod
     def adjusted(

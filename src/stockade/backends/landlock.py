@@ -43,7 +43,7 @@ from stockade.gate import operations as ops
 from stockade.gate.wire import KIND_PLAIN
 from stockade.policy import Policy
 from stockade.resolve.paths.protected_paths import refuse_repositories
-from stockade.resolve.resolved import ResolvedPolicy
+from stockade.resolve.resolved import ResolvedPolicy, UnnamedTrees
 
 TCP = 0b11  # bind, connect
 #: Files of /etc besides those of the profile. Other backends make them; here they are the host's.
@@ -129,6 +129,10 @@ class LandlockBackend(Backend):
     }
     scratch = True
     copies = True
+
+    @classmethod
+    def unnamed_trees(cls, policy: Policy) -> UnnamedTrees:
+        return UnnamedTrees(hiding=False)
 
     @classmethod
     def plan(cls, given: PlanInputs) -> ops.Plan:

@@ -31,7 +31,7 @@ from stockade.policy.values import expand, literal, quote_protected, show
 from stockade.resolve.paths import protected_paths
 from stockade.resolve.paths.hidden_paths import hide
 from stockade.resolve.paths.policy_paths import MODES, OWN, SYSTEM, NamedPath, places
-from stockade.resolve.resolved import Grant, ResolvedPolicy
+from stockade.resolve.resolved import ANY_TREE, Grant, ResolvedPolicy, UnnamedTrees
 from stockade.resolve.toolchain.needs import (
     Surroundings,
     Toolchain,
@@ -66,12 +66,14 @@ def resolve(
     command: str = "",
     start: str = "",
     table: bytes | None = None,
+    unnamed: UnnamedTrees = ANY_TREE,
 ) -> ResolvedPolicy:
     """Find and open every path that the policy names, and what the command needs if it starts in `start`.
 
     `state` is Stockade's own directory, which no grant may touch. `pinned` says that the policy's paths are
     real names already (see `discover`): a link on the way was put there since, and is refused. `table` is
     the mount table of a process that confines itself: it mounts nothing, so mounts in a tree do not matter.
+    `unnamed` says which trees the backend can show that no clause names.
     """
     base = profile(policy.profile)
     opener, mounts = _PathOpener(caller, state, pinned, table), table is None
@@ -93,9 +95,9 @@ def resolve(
             policy = _protect_policies(policy, workspace.path, opener.policies)
             _apply_workspace_mode(grants, workspace)
         root = "" if workspace is None else workspace.path
-        linked = _show_repository(policy, opener, grants, root) if root else None
+        linked = _show_repository(policy, opener, grants, root, unnamed) if root else None
         programs = _follow_links(policy, base, opener, root)
-        chain = _toolchain(policy, base, opener, grants, workspace, command, start)
+        chain = _toolchain(policy, base, opener, grants, workspace, command, start, unnamed)
         if mounts and workspace is not None and workspace.access != "write" and caller.uid == 0:
             _show_mounted(workspace, opener, grants)
         network = _host_network(policy, base, opener, grants, workspace) if policy.net == "open" else None
@@ -157,7 +159,7 @@ def _repositories(
 
 
 def _show_repository(
-    policy: Policy, opener: _PathOpener, grants: dict[str, Grant], workspace: str
+    policy: Policy, opener: _PathOpener, grants: dict[str, Grant], workspace: str, unnamed: UnnamedTrees
 ) -> LinkedWorktree | None:
     """Show the repository of a workspace that is a linked worktree, read-only; see `git_repository`."""
     try:
@@ -169,6 +171,8 @@ def _show_repository(
 
     found = linked_worktree(workspace, opener.caller)
     if found is None or any(covers(path, found.repository) for path in grants):
+        return None
+    if not unnamed.take(found.hidden):
         return None
     if mounted_below(found.repository):
         return None
@@ -260,6 +264,7 @@ def _toolchain(
     workspace: Grant | None,
     command: str,
     start: str,
+    unnamed: UnnamedTrees,
 ) -> Toolchain:
     """Grant the installs of the user that the command needs."""
     mine = [grant for grant in grants.values() if not grant.clause.startswith("profile")]
@@ -271,6 +276,7 @@ def _toolchain(
         opener.caller,
         command,
         project,
+        unnamed,
         lambda: Surroundings(
             home=opener.home.rstrip("/"),
             environ=opener.caller.environ,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
@@ -30,6 +31,25 @@ class Grant(msgspec.Struct, frozen=True):
     fd: int
     alone: bool = False
     """Whether the directory is shown without the file systems mounted in it."""
+
+
+class UnnamedTrees(msgspec.Struct, frozen=True):
+    """What a backend can do with trees that no clause of the policy names.
+
+    Stockade shows them for convenience: the caller's Python, the repository of a worktree. Where the backend
+    cannot show one, or not without the secrets in it, the run goes on without it.
+    """
+
+    shown: bool = True
+    #: Whether it can hide files in them.
+    hiding: bool = True
+
+    def take(self, hidden: Collection[str]) -> bool:
+        """Whether the backend can show a tree in which these paths stay hidden."""
+        return self.shown and (self.hiding or not hidden)
+
+
+ANY_TREE = UnnamedTrees()
 
 
 class ResolvedPolicy(msgspec.Struct, frozen=True):

@@ -290,7 +290,13 @@ def _resolve_and_plan(
 
         raise no_copies(backend.name)
     resolved = resolve(
-        policy, caller, home, pinned=pinned, command=command[0] if command else "", start=start
+        policy,
+        caller,
+        home,
+        pinned=pinned,
+        command=command[0] if command else "",
+        start=start,
+        unnamed=backend.unnamed_trees(policy),
     )
     made = HostResources()
     try:

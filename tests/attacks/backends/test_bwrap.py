@@ -99,6 +99,7 @@ def policy(version: str, tmp_path: Path, workspace: Path, out: Path) -> Policy:
         write=[str(out)],
         read=[str(tmp_path / "data/file" if version == OLD else tmp_path / "data")],
         protect=[".vscode"],
+        toolchain=False,
     )
 
 
@@ -183,7 +184,7 @@ def test_what_was_led_elsewhere_meanwhile_is_noticed(
 def test_the_gate_leaves_out_nothing_of_what_is_its_own(
     out: Path, sabotaged_gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = Policy(backend="bwrap", write=[str(out)])
+    policy = Policy(backend="bwrap", write=[str(out)], toolchain=False)
     client.shutdown()
     monkeypatch.setattr("stockade.gate.executable", lambda: str(sabotaged_gate))
     prepared = prepare.prepare(policy)

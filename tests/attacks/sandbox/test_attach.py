@@ -53,8 +53,9 @@ except OSError as error:
 @pytest.fixture
 def place(workspace: Path, stockade_home: Path) -> Iterator[Path]:
     """The socket of a kept shell."""
-    with stockade(workspace, "shell", "--keep", environment={"SHELL": "/bin/sh"}) as terminal:
-        terminal.until(lambda: terminal.text[:1] in ("#", "$"))
+    short = ("--env", "PS1=# ")
+    with stockade(workspace, "shell", "--keep", *short, environment={"SHELL": "/bin/sh"}) as terminal:
+        terminal.until("\n#")
         (found,) = (stockade_home / "run").glob("*/*.attach")
         yield found
         terminal.type("exit\n")

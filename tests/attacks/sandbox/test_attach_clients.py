@@ -34,8 +34,9 @@ MOST_RESIDENT = 80 << 10
 @pytest.fixture
 def kept(workspace: Path, stockade_home: Path) -> Iterator[Terminal]:
     """A kept shell, with us at it; it is usable at the end."""
-    with stockade(workspace, "shell", "--keep", environment={"SHELL": "/bin/sh"}) as terminal:
-        terminal.until(lambda: terminal.text[:1] in ("#", "$"))
+    short = ("--env", "PS1=# ")
+    with stockade(workspace, "shell", "--keep", *short, environment={"SHELL": "/bin/sh"}) as terminal:
+        terminal.until("\n#")
         yield terminal
         for record in register.living(str(stockade_home)):
             register.stop(str(stockade_home), record, now=True)

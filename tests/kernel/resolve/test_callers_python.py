@@ -11,6 +11,7 @@ import pytest
 
 import stockade
 from stockade import Policy, Sandbox
+from support import bubblewraps
 from support.cli import stockade_command
 from support.installs import SYSTEM_PATH
 from support.means import need
@@ -126,3 +127,13 @@ def test_a_projects_environment_is_left_alone_without_a_toolchain(workspace: Pat
     script(made_venv(workspace / ".venv"), "check-it")
     found = stockade_command("run", "--no-toolchain", "--", "check-it", cwd=workspace)
     assert found.returncode == 127
+
+
+def test_a_backend_that_cannot_show_it_runs_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asked for it: bubblewrap 0.8 cannot show a directory without the sockets in it."""
+    bubblewraps.use(bubblewraps.program(bubblewraps.OLD), monkeypatch)
+    with Sandbox(Policy(backend="bwrap")) as box:
+        assert box.run(["sh", "-c", "echo works"]).text == "works\n"
+    bubblewraps.use(bubblewraps.program(bubblewraps.NEW), monkeypatch)
+    with Sandbox(Policy(backend="bwrap")) as box:
+        assert box.run(["python3", "-c", PREFIX]).text.strip() == sys.prefix

@@ -20,6 +20,7 @@ from stockade.linux.user import Caller
 from stockade.policy.model import Policy
 from stockade.policy.profile import Profile
 from stockade.policy.values import show
+from stockade.resolve.resolved import UnnamedTrees
 
 #: Trees of the system, whose scripts name interpreters of the system.
 SYSTEM_PROGRAMS = ("/usr/bin/", "/bin/", "/usr/sbin/", "/sbin/", "/usr/lib/")
@@ -82,11 +83,13 @@ def toolchain(
     caller: Caller,
     command: str,
     project: str,
+    unnamed: UnnamedTrees,
     around: Callable[[], Surroundings],
 ) -> Toolchain:
     """Find the installs that a command, and the commands that the policy names, need.
 
-    An empty command stands for all those of a living sandbox. `project` is the workspace. A policy with
+    An empty command stands for all those of a living sandbox. `project` is the workspace, `unnamed` says
+    whether the backend can show a Python that the user has not asked for. A policy with
     `exec` gets none, and one that sets PATH none for a command without a slash: its author has decided what
     is found.
     """
@@ -110,7 +113,7 @@ def toolchain(
     if command:
         search.command(command)
     if environment:
-        search.environments()
+        search.environments(unnamed)
     for name in names:
         if not search.command(name):
             raise PolicyError(

@@ -21,6 +21,7 @@ import stat
 from collections.abc import Iterable
 
 from stockade.errors import PolicyError
+from stockade.resolve.resolved import UnnamedTrees
 from stockade.resolve.toolchain import installs, shims
 from stockade.resolve.toolchain.installs import InstallRoot
 from stockade.resolve.toolchain.needs import (
@@ -108,11 +109,14 @@ class ProgramSearch:
         hidden = tuple(path for path in dict.fromkeys(private) if os.path.lexists(path))
         return Toolchain(self.trees, self.links, tuple(self.path), tuple(self.path_after), hidden)
 
-    def environments(self) -> None:
+    def environments(self, unnamed: UnnamedTrees) -> None:
         """Make the user's Python findable, and the programs of the project's own environment."""
+        before = self.trees.copy(), self.links.copy(), self.path.copy(), self.path_after.copy(), {*self._used}
         with contextlib.suppress(PolicyError):  # of a version manager: the user has not asked for a Python
             self.command(PYTHON)
         self.project_environment(PYTHON)
+        if self.trees != before[0] and not unnamed.take(self.result().hidden):
+            self.trees, self.links, self.path, self.path_after, self._used = before
 
     def project_environment(self, name: str) -> bool:
         """Make the programs of the project's own environment findable; False if it has none of that name.
