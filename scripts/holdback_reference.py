@@ -24,13 +24,13 @@ commit changes](../how-to/review-changes.md) says how to commit, [the policy
 reference](policy-protection.md#hold_back-allow_commit) how to write `hold_back` and `allow_commit`.
 
 A program in a sandbox chooses every name and every byte of its changes. A commit treats three kinds of
-files with care:
+files specially:
 
 - **Obeyed unasked**: one of your tools runs or obeys the file because it exists, or uses another
   interpreter, registry or wrapper because of it. `stockade commit` holds it back until you type
   `--allow-exec-config` or `--allow PATTERN`, or write `allow_commit` in the policy.
 - **Runs at your next command**: code of the project that your next build, test or install runs. The commit
-  takes it over; `stockade diff` and `stockade commit` show it first, with the reason.
+  applies it; `stockade diff` and `stockade commit` show it first, with the reason.
 - **Compiled code in a cache**, such as `__pycache__`: the commit leaves it out, and says so in one line.
 
 A commit always holds back what the policy's `protect` names. If the list of a repository (`.git`, `.hg`,
@@ -41,11 +41,12 @@ commits the repository alone, without the files in it that git obeys: those need
 ## Removed files
 
 Removing `.npmrc` has the same effect as emptying it: npm again runs scripts that `ignore-scripts`
-prevented. So a commit holds back the removal of an obeyed file as it holds back a change: also a removal by
-a rename, by a directory in its place, or by closing the directory around it, and the removal of a directory
-such as `.github` with such files in it. It does not hold back a removal together with everything that the
-file governs: `rm -r app` removes `app/.npmrc` too. Nor does it hold back the removal of what the table
-marks with *may go*: programs, environments and records of work in progress, which restrict nothing.
+prevented. So a commit holds back the removal of an obeyed file as it holds back a change. A rename, a
+directory in the file's place, and a closed directory around it count as removals, and so does the removal
+of a directory such as `.github` with such files in it. The commit does not hold back a removal together
+with everything that the file governs: `rm -r app` removes `app/.npmrc` too. Nor does it hold back the
+removal of files that the table marks with *may go*: programs, environments and records of work in
+progress, which restrict nothing.
 
 ## What files of yours name
 
@@ -71,15 +72,16 @@ you cannot read it. So Stockade trusts no header: the commit leaves everything i
 so in one line, and closes the workspace without it. Your Python makes the files again. `--allow
 '**/__pycache__'` (or `'**/*.pyc'`) commits them; `--allow-exec-config` does not. Bytecode elsewhere is in
 the table below, because Python imports it where there is no source. This does not cover the build output of
-other tools (`target/`, `build/`, `dist/`, `_build/`, `.next/`, object files): a tool that trusts it by its
-time runs it at your next build.
+other tools (`target/`, `build/`, `dist/`, `_build/`, `.next/`, object files): a tool that goes by the time
+of such a file runs it at your next build.
 
 ## How a pattern matches
 
 A pattern matches a name at any depth, in any case, and in spellings that some file systems take for the
 same name. A slash at the end means everything in a directory, `*` a part of a name, `**` any number of
 names, `{a,b}` either of two. Stockade compares the whole path, also above the workspace, up to the top of a
-git worktree. A link matches also where a pattern only begins: a link `.github` leads to other workflows.
+git worktree. A link also matches if its path is only the beginning of a pattern: a link `.github` leads to
+other workflows.
 
 - *capitals*: the file counts only in these capitals, unless the directory ignores case. `docs/agents.md` is
   a document; agents read `docs/AGENTS.md`.
@@ -87,11 +89,11 @@ git worktree. A link matches also where a pattern only begins: a link `.github` 
 - *may go*: a commit does not hold back its removal.
 
 Patterns of a policy and of `--allow` start at the top of the workspace, include everything below what they
-name, and have `*` and `**`: `.venv`, `**/AGENTS.md`, `deploy/*.sh`. Stockade compares `hold_back` in any
-case and `allow_commit` exactly.
+name, and may contain `*` and `**`: `.venv`, `**/AGENTS.md`, `deploy/*.sh`. Stockade compares `hold_back`
+in any case and `allow_commit` exactly.
 
 Files that only choose between versions of a tool (`.nvmrc`, `.java-version`) are in neither table. The
-table is not complete: a tool that it does not name may run or obey a file all the same.
+table is not complete: a tool that it does not name may still run or obey a file.
 """
 
 #: What is looked for in each kind of file that names others.

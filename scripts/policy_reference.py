@@ -50,7 +50,7 @@ def clauses() -> Iterator[str]:
     yield ""
     later = ", ".join(f"`{name}`" for name in LATER)
     backends = ", ".join(f"`{name}`" for name in LATER_BACKENDS)
-    yield f"Known and refused in this version, because nothing here enforces them: {later}, network rules in"
+    yield f"This version knows and refuses these, because it cannot enforce them: {later}, network rules in"
     yield f"`net`, and the backends {backends}."
     yield "The value that asks for nothing (`secrets = {}`) is allowed."
 
@@ -126,7 +126,7 @@ def _without(control: Control, way: Mechanism) -> str:
     if not way.optional:
         return "refused"
     kept = "is weaker" if way.weaker else "is not kept"
-    by_default = f"the profile's limit {kept}, and the result says so; one you write is refused"
+    by_default = f"the profile's limit {kept}, and the result says so; a limit that you write is refused"
     refused = by_default if control in WEAKER_BY_DEFAULT else "refused"
     instead = f" ({way.weaker})" if way.weaker else ""
     return f'{refused}, unless `accept = ["{control}"]`{instead}'

@@ -39,7 +39,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.PRIVILEGES: Mechanism("user namespace, no capabilities, no_new_privs"),
     Control.ENVIRONMENT: Mechanism("built anew by the supervisor"),
     Control.DEVICES: Mechanism("private /dev"),
-    Control.TERMINAL: Mechanism("none of the host's, TIOCSTI filtered"),
+    Control.TERMINAL: Mechanism("no terminal of the host, TIOCSTI filtered"),
     Control.LIMITS_MEMORY: Mechanism(
         "memory cgroup", ("cgroup.memory",), optional=True, weaker="RLIMIT_AS for each process only"
     ),

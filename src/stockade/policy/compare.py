@@ -47,9 +47,9 @@ RULES: dict[str, str] = {
     "then write; no sockets of the host that the other does not reach there; a path that ends in `?` is "
     "compared both as present and as absent",
     "write": "as `read`; what version control runs or obeys at a path that only this policy names stays "
-    "read-only, since only `unprotect` and a path with `.git` or the like in it make it writable; files that "
-    "a repository elsewhere runs there are searched for on the machine when the policy of a project, a "
-    "ceiling or a child is checked",
+    "read-only, since only `unprotect` and a path with `.git` or the like in it make it writable; when "
+    "Stockade checks the policy of a project, of a run under a ceiling or of a child, it also searches the "
+    "directories that the other can write to for repositories that run files there",
     "deny": "as `read`: a denied path gives no access; and every pattern of the other that could match "
     "something that is shown",
     "protect": "as `read`: a protected path can at most be read",
@@ -66,13 +66,13 @@ RULES: dict[str, str] = {
     "env": "every variable that the other sets, with the same value; further variables are allowed",
     "pass_env": "only names that the other or its profile passes",
     "image": "the same",
-    "backend": "only backends that the other may use; one that can leave a control weaker only together with "
-    "every better one that the other may use, so that it is used only where those do not work",
+    "backend": "only backends that the other may use; a backend that can leave a control weaker only in a "
+    "list with every better one that the other may use, so that Stockade uses it only if those do not work",
     "accept": "only controls that the other accepts",
     "workspace": "by its own clauses; a policy without a workspace has nothing to compare",
-    "workspace.path": "as `read`: the directory gives the access of its mode; if both change a copy, no "
-    "directory around the other's, and none in it whose name a tool looks for (`.github`, `hooks`): its "
-    "commits would not hold back what the other's do",
+    "workspace.path": "as `read`: the directory gives the access of its mode; if both change a copy, "
+    "neither a directory around the other's nor one in it whose name a tool looks for (`.github`, `hooks`), "
+    "because its commits would not hold back what the other's do",
     "workspace.mode": "as `read`: `ro` reads, `overlay` changes a copy, `rw` writes",
     "workspace.durable": "`true` if the other has it and both change a copy of the same path",
     "limits": "by its own clauses, with the profile's where the policy writes none",

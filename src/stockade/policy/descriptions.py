@@ -45,17 +45,17 @@ CLAUSES: dict[str, Clause] = {
     ),
     "allow_commit": Clause(
         "relative patterns",
-        "paths of the workspace that are committed although tools of the host run or obey them",
+        "paths of the workspace that a commit takes although tools of the host run or obey them",
         Control.WORKSPACE_OVERLAY,
     ),
     "exec": Clause("patterns", "the only files that may be executed", Control.EXEC),
     "net": Clause('`"none"` or `"open"`', "no network, or all of the host's", Control.NETWORK_NONE),
-    "env": Clause("a table", "variables that are set inside", Control.ENVIRONMENT),
-    "pass_env": Clause("names", "variables of your environment that are passed on", Control.ENVIRONMENT),
+    "env": Clause("a table", "variables to set inside", Control.ENVIRONMENT),
+    "pass_env": Clause("names", "variables of your environment to pass on", Control.ENVIRONMENT),
     "image": Clause("", "the root file system", Control.FILES),
     "toolchain": Clause(
         "true, false, or commands",
-        "whether the install of the command is shown; or further commands whose installs are shown",
+        "whether Stockade shows the install of the command; or further commands whose installs it shows",
         Control.FILES,
     ),
     "delegate": Clause(
@@ -66,8 +66,8 @@ CLAUSES: dict[str, Clause] = {
     "backend": Clause(
         '`"auto"`, `"native"`, `"bwrap"`, `"landlock"`, or a list of names; the backends of other '
         "systems start nothing",
-        "what raises the walls; a named backend is used or the run is refused; a list is in order of "
-        "preference",
+        "what raises the walls; Stockade uses the backend that you name, or refuses the run; a list is in "
+        "order of preference",
     ),
     "accept": Clause("controls", "controls that may be weaker where the host cannot do better"),
     "workspace": Clause("a path or a table", "the directory that commands work in"),
@@ -78,7 +78,8 @@ CLAUSES: dict[str, Clause] = {
         Control.WORKSPACE_OVERLAY,
     ),
     "workspace.durable": Clause(
-        "true or false", "changes survive a killed supervisor even under `limits.disk`, or the run is refused"
+        "true or false",
+        "changes survive a killed supervisor even under `limits.disk`, or Stockade refuses the run",
     ),
     "limits": Clause("a table", "how much the sandbox may use"),
     "limits.memory": Clause(A_SIZE, "memory of the whole sandbox", Control.LIMITS_MEMORY),
@@ -103,11 +104,11 @@ CLAUSES: dict[str, Clause] = {
     "reuse": Clause("a table", "a pool may use a sandbox for several runs, one after another"),
     "reuse.requests": Clause("a number", "how many runs one sandbox serves"),
     "reuse.age": Clause(A_TIME, "age from which a sandbox takes no more runs"),
-    "reuse.idle": Clause(A_TIME, "how long a sandbox waits for the next run before it is ended"),
+    "reuse.idle": Clause(A_TIME, "how long a sandbox waits for the next run before the pool ends it"),
 }
 
 CONTROLS: dict[Control, str] = {
-    Control.FILES: "only files of the profile, of grants, and in private memory are visible",
+    Control.FILES: "programs see only the files of the profile, the grants, and private memory",
     Control.DENY: "the named paths do not exist inside",
     Control.PROTECT: "the named paths of the workspace do not change on the host",
     Control.EXEC: "only the listed files can be executed",
@@ -117,14 +118,14 @@ CONTROLS: dict[Control, str] = {
     Control.IPC: "no shared memory, queues or sockets of the host",
     Control.SYSCALLS: "only the calls of an allowlist",
     Control.PRIVILEGES: "no capability, and no way to gain one",
-    Control.ENVIRONMENT: "no variable of your environment that the policy does not name",
+    Control.ENVIRONMENT: "only variables of your environment that the policy or its profile passes",
     Control.DEVICES: "only null, zero, full, random, urandom, tty and private terminals",
-    Control.TERMINAL: "no access to your terminal, and no typing into it",
+    Control.TERMINAL: "no access to your terminal, and no way to type into it",
     Control.LIMITS_MEMORY: "memory of all processes together",
     Control.LIMITS_TASKS: "number of processes and threads",
     Control.LIMITS_CPU: "number of cores",
     Control.LIMITS_CPU_TIME: "processor time of all processes together",
-    Control.LIMITS_WALL: "time from start to end; then the run is ended",
+    Control.LIMITS_WALL: "time from start to end; then the gate ends the run",
     Control.LIMITS_OUTPUT: "output kept in memory",
     Control.LIMITS_FILES: "open descriptors of each process",
     Control.LIMITS_DISK: "bytes and files written",

@@ -54,7 +54,7 @@ PASSED = (
     ToolFile("__pycache__/*.py{c,o}", "Python", "makes it again"),
 )
 
-#: What is left out of a commit: code that nobody can read, by which a tool replaces the source beside it. No
+#: What is left out of a commit: code that you cannot read, which a tool runs in place of the source beside it. No
 #: header of such a file proves anything: the program inside writes the time and the size of the clean source.
 AGAIN = "makes it again from the source, and would run it in its place"
 CACHES = (
@@ -65,7 +65,7 @@ CACHES = (
 # fmt: off
 OBEYED = (
     # Version control
-    ToolFile(".git", "git", "is led by it to the repository, whose configuration and hooks it obeys",
+    ToolFile(".git", "git", "finds the repository through it, and obeys its configuration and hooks",
           "Pillar Security, The Week of Sandbox Escapes (git)", removable=True),
     ToolFile(".git/**/hooks/**", "git", HOOKS, "CVE-2026-26268"),
     ToolFile(".git/**/config{,.worktree}", "git", "runs the commands that it names, such as core.fsmonitor",
@@ -85,7 +85,7 @@ OBEYED = (
     ToolFile(".hg/**/hgrc .hg/**/hgrc-not-shared .hg/**/{sharedpath,shared,requires} .hgrc .config/hg/",
           "Mercurial", "runs the hooks and loads the extensions that it names"),
     ToolFile(".jj/repo .jj/**/*config.toml .jj/**/{*config-id,git_target} .jj/**/store/type .jjconfig.toml "
-          ".config/jj/", "Jujutsu", "runs the commands that it names, or is led by it to another repository"),
+          ".config/jj/", "Jujutsu", "runs the commands that it names, or uses the repository that it names"),
     ToolFile(".sl/**/{config,hgrc,sharedpath,requires} .config/sapling/", "Sapling",
           "runs the hooks that it names"),
     ToolFile(".subversion/", "Subversion", "runs the commands that it names (editors, tunnels)"),
@@ -311,7 +311,7 @@ OBEYED = (
           ".platform/ .platform.app.yaml .upsun/ .s2i/ .do/ .deployment", "the hosting service",
           "builds by it when the repository is pushed", own=True),
     # Python
-    ToolFile("pyvenv.cfg", "Python", "is led by it to another installation, as are editors that look for one",
+    ToolFile("pyvenv.cfg", "Python", "uses the installation that it names, as do editors that look for one",
           "GHSA-p9g2-cr55-cw9c", removable=True),
     ToolFile("{.venv,venv,.virtualenv,virtualenv,.env,env,.tox/*,.nox/*}/{bin,Scripts}/ "
           "bin/activate{,.csh,.fish,.nu,.ps1,_this.py} bin/{python,python3,python3.*,pip,pip3}", "editors",
@@ -327,7 +327,7 @@ OBEYED = (
     ToolFile("{site,dist}-packages/*.{pth,egg-link} {site,dist}-packages/{__editable__,_virtualenv}*.py "
           "{site,dist}-packages/_distutils_hack/ "
           "sitecustomize.py usercustomize.py", "Python", START, removable=True),
-    ToolFile("*.py{c,o}", "Python", "imports it where there is no source, and nobody can read what it does",
+    ToolFile("*.py{c,o}", "Python", "imports it where there is no source, and you cannot read what it does",
           removable=True),
     ToolFile(".pdbrc .pdbrc.py .pythonrc .pythonrc.py .pystartup .ipython/ .jupyter/ .config/{ipython,jupyter,"
           "matplotlib,ptpython}/ profile_default/startup/ ipython_config.py ipython_kernel_config.py",

@@ -134,8 +134,8 @@ class WorkspaceRule(_Clauses, frozen=True):
         path: Appears inside at the same path as outside (a path).
         mode: `overlay`: changes go to a layer; `rw`: they are real; `ro`: they are refused (`"overlay"`,
             `"rw"`, `"ro"`).
-        durable: Changes survive a killed supervisor even under `limits.disk`, or the run is refused (true or
-            false).
+        durable: Changes survive a killed supervisor even under `limits.disk`, or Stockade refuses the run
+            (true or false).
     """
 
     path: str = "."
@@ -251,7 +251,7 @@ class Reuse(_Clauses, frozen=True):
     Attributes:
         requests: How many runs one sandbox serves (a number).
         age: Age from which a sandbox takes no more runs (a time).
-        idle: How long a sandbox waits for the next run before it is ended (a time).
+        idle: How long a sandbox waits for the next run before the pool ends it (a time).
     """
 
     requests: int = 100
@@ -385,22 +385,22 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             version control runs (paths, relative to the workspace).
         hold_back: Paths of the workspace that a commit holds back, besides those that tools of the host run
             or obey (relative patterns).
-        allow_commit: Paths of the workspace that are committed although tools of the host run or obey them
+        allow_commit: Paths of the workspace that a commit takes although tools of the host run or obey them
             (relative patterns).
         exec: The only files that may be executed (patterns).
         net: No network, or all of the host's (`"none"` or `"open"`).
-        env: Variables that are set inside (a table).
-        pass_env: Variables of your environment that are passed on (names).
+        env: Variables to set inside (a table).
+        pass_env: Variables of your environment to pass on (names).
         image: The root file system (`"host"`).
-        backend: What raises the walls; a named backend is used or the run is refused; a list is in order of
-            preference (`"auto"`, `"native"`, `"bwrap"`, `"landlock"`, or a list of names; the backends of
-            other systems start nothing).
+        backend: What raises the walls; Stockade uses the backend that you name, or refuses the run; a list is
+            in order of preference (`"auto"`, `"native"`, `"bwrap"`, `"landlock"`, or a list of names; the
+            backends of other systems start nothing).
         accept: Controls that may be weaker where the host cannot do better (controls).
         workspace: The directory that commands work in (a path or a table).
         limits: How much the sandbox may use (a table).
         syscalls: Additions to the built-in list of system calls, and removals from it (a table).
-        toolchain: Whether the install of the command is shown; or further commands whose installs are shown
-            (true, false, or commands).
+        toolchain: Whether Stockade shows the install of the command; or further commands whose installs it
+            shows (true, false, or commands).
         delegate: Whether the program may ask for further sandboxes, which never get more than it has itself
             (true or false).
         reuse: A pool may use a sandbox for several runs, one after another (a table).
