@@ -11,6 +11,7 @@ the paths that are opened.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterable, Mapping
@@ -292,21 +293,32 @@ def find_project(cwd: str, home: str) -> Project | None:
             info = os.stat(directory)
         except OSError:
             return None
-        # A directory that everybody can write to, such as /tmp, is not a project. If the user owns it, its
-        # policy is refused, not skipped: otherwise a program could disable the policy with a chmod.
-        shared = bool(info.st_mode & stat.S_IWOTH)
-        own = info.st_uid == os.geteuid() and not info.st_mode & stat.S_ISVTX
+        # A directory that everybody can write to, such as /tmp, is not a project. If the user owns it and the
+        # policy, that is refused, not skipped: otherwise a program could disable the policy with a chmod.
+        shared, sticky = bool(info.st_mode & stat.S_IWOTH), bool(info.st_mode & stat.S_ISVTX)
+        own = info.st_uid == os.geteuid() and (not sticky or _has_own_policy(directory))
         if (own or not shared) and (found := read_project(directory)) is not None:
             if shared:
+                restore = f"run: chmod o-w {typed(directory)}"
+                move = "move it to a directory that only you can write to; if no other user needs this one, "
                 raise PolicyError(
                     f"{found.path} is not used, because everybody can write to {directory}",
-                    hint=f"run: chmod o-w {typed(directory)}",
+                    hint=move + restore if sticky else restore,
                 )
             return found
         if _is_repository(os.path.join(directory, ".git")):
             return None
         directory = os.path.dirname(directory)
     return None
+
+
+def _has_own_policy(directory: str) -> bool:
+    """Whether a directory has a file of the user's that may hold a policy."""
+    for name in NAMES:
+        with contextlib.suppress(OSError):
+            if os.lstat(os.path.join(directory, name)).st_uid == os.geteuid():
+                return True
+    return False
 
 
 def _is_repository(path: str) -> bool:

@@ -313,13 +313,16 @@ def test_the_nearest_policy_above_counts_up_to_the_repository(place: Place) -> N
     assert place.discover(below).sources == ()
 
 
-def test_the_home_and_shared_directories_are_no_projects(place: Place) -> None:
+def test_the_home_and_shared_directories_of_others_are_no_projects(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (place.home / "stockade.toml").write_text('net = "open"')
     assert place.discover().sources == ()
     assert place.discover(place.home).sources == ()
     place.write('net = "open"')
     place.project.chmod(0o1777)
     (place.project / "mine").mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert place.discover(place.project / "mine").sources == ()
 
 
