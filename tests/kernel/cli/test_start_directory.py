@@ -153,7 +153,7 @@ class TestWhereTheUserIs:
             timeout=60,
             check=False,
         )
-        assert done.stdout == f"{workspace}\n"
+        assert done.stdout == f"{workspace}\n", done.stderr
         assert done.stderr.count("error: the current directory was removed") == 3
         assert "-w DIRECTORY" in done.stderr
 

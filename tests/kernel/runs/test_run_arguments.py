@@ -13,7 +13,7 @@ from stockade import Policy, PolicyError, Sandbox, SetupError
 def test_a_command_is_a_list_not_a_string() -> None:
     with pytest.raises(PolicyError, match="one string") as caught:
         stockade.run("echo hello")  # type: ignore[arg-type]
-    assert "list" in caught.value.hint
+    assert "write ['echo', 'hello']" in caught.value.hint
 
 
 def test_there_must_be_a_command() -> None:

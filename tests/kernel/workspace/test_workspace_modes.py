@@ -283,7 +283,8 @@ class TestPlaces:
         assert sh("pwd; cat x", place, mode, protect=[]).text == f"{place}\nx\n"
 
     def test_it_alone_is_seen_there(self, place: Path) -> None:
-        assert sh(f"ls -A {place.parent}", place).text == f"{place.name}\n"
+        # The tests' own Python may lie there too.
+        assert sh(f"ls -A {place.parent}", place, toolchain=False).text == f"{place.name}\n"
 
     def test_beside_it_can_be_written_privately(self, place: Path) -> None:
         assert sh(f"echo x > {place.parent}/beside && cat {place.parent}/beside", place).text == "x\n"
