@@ -111,7 +111,7 @@ class Bwrap(Backend):
 
     @classmethod
     def unnamed_trees(cls, policy: Policy) -> UnnamedTrees:
-        return UnnamedTrees(shown=Control.IPC in policy.accept or bubblewrap.has_overlays(), hiding=False)
+        return UnnamedTrees(shown=bubblewrap.has_overlays(), hiding=False)
 
     @classmethod
     def adjusted(

@@ -68,7 +68,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to a file")
     kept = _baseline()
-    parser.add_argument("--baseline", type=Path, metavar="FILE", default=kept, help=f"compare with ({kept})")
+    parser.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="FILE",
+        default=kept,
+        help="compare with this file instead of bench/baseline.json",
+    )
     parser.add_argument("--update-baseline", action="store_true", help="keep these ratios as the baseline")
     return output.add_verbosity(parser)
 

@@ -55,6 +55,8 @@ class Seen(msgspec.Struct, frozen=True):
     environ: dict[str, str]
     #: By path, what came of changing it.
     landed: dict[str, int]
+    #: The controls that were asked for, and those of them that are weaker here.
+    asked: frozenset[str]
     weaker: frozenset[str]
 
 
@@ -206,6 +208,7 @@ class World:
             can=frozenset(verdict["can"]) | passed,
             environ=environ,
             landed={path: COMMITTED if path in committed else AT_ONCE for path in changed},
+            asked=frozenset(result.controls),
             weaker=frozenset(name for name, one in result.controls.items() if not one.grade.enforced),
         )
 
@@ -224,7 +227,8 @@ def more(narrow: Seen, wide: Seen, set_by: Policy) -> list[str]:
     landed = {path: how for path, how in narrow.landed.items() if not (real and "/.git/" in path)}
     found += [f"change {path}" for path, how in landed.items() if how > wide.landed.get(path, 0)]
     found += [f"{name} is another" for name in set_by.env if narrow.environ.get(name) != wide.environ[name]]
-    return found + [f"weaker {name}" for name in narrow.weaker - wide.weaker]
+    # A weaker limit is more only where the other policy has that limit at all.
+    return found + [f"weaker {name}" for name in (narrow.weaker & wide.asked) - wide.weaker]
 
 
 def more_by_value(narrow: Policy, wide: Policy) -> list[str]:

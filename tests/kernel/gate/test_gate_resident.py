@@ -199,9 +199,10 @@ class TestAhead:
         )
         first = stockade.run(["true"])
         kill(spare(resident))
-        cold = stockade.run(["sh", "-c", look]).text
+        plain = Policy(toolchain=False)
+        cold = stockade.run(["sh", "-c", look], plain).text
         spare(resident)
-        ahead = stockade.run(["sh", "-c", look]).text
+        ahead = stockade.run(["sh", "-c", look], plain).text
         assert first.ok and without_devices(ahead) == without_devices(cold)
 
     def test_it_serves_either_of_two_plans_that_alternate(
