@@ -37,7 +37,7 @@ docs: $(VENV)/.installed-docs
 	@$(SITE) && echo "build/site/index.html"
 
 test: $(VENV)/.installed-test
-	@PYTHONPATH=tests $(VENV)/bin/python -m support.suite
+	@PYTHONPATH='$(CURDIR)/tests' $(VENV)/bin/python -m support.suite
 
 gate-check:
 	@python3 src/stockade/gate/build.py check
