@@ -60,7 +60,9 @@ class TestCalls:
         assert found[13].default_factory is list and found[4].tzname() == "X"
 
     def test_arrays_and_numbers_of_numpy_come_back_as_they_are(self) -> None:
-        numpy = pytest.importorskip("numpy")
+        need(importlib.util.find_spec("numpy") is not None, "numpy is not installed")
+        import numpy
+
         value = [
             numpy.arange(200_000.0).reshape(2, -1), numpy.asfortranarray(numpy.ones((2, 3), "i2")),
             numpy.array(["ä", "bcd"]), numpy.array(["2024-01-01", "NaT"], "M8[s]"), numpy.zeros((0, 3), bool),
