@@ -28,6 +28,10 @@ from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.limits import cores
 from stockade.runs.prepare import RunPreparation
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.runs.egress import EgressHandle
+
 #: A set-up takes milliseconds; one that takes this long hangs, for example on a dead network file system.
 SETUP_SECONDS = 30
 #: How long a gate may take to end after the supervisor closed its connection.
@@ -56,6 +60,8 @@ class LaunchedSandbox:
             os.close(descriptor)
         self.owner = os.getpid()
         self.group = prepared.group
+        #: The process that relays its connections, with network rules.
+        self.egress: EgressHandle | None = None
         #: Once it is closed, its descriptor numbers may belong to other files.
         self.is_closed = False
         self._closing = threading.Lock()
