@@ -12,7 +12,7 @@ import dns.rdatatype
 import dns.reversename
 import pytest
 
-from stockade.egress.dns import DnsError, NameAnswer, NameBudget, NameServer, DnsReply, StreamQueries, frame
+from stockade.egress.dns import DnsError, DnsReply, NameAnswer, NameBudget, NameServer, StreamQueries, frame
 
 ADDRESSES = {
     "api.example.com": NameAnswer("198.18.0.3", "fd00:5afe::3"),
