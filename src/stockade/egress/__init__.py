@@ -1,7 +1,8 @@
-"""What reaches the network from a sandbox with rules: names, decoders, relay, resolver, records.
+"""What reaches the network: names, decoders, relay, resolver, records.
 
-The program inside connects as if the network were its own; every connection
-and every DNS query ends at the egress process, which decides by the rules of
-the policy. That process is a copy of a warm template, so its modules load
-only the standard library, `policy.net_rules` and each other.
+Two processes work here, neither of them the supervisor. The *egress* is a copy of a warm template, one per
+sandbox, behind walls of its own: it answers the names that programs ask for, accepts their connections,
+decides by the rules, dials and relays (`process`, `relay`, `dialer`, `names`). The *resolver* looks names up
+for the egress processes of one supervisor. What the egress did, it writes to a memfd that the supervisor
+reads (`records`). Modules here load only the standard library, `policy.net_rules` and each other.
 """
