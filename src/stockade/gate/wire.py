@@ -60,8 +60,9 @@ PLAN_HEADER_SIZE, PLAN_RECORD_SIZE = 24, 24
 (
     OP_NAMESPACES, OP_HOSTNAME, OP_ROOT, OP_DIR, OP_FILE, OP_LINK, OP_BIND, OP_SCRATCH, OP_PROC, OP_PTS,
     OP_OVERLAY, OP_SHOW, OP_VIEW, OP_PIVOT, OP_KEYRING, OP_RLIMIT, OP_PRIVILEGES, OP_LANDLOCK, OP_GRANT,
-    OP_SECCOMP, OP_MASK, OP_CGROUP, OP_IMAGE, OP_HELPER, OP_DEVICES, OP_END,
-) = range(1, 27)  # fmt: skip
+    OP_SECCOMP, OP_MASK, OP_CGROUP, OP_IMAGE, OP_HELPER, OP_DEVICES, OP_PORT,
+    OP_END,
+) = range(1, 28)  # fmt: skip
 MAPS_EVERY_ID, MADE_BY_HELPER = 1, 2
 GRANT_GATE = 1 << 32
 OVERLAY_PRIVATE = 1 << 31
@@ -71,7 +72,7 @@ SOURCE_ALONE = 1 << 31
 OPERATIONS = (
     "plan", "namespaces", "hostname", "root", "dir", "file", "link", "bind", "scratch", "proc", "pts",
     "overlay", "show", "view", "pivot", "keyring", "rlimit", "privileges", "landlock", "grant", "seccomp",
-    "mask", "cgroup", "image", "helper", "devices",
+    "mask", "cgroup", "image", "helper", "devices", "port",
 )  # fmt: skip
 
 #: struct reply, struct request, struct exec_body, struct plan_header and struct plan_record.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client, wire
+from stockade.gate.operations import Plan
 from stockade.linux import os_errors
 from stockade.linux.mount_table import alone
 from stockade.receipt.account import policy_hash
@@ -96,7 +97,7 @@ class LaunchedSandbox:
             return
         self.connection.close()
         try:
-            yield from _wait_for_end(self.pidfd, events)
+            yield from wait_for_end(self.pidfd, events)
         finally:
             _networks.discard(self._network)
             os.close(self.network_fd)
@@ -121,7 +122,7 @@ def gate_ended(pidfd: int, events: Events) -> Steps[bool]:
 _networks: set[int] = set()
 
 
-def _wait_for_end(pidfd: int, events: Events) -> Steps[None]:
+def wait_for_end(pidfd: int, events: Events) -> Steps[None]:
     """Wait for the end of a gate whose connection is closed; kill it if it is stuck.
 
     Nothing interrupts this: an exception that arrives meanwhile is raised afterwards.
@@ -181,19 +182,20 @@ def _launch_with_retry(
             events.watch(connection.fileno())
             if not attempt:
                 meanwhile()
-            reply = yield from _observe_walls(connection, prepared, held, evidence, events)
+            watch = _PreparedWatch(prepared, evidence)
+            reply = yield from observe_launch(connection, prepared.plan, held, evidence, events, watch)
             if reply.kind == wire.REPLY_READY:
                 prepared.made.close_entrances()
                 _guard_limits(connection, prepared)
                 return _launched_sandbox(connection, held, prepared, evidence)
         except BaseException as error:
-            yield from _abandon(connection, held, events)
+            yield from abandon(connection, held, events)
             # The resident died before it read the request: a child that it was cloning kept its socket open.
             if attempt or held or not isinstance(error, GateDiedError):
                 raise
             client.renew(connection.resident)
             continue
-        yield from _abandon(connection, held, events)
+        yield from abandon(connection, held, events)
         # The resident may have copied the host's mounts before this one was made.
         if attempt or reply.error != errno.ESTALE:
             break
@@ -217,12 +219,53 @@ def _mounts_of(prepared: RunPreparation) -> dict[int, int]:
     return mounts
 
 
-def _observe_walls(
+class LaunchWatch:
+    """What else is done while the walls come up; here nothing."""
+
+    def born(self, reply: wire.Reply) -> None:
+        """The gate has its namespaces."""
+
+    def mounted(self, reply: wire.Reply) -> None:
+        """The gate has made its mounts; it passed no descriptor of them."""
+        if reply.descriptors:
+            for descriptor in reply.descriptors:
+                os.close(descriptor)
+            raise incomplete()
+
+    def entered(self, pid: int) -> None:
+        """The gate is in its cgroups."""
+
+
+class _PreparedWatch(LaunchWatch):
+    """Registers a prepared sandbox, and takes over its layer and its cgroups."""
+
+    def __init__(self, prepared: RunPreparation, evidence: Evidence) -> None:
+        self._prepared = prepared
+        self._evidence = evidence
+
+    def born(self, reply: wire.Reply) -> None:
+        prepared = self._prepared
+        if prepared.made.entry is not None:
+            hashes = {"policy": policy_hash(prepared.resolved.policy), "plan": prepared.plan.hash}
+            prepared.made.entry.update(gate=reply.status, **hashes)
+
+    def mounted(self, reply: wire.Reply) -> None:
+        _adopt(reply, self._prepared)
+
+    def entered(self, pid: int) -> None:
+        group = self._prepared.group
+        if group is not None:
+            group.confirm(pid)
+            self._evidence.cgroups = group.kept
+
+
+def observe_launch(
     connection: client.Connection,
-    prepared: RunPreparation,
+    plan: Plan,
     held: list[int],
     evidence: Evidence,
     events: Events,
+    watch: LaunchWatch,
 ) -> Steps[wire.Reply]:
     """Check each wall as soon as it is up, and return the gate's last reply: ready, or its refusal.
 
@@ -235,28 +278,22 @@ def _observe_walls(
             if reply.kind == wire.REPLY_BORN:
                 held += reply.descriptors
                 seen[wire.REPLY_BORN] = reply.status
-                observe_birth(reply, prepared.plan, evidence)
-                if prepared.made.entry is not None:
-                    hashes = {"policy": policy_hash(prepared.resolved.policy), "plan": prepared.plan.hash}
-                    prepared.made.entry.update(gate=reply.status, **hashes)
+                observe_birth(reply, plan, evidence)
+                watch.born(reply)
             elif reply.kind == wire.REPLY_MOUNTED:
                 seen[wire.REPLY_MOUNTED] = reply.pid
-                _adopt(reply, prepared)
-                observe_mounts(reply.pid, prepared.plan, evidence)
-                if prepared.group is not None:
-                    prepared.group.confirm(reply.pid)
-                    evidence.cgroups = prepared.group.kept
+                watch.mounted(reply)
+                observe_mounts(reply.pid, plan, evidence)
+                watch.entered(reply.pid)
             elif reply.kind == wire.REPLY_READY:
-                if prepared.plan.plain:
+                if plan.plain:
                     warden = seen.get(wire.REPLY_BORN)
-                    observe_plain(reply, prepared.plan, warden, connection.filters_before, evidence)
-                    if prepared.group is not None:
-                        prepared.group.confirm(reply.pid)
-                        evidence.cgroups = prepared.group.kept
+                    observe_plain(reply, plan, warden, connection.filters_before, evidence)
+                    watch.entered(reply.pid)
                     return reply
                 if seen != {wire.REPLY_BORN: reply.pid, wire.REPLY_MOUNTED: reply.pid}:
                     raise incomplete()
-                observe_walls(reply, prepared.plan, connection.filters_before, evidence)
+                observe_walls(reply, plan, connection.filters_before, evidence)
                 return reply
             else:
                 return reply
@@ -303,14 +340,14 @@ def _launched_sandbox(
     return LaunchedSandbox(connection, held, prepared, evidence)
 
 
-def _abandon(connection: client.Connection, held: list[int], events: Events) -> Steps[None]:
+def abandon(connection: client.Connection, held: list[int], events: Events) -> Steps[None]:
     """End a gate that will not be used, and wait for its end if there is a pidfd of it."""
     events.forget(connection.fileno())
     connection.close()
     for descriptor in held[1:]:
         os.close(descriptor)
     if held:
-        yield from _wait_for_end(held[0], events)
+        yield from wait_for_end(held[0], events)
 
 
 class GateDiedError(SetupError):

@@ -263,6 +263,7 @@ int wall_bounds(void);
 int wall_keyring(void);
 int wall_landlock_begin(struct walls *walls, const struct plan *plan, const struct op *op);
 int wall_landlock_grant(struct walls *walls, const int *descriptors, const struct op *op);
+int wall_landlock_port(struct walls *walls, const struct op *op);
 int wall_landlock_enforce(const struct walls *walls);
 /* For a program's own process, where it is put behind one wall more. */
 int wall_inner(int rules);

@@ -196,6 +196,7 @@ enum op_type {
 	OP_HELPER,     /* blob: the program that makes the namespaces and mounts and loads the filter, and its arguments;
 			  b: length */
 	OP_DEVICES,    /* path; a: mount attributes of the nodes in it */
+	OP_PORT,       /* a: network rights, b: the TCP port that they are granted for */
 	OP_END
 };
 
