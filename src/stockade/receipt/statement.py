@@ -115,12 +115,13 @@ class EgressWalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The walls around the egress process of a sandbox, as the supervisor observed them."""
 
     plan: str
-    #: The SHA-256 of its system call filter.
+    #: The SHA-256 of the system call filter that its gate installed, and of the one that it added itself.
     filter: str
+    relay_filter: str
     #: The inode number of each of its own namespaces.
     namespaces: dict[str, int]
-    #: The ports to which Landlock lets it connect.
-    ports: tuple[int, ...]
+    #: The ports to which Landlock lets it connect; None where Landlock knows no ports.
+    ports: tuple[int, ...] | None
     #: The version of Stockade that its template was loaded from.
     template: str
 

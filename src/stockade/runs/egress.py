@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from stockade._version import __version__
 from stockade.egress.records import RawRecord, RecordReader, Totals, create_records
@@ -25,16 +25,15 @@ from stockade.receipt.statement import EgressWalls, NetworkCounts
 from stockade.result import Decision
 from stockade.runs.egress_process import EgressProcess, launch_egress
 from stockade.runs.io.eventloop import Events, Steps
+from stockade.runs.launch import LaunchedSandbox, launch_with_retry
 from stockade.runs.network import NetworkUse, decisions, denials
+from stockade.runs.prepare import RunPreparation
 
 #: How many connections an egress process relays at once, and how long one may be silent, in seconds.
 MOST_CONNECTIONS, IDLE_SECONDS = 1024, 3600
 #: How long the resident may take to open the listeners.
 LISTEN_SECONDS = 10.0
 NO_TOTALS = Totals(0, 0, 0, 0, 0, 0, 0, 0)
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 class NetworkMark(NamedTuple):
@@ -49,9 +48,7 @@ class NetworkMark(NamedTuple):
 class EgressHandle:
     """The egress process of one sandbox, and what it has recorded."""
 
-    def __init__(
-        self, process: EgressProcess, records: int, nudge: int, rules: tuple[str, ...]
-    ) -> None:
+    def __init__(self, process: EgressProcess, records: int, nudge: int, rules: tuple[str, ...]) -> None:
         self.process = process
         #: In the order in which the egress process counts them.
         self.rules = list(rules)
@@ -187,9 +184,7 @@ class NetworkSetup:
         """Start the egress process."""
         return (yield from launch_egress(self.ports, events, home=self._home))
 
-    def finish(
-        self, process: EgressProcess, pid: int, namespace: int, events: Events
-    ) -> Steps[EgressHandle]:
+    def finish(self, process: EgressProcess, pid: int, namespace: int, events: Events) -> Steps[EgressHandle]:
         """Check the listeners, and hand them to the egress process. A failure ends it.
 
         `pid` is the sandbox's first process, `namespace` a descriptor of its network namespace.
@@ -240,9 +235,11 @@ class NetworkSetup:
         late = time.monotonic() + LISTEN_SECONDS
         events.watch(request.fileno())
         try:
-            while request.fileno() not in events.ready:
+            while True:
                 yield max(0.0, late - time.monotonic())
-                if time.monotonic() >= late and request.fileno() not in events.ready:
+                if request.fileno() in events.ready:
+                    break
+                if time.monotonic() >= late:
                     raise SetupError(
                         f"the resident gate had not opened the network after {LISTEN_SECONDS:g} s",
                         stage="network",
@@ -262,49 +259,79 @@ class NetworkSetup:
             self._request = None
 
 
-def together(first: Steps[A], second: Steps[B]) -> Steps[tuple[A, B]]:
-    """Take the steps of two activities in turn, and return what both return.
+def launch_with_rules(
+    prepared: RunPreparation, events: Events, meanwhile: Callable[[], object]
+) -> Steps[LaunchedSandbox]:
+    """Launch a sandbox and its egress process; a failure of either leaves nothing behind."""
+    setup = NetworkSetup(tuple(prepared.resolved.policy.net), prepared.state)
+    try:
+        box, process, failure = yield from together(
+            launch_with_retry(prepared, events, meanwhile, setup.begin), setup.egress(events)
+        )
+        if failure is None:
+            try:
+                box.egress = yield from setup.finish(process, box.number(), box.network_fd, events)
+                return box  # type: ignore[no-any-return]
+            except BaseException as error:
+                process, failure = None, error
+        if process is not None:
+            yield from process.closed(events)
+        if box is not None:
+            events.forget(box.connection.fileno())
+            yield from box.closed(events)
+        raise failure
+    finally:
+        setup.close()
 
-    If one fails, the other gets the same exception and is taken to its end.
+
+class Pair(NamedTuple):
+    """What two activities returned: None for one that failed, and the first failure."""
+
+    first: Any
+    second: Any
+    failure: BaseException | None
+
+
+def together(first: Steps[Any], second: Steps[Any]) -> Steps[Pair]:
+    """Take the steps of two activities in turn until both have ended.
+
+    If one fails, or an exception arrives from outside, the other gets it too and is taken to its end.
     """
-    results: list[object] = [None, None]
-    waiting: dict[int, float | None] = {}
-    activities: tuple[Steps[object], Steps[object]] = (first, second)
+    activities = [first, second]
+    results: list[Any] = [None, None]
+    waiting: dict[int, float | None] = {0: 0.0, 1: 0.0}
     failure: BaseException | None = None
 
-    def step(number: int, error: BaseException | None) -> None:
-        nonlocal failure
+    def step(number: int, error: BaseException | None) -> BaseException | None:
+        """Take one step of an activity; return the exception that ended it, if one did."""
         try:
-            if error is None:
-                waiting[number] = next(activities[number])
-            else:
-                waiting[number] = activities[number].throw(error)
+            activity = activities[number]
+            waiting[number] = next(activity) if error is None else activity.throw(error)
         except StopIteration as done:
-            waiting.pop(number, None)
+            del waiting[number]
             results[number] = done.value
         except BaseException as problem:
-            waiting.pop(number, None)
-            failure = failure or problem
+            del waiting[number]
+            return problem
+        return None
 
-    step(0, None)
-    if failure is not None:
-        second.close()
-        raise failure
-    step(1, None)
-    told = False
-    while waiting:
-        error: BaseException | None = None
-        if failure is not None and not told:
-            told, error = True, failure
+    for number in (0, 1):
+        if failure is None:
+            failure = step(number, None)
         else:
-            patience = [wait for wait in waiting.values() if wait is not None]
+            activities[number].close()  # it has not begun
+            del waiting[number]
+    news = failure
+    while waiting:
+        if news is None:
             try:
-                yield min(patience, default=None)
+                yield min((wait for wait in waiting.values() if wait is not None), default=None)
             except BaseException as interruption:
-                error, told = interruption, True
-                failure = failure or interruption
+                news = interruption
+        error, news = news, None
+        failure = failure or error
         for number in tuple(waiting):
-            step(number, error)
-    if failure is not None:
-        raise failure
-    return results[0], results[1]  # type: ignore[return-value]
+            problem = step(number, error)
+            if problem is not None and failure is None:
+                failure = news = problem
+    return Pair(*results, failure)

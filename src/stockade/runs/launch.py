@@ -94,6 +94,8 @@ class LaunchedSandbox:
             self.connection.forget()
             os.close(self.pidfd)
             os.close(self.network_fd)
+            if self.egress is not None:
+                yield from self.egress.closed(events)
             return
         self.connection.close()
         try:
@@ -101,6 +103,9 @@ class LaunchedSandbox:
         finally:
             _networks.discard(self._network)
             os.close(self.network_fd)
+            # Last, so that it has recorded everything that was done inside.
+            if self.egress is not None:
+                yield from self.egress.closed(events)
 
 
 def gate_ended(pidfd: int, events: Events) -> Steps[bool]:
@@ -157,12 +162,24 @@ def launch(
             hint="grant the directories that contain them",
         )
     with os_errors.setup_errors():
-        return (yield from _launch_with_retry(prepared, events, meanwhile))
+        if prepared.resolved.policy.net and prepared.resolved.policy.net != "open":
+            from stockade.runs.egress import launch_with_rules
+
+            return (yield from launch_with_rules(prepared, events, meanwhile))
+        return (yield from launch_with_retry(prepared, events, meanwhile))
 
 
-def _launch_with_retry(
-    prepared: RunPreparation, events: Events, meanwhile: Callable[[], object]
+def launch_with_retry(
+    prepared: RunPreparation,
+    events: Events,
+    meanwhile: Callable[[], object],
+    born: Callable[[client.Resident, int], object] = lambda resident, network: None,
 ) -> Steps[LaunchedSandbox]:
+    """Raise the walls, a second time if the resident gate died or is out of date.
+
+    `born` is called with the resident gate and a descriptor of the sandbox's network namespace, as soon as it
+    has one.
+    """
     for attempt in range(2):
         mounts = _mounts_of(prepared)
         try:
@@ -182,7 +199,7 @@ def _launch_with_retry(
             events.watch(connection.fileno())
             if not attempt:
                 meanwhile()
-            watch = _PreparedWatch(prepared, evidence)
+            watch = _PreparedWatch(prepared, evidence, lambda network: born(connection.resident, network))
             reply = yield from observe_launch(connection, prepared.plan, held, evidence, events, watch)
             if reply.kind == wire.REPLY_READY:
                 prepared.made.close_entrances()
@@ -239,12 +256,16 @@ class LaunchWatch:
 class _PreparedWatch(LaunchWatch):
     """Registers a prepared sandbox, and takes over its layer and its cgroups."""
 
-    def __init__(self, prepared: RunPreparation, evidence: Evidence) -> None:
+    def __init__(
+        self, prepared: RunPreparation, evidence: Evidence, network: Callable[[int], object]
+    ) -> None:
         self._prepared = prepared
         self._evidence = evidence
+        self._network = network
 
     def born(self, reply: wire.Reply) -> None:
         prepared = self._prepared
+        self._network(reply.descriptors[1 + NAMESPACES.index("net")])
         if prepared.made.entry is not None:
             hashes = {"policy": policy_hash(prepared.resolved.policy), "plan": prepared.plan.hash}
             prepared.made.entry.update(gate=reply.status, **hashes)

@@ -282,6 +282,10 @@ def _resolve_and_plan(
         from stockade.runs import resume
 
         policy = resume.fit_policy(policy, workspace, home)
+    if not dry and policy.net and policy.net != "open":
+        from stockade.runs.egress_template import warm_up
+
+        warm_up()  # it loads its modules while everything else is prepared
     known: Host = host()
     decided = _selected(policy, caller.uid, id(known))
     backend, selection = decided.backend, decided.selection
