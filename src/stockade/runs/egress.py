@@ -12,21 +12,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from stockade._version import __version__
 from stockade.egress.records import RawRecord, RecordReader, Totals, create_records
 from stockade.errors import SetupError
 from stockade.gate import client
-from stockade.gate.network import NetworkListeners, NetworkRequest
+from stockade.gate.network import DNS_PORT, NetworkListeners, NetworkRequest
+from stockade.gate.operations import Plan
 from stockade.policy.net_rules import parse_rule, ports_of
 from stockade.receipt.statement import EgressWalls, NetworkCounts
 from stockade.result import Decision
-from stockade.runs.egress_process import EgressProcess, launch_egress
+from stockade.runs.egress_process import EgressProcess, egress_plan, launch_egress
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.launch import LaunchedSandbox, launch_with_retry
 from stockade.runs.network import NetworkUse, decisions, denials
+from stockade.runs.network_evidence import NetworkEvidence, observe_network
 from stockade.runs.prepare import RunPreparation
 
 #: How many connections an egress process relays at once, and how long one may be silent, in seconds.
@@ -48,8 +50,17 @@ class NetworkMark(NamedTuple):
 class EgressHandle:
     """The egress process of one sandbox, and what it has recorded."""
 
-    def __init__(self, process: EgressProcess, records: int, nudge: int, rules: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        process: EgressProcess,
+        records: int,
+        nudge: int,
+        rules: tuple[str, ...],
+        observed: NetworkEvidence,
+    ) -> None:
         self.process = process
+        #: The routes, addresses and listeners inside, as the kernel showed them.
+        self.observed = observed
         #: In the order in which the egress process counts them.
         self.rules = list(rules)
         self.walls = _walls(process)
@@ -165,6 +176,12 @@ def _walls(process: EgressProcess) -> EgressWalls:
     )
 
 
+def planned_egress(rules: Sequence[str], home: str) -> tuple[Plan, tuple[int, ...]]:
+    """Return the plan of the egress process for these rules, and the ports of the listeners inside."""
+    ports = ports_of([parse_rule(rule) for rule in rules])
+    return egress_plan(ports, home), tuple(sorted({*ports, DNS_PORT}))
+
+
 class NetworkSetup:
     """Opens the network of one sandbox while its walls come up."""
 
@@ -193,7 +210,7 @@ class NetworkSetup:
         opened: NetworkListeners | None = None
         try:
             opened = yield from self._listeners(events)
-            observe_listeners(opened, self.ports, pid, namespace)
+            observed = observe_network(opened, self.ports, pid, os.fstat(namespace).st_ino)
             records = create_records()
             nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             with resolver_socket() as resolver:
@@ -215,7 +232,7 @@ class NetworkSetup:
                     ),
                     events,
                 )
-            return EgressHandle(process, records, nudge, self.rules)
+            return EgressHandle(process, records, nudge, self.rules, observed)
         except BaseException:
             for descriptor in (records, nudge):
                 if descriptor >= 0:
