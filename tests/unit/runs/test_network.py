@@ -15,8 +15,8 @@ RULES = ("api.example.com:443", "!ads.example.com")
 def record(**fields: object) -> RawRecord:
     usual: dict[str, object] = {
         "slot": 0, "kind": "connect", "time": 1000.0, "name": "api.example.com", "address": "192.0.2.1",
-        "port": 443, "verdict": "allowed", "reason": "", "rule": 0, "sent": 10, "received": 20, "duration": 0.5,
-        "open": False, "times": 1,
+        "port": 443, "verdict": "allowed", "reason": "", "rule": 0, "sent": 10, "received": 20,
+        "duration": 0.5, "open": False, "times": 1,
     }  # fmt: skip
     return RawRecord(**{**usual, **fields})  # type: ignore[arg-type]
 
