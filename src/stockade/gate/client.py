@@ -28,6 +28,7 @@ from stockade.linux.descriptors import memory_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from stockade.gate.network import NetworkRequest
     from stockade.gate.template import Template
 
 #: By the number of the stream that has a descriptor of its own although there is a terminal.
@@ -328,6 +329,12 @@ class Resident:
         finally:
             theirs.close()
             os.close(memory)
+
+    def open_network(self, namespace: int, ports: tuple[int, ...]) -> NetworkRequest:
+        """Ask for listeners in a sandbox's network namespace, on these TCP ports and 53; does not wait."""
+        from stockade.gate.network import NetworkRequest
+
+        return NetworkRequest(self._socket, namespace, ports)
 
     def close(self) -> None:
         """End the resident gate; living sandboxes go on. A forked child only closes its copy."""
