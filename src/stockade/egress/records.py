@@ -2,8 +2,8 @@
 
 The supervisor makes a memfd of fixed size and seals the size. The egress writes to it, whether or not the
 supervisor looks: counters at the beginning, then slots of one size, one for each connection or name. The
-reader trusts nothing that it finds: it reads with pread, checks each field, and leaves out a slot that makes no
-sense.
+reader trusts nothing that it finds: it reads with pread, checks each field, and leaves out a slot that makes
+no sense.
 
 A program can ask for more names and connections than there are slots. Each class has slots of its own, so
 that refusals cannot push out what was allowed; equal refusals share a slot and count; what finds no slot is
@@ -54,6 +54,7 @@ REASONS = (
     "port not open",
     "too many names",
     "malformed query",
+    "nothing sent",
     "failed",
 )
 _REASON_NUMBERS = {word: number for number, word in enumerate(REASONS)}

@@ -64,18 +64,20 @@ class HelloReader:
         self._at = 0
         self._message = bytearray()
         self._hello: ClientHello | None = None
-        self._error: HelloError | None = None
+        #: Not the error itself: its traceback would keep the reader alive.
+        self._refused: tuple[type[HelloError], str] | None = None
 
     def feed(self, data: bytes) -> ClientHello | None:
         """Return the hello, or None if more bytes are needed; raises HelloError."""
-        if self._error is not None:
-            raise self._error
+        if self._refused is not None:
+            kind, reason = self._refused
+            raise kind(reason)
         self.received += data
         if self._hello is None:
             try:
                 self._hello = self._read()
             except HelloError as error:
-                self._error = error
+                self._refused = (type(error), str(error))
                 raise
         return self._hello
 
