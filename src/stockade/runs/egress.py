@@ -30,6 +30,7 @@ from stockade.runs.launch import LaunchedSandbox, launch_with_retry
 from stockade.runs.network import NetworkUse, decisions, denials
 from stockade.runs.network_evidence import NetworkEvidence, observe_network
 from stockade.runs.prepare import RunPreparation
+from stockade.runs.resolver_process import connect_resolver
 
 #: How many connections an egress process relays at once, and how long one may be silent, in seconds.
 MOST_CONNECTIONS, IDLE_SECONDS = 1024, 3600
@@ -106,6 +107,7 @@ class EgressHandle:
         self._warnings()  # whether it had ended by itself is known only now
         self._closing = True
         try:
+            yield from self.process.drained(events)
             yield from self.process.closed(events)
         finally:
             self._last = self._reader.since(0)[0], self._reader.totals()
@@ -206,32 +208,32 @@ class NetworkSetup:
 
         `pid` is the sandbox's first process, `namespace` a descriptor of its network namespace.
         """
-        records = nudge = -1
+        records = nudge = resolver = -1
         opened: NetworkListeners | None = None
         try:
             opened = yield from self._listeners(events)
             observed = observe_network(opened, self.ports, pid, os.fstat(namespace).st_ino)
             records = create_records()
             nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            with resolver_socket() as resolver:
-                yield from process.configure(
-                    {
-                        "rules": list(self.rules),
-                        "tcp": [[port, family] for port, family, _ in opened.tcp],
-                        "udp": [family for family, _ in opened.udp],
-                        "ipv6": opened.ipv6,
-                        "connections": MOST_CONNECTIONS,
-                        "idle": IDLE_SECONDS,
-                    },
-                    (
-                        records,
-                        nudge,
-                        resolver,
-                        *(descriptor for _, _, descriptor in opened.tcp),
-                        *(descriptor for _, descriptor in opened.udp),
-                    ),
-                    events,
-                )
+            resolver, _ = yield from connect_resolver(events, self._home)
+            yield from process.configure(
+                {
+                    "rules": list(self.rules),
+                    "tcp": [[port, family] for port, family, _ in opened.tcp],
+                    "udp": [family for family, _ in opened.udp],
+                    "ipv6": opened.ipv6,
+                    "connections": MOST_CONNECTIONS,
+                    "idle": IDLE_SECONDS,
+                },
+                (
+                    records,
+                    nudge,
+                    resolver,
+                    *(descriptor for _, _, descriptor in opened.tcp),
+                    *(descriptor for _, descriptor in opened.udp),
+                ),
+                events,
+            )
             return EgressHandle(process, records, nudge, self.rules, observed)
         except BaseException:
             for descriptor in (records, nudge):
@@ -240,6 +242,8 @@ class NetworkSetup:
             yield from process.closed(events)
             raise
         finally:
+            if resolver >= 0:
+                os.close(resolver)
             # Nothing else may listen: once the egress process has ended, the kernel refuses connections.
             if opened is not None:
                 opened.close()
@@ -351,4 +355,4 @@ def together(first: Steps[Any], second: Steps[Any]) -> Steps[Pair]:
             problem = step(number, error)
             if problem is not None and failure is None:
                 failure = news = problem
-    return Pair(*results, failure)
+    return Pair(results[0], results[1], failure)

@@ -8,6 +8,7 @@ installs a second system call filter, which the supervisor sees in /proc, and on
 from __future__ import annotations
 
 import _socket
+import contextlib
 import json
 import os
 import resource
@@ -36,6 +37,8 @@ from stockade.runs.launch import GateDiedError, LaunchWatch, abandon, observe_la
 FILES = 8192
 #: How long the process may take to answer; what it does takes milliseconds.
 ANSWER_SECONDS = 10.0
+#: How long it may go on passing on what programs have sent before their sandbox ended.
+DRAIN_SECONDS = 3.0
 #: How often a launch looks whether another thread has heard that the template is ready.
 LOOK_AGAIN = 0.02
 #: The longest answer.
@@ -89,6 +92,36 @@ class EgressProcess:
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return not poll.poll(0)
+
+    def ending(self) -> tuple[float, str] | None:
+        """Return when it ended by itself, in seconds since 1970, and how; None while it goes on."""
+        if self.is_closed or self.alive:
+            return None
+        how, at = "it was killed", time.time()
+        poll = select.poll()
+        poll.register(self._connection.fileno(), select.POLLIN)
+        while poll.poll(0) and (reply := self._connection.receive()) is not None:
+            if reply.kind == wire.REPLY_EXITED:
+                at -= max(0.0, time.monotonic() - reply.at) if reply.at else 0.0
+                code = os.waitstatus_to_exitcode(reply.status)
+                how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
+        return at, how
+
+    def drained(self, events: Events) -> Steps[None]:
+        """Let it pass on what programs have sent, and wait until it has ended, for a moment at most."""
+        if self.is_closed or self._owner != os.getpid():
+            return
+        with contextlib.suppress(OSError):
+            self._control.shutdown(_socket.SHUT_WR)
+        late = time.monotonic() + DRAIN_SECONDS
+        events.watch(self.pidfd)
+        try:
+            while (left := late - time.monotonic()) > 0:
+                yield left
+                if self.pidfd in events.ready:
+                    return
+        finally:
+            events.forget(self.pidfd)
 
     def configure(
         self, message: Mapping[str, object], descriptors: tuple[int, ...], events: Events
@@ -256,8 +289,10 @@ def _receive(
     late = time.monotonic() + ANSWER_SECONDS
     events.watch(control.fileno())
     try:
-        while control.fileno() not in events.ready:
+        while True:
             yield max(0.0, late - time.monotonic())
+            if control.fileno() in events.ready:
+                break
             if connection is not None and connection.fileno() in events.ready:
                 raise _failure(f"the egress process ended at once{_why(connection.receive())}")
             if time.monotonic() >= late:
