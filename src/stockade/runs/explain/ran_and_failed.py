@@ -118,8 +118,8 @@ def _network(reply: wire.Reply, resolved: ResolvedPolicy) -> str:
     times = "once" if reply.index == 1 else f"{reply.index} times"
     return (
         f"the program tried to use the network {times} (an address without a route, or the lookup of a "
-        "name), and the policy gives it none: `--net HOST` lets it reach one host, and `--net open` shares "
-        "the host's network"
+        "name), and the policy gives it none: `--net HOST` allows one host, `--net open` shares the host's "
+        "whole network"
     )
 
 
