@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import msgspec
 
-from stockade.backends.plan_parts import READ_DIR, SCOPES, SCOPES_ABI, handled_rights
+from stockade.backends.plan_parts import READ_DIR, READ_FILE, SCOPES, SCOPES_ABI, handled_rights
 from stockade.gate import operations as ops
 
 HOSTNAME = "stockade-egress"
@@ -23,6 +23,22 @@ TASKS = 2
 #: Bytes of private memory, and of any file: the records are kept in one of memory.
 MEMORY, FILE_SIZE = 512 << 20, 64 << 20
 CANARY = "/refused"
+
+
+#: Where a host keeps what the lookup of a name reads: configuration, libraries, and lists of servers.
+RESOLVER_TREES = (
+    "/usr",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/etc",
+    "/nix/store",
+    "/run/systemd/resolve",
+    "/run/resolvconf",
+    "/run/NetworkManager",
+    "/run/connman",
+)
+RESOLVER_FILES, RESOLVER_MEMORY = 4096, 512 << 20
 
 
 class EgressInputs(msgspec.Struct, frozen=True):
@@ -66,5 +82,24 @@ def compile_egress_plan(given: EgressInputs) -> ops.Plan:
             ops.BindGrant(path="/", rights=READ_DIR, words="list directories"),
             *(ops.PortGrant(port=port, clause="net") for port in given.ports if by_port),
             ops.Seccomp(program=given.program),
+        ),
+    )
+
+
+def compile_resolver_plan(landlock: int, trees: tuple[str, ...], files: int, program: bytes) -> ops.Plan:
+    """Return the operations by which the resolver confines itself to reading the given trees."""
+    return ops.Plan(
+        "resolver",
+        0,
+        (
+            ops.Namespaces(names=(), every_id=False),
+            ops.Limit(resource="core", value=0),
+            ops.Limit(resource="files", value=files),
+            ops.Limit(resource="data", value=RESOLVER_MEMORY),
+            ops.Limit(resource="file_size", value=0),
+            ops.Privileges(),
+            ops.LandlockRules(files=handled_rights(landlock), scopes=SCOPES if landlock >= SCOPES_ABI else 0),
+            *(ops.BindGrant(path=tree, rights=READ_FILE | READ_DIR, words="read") for tree in trees),
+            ops.Seccomp(program=program),
         ),
     )

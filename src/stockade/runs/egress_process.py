@@ -2,7 +2,8 @@
 
 It is a copy of the egress template in a sandbox of its own, with the host's network and none of its files
 (`backends/egress_plan.py`). The supervisor observes its walls like those of any sandbox. The process then
-installs a second system call filter, which the supervisor sees in /proc, and only then gets the sandbox's listeners.
+installs a second system call filter, which the supervisor sees in /proc, and only then gets the sandbox's
+listeners.
 """
 
 from __future__ import annotations

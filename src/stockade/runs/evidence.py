@@ -127,6 +127,15 @@ def observe_filter(pid: int, gate: int, filters: int) -> int:
     return filters
 
 
+def observe_confined(pid: int, filters: int, plan: ops.Plan) -> int:
+    """Check the privileges and limits of a process that has confined itself, and return its user."""
+    status = _lines(_read(f"/proc/{pid}/status"))
+    # Only root can empty the bounding set; under no_new_privs a program gains nothing from it.
+    _check_privileges(status, filters - 1, tuple(name for name in CAPABILITIES if name != b"CapBnd"))
+    _limits(_read(f"/proc/{pid}/limits"), plan)
+    return int(status[b"Uid"].split()[0])
+
+
 #: What the gate tries before it says "ready".
 CANARIES = (
     "an ungranted file was refused",

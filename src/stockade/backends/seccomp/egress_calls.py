@@ -1,6 +1,6 @@
 """The system calls of an egress process, in two filters.
 
-The gate installs the first one before it is ready. It has to start the process under it, so this filter allows
+The gate installs the first one before it is ready. It starts the process under it, so this filter allows
 what PID 1 of that sandbox and the first lines of the process need. The process then installs the second one,
 "relay", before it reads anything: no file, no program, no further process, no new socket but TCP.
 """
@@ -70,10 +70,31 @@ def _relay() -> dict[str, str]:
     )
 
 
+#: The resolver of names: it reads files, loads libraries, asks servers and has threads. The C library binds
+#: the socket by which it asks for this host's addresses.
+_RESOLVER = """
+open openat stat lstat statx newfstatat access faccessat faccessat2 readlink readlinkat getdents64 statfs
+fstatfs fadvise64 getcwd eventfd2 bind sendmmsg recvmmsg uname sysinfo sched_getaffinity getrlimit getppid
+get_robust_list prctl arch_prctl membarrier
+"""
+_RESOLVER_BOUNDED = {
+    "socket": "no unix names",
+    "mmap": "small pages",
+    "mprotect": "allow",
+    "sendmsg": "allow",
+    "sendto": "allow",
+    "clone": "namespaces",
+    "prctl": "no filters",
+    "fcntl": "file commands",
+    "prlimit64": "itself",
+}
+
+
 #: By what it is for: the answer to each call by its name; others are absent.
 FILTERS = {
     "gate": _relay() | dict.fromkeys(_GATE.split(), "allow") | _GATE_BOUNDED,
     "relay": _relay(),
+    "resolver": _relay() | dict.fromkeys(_RESOLVER.split(), "allow") | _RESOLVER_BOUNDED,
 }
 
 

@@ -212,6 +212,15 @@ static void canary_path(const struct walls *walls, const struct plan *plan, int 
 		snprintf(path, size, "/proc/self/fd/%d", canary);
 }
 
+/* Landlock keeps signals inside since ABI 6. */
+static int is_scoped(const struct plan *plan)
+{
+	for (unsigned i = 0; i < plan->count; i++)
+		if (plan->ops[i].type == OP_LANDLOCK)
+			return plan->ops[i].b >> 32 != 0;
+	return 0;
+}
+
 /* Landlock cannot be read from outside, so it is tried: a file that exists but was not granted
  * must be refused, a directory that was granted must open. */
 int confirm_walls(const struct walls *walls, const struct plan *plan, int canary, const char **culprit)
@@ -241,7 +250,7 @@ int confirm_walls(const struct walls *walls, const struct plan *plan, int canary
 	if (confirm_ports(walls, plan))
 		return -1;
 	*culprit = "a signal that Landlock must refuse";
-	return walls->warden ? confirm_signal_scope(walls->warden) : 0;
+	return walls->warden && is_scoped(plan) ? confirm_signal_scope(walls->warden) : 0;
 }
 
 /* Behind the wall that only programs have, /proc and init itself are out of reach. */
