@@ -94,7 +94,7 @@ class NetworkNamespace:
     def run(self, *argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a command in the namespace."""
         settings: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60, **options}
-        return subprocess.run(self.command(*argv), **settings)
+        return subprocess.run(self.command(*argv), check=False, **settings)
 
     def namespace(self) -> int:
         """Open the network namespace itself."""

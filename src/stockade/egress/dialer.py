@@ -13,8 +13,8 @@ import json
 import socket
 import struct
 from collections import deque
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 from stockade.egress.records import REASONS
 from stockade.policy.net_rules import NetDecision, forbidden_address
@@ -233,7 +233,8 @@ async def connect_first(
     try:
         while ordered or attempts:
             if ordered:
-                attempts[_task(loop, _connect(loop, ordered[0], port))] = ordered.pop(0)
+                address = ordered.pop(0)
+                attempts[loop.create_task(_connect(loop, address, port))] = address
             # A failure starts the next attempt at once.
             done, _ = await asyncio.wait(
                 attempts, timeout=ATTEMPT_DELAY if ordered else None, return_when=asyncio.FIRST_COMPLETED
@@ -254,12 +255,6 @@ async def connect_first(
     finally:
         for task in attempts:
             task.cancel()
-
-
-def _task(
-    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, socket.socket]
-) -> asyncio.Task[socket.socket]:
-    return loop.create_task(work)
 
 
 async def _connect(loop: asyncio.AbstractEventLoop, address: str, port: int) -> socket.socket:
