@@ -271,8 +271,8 @@ def _run_fields(account: Account, ending: RunEnd, used: ResourceUse, duration: i
 def _network(account: Account, result: Result | None) -> Network:
     """Return what a receipt says about the network of a run: its mode and, with rules, what they decided."""
     net = (account.policy if account.prepared is None else account.prepared.resolved.policy).net
-    if net == "open" or not net:
-        return Network(net or "none")
+    if not net or net == "open":
+        return Network("open" if net else "none")
     egress = None if account.box is None else account.box.egress
     return Network(
         "rules",
