@@ -1,15 +1,16 @@
 """The network of a sandbox with rules, from its launch to its end.
 
-While the walls of the sandbox come up, so do those of its egress process: both gates work at the same time. As
-soon as the sandbox has its network namespace, the resident is asked for the listeners in it. When both are up,
-the supervisor checks the listeners by itself, hands them to the egress process and closes its own copies. So if
-the egress process ends, the kernel refuses every connection, because nothing listens any more.
+While the walls of the sandbox come up, so do those of its egress process: both gates work at the same time.
+As soon as the sandbox has its network namespace, the resident is asked for the listeners in it. When both are
+up, the supervisor checks the listeners by itself, hands them to the egress process and closes its own copies.
+So if the egress process ends, the kernel refuses every connection, because nothing listens any more.
 
 What the egress process decides, it writes to memory that the supervisor reads when it wants to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -42,10 +43,10 @@ NO_TOTALS = Totals(0, 0, 0, 0, 0, 0, 0, 0)
 class NetworkMark(NamedTuple):
     """How much an egress process had recorded at some moment."""
 
-    cursor: int = 0
-    totals: Totals = NO_TOTALS
+    cursor: int
+    totals: Totals
     #: How often each shared record had been used, by its slot.
-    times: dict[int, int] = {}
+    times: dict[int, int]
 
 
 class EgressHandle:
@@ -80,7 +81,7 @@ class EgressHandle:
 
     def since(self, mark: NetworkMark | None) -> NetworkUse:
         """Return what was decided since a mark; without one, since the sandbox began."""
-        mark = mark or NetworkMark()
+        mark = mark or NetworkMark(0, NO_TOTALS, {})
         records, _ = self._records(mark.cursor)
         fresh = [one._replace(times=one.times - mark.times.get(one.slot, 0)) for one in records]
         before, after = mark.totals, self._totals()
@@ -146,10 +147,8 @@ class DecisionFollower:
 
     def read(self) -> None:
         """Tell of what is new."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.descriptor)
-        except BlockingIOError:
-            pass
         records, self._cursor = self._reader.since(self._cursor)
         for one in records:
             said = one.verdict, one.reason
@@ -192,27 +191,29 @@ class NetworkSetup:
         self.ports = ports_of([parse_rule(rule) for rule in rules])
         self._home = home
         self._request: NetworkRequest | None = None
-        self._namespace = -1
+        #: The sandbox's first process.
+        self._pid = 0
 
-    def begin(self, resident: client.Resident, namespace: int) -> None:
+    def begin(self, resident: client.Resident, pid: int, namespace: int) -> None:
         """Ask for listeners in the network namespace of a sandbox that was just born."""
         self._drop_request()
+        self._pid = pid
         self._request = resident.open_network(namespace, self.ports)
 
     def egress(self, events: Events) -> Steps[EgressProcess]:
         """Start the egress process."""
         return (yield from launch_egress(self.ports, events, home=self._home))
 
-    def finish(self, process: EgressProcess, pid: int, namespace: int, events: Events) -> Steps[EgressHandle]:
+    def finish(self, process: EgressProcess, namespace: int, events: Events) -> Steps[EgressHandle]:
         """Check the listeners, and hand them to the egress process. A failure ends it.
 
-        `pid` is the sandbox's first process, `namespace` a descriptor of its network namespace.
+        `namespace` is a descriptor of the sandbox's network namespace.
         """
         records = nudge = resolver = -1
         opened: NetworkListeners | None = None
         try:
             opened = yield from self._listeners(events)
-            observed = observe_network(opened, self.ports, pid, os.fstat(namespace).st_ino)
+            observed = observe_network(opened, self.ports, self._pid, os.fstat(namespace).st_ino)
             records = create_records()
             nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             resolver, _ = yield from connect_resolver(events, self._home)
@@ -291,7 +292,7 @@ def launch_with_rules(
         )
         if failure is None:
             try:
-                box.egress = yield from setup.finish(process, box.number(), box.network_fd, events)
+                box.egress = yield from setup.finish(process, box.network_fd, events)
                 return box  # type: ignore[no-any-return]
             except BaseException as error:
                 process, failure = None, error
