@@ -257,8 +257,10 @@ def _receive(
     late = time.monotonic() + ANSWER_SECONDS
     events.watch(control.fileno())
     try:
-        while control.fileno() not in events.ready:
+        while True:
             yield max(0.0, late - time.monotonic())
+            if control.fileno() in events.ready:
+                break
             if connection is not None and connection.fileno() in events.ready:
                 raise _failure(f"the egress process ended at once{_why(connection.receive())}")
             if time.monotonic() >= late:
