@@ -14,7 +14,7 @@ from stockade.gate.wire import KIND_HOST_NETWORK
 #: How long the modules may take to load.
 SECONDS = 30.0
 #: What copies have loaded.
-PRELOAD = ("stockade.egress.confined",)
+PRELOAD = ("stockade.egress.confined", "stockade.egress.process")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(gate.__file__)))
 #: What a template loads of the package besides the room egress.
 _FILES = ("__init__.py", "_version.py", "inside/template_interpreter.py", "policy/net_rules.py")
