@@ -230,6 +230,8 @@ def confine(library: ctypes.CDLL, plan: bytes) -> Answer:
 
 def main() -> None:
     """Confine this process by the plan that the supervisor sends, then serve."""
+    # A supervisor may have others that programs inherit.
+    os.closerange(SUPERVISOR + 1, os.sysconf("SC_OPEN_MAX"))
     control = socket.socket(fileno=CONTROL)
     library = ctypes.CDLL(sys.argv[1])
     ctypes.CDLL(None).prctl(PR_SET_NAME, PROCESS_NAME, 0, 0, 0)
