@@ -67,6 +67,8 @@ _DNS_CONNECTIONS, _DNS_IDLE = 32, 10.0
 #: How long a refused client may take to read why.
 _LAST_WORDS_SECONDS = 1.0
 _LAST_WORDS_DRAIN = 256 * 1024
+#: How long to go on after the supervisor has said that the sandbox ended, and how often to look.
+_DRAIN_SECONDS, _DRAIN_STEP = 2.0, 0.005
 #: How long to accept nothing if descriptors or memory ran out.
 _PAUSE = 0.05
 # Fatal TLS alerts, as records: the name is not one that is served; access is denied.
@@ -174,7 +176,8 @@ class EgressProcess:
         except OSError:
             text = b""
         if not text:
-            self._loop.stop()
+            self._loop.remove_reader(self._control)
+            self._draining = self._loop.create_task(self._drain())
             return
         try:
             message = json.loads(text)
@@ -185,6 +188,16 @@ class EgressProcess:
             answer = {"error": str(error)[:200]}
         with contextlib.suppress(OSError):
             self._control.send(json.dumps(answer).encode())
+
+    async def _drain(self) -> None:
+        """End once everything that programs have sent is passed on, or after a moment."""
+        late = self._loop.time() + _DRAIN_SECONDS
+        while self._loop.time() < late:
+            relays = self._connections.values()
+            if all(relay is not None and relay.outgoing.ended for relay in relays):
+                break
+            await asyncio.sleep(_DRAIN_STEP)
+        self._loop.stop()
 
     def _wake_supervisor(self) -> None:
         with contextlib.suppress(OSError):

@@ -69,24 +69,26 @@ class EgressHandle:
         self._descriptor, self._nudge = records, nudge
         self._reader = RecordReader(records)
         #: What the memory held last, once it is closed.
-        self._last: tuple[list[RawRecord], Totals] | None = None
+        self._last: tuple[list[tuple[int, RawRecord]], Totals] | None = None
+        #: How many changes the last mark saw, and how often each record had been used then, by its slot.
+        self._seen: tuple[int, dict[int, int]] = (0, {})
         self._closing = False
         self._ended: tuple[float, str] | None = None
 
     def mark(self) -> NetworkMark:
         """Return how much is recorded now, for a later `since`."""
-        records, cursor = self._records(0)
-        times = {one.slot: one.times for one in records if one.times > 1 or one.verdict != "allowed"}
-        return NetworkMark(cursor, self._totals(), times)
+        changes = self._reader.changes() if self._last is None else self._seen[0]
+        if self._seen[0] != changes:
+            self._seen = changes, {one.slot: one.times for _, one in self._records(0)}
+        return NetworkMark(changes, self._totals(), self._seen[1])
 
     def since(self, mark: NetworkMark | None) -> NetworkUse:
         """Return what was decided since a mark; without one, since the sandbox began."""
         mark = mark or NetworkMark(0, NO_TOTALS, {})
-        records, _ = self._records(mark.cursor)
-        fresh = [one._replace(times=one.times - mark.times.get(one.slot, 0)) for one in records]
+        fresh = [_later(one, mark.times.get(one.slot, 0)) for _, one in self._records(mark.cursor)]
         before, after = mark.totals, self._totals()
         counted = [max(0, now - then) for now, then in zip(after, before, strict=True)]
-        found = decisions((one for one in fresh if one.times > 0), self.rules)
+        found = decisions(fresh, self.rules)
         return NetworkUse(
             decisions=found,
             cut=_cut(counted[7]),
@@ -111,14 +113,14 @@ class EgressHandle:
             yield from self.process.drained(events)
             yield from self.process.closed(events)
         finally:
-            self._last = self._reader.since(0)[0], self._reader.totals()
+            self._last = self._reader.changed_since(0), self._reader.totals()
             os.close(self._descriptor)
             os.close(self._nudge)
 
-    def _records(self, cursor: int) -> tuple[list[RawRecord], int]:
+    def _records(self, cursor: int) -> list[tuple[int, RawRecord]]:
         if self._last is None:
-            return self._reader.since(cursor)
-        return self._last[0], cursor
+            return self._reader.changed_since(cursor)
+        return [one for one in self._last[0] if one[0] > cursor]
 
     def _totals(self) -> Totals:
         return self._reader.totals() if self._last is None else self._last[1]
@@ -159,6 +161,11 @@ class DecisionFollower:
     def close(self) -> None:
         """Tell no more."""
         self._tell = lambda one: None
+
+
+def _later(one: RawRecord, before: int) -> RawRecord:
+    """Return a record without what it had counted before; one connection counts in each run that it spans."""
+    return one._replace(times=max(1, one.times - before))
 
 
 def _cut(dropped: int) -> str:
