@@ -22,8 +22,8 @@ from collections.abc import Callable
 from stockade.egress.dialer import reason_for
 from stockade.egress.records import ConnectionRecord
 
-PIPES = 16
-PIPE_SIZE = 256 * 1024
+PIPES = 8
+PIPE_SIZE = 1024 * 1024
 _SPARE_PIPES = 2
 _COPY_SIZE = 64 * 1024
 #: How often a pump moves bytes before it lets others have their turn.
