@@ -33,7 +33,8 @@ SEED = int(os.environ.get("STOCKADE_FUZZ_SEED", "0")) or random.SystemRandom().g
 INTERESTING = (
     b"\0", b"\r", b"\n", b"\r\n", b"\r\n\r\n", b" ", b"\t", b":", b";", b",", b"\xff", b"\x80", b"\xc0\x0c",
     b"\x7f", b"\0\0", b"\xff\xff", b"\x16\x03\x01", b"\x15\x03\x01", b"a.test", b"evil.test",
-    b"Host: evil.test\r\n", b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n", b"Content-Length: 5\r\n", b"Content-Length: 38\r\n",
+    b"Host: evil.test\r\n", b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n", b"Content-Length: 5\r\n",
+    b"Content-Length: 38\r\n",
     b"Transfer-Encoding: chunked\r\n", b"0\r\n\r\n", b"5\r\nhello\r\n", b"Upgrade: websocket\r\n",
     b"HTTP/1.0", b"http://a.test", b"http://evil.test", b"\x00\x29", b"\xfe\x0d",
 )  # fmt: skip
