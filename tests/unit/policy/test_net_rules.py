@@ -151,6 +151,8 @@ REFUSED = [
     ("host.example:53", "answers port 53", "leave it out"),
     ("tcp://host.example", "needs a port", "write tcp://host.example:5432"),
     ("!tcp://host.example:22", "every protocol", "write !host.example:22"),
+    ("host", "is not a rule", 'net = "open"'),
+    ("None", "is not a rule", 'net = "none"'),
     ("localhost:8080", "the sandbox itself", "127.0.0.1"),
     ("*.localhost", "the sandbox itself", "127.0.0.1"),
     ("faß.example", "standards disagree", "xn--"),
