@@ -32,6 +32,7 @@ ROOMS = {
     "sandbox": "the objects that users hold: Sandbox, Process, Workspace, Pool, Spawner; delegation",
     "sessions": "a shell or an interpreter that serves many runs; `attach/` for kept ones",
     "runs": "one run from start to end: prepare, launch, evidence, supervise, outcome; the register",
+    "egress": "what reaches the network: names, decoders, relay, resolver, records",
     "receipt": "the signed record of a run, the chain of them, verification",
     "backends": "policy to plan, one module per backend; `seccomp/`; `other_systems/`: plans only",
     "resolve": "a policy met with this machine: discovery, trust, paths, programs, toolchains",

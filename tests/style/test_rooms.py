@@ -136,7 +136,17 @@ def test_no_class_is_named_by_a_participle_and_no_two_share_a_name() -> None:
 
 #: Nouns that end like participles.
 NOUNS = frozenset(
-    {"DemoFinding", "Finding", "Grade", "Keyring", "Listing", "RunEnding", "Screening", "Setting"}
+    {
+        "DemoFinding",
+        "Finding",
+        "Grade",
+        "Keyring",
+        "Listing",
+        "RequestScreen",
+        "RunEnding",
+        "Screening",
+        "Setting",
+    }
 )
 
 

@@ -116,7 +116,7 @@ def load() -> None:
     for place in (sys.executable, sys.prefix, sys.base_prefix, *sys.path):
         check(place)
     folders = package_directories()
-    sys.path += folders
+    sys.path += [*CONFIG["paths"], *folders]
     sys.path += [place for folder in folders for place in linked_directories(folder) if not lies_in(place)]
     sys.path[:] = dict.fromkeys(sys.path)
     guard = Guard()

@@ -55,6 +55,7 @@ static int helper_does(const struct walls *walls, const struct op *op)
 	case OP_PRIVILEGES:
 	case OP_LANDLOCK:
 	case OP_GRANT:
+	case OP_PORT:
 		return 0;
 	}
 	return walls->helped;
@@ -98,6 +99,8 @@ static int execute(struct init *init, const struct op *op, const char **culprit)
 		return wall_landlock_begin(&init->walls, &init->launch.plan, op);
 	case OP_GRANT:
 		return wall_landlock_grant(&init->walls, init->launch.descriptors, op);
+	case OP_PORT:
+		return wall_landlock_port(&init->walls, op);
 	case OP_SECCOMP:
 		*culprit = "install";
 		return wall_seccomp(&init->walls, op);

@@ -22,6 +22,20 @@ enum { OPEN_CONTROL = 3, OPEN_SUPERVISOR, OPEN_TEXT };
 /* How many descriptors a launch can carry for its plan. */
 enum { MAX_DESCRIPTORS = 250 };
 
+/* What a supervisor asks of its resident; every message has this size. */
+enum { RESIDENT_LAUNCH, RESIDENT_NETWORK };
+enum { RESIDENT_REQUEST_SIZE = 140, MAX_PORTS = 65 };
+struct resident_request {
+	uint32_t kind;
+	uint32_t count; /* of ports: TCP, sorted, for a network; 0 for a launch */
+	uint16_t ports[MAX_PORTS];
+	uint16_t unused;
+};
+_Static_assert(sizeof(struct resident_request) == RESIDENT_REQUEST_SIZE, "struct resident_request");
+
+/* The descriptors that come with a request for a network: where to reply, and the sandbox's network namespace. */
+enum { NETWORK_SOCKET, NETWORK_NAMESPACE, NETWORK_DESCRIPTORS };
+
 /* The descriptors that a launch hands over, in this order; the plan's own follow. */
 enum { LAUNCH_SOCKET, LAUNCH_PLAN, LAUNCH_SUPERVISOR, LAUNCH_FIRST };
 
@@ -61,6 +75,8 @@ enum reply_kind {
 	REPLY_EXITED,      /* status, ended, and what the run used */
 	REPLY_ROOTS,       /* descriptors: the root, and the overlay if there is one */
 	REPLY_STOPPED,     /* the program on a terminal was stopped; status: by which signal */
+	REPLY_NETWORK,     /* from a child of the resident; status: families, 1 is IPv4 alone; index: ports; descriptors: the
+			      namespace of the first listener, for each family TCP by port, then UDP of each family */
 };
 
 /* Who ended a run, if it was not the program itself. */
@@ -196,6 +212,7 @@ enum op_type {
 	OP_HELPER,     /* blob: the program that makes the namespaces and mounts and loads the filter, and its arguments;
 			  b: length */
 	OP_DEVICES,    /* path; a: mount attributes of the nodes in it */
+	OP_PORT,       /* a: network rights, b: the TCP port that they are granted for */
 	OP_END
 };
 

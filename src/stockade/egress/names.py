@@ -1,0 +1,63 @@
+"""Synthetic addresses: one per name and family, stable for the life of a sandbox.
+
+A program inside asks for a name and gets an address that stands for it; a connection to that address means
+the name. Outside, the name is resolved when the connection is dialled. IPv4 addresses come from
+198.18.0.0/15, which RFC 2544 sets aside for tests of networks, IPv6 addresses from a prefix of unique local
+addresses. Both addresses of a name have the same number.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address
+
+#: The most names of one sandbox.
+NAMES = 65_536
+
+_IPV4_BASE = int(IPv4Address("198.18.0.0"))
+_IPV4_SIZE = 2**17
+_IPV6_BASE = int(IPv6Address("fd00:5afe::"))
+_IPV6_SIZE = 2**64
+#: The network itself, the name server and the sandbox's own address.
+_RESERVED = 3
+
+
+class SyntheticNames:
+    """The names of one sandbox and the addresses that stand for them."""
+
+    def __init__(self, limit: int = NAMES) -> None:
+        self._limit = limit
+        self._names: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def addresses(self, name: str) -> tuple[str, str] | None:
+        """Return the IPv4 and the IPv6 address of a name, new ones if needed; None if there are too many."""
+        number = self._numbers.get(name)
+        if number is None:
+            if len(self._names) >= self._limit:
+                return None
+            number = self._numbers[name] = len(self._names)
+            self._names.append(name)
+        number += _RESERVED
+        return str(IPv4Address(_IPV4_BASE + number)), str(IPv6Address(_IPV6_BASE + number))
+
+    def name_of(self, address: str) -> str | None:
+        """Return the name that an address stands for, or None."""
+        number = _offset(address) - _RESERVED
+        return self._names[number] if 0 <= number < len(self._names) else None
+
+
+def is_synthetic(address: str) -> bool:
+    """Whether an address lies in the ranges that stand for names, whether or not it stands for one yet."""
+    return _offset(address) >= 0
+
+
+def _offset(address: str) -> int:
+    """The place of an address in its synthetic range; -1 if it lies in none."""
+    try:
+        if ":" in address:
+            offset, size = int(IPv6Address(address)) - _IPV6_BASE, _IPV6_SIZE
+        else:
+            offset, size = int(IPv4Address(address)) - _IPV4_BASE, _IPV4_SIZE
+    except ValueError:
+        return -1
+    return offset if 0 <= offset < size else -1

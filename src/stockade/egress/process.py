@@ -1,0 +1,645 @@
+"""The egress process: what a copy of the warm template runs for one sandbox.
+
+It has a control socket to the supervisor and, from the first message there, its records, the resolver's
+socket and the listeners that the resident opened in the sandbox's network namespace. Every address leads to
+these listeners inside, so a connection's own address is the destination that the program asked for. A
+synthetic address means a name (see `names`), any other means itself.
+
+    destination          looked at before a byte leaves             then
+    name, port 443       TLS hello: SNI is the name                 dialled, relayed
+    name, port 80        HTTP: the Host of every request            dialled after the first, relayed
+    name, other ports    nothing; a TLS hello must name the name    dialled at once, relayed
+    address, tcp://      nothing                                    dialled at once, relayed
+    port 53              DNS, unless a rule allows the destination  answered here
+
+Everything that comes from inside is hostile. An error ends the connection that it belongs to and nothing
+else. The process opens no file, starts no thread and imports nothing once `main` runs: it has no files. It
+prints nothing; what it did is in the records. The end of the control socket ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from stockade.egress.dialer import (
+    DialError,
+    ResolverClient,
+    choose_addresses,
+    connect_first,
+    reason_for,
+    wait_readable,
+    wait_writable,
+)
+from stockade.egress.dns import (
+    DnsError,
+    DnsReply,
+    NameAnswer,
+    NameBudget,
+    NameServer,
+    StreamQueries,
+    frame,
+)
+from stockade.egress.http_requests import RequestRefusedError, RequestScreen, refusal
+from stockade.egress.names import SyntheticNames, is_synthetic
+from stockade.egress.records import RecordWriter
+from stockade.egress.relay import PipePool, Relay, reset
+from stockade.egress.tls_hello import ClientHello, HelloError, HelloReader, NotTlsError
+from stockade.policy.net_rules import NetDecision, NetRule, RuleSet, parse_rule
+
+#: A control message with all rules, and its descriptors: records, nudge, resolver, listeners.
+_MESSAGE_SIZE = 1024 * 1024
+_DESCRIPTORS = 253
+_DNS_PORT, _HTTP_PORT, _TLS_PORT = 53, 80, 443
+#: Connections accepted, or queries answered, before others have their turn.
+_BATCH = 64
+_QUERY_SIZE = 4096
+_READ_SIZE = 16 * 1024
+#: DNS over TCP: connections at once, and how long one may be silent.
+_DNS_CONNECTIONS, _DNS_IDLE = 32, 10.0
+#: How long a refused client may take to read why.
+_LAST_WORDS_SECONDS = 1.0
+_LAST_WORDS_DRAIN = 256 * 1024
+#: How long to accept nothing if descriptors or memory ran out.
+_PAUSE = 0.05
+# Fatal TLS alerts, as records: the name is not one that is served; access is denied.
+_UNRECOGNIZED_NAME = bytes((21, 3, 3, 0, 2, 2, 112))
+_ACCESS_DENIED = bytes((21, 3, 3, 0, 2, 2, 49))
+
+# <linux/in.h> and <linux/in6.h>; Python 3.11 has no IP_PKTINFO.
+_IP_PKTINFO = 8
+_IPV6_RECVPKTINFO, _IPV6_PKTINFO = 49, 50
+_IPV4_INFO = struct.Struct("=i4s4s")
+_IPV6_INFO = struct.Struct("=16si")
+_SPACE = socket.CMSG_SPACE(_IPV6_INFO.size) + socket.CMSG_SPACE(_IPV4_INFO.size)
+
+
+class Settings(NamedTuple):
+    """The bounds of an egress process; the first message may name them."""
+
+    connections: int = 1024
+    #: Seconds without a byte in either direction after which a connection ends.
+    idle: float = 900.0
+    #: Seconds in which a client must have sent its TLS hello or first HTTP head.
+    hello: float = 20.0
+    #: Seconds to resolve and connect.
+    dial: float = 30.0
+
+
+class _Destination(NamedTuple):
+    name: str
+    address: str
+    port: int
+
+
+class ActiveRules:
+    """The rules that hold now, with their places in the whole list."""
+
+    def __init__(self, rules: Sequence[NetRule], active: Sequence[int]) -> None:
+        self._places = [place for place in active if 0 <= place < len(rules)]
+        self._rules = [rules[place] for place in self._places]
+        self.set = RuleSet(self._rules)
+
+    def place(self, index: int) -> int:
+        """Return the place in the whole list of the rule that decided, or -1."""
+        return self._places[index] if 0 <= index < len(self._places) else -1
+
+    def decide(self, destination: _Destination) -> NetDecision:
+        """Decide about a connection."""
+        if destination.name:
+            return self.set.for_name(destination.name, destination.port)
+        return self.set.for_address(destination.address, destination.port)
+
+    def wildcard(self, index: int) -> str:
+        """Return the name below which the rule allows all names; empty if it names one."""
+        rule = self._rules[index]
+        return rule.name if rule.wildcard else ""
+
+
+class EgressProcess:
+    """Decides, dials and relays for one sandbox."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        control: socket.socket,
+        message: dict[str, Any],
+        handed: list[int],
+    ) -> None:
+        self._loop, self._control = loop, control
+        self._settings = _settings(message)
+        self._apply_rules(message)
+        self._nudge = handed[1]
+        self._records = RecordWriter(handed[0], self._wake_supervisor)
+        self._resolver = ResolverClient(loop, socket.socket(fileno=handed[2]))
+        self._names = SyntheticNames()
+        self._budget = NameBudget()
+        self._names_full = False
+        self._name_server = NameServer(self, ipv6=message.get("ipv6") is not False)
+        self._pool = PipePool()
+        #: What is under way, by its task; the relay once there is one.
+        self._connections: dict[asyncio.Task[None], Relay | None] = {}
+        self._dns_connections: set[asyncio.Task[None]] = set()
+        #: Closed and opened again to accept and refuse a connection when descriptors have run out.
+        self._reserve = os.dup(control.fileno())
+        listeners = handed[3:]
+        tcp = message["tcp"]
+        for (port, _), descriptor in zip(tcp, listeners, strict=False):
+            self._listen(socket.socket(fileno=descriptor), port)
+        for family, descriptor in zip(message["udp"], listeners[len(tcp) :], strict=False):
+            self._listen_datagrams(socket.socket(fileno=descriptor), family)
+        control.setblocking(False)
+        loop.add_reader(control, self._read_control)
+        self._sweep()
+
+    # The supervisor
+
+    def _apply_rules(self, message: dict[str, Any]) -> None:
+        rules = [parse_rule(text) for text in message["rules"]]
+        self._rules = ActiveRules(rules, message.get("active", range(len(rules))))
+
+    def _read_control(self) -> None:
+        try:
+            # Without room for descriptors: the kernel closes any that come.
+            text = self._control.recv(_MESSAGE_SIZE)
+        except BlockingIOError:
+            return
+        except OSError:
+            text = b""
+        if not text:
+            self._loop.stop()
+            return
+        try:
+            message = json.loads(text)
+            if "rules" in message:
+                self._apply_rules(message)
+            answer: dict[str, object] = {"ok": True}
+        except (ValueError, KeyError, TypeError) as error:
+            answer = {"error": str(error)[:200]}
+        with contextlib.suppress(OSError):
+            self._control.send(json.dumps(answer).encode())
+
+    def _wake_supervisor(self) -> None:
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._nudge, 1)
+
+    # Names
+
+    def lookup(self, name: str) -> NameAnswer | None:
+        """Return the synthetic addresses of a name that the rules allow."""
+        self._names_full = False
+        if not self._rules.set.knows(name):
+            return None
+        found = self._names.addresses(name)
+        if found is None:
+            self._names_full = True
+            return None
+        return NameAnswer(*found)
+
+    def reverse(self, address: str) -> str | None:
+        """Return the name that a synthetic address stands for."""
+        return self._names.name_of(address)
+
+    def _answer(self, query: bytes) -> DnsReply | None:
+        reply = self._name_server.answer(query)
+        if reply is None or reply.verdict == "local":
+            return reply
+        if reply.verdict == "allowed":
+            self._records.name(reply.name, allowed=True)
+        elif reply.verdict == "malformed":
+            self._records.name(reply.name, allowed=False, reason="malformed query")
+        elif self._names_full:
+            self._records.name(reply.name, allowed=False, reason="too many names")
+        else:
+            # Any port shows whether a deny rule for the whole name is the reason.
+            decision = self._rules.set.for_name(reply.name, _TLS_PORT)
+            reason = "deny rule" if decision.rule >= 0 and not decision.allowed else "no rule"
+            self._records.name(
+                reply.name, allowed=False, reason=reason,
+                rule=self._rules.place(decision.rule) if reason == "deny rule" else -1,
+            )  # fmt: skip
+        return reply
+
+    def _listen_datagrams(self, listener: socket.socket, family: int) -> None:
+        listener.setblocking(False)
+        if family == 4:
+            listener.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
+        else:
+            listener.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVPKTINFO, 1)
+        self._loop.add_reader(listener, self._answer_datagrams, listener)
+
+    def _answer_datagrams(self, listener: socket.socket) -> None:
+        for _ in range(_BATCH):
+            try:
+                query, ancillary, _, client = listener.recvmsg(_QUERY_SIZE, _SPACE)
+            except OSError:
+                return
+            try:
+                reply = self._answer(query)
+                if reply is not None:
+                    listener.sendmsg([reply.message], _reply_source(ancillary), 0, client)
+            except Exception:
+                # A query that cannot be answered gets no answer.
+                continue
+
+    # Connections
+
+    def _listen(self, listener: socket.socket, port: int) -> None:
+        listener.setblocking(False)
+        self._loop.add_reader(listener, self._accept, listener, port)
+
+    def _accept(self, listener: socket.socket, port: int) -> None:
+        for _ in range(_BATCH):
+            try:
+                connection, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._refuse_without_descriptors(listener, port)
+                    return
+                # The client has gone already (ECONNABORTED and what else accept passes on).
+                continue
+            try:
+                self._begin(connection)
+            except Exception:
+                reset(connection)
+
+    def _refuse_without_descriptors(self, listener: socket.socket, port: int) -> None:
+        """Reset one connection with the descriptor that is kept for this, and pause."""
+        if self._reserve >= 0:
+            os.close(self._reserve)
+            self._reserve = -1
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            self._records.refuse("", _destination_of(connection)[0], port, "limit")
+            reset(connection)
+        with contextlib.suppress(OSError):
+            self._reserve = os.dup(self._control.fileno())
+        self._loop.remove_reader(listener)
+        self._loop.call_later(_PAUSE, self._loop.add_reader, listener, self._accept, listener, port)
+
+    def _begin(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        address, port = _destination_of(connection)
+        name = self._names.name_of(address)
+        destination = _Destination(name or "", "" if name else address, port)
+        decision = self._rules.decide(destination)
+        if name is None and is_synthetic(address):
+            # It stands for no name, so no rule can mean it.
+            decision = NetDecision(False, -1, False)
+        if not decision.allowed and port == _DNS_PORT:
+            self._begin_dns(connection)
+            return
+        if not decision.allowed:
+            self._refuse(
+                connection, destination, "no rule" if decision.rule < 0 else "deny rule", decision.rule
+            )
+            return
+        if len(self._connections) >= self._settings.connections:
+            self._refuse(connection, destination, "limit")
+            return
+        self._start(self._serve(connection, destination, decision), self._connections)
+
+    def _start(
+        self, work: Any, group: dict[asyncio.Task[None], Relay | None] | set[asyncio.Task[None]]
+    ) -> None:
+        task: asyncio.Task[None] = self._loop.create_task(work)
+        if isinstance(group, set):
+            group.add(task)
+            task.add_done_callback(group.discard)
+        else:
+            group[task] = None
+            task.add_done_callback(lambda done: group.pop(done, None))
+
+    def _refuse(
+        self, connection: socket.socket, destination: _Destination, reason: str, rule: int = -1
+    ) -> None:
+        self._records.refuse(*destination, reason, rule=self._rules.place(rule))
+        reset(connection)
+
+    async def _serve(
+        self, connection: socket.socket, destination: _Destination, decision: NetDecision
+    ) -> None:
+        rule = self._rules.place(decision.rule)
+        wildcard = self._rules.wildcard(decision.rule)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if wildcard and not self._budget.spend(destination.name, wildcard):
+                raise _RefusalError("too many names")
+            looks = bool(destination.name) and not decision.opaque
+            if looks and destination.port == _TLS_PORT:
+                await self._serve_tls(connection, destination, rule)
+            elif looks and destination.port == _HTTP_PORT:
+                await self._serve_http(connection, destination, rule)
+            else:
+                await self._serve_other(connection, destination, rule, looks=looks)
+        except _RefusalError as error:
+            self._records.refuse(*destination, error.reason, rule=rule)
+            if error.last_words:
+                await self._say_and_close(connection, error.last_words)
+        except DialError as error:
+            self._records.refuse(
+                destination.name, error.address or destination.address, destination.port, error.reason,
+                rule=self._rules.place(error.rule) if error.denied else rule,
+                verdict="denied" if error.denied else "failed",
+            )  # fmt: skip
+        except Exception as error:
+            reason = reason_for(error) if isinstance(error, OSError) else "failed"
+            self._records.refuse(*destination, reason, rule=rule, verdict="failed")
+        finally:
+            reset(connection)
+
+    async def _serve_tls(self, connection: socket.socket, destination: _Destination, rule: int) -> None:
+        reader, hello = HelloReader(), None
+        async with asyncio.timeout(self._settings.hello):
+            while hello is None:
+                data = await self._receive(connection)
+                if not data:
+                    raise _end_before(reader.received, "not TLS")
+                hello = _read_hello(reader, data)
+        _check_name(hello, destination.name)
+        relay = self._relay(connection, await self._dial(destination), destination, rule)
+        relay.incoming.start()
+        relay.outgoing.start(bytes(reader.received))
+        await self._finish(relay)
+
+    async def _serve_http(self, connection: socket.socket, destination: _Destination, rule: int) -> None:
+        screen, first = RequestScreen(destination.name, destination.port), b""
+        async with asyncio.timeout(self._settings.hello):
+            while not screen.requests:
+                data = await self._receive(connection)
+                if not data:
+                    raise _end_before(first, "not HTTP")
+                first = _read_requests(screen, data)
+        relay = self._relay(connection, await self._dial(destination), destination, rule)
+        relay.outgoing.check = RequestCheck(relay, screen).pass_request
+        if screen.waiting_for_response:
+            relay.incoming.check = RequestCheck(relay, screen).pass_response
+        relay.incoming.start()
+        relay.outgoing.start(first)
+        await self._finish(relay)
+
+    async def _serve_other(
+        self, connection: socket.socket, destination: _Destination, rule: int, *, looks: bool
+    ) -> None:
+        """Dial at once, because many servers speak first; a client's TLS hello is held until it is read."""
+        relay = self._relay(connection, await self._dial(destination), destination, rule)
+        if looks:
+            check = HelloCheck(self._loop, relay, destination.name, self._settings.hello)
+            relay.outgoing.check = check.pass_hello
+        relay.incoming.start()
+        relay.outgoing.start()
+        await self._finish(relay)
+
+    async def _receive(self, connection: socket.socket) -> bytes:
+        while True:
+            try:
+                return connection.recv(_READ_SIZE)
+            except BlockingIOError:
+                await wait_readable(self._loop, connection)
+
+    async def _dial(self, destination: _Destination) -> tuple[socket.socket, str]:
+        try:
+            async with asyncio.timeout(self._settings.dial):
+                addresses: Sequence[str] = (destination.address,)
+                if destination.name:
+                    found = await self._resolver.addresses(destination.name)
+                    choice = choose_addresses(found, destination.port, self._rules.set)
+                    if not choice.addresses:
+                        raise choice.refusal or DialError("resolver failed")
+                    addresses = choice.addresses
+                return await connect_first(self._loop, addresses, destination.port)
+        except OSError as error:
+            raise DialError(reason_for(error), address=addresses[0]) from None
+
+    def _relay(
+        self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: _Destination, rule: int
+    ) -> Relay:
+        outside, address = dialled
+        record = self._records.connection(destination.name, address, destination.port, rule)
+        relay = Relay(self._loop, self._pool, inside, outside, record)
+        task = asyncio.current_task()
+        if task is not None:
+            self._connections[task] = relay
+        return relay
+
+    async def _finish(self, relay: Relay) -> None:
+        await relay.finished
+        if relay.last_words:
+            await self._say_and_close(relay.inside, relay.last_words)
+
+    async def _say_and_close(self, connection: socket.socket, last_words: bytes) -> None:
+        """Tell a client why it is refused. A close with bytes unread would reset the words away."""
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                connection.send(last_words)
+                connection.shutdown(socket.SHUT_WR)
+                drained = 0
+                while drained < _LAST_WORDS_DRAIN:
+                    data = await self._receive(connection)
+                    if not data:
+                        break
+                    drained += len(data)
+        connection.close()
+
+    # DNS over TCP
+
+    def _begin_dns(self, connection: socket.socket) -> None:
+        if len(self._dns_connections) >= _DNS_CONNECTIONS:
+            reset(connection)
+            return
+        self._start(self._serve_dns(connection), self._dns_connections)
+
+    async def _serve_dns(self, connection: socket.socket) -> None:
+        queries = StreamQueries()
+        try:
+            while True:
+                async with asyncio.timeout(_DNS_IDLE):
+                    data = await self._receive(connection)
+                    if not data:
+                        connection.close()
+                        return
+                    for query in queries.feed(data):
+                        reply = self._answer(query)
+                        if reply is not None:
+                            await self._send(connection, frame(reply.message))
+        except (OSError, DnsError):
+            # Silent for too long, gone, or no DNS: it ends.
+            return
+        finally:
+            reset(connection)
+
+    async def _send(self, connection: socket.socket, data: bytes) -> None:
+        while data:
+            try:
+                data = data[connection.send(data) :]
+            except BlockingIOError:
+                await wait_writable(self._loop, connection)
+
+    # Time
+
+    def _sweep(self) -> None:
+        """End the connections that were idle for too long, again and again."""
+        idle = self._settings.idle
+        limit = self._loop.time() - idle
+        for relay in list(self._connections.values()):
+            if relay is not None and relay.active < limit and not relay.finished.done():
+                relay.abort(reason="idle")
+        self._loop.call_later(min(5.0, max(idle / 4, 0.05)), self._sweep)
+
+
+class HelloCheck:
+    """Holds what a client of a name sends first until it is no TLS hello, or one with the right name."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, relay: Relay, name: str, seconds: float) -> None:
+        self._loop, self._relay, self._name, self._seconds = loop, relay, name, seconds
+        self._reader = HelloReader()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def pass_hello(self, data: bytes) -> bytes:
+        """Return what may be sent on."""
+        try:
+            hello = self._reader.feed(data)
+            if hello is None:
+                # A client may wait as long as it likes for the server's greeting, but not in a hello.
+                if self._timer is None:
+                    self._timer = self._loop.call_later(
+                        self._seconds, self._relay.abort, "failed", "timed out"
+                    )
+                return b""
+            _check_name(hello, self._name)
+        except NotTlsError:
+            pass
+        except HelloError:
+            self._relay.refuse("not TLS", _ACCESS_DENIED)
+        except _RefusalError as error:
+            self._relay.refuse(error.reason, error.last_words)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._relay.outgoing.check = None
+        return bytes(self._reader.received)
+
+
+class RequestCheck:
+    """Judges the requests of a relay after the first one."""
+
+    def __init__(self, relay: Relay, screen: RequestScreen) -> None:
+        self._relay, self._screen = relay, screen
+
+    def pass_request(self, data: bytes) -> bytes:
+        """Return what may be sent on."""
+        try:
+            return self._screen.feed(data)
+        except RequestRefusedError as error:
+            self._relay.refuse(_request_reason(error), _request_refusal(error))
+            return b""
+
+    def pass_response(self, data: bytes) -> bytes:
+        """Let the screen see the response to an upgrade, and pass it on."""
+        try:
+            released = self._screen.response_head(data)
+        except RequestRefusedError as error:
+            self._relay.refuse(_request_reason(error), _request_refusal(error))
+            return b""
+        if self._screen.opaque:
+            self._relay.outgoing.check = None
+        if not self._screen.waiting_for_response:
+            self._relay.incoming.check = None
+        if released:
+            self._relay.outgoing.push(released)
+        return data
+
+
+class _RefusalError(Exception):
+    """A connection that is refused after something was read; `last_words` are what the client gets."""
+
+    def __init__(self, reason: str, last_words: bytes = b"") -> None:
+        super().__init__(reason)
+        self.reason, self.last_words = reason, last_words
+
+
+def main(control: int) -> None:
+    """Serve one sandbox until the supervisor closes the control socket."""
+    connection = socket.socket(fileno=control)
+    connection.setblocking(True)
+    text, handed, flags, _ = socket.recv_fds(connection, _MESSAGE_SIZE, _DESCRIPTORS)
+    if not text or flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
+        return
+    message = json.loads(text)
+    loop = asyncio.SelectorEventLoop()
+    # What goes wrong is an end of one connection, which its record tells.
+    loop.set_exception_handler(_ignore)
+    EgressProcess(loop, connection, message, handed)
+    connection.setblocking(True)
+    connection.send(b'{"ready": true}')
+    connection.setblocking(False)
+    loop.run_forever()
+
+
+def _ignore(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
+    pass
+
+
+def _settings(message: dict[str, Any]) -> Settings:
+    known = {name: message[name] for name in Settings._fields if isinstance(message.get(name), int | float)}
+    return Settings(**known)
+
+
+def _destination_of(connection: socket.socket) -> tuple[str, int]:
+    """Return the address and port that the program asked for; a mapped address is an IPv4 address."""
+    address, port = connection.getsockname()[:2]
+    return address.partition("%")[0].removeprefix("::ffff:"), port
+
+
+def _reply_source(ancillary: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
+    """Return what makes an answer come from the address that was asked."""
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO) and len(data) == _IPV4_INFO.size:
+            return [(level, kind, _IPV4_INFO.pack(0, _IPV4_INFO.unpack(data)[2], bytes(4)))]
+        if (level, kind) == (socket.IPPROTO_IPV6, _IPV6_PKTINFO) and len(data) == _IPV6_INFO.size:
+            return [(level, kind, _IPV6_INFO.pack(_IPV6_INFO.unpack(data)[0], 0))]
+    return []
+
+
+def _end_before(received: bytes | bytearray, reason: str) -> Exception:
+    """Return what ends a connection whose client sent too little."""
+    return _RefusalError(reason) if received else DialError("nothing sent")
+
+
+def _read_hello(reader: HelloReader, data: bytes) -> ClientHello | None:
+    try:
+        return reader.feed(data)
+    except NotTlsError:
+        raise _RefusalError("not TLS") from None
+    except HelloError:
+        raise _RefusalError("not TLS", _ACCESS_DENIED) from None
+
+
+def _check_name(hello: ClientHello, name: str) -> None:
+    if not hello.name:
+        raise _RefusalError("no SNI", _UNRECOGNIZED_NAME)
+    if hello.name != name:
+        raise _RefusalError("SNI differs", _UNRECOGNIZED_NAME)
+
+
+def _read_requests(screen: RequestScreen, data: bytes) -> bytes:
+    try:
+        return screen.feed(data)
+    except RequestRefusedError as error:
+        raise _RefusalError(_request_reason(error), _request_refusal(error)) from None
+
+
+def _request_reason(error: RequestRefusedError) -> str:
+    return "Host differs" if error.host else "not HTTP"
+
+
+def _request_refusal(error: RequestRefusedError) -> bytes:
+    return refusal(str(error), f"it names {error.host}" if error.host else "")

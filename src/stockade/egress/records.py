@@ -1,0 +1,376 @@
+"""What an egress process did, in memory that it shares with the supervisor.
+
+The supervisor makes a memfd of fixed size and seals the size. The egress writes to it, whether or not the
+supervisor looks: counters at the beginning, then slots of one size, one for each connection or name. The
+reader trusts nothing that it finds: it reads with pread, checks each field, and leaves out a slot that makes
+no sense.
+
+A program can ask for more names and connections than there are slots. Each class has slots of its own, so
+that refusals cannot push out what was allowed; equal refusals share a slot and count; what finds no slot is
+counted as dropped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv6Address
+from typing import NamedTuple
+
+SLOTS = 4096
+#: How many slots each class may use: names, connections that were refused or failed, those that were allowed.
+NAME_SLOTS, REFUSED_SLOTS, ALLOWED_SLOTS = 1024, 1024, 2048
+
+KINDS = ("connect", "name")
+VERDICTS = ("allowed", "denied", "failed")
+#: The order is the format: add new words at the end.
+REASONS = (
+    "",
+    "no rule",
+    "deny rule",
+    "private address",
+    "loopback address",
+    "link-local address",
+    "metadata address",
+    "translated address",
+    "special address",
+    "no SNI",
+    "SNI differs",
+    "Host differs",
+    "not TLS",
+    "not HTTP",
+    "limit",
+    "name not found",
+    "resolver failed",
+    "connection refused",
+    "unreachable",
+    "timed out",
+    "reset",
+    "idle",
+    "port not open",
+    "too many names",
+    "malformed query",
+    "nothing sent",
+    "failed",
+)
+_REASON_NUMBERS = {word: number for number, word in enumerate(REASONS)}
+_FAILED = _REASON_NUMBERS["failed"]
+
+_MAGIC = b"egress-1"
+_HEADER = struct.Struct("<8s9Q")
+_U64 = struct.Struct("<Q")
+#: Slots begin on a page of their own.
+_HEADER_SIZE = 4096
+#: Change, time, duration, sent, received, times, rule, port, kind, verdict, reason, open, IP version, length
+#: of the name; the address and the name follow.
+_SLOT = struct.Struct("<QddQQIiHBBBBBB16s253s")
+_SLOT_SIZE = 328
+SIZE = _HEADER_SIZE + SLOTS * _SLOT_SIZE
+_SENT_AT, _RECEIVED_AT = 24, 32
+
+# Where each counter lies in the header.
+_CHANGES, _ALLOWED, _REFUSED, _ANSWERED, _UNANSWERED, _SENT, _RECEIVED, _RECORDS, _DROPPED = range(8, 80, 8)
+_SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+_LIMIT = 2**63
+#: How often the reader reads a slot again that was being written.
+_TRIES = 3
+
+
+class Totals(NamedTuple):
+    """What an egress process counted since it began."""
+
+    connections_allowed: int
+    #: Refused by a rule or a bound, or failed.
+    connections_refused: int
+    names_answered: int
+    names_refused: int
+    bytes_sent: int
+    bytes_received: int
+    #: Slots in use.
+    records: int
+    #: What found no slot.
+    dropped: int
+
+
+class RawRecord(NamedTuple):
+    """One connection or name, as an egress process recorded it."""
+
+    #: The slot says which record it is: a later reading of the same one has the same slot.
+    slot: int
+    kind: str
+    #: Seconds since the epoch.
+    time: float
+    name: str
+    #: The address that was dialled, else the one that the program asked for; may be empty.
+    address: str
+    port: int
+    verdict: str
+    reason: str
+    #: Index in the list of rules that the supervisor keeps; -1 if no rule decided.
+    rule: int
+    sent: int
+    received: int
+    duration: float
+    #: The connection still goes on.
+    open: bool
+    #: How many equal ones share this record.
+    times: int
+
+
+def create_records() -> int:
+    """Make the memfd that an egress process writes to, of fixed size."""
+    descriptor = os.memfd_create("egress records", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, SIZE)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class RecordWriter:
+    """Writes records; the egress process has one."""
+
+    def __init__(self, descriptor: int, nudge: Callable[[], None] = lambda: None) -> None:
+        self._memory = mmap.mmap(descriptor, SIZE)
+        self._nudge = nudge
+        self._counters = dict.fromkeys(range(_CHANGES, 80, 8), 0)
+        #: Free slots of each class, taken from the end.
+        self._free = {
+            "name": list(range(NAME_SLOTS - 1, -1, -1)),
+            "refused": list(range(NAME_SLOTS + REFUSED_SLOTS - 1, NAME_SLOTS - 1, -1)),
+            "allowed": list(range(SLOTS - 1, NAME_SLOTS + REFUSED_SLOTS - 1, -1)),
+        }
+        #: Refusals and names that later ones may share: what they are, and their slot and count.
+        self._shared: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._memory[:8] = _MAGIC
+
+    def name(self, name: str, *, allowed: bool, reason: str = "", rule: int = -1) -> None:
+        """Record that a name was asked for."""
+        self._add(_ANSWERED if allowed else _UNANSWERED)
+        self._share("name", "name", name, "", 53, "allowed" if allowed else "denied", reason, rule)
+
+    def refuse(
+        self, name: str, address: str, port: int, reason: str, *, rule: int = -1, verdict: str = "denied"
+    ) -> None:
+        """Record a connection that was refused or, with verdict "failed", never came about."""
+        self._add(_REFUSED)
+        self._share("refused", "connect", name, address, port, verdict, reason, rule)
+
+    def connection(self, name: str, address: str, port: int, rule: int) -> ConnectionRecord:
+        """Record a connection that goes on from now."""
+        self._add(_ALLOWED)
+        slot = self._take("allowed")
+        record = ConnectionRecord(self, slot, (name, address, port, rule))
+        record.write(is_open=True)
+        return record
+
+    def count_bytes(self, sent: int, received: int) -> None:
+        """Add to the bytes of all connections."""
+        if sent:
+            self._add(_SENT, sent)
+        if received:
+            self._add(_RECEIVED, received)
+
+    def count_as_refused(self) -> None:
+        """Count a connection that was allowed at first as refused."""
+        self._add(_ALLOWED, -1)
+        self._add(_REFUSED)
+
+    def _share(
+        self, pool: str, kind: str, name: str, address: str, port: int, verdict: str, reason: str, rule: int
+    ) -> None:
+        key = (kind, name, address, port, verdict, reason, rule)
+        slot, times = self._shared.get(key, (-1, 0))
+        if slot < 0:
+            slot = self._take(pool)
+            if slot < 0:
+                return
+        times = min(times + 1, 2**32 - 1)
+        self._shared[key] = (slot, times)
+        now = time.time()
+        self.write_slot(slot, kind, now, name, address, port, verdict, reason, rule, times=times)
+
+    def _take(self, pool: str) -> int:
+        free = self._free[pool]
+        if not free:
+            self._add(_DROPPED)
+            return -1
+        self._add(_RECORDS)
+        return free.pop()
+
+    def _add(self, counter: int, amount: int = 1) -> None:
+        value = self._counters[counter] = (self._counters[counter] + amount) % _LIMIT
+        _U64.pack_into(self._memory, counter, value)
+
+    def write_slot(
+        self,
+        slot: int,
+        kind: str,
+        when: float,
+        name: str,
+        address: str,
+        port: int,
+        verdict: str,
+        reason: str,
+        rule: int,
+        *,
+        sent: int = 0,
+        received: int = 0,
+        duration: float = 0.0,
+        is_open: bool = False,
+        times: int = 1,
+    ) -> None:
+        """Write a whole slot; the supervisor finds it as changed."""
+        at = _HEADER_SIZE + slot * _SLOT_SIZE
+        version, packed = _pack_address(address)
+        label = bytes(
+            byte if 0x21 <= byte <= 0x7E else 0x3F for byte in name.encode("ascii", "replace")[:253]
+        )
+        # Change 0 means "being written": a reader in between leaves the slot for later.
+        _U64.pack_into(self._memory, at, 0)
+        body = _SLOT.pack(
+            0, when, duration, sent, received, times, rule, port, KINDS.index(kind), VERDICTS.index(verdict),
+            _REASON_NUMBERS.get(reason, _FAILED), is_open, version, len(label), packed, label,
+        )  # fmt: skip
+        self._memory[at + 8 : at + _SLOT.size] = body[8:]
+        self._add(_CHANGES)
+        _U64.pack_into(self._memory, at, self._counters[_CHANGES])
+        self._nudge()
+
+    def write_bytes(self, slot: int, sent: int, received: int) -> None:
+        """Update the bytes of a slot in place; the supervisor does not find it as changed."""
+        at = _HEADER_SIZE + slot * _SLOT_SIZE
+        _U64.pack_into(self._memory, at + _SENT_AT, sent)
+        _U64.pack_into(self._memory, at + _RECEIVED_AT, received)
+
+
+class ConnectionRecord:
+    """The record of one connection while it goes on."""
+
+    __slots__ = ("_began", "_slot", "_what", "_when", "_writer", "closed", "received", "sent")
+
+    def __init__(self, writer: RecordWriter, slot: int, what: tuple[str, str, int, int]) -> None:
+        self._writer, self._slot, self._what = writer, slot, what
+        self._when, self._began = time.time(), time.monotonic()
+        self.sent = self.received = 0
+        self.closed = False
+
+    def add(self, sent: int, received: int) -> None:
+        """Count bytes that were passed on."""
+        self.sent += sent
+        self.received += received
+        self._writer.count_bytes(sent, received)
+        if self._slot >= 0:
+            self._writer.write_bytes(self._slot, self.sent, self.received)
+
+    def close(self, verdict: str = "allowed", reason: str = "") -> None:
+        """Record the connection's end, once; the first call decides."""
+        if not self.closed:
+            self.closed = True
+            if verdict != "allowed":
+                self._writer.count_as_refused()
+            self.write(verdict, reason, is_open=False)
+
+    def write(self, verdict: str = "allowed", reason: str = "", *, is_open: bool) -> None:
+        """Write the slot, if the record has one."""
+        if self._slot < 0:
+            return
+        name, address, port, rule = self._what
+        self._writer.write_slot(
+            self._slot, "connect", self._when, name, address, port, verdict, reason, rule,
+            sent=self.sent, received=self.received, duration=time.monotonic() - self._began, is_open=is_open,
+        )  # fmt: skip
+
+
+class RecordReader:
+    """Reads records; the supervisor has one for each egress process, and trusts nothing that it reads."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def totals(self) -> Totals:
+        """Return the counters."""
+        block = os.pread(self._descriptor, _HEADER.size, 0)
+        if len(block) < _HEADER.size:
+            return Totals(0, 0, 0, 0, 0, 0, 0, 0)
+        _, _, *counters = _HEADER.unpack(block)
+        allowed, refused, answered, unanswered, sent, received, records, dropped = (
+            min(value, _LIMIT - 1) for value in counters
+        )
+        return Totals(
+            allowed, refused, answered, unanswered, sent, received, min(records, SLOTS), dropped
+        )  # fmt: skip
+
+    def since(self, cursor: int) -> tuple[list[RawRecord], int]:
+        """Return the records that are new or changed since a cursor, in order of change, and the next cursor.
+
+        The first cursor is 0. A connection is found when it begins and again when it ends; a shared refusal
+        each time that its count has grown.
+        """
+        block = os.pread(self._descriptor, SIZE, 0)
+        found: list[tuple[int, RawRecord]] = []
+        for at in range(_HEADER_SIZE, len(block) - _SLOT_SIZE + 1, _SLOT_SIZE):
+            if _U64.unpack_from(block, at)[0] > cursor:
+                read = self._read((at - _HEADER_SIZE) // _SLOT_SIZE)
+                if read is not None:
+                    found.append(read)
+        found.sort()
+        return [record for _, record in found], max([cursor, *(change for change, _ in found)])
+
+    def _change(self, slot: int) -> int:
+        block = os.pread(self._descriptor, 8, _HEADER_SIZE + slot * _SLOT_SIZE)
+        return int.from_bytes(block, "little") if len(block) == 8 else 0
+
+    def _read(self, slot: int) -> tuple[int, RawRecord] | None:
+        for _ in range(_TRIES):
+            block = os.pread(self._descriptor, _SLOT.size, _HEADER_SIZE + slot * _SLOT_SIZE)
+            if len(block) < _SLOT.size:
+                return None
+            change = int.from_bytes(block[:8], "little")
+            if change and change == self._change(slot):
+                record = _parse(slot, block)
+                return None if record is None else (change, record)
+        return None
+
+
+def _parse(slot: int, block: bytes) -> RawRecord | None:
+    """Return a slot's record, or None if its fields make no sense."""
+    (
+        _, when, duration, sent, received, times, rule, port, kind, verdict, reason, is_open, version, length,
+        packed, label,
+    ) = _SLOT.unpack(block)  # fmt: skip
+    if kind >= len(KINDS) or verdict >= len(VERDICTS) or length > 253 or times == 0 or is_open > 1:
+        return None
+    # NaN fails the comparison too.
+    if not 0 <= when < 2**40 or not 0 <= duration < 2**40 or max(sent, received) >= _LIMIT or rule < -1:
+        return None
+    name = label[:length]
+    if not all(0x21 <= byte <= 0x7E for byte in name):
+        return None
+    words = REASONS[reason] if reason < len(REASONS) else "failed"
+    return RawRecord(
+        slot, KINDS[kind], when, name.decode("ascii"), _unpack_address(version, packed), port,
+        VERDICTS[verdict], words, rule, sent, received, duration, bool(is_open), times,
+    )  # fmt: skip
+
+
+def _printable(name: str) -> bytes:
+    return bytes(byte if 0x21 <= byte <= 0x7E else 0x3F for byte in name.encode("ascii", "replace")[:253])
+
+
+def _pack_address(address: str) -> tuple[int, bytes]:
+    if not address:
+        return 0, b""
+    return (6, IPv6Address(address).packed) if ":" in address else (4, IPv4Address(address).packed)
+
+
+def _unpack_address(version: int, packed: bytes) -> str:
+    if version == 4:
+        return str(IPv4Address(packed[:4]))
+    return str(IPv6Address(packed)) if version == 6 else ""
