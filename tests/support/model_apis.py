@@ -1,4 +1,4 @@
-"""The APIs of three models, as far as their agents need them: the model asks for one command, then says that it is done.
+"""The APIs of three models, as far as their agents need them: run one command, then say that it is done.
 
 `command` is what the model wants to have run. Each function answers the requests
 for one host of the small internet; see `Internet.handle`.

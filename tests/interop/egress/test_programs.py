@@ -63,7 +63,7 @@ def do(internet: Internet, tmp_path: Path) -> Any:
 
 
 def refused(internet: Internet, argv: Sequence[str], rules: Sequence[str], *options: str) -> dict[str, Any]:
-    """Run a command that works without Stockade, and that fails behind these rules without a trace outside."""
+    """Run a command that works without Stockade; behind the rules it fails and leaves no trace outside."""
     control = internet.outside(argv)
     assert control.returncode == 0, (control.stdout, control.stderr)
     internet.clear()
@@ -158,9 +158,9 @@ def packages(internet: Internet, tmp_path: Path) -> None:
 def test_pip_installs_from_an_index(do: Any, packages: None) -> None:
     code = (
         "import subprocess, sys\n"
-        "pip = [sys.executable, '-m', 'pip', '--disable-pip-version-check', '-q', 'install', '--no-cache-dir']\n"
-        "source = ['--index-url', 'https://pypi.good.example/simple/', '--target', 'site']\n"
-        "subprocess.run([*pip, *source, 'first'], check=True)\n"
+        "pip = [sys.executable, '-m', 'pip', '--disable-pip-version-check', '-q', 'install']\n"
+        "source = ['--no-cache-dir', '--index-url', 'https://pypi.good.example/simple/']\n"
+        "subprocess.run([*pip, *source, '--target', 'site', 'first'], check=True)\n"
         "sys.path.insert(0, 'site')\n"
         "import first, second\n"
         "print(first.answer, second.answer)"
@@ -409,7 +409,10 @@ def database(shared_internet: Internet, tmp_path_factory: pytest.TempPathFactory
 def test_psql_upgrades_to_tls_and_queries(do: Any, internet: Internet, database: None, rule: str) -> None:
     trust = f"sslmode=verify-full sslrootcert={internet.bundle}"
     argv = ["psql", f"host=db.good.example user=me dbname=postgres {trust}", "-tAc"]
-    query = "select count(*), ssl from generate_series(1, 100000), pg_stat_ssl where pid = pg_backend_pid() group by ssl"
+    query = (
+        "select count(*), ssl from generate_series(1, 100000), pg_stat_ssl "
+        "where pid = pg_backend_pid() group by ssl"
+    )
     assert do([*argv, query], [rule], f"--read={internet.bundle}") == "100000|t\n"
 
 
