@@ -86,10 +86,10 @@ def test_curl_speaks_plain_http_and_keeps_the_connection(do: Any) -> None:
     assert [json.loads(line)["path"] for line in out.splitlines()] == ["/one", "/two"]
 
 
-@pytest.mark.parametrize("family", ["-4", "-6"])
-def test_curl_uses_the_family_that_it_wants(do: Any, internet: Internet, family: str) -> None:
+def test_curl_uses_the_family_that_it_wants(do: Any, internet: Internet) -> None:
     need(internet.ipv6, "this kernel has no IPv6")
-    assert json.loads(do(["curl", "-sS", family, "https://api.good.example/"], [API]))["tls"]
+    out = do("for family in -4 -6; do curl -sS $family https://api.good.example/; done", [API])
+    assert [json.loads(line)["tls"] for line in out.splitlines()] == [True, True]
 
 
 def test_curl_speaks_http_2(do: Any) -> None:
@@ -115,8 +115,9 @@ def test_curl_does_not_reach_another_host(internet: Internet) -> None:
 def test_curl_does_not_reach_an_address_or_another_port(internet: Internet) -> None:
     result = refused(internet, ["curl", "-sSk", "https://11.0.0.66/"], [API])
     assert result["exit_code"] in (7, 35, 56), result["stderr"]
-    result = refused(internet, ["curl", "-sSk", "https://api.good.example:8443/"], [API])
-    assert result["exit_code"] == 7 and "efused" in result["stderr"], result["stderr"]
+    code = "import socket; socket.create_connection(('api.good.example', 8443))"
+    result = refused(internet, [sys.executable, "-c", code], [API])
+    assert "ConnectionRefusedError" in result["stderr"], result["stderr"]
 
 
 def test_a_redirect_leads_nowhere_else(internet: Internet) -> None:
