@@ -85,7 +85,7 @@ _IPV6_INFO = struct.Struct("=16si")
 _SPACE = socket.CMSG_SPACE(_IPV6_INFO.size) + socket.CMSG_SPACE(_IPV4_INFO.size)
 
 
-class Settings(NamedTuple):
+class EgressBounds(NamedTuple):
     """The bounds of an egress process; the first message may name them."""
 
     connections: int = 1024
@@ -127,7 +127,7 @@ class ActiveRules:
         return rule.name if rule.wildcard else ""
 
 
-class EgressProcess:
+class Egress:
     """Decides, dials and relays for one sandbox."""
 
     def __init__(
@@ -280,9 +280,9 @@ class EgressProcess:
 
     def _listen(self, listener: socket.socket, port: int) -> None:
         listener.setblocking(False)
-        self._loop.add_reader(listener, self._accept, listener, port)
+        self._loop.add_reader(listener, self._accept_some, listener, port)
 
-    def _accept(self, listener: socket.socket, port: int) -> None:
+    def _accept_some(self, listener: socket.socket, port: int) -> None:
         for _ in range(_BATCH):
             try:
                 connection, _ = listener.accept()
@@ -316,7 +316,7 @@ class EgressProcess:
 
     def _pause(self, listener: socket.socket, port: int) -> None:
         self._loop.remove_reader(listener)
-        self._loop.call_later(_PAUSE, self._loop.add_reader, listener, self._accept, listener, port)
+        self._loop.call_later(_PAUSE, self._loop.add_reader, listener, self._accept_some, listener, port)
 
     def _begin(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -617,7 +617,7 @@ def main(control: int) -> None:
     loop = asyncio.SelectorEventLoop()
     # What goes wrong is an end of one connection, which its record tells.
     loop.set_exception_handler(_ignore)
-    process = EgressProcess(loop, connection, message, handed)
+    process = Egress(loop, connection, message, handed)
     connection.setblocking(True)
     connection.send(b'{"ready": true}')
     connection.setblocking(False)
@@ -629,9 +629,11 @@ def _ignore(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
     pass
 
 
-def _settings(message: dict[str, Any]) -> Settings:
-    known = {name: message[name] for name in Settings._fields if isinstance(message.get(name), int | float)}
-    return Settings(**known)
+def _settings(message: dict[str, Any]) -> EgressBounds:
+    known = {
+        name: message[name] for name in EgressBounds._fields if isinstance(message.get(name), int | float)
+    }
+    return EgressBounds(**known)
 
 
 def _destination_of(connection: socket.socket) -> tuple[str, int]:
