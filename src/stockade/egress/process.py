@@ -94,7 +94,7 @@ _IPV6_INFO = struct.Struct("=16si")
 _SPACE = socket.CMSG_SPACE(_IPV6_INFO.size) + socket.CMSG_SPACE(_IPV4_INFO.size)
 
 
-class Settings(NamedTuple):
+class EgressBounds(NamedTuple):
     """The bounds of an egress process; the first message may name them."""
 
     connections: int = 1024
@@ -136,7 +136,7 @@ class ActiveRules:
         return rule.name if rule.wildcard else ""
 
 
-class EgressProcess:
+class Egress:
     """Decides, dials and relays for one sandbox."""
 
     def __init__(
@@ -333,17 +333,17 @@ class EgressProcess:
 
     # Connections
 
-    def _listen(
-        self, listener: socket.socket, port: int, begin: Callable[[socket.socket], None]
-    ) -> None:
+    def _listen(self, listener: socket.socket, port: int, begin: Callable[[socket.socket], None]) -> None:
         listener.setblocking(False)
-        self._watch(listener, partial(self._accept, listener, port, begin))
+        self._watch(listener, partial(self._accept_some, listener, port, begin))
 
     def _watch(self, listener: socket.socket, read: Callable[[], None]) -> None:
         self._listeners[listener] = read
         self._loop.add_reader(listener, read)
 
-    def _accept(self, listener: socket.socket, port: int, begin: Callable[[socket.socket], None]) -> None:
+    def _accept_some(
+        self, listener: socket.socket, port: int, begin: Callable[[socket.socket], None]
+    ) -> None:
         for _ in range(_BATCH):
             try:
                 connection, _ = listener.accept()
@@ -734,7 +734,7 @@ def main(control: int) -> None:
     loop = asyncio.SelectorEventLoop()
     # What goes wrong is an end of one connection, which its record tells.
     loop.set_exception_handler(_ignore)
-    process = EgressProcess(loop, connection, message, handed)
+    process = Egress(loop, connection, message, handed)
     connection.setblocking(True)
     connection.send(b'{"ready": true}')
     connection.setblocking(False)
@@ -746,9 +746,11 @@ def _ignore(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
     pass
 
 
-def _settings(message: dict[str, Any]) -> Settings:
-    known = {name: message[name] for name in Settings._fields if isinstance(message.get(name), int | float)}
-    return Settings(**known)
+def _settings(message: dict[str, Any]) -> EgressBounds:
+    known = {
+        name: message[name] for name in EgressBounds._fields if isinstance(message.get(name), int | float)
+    }
+    return EgressBounds(**known)
 
 
 def _spent(message: dict[str, Any]) -> tuple[int, int]:

@@ -33,7 +33,9 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 def reset(connection: socket.socket) -> None:
-    """Close a connection so that the other side sees a reset."""
+    """Close a connection so that the other side sees a reset; nothing happens if it is closed already."""
+    if connection.fileno() < 0:
+        return
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     with contextlib.suppress(OSError):
