@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stockade.receipt.statement import Receipt
     from stockade.resolve.discovery import PolicySource
     from stockade.result import Decision, Result
+    from stockade.runs.published_ports import PublishedPort
     from stockade.sandbox.workspace import Workspace
     from stockade.workspace.diff.change_details import Mark
 
@@ -166,6 +167,13 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
     add("--no-toolchain", action="store_true", help="show only installs that the policy names")
     add("--backend", metavar="NAME", help="use this backend, or refuse to run")
     if command != "plan":
+        add(
+            "--publish",
+            metavar="[HOST:]PORT:PORT",
+            action="append",
+            help="let the host reach a port inside: 8080:80 leads from 127.0.0.1:8080 to port 80; 8080 is "
+            "the same port on both sides; 0 on the host is any free one",
+        )
         add("--timeout", metavar="T", help="end the command after this long: 30, 250ms, 5m")
         if command == "shell":
             add(
@@ -474,6 +482,7 @@ def _run_and_report(
                     "resume": workspace,
                     "snapshot": args.snapshot,
                     "name": args.name,
+                    "publish": args.publish or (),
                     "who": who_asks(args),
                 },
                 sandbox.RunExtras(
@@ -485,6 +494,7 @@ def _run_and_report(
                     caller=caller,
                     state=home,
                     on_decision=_decision_printer(args, found.policy),
+                    on_published=_published_printer(args),
                 ),
             )
         except PolicyError as error:
@@ -555,11 +565,26 @@ def _marks(workspace: Workspace) -> Mapping[str, Mark]:
 
 def _decision_printer(args: argparse.Namespace, policy: Policy) -> Callable[[Decision], object] | None:
     """Return what prints the decisions of network rules as they happen, if the user wants to see them."""
-    if not args.verbose or args.json or not policy.net or policy.net == "open":
+    has_egress = args.publish or (policy.net and policy.net != "open")
+    if not args.verbose or args.json or not has_egress:
         return None
     from stockade.cli.ui.network_report import decision_line
 
     return lambda one: output.say(decision_line(one))
+
+
+def _published_printer(
+    args: argparse.Namespace,
+) -> Callable[[tuple[PublishedPort, ...]], object] | None:
+    """Return what prints where the published ports are, unless the user wants to see nothing."""
+    if not args.publish or args.quiet or args.json:
+        return None
+
+    def tell(ports: tuple[PublishedPort, ...]) -> None:
+        for one in ports:
+            output.say(f"{one.address} leads to port {one.port} inside")
+
+    return tell
 
 
 def _prompt(command: list[str], policy: Policy) -> dict[str, str]:

@@ -63,7 +63,7 @@ class NetworkRequest(wire.Channel):
     ) -> None:
         self.more = more
         self.ports = tuple(sorted({*ports} if more else {*ports, DNS_PORT}))
-        if not self.ports or not 1 <= self.ports[0] <= self.ports[-1] <= 65535 or len(self.ports) > wire.MAX_PORTS:
+        if not 1 <= len(self.ports) <= wire.MAX_PORTS or not 1 <= self.ports[0] <= self.ports[-1] <= 65535:
             raise ValueError(f"at most {wire.MAX_PORTS - 1} ports from 1 to 65535: {ports}")
         padding = [0] * (wire.MAX_PORTS - len(self.ports))
         flags = wire.NETWORK_MORE if more else 0

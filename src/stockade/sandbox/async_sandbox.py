@@ -31,6 +31,7 @@ from stockade.sandbox.process import ProcessBase, ProcessHandles
 from stockade.sandbox.sandbox import NO_EXTRAS, SandboxBase, run_once_steps
 
 if TYPE_CHECKING:
+    from stockade.sandbox.network import AsyncSandboxNetwork
     from stockade.sessions.session import AsyncLivingSandbox
 
 LONGEST_LINE = 1 << 20
@@ -75,6 +76,13 @@ class AsyncSandbox(SandboxBase):
         from stockade.workspace.files.async_files import AsyncFiles
 
         return AsyncFiles(self._open_files())
+
+    @property
+    def net(self) -> AsyncSandboxNetwork:
+        """The network: rules that can change while the sandbox lives, and published ports."""
+        from stockade.sandbox.network import AsyncSandboxNetwork
+
+        return AsyncSandboxNetwork(self)
 
     async def __aenter__(self) -> AsyncSandbox:
         await self.open()
