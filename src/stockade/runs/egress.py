@@ -122,11 +122,14 @@ class EgressHandle:
         nudge: int,
         rules: tuple[str, ...],
         observed: NetworkEvidence | None,
+        pid: int,
         published: tuple[PublishedPort, ...] = (),
     ) -> None:
         self.generations = [EgressGeneration(process, records)]
         #: The routes, addresses and listeners inside, as the kernel showed them; None without rules.
         self.observed = observed
+        #: The sandbox's first process, which is not the gate if another program has made the namespaces.
+        self.pid = pid
         #: All that were ever in force, in the order in which the egress processes count them.
         self.rules = list(rules)
         #: The places of those that are in force.
@@ -333,7 +336,7 @@ class NetworkSetup:
                 process, box, self._home, nudge, settings, opened, self._published, events
             )
             ports = () if self._published is None else self._published.ports
-            return EgressHandle(process, records, nudge, self.rules, observed, ports)
+            return EgressHandle(process, records, nudge, self.rules, observed, self._pid, ports)
         except BaseException:
             if nudge >= 0:
                 os.close(nudge)

@@ -24,6 +24,7 @@ from stockade.egress.names import WRITTEN_SIZE
 from stockade.errors import PolicyError, SetupError
 from stockade.gate.network import NetworkListeners
 from stockade.linux import os_errors
+from stockade.policy.net_comparison import covers
 from stockade.policy.net_rules import (
     MOST_RULES,
     NetRule,
@@ -106,22 +107,12 @@ def _parsed(text: object) -> NetRule:
 def _refuse_denied(wanted: NetRule, rules: list[NetRule]) -> None:
     """Refuse a rule that would allow nothing, because deny rules win."""
     for denial in rules:
-        covers = denial.deny and not without(wanted.ports, denial.ports)
-        if covers and (
-            (denial.name == wanted.name and denial.wildcard == wanted.wildcard and wanted.name)
-            or (denial.network and denial.network == wanted.network)
-            or (wanted.name and _denies_name(denial, wanted))
-        ):
+        if denial.deny and covers(denial, wanted) and not without(wanted.ports, denial.ports):
             raise PolicyError(
                 f"net.allow: {wanted.text} would allow nothing, because {denial.text} denies it",
                 hint=f"deny rules win; one of net.deny is taken back by the same words: "
                 f'net.allow("{denial.text[1:]}")',
             )
-
-
-def _denies_name(denial: NetRule, wanted: NetRule) -> bool:
-    name = f"any.{wanted.name}" if wanted.wildcard else wanted.name
-    return bool(denial.wildcard) and RuleSet([denial]).for_name(name, wanted.ports[0][0]).rule >= 0
 
 
 def _bounded(rules: list[str]) -> tuple[str, ...]:
@@ -287,7 +278,7 @@ def _take_over(
         try:
             listeners, of_host = _joined(handle, opened, handed)
             inode = os.fstat(box.network_fd).st_ino
-            observed = observe_network(listeners, ports, box.number(), inode)
+            observed = observe_network(listeners, ports, handle.pid, inode)
             if of_host:
                 published = PublishedListeners.again(handle.published, of_host)
             settings = {**message, "names": _size(answer), "budget": _budget(answer)}
@@ -297,6 +288,8 @@ def _take_over(
         except BaseException as error:
             what = str(error) if isinstance(error, SetupError) else "it was interrupted"
             handle.cannot_accept(f"a change of its rules failed: {what}")
+            # It may have kept its listeners.
+            yield from handle.generations[-1].closed(events)
             raise
         return observed, EgressGeneration(process, records)
     finally:
