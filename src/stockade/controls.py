@@ -18,6 +18,7 @@ class Control(enum.StrEnum):
     EXEC = "exec"
     WORKSPACE_OVERLAY = "workspace.overlay"
     NETWORK_NONE = "network.none"
+    NETWORK_RULES = "network.rules"
     PROCESSES = "processes"
     IPC = "ipc"
     SYSCALLS = "syscalls"

@@ -245,6 +245,7 @@ def test_every_clause_and_control_has_words() -> None:
         (Policy(write=["/srv"]), "write"),
         (Policy(deny=["/srv"]), "deny"),
         (Policy(exec=["/usr/bin/*"]), "exec"),
+        (Policy(net=["api.example.com"]), "net"),
         (Policy(workspace=".", protect=["a"]), "protect"),
         (Policy(workspace="."), "workspace.mode"),
         (Policy(syscalls={"deny": ["bpf"]}), "syscalls.deny"),

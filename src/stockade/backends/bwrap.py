@@ -58,6 +58,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.EXEC: Mechanism(never="bubblewrap cannot keep what is writable from being executed"),
     Control.WORKSPACE_OVERLAY: Mechanism("overlayfs with userxattr, by bubblewrap", ("bwrap.overlay",)),
     Control.NETWORK_NONE: Mechanism("own network namespace"),
+    Control.NETWORK_RULES: NATIVE[Control.NETWORK_RULES],
     Control.PROCESSES: Mechanism("pid namespace"),
     Control.IPC: Mechanism(_ipc),
     Control.SYSCALLS: Mechanism("seccomp filter, loaded by bubblewrap"),

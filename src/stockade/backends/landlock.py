@@ -80,6 +80,9 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     ),
     Control.WORKSPACE_OVERLAY: Mechanism(never="without a mount namespace there is no overlay"),
     Control.NETWORK_NONE: Mechanism("no sockets but unnamed pairs by the filter; TCP refused by Landlock"),
+    Control.NETWORK_RULES: Mechanism(
+        never="without a network namespace connections cannot be led through a process that decides"
+    ),
     Control.PROCESSES: Mechanism(
         never="without a pid namespace it can be learned that other processes exist",
         optional=True,

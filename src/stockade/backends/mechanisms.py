@@ -33,6 +33,9 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.EXEC: Mechanism("Landlock, noexec on what is writable, no executable memfd"),
     Control.WORKSPACE_OVERLAY: Mechanism("overlayfs with userxattr", ("overlay",)),
     Control.NETWORK_NONE: Mechanism("own network namespace", ("netns",)),
+    Control.NETWORK_RULES: Mechanism(
+        "own network namespace whose only way out is a confined egress process", ("netns",)
+    ),
     Control.PROCESSES: Mechanism("pid namespace"),
     Control.IPC: Mechanism(_ipc),
     Control.SYSCALLS: Mechanism("seccomp filter"),

@@ -167,7 +167,7 @@ def _files(draft: PolicyDraft) -> list[str]:
     ]
     lines += [
         *(['# read = ["/srv/data"]     # show more, read-only; needs `stockade trust`'] * (not draft.read)),
-        '# net = "open"             # the host\'s whole network; needs `stockade trust`',
+        '# net = ["packages.example.com:443"]   # hosts to reach; needs `stockade trust`',
         "",
     ]
     return lines

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stockade.policy import Policy
     from stockade.receipt.statement import Receipt
     from stockade.resolve.discovery import PolicySource
-    from stockade.result import Result
+    from stockade.result import Decision, Result
     from stockade.sandbox.workspace import Workspace
     from stockade.workspace.diff.change_details import Mark
 
@@ -143,7 +143,13 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
         action="append",
         help="let the program change a protected path in the workspace, such as .git",
     )
-    add("--net", metavar="open|none", help="open shares the host's network; none, the default, has none")
+    add(
+        "--net",
+        metavar="RULE",
+        action="append",
+        help="allow HOST[:PORTS], *.HOST[:PORTS], an address or network, or tcp://HOST:PORT; !RULE denies; "
+        "open shares the host's whole network; none, the default, has none",
+    )
     add("--env", metavar="K=V", action="append", help="set a variable inside")
     add("--pass-env", metavar="K", action="append", help="pass one of your variables")
     limits = "a limit: memory, tasks, cpu, cpu_time, wall, files, output, disk"
@@ -344,11 +350,6 @@ def command(args: argparse.Namespace) -> list[str]:
 
 
 def _flags(args: argparse.Namespace) -> dict[str, Any]:
-    if args.net not in (None, "open", "none"):
-        raise PolicyError(
-            f"--net {args.net}: is neither none nor open, and this version cannot allow single hosts",
-            hint="`--net open` shares the host's whole network; `--net none`, the default, has none",
-        )
     workspace = {key: value for key, value in (("path", args.workspace), ("mode", args.mode)) if value}
     flags: dict[str, Any] = {
         "profile": args.profile,
@@ -357,7 +358,7 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
         "deny": args.deny,
         "unprotect": args.unprotect,
         "pass_env": args.pass_env,
-        "net": args.net,
+        "net": _net(args.net),
         "backend": args.backend,
         "env": _pairs("--env", args.env),
         "limits": _pairs("--limit", args.limit),
@@ -365,6 +366,33 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
         "toolchain": False if args.no_toolchain else args.toolchain,
     }
     return {key: value for key, value in flags.items() if value or value is False}
+
+
+def _net(words: list[str] | None) -> list[str] | str | None:
+    """Return the network that --net asks for: open, none, or rules."""
+    whole = next((word for word in words or () if word in ("open", "none")), None)
+    if not words or whole is not None:
+        other = next((word for word in words or () if word != whole), None)
+        if other is not None:
+            effect = "shares the host's whole network" if whole == "open" else "gives no network"
+            raise PolicyError(
+                f"--net {whole} and --net {other} contradict each other: --net {whole} {effect}",
+                hint=f"leave out one of them; --net {other} alone allows nothing else",
+            )
+        return whole
+    from stockade.policy.net_rules import NetRuleError, parse_rule
+    from stockade.policy.suggestions import closest
+
+    for word in words:
+        try:
+            parse_rule(word)
+        except NetRuleError as error:
+            hint = error.hint.replace('net = "open"', "--net open").replace('net = "none"', "--net none")
+            raise PolicyError(f"--net {word}: {error.problem}", hint=hint) from None
+        if near := closest(word, ("open", "none")):
+            hint = f"did you mean --net {near}? For a host of that name, write --net {word}:443"
+            raise PolicyError(f"--net {word}: is neither none nor open", hint=hint)
+    return words
 
 
 def who_asks(args: argparse.Namespace) -> dict[str, str] | None:
@@ -456,6 +484,7 @@ def _run_and_report(
                     terminal=terminal,
                     caller=caller,
                     state=home,
+                    on_decision=_decision_printer(args, found.policy),
                 ),
             )
         except PolicyError as error:
@@ -472,6 +501,10 @@ def _run_and_report(
         raise
     if args.json or args.json_fd is not None:
         _write_json(args, _plain(result))
+    if result.denials and not quiet:
+        from stockade.cli.ui.network_report import refused_line
+
+        output.say(refused_line(result.denials))
     if not quiet:
         report_handoffs(result, printed=_warnings(found.policy))
     if sinks:
@@ -518,6 +551,15 @@ def _marks(workspace: Workspace) -> Mapping[str, Mark]:
     from stockade.sandbox.workspace import marks_of
 
     return marks_of(workspace)
+
+
+def _decision_printer(args: argparse.Namespace, policy: Policy) -> Callable[[Decision], object] | None:
+    """Return what prints the decisions of network rules as they happen, if the user wants to see them."""
+    if not args.verbose or args.json or not policy.net or policy.net == "open":
+        return None
+    from stockade.cli.ui.network_report import decision_line
+
+    return lambda one: output.say(decision_line(one))
 
 
 def _prompt(command: list[str], policy: Policy) -> dict[str, str]:

@@ -28,6 +28,7 @@ from stockade.linux.descriptors import memory_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from stockade.gate.network import NetworkRequest
     from stockade.gate.template import Template
 
 #: By the number of the stream that has a descriptor of its own although there is a terminal.
@@ -145,6 +146,13 @@ class Connection(Channel):
             | (0 if usage is None else wire.WATCH_CPU)
         )
         self._send(wire.REQUEST.pack(wire.REQUEST_WATCH, flags, cores, 0, int(seconds * 1e6)), tuple(found))
+
+    def serve_publisher(self, end: int) -> None:
+        """Hand init a SOCK_SEQPACKET socket whose other end may ask for connections to the sandbox's ports.
+
+        It replaces the last one. Init closes it where the sandbox has the host's network.
+        """
+        self._send(wire.REQUEST.pack(wire.REQUEST_SERVE, 0, 0, 0, 0), (end,))
 
     def roots(self, seconds: float) -> tuple[int, ...]:
         """Return descriptors of the sandbox's root and of its overlay; none if its init does not answer."""
@@ -328,6 +336,12 @@ class Resident:
         finally:
             theirs.close()
             os.close(memory)
+
+    def open_network(self, namespace: int, ports: tuple[int, ...]) -> NetworkRequest:
+        """Ask for listeners in a sandbox's network namespace, on these TCP ports and 53; does not wait."""
+        from stockade.gate.network import NetworkRequest
+
+        return NetworkRequest(self._socket, namespace, ports)
 
     def close(self) -> None:
         """End the resident gate; living sandboxes go on. A forked child only closes its copy."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 from stockade.controls import Control
 from stockade.policy import commit_rules
@@ -61,8 +62,11 @@ RULES: dict[str, str] = {
     "other's, rewritten to be relative to it",
     "exec": "only patterns of the other, or paths that one of them matches; without the clause only if the "
     "other has none either",
-    "net": '`"open"` only if the other has it; the certificates and proxies that come with it are those of '
-    "your environment, the same for both",
+    "net": '`"open"` only if the other has it; otherwise every rule that allows is covered by rules of the '
+    "other with the same ports: a host by itself or by `*.` above it, an address by a network around it, "
+    "`tcp://` only by `tcp://`; and every rule of the other that denies something of it, or an address that "
+    "a name could lead to, is there too, or a wider one; the certificates and proxies that come with a "
+    "network are those of your environment, the same for both",
     "env": "every variable that the other sets, with the same value; further variables are allowed",
     "pass_env": "only names that the other or its profile passes",
     "image": "the same",
@@ -247,8 +251,8 @@ def excess(mine: Policy, other: Policy, home: str = "") -> list[str]:
         found.append(f"execute any file, where only {show(other.exec)} is allowed")
     elif mine.exec is not None and other.exec is not None:
         found += [f"execute {pattern}" for pattern in mine.exec if not is_included(pattern, other.exec)]
-    if mine.net == "open" and other.net != "open":
-        found.append('net = "open": the host\'s network')
+    if mine.net and other.net != "open":
+        found += _net(mine.net, other.net)
     found += _variables(mine, other)
     if mine.image != other.image:
         found.append(f"image = {show(mine.image)} where {show(other.image)} is asked for")
@@ -282,6 +286,14 @@ def excess(mine: Policy, other: Policy, home: str = "") -> list[str]:
         if name not in RULES and _value(mine, name) != _value(other, name)
     ]
     return found
+
+
+def _net(mine: tuple[str, ...] | Literal["open"], other: tuple[str, ...]) -> list[str]:
+    if mine == "open":
+        return ['net = "open": the host\'s network']
+    from stockade.policy.net_comparison import excess as net_excess
+
+    return net_excess(mine, other)
 
 
 def _tops(mine: PathAccess, other: PathAccess) -> tuple[str, str]:

@@ -49,7 +49,12 @@ CLAUSES: dict[str, Clause] = {
         Control.WORKSPACE_OVERLAY,
     ),
     "exec": Clause("patterns", "the only files that may be executed", Control.EXEC),
-    "net": Clause('`"none"` or `"open"`', "no network, or all of the host's", Control.NETWORK_NONE),
+    "net": Clause(
+        '`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `address[:ports]`, '
+        "`network[:ports]`, `tcp://host:port`, and `!` before a rule that denies",
+        "no network, all of the host's, or only what the rules allow; a rule without ports means 80 and 443",
+        Control.NETWORK_RULES,
+    ),
     "env": Clause("a table", "variables to set inside", Control.ENVIRONMENT),
     "pass_env": Clause("names", "variables of your environment to pass on", Control.ENVIRONMENT),
     "image": Clause("", "the root file system", Control.FILES),
@@ -114,6 +119,7 @@ CONTROLS: dict[Control, str] = {
     Control.EXEC: "only the listed files can be executed",
     Control.WORKSPACE_OVERLAY: "changes go to a layer beside the workspace",
     Control.NETWORK_NONE: "no network but a private loopback",
+    Control.NETWORK_RULES: "connections only to hosts, addresses and ports that the rules allow",
     Control.PROCESSES: "programs see, signal and trace only processes of their sandbox",
     Control.IPC: "no shared memory, queues or sockets of the host",
     Control.SYSCALLS: "only the calls of an allowlist",

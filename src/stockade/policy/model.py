@@ -305,24 +305,44 @@ def _reuse(key: str, value: Any) -> Any:
     return None if value is None else _REUSE(key, value)
 
 
-def _net(key: str, value: Any) -> tuple[()] | str:
+def _net(key: str, value: Any) -> tuple[str, ...] | str:
     if isinstance(value, str) and value in ("open", "none"):
         return "open" if value == "open" else ()
-    if isinstance(value, list | tuple):
-        if not value:
-            return ()
-        raise InvalidValueError(
-            key,
-            value,
-            "this version does not enforce network rules",
-            'write net = "none" for no network, or net = "open" for all of the host\'s',
-        )
+    if isinstance(value, list | tuple | set | frozenset):
+        return _net_rules(key, value) if value else ()
+    if isinstance(value, str) and any(letter in value for letter in ".:/"):
+        raise InvalidValueError(key, value, "rules are a list", f"write {key} = [{values.show(value)}]")
     raise InvalidValueError(
         key,
         value,
-        'is neither "none" nor "open"',
-        'write "none" for no network, "open" for all of the host\'s',
+        'is neither "none" nor "open" nor a list of rules',
+        'write "none" for no network, "open" for all of the host\'s, or rules: ["api.example.com:443"]',
     )
+
+
+def _net_rules(key: str, value: Iterable[Any]) -> tuple[str, ...]:
+    """Check the rules of `net` and return each in its one spelling."""
+    from stockade.policy import net_rules
+
+    written = sorted(value, key=str) if isinstance(value, set | frozenset) else list(value)
+    found: dict[str, net_rules.NetRule] = {}
+    for index, text in enumerate(written):
+        where = f"{key}[{index}]"
+        if not isinstance(text, str):
+            raise InvalidValueError(where, text, "must be a rule as text", 'such as "api.example.com:443"')
+        try:
+            rule = net_rules.parse_rule(text)
+        except net_rules.NetRuleError as error:
+            raise InvalidValueError(where, text, error.problem, error.hint) from None
+        found[rule.text] = rule
+    if len(found) > net_rules.MOST_RULES:
+        problem = f"has {len(found)} rules, and a policy has at most {net_rules.MOST_RULES}"
+        raise InvalidValueError(key, None, problem, "write *.example.com for several hosts of one domain")
+    try:
+        net_rules.ports_of(found.values())
+    except net_rules.NetRuleError as error:
+        raise InvalidValueError(key, written, error.problem, error.hint) from None
+    return tuple(found)
 
 
 _ONE_BACKEND = values.one_of("auto", *BACKENDS, *DRAFTS, later=LATER_BACKENDS)
@@ -388,7 +408,9 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         allow_commit: Paths of the workspace that a commit takes although tools of the host run or obey them
             (relative patterns).
         exec: The only files that may be executed (patterns).
-        net: No network, or all of the host's (`"none"` or `"open"`).
+        net: No network, all of the host's, or only what the rules allow; a rule without ports means 80 and
+            443 (`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `address[:ports]`,
+            `network[:ports]`, `tcp://host:port`, and `!` before a rule that denies).
         env: Variables to set inside (a table).
         pass_env: Variables of your environment to pass on (names).
         image: The root file system (`"host"`).
@@ -415,7 +437,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     hold_back: tuple[str, ...] = ()
     allow_commit: tuple[str, ...] = ()
     exec: tuple[str, ...] | None = None
-    net: tuple[()] | Literal["open"] = ()
+    net: tuple[str, ...] | Literal["open"] = ()
     env: Mapping[str, str] = FrozenMap()
     pass_env: tuple[str, ...] = ()
     image: Literal["host"] = "host"
@@ -562,8 +584,10 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             needed[Control.DENY] = f"deny = {values.show(self.deny)}"
         if self.exec is not None:
             needed[Control.EXEC] = f"exec = {values.show(self.exec)}"
-        if self.net != "open":
+        if not self.net:
             needed[Control.NETWORK_NONE] = "default"
+        elif self.net != "open":
+            needed[Control.NETWORK_RULES] = f"net = {values.show(self.net)}"
         if self.workspace is not None:
             if self.workspace.mode == "overlay":
                 needed[Control.WORKSPACE_OVERLAY] = 'workspace.mode = "overlay"'

@@ -19,7 +19,6 @@ address only if the whole rule lies in the range: `10.0.0.0/8` covers 10.1.2.3, 
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -31,6 +30,7 @@ MOST_RULES = 256
 MOST_TEXT = 512
 MOST_NAME = 253
 MOST_LABEL = 63
+MOST_ADDRESS = 45
 #: The ports of an allowing rule without ports, and of a deny rule without ports.
 WEB_PORTS = ((80, 80), (443, 443))
 ALL_PORTS = ((1, 65535),)
@@ -74,14 +74,14 @@ class NetDecision(NamedTuple):
     opaque: bool
 
 
-class Network(NamedTuple):
+class AddressRange(NamedTuple):
     """A range of addresses, as numbers."""
 
     bits: int
     start: int
     prefix: int
 
-    def contains(self, other: Network) -> bool:
+    def contains(self, other: AddressRange) -> bool:
         """Whether every address of the other is in this one."""
         shift = self.bits - self.prefix
         same = self.bits == other.bits and self.prefix <= other.prefix
@@ -90,13 +90,10 @@ class Network(NamedTuple):
 
 _NOT_ALLOWED = NetDecision(False, -1, False)
 
-_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
-_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_IPV4 = re.compile(r"(0|[1-9][0-9]{0,2})(\.(0|[1-9][0-9]{0,2})){3}")
-_IPV6 = re.compile(r"[0-9a-f:.]{2,45}")
-_IPV4_LIKE = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+)){0,3}")
-_HTTP_RULE = re.compile(r"(GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS|CONNECT|\*)\s+\S", re.IGNORECASE)
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
+_DIGITS = frozenset("0123456789")
+_HEX_DIGITS = frozenset("0123456789abcdef")
+_METHODS = ("get", "head", "post", "put", "patch", "delete", "options", "connect", "*")
 #: Dots of other scripts, which some programs take for a dot.
 _OTHER_DOTS = ("\u3002", "\uff0e", "\uff61")
 #: IDNA of 2003 and of 2008 read these in different ways.
@@ -113,6 +110,11 @@ _SCHEMES = {
     "postgresql": "tcp://{host}:5432",
     "mysql": "tcp://{host}:3306",
     "redis": "tcp://{host}:6379",
+}
+#: Words for a whole network, and the one that a policy has for it.
+_WORDS = {
+    **dict.fromkeys(("open", "host", "all", "any", "on", "yes", "true", "internet"), "open"),
+    **dict.fromkeys(("none", "off", "no", "false", "closed"), "none"),
 }
 _NO_PATH = "a rule names a host and ports, without a path"
 _SERVICES = {"http": "80", "https": "443", "ssh": "22"}
@@ -138,7 +140,7 @@ def normal_name(text: str) -> str:
     name = ".".join([_label(label) for label in labels])
     if len(name) > MOST_NAME:
         raise NetRuleError(f"the name is longer than {MOST_NAME} characters")
-    if _NUMBER.fullmatch(name.rpartition(".")[2]):
+    if _is_number(name.rpartition(".")[2]):
         raise NetRuleError(
             "is neither a name nor an address in its usual form",
             "write an address as four numbers: 127.0.0.1",
@@ -148,7 +150,7 @@ def normal_name(text: str) -> str:
 
 def _label(label: str) -> str:
     plain = label.lower() if label.isascii() else _a_label(label)
-    if _LABEL.fullmatch(plain):
+    if plain and _LETTERS.issuperset(plain) and "-" not in (plain[0], plain[-1]) and len(plain) <= MOST_LABEL:
         return plain
     if not label:
         raise NetRuleError("the name has an empty part", "write one dot between two parts of a name")
@@ -158,10 +160,17 @@ def _label(label: str) -> str:
         raise NetRuleError(
             "a * stands only for whole names before a host", "write *.example.com, or name each host"
         )
-    if plain[0] == "-" or plain[-1] == "-":
+    if "-" in (plain[0], plain[-1]):
         raise NetRuleError("a part of the name begins or ends with -")
-    wrong = next((letter for letter in plain if not _LABEL.fullmatch(letter) and letter != "-"), "")
+    wrong = next(letter for letter in plain if letter not in _LETTERS)
     raise NetRuleError(f"a name cannot contain {_character(wrong)}", "write a host such as api.example.com")
+
+
+def _is_number(text: str) -> bool:
+    """Whether programs take it for a number, as a part of an address: 127, 0x7f."""
+    if text.startswith("0x"):
+        return _HEX_DIGITS.issuperset(text[2:])
+    return bool(text) and _DIGITS.issuperset(text)
 
 
 def _character(letter: str) -> str:
@@ -194,21 +203,20 @@ def _a_label(label: str) -> str:
 # Addresses
 
 
-def _address(text: str) -> Network | None:
+def _address(text: str) -> AddressRange | None:
     """Return the address that `text` writes in the usual form; None for any other text."""
-    if _IPV4.fullmatch(text):
-        family, bits = socket.AF_INET, 32
-    elif ":" in text and _IPV6.fullmatch(text.lower()):
-        family, bits = socket.AF_INET6, 128
-    else:
+    if len(text) > MOST_ADDRESS or not text.isascii() or "\0" in text:
         return None
+    family, bits = (socket.AF_INET6, 128) if ":" in text else (socket.AF_INET, 32)
+    if bits == 32 and any(part.startswith("0") and part != "0" for part in text.split(".")):
+        return None  # some programs take 010 for ten, others for eight
     try:
-        return Network(bits, int.from_bytes(socket.inet_pton(family, text), "big"), bits)
+        return AddressRange(bits, int.from_bytes(socket.inet_pton(family, text), "big"), bits)
     except OSError:
         return None
 
 
-def _network(text: str) -> Network | None:
+def _network(text: str) -> AddressRange | None:
     """Return the address or network that `text` writes, also one with bits after its prefix."""
     head, slash, digits = text.partition("/")
     address = _address(head)
@@ -216,30 +224,30 @@ def _network(text: str) -> Network | None:
         return address
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 3 and str(int(digits)) == digits):
         return None
-    return Network(address.bits, address.start, int(digits)) if int(digits) <= address.bits else None
+    return AddressRange(address.bits, address.start, int(digits)) if int(digits) <= address.bits else None
 
 
-def network_text(network: Network) -> str:
+def network_text(network: AddressRange) -> str:
     """Return an address or a network as text, in its one spelling."""
     family = socket.AF_INET if network.bits == 32 else socket.AF_INET6
     text = socket.inet_ntop(family, network.start.to_bytes(network.bits // 8, "big"))
     return text if network.prefix == network.bits else f"{text}/{network.prefix}"
 
 
-def network_of(rule: NetRule) -> Network | None:
+def network_of(rule: NetRule) -> AddressRange | None:
     """Return the range of addresses that a rule names; None for a name."""
     return _network(rule.network)
 
 
-_MAPPED = Network(128, 0xFFFF << 32, 96)
-_TEREDO = Network(128, 0x2001 << 112, 32)
+_MAPPED = AddressRange(128, 0xFFFF << 32, 96)
+_TEREDO = AddressRange(128, 0x2001 << 112, 32)
 #: Ranges whose addresses have an IPv4 address in them, and where it begins.
 _EMBEDDING = (
     (_MAPPED, 96),
-    (Network(128, 0, 96), 96),
-    (Network(128, 0xFFFF << 48, 96), 96),
-    (Network(128, 0x64FF9B << 96, 96), 96),
-    (Network(128, 0x2002 << 112, 16), 16),
+    (AddressRange(128, 0, 96), 96),
+    (AddressRange(128, 0xFFFF << 48, 96), 96),
+    (AddressRange(128, 0x64FF9B << 96, 96), 96),
+    (AddressRange(128, 0x2002 << 112, 16), 16),
 )
 #: By range, why an address in it is refused. The smallest range that has an address counts.
 _SPECIAL = (
@@ -295,7 +303,7 @@ _RANGES = sorted(
 )
 
 
-def special_range(network: Network) -> tuple[Network, str] | None:
+def special_range(network: AddressRange) -> tuple[AddressRange, str] | None:
     """Return the smallest special range that has all of a network, and why it is one; None if none has."""
     embedded = _embedded(network)
     if embedded is not None:
@@ -303,11 +311,11 @@ def special_range(network: Network) -> tuple[Network, str] | None:
         found = special_range(inner)
         if found is not None:
             # The part of the range of translated addresses that stands for the special range.
-            return Network(128, network.start, offset + found[0].prefix if offset else 128), found[1]
+            return AddressRange(128, network.start, offset + found[0].prefix if offset else 128), found[1]
     return next((row for row in _RANGES if row[0].contains(network)), None)
 
 
-def _embedded(network: Network) -> tuple[Network, int] | None:
+def _embedded(network: AddressRange) -> tuple[AddressRange, int] | None:
     """Return the IPv4 addresses that a network of IPv6 stands for, and where they begin in its addresses."""
     if network.bits != 128:
         return None
@@ -315,16 +323,16 @@ def _embedded(network: Network) -> tuple[Network, int] | None:
         # :: and ::1 are addresses of their own.
         if around.contains(network) and network.start > 1 and network.prefix > offset:
             prefix = min(network.prefix - offset, 32)
-            return Network(32, network.start >> (96 - offset) & 0xFFFFFFFF, prefix), offset
+            return AddressRange(32, network.start >> (96 - offset) & 0xFFFFFFFF, prefix), offset
     if _TEREDO.contains(network) and network.prefix == 128:
-        return Network(32, ~network.start & 0xFFFFFFFF, 32), 0
+        return AddressRange(32, ~network.start & 0xFFFFFFFF, 32), 0
     return None
 
 
-def _unmapped(address: Network) -> Network:
+def _unmapped(address: AddressRange) -> AddressRange:
     """Return the IPv4 address that a mapped one is for the kernel; any other address as it is."""
     if _MAPPED.contains(address):
-        return Network(32, address.start & 0xFFFFFFFF, 32)
+        return AddressRange(32, address.start & 0xFFFFFFFF, 32)
     return address
 
 
@@ -491,7 +499,7 @@ def _refuse_odd_ipv6(place: str) -> None:
     raise NetRuleError("is neither a host with ports nor an IPv6 address", hint)
 
 
-def _rule_network(host: str) -> Network | None:
+def _rule_network(host: str) -> AddressRange | None:
     """Return the address or network of a rule; None if `host` is to be a name."""
     if "%" in host and ":" in host:
         raise NetRuleError("a rule has no zone", f"write {host.partition('%')[0]}")
@@ -507,7 +515,7 @@ def _rule_network(host: str) -> Network | None:
             f"write {network_text(plain)} for the network, or {host.partition('/')[0]} for the one address",
         )
     if _MAPPED.contains(network):
-        inner = Network(32, network.start & 0xFFFFFFFF, network.prefix - 96)
+        inner = AddressRange(32, network.start & 0xFFFFFFFF, network.prefix - 96)
         raise NetRuleError("is an IPv4 address in the form of IPv6", f"write {network_text(inner)}")
     return network
 
@@ -521,7 +529,7 @@ def _refuse_odd_address(host: str) -> None:
         )
     if ":" in host:
         raise NetRuleError("is not an IPv6 address", "write it as [2001:db8::1]:443")
-    if _IPV4_LIKE.fullmatch(head.lower()):
+    if all(map(_is_number, head.lower().split("."))):
         hint = "write the address as four numbers: 127.0.0.1"
         with contextlib.suppress(OSError):
             hint = f"write {socket.inet_ntoa(socket.inet_aton(head))}"
@@ -550,8 +558,13 @@ def _rule_name(host: str) -> tuple[str, bool]:
 
 
 def _refuse_other_forms(body: str) -> None:
-    """Refuse what is not a rule but looks like one: URLs, HTTP rules, a user before a host."""
-    if _HTTP_RULE.match(body):
+    """Refuse what is not a rule but looks like one: URLs, HTTP rules, a user before a host, words."""
+    if body.lower() in _WORDS:
+        raise NetRuleError(
+            "is not a rule",
+            f'write net = "{_WORDS[body.lower()]}", or {body.lower()}:443 for a host of that name',
+        )
+    if body.lower().split(maxsplit=1)[:1] in ([method] for method in _METHODS) and len(body.split()) > 1:
         host = _host_of(body.rsplit(maxsplit=1)[-1])
         raise NetRuleError(
             "this version does not look into HTTP requests", f"write {host}:443" if host else "write host:443"
@@ -559,9 +572,9 @@ def _refuse_other_forms(body: str) -> None:
     for letter in body:
         if letter.isspace() or not letter.isprintable():
             raise NetRuleError(f"contains {_character(letter)}", "write one host for each rule")
-    scheme = _SCHEME.match(body)
-    if scheme is not None and scheme[1] != "tcp":
-        known = scheme[1].lower()
+    scheme, has_scheme, _ = body.partition("://")
+    if has_scheme and scheme != "tcp":
+        known = scheme.lower()
         host, port = _host_of(body), _port_of(body)
         form = _SCHEMES.get(known, "tcp://{host}:PORT")
         if port:
@@ -576,7 +589,9 @@ def _refuse_other_forms(body: str) -> None:
 
 def _authority(url: str) -> str:
     after = url.partition("://")[2] or url
-    return re.split(r"[/?#]", after, maxsplit=1)[0].rpartition("@")[2]
+    for mark in "/?#":
+        after = after.partition(mark)[0]
+    return after.rpartition("@")[2]
 
 
 def _host_of(url: str) -> str:
@@ -619,15 +634,21 @@ def suggest(name_or_address: str, port: int) -> str:
 
 
 class RuleSet:
-    """The rules of one sandbox, which decide about names and addresses."""
+    """The rules of one sandbox, which decide about names and addresses.
 
-    def __init__(self, rules: Sequence[NetRule]) -> None:
+    With `active`, only the rules with these indexes count; the others keep their index.
+    """
+
+    def __init__(self, rules: Sequence[NetRule], active: Iterable[int] | None = None) -> None:
         self.rules = tuple(rules)
+        counted = frozenset(range(len(self.rules)) if active is None else active)
         #: By name, the rules for that name itself and the rules for everything below it.
         self._exact: dict[str, list[int]] = {}
         self._below: dict[str, list[int]] = {}
-        self._networks: list[tuple[int, Network]] = []
+        self._networks: list[tuple[int, AddressRange]] = []
         for index, rule in enumerate(self.rules):
+            if index not in counted:
+                continue
             network = network_of(rule)
             if network is not None:
                 self._networks.append((index, network))
@@ -662,9 +683,10 @@ class RuleSet:
 
         A rule that denies an IPv4 address denies every IPv6 address that stands for it too.
         """
-        address = _address(ip)
-        if address is None:
+        found = _address(ip)
+        if found is None:
             return -1
+        address = _unmapped(found)
         embedded = _embedded(address)
         addresses = [address, *([embedded[0]] if embedded is not None else [])]
         for index, network in self._networks:
@@ -689,6 +711,8 @@ class RuleSet:
         return found
 
     def _for_name(self, name: str) -> Iterator[int]:
+        if not name.isascii():  # no program asks for such a name, and to spell it takes an import
+            return
         try:
             plain = normal_name(name)
         except NetRuleError:
@@ -698,7 +722,7 @@ class RuleSet:
             plain = plain.partition(".")[2]
             yield from self._below.get(plain, ())
 
-    def _for_address(self, address: Network) -> Iterator[int]:
+    def _for_address(self, address: AddressRange) -> Iterator[int]:
         special = special_range(address)
         for index, network in self._networks:
             if self.rules[index].deny or not network.contains(address):

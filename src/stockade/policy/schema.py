@@ -13,6 +13,7 @@ import msgspec
 
 from stockade.policy.descriptions import description
 from stockade.policy.model import Policy
+from stockade.policy.net_rules import MOST_RULES
 from stockade.policy.values import TIME_UNITS, TIME_WORDS
 
 _COUNT = {"type": "integer", "minimum": 1}
@@ -29,7 +30,10 @@ _FORMS: dict[tuple[str, str], dict[str, Any]] = {
         "anyOf": [{"type": "string", "minLength": 1}, {"$ref": "#/$defs/WorkspaceRule"}]
     },
     ("Policy", "net"): {
-        "anyOf": [{"type": "array", "maxItems": 0}, {"enum": ["none", "open"]}],
+        "anyOf": [
+            {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MOST_RULES},
+            {"enum": ["none", "open"]},
+        ],
         "default": [],
     },
     ("Policy", "exec"): {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},

@@ -52,16 +52,20 @@ _VOLUME = Equivalent(
 )
 _HIDE = Equivalent('write deny = ["path"]', "write --deny PATH")
 _NETWORK = Equivalent(
-    'write net = "open" for the host\'s network, "none" for no network',
-    "write --net open for the host's network, --net none for no network",
+    'write net = "open" for the host\'s network, ["api.example.com"] for one host, "none" for no network',
+    "write --net open for the host's network, --net HOST for one host, --net none for no network",
 )
 _NO_NETWORK = Equivalent(
-    'leave it out: without net = "open" there is no network',
-    "leave it out: without --net open there is no network",
+    "leave it out: without net there is no network",
+    "leave it out: without --net there is no network",
 )
 _HOSTS = Equivalent(
-    'this version cannot allow single hosts; net = "open" shares the host\'s whole network',
-    "this version cannot allow single hosts; --net open shares the host's whole network",
+    'write net = ["api.example.com:443"]; without ports a rule allows 80 and 443',
+    "write --net HOST:PORT, once for each host; without ports a rule allows 80 and 443",
+)
+_DENIED_HOSTS = Equivalent(
+    'write net = ["*.example.com", "!ads.example.com"]: a rule with ! denies',
+    "write --net '!HOST': a rule with ! denies",
 )
 _PORTS = Equivalent(
     'write net = "open": its ports are then the host\'s', "write --net open: its ports are then the host's"
@@ -93,6 +97,11 @@ _ROWS: tuple[tuple[str, Equivalent], ...] = (
         "allow_host allow_hosts allowed_hosts allow_domain allow_domains allowed_domains domains "
         "net_allow net_allow_host",
         _HOSTS,
+    ),
+    (
+        "deny_host deny_hosts denied_hosts block_host block_hosts blocked_hosts deny_domain deny_domains "
+        "denied_domains blocked_domains net_deny net_deny_host",
+        _DENIED_HOSTS,
     ),
     ("publish ports expose", _PORTS),
     ("environment setenv e envs", _SET),

@@ -94,7 +94,8 @@ def check_clauses(table: dict[str, Any], base: str | None) -> dict[str, Any]:
 
 def located(error: InvalidValueError, text: str, name: str, section: tuple[str, ...]) -> PolicyError:
     """Return the error with the file and the line that it is about."""
-    line = line_of(text, (*section, *error.key.split(".")), error.value)
+    key = error.key.partition("[")[0]  # net[2] is the third rule of net
+    line = line_of(text, (*section, *key.split(".")), error.value)
     where = f"{name or 'line'}:{line}: " if line else f"{name}: " if name else ""
     return PolicyError(where + error.message, hint=error.hint)
 

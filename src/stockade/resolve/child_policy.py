@@ -90,8 +90,8 @@ def child(
         if installs and isinstance(env, dict):
             env.setdefault("PATH", parent.environ["PATH"])
     own = parent.policy
-    if asked.get("net") == "open" and isinstance(env, dict):
-        env = {**_network_variables(own), **env}
+    if asked.get("net", "none") not in ("none", []) and isinstance(env, dict):
+        env = {**_network_variables(own, proxies=asked["net"] == "open"), **env}
     policy = _policy(
         {
             **asked,
@@ -255,11 +255,11 @@ def _inherited_variables(
     return {name: environ[name] for name in names if name in environ and name not in policy.env}
 
 
-def _network_variables(parent: Policy) -> dict[str, str]:
-    """Return the parent's values of the variables that come from the host with the network."""
+def _network_variables(parent: Policy, proxies: bool) -> dict[str, str]:
+    """Return the parent's values of the variables that come from the host with a network."""
     from stockade.resolve.host_network import DIRECTORIES, FILES, NO_PROXIES, PROXIES
 
-    names = (*FILES, *DIRECTORIES, *PROXIES, *NO_PROXIES)
+    names = (*FILES, *DIRECTORIES, *((*PROXIES, *NO_PROXIES) if proxies else ()))
     return {name: parent.env[name] for name in names if name in parent.env}
 
 

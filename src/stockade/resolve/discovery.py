@@ -276,6 +276,9 @@ def layers(own: Policy, project: Project, flags: Mapping[str, Any]) -> tuple[Pol
     # The user's `deny` and `hold_back` stay, even for a project that is trusted.
     merged["deny"] = [*own.deny, *merged.get("deny", ())]
     merged["hold_back"] = [*own.hold_back, *merged.get("hold_back", ())]
+    if isinstance(own.net, tuple) and isinstance(rules := project.clauses.get("net"), list) and rules:
+        # So do the user's own rules that deny.
+        merged["net"] = [*rules, *(rule for rule in own.net if rule.startswith("!"))]
     try:
         between = Policy(**anchored(merged, os.path.dirname(project.path)))
     except PolicyError as error:

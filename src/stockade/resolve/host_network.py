@@ -1,9 +1,11 @@
-"""What the host's network needs: the certificates and proxies that the user's environment names.
+"""What programs with a network need: the certificates and proxies that the user's environment names.
 
-Only for `net = "open"`. A file of certificates is shown read-only. Its content is looked at through the
-descriptor that is shown: a file with a private key, or without a certificate, is never shown, whatever a
-variable says. A proxy is passed without its user and password. What the policy says about a variable (`env`,
-`pass_env`) or a path (`deny`) comes first.
+For `net = "open"` and for rules that allow something. A file of certificates is shown read-only. Its content
+is looked at through the descriptor that is shown: a file with a private key, or without a certificate, is
+never shown, whatever a variable says. A proxy is passed without its user and password, and only with
+`net = "open"`: with rules, Stockade connects to each host itself, and a program that asked a proxy instead
+would ask for a host that no rule names. What the policy says about a variable (`env`, `pass_env`) or a path
+(`deny`) comes first.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import msgspec
 from stockade.errors import PolicyError
 from stockade.linux.mount_table import mounted_below
 from stockade.policy.model import Policy
+from stockade.policy.values import show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,10 +81,12 @@ class HostNetwork(msgspec.Struct, frozen=True):
     #: The variables that name files or directories, with the real name of each.
     places: tuple[tuple[str, str], ...] = ()
     grants: tuple[Grant, ...] = ()
-    #: What was removed from a value, one line each.
+    #: What was removed from a value, or why it is not passed, one line each.
     notes: tuple[str, ...] = ()
     #: Which variables were not passed, and why.
     warnings: tuple[str, ...] = ()
+    #: The clause that asks for a network.
+    clause: str = 'net = "open"'
 
     def without(self, hidden: HiddenPaths) -> HostNetwork:
         """Return it without the variables that name something that the policy hides."""
@@ -95,7 +100,7 @@ class HostNetwork(msgspec.Struct, frozen=True):
     @property
     def lines(self) -> list[str]:
         """What is passed and what is not, one line each."""
-        passed = [f'with {name}={value}, because of net = "open"' for name, value in self.variables.items()]
+        passed = [f"with {name}={value}, because of {self.clause}" for name, value in self.variables.items()]
         return [*passed, *self.notes, *self.warnings]
 
 
@@ -127,6 +132,10 @@ def find(
         value = environ.get(name, "")
         if not value or name in policy.env or name in policy.pass_env:
             continue
+        if policy.net != "open":
+            if name in PROXIES:
+                notes.append(f"{name} is not passed: with rules, Stockade connects to each host itself")
+            continue
         try:
             variables[name] = value if name in NO_PROXIES else proxy(value)
         except _RefusedError as error:
@@ -136,7 +145,19 @@ def find(
             notes.append(
                 f"{name} is passed without its user and password: --pass-env {name} would show them inside"
             )
-    return HostNetwork(variables, tuple(places), tuple(grants.values()), tuple(notes), tuple(warnings))
+    return HostNetwork(
+        variables, tuple(places), tuple(grants.values()), tuple(notes), tuple(warnings), clause(policy)
+    )
+
+
+def wanted(policy: Policy) -> bool:
+    """Whether the policy gives programs a network: the host's, or hosts that a rule allows."""
+    return policy.net == "open" or any(not rule.startswith("!") for rule in policy.net)
+
+
+def clause(policy: Policy) -> str:
+    """Return the clause of the policy that asks for a network."""
+    return f"net = {show(policy.net)}"
 
 
 def proxy(value: str) -> str:

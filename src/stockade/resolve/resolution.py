@@ -100,7 +100,7 @@ def resolve(
         chain = _toolchain(policy, base, opener, grants, workspace, command, start, unnamed)
         if mounts and workspace is not None and workspace.access != "write" and caller.uid == 0:
             _show_mounted(workspace, opener, grants)
-        network = _host_network(policy, base, opener, grants, workspace) if policy.net == "open" else None
+        network = _host_network(policy, base, opener, grants, workspace) if policy.net else None
         private = [quote(literal(path)) for path in chain.hidden]
         private += [quote(literal(path)) for path in linked.hidden] if linked is not None else ()
         hidden = hide((*policy.deny, *private), caller, grants, workspace, shown_by(base))
@@ -306,10 +306,12 @@ def _toolchain(
 
 def _host_network(
     policy: Policy, base: Profile, opener: _PathOpener, grants: dict[str, Grant], workspace: Grant | None
-) -> HostNetwork:
-    """Grant the certificates that the user's environment names, for a program with the host's network."""
+) -> HostNetwork | None:
+    """Grant the certificates that the user's environment names, for a program with a network."""
     from stockade.resolve import host_network
 
+    if not host_network.wanted(policy):
+        return None
     trees = [*shown_by(base), *grants, *(() if workspace is None else (workspace.path,))]
     found = host_network.find(
         policy,
@@ -317,7 +319,7 @@ def _host_network(
         opener.caller.home,
         lambda path: any(covers(tree, path) for tree in trees),
         lambda path, name: opener.grant(
-            f"{literal(path)}?", "read", f'net = "open", for {name}', pinned=True
+            f"{literal(path)}?", "read", f"{host_network.clause(policy)}, for {name}", pinned=True
         ),
     )
     grants.update((grant.path, grant) for grant in found.grants)

@@ -80,7 +80,7 @@ class ResolvedPolicy(msgspec.Struct, frozen=True):
     """The paths of the workspace that the policy names, existing or not, and the clause of each."""
     _open: list[int]
     network: HostNetwork | None = None
-    """What the host's network needs; None unless `net = "open"`."""
+    """What programs with a network need; None for a policy without a network."""
 
     @property
     def denied(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ listeners.
 from __future__ import annotations
 
 import _socket
+import contextlib
 import json
 import os
 import resource
@@ -37,6 +38,8 @@ from stockade.runs.launch import GateDiedError, LaunchWatch, abandon, observe_la
 FILES = 8192
 #: How long the process may take to answer; what it does takes milliseconds.
 ANSWER_SECONDS = 10.0
+#: How long it may go on passing on what programs have sent before their sandbox ended.
+DRAIN_SECONDS = 3.0
 #: How often a launch looks whether another thread has heard that the template is ready.
 LOOK_AGAIN = 0.02
 #: The longest answer.
@@ -90,6 +93,36 @@ class EgressProcess:
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return not poll.poll(0)
+
+    def ending(self) -> tuple[float, str] | None:
+        """Return when it ended by itself, in seconds since 1970, and how; None while it goes on."""
+        if self.is_closed or self.alive:
+            return None
+        how, at = "it was killed", time.time()
+        poll = select.poll()
+        poll.register(self._connection.fileno(), select.POLLIN)
+        while poll.poll(0) and (reply := self._connection.receive()) is not None:
+            if reply.kind == wire.REPLY_EXITED:
+                at -= max(0.0, time.monotonic() - reply.at) if reply.at else 0.0
+                code = os.waitstatus_to_exitcode(reply.status)
+                how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
+        return at, how
+
+    def drained(self, events: Events) -> Steps[None]:
+        """Let it pass on what programs have sent, and wait until it has ended, for a moment at most."""
+        if self.is_closed or self._owner != os.getpid():
+            return
+        with contextlib.suppress(OSError):
+            self._control.shutdown(_socket.SHUT_WR)
+        late = time.monotonic() + DRAIN_SECONDS
+        events.watch(self.pidfd)
+        try:
+            while (left := late - time.monotonic()) > 0:
+                yield left
+                if self.pidfd in events.ready:
+                    return
+        finally:
+            events.forget(self.pidfd)
 
     def configure(
         self, message: Mapping[str, object], descriptors: tuple[int, ...], events: Events

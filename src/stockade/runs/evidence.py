@@ -170,6 +170,8 @@ OBSERVED = {
     Control.PROTECT: "mounts read from the kernel",
     Control.WORKSPACE_OVERLAY: "overlay mount read from the kernel",
     Control.NETWORK_NONE: "namespace descriptor compared",
+    Control.NETWORK_RULES: "routes, listeners and namespace read back; the egress process observed like a "
+    "sandbox",
     Control.PROCESSES: "namespace descriptor compared",
     Control.IPC: "namespace descriptor compared",
     Control.SYSCALLS: "filter count read from the kernel, its bytes and a refused call by the gate",
@@ -197,6 +199,7 @@ GRADES = {
     Control.PROTECT: Grade.KERNEL,
     Control.WORKSPACE_OVERLAY: Grade.KERNEL,
     Control.NETWORK_NONE: Grade.NAMESPACES,
+    Control.NETWORK_RULES: Grade.NAMESPACES,
     Control.PROCESSES: Grade.NAMESPACES,
     Control.IPC: Grade.NAMESPACES,
     Control.SYSCALLS: Grade.GATE,

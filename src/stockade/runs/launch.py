@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client, wire
@@ -28,6 +29,10 @@ from stockade.runs.evidence import (
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.limits import cores
 from stockade.runs.prepare import RunPreparation
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.runs.egress import EgressHandle
 
 #: A set-up takes milliseconds; one that takes this long hangs, for example on a dead network file system.
 SETUP_SECONDS = 30
@@ -57,6 +62,8 @@ class LaunchedSandbox:
             os.close(descriptor)
         self.owner = os.getpid()
         self.group = prepared.group
+        #: The process that relays its connections, with network rules.
+        self.egress: EgressHandle | None = None
         #: Once it is closed, its descriptor numbers may belong to other files.
         self.is_closed = False
         self._closing = threading.Lock()
@@ -88,6 +95,8 @@ class LaunchedSandbox:
             self.connection.forget()
             os.close(self.pidfd)
             os.close(self.network_fd)
+            if self.egress is not None:
+                yield from self.egress.closed(events)
             return
         self.connection.close()
         try:
@@ -95,6 +104,9 @@ class LaunchedSandbox:
         finally:
             _networks.discard(self._network)
             os.close(self.network_fd)
+            # Last, so that it has recorded everything that was done inside.
+            if self.egress is not None:
+                yield from self.egress.closed(events)
 
 
 def gate_ended(pidfd: int, events: Events) -> Steps[bool]:
@@ -151,12 +163,24 @@ def launch(
             hint="grant the directories that contain them",
         )
     with os_errors.setup_errors():
-        return (yield from _launch_with_retry(prepared, events, meanwhile))
+        if prepared.resolved.policy.net and prepared.resolved.policy.net != "open":
+            from stockade.runs.egress import launch_with_rules
+
+            return (yield from launch_with_rules(prepared, events, meanwhile))
+        return (yield from launch_with_retry(prepared, events, meanwhile))
 
 
-def _launch_with_retry(
-    prepared: RunPreparation, events: Events, meanwhile: Callable[[], object]
+def launch_with_retry(
+    prepared: RunPreparation,
+    events: Events,
+    meanwhile: Callable[[], object],
+    born: Callable[[client.Resident, int, int], object] = lambda resident, pid, network: None,
 ) -> Steps[LaunchedSandbox]:
+    """Raise the walls, a second time if the resident gate died or is out of date.
+
+    `born` is called as soon as the sandbox has its namespaces, with the resident gate, the pid of the
+    sandbox's first process and a descriptor of its network namespace.
+    """
     for attempt in range(2):
         mounts = _mounts_of(prepared)
         try:
@@ -176,7 +200,7 @@ def _launch_with_retry(
             events.watch(connection.fileno())
             if not attempt:
                 meanwhile()
-            watch = _PreparedWatch(prepared, evidence)
+            watch = _PreparedWatch(prepared, evidence, partial(born, connection.resident))
             reply = yield from observe_launch(connection, prepared.plan, held, evidence, events, watch)
             if reply.kind == wire.REPLY_READY:
                 prepared.made.close_entrances()
@@ -233,12 +257,16 @@ class LaunchWatch:
 class _PreparedWatch(LaunchWatch):
     """Registers a prepared sandbox, and takes over its layer and its cgroups."""
 
-    def __init__(self, prepared: RunPreparation, evidence: Evidence) -> None:
+    def __init__(
+        self, prepared: RunPreparation, evidence: Evidence, network: Callable[[int, int], object]
+    ) -> None:
         self._prepared = prepared
         self._evidence = evidence
+        self._network = network
 
     def born(self, reply: wire.Reply) -> None:
         prepared = self._prepared
+        self._network(reply.status, reply.descriptors[1 + NAMESPACES.index("net")])
         if prepared.made.entry is not None:
             hashes = {"policy": policy_hash(prepared.resolved.policy), "plan": prepared.plan.hash}
             prepared.made.entry.update(gate=reply.status, **hashes)

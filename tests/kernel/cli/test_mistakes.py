@@ -187,7 +187,7 @@ MISTAKES: dict[str, tuple[Prepare, str, str, str]] = {
     ),
     "a network by docker's name": (
         typed("run", "--net", "host", "--", "true"),
-        "--net host", "is neither none nor open", "`--net open` shares the host's whole network",
+        "--net host", "is not a rule", "write --net open",
     ),
     "a place to write that is not there": (
         typed("run", "--write", "/srv/no such", "--", "true"),

@@ -151,6 +151,8 @@ REFUSED = [
     ("host.example:53", "answers port 53", "leave it out"),
     ("tcp://host.example", "needs a port", "write tcp://host.example:5432"),
     ("!tcp://host.example:22", "every protocol", "write !host.example:22"),
+    ("host", "is not a rule", 'net = "open"'),
+    ("None", "is not a rule", 'net = "none"'),
     ("localhost:8080", "the sandbox itself", "127.0.0.1"),
     ("*.localhost", "the sandbox itself", "127.0.0.1"),
     ("faß.example", "standards disagree", "xn--"),
@@ -207,6 +209,14 @@ def test_a_decision_has_the_rule_that_made_it_and_an_opaque_rule_allows_the_most
     assert some.for_name("a.example.com", 443) == (True, 0, False)
     assert some.for_name("db.example.com", 443) == (True, 1, True)
     assert some.for_name("other.example", 443) == (False, -1, False)
+
+
+def test_rules_that_are_not_active_decide_nothing_and_keep_their_index() -> None:
+    parsed = [parse_rule(text) for text in ("a.example", "!a.example", "8.8.8.8", "*.example")]
+    some = RuleSet(parsed, active=[3])
+    assert some.for_name("a.example", 443) == (True, 3, False)
+    assert not some.for_address("8.8.8.8", 443).allowed
+    assert not RuleSet(parsed, active=[]).knows("a.example")
 
 
 def test_addresses_are_allowed_by_address_rules_alone() -> None:

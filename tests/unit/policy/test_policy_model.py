@@ -134,8 +134,17 @@ UNSOUND: list[tuple[dict[str, Any], str, str]] = [
     ({"protect": ["."]}, "protect", ""),
     ({"net": "opne"}, 'net = "opne"', '"open"'),
     ({"net": True}, "net = true", ""),
-    ({"net": ["example.org:443"]}, "this version does not enforce network rules", ""),
-    ({"net": ["open"]}, "does not enforce network rules", '"open"'),
+    ({"net": "example.org:443"}, "rules are a list", 'write net = ["example.org:443"]'),
+    ({"net": ["open"]}, 'net[0] = "open": is not a rule', 'write net = "open"'),
+    (
+        {"net": ["a.example", "b.example", "https://c.example"]},
+        'net[2] = "https://c.example"',
+        "c.example:443",
+    ),
+    ({"net": ["a.example", 443]}, "net[1] = 443", "api.example.com:443"),
+    ({"net": ["GET https://a.example/v1"]}, "does not look into HTTP requests", "write a.example:443"),
+    ({"net": ["a.example:1000-1063", "b.example:22"]}, "at most 64", "fewer"),
+    ({"net": [f"h{n}.example" for n in range(257)]}, "net: has 257 rules", "*.example.com"),
     ({"env": {"A=B": "1"}}, "env", ""),
     ({"env": {"": "1"}}, "env", ""),
     ({"env": {"A": 1}}, "env.A = 1", 'A = "1"'),
@@ -245,6 +254,26 @@ def test_what_is_no_time_stays_none(text: str) -> None:
 def test_no_network_can_be_asked_for_by_name() -> None:
     assert Policy(net="none") == Policy(net=[]) == Policy()
     assert Policy.from_toml('net = "none"').hash == Policy().hash
+
+
+def test_rules_of_the_network_have_one_spelling() -> None:
+    policy = Policy(net=["API.example.com:443,80", "api.example.com", "!ads.example.com", "10.0.0.1/32"])
+    assert policy.net == ("api.example.com", "!ads.example.com", "10.0.0.1")
+    assert Policy(net={"b.example", "a.example"}).net == ("a.example", "b.example")  # type: ignore[arg-type]
+    assert Policy.from_toml(policy.to_toml()) == policy
+    assert Policy.from_toml(policy.to_toml()).hash == policy.hash
+
+
+def test_rules_need_their_own_control_in_the_place_of_no_network() -> None:
+    for net, wanted in (
+        ((), {Control.NETWORK_NONE}),
+        (["a.example:443"], {Control.NETWORK_RULES}),
+        ("open", set()),
+    ):
+        needed = Policy(net=net).controls()
+        assert {Control.NETWORK_NONE, Control.NETWORK_RULES} & set(needed) == wanted
+    assert Policy(net=["a.example:443"]).controls()[Control.NETWORK_RULES] == 'net = ["a.example:443"]'
+    assert Policy(net=["a.example"]).required("network.rules")
 
 
 @given(st.integers(1, 8000), st.sampled_from(sorted(values.TIME_UNITS)))

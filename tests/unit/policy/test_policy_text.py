@@ -111,6 +111,12 @@ WRONG = [
     ("[limits]\nmemory = '64K'\n", 2, "must be at least 2M", ""),
     ('[secrets.TOKEN]\nfrom_env = "TOKEN"\n', 1, "this version does not enforce it", ""),
     ("env = { A = 1 }\n", 1, "env.A = 1", ""),
+    (
+        'net = [\n  "a.example",\n  "https://b.example",\n]\n',
+        3,
+        'net[1] = "https://b.example"',
+        "b.example:443",
+    ),
     ("limits = 1979-05-27\n", 1, "must be a table", ""),
 ]
 

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stockade import backends
@@ -17,12 +17,19 @@ from stockade.policy import Policy
 from stockade.policy.compare import NOTHING, RULES, PathAccess, clauses, excess
 from stockade.policy.model import BACKENDS, PROFILES
 from stockade.policy.model import WEAKER as WEAKER_BACKENDS
+from stockade.policy.net_rules import RuleSet, parse_rule
 
 #: What a policy accepts that may run without namespaces.
 ACCEPTED = ["files", "processes", "devices", "protect"]
 PATHS = st.sampled_from(
     ["/a", "/a/b", "/a/b/c", "/a/d?", "/a/d", "/a/b?", "/e", "/usr/x", "~/x", "r", "r/s", "/opt"]
 )
+NET_RULES = [
+    "example", "a.example", "a.example:443", "b.example:80", "x.a.example", "*.example", "*.a.example:443",
+    "tcp://a.example:443", "tcp://*.example:22", "!a.example", "!a.example:80", "!*.a.example",
+    "8.8.8.8", "8.8.8.0/24:443", "8.8.0.0/16", "0.0.0.0/0", "10.0.0.1", "10.0.0.0/8", "::/0", "64:ff9b::/96",
+    "!*.example:22", "2606:2800::/32", "!8.8.8.8", "!8.8.0.0/16:443", "!::/0", "!10.0.0.0/8",
+]  # fmt: skip
 POLICIES = st.builds(
     Policy,
     profile=st.sampled_from(PROFILES),
@@ -37,7 +44,7 @@ POLICIES = st.builds(
     protect=st.lists(st.sampled_from(["b", "b/c", "x"]), max_size=2),
     hold_back=st.lists(st.sampled_from(["b/c", "c", "**/c", "*"]), max_size=2),
     allow_commit=st.lists(st.sampled_from(["b/c", "c", "**/c"]), max_size=2),
-    net=st.sampled_from([(), "open"]),
+    net=st.just("open") | st.lists(st.sampled_from(NET_RULES), max_size=4),
     env=st.sampled_from([{}, {"A": "1"}]),
     delegate=st.booleans(),
     pass_env=st.lists(st.sampled_from(["A", "B", "TERM"]), max_size=2),
@@ -60,6 +67,25 @@ POLICIES = st.builds(
     ),
     syscalls=st.sampled_from([{}, {"allow": ["ptrace"]}, {"deny": ["ptrace"]}, {"deny": ["ptrace", "bpf"]}]),
 )
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from(NET_RULES), max_size=4), st.lists(st.sampled_from(NET_RULES), max_size=4))
+def test_within_means_no_further_connection(one: list[str], two: list[str]) -> None:
+    """To names, to addresses, and to the addresses that names lead to."""
+    if not Policy(net=one).within(Policy(net=two)):
+        return
+    mine, other = (RuleSet([parse_rule(text) for text in texts]) for texts in (one, two))
+    addresses = ("8.8.8.8", "8.8.4.4", "10.0.0.1", "64:ff9b::808:808", "2606:2800::1", "::1", "1.1.1.1")
+    for port in (22, 80, 443):
+        for name in ("example", "a.example", "b.example", "x.a.example", "y.x.a.example", "z.b.example"):
+            had, got = mine.for_name(name, port), other.for_name(name, port)
+            assert got.allowed or not had.allowed
+            assert got.opaque or not had.opaque
+            for ip in addresses if had.allowed else ():
+                assert mine.denies_address(ip, port) >= 0 or other.denies_address(ip, port) < 0
+        for ip in addresses:
+            assert other.for_address(ip, port).allowed or not mine.for_address(ip, port).allowed
 
 
 @given(POLICIES)
@@ -166,6 +192,31 @@ WIDER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"exec": ["/usr/bin/x/y"]}, {"exec": ["/usr/bin/*"]}, "execute /usr/bin/x/y"),
     ({}, {"limits": {"disk": "1M"}}, 'limits.disk: none where "1M" is allowed'),
     ({"net": "open"}, {}, "net = "),
+    ({"net": "open"}, {"net": ["a.example"]}, 'net = "open"'),
+    ({"net": ["a.example"]}, {}, 'net = "a.example"'),
+    ({"net": ["a.example"]}, {"net": ["b.example"]}, 'net = "a.example"'),
+    ({"net": ["a.example"]}, {"net": ["a.example:443"]}, 'net = "a.example": ports 80'),
+    ({"net": ["a.example:1-40"]}, {"net": ["a.example:1-20"]}, 'net = "a.example:1-40": ports 21-40'),
+    ({"net": ["example"]}, {"net": ["*.example"]}, 'net = "example"'),
+    ({"net": ["*.example"]}, {"net": ["a.example", "b.example"]}, 'net = "*.example"'),
+    ({"net": ["*.example"]}, {"net": ["*.a.example"]}, 'net = "*.example"'),
+    ({"net": ["*.evila.example"]}, {"net": ["*.a.example"]}, 'net = "*.evila.example"'),
+    ({"net": ["tcp://a.example:443"]}, {"net": ["a.example:443"]}, 'net = "tcp://a.example:443"'),
+    ({"net": ["8.8.8.0/23:443"]}, {"net": ["8.8.8.0/24:443"]}, 'net = "8.8.8.0/23:443"'),
+    ({"net": ["8.8.8.8"]}, {"net": ["*.example", "::/0"]}, 'net = "8.8.8.8"'),
+    ({"net": ["10.0.0.1"]}, {"net": ["0.0.0.0/0"]}, 'net = "10.0.0.1"'),  # the wide rule leaves it out
+    ({"net": ["169.254.169.254"]}, {"net": ["169.254.0.0/16"]}, 'net = "169.254.169.254"'),
+    ({"net": ["*.example"]}, {"net": ["*.example", "!a.example"]}, 'without net = "!a.example"'),
+    ({"net": ["a.example"]}, {"net": ["*.example", "!a.example"]}, 'without net = "!a.example"'),
+    ({"net": ["*.a.example"]}, {"net": ["*.example", "!*.example:80"]}, 'without net = "!*.example:80"'),
+    (
+        {"net": ["*.example", "!a.example:80"]},
+        {"net": ["*.example", "!a.example"]},
+        'without net = "!a.example"',
+    ),
+    ({"net": ["*.example"]}, {"net": ["*.example", "!8.8.8.0/24"]}, 'without net = "!8.8.8.0/24"'),
+    ({"net": ["8.8.0.0/16"]}, {"net": ["8.8.0.0/16", "!8.8.8.8"]}, 'without net = "!8.8.8.8"'),
+    ({"net": ["64:ff9b::/96"]}, {"net": ["64:ff9b::/96", "!8.8.8.8"]}, 'without net = "!8.8.8.8"'),
     ({"pass_env": ["TOKEN"]}, {}, 'pass_env = "TOKEN"'),
     ({"syscalls": {"allow": ["ptrace"]}}, {}, 'syscalls.allow = "ptrace"'),
     ({}, {"syscalls": {"deny": ["ptrace"]}}, 'without syscalls.deny = "ptrace"'),
@@ -271,6 +322,25 @@ WITHIN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (WEAKER | {"backend": "landlock"}, WEAKER | {"backend": "landlock"}),
     (WEAKER | {"backend": "landlock"}, WEAKER | {"backend": ["landlock", "seatbelt"]}),
     ({}, {"net": "open", "accept": ["files"], "syscalls": {"allow": ["ptrace"]}}),
+    ({"net": ["*.example", "tcp://a.example:22", "10.0.0.0/8"]}, {"net": "open"}),
+    ({}, {"net": ["a.example"]}),
+    ({"net": ["!a.example"]}, {}),
+    ({"net": ["a.example:443"]}, {"net": ["a.example"]}),
+    ({"net": ["a.example"]}, {"net": ["a.example:80", "*.example:443"]}),
+    ({"net": ["a.example", "*.b.example"]}, {"net": ["*.example"]}),
+    ({"net": ["*.example"]}, {"net": ["*.example"]}),
+    ({"net": ["a.example:443"]}, {"net": ["tcp://a.example:443"]}),
+    ({"net": ["tcp://a.example:22"]}, {"net": ["tcp://*.example:22"]}),
+    ({"net": ["tcp://8.8.8.8:22"]}, {"net": ["8.8.8.0/24:22"]}),
+    ({"net": ["8.8.8.0/25", "2606:2800::1"]}, {"net": ["8.8.8.0/24", "::/0"]}),
+    ({"net": ["10.0.0.1"]}, {"net": ["10.0.0.0/8"]}),
+    ({"net": ["*.example", "!a.example"]}, {"net": ["*.example"]}),
+    ({"net": ["*.example", "!*.a.example"]}, {"net": ["*.example", "!b.a.example"]}),
+    ({"net": ["*.b.example"]}, {"net": ["*.example", "!a.example", "!*.a.example"]}),
+    ({"net": ["a.example"]}, {"net": ["*.example", "!a.example:22"]}),
+    ({"net": ["a.example", "!a.example:80"]}, {"net": ["a.example:443"]}),
+    ({"net": ["*.example", "!8.0.0.0/8"]}, {"net": ["*.example", "!8.8.8.8"]}),
+    ({"net": ["8.8.4.0/24"]}, {"net": ["8.8.0.0/16", "!8.8.8.8", "!a.example"]}),
 ]
 
 

@@ -48,7 +48,7 @@ def test_only_a_slip_of_the_fingers_or_an_abbreviation_is_taken_for_a_name(word:
         ({"network": True}, 'write net = "open" for the host\'s network'),
         ({"volumes": ["/a:/b"]}, 'write read = ["/path"], or write = ["/path"]'),
         ({"environment": {"A": "1"}}, 'write env = { NAME = "value" }'),
-        ({"allowed_domains": ["x.org"]}, "this version cannot allow single hosts"),
+        ({"allowed_domains": ["x.org"]}, 'write net = ["api.example.com:443"]'),
         ({"limits": {"timeout": 3}}, 'write limits.wall = "30s"'),
         ({"limits": {"pids": 3}}, "write limits.tasks = 64"),
         ({"limits": {"cpus": 3}}, "did you mean limits.cpu?"),

@@ -67,6 +67,26 @@ def test_without_the_hosts_network_nothing_is_passed(resolved: Resolve, bundle: 
     assert not {"SSL_CERT_FILE", "https_proxy"} & found.environ.keys()
 
 
+def test_with_rules_certificates_are_passed_and_proxies_are_not(resolved: Resolve, bundle: Path) -> None:
+    environ = {"SSL_CERT_FILE": str(bundle), "https_proxy": "http://proxy:3128", "NO_PROXY": "x"}
+    found = resolved(environ, net=["a.example:443"])
+    assert [one.clause for one in found.grants] == ['net = ["a.example:443"], for SSL_CERT_FILE']
+    assert found.environ["SSL_CERT_FILE"] == str(bundle)
+    assert not {"https_proxy", "NO_PROXY"} & found.environ.keys()
+    assert found.network is not None
+    assert found.network.notes == (
+        "https_proxy is not passed: with rules, Stockade connects to each host itself",
+    )
+    assert 'because of net = ["a.example:443"]' in found.network.lines[0]
+    by_name = resolved(environ, net=["a.example:443"], pass_env=["https_proxy"])
+    assert by_name.environ["https_proxy"] == "http://proxy:3128"
+
+
+def test_rules_that_only_deny_pass_nothing(resolved: Resolve, bundle: Path) -> None:
+    found = resolved({"SSL_CERT_FILE": str(bundle)}, net=["!a.example"])
+    assert found.grants == () and found.network is None
+
+
 def test_what_is_shown_already_needs_no_grant(resolved: Resolve, tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     inside = tmp_path / "project/ca.pem"

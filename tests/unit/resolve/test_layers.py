@@ -170,6 +170,43 @@ def stockade(config: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=config)
 
 
+class TestNetRules:
+    """The rules of `net` in layers."""
+
+    def resolved(self, tmp_path: Path, text: str) -> Policy:
+        (tmp_path / "layers.toml").write_text(text)
+        return Layers.load(tmp_path / "layers.toml").resolve("a").policy
+
+    def test_extend_and_replace(self, tmp_path: Path) -> None:
+        everyone = '[global]\nnet = ["*.example"]\n[agent.a]\n'
+        more = self.resolved(tmp_path, everyone + 'net = { extend = ["!ads.example", "b.other:22"] }')
+        assert more.net == ("*.example", "!ads.example", "b.other:22")
+        assert self.resolved(tmp_path, everyone + 'net = { replace = ["b.other"] }').net == ("b.other",)
+        assert self.resolved(tmp_path, everyone + 'net = "open"').net == "open"
+        with pytest.raises(PolicyError, match="agent a writes net, and so does global"):
+            self.resolved(tmp_path, everyone + 'net = ["b.other"]')
+        with pytest.raises(PolicyError, match="extends net, which is not a list"):
+            self.resolved(tmp_path, '[global]\nnet = "open"\n[agent.a]\nnet = { extend = ["a.example"] }')
+
+    def test_the_ports_of_all_layers_together_are_bounded(self, tmp_path: Path) -> None:
+        text = '[global]\nnet = ["a.example:1000-1063"]\n[agent.a]\nnet = { extend = ["b.example:22"] }'
+        with pytest.raises(PolicyError, match="the rules name 65 ports"):
+            self.resolved(tmp_path, text)
+
+    def test_a_ceiling_bounds_them(self, config: Path) -> None:
+        (config / "policies.toml").write_text('[ceiling]\nnet = ["*.example", "!ads.example"]\n')
+        environ = {"XDG_CONFIG_HOME": str(config.parent)}
+
+        def found(*rules: str) -> Policy:
+            flags = {"net": list(rules)}
+            return discover(str(config), environ, str(config.parent / "home"), flags=flags).policy
+
+        assert found("a.example").net == ("a.example",)
+        for rules in (["a.other"], ["*.example"], ["ads.example"]):
+            with pytest.raises(PolicyError, match="exceeds the ceiling"):
+                found(*rules)
+
+
 class TestCeiling:
     """What a user decided for everything that is started from the command line."""
 

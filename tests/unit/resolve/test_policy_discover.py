@@ -60,6 +60,36 @@ def test_flags_lie_over_the_users_own_policy(place: Place) -> None:
     assert found.sources == (f"{place.home}/.config/stockade/config.toml",)
 
 
+def test_rules_of_the_network_grow_by_flags(place: Place) -> None:
+    place.own('net = ["a.example:443", "!b.example"]')
+    assert place.discover(flags={"net": ["c.example"]}).policy.net == (
+        "a.example:443",
+        "!b.example",
+        "c.example",
+    )
+    assert place.discover(flags={"net": "open"}).policy.net == "open"
+    assert place.discover(flags={"net": "none"}).policy.net == ()
+    place.own('net = "open"')
+    assert place.discover(flags={"net": ["c.example"]}).policy.net == ("c.example",)
+
+
+def test_a_project_may_name_fewer_hosts_and_no_others(place: Place) -> None:
+    place.own('net = ["*.example", "!ads.example"]')
+    place.write('net = ["a.example:443"]')
+    assert place.discover().policy.net == ("a.example:443", "!ads.example")
+    place.write('net = "none"')
+    assert place.discover().policy.net == ()
+    for text, words in (
+        ('net = ["a.other"]', 'net = "a.other"'),
+        ('net = ["tcp://a.example:443"]', 'net = "tcp://a.example:443"'),
+        ('net = "open"', "the host's network"),
+    ):
+        place.write(text)
+        with pytest.raises(PolicyError, match="asks for more") as caught:
+            place.discover()
+        assert words in caught.value.message
+
+
 def test_the_users_policy_is_found_where_xdg_says(place: Place, tmp_path: Path) -> None:
     (tmp_path / "xdg" / "stockade").mkdir(parents=True)
     (tmp_path / "xdg" / "stockade" / "config.toml").write_text('profile = "dev"')

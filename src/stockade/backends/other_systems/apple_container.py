@@ -47,6 +47,9 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.EXEC: Mechanism(never="what is writable can be executed"),
     Control.WORKSPACE_OVERLAY: Mechanism(never="directories are shared with the machine as they are"),
     Control.NETWORK_NONE: Mechanism("the machine is attached to no network"),
+    Control.NETWORK_RULES: Mechanism(
+        never="the machine's network cannot be led through a process that decides"
+    ),
     Control.PROCESSES: Mechanism("a kernel of its own"),
     Control.IPC: Mechanism("a kernel of its own; no socket is published"),
     Control.SYSCALLS: Mechanism(

@@ -65,6 +65,9 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.EXEC: Mechanism(never="what is writable can be executed"),
     Control.WORKSPACE_OVERLAY: Mechanism(never="OpenBSD has no overlay"),
     Control.NETWORK_NONE: Mechanism("no promise of inet, dns or unix"),
+    Control.NETWORK_RULES: Mechanism(
+        never="OpenBSD has no network of a process's own that could be led through a process that decides"
+    ),
     Control.PROCESSES: Mechanism(
         never="a program that may start programs may signal all processes of the same user",
         optional=True,

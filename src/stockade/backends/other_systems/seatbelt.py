@@ -145,6 +145,9 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.EXEC: Mechanism(never="what is writable can be executed"),
     Control.WORKSPACE_OVERLAY: Mechanism(never="macOS has no overlay"),
     Control.NETWORK_NONE: Mechanism("no rule of the profile allows a socket"),
+    Control.NETWORK_RULES: Mechanism(
+        never="a profile knows ports and the local host, and no names of other hosts"
+    ),
     Control.PROCESSES: Mechanism(
         never="that a process exists can be told from the answer to a signal",
         optional=True,

@@ -113,12 +113,13 @@ def _not_found(code: int, program: client.Program) -> str:
 
 def _network(reply: wire.Reply, resolved: ResolvedPolicy) -> str:
     """Return a hint if the kernel counted attempts to use the network that the policy does not give."""
-    if not reply.index or resolved.policy.net == "open":
+    if not reply.index or resolved.policy.net:
         return ""
     times = "once" if reply.index == 1 else f"{reply.index} times"
     return (
         f"the program tried to use the network {times} (an address without a route, or the lookup of a "
-        'name), and the policy gives it none: `--net open`, or net = "open", shares the host\'s'
+        "name), and the policy gives it none: `--net HOST` allows one host, `--net open` shares the host's "
+        "whole network"
     )
 
 

@@ -1,0 +1,101 @@
+"""Whether the rules of one policy's `net` allow no more than those of another.
+
+Two name rules cover disjoint sets of names, or one set has the other in it; so do two networks. So it is
+enough to compare pairs of rules, and to count ports. What only several rules together would cover counts as
+more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from stockade.policy.net_rules import (
+    NetRule,
+    Ranges,
+    network_of,
+    parse_rule,
+    ports_text,
+    special_range,
+    without,
+)
+from stockade.policy.values import show
+
+
+def excess(mine: Iterable[str], other: Iterable[str]) -> list[str]:
+    """Describe what the rules `mine` allow beyond the rules `other`, one line for each difference."""
+    own, theirs = [parse_rule(text) for text in mine], [parse_rule(text) for text in other]
+    return [*_uncovered(own, theirs), *_undenied(own, theirs)]
+
+
+def _uncovered(mine: list[NetRule], other: list[NetRule]) -> Iterator[str]:
+    """Describe rules that allow what the other has no rule for."""
+    for rule in mine:
+        if rule.deny:
+            continue
+        covering = [one for one in other if not one.deny and _allows_all_of(one, rule)]
+        own_denials = [one for one in mine if one.deny and _covers(one, rule)]
+        left = _ports_without(rule.ports, [*covering, *own_denials])
+        if left:
+            ports = "" if left == rule.ports else f": ports {ports_text(left)}"
+            yield f"net = {show(rule.text)}{ports}"
+
+
+def _undenied(mine: list[NetRule], other: list[NetRule]) -> Iterator[str]:
+    """Describe deny rules of the other that some rule of mine needs and mine does not have."""
+    for denial in other:
+        if denial.deny and any(
+            _ports_without(_shared_ports(denial, rule), _own_denials(mine, denial, rule))
+            for rule in mine
+            if not rule.deny and _meets(denial, rule)
+        ):
+            yield f"without net = {show(denial.text)}"
+
+
+def _own_denials(mine: list[NetRule], denial: NetRule, rule: NetRule) -> list[NetRule]:
+    """Return the rules of mine that deny all that `denial` denies of what `rule` allows."""
+    same_kind = bool(denial.name) is bool(rule.name)
+    narrower = rule if same_kind and _covers(denial, rule) else denial
+    return [one for one in mine if one.deny and _covers(one, narrower)]
+
+
+def _shared_ports(one: NetRule, other: NetRule) -> Ranges:
+    return without(one.ports, without(one.ports, other.ports))
+
+
+def _ports_without(ports: Ranges, rules: list[NetRule]) -> Ranges:
+    return without(ports, (pair for rule in rules for pair in rule.ports))
+
+
+def _covers(wide: NetRule, narrow: NetRule) -> bool:
+    """Whether every name or address of `narrow` is one of `wide`."""
+    outer, inner = network_of(wide), network_of(narrow)
+    if outer is not None or inner is not None:
+        return outer is not None and inner is not None and outer.contains(inner)
+    if wide.wildcard:
+        below = narrow.name.endswith(f".{wide.name}")
+        return below or (narrow.wildcard and narrow.name == wide.name)
+    return wide.name == narrow.name and not narrow.wildcard
+
+
+def _allows_all_of(wide: NetRule, narrow: NetRule) -> bool:
+    """Whether an allowing rule allows all that another allows, at the ports that it names."""
+    if not _covers(wide, narrow) or (narrow.opaque and not wide.opaque):
+        return False
+    outer, inner = network_of(wide), network_of(narrow)
+    if outer is None or inner is None:
+        return True
+    # A rule covers special addresses only if it lies in their range.
+    special = special_range(inner)
+    return special is None or special[0].contains(outer)
+
+
+def _meets(denial: NetRule, rule: NetRule) -> bool:
+    """Whether a deny rule could deny something that an allowing rule allows."""
+    if denial.name:
+        return bool(rule.name) and (_covers(denial, rule) or _covers(rule, denial))
+    if rule.name:  # the name could lead to a denied address
+        return True
+    denied, allowed = network_of(denial), network_of(rule)
+    # An IPv6 address can stand for a denied IPv4 address.
+    stands_for = denied is not None and allowed is not None and denied.bits < allowed.bits
+    return stands_for or _covers(denial, rule) or _covers(rule, denial)
