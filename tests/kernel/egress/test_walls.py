@@ -25,6 +25,7 @@ from stockade.runs import egress_process, egress_template
 from stockade.runs.io.eventloop import Events, drive
 from support.egress import ANSWERING, CONFINED, ask, launched, running
 from support.gatebuild import sabotaged_library
+from support.means import applies
 from support.paths import ROOT
 
 #: Answers with the message itself.
@@ -93,6 +94,16 @@ def answer(given):
         client.shutdown()
         with running(code) as process:
             assert ask(process, {})["found"] == [0, 1, 2, 3, 4]
+
+
+def test_no_other_process_of_the_user_can_read_its_memory() -> None:
+    applies(os.geteuid() != 0, "root may read everything")
+    with running(ECHO) as process:
+        info = Path(f"/proc/self/fdinfo/{process.pidfd}").read_text()
+        first = next(line.split()[1] for line in info.splitlines() if line.startswith("Pid:"))
+        (pid,) = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+        with pytest.raises(PermissionError):
+            os.open(f"/proc/{pid}/mem", os.O_RDONLY)
 
 
 def test_closing_ends_it_at_once() -> None:
