@@ -109,8 +109,8 @@ def template_text(
 ) -> bytes:
     """Return what the interpreter executes.
 
-    `paths` are directories of Stockade's own modules, if it loads only those; `absent` are modules that it must
-    do without.
+    `paths` are directories of Stockade's own modules, if it loads only those; `absent` are modules that it
+    must do without.
     """
     config = {
         "kind": kind,
