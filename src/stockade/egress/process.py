@@ -83,7 +83,7 @@ _IPV6_INFO = struct.Struct("=16si")
 _SPACE = socket.CMSG_SPACE(_IPV6_INFO.size) + socket.CMSG_SPACE(_IPV4_INFO.size)
 
 
-class Settings(NamedTuple):
+class EgressBounds(NamedTuple):
     """The bounds of an egress process; the first message may name them."""
 
     connections: int = 1024
@@ -125,7 +125,7 @@ class ActiveRules:
         return rule.name if rule.wildcard else ""
 
 
-class EgressProcess:
+class EgressLoop:
     """Decides, dials and relays for one sandbox."""
 
     def __init__(
@@ -136,7 +136,7 @@ class EgressProcess:
         handed: list[int],
     ) -> None:
         self._loop, self._control = loop, control
-        self._settings = _settings(message)
+        self._bounds = _bounds(message)
         self._apply_rules(message)
         self._nudge = handed[1]
         self._records = RecordWriter(handed[0], self._wake_supervisor)
@@ -267,9 +267,9 @@ class EgressProcess:
 
     def _listen(self, listener: socket.socket, port: int) -> None:
         listener.setblocking(False)
-        self._loop.add_reader(listener, self._accept, listener, port)
+        self._loop.add_reader(listener, self._accept_connections, listener, port)
 
-    def _accept(self, listener: socket.socket, port: int) -> None:
+    def _accept_connections(self, listener: socket.socket, port: int) -> None:
         for _ in range(_BATCH):
             try:
                 connection, _ = listener.accept()
@@ -303,7 +303,9 @@ class EgressProcess:
 
     def _pause(self, listener: socket.socket, port: int) -> None:
         self._loop.remove_reader(listener)
-        self._loop.call_later(_PAUSE, self._loop.add_reader, listener, self._accept, listener, port)
+        self._loop.call_later(
+            _PAUSE, self._loop.add_reader, listener, self._accept_connections, listener, port
+        )
 
     def _begin(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -324,8 +326,8 @@ class EgressProcess:
             return
         looks = bool(name) and not decision.opaque
         silent = looks and port in (_TLS_PORT, _HTTP_PORT)
-        if len(self._connections) >= self._settings.connections or (
-            silent and len(self._silent) >= self._settings.connections * 3 // 4
+        if len(self._connections) >= self._bounds.connections or (
+            silent and len(self._silent) >= self._bounds.connections * 3 // 4
         ):
             self._refuse(connection, destination, "limit")
             return
@@ -384,7 +386,7 @@ class EgressProcess:
 
     async def _serve_tls(self, connection: socket.socket, destination: _Destination, rule: int) -> None:
         reader, hello = HelloReader(), None
-        async with asyncio.timeout(self._settings.hello):
+        async with asyncio.timeout(self._bounds.hello):
             while hello is None:
                 data = await self._receive(connection)
                 if not data:
@@ -399,7 +401,7 @@ class EgressProcess:
 
     async def _serve_http(self, connection: socket.socket, destination: _Destination, rule: int) -> None:
         screen, first, data = RequestScreen(destination.name, destination.port), b"", b""
-        async with asyncio.timeout(self._settings.hello):
+        async with asyncio.timeout(self._bounds.hello):
             while not screen.requests:
                 before, data = data, await self._receive(connection)
                 if not data:
@@ -420,7 +422,7 @@ class EgressProcess:
         """Dial at once, because many servers speak first; a client's TLS hello is held until it is read."""
         relay = self._relay(connection, await self._dial(destination), destination, rule)
         if looks:
-            check = HelloCheck(self._loop, relay, destination.name, self._settings.hello)
+            check = HelloCheck(self._loop, relay, destination.name, self._bounds.hello)
             relay.outgoing.check = check.pass_hello
         relay.incoming.start()
         relay.outgoing.start()
@@ -435,7 +437,7 @@ class EgressProcess:
 
     async def _dial(self, destination: _Destination) -> tuple[socket.socket, str]:
         try:
-            async with asyncio.timeout(self._settings.dial):
+            async with asyncio.timeout(self._bounds.dial):
                 addresses: Sequence[str] = (destination.address,)
                 if destination.name:
                     found = await self._resolver.addresses(destination.name)
@@ -515,7 +517,7 @@ class EgressProcess:
 
     def _sweep(self) -> None:
         """End the connections that were idle for too long, again and again."""
-        idle = self._settings.idle
+        idle = self._bounds.idle
         limit = self._loop.time() - idle
         for relay in list(self._connections.values()):
             if relay is not None and relay.active < limit and not relay.finished.done():
@@ -604,7 +606,7 @@ def main(control: int) -> None:
     loop = asyncio.SelectorEventLoop()
     # What goes wrong is an end of one connection, which its record tells.
     loop.set_exception_handler(_ignore)
-    process = EgressProcess(loop, connection, message, handed)
+    process = EgressLoop(loop, connection, message, handed)
     connection.setblocking(True)
     connection.send(b'{"ready": true}')
     connection.setblocking(False)
@@ -616,9 +618,11 @@ def _ignore(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
     pass
 
 
-def _settings(message: dict[str, Any]) -> Settings:
-    known = {name: message[name] for name in Settings._fields if isinstance(message.get(name), int | float)}
-    return Settings(**known)
+def _bounds(message: dict[str, Any]) -> EgressBounds:
+    known = {
+        name: message[name] for name in EgressBounds._fields if isinstance(message.get(name), int | float)
+    }
+    return EgressBounds(**known)
 
 
 def _destination_of(connection: socket.socket) -> tuple[str, int]:

@@ -10,13 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from support.egress_rig import SERVER, EgressRig, private_memory
-
-pytestmark = pytest.mark.skipif(
-    os.system("unshare -Urnm true 2>/dev/null") != 0, reason="no user namespaces"
-)  # fmt: skip
 
 #: One process that echoes on many connections, in the outer namespace.
 ECHO = """

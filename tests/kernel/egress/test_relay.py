@@ -14,10 +14,6 @@ import pytest
 from support.authority import Authority
 from support.egress_rig import SECOND_SERVER, SERVER, SERVER6, EgressRig, private_memory
 
-pytestmark = pytest.mark.skipif(
-    os.system("unshare -Urnm true 2>/dev/null") != 0, reason="no user namespaces"
-)  # fmt: skip
-
 CONNECT = """
 import socket, sys, ssl, time, struct
 def connect(host, port, timeout=10):
