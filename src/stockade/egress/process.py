@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import json
 import os
 import socket
@@ -62,6 +63,8 @@ _DNS_PORT, _HTTP_PORT, _TLS_PORT = 53, 80, 443
 _BATCH = 64
 _QUERY_SIZE = 4096
 _READ_SIZE = 16 * 1024
+#: What all clients together may have sent before they are judged. A single one may have 64 KiB.
+_HELD_SIZE = 16 * 1024 * 1024
 #: DNS over TCP: connections at once, and how long one may be silent.
 _DNS_CONNECTIONS, _DNS_IDLE = 32, 10.0
 #: How long a refused client may take to read why.
@@ -148,8 +151,10 @@ class EgressLoop:
         self._pool = PipePool()
         #: What is under way, by its task; the relay once there is one.
         self._connections: dict[asyncio.Task[None], Relay | None] = {}
-        #: Those whose client has to say something first: they may not use up all that are allowed.
-        self._silent: set[socket.socket] = set()
+        #: Those whose client has to say something first, and how many bytes of it are held: they may use up
+        #: neither all connections nor the memory.
+        self._silent: dict[socket.socket, int] = {}
+        self._held = 0
         self._dns_connections: set[asyncio.Task[None]] = set()
         #: Closed and opened again to accept and refuse a connection when descriptors have run out.
         self._reserve = os.dup(control.fileno())
@@ -208,7 +213,6 @@ class EgressLoop:
 
     def lookup(self, name: str) -> NameAnswer | None:
         """Return the synthetic addresses of a name that the rules allow."""
-        self._names_full = False
         if not self._rules.set.knows(name):
             return None
         found = self._names.addresses(name)
@@ -222,6 +226,7 @@ class EgressLoop:
         return self._names.name_of(address)
 
     def _answer(self, query: bytes) -> DnsReply | None:
+        self._names_full = False
         reply = self._name_server.answer(query)
         if reply is None or reply.verdict == "local":
             return reply
@@ -320,9 +325,7 @@ class EgressLoop:
             self._begin_dns(connection)
             return
         if not decision.allowed:
-            self._refuse(
-                connection, destination, "no rule" if decision.rule < 0 else "deny rule", decision.rule
-            )
+            self._refuse(connection, destination, _denial(decision), self._rules.place(decision.rule))
             return
         looks = bool(name) and not decision.opaque
         silent = looks and port in (_TLS_PORT, _HTTP_PORT)
@@ -332,8 +335,9 @@ class EgressLoop:
             self._refuse(connection, destination, "limit")
             return
         if silent:
-            self._silent.add(connection)
-        self._start(self._serve(connection, destination, decision, looks=looks), self._connections)
+            self._silent[connection] = 0
+        rule = self._rules.place(decision.rule)
+        self._start(self._serve(connection, destination, rule, looks=looks), self._connections)
 
     def _start(
         self, work: Any, group: dict[asyncio.Task[None], Relay | None] | set[asyncio.Task[None]]
@@ -349,18 +353,14 @@ class EgressLoop:
     def _refuse(
         self, connection: socket.socket, destination: _Destination, reason: str, rule: int = -1
     ) -> None:
-        self._records.refuse(*destination, reason, rule=self._rules.place(rule))
+        self._records.refuse(*destination, reason, rule=rule)
         reset(connection)
 
     async def _serve(
-        self, connection: socket.socket, destination: _Destination, decision: NetDecision, *, looks: bool
+        self, connection: socket.socket, destination: _Destination, rule: int, *, looks: bool
     ) -> None:
-        rule = self._rules.place(decision.rule)
-        wildcard = self._rules.wildcard(decision.rule)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if wildcard and not self._budget.spend(destination.name, wildcard):
-                raise _RefusalError("too many names")
             if looks and destination.port == _TLS_PORT:
                 await self._serve_tls(connection, destination, rule)
             elif looks and destination.port == _HTTP_PORT:
@@ -374,14 +374,14 @@ class EgressLoop:
         except DialError as error:
             self._records.refuse(
                 destination.name, error.address or destination.address, destination.port, error.reason,
-                rule=self._rules.place(error.rule) if error.denied else rule,
+                rule=error.rule if error.denied else rule,
                 verdict="denied" if error.denied else "failed",
             )  # fmt: skip
         except Exception as error:
             reason = reason_for(error) if isinstance(error, OSError) else "failed"
             self._records.refuse(*destination, reason, rule=rule, verdict="failed")
         finally:
-            self._silent.discard(connection)
+            self._heard(connection)
             reset(connection)
 
     async def _serve_tls(self, connection: socket.socket, destination: _Destination, rule: int) -> None:
@@ -391,9 +391,10 @@ class EgressLoop:
                 data = await self._receive(connection)
                 if not data:
                     raise _end_before(reader.received, "not TLS")
+                self._hold(connection, len(data))
                 hello = _read_hello(reader, data)
         _check_name(hello, destination.name)
-        self._silent.discard(connection)
+        self._heard(connection)
         relay = self._relay(connection, await self._dial(destination), destination, rule)
         relay.incoming.start()
         relay.outgoing.start(bytes(reader.received))
@@ -406,8 +407,9 @@ class EgressLoop:
                 before, data = data, await self._receive(connection)
                 if not data:
                     raise _end_before(before, "not HTTP")
+                self._hold(connection, len(data))
                 first = _read_requests(screen, data)
-        self._silent.discard(connection)
+        self._heard(connection)
         relay = self._relay(connection, await self._dial(destination), destination, rule)
         relay.outgoing.check = RequestCheck(relay, screen).pass_request
         if screen.waiting_for_response:
@@ -428,6 +430,16 @@ class EgressLoop:
         relay.outgoing.start()
         await self._finish(relay)
 
+    def _hold(self, connection: socket.socket, amount: int) -> None:
+        """Count bytes of a client that are held until they are judged."""
+        self._silent[connection] += amount
+        self._held += amount
+        if self._held > _HELD_SIZE:
+            raise _RefusalError("limit")
+
+    def _heard(self, connection: socket.socket) -> None:
+        self._held -= self._silent.pop(connection, 0)
+
     async def _receive(self, connection: socket.socket) -> bytes:
         while True:
             try:
@@ -436,18 +448,32 @@ class EgressLoop:
                 await wait_readable(self._loop, connection)
 
     async def _dial(self, destination: _Destination) -> tuple[socket.socket, str]:
+        addresses: Sequence[str] = (destination.address,)
         try:
             async with asyncio.timeout(self._bounds.dial):
-                addresses: Sequence[str] = (destination.address,)
                 if destination.name:
-                    found = await self._resolver.addresses(destination.name)
-                    choice = choose_addresses(found, destination.port, self._rules.set)
-                    if not choice.addresses:
-                        raise choice.refusal or DialError("resolver failed")
-                    addresses = choice.addresses
+                    addresses = await self._resolve(destination)
                 return await connect_first(self._loop, addresses, destination.port)
         except OSError as error:
             raise DialError(reason_for(error), address=addresses[0]) from None
+
+    async def _resolve(self, destination: _Destination) -> Sequence[str]:
+        """Return the addresses of a name that may be dialled, by the rules of this moment."""
+        rules, name = self._rules, destination.name
+        decision = rules.decide(destination)
+        if not decision.allowed:
+            raise DialError(_denial(decision), denied=True, rule=rules.place(decision.rule))
+        wildcard = rules.wildcard(decision.rule)
+        if wildcard and not self._budget.spend(name, wildcard):
+            raise DialError("too many names", denied=True, rule=rules.place(decision.rule))
+        found = await self._resolver.addresses(name)
+        rules = self._rules
+        choice = choose_addresses(found, destination.port, rules.set)
+        if not choice.addresses:
+            refusal = choice.refusal or DialError("resolver failed")
+            refusal.rule = rules.place(refusal.rule)
+            raise refusal
+        return choice.addresses
 
     def _relay(
         self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: _Destination, rule: int
@@ -483,6 +509,7 @@ class EgressLoop:
 
     def _begin_dns(self, connection: socket.socket) -> None:
         if len(self._dns_connections) >= _DNS_CONNECTIONS:
+            self._records.refuse("", _destination_of(connection)[0], _DNS_PORT, "limit")
             reset(connection)
             return
         self._start(self._serve_dns(connection), self._dns_connections)
@@ -537,6 +564,8 @@ class HelloCheck:
         """Return what may be sent on."""
         try:
             hello = self._reader.feed(data)
+            if hello is None and len(self._reader.received) > _READ_SIZE:
+                raise _RefusalError("limit", _ACCESS_DENIED)
             if hello is None:
                 # A client may wait as long as it likes for the server's greeting, but not in a hello.
                 if self._timer is None:
@@ -603,6 +632,8 @@ def main(control: int) -> None:
     if not text or flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
         return
     message = json.loads(text)
+    # Relays are cycles of objects; the template, which copies share, has nothing to collect.
+    gc.enable()
     loop = asyncio.SelectorEventLoop()
     # What goes wrong is an end of one connection, which its record tells.
     loop.set_exception_handler(_ignore)
@@ -628,7 +659,13 @@ def _bounds(message: dict[str, Any]) -> EgressBounds:
 def _destination_of(connection: socket.socket) -> tuple[str, int]:
     """Return the address and port that the program asked for; a mapped address is an IPv4 address."""
     address, port = connection.getsockname()[:2]
-    return address.partition("%")[0].removeprefix("::ffff:"), port
+    if address.startswith("::ffff:") and "." in address:
+        address = address.removeprefix("::ffff:")
+    return address.partition("%")[0], port
+
+
+def _denial(decision: NetDecision) -> str:
+    return "no rule" if decision.rule < 0 else "deny rule"
 
 
 def _reply_source(ancillary: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:

@@ -242,7 +242,9 @@ class RecordWriter:
         self._memory[at + 8 : at + _SLOT.size] = body[8:]
         self._add(_CHANGES)
         _U64.pack_into(self._memory, at, self._counters[_CHANGES])
-        self._nudge()
+        # A program that repeats itself a million times wakes the supervisor twenty times for that.
+        if times & (times - 1) == 0:
+            self._nudge()
 
     def write_bytes(self, slot: int, sent: int, received: int) -> None:
         """Update the bytes of a slot in place; the supervisor does not find it as changed."""

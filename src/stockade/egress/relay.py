@@ -26,6 +26,8 @@ PIPES = 8
 PIPE_SIZE = 1024 * 1024
 _SPARE_PIPES = 2
 _COPY_SIZE = 64 * 1024
+#: What a check sees at once; the pump holds it until the other side takes it.
+_CHECK_SIZE = 16 * 1024
 #: How often a pump moves bytes before it lets others have their turn.
 _ROUNDS = 8
 _SPLICE = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
@@ -260,7 +262,7 @@ class Pump:
     def _read(self) -> bool:
         """Read something, or copy it at once; return False at the end."""
         if self.check is not None:
-            data = self._from.recv(_COPY_SIZE)
+            data = self._from.recv(_CHECK_SIZE)
             if not data:
                 return False
             self._pending = self.check(data)

@@ -46,10 +46,13 @@ def test_a_connection_is_read_while_it_goes_on_and_again_when_it_ends(memory: in
 
 
 def test_equal_refusals_share_a_record_and_count(memory: int) -> None:
-    writer, reader = RecordWriter(memory), RecordReader(memory)
+    nudges: list[int] = []
+    writer, reader = RecordWriter(memory, lambda: nudges.append(1)), RecordReader(memory)
     for _ in range(5):
         writer.refuse("", "10.0.0.1", 80, "no rule")
     writer.refuse("", "10.0.0.1", 81, "no rule")
+    # The first, second and fourth of the one kind, and the other one.
+    assert len(nudges) == 4
     found, _ = reader.since(0)
     assert [(one.port, one.times, one.verdict, one.reason) for one in found] == [
         (80, 5, "denied", "no rule"),
