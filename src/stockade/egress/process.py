@@ -64,7 +64,7 @@ _BATCH = 64
 _QUERY_SIZE = 4096
 _READ_SIZE = 16 * 1024
 #: What all clients together may have sent before they are judged. A single one may have 64 KiB.
-_HELD_SIZE = 16 * 1024 * 1024
+_HELD_SIZE = 4 * 1024 * 1024
 #: DNS over TCP: connections at once, and how long one may be silent.
 _DNS_CONNECTIONS, _DNS_IDLE = 32, 10.0
 #: How long a refused client may take to read why.

@@ -384,3 +384,26 @@ def test_the_end_of_the_control_socket_ends_it_and_leaves_no_record_open(tmp_pat
         assert client.communicate(timeout=10)[0] == "ConnectionResetError\n"
         rig.process.wait(10)
         assert [(one.open, one.reason) for one in rig.records()] == [(False, "ended")]
+
+
+def test_a_rule_that_is_gone_when_the_hello_comes_allows_nothing(tmp_path: Path) -> None:
+    rules = ["a.example:443", "!a.example"]
+    with EgressRig(tmp_path, rules[:1], [443]) as rig:
+        rig.hosts["a.example"] = [SERVER]
+        rig.serve(echo, 443)
+        client = subprocess.Popen(
+            rig.inside.command(
+                sys.executable, "-I", "-c",
+                CONNECT + "one = connect('a.example', 443); print('up', flush=True); input()\n"
+                "context = ssl._create_unverified_context()\n"
+                "print(outcome(lambda: context.wrap_socket(one, server_hostname='a.example')))\n",
+            ),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert client.stdout is not None
+        assert client.stdout.readline() == "up\n"
+        assert rig.set_rules(rules, [0, 1]) == {"ok": True}
+        assert client.communicate("go\n", timeout=10)[0] == "ConnectionResetError\n"
+        (record,) = rig.ended_records()
+        assert (record.verdict, record.reason, record.rule) == ("denied", "deny rule", 1)
+        assert rig.asked == []
