@@ -70,6 +70,8 @@ _DNS_CONNECTIONS, _DNS_IDLE = 32, 10.0
 #: How long a refused client may take to read why.
 _LAST_WORDS_SECONDS = 1.0
 _LAST_WORDS_DRAIN = 256 * 1024
+#: At the end: how long bytes may take to leave, how long then servers may take to end, and a look at both.
+_DRAIN_SECONDS, _LAST_ANSWERS_SECONDS, _DRAIN_STEP = 2.0, 0.25, 0.01
 #: How long to accept nothing if descriptors or memory ran out.
 _PAUSE = 0.05
 #: What accept says of a client that has gone already.
@@ -183,7 +185,12 @@ class EgressLoop:
         except OSError:
             text = b""
         if not text:
-            self._loop.stop()
+            self._loop.remove_reader(self._control)
+            now = self._loop.time()
+            # Two turns later, so that everything that programs have sent until now has been seen.
+            self._loop.call_soon(
+                self._loop.call_soon, self._drain, now + _DRAIN_SECONDS, now + _LAST_ANSWERS_SECONDS
+            )
             return
         try:
             message = json.loads(text)
@@ -199,11 +206,28 @@ class EgressLoop:
         with contextlib.suppress(OSError):
             self._control.send(answer)
 
+    def _drain(self, late: float, last: float) -> None:
+        """Pass on what programs have sent before their end, then stop; `last` is for servers to end too."""
+        now = self._loop.time()
+        relays = [one for one in self._connections.values() if one is None or not one.finished.done()]
+        for relay in relays:
+            if relay is not None and relay.outgoing.is_idle():
+                relay.abort(reason="ended")
+        dialled = relays.count(None) > len(self._silent)
+        if dialled or any(one is not None and not one.outgoing.ended for one in relays):
+            last = now + _LAST_ANSWERS_SECONDS
+        elif not any(one is not None for one in relays):
+            last = now
+        if now < min(late, last):
+            self._loop.call_later(_DRAIN_STEP, self._drain, late, last)
+        else:
+            self._loop.stop()
+
     def close(self) -> None:
         """End all relays, so that no record stays open."""
         for relay in list(self._connections.values()):
             if relay is not None and not relay.finished.done():
-                relay.abort(reason="ended")
+                relay.end()
 
     def _wake_supervisor(self) -> None:
         with contextlib.suppress(OSError):
@@ -569,9 +593,10 @@ class HelloCheck:
             if hello is None:
                 # A client may wait as long as it likes for the server's greeting, but not in a hello.
                 if self._timer is None:
-                    self._timer = self._loop.call_later(
-                        self._seconds, self._relay.abort, "failed", "timed out"
-                    )
+                    late = ("failed", "timed out")
+                    self._timer = self._loop.call_later(self._seconds, self._relay.abort, *late)
+                    # A timer keeps all of its relay in memory.
+                    self._relay.finished.add_done_callback(lambda _: self._cancel())
                 return b""
             _check_name(hello, self._name)
         except NotTlsError:
@@ -580,10 +605,13 @@ class HelloCheck:
             self._relay.refuse("not TLS", _ACCESS_DENIED)
         except _RefusalError as error:
             self._relay.refuse(error.reason, error.last_words)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel()
         self._relay.outgoing.check = None
         return bytes(self._reader.received)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class RequestCheck:

@@ -133,6 +133,11 @@ class Relay:
         self.record.close(verdict, reason)
         self._close(reset)
 
+    def end(self) -> None:
+        """Close both sides; what the kernel has taken to send, it still sends."""
+        self.record.close(reason="ended")
+        self._close(socket.socket.close)
+
     def refuse(self, reason: str, last_words: bytes) -> None:
         """Reset the outside and leave the inside open for last words."""
         self.record.close("denied", reason)
@@ -206,6 +211,18 @@ class Pump:
         if self._pipe is not None:
             self._relay.pool.give(self._pipe)
             self._pipe = None
+
+    def is_idle(self) -> bool:
+        """Whether its source is open and has sent nothing that is still to be passed on."""
+        if self.ended or self._waits_to or self._is_full():
+            return False
+        try:
+            self._from.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
 
     def _run(self) -> None:
         try:

@@ -407,3 +407,36 @@ def test_a_rule_that_is_gone_when_the_hello_comes_allows_nothing(tmp_path: Path)
         (record,) = rig.ended_records()
         assert (record.verdict, record.reason, record.rule) == ("denied", "deny rule", 1)
         assert rig.asked == []
+
+
+def test_what_programs_sent_before_the_end_is_passed_on(tmp_path: Path) -> None:
+    received: list[int] = []
+
+    def read_slowly(connection: socket.socket) -> None:
+        total = 0
+        while data := connection.recv(65536):
+            total += len(data)
+            time.sleep(0.005)
+        received.append(total)
+
+    with EgressRig(tmp_path, ["a.example:7000"], [7000]) as rig:
+        rig.hosts["a.example"] = [SERVER]
+        rig.serve(read_slowly, 7000)
+        rig.python(CONNECT + "one = connect('a.example', 7000); one.sendall(bytes(5_000_000))\n")
+        rig.control.shutdown(socket.SHUT_WR)
+        assert rig.process.wait(10) == 0
+        assert not any(one.open for one in rig.records())
+        assert rig.totals().bytes_sent == 5_000_000
+        deadline = time.monotonic() + 10
+        while not received and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert received == [5_000_000]
+
+
+def test_without_connections_the_end_takes_no_time(tmp_path: Path) -> None:
+    with EgressRig(tmp_path, ["a.example:443"], [443]) as rig:
+        rig.python(CONNECT + "connect('a.example', 443)\n")
+        began = time.monotonic()
+        rig.control.shutdown(socket.SHUT_WR)
+        rig.process.wait(10)
+        assert time.monotonic() - began < 0.25
