@@ -196,6 +196,8 @@ class EgressLoop:
             message = json.loads(text)
             if "rules" in message:
                 self._apply_rules(message)
+            if "read" in message:
+                self._records.forget(int(message["read"]))
             answer: dict[str, object] = {"ok": True}
         except (ValueError, KeyError, TypeError) as error:
             answer = {"error": str(error)[:200]}
