@@ -11,7 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from support import gatebuild, leaks
+from support import gatebuild, leaks, network
 from support.installs import SYSTEM_PATH
 
 FAILED = pytest.StashKey[bool]()
@@ -116,6 +116,20 @@ def workspace(tmp_path: Path) -> Path:
     directory = tmp_path / "workspace"
     directory.mkdir()
     return directory
+
+
+@pytest.fixture(scope="module")
+def shared_internet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[network.Internet]:
+    """A small internet for the tests of one module; `internet` is what they take."""
+    with network.small_internet(tmp_path_factory.mktemp("internet")) as internet:
+        yield internet
+
+
+@pytest.fixture
+def internet(shared_internet: network.Internet) -> network.Internet:
+    """A small internet in which nothing has happened yet."""
+    shared_internet.reset()
+    return shared_internet
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ from stockade.errors import CommandError, DeniedError, LimitError, SetupError, T
 
 __all__ = [
     "Change",
+    "Decision",
+    "Denial",
     "Enforcement",
     "Handoff",
     "LostChange",
@@ -58,6 +60,9 @@ class Usage(msgspec.Struct, frozen=True):
     bytes_written: int | None = None
     context_switches: int = 0
     source: dict[str, str] = msgspec.field(default_factory=lambda: {"cpu": "rusage", "memory": "rusage"})
+    #: What passed between the program and the hosts that network rules allow; None without rules.
+    bytes_sent: int | None = None
+    bytes_received: int | None = None
 
     @property
     def cpu(self) -> float:
@@ -79,6 +84,55 @@ class Handoff(msgspec.Struct, frozen=True):
 
     path: str
     reason: str
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the egress decided about one connection, or about one name that a program looked up."""
+
+    kind: Literal["connect", "name"] = "connect"
+    #: Seconds since 1970.
+    time: float
+    #: The process that asked, where that is known.
+    process: int | None = None
+    #: The name that the program asked for; "" if it used an address that belongs to no name.
+    name: str = ""
+    #: The address that was dialled, or that the program wanted to reach.
+    address: str = ""
+    #: 0 for a name.
+    port: int = 0
+    verdict: Literal["allowed", "denied", "failed"]
+    #: Why it was denied or failed, in a few words.
+    reason: str = ""
+    #: The rule of the policy that decided; "" if none did.
+    rule: str = ""
+    sent: int = 0
+    received: int = 0
+    #: Seconds until the connection was closed, or so far.
+    duration: float = 0.0
+    #: How many such decisions there were: repeated ones are counted and not listed.
+    count: int = 1
+
+    @property
+    def target(self) -> str:
+        """What the program wanted to reach: HOST:PORT, or the name alone."""
+        host = self.name or self.address
+        if not self.port:
+            return host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
+class Denial(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a wall refused: what, which control refused it, and what would allow it."""
+
+    what: Literal["connection", "name"]
+    target: str
+    #: The control.
+    wall: str
+    #: The clause of the policy that refused it, or that does not allow it.
+    clause: str
+    #: What to add to the policy; "" if nothing would allow it.
+    hint: str = ""
+    count: int = 1
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +159,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     changes: Sequence[Change] = ()
     #: Why `changes` is incomplete; empty if it is not. A program can make more changes than fit in memory.
     changes_cut: str = ""
+    #: With network rules: the connections and names that programs asked for since the run began.
+    network: Sequence[Decision] = ()
+    #: Why `network` is incomplete; empty if it is not. A program can ask for more than is recorded.
+    network_cut: str = ""
+    #: What walls refused, as far as they report it.
+    denials: tuple[Denial, ...] = ()
     #: The workspace that keeps the changes, for `Workspace.open` and `resume=`. In JSON: `workspace`.
     workspace_id: str = msgspec.field(default="", name="workspace")
     #: Changes that could not be saved: with `limits.disk` they stay in memory until the sandbox ends.
@@ -145,6 +205,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
             shown["changes"] = len(self.changes)
         if self.changes_cut:
             shown["changes_cut"] = self.changes_cut
+        if self.denials:
+            shown["denials"] = len(self.denials)
         return (
             f"{type(self).__name__}({', '.join(f'{name}={_short(value)}' for name, value in shown.items())})"
         )

@@ -37,6 +37,7 @@ GRACE = 2.0
 CGROUPS = Path("/sys/fs/cgroup")
 SHARED_MEMORY = Path("/dev/shm")
 GATE = "stockade-gate"
+RESOLVER = "stockade-resolv"
 SPARE = "stockade-spare"
 NAMESPACES = ("mnt", "net", "user", "pid")
 #: More descriptors than a resident gate has any use for while no sandbox lives.
@@ -67,8 +68,8 @@ class Process:
 
     @property
     def resident(self) -> bool:
-        """Whether it is the gate that the library keeps for its next sandbox, and not a sandbox's own."""
-        return self.name == GATE and not self.zombie and not self.nested
+        """Whether the library keeps it for its next sandbox, and it is not a sandbox's own gate."""
+        return self.name in (GATE, RESOLVER) and not self.zombie and not self.nested
 
     @property
     def spare(self) -> bool:
@@ -136,10 +137,10 @@ def family() -> list[Process]:
 
 def quiesce() -> None:
     """Let the library end what it keeps running on purpose."""
-    client = sys.modules.get("stockade.gate.client")
-    shutdown = getattr(client, "shutdown", None)
-    if shutdown is not None:
-        shutdown()
+    for name in ("stockade.gate.client", "stockade.runs.resolver_process"):
+        shutdown = getattr(sys.modules.get(name), "shutdown", None)
+        if shutdown is not None:
+            shutdown()
 
 
 def let_go_of_register() -> None:
@@ -186,7 +187,7 @@ def overgrown() -> list[str]:
     And what is made ahead, beyond the one that each of them may have.
     """
     members = family()
-    gates = [process for process in members if process.resident]
+    gates = [process for process in members if process.resident and process.name == GATE]
     found = [f"made ahead, {process}" for process in members if process.spare][len(gates) :]
     for process in gates:
         try:

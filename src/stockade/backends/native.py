@@ -152,6 +152,8 @@ class NativeInputs(msgspec.Struct, frozen=True):
     alone: tuple[str, ...] = ()
     #: The content of /etc/gitconfig; empty for none.
     gitconfig: bytes = b""
+    #: The content of /etc/resolv.conf with network rules; empty without.
+    resolv_conf: bytes = b""
 
 
 def inputs(given: PlanInputs) -> NativeInputs:
@@ -200,8 +202,18 @@ def inputs(given: PlanInputs) -> NativeInputs:
         groups=given.groups,
         links=tuple(sorted(resolved.links.items())),
         gitconfig=resolved.gitconfig,
+        resolv_conf=_resolv_conf(policy),
         alone=tuple(grant.path for grant in grants if grant.alone),
     )
+
+
+def _resolv_conf(policy: Policy) -> bytes:
+    """Return how names are looked up inside with network rules; empty without."""
+    if not policy.net or policy.net == "open":
+        return b""
+    from stockade.resolve.name_lookup import resolv_conf
+
+    return resolv_conf()
 
 
 def _shown(system: tuple[SystemPath, ...], hidden: HiddenPaths) -> tuple[SystemPath, ...]:
@@ -522,8 +534,8 @@ def etc_files(given: NativeInputs) -> dict[str, bytes]:
         "/etc/group": groups.encode("utf-8", "surrogateescape"),
         "/etc/hostname": f"{HOSTNAME}\n".encode(),
         "/etc/hosts": f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost {HOSTNAME}\n".encode(),
-        # No server listens there: a lookup fails at once instead of waiting.
-        "/etc/resolv.conf": b"nameserver 127.0.0.1\noptions timeout:1 attempts:1\n",
+        # Without network rules no server listens there: a lookup fails at once instead of waiting.
+        "/etc/resolv.conf": given.resolv_conf or b"nameserver 127.0.0.1\noptions timeout:1 attempts:1\n",
         "/etc/nsswitch.conf": b"passwd: files\ngroup: files\nhosts: files dns\n",
         **({"/etc/gitconfig": given.gitconfig} if given.gitconfig else {}),
     }

@@ -146,6 +146,10 @@ def _describe(ran: RunLogLine, home: str) -> str:
     lines += [("", output.name(line)) for line in ran.left_first]
     if (more := ran.left - len(ran.left_first)) > 0:
         lines.append(("", f"and {more} more"))
+    if ran.reached or ran.refused:
+        moved = f"{ran.bytes_sent} bytes out, {ran.bytes_received} in"
+        lines.append(("network", f"{ran.reached} allowed, {ran.refused} refused, {moved}"))
+    lines += [("", output.name(line)) for line in ran.network_first]
     lines += [("warning", output.name(line)) for line in ran.warnings]
     return "\n".join(f"{name:<9}  {value}" for name, value in lines if value)
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import argparse
 
     from stockade.backends.other_systems.draft import DraftPlan
+    from stockade.runs.prepare import RunPreparation
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -67,11 +68,13 @@ def main(argv: list[str]) -> int:
                 "matched": prepared.resolved.hidden.matched,
                 "passed": network.variables if network else {},
                 "notes": [*network.notes, *network.warnings] if network else [],
+                "network": _network(prepared),
             }
             sys.stdout.buffer.write(output.as_json(shown))
             return 0
         rows = [[str(number), op.describe(), op.clause] for number, op in enumerate(plan.ops, 1)]
         print(output.table(rows, ["", "operation", "because of"], wrap=(1, 2)))
+        _print_network(prepared)
         where = f" in {output.name(start)}" if start else ""
         print(f"\nthen execute{where}: {output.name(' '.join(words))}")
         for note in (*(network.lines if network else ()), *prepared.resolved.hidden.notes):
@@ -80,6 +83,43 @@ def main(argv: list[str]) -> int:
         return 0
     finally:
         prepared.close(discard=True)
+
+
+def _network(prepared: RunPreparation) -> dict[str, object]:
+    """Return what the program reaches of the network and, with rules, what is made for that."""
+    net = prepared.resolved.policy.net
+    if net == "open":
+        return {"mode": "open"}
+    if not net:
+        return {"mode": "none"}
+    import msgspec
+
+    from stockade.runs.egress import planned_egress
+
+    plan, ports = planned_egress(net, prepared.state)
+    operations = [{**msgspec.to_builtins(op), "does": op.describe()} for op in plan.ops]
+    egress = {"hash": plan.hash, "operations": operations}
+    return {"mode": "rules", "rules": list(net), "listeners": list(ports), "egress": egress}
+
+
+def _print_network(prepared: RunPreparation) -> None:
+    """Print what the program reaches of the network, and the plan of its egress process."""
+    net = prepared.resolved.policy.net
+    if net == "open":
+        print("\nnetwork: open: the host's network")
+        return
+    if not net:
+        return
+    from stockade.runs.egress import planned_egress
+
+    plan, ports = planned_egress(net, prepared.state)
+    print("\nnetwork: only what these rules allow")
+    for rule in net:
+        print(f"  {output.name(rule)}")
+    print(f"listeners inside: TCP {', '.join(map(str, ports))}; UDP 53 for names")
+    print(f"\nthe egress process, which relays, has walls of its own (plan {plan.hash}):")
+    rows = [[str(number), op.describe(), op.clause] for number, op in enumerate(plan.ops, 1)]
+    print(output.table(rows, ["", "operation", "because of"], wrap=(1, 2)))
 
 
 def _print_draft(plan: DraftPlan, policy: str, words: list[str], *, as_json: bool) -> int:

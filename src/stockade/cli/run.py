@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stockade.policy import Policy
     from stockade.receipt.statement import Receipt
     from stockade.resolve.discovery import PolicySource
-    from stockade.result import Result
+    from stockade.result import Decision, Result
     from stockade.sandbox.workspace import Workspace
     from stockade.workspace.diff.change_details import Mark
 
@@ -484,6 +484,7 @@ def _run_and_report(
                     terminal=terminal,
                     caller=caller,
                     state=home,
+                    on_decision=_decision_printer(args, found.policy),
                 ),
             )
         except PolicyError as error:
@@ -500,6 +501,10 @@ def _run_and_report(
         raise
     if args.json or args.json_fd is not None:
         _write_json(args, _plain(result))
+    if result.denials and not quiet:
+        from stockade.cli.ui.network_report import refused_line
+
+        output.say(refused_line(result.denials))
     if not quiet:
         report_handoffs(result, printed=_warnings(found.policy))
     if sinks:
@@ -546,6 +551,15 @@ def _marks(workspace: Workspace) -> Mapping[str, Mark]:
     from stockade.sandbox.workspace import marks_of
 
     return marks_of(workspace)
+
+
+def _decision_printer(args: argparse.Namespace, policy: Policy) -> Callable[[Decision], object] | None:
+    """Return what prints the decisions of network rules as they happen, if the user wants to see them."""
+    if not args.verbose or args.json or not policy.net or policy.net == "open":
+        return None
+    from stockade.cli.ui.network_report import decision_line
+
+    return lambda one: output.say(decision_line(one))
 
 
 def _prompt(command: list[str], policy: Policy) -> dict[str, str]:

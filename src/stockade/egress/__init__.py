@@ -4,5 +4,5 @@ Two processes work here, neither of them the supervisor. The *egress* is a copy 
 sandbox, behind walls of its own: it answers the names that programs ask for, accepts their connections,
 decides by the rules, dials and relays (`process`, `relay`, `dialer`, `names`). The *resolver* looks names up
 for the egress processes of one supervisor. What the egress did, it writes to a memfd that the supervisor
-reads (`records`).
+reads (`records`). Modules here load only the standard library, `policy.net_rules` and each other.
 """

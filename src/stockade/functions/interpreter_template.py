@@ -5,31 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from functools import cache
 
-from stockade import gate
 from stockade.errors import PolicyError
-from stockade.gate.template import Template, check_policy, not_loaded_from
+from stockade.gate.template import (
+    ENVIRON,
+    SECONDS,
+    WORDS,
+    Template,
+    check_policy,
+    not_loaded_from,
+    template_text,
+)
 from stockade.policy import Policy
-
-#: Reads a line of configuration and the code to execute from descriptor 5. The template has none of the
-#: caller's paths, variables and start-up files, and writes nothing to the installs that it loads from.
-BOOT = """\
-import os
-line, _, text = os.pread(5, os.fstat(5).st_size, 0).partition(b"\\n")
-exec(compile(text, "<stockade>", "exec"), {"__name__": "<stockade>", "CONFIG": eval(line)})
-"""
-WORDS = ("-I", "-S", "-B", "-c", BOOT)
-#: Keeps libraries from starting threads.
-ENVIRON = {
-    "LANG": "C.UTF-8",
-    "MKL_NUM_THREADS": "1",
-    "NUMEXPR_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-}
-#: How many seconds the modules may take to load.
-SECONDS = 120.0
 
 
 def template(
@@ -57,8 +44,7 @@ def template(
 
     def text(kind: str, order: str) -> bytes:
         roots.update(_roots(policy, executable))  # a path that was optional may exist now
-        config = {"kind": kind, "order": order, "library": gate.library(), "preload": names, "roots": roots}
-        return f"{config!r}\n".encode("utf-8", "surrogateescape") + _driver()
+        return template_text(kind, order, names, roots)
 
     return Template(
         argv=(executable, *WORDS), environ=ENVIRON, text=text, policy=policy, roots=roots, seconds=SECONDS
@@ -83,10 +69,3 @@ def _roots(policy: Policy, executable: str) -> set[tuple[int, int]]:
         return {identity(tree) for tree in trees}
     finally:
         prepared.close(discard=True)
-
-
-@cache
-def _driver() -> bytes:
-    from importlib.resources import files
-
-    return files("stockade.inside").joinpath("template_interpreter.py").read_bytes()

@@ -28,6 +28,7 @@ from stockade.linux.descriptors import memory_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from stockade.gate.network import NetworkRequest
     from stockade.gate.template import Template
 
 #: By the number of the stream that has a descriptor of its own although there is a terminal.
@@ -146,6 +147,13 @@ class Connection(Channel):
         )
         self._send(wire.REQUEST.pack(wire.REQUEST_WATCH, flags, cores, 0, int(seconds * 1e6)), tuple(found))
 
+    def serve_publisher(self, end: int) -> None:
+        """Hand init a SOCK_SEQPACKET socket whose other end may ask for connections to the sandbox's ports.
+
+        It replaces the last one. Init closes it where the sandbox has the host's network.
+        """
+        self._send(wire.REQUEST.pack(wire.REQUEST_SERVE, 0, 0, 0, 0), (end,))
+
     def roots(self, seconds: float) -> tuple[int, ...]:
         """Return descriptors of the sandbox's root and of its overlay; none if its init does not answer."""
         with self._lock:
@@ -203,8 +211,13 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 class Resident:
     """One resident gate process: a small one of its own, or one in a template."""
 
-    def __init__(self, kind: str, *, scoped: bool, template: Template | None = None) -> None:
+    def __init__(
+        self, kind: str, *, scoped: bool, template: Template | None = None, wait: bool = True
+    ) -> None:
         self.owner = os.getpid()
+        #: The template that has not said yet that it is ready.
+        self._loading = template
+        self._awaiting = threading.Lock()
         text = -1
         if template is not None:
             text = memory_file("template", template.text(kind, *EXTRA_ARGUMENTS[:1] or [""]))
@@ -213,6 +226,28 @@ class Resident:
         finally:
             if text >= 0:
                 os.close(text)
+        if wait:
+            try:
+                self.await_template()
+            except BaseException:
+                self.kill()
+                raise
+
+    @property
+    def loading(self) -> bool:
+        """Whether its template is still loading modules, as far as this process has heard."""
+        return self._loading is not None
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when a template that was loading is ready, or has failed."""
+        return self._socket.fileno()
+
+    def await_template(self) -> None:
+        """Wait until the template is ready; raise SetupError with its reason if it cannot be."""
+        with self._awaiting:
+            if self._loading is not None:
+                self._loading.await_ready(self._socket)
+                self._loading = None
 
     def _begin(self, kind: str, scoped: bool, template: Template | None, text: int) -> None:
         self.filters = _own_filters()
@@ -258,16 +293,10 @@ class Resident:
             raise
         finally:
             theirs.close()
-        if template is not None:
-            try:
-                template.await_ready(self._socket)
-            except BaseException:
-                self._kill()
-                raise
-        elif scoped:
+        if template is None and scoped:
             self._await_scope()
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
         """End a template that nobody will use, whatever it is doing."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
@@ -308,6 +337,12 @@ class Resident:
             theirs.close()
             os.close(memory)
 
+    def open_network(self, namespace: int, ports: tuple[int, ...]) -> NetworkRequest:
+        """Ask for listeners in a sandbox's network namespace, on these TCP ports and 53; does not wait."""
+        from stockade.gate.network import NetworkRequest
+
+        return NetworkRequest(self._socket, namespace, ports)
+
     def close(self) -> None:
         """End the resident gate; living sandboxes go on. A forked child only closes its copy."""
         mine = self.owner == os.getpid()
@@ -345,14 +380,17 @@ _starting: dict[Template, threading.Lock] = {}
 _residents: dict[tuple[object, ...], Resident] = {}
 
 
-def resident(kind: str, *, scoped: bool, template: Template | None = None) -> Resident:
-    """Return this process's resident gate of that kind, and start it if there is none."""
+def resident(kind: str, *, scoped: bool, template: Template | None = None, wait: bool = True) -> Resident:
+    """Return this process's resident gate of that kind, and start it if there is none.
+
+    Without `wait`, the template of a new one may still be loading.
+    """
     key = (kind, scoped) if template is None else (kind, scoped, template)
     with _ResidentTable.lock if template is None else _starting.setdefault(template, threading.Lock()):
         if template is not None and template.retired.is_set():
             raise SetupError("the WarmPython is closed", stage="template", hint="open another WarmPython")
         if key not in _residents:
-            _residents[key] = Resident(kind, scoped=scoped, template=template)
+            _residents[key] = Resident(kind, scoped=scoped, template=template, wait=wait)
         return _residents[key]
 
 
@@ -388,6 +426,15 @@ def renew(old: Resident) -> None:
             if known is old:
                 del _residents[kind]
                 old.close()
+
+
+def discard(old: Resident) -> None:
+    """Kill a resident gate whose template did not get ready; the next launch starts a new one."""
+    with _ResidentTable.lock:
+        for kind, known in tuple(_residents.items()):
+            if known is old:
+                del _residents[kind]
+                old.kill()
 
 
 def retire(template: Template) -> None:

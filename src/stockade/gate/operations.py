@@ -23,7 +23,9 @@ NAMESPACES = {
     "net": 0x40000000,
     "cgroup": 0x02000000,
 }
-RESOURCES = {"cpu_time": 0, "core": 4, "tasks": 6, "files": 7, "memory": 9}
+RESOURCES = {"cpu_time": 0, "file_size": 1, "data": 2, "core": 4, "tasks": 6, "files": 7, "memory": 9}
+#: Landlock's rights to TCP ports, since ABI 4.
+BIND_TCP, CONNECT_TCP = 1, 2
 
 READONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
 ATTRIBUTES = {READONLY: b"ro", NOSUID: b"nosuid", NODEV: b"nodev", NOEXEC: b"noexec"}
@@ -371,7 +373,7 @@ class Limit(Op, frozen=True, kw_only=True):
         return RESOURCES[self.resource], self.value
 
     def describe(self) -> str:
-        whose = " in each process" if self.resource in ("memory", "cpu_time") else ""
+        whose = " in each process" if self.resource in ("memory", "cpu_time", "data") else ""
         return f"limit {self.resource} to {self.value}{whose}"
 
 
@@ -416,6 +418,17 @@ class BindGrant(Op, frozen=True, kw_only=True, tag="grant"):
     def describe(self) -> str:
         whom = " the gate alone" if self.gate else ""
         return f"grant{whom} {self.path}: {self.words}"
+
+
+class PortGrant(Op, frozen=True, kw_only=True, tag="port"):
+    kind = wire.OP_PORT
+    port: int
+
+    def numbers(self) -> tuple[int, int]:
+        return CONNECT_TCP, self.port
+
+    def describe(self) -> str:
+        return f"grant TCP connections to port {self.port}"
 
 
 class Seccomp(Op, frozen=True, kw_only=True):
@@ -535,7 +548,12 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def rules(self) -> int:
         """How many rules Landlock is given."""
-        return sum(isinstance(op, BindGrant) for op in self.ops)
+        return sum(isinstance(op, BindGrant | PortGrant) for op in self.ops)
+
+    @cached_property
+    def ports(self) -> tuple[int, ...]:
+        """The TCP ports that Landlock lets programs connect to; none where it handles no ports."""
+        return tuple(op.port for op in self.ops if isinstance(op, PortGrant))
 
     @property
     def plain(self) -> bool:

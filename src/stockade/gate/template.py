@@ -1,7 +1,8 @@
 """A template: an interpreter for a resident gate to live in.
 
 Programs can then go on in copies of it instead of being executed: see
-`gate/src/template.c` for how, and `functions.interpreter_template` for what it loads.
+`gate/src/template.c` for how, `inside.template_interpreter` for what it executes,
+`functions.interpreter_template` and `runs.egress_template` for what they load.
 """
 
 from __future__ import annotations
@@ -11,15 +12,37 @@ import os
 import select
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import msgspec
 
+from stockade import gate
 from stockade.errors import PolicyError, SetupError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from stockade.policy import Policy
     from stockade.resolve.resolved import ResolvedPolicy
+
+
+#: Reads a line of configuration and the code to execute from descriptor 5. The template has none of the
+#: caller's paths, variables and start-up files, and writes nothing to the installs that it loads from.
+BOOT = """\
+import os
+line, _, text = os.pread(5, os.fstat(5).st_size, 0).partition(b"\\n")
+exec(compile(text, "<stockade>", "exec"), {"__name__": "<stockade>", "CONFIG": eval(line)})
+"""
+WORDS = ("-I", "-S", "-B", "-c", BOOT)
+#: Keeps libraries from starting threads.
+ENVIRON = {
+    "LANG": "C.UTF-8",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+#: How many seconds the modules may take to load.
+SECONDS = 120.0
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -30,11 +53,12 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     environ: dict[str, str]
     #: Returns that text for a kind of resident gate, and for what tests want it to leave out.
     text: Callable[[str, str], bytes]
-    #: What it was made for, and what it therefore never loads from, by device and inode.
-    policy: Policy
-    roots: set[tuple[int, int]]
+    #: What it was made for, and what it therefore never loads from, by device and inode. Without a policy its
+    #: copies run only our own code.
+    policy: Policy | None = None
+    roots: set[tuple[int, int]] = msgspec.field(default_factory=set)
     #: How long it may take to get ready.
-    seconds: float
+    seconds: float = SECONDS
     #: Once set, it is not started again.
     retired: threading.Event = msgspec.field(default_factory=threading.Event)
 
@@ -73,6 +97,32 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             stage="template",
             hint=f"see what `{self.argv[0]} -I` says to the same imports",
         )
+
+
+def template_text(
+    kind: str, order: str, preload: Sequence[str], roots: set[tuple[int, int]], paths: Sequence[str] = ()
+) -> bytes:
+    """Return what the interpreter executes.
+
+    `paths` are directories of Stockade's own modules, if it loads only those.
+    """
+    config = {
+        "kind": kind,
+        "order": order,
+        "library": gate.library(),
+        "preload": tuple(preload),
+        "roots": roots,
+        "paths": tuple(paths),
+        "own": bool(paths),
+    }
+    return f"{config!r}\n".encode("utf-8", "surrogateescape") + _driver()
+
+
+@cache
+def _driver() -> bytes:
+    from importlib.resources import files
+
+    return files("stockade.inside").joinpath("template_interpreter.py").read_bytes()
 
 
 def check_policy(policy: Policy) -> None:

@@ -25,6 +25,9 @@ KIND_OWN_NETWORK, KIND_HOST_NETWORK, KIND_PLAIN, KIND_HELPED = (
 OPEN_CONTROL, OPEN_SUPERVISOR, OPEN_TEXT = range(3, 6)
 
 MAX_DESCRIPTORS = 250
+RESIDENT_LAUNCH, RESIDENT_NETWORK = range(2)
+RESIDENT_REQUEST_SIZE, MAX_PORTS = 140, 65
+NETWORK_SOCKET, NETWORK_NAMESPACE, NETWORK_DESCRIPTORS = range(3)
 LAUNCH_SOCKET, LAUNCH_PLAN, LAUNCH_SUPERVISOR, LAUNCH_FIRST = range(4)
 
 (
@@ -34,14 +37,18 @@ HELD_BY_FILE, HELD_BY_BIND, HELD_BY_OVERLAY, HELD_BY_VIEW, HELD_BY_SECCOMP, HELD
 
 (
     REPLY_FAILED, REPLY_BORN, REPLY_MOUNTED, REPLY_READY, REPLY_TERMINAL, REPLY_STARTED, REPLY_EXEC_FAILED,
-    REPLY_EXITED, REPLY_ROOTS, REPLY_STOPPED,
-) = range(1, 11)  # fmt: skip
+    REPLY_EXITED, REPLY_ROOTS, REPLY_STOPPED, REPLY_NETWORK, REPLY_CONNECTED,
+) = range(1, 13)  # fmt: skip
 (
     ENDED_ITSELF, ENDED_BY_TIME, ENDED_BY_REQUEST, ENDED_FROM_OUTSIDE, ENDED_BY_MEMORY, ENDED_BY_CPU,
 ) = range(6)  # fmt: skip
 REPLY_SIZE, REPLY_TEXT = 320, 256
 
-REQUEST_EXEC, REQUEST_SIGNAL, REQUEST_END, REQUEST_WATCH, REQUEST_ROOTS, REQUEST_TIME = range(1, 7)
+(
+    REQUEST_EXEC, REQUEST_SIGNAL, REQUEST_END, REQUEST_WATCH, REQUEST_ROOTS, REQUEST_TIME, REQUEST_SERVE,
+    REQUEST_CONNECT,
+) = range(1, 9)  # fmt: skip
+CONNECT_ANY, CONNECT_IPV4, CONNECT_IPV6 = range(3)
 EXEC_KEPT, EXEC_TELL, EXEC_ENTER, EXEC_TERMINAL, EXEC_STDOUT = 1, 2, 4, 8, 16
 EXEC_STDERR, EXEC_BEHIND, EXEC_MORE, EXEC_RESUME, EXEC_FIRST = 32, 64, 128, 256, 512
 WATCH_MEMORY, WATCH_COUNTED, WATCH_CPU = 1, 2, 4
@@ -60,8 +67,9 @@ PLAN_HEADER_SIZE, PLAN_RECORD_SIZE = 24, 24
 (
     OP_NAMESPACES, OP_HOSTNAME, OP_ROOT, OP_DIR, OP_FILE, OP_LINK, OP_BIND, OP_SCRATCH, OP_PROC, OP_PTS,
     OP_OVERLAY, OP_SHOW, OP_VIEW, OP_PIVOT, OP_KEYRING, OP_RLIMIT, OP_PRIVILEGES, OP_LANDLOCK, OP_GRANT,
-    OP_SECCOMP, OP_MASK, OP_CGROUP, OP_IMAGE, OP_HELPER, OP_DEVICES, OP_END,
-) = range(1, 27)  # fmt: skip
+    OP_SECCOMP, OP_MASK, OP_CGROUP, OP_IMAGE, OP_HELPER, OP_DEVICES, OP_PORT,
+    OP_END,
+) = range(1, 28)  # fmt: skip
 MAPS_EVERY_ID, MADE_BY_HELPER = 1, 2
 GRANT_GATE = 1 << 32
 OVERLAY_PRIVATE = 1 << 31
@@ -71,10 +79,12 @@ SOURCE_ALONE = 1 << 31
 OPERATIONS = (
     "plan", "namespaces", "hostname", "root", "dir", "file", "link", "bind", "scratch", "proc", "pts",
     "overlay", "show", "view", "pivot", "keyring", "rlimit", "privileges", "landlock", "grant", "seccomp",
-    "mask", "cgroup", "image", "helper", "devices",
+    "mask", "cgroup", "image", "helper", "devices", "port",
 )  # fmt: skip
 
-#: struct reply, struct request, struct exec_body, struct plan_header and struct plan_record.
+#: struct resident_request, struct reply, struct request, struct exec_body, struct plan_header and
+#: struct plan_record.
+RESIDENT_REQUEST = struct.Struct(f"=II{MAX_PORTS}HH")
 REPLY = struct.Struct(f"=IIiIIIQQQQQ{REPLY_TEXT}s")
 REQUEST = struct.Struct("=IIIIQ")
 EXEC_BODY = struct.Struct(f"=IIII{SETTINGS_SIZE}s")
@@ -82,6 +92,8 @@ PLAN_HEADER = struct.Struct("=8sIIII")
 PLAN_RECORD = struct.Struct("=IIQQ")
 
 _ANCILLARY = socket.CMSG_SPACE(16 * 4) + socket.CMSG_SPACE(CREDENTIALS.size)
+#: Of a launch, the part that is not its plan.
+_LAUNCH = RESIDENT_REQUEST.pack(RESIDENT_LAUNCH, 0, *[0] * MAX_PORTS, 0)
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -113,6 +125,9 @@ class Channel:
     No program holds an end of it.
     """
 
+    #: How many bytes a reply's descriptors and the sender's credentials take at most.
+    _room = _ANCILLARY
+
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -123,7 +138,7 @@ class Channel:
     def receive(self) -> Reply | None:
         """Return the gate's next reply; None when the gate has ended."""
         try:
-            packet = receive(self._socket, REPLY.size, _ANCILLARY)
+            packet = receive(self._socket, REPLY.size, self._room)
         except OSError as failure:
             if failure.errno == errno.EBADF:
                 return None  # closed by another thread
@@ -200,7 +215,7 @@ def send_launch(
     """Hand a resident gate a launch: the sandbox's socket, its plan, our pidfd, and what the plan names."""
     order = {LAUNCH_SOCKET: own, LAUNCH_PLAN: plan, LAUNCH_SUPERVISOR: supervisor}
     passed = (*(order[place] for place in range(LAUNCH_FIRST)), *descriptors)
-    send_with_descriptors(through, bytes(4), passed)
+    send_with_descriptors(through, _LAUNCH, passed)
 
 
 def milliseconds(seconds: float) -> int:

@@ -634,15 +634,21 @@ def suggest(name_or_address: str, port: int) -> str:
 
 
 class RuleSet:
-    """The rules of one sandbox, which decide about names and addresses."""
+    """The rules of one sandbox, which decide about names and addresses.
 
-    def __init__(self, rules: Sequence[NetRule]) -> None:
+    With `active`, only the rules with these indexes count; the others keep their index.
+    """
+
+    def __init__(self, rules: Sequence[NetRule], active: Iterable[int] | None = None) -> None:
         self.rules = tuple(rules)
+        counted = frozenset(range(len(self.rules)) if active is None else active)
         #: By name, the rules for that name itself and the rules for everything below it.
         self._exact: dict[str, list[int]] = {}
         self._below: dict[str, list[int]] = {}
         self._networks: list[tuple[int, AddressRange]] = []
         for index, rule in enumerate(self.rules):
+            if index not in counted:
+                continue
             network = network_of(rule)
             if network is not None:
                 self._networks.append((index, network))

@@ -17,8 +17,9 @@ from stockade.errors import ReceiptError, StockadeError
 
 if TYPE_CHECKING:
     from stockade.policy import Policy
-    from stockade.receipt.statement import Parent, Receipt, Who
+    from stockade.receipt.statement import NetworkCounts, Parent, Receipt, Who
     from stockade.result import Result
+    from stockade.runs.egress import NetworkMark
     from stockade.runs.launch import LaunchedSandbox
     from stockade.runs.prepare import RunPreparation
 
@@ -67,6 +68,10 @@ class Account:
         self.asked = Requests()
         #: Processor time of all descendants.
         self.cpu_below = 0.0
+        #: With network rules: what became of the connections and names of the run.
+        self.network: NetworkCounts | None = None
+        #: How much the sandbox's egress had recorded when the run began.
+        self.network_mark: NetworkMark | None = None
         #: Why the run is being cancelled, if the caller gave a reason.
         self.because = ""
         self.started = time.time()

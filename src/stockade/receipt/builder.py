@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 #: The fields of a result that its digest covers, besides the streams and the changes.
 COVERED = ("outcome", "exit_code", "signal", "reason", "hint", "truncated", "usage", "controls", "plan")
+#: The fields of the usage that its digest leaves out if they are None.
+ONLY_WITH_RULES = ("bytes_sent", "bytes_received")
 #: How many of the newest receipts are searched for one that a killed supervisor made itself.
 NEWEST = 500
 #: The most characters of a program's name.
@@ -78,6 +80,8 @@ def ended(account: Account, result: Result, streams: dict[str, str]) -> Result:
         peak_tasks=usage.peak_tasks,
         bytes_written=usage.bytes_written,
         source=usage.source,
+        bytes_sent=msgspec.UNSET if usage.bytes_sent is None else usage.bytes_sent,
+        bytes_received=msgspec.UNSET if usage.bytes_received is None else usage.bytes_received,
     )
     ending = RunEnd(
         result.outcome,
@@ -93,7 +97,7 @@ def ended(account: Account, result: Result, streams: dict[str, str]) -> Result:
     covered = result_digest(result, controls)
     subjects = streams | {"changes": changes_digest(result), "result": covered}
     try:
-        receipt = _make_receipt(account, ending, used, subjects, _micro(usage.wall))
+        receipt = _make_receipt(account, ending, used, subjects, _micro(usage.wall), result)
     except ReceiptError as error:
         error.args = (f"the command has run ({result.outcome}), but it has no receipt: {error.message}",)
         error.result = result
@@ -213,9 +217,15 @@ def _blank() -> dict[str, Any]:
 
 
 def _make_receipt(
-    account: Account, ending: RunEnd, used: ResourceUse, subjects: dict[str, str], duration: int
+    account: Account,
+    ending: RunEnd,
+    used: ResourceUse,
+    subjects: dict[str, str],
+    duration: int,
+    result: Result | None = None,
 ) -> Receipt:
     about_run = _run_fields(account, ending, used, duration)
+    about_run["network"] = _network(account, result)
     about = tuple(Subject(name, {"sha256": sha256}) for name, sha256 in sorted(subjects.items()))
     place = 0
 
@@ -246,7 +256,6 @@ def _run_fields(account: Account, ending: RunEnd, used: ResourceUse, duration: i
         # If nothing was started, nothing was enforced.
         "controls": {} if prepared is None or box is None else _controls(prepared.chosen),
         "evidence": None if box is None else _evidence(box.evidence),
-        "network": Network("open" if policy.net == "open" else "none"),
         "ending": ending,
         "usage": used,
         "started": stamp(account.started),
@@ -257,6 +266,22 @@ def _run_fields(account: Account, ending: RunEnd, used: ResourceUse, duration: i
         "matched": {} if prepared is None or box is None else _matched(prepared.resolved.hidden.matched),
         "name": account.name,
     }
+
+
+def _network(account: Account, result: Result | None) -> Network:
+    """Return what a receipt says about the network of a run: its mode and, with rules, what they decided."""
+    net = (account.policy if account.prepared is None else account.prepared.resolved.policy).net
+    if not net or net == "open":
+        return Network("open" if net else "none")
+    egress = None if account.box is None else account.box.egress
+    return Network(
+        "rules",
+        rules=net if sum(map(len, net)) <= MOST_PATTERNS else (),
+        counts=account.network,
+        decisions="" if result is None else decisions_digest(result),
+        cut="" if result is None else text(result.network_cut),
+        egress=None if egress is None else egress.walls,
+    )
 
 
 def _matched(counts: Mapping[str, int]) -> dict[str, int]:
@@ -290,16 +315,28 @@ def changes_digest(result: Result) -> str:
     return streamed.hexdigest()
 
 
+def decisions_digest(result: Result) -> str:
+    """Return the SHA-256 of the decisions of a result, as canonical JSON."""
+    return digest(canonical(result.network))
+
+
 def result_digest(result: Result, controls: msgspec.Raw | None = None) -> str:
     """Return the SHA-256 of the `COVERED` fields of a result, as JSON with sorted keys.
 
     `controls` are the result's own, if they are encoded already.
     """
     covered = {name: getattr(result, name) for name in COVERED}
+    covered["usage"] = _usage(result)
     try:
         return digest(canonical(covered if controls is None else covered | {"controls": controls}))
     except UnicodeEncodeError:
         return digest(canonical(_readable(msgspec.to_builtins(covered))))
+
+
+def _usage(result: Result) -> dict[str, Any]:
+    """Return the usage without the fields that only network rules have, so that older digests stay valid."""
+    used: dict[str, Any] = msgspec.structs.asdict(result.usage)
+    return {name: value for name, value in used.items() if value is not None or name not in ONLY_WITH_RULES}
 
 
 def _readable(value: Any) -> Any:

@@ -96,6 +96,9 @@ class ResourceUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peak_tasks: int | None
     bytes_written: int | None
     source: dict[str, str]
+    #: Left out without network rules.
+    bytes_sent: int | msgspec.UnsetType = msgspec.UNSET
+    bytes_received: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,10 +111,47 @@ class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     uid: int
 
 
-class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The network of a run: "none" (a loopback of its own) or "open" (the host's)."""
+class EgressWalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The walls around the egress process of a sandbox, as the supervisor observed them."""
+
+    plan: str
+    #: The SHA-256 of the system call filter that its gate installed, and of the one that it added itself.
+    filter: str
+    relay_filter: str
+    #: The inode number of each of its own namespaces.
+    namespaces: dict[str, int]
+    #: The ports to which Landlock lets it connect; None where Landlock knows no ports.
+    ports: tuple[int, ...] | None
+    #: The version of Stockade that its template was loaded from.
+    template: str
+
+
+class NetworkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many connections and names a run asked for, by what became of them."""
+
+    connections_allowed: int = 0
+    #: Refused by a rule or a bound, or failed.
+    connections_refused: int = 0
+    names_answered: int = 0
+    names_refused: int = 0
+
+
+class Network(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The network of a run: "none" (a loopback of its own), "rules" or "open" (the host's).
+
+    All fields but the mode are left out unless the mode is "rules".
+    """
 
     mode: str
+    #: The rules as the policy has them. Left out if they are longer than a receipt has room for.
+    rules: tuple[str, ...] = ()
+    counts: NetworkCounts | None = None
+    #: The SHA-256 of the decisions in the result, as canonical JSON. Left out if the run has no result.
+    decisions: str = ""
+    #: Why the result does not list all decisions.
+    cut: str = ""
+    #: None if nothing was started.
+    egress: EgressWalls | None = None
 
 
 class Removal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -144,7 +144,7 @@ def check_result(receipt: Receipt, result: Result) -> None:
 
     The receipt must have a digest of each part. Only a stream may be missing, if the result has none of it.
     """
-    from stockade.receipt.builder import changes_digest, result_digest
+    from stockade.receipt.builder import changes_digest, decisions_digest, result_digest
     from stockade.receipt.statement import digest
 
     digests = {"changes": changes_digest(result), "result": result_digest(result)}
@@ -158,6 +158,9 @@ def check_result(receipt: Receipt, result: Result) -> None:
             raise ReceiptError(f"the receipt has no digest of the {name}", failure="result")
         if subjects[name] != expected:
             raise ReceiptError(f"the receipt was made for a different {name}", failure="result")
+    network = receipt.predicate.network
+    if network.mode == "rules" and network.decisions != decisions_digest(result):
+        raise ReceiptError("the receipt was made for other network decisions", failure="result")
 
 
 class Gap(NamedTuple):

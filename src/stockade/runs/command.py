@@ -8,6 +8,7 @@ from typing import Any
 
 from stockade.errors import PolicyError, TimeoutError
 from stockade.gate import client, wire
+from stockade.result import Decision
 from stockade.runs.io.eventloop import Steps
 from stockade.runs.io.streams import TerminalHandler, spill_place
 from stockade.runs.launch import LaunchedSandbox
@@ -37,6 +38,7 @@ def command(
     cancelled_by: tuple[type[BaseException], ...] = (),
     meanwhile: Callable[[], object] = lambda: None,
     terminal: TerminalHandler | None = None,
+    on_decision: Callable[[Decision], object] | None = None,
 ) -> Run:
     """Validate the caller's options and return the run that they describe."""
     argv = words(cmd)
@@ -74,6 +76,7 @@ def command(
         cancelled_by=cancelled_by,
         meanwhile=meanwhile,
         terminal=terminal,
+        on_decision=on_decision,
     )
 
 

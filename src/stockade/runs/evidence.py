@@ -41,6 +41,8 @@ NUMBERS = re.compile(rb"^\d+ \d+ \d+:\d+ ", re.MULTILINE)
 #: The names of the plan's limits in /proc/PID/limits.
 LIMITS = {
     "cpu_time": "Max cpu time",
+    "file_size": "Max file size",
+    "data": "Max data size",
     "core": "Max core file size",
     "tasks": "Max processes",
     "files": "Max open files",
@@ -108,7 +110,30 @@ def _observe_installed(
     if ready.index != plan.rules:
         raise _missing(f"the gate added {ready.index} Landlock rules, and the plan has {plan.rules}")
     evidence.filter, evidence.rules = plan.filter, ready.index
-    evidence.canaries = CANARIES + (SCOPED if plan.scoped else ()) + (SEALED if plan.helped else ())
+    evidence.canaries = (
+        CANARIES
+        + (SCOPED if plan.scoped else ())
+        + (SEALED if plan.helped else ())
+        + (PORTS if plan.ports else ())
+    )
+
+
+def observe_filter(pid: int, gate: int, filters: int) -> int:
+    """Check that a child of the gate is under so many filters, and return their number."""
+    status = _lines(_read(f"/proc/{pid}/status"))
+    if int(status[b"PPid"]) != gate:
+        raise _missing("the process that reported a filter is not the gate's child")
+    _check_privileges(status, filters - 1, CAPABILITIES)
+    return filters
+
+
+def observe_confined(pid: int, filters: int, plan: ops.Plan) -> int:
+    """Check the privileges and limits of a process that has confined itself, and return its user."""
+    status = _lines(_read(f"/proc/{pid}/status"))
+    # Only root can empty the bounding set; under no_new_privs a program gains nothing from it.
+    _check_privileges(status, filters - 1, tuple(name for name in CAPABILITIES if name != b"CapBnd"))
+    _limits(_read(f"/proc/{pid}/limits"), plan)
+    return int(status[b"Uid"].split()[0])
 
 
 #: What the gate tries before it says "ready".
@@ -119,6 +144,8 @@ CANARIES = (
 )
 #: What a child of the usher tries where a helper made the namespaces.
 SEALED = ("a further user namespace was refused",)
+#: Tried where the plan grants TCP ports.
+PORTS = ("a connection to an ungranted port was refused",)
 SCOPED = ("an abstract socket of outside was refused",)
 
 

@@ -23,6 +23,7 @@ from stockade.workspace.overlay import OverlayLayer
 
 if TYPE_CHECKING:
     from stockade.runs.handoffs import Handoffs
+    from stockade.runs.network import NetworkUse
 
 
 def result_of(
@@ -50,6 +51,7 @@ def result_of(
         uncounted=_has_uncounted_tasks(prepared),
     )  # fmt: skip
     changes = layer.changes() if layer is not None else ()
+    network = None if box.egress is None else box.egress.since(account.network_mark)
     cancelled = account.because if verdict.outcome is Outcome.CANCELLED else ""
     result = Result(
         outcome=verdict.outcome,
@@ -61,7 +63,7 @@ def result_of(
         stderr=ended.stderr,
         truncated=ended.truncated,
         spilled=ended.spilled,
-        usage=usage_of(ended, group, None if layer is None else layer.written),
+        usage=usage_of(ended, group, None if layer is None else layer.written, network),
         controls=prepared.controls,
         matched=prepared.resolved.hidden.matched,
         changes=changes,
@@ -74,6 +76,16 @@ def result_of(
         ),
         plan=prepared.plan.hash,
     )
+    if network is not None:
+        account.network = network.counts
+        result = msgspec.structs.replace(
+            result,
+            network=network.decisions,
+            network_cut=network.cut,
+            denials=network.denials,
+            warnings=(*result.warnings, *network.warnings),
+            hint=_with_refusals(result, ended, network, prepared),
+        )
     result = revised(result)
     place = prepared.resolved.workspace
     runlog.note(
@@ -85,6 +97,16 @@ def result_of(
         name=account.name,
     )
     return account.ended(result, ended.digests)
+
+
+def _with_refusals(result: Result, ended: RunEnding, network: NetworkUse, prepared: RunPreparation) -> str:
+    """Return the hint of a result and, if the program failed to connect, the rule that would allow it."""
+    if result.outcome is not Outcome.EXITED or not result.exit_code:
+        return result.hint
+    from stockade.runs.explain.refused_connections import hint
+
+    refused = hint(ended.tail, network.denials, tuple(prepared.resolved.policy.net))
+    return "; ".join(filter(None, (result.hint, refused)))
 
 
 def _warnings(prepared: RunPreparation) -> list[str]:

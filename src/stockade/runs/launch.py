@@ -8,9 +8,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client, wire
+from stockade.gate.operations import Plan
 from stockade.linux import os_errors
 from stockade.linux.mount_table import alone
 from stockade.receipt.account import policy_hash
@@ -27,6 +29,10 @@ from stockade.runs.evidence import (
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.limits import cores
 from stockade.runs.prepare import RunPreparation
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.runs.egress import EgressHandle
 
 #: A set-up takes milliseconds; one that takes this long hangs, for example on a dead network file system.
 SETUP_SECONDS = 30
@@ -56,6 +62,8 @@ class LaunchedSandbox:
             os.close(descriptor)
         self.owner = os.getpid()
         self.group = prepared.group
+        #: The process that relays its connections, with network rules.
+        self.egress: EgressHandle | None = None
         #: Once it is closed, its descriptor numbers may belong to other files.
         self.is_closed = False
         self._closing = threading.Lock()
@@ -87,13 +95,18 @@ class LaunchedSandbox:
             self.connection.forget()
             os.close(self.pidfd)
             os.close(self.network_fd)
+            if self.egress is not None:
+                yield from self.egress.closed(events)
             return
         self.connection.close()
         try:
-            yield from _wait_for_end(self.pidfd, events)
+            yield from wait_for_end(self.pidfd, events)
         finally:
             _networks.discard(self._network)
             os.close(self.network_fd)
+            # Last, so that it has recorded everything that was done inside.
+            if self.egress is not None:
+                yield from self.egress.closed(events)
 
 
 def gate_ended(pidfd: int, events: Events) -> Steps[bool]:
@@ -115,7 +128,7 @@ def gate_ended(pidfd: int, events: Events) -> Steps[bool]:
 _networks: set[int] = set()
 
 
-def _wait_for_end(pidfd: int, events: Events) -> Steps[None]:
+def wait_for_end(pidfd: int, events: Events) -> Steps[None]:
     """Wait for the end of a gate whose connection is closed; kill it if it is stuck.
 
     Nothing interrupts this: an exception that arrives meanwhile is raised afterwards.
@@ -150,12 +163,24 @@ def launch(
             hint="grant the directories that contain them",
         )
     with os_errors.setup_errors():
-        return (yield from _launch_with_retry(prepared, events, meanwhile))
+        if prepared.resolved.policy.net and prepared.resolved.policy.net != "open":
+            from stockade.runs.egress import launch_with_rules
+
+            return (yield from launch_with_rules(prepared, events, meanwhile))
+        return (yield from launch_with_retry(prepared, events, meanwhile))
 
 
-def _launch_with_retry(
-    prepared: RunPreparation, events: Events, meanwhile: Callable[[], object]
+def launch_with_retry(
+    prepared: RunPreparation,
+    events: Events,
+    meanwhile: Callable[[], object],
+    born: Callable[[client.Resident, int, int], object] = lambda resident, pid, network: None,
 ) -> Steps[LaunchedSandbox]:
+    """Raise the walls, a second time if the resident gate died or is out of date.
+
+    `born` is called as soon as the sandbox has its namespaces, with the resident gate, the pid of the
+    sandbox's first process and a descriptor of its network namespace.
+    """
     for attempt in range(2):
         mounts = _mounts_of(prepared)
         try:
@@ -175,19 +200,20 @@ def _launch_with_retry(
             events.watch(connection.fileno())
             if not attempt:
                 meanwhile()
-            reply = yield from _observe_walls(connection, prepared, held, evidence, events)
+            watch = _PreparedWatch(prepared, evidence, partial(born, connection.resident))
+            reply = yield from observe_launch(connection, prepared.plan, held, evidence, events, watch)
             if reply.kind == wire.REPLY_READY:
                 prepared.made.close_entrances()
                 _guard_limits(connection, prepared)
                 return _launched_sandbox(connection, held, prepared, evidence)
         except BaseException as error:
-            yield from _abandon(connection, held, events)
+            yield from abandon(connection, held, events)
             # The resident died before it read the request: a child that it was cloning kept its socket open.
             if attempt or held or not isinstance(error, GateDiedError):
                 raise
             client.renew(connection.resident)
             continue
-        yield from _abandon(connection, held, events)
+        yield from abandon(connection, held, events)
         # The resident may have copied the host's mounts before this one was made.
         if attempt or reply.error != errno.ESTALE:
             break
@@ -211,12 +237,57 @@ def _mounts_of(prepared: RunPreparation) -> dict[int, int]:
     return mounts
 
 
-def _observe_walls(
+class LaunchWatch:
+    """What else is done while the walls come up; here nothing."""
+
+    def born(self, reply: wire.Reply) -> None:
+        """The gate has its namespaces."""
+
+    def mounted(self, reply: wire.Reply) -> None:
+        """The gate has made its mounts; it passed no descriptor of them."""
+        if reply.descriptors:
+            for descriptor in reply.descriptors:
+                os.close(descriptor)
+            raise incomplete()
+
+    def entered(self, pid: int) -> None:
+        """The gate is in its cgroups."""
+
+
+class _PreparedWatch(LaunchWatch):
+    """Registers a prepared sandbox, and takes over its layer and its cgroups."""
+
+    def __init__(
+        self, prepared: RunPreparation, evidence: Evidence, network: Callable[[int, int], object]
+    ) -> None:
+        self._prepared = prepared
+        self._evidence = evidence
+        self._network = network
+
+    def born(self, reply: wire.Reply) -> None:
+        prepared = self._prepared
+        self._network(reply.status, reply.descriptors[1 + NAMESPACES.index("net")])
+        if prepared.made.entry is not None:
+            hashes = {"policy": policy_hash(prepared.resolved.policy), "plan": prepared.plan.hash}
+            prepared.made.entry.update(gate=reply.status, **hashes)
+
+    def mounted(self, reply: wire.Reply) -> None:
+        _adopt(reply, self._prepared)
+
+    def entered(self, pid: int) -> None:
+        group = self._prepared.group
+        if group is not None:
+            group.confirm(pid)
+            self._evidence.cgroups = group.kept
+
+
+def observe_launch(
     connection: client.Connection,
-    prepared: RunPreparation,
+    plan: Plan,
     held: list[int],
     evidence: Evidence,
     events: Events,
+    watch: LaunchWatch,
 ) -> Steps[wire.Reply]:
     """Check each wall as soon as it is up, and return the gate's last reply: ready, or its refusal.
 
@@ -229,28 +300,22 @@ def _observe_walls(
             if reply.kind == wire.REPLY_BORN:
                 held += reply.descriptors
                 seen[wire.REPLY_BORN] = reply.status
-                observe_birth(reply, prepared.plan, evidence)
-                if prepared.made.entry is not None:
-                    hashes = {"policy": policy_hash(prepared.resolved.policy), "plan": prepared.plan.hash}
-                    prepared.made.entry.update(gate=reply.status, **hashes)
+                observe_birth(reply, plan, evidence)
+                watch.born(reply)
             elif reply.kind == wire.REPLY_MOUNTED:
                 seen[wire.REPLY_MOUNTED] = reply.pid
-                _adopt(reply, prepared)
-                observe_mounts(reply.pid, prepared.plan, evidence)
-                if prepared.group is not None:
-                    prepared.group.confirm(reply.pid)
-                    evidence.cgroups = prepared.group.kept
+                watch.mounted(reply)
+                observe_mounts(reply.pid, plan, evidence)
+                watch.entered(reply.pid)
             elif reply.kind == wire.REPLY_READY:
-                if prepared.plan.plain:
+                if plan.plain:
                     warden = seen.get(wire.REPLY_BORN)
-                    observe_plain(reply, prepared.plan, warden, connection.filters_before, evidence)
-                    if prepared.group is not None:
-                        prepared.group.confirm(reply.pid)
-                        evidence.cgroups = prepared.group.kept
+                    observe_plain(reply, plan, warden, connection.filters_before, evidence)
+                    watch.entered(reply.pid)
                     return reply
                 if seen != {wire.REPLY_BORN: reply.pid, wire.REPLY_MOUNTED: reply.pid}:
                     raise incomplete()
-                observe_walls(reply, prepared.plan, connection.filters_before, evidence)
+                observe_walls(reply, plan, connection.filters_before, evidence)
                 return reply
             else:
                 return reply
@@ -297,14 +362,14 @@ def _launched_sandbox(
     return LaunchedSandbox(connection, held, prepared, evidence)
 
 
-def _abandon(connection: client.Connection, held: list[int], events: Events) -> Steps[None]:
+def abandon(connection: client.Connection, held: list[int], events: Events) -> Steps[None]:
     """End a gate that will not be used, and wait for its end if there is a pidfd of it."""
     events.forget(connection.fileno())
     connection.close()
     for descriptor in held[1:]:
         os.close(descriptor)
     if held:
-        yield from _wait_for_end(held[0], events)
+        yield from wait_for_end(held[0], events)
 
 
 class GateDiedError(SetupError):

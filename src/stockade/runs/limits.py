@@ -21,6 +21,7 @@ from stockade.result import Usage
 from stockade.runs.cgroup import GroupLimits, SandboxCgroups, hierarchies, planned_paths
 
 if TYPE_CHECKING:
+    from stockade.runs.network import NetworkUse
     from stockade.runs.supervise import RunEnding
 
 
@@ -84,7 +85,9 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def usage_of(ended: RunEnding, group: SandboxCgroups | None, written: int | None) -> Usage:
+def usage_of(
+    ended: RunEnding, group: SandboxCgroups | None, written: int | None, network: NetworkUse | None = None
+) -> Usage:
     """Return what a run used, as the gate and its cgroups counted; `written` are bytes in the workspace.
 
     Cgroups count the whole sandbox. Their processor time is used only if the run was alone in it; their peaks
@@ -102,7 +105,8 @@ def usage_of(ended: RunEnding, group: SandboxCgroups | None, written: int | None
             memory, source["memory"] = peak, "cgroup"
         if (tasks := group.peak_tasks(ended.before)) is not None:
             source["tasks"] = "cgroup"
-    return Usage(ended.wall, *cpu, memory, tasks, written, switches, source)
+    sent, received = (None, None) if network is None else (network.sent, network.received)
+    return Usage(ended.wall, *cpu, memory, tasks, written, switches, source, sent, received)
 
 
 def seconds_of(timeout: float | str | None) -> float | None:

@@ -282,6 +282,12 @@ def _resolve_and_plan(
         from stockade.runs import resume
 
         policy = resume.fit_policy(policy, workspace, home)
+    if not dry and policy.net and policy.net != "open":
+        from stockade.runs import egress_template, resolver_process
+
+        # They load their modules while everything else is prepared.
+        egress_template.warm_up()
+        resolver_process.warm_up(home)
     known: Host = host()
     decided = _selected(policy, caller.uid, id(known))
     backend, selection = decided.backend, decided.selection

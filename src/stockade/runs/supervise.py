@@ -20,7 +20,7 @@ import msgspec
 from stockade.errors import PolicyError
 from stockade.gate import client, wire
 from stockade.linux import os_errors
-from stockade.result import SpillFile
+from stockade.result import Decision, SpillFile
 from stockade.runs.cgroup import Baseline
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.io.streams import Output, Sink, SpillPlace, Streams, TerminalHandler
@@ -28,6 +28,7 @@ from stockade.runs.launch import LaunchedSandbox, gate_ended
 
 if TYPE_CHECKING:
     from stockade.gate.template import Template
+    from stockade.runs.egress import DecisionFollower
     from stockade.sandbox.delegation import Delegation
 
 LEFT = 1 << 20  # as much as a pipe can be made to hold
@@ -87,6 +88,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     terminal: TerminalHandler | None = None
     #: Talks with the program on its descriptors 3 and 4.
     beside: SideChannel | None = None
+    #: Gets each decision of network rules as it is recorded, also those for other programs of the sandbox.
+    on_decision: Callable[[Decision], object] | None = None
     #: Exceptions that end the run and become part of its result instead of being raised further.
     cancelled_by: tuple[type[BaseException], ...] = ()
     #: Makes the delegation that answers the program's requests for sandboxes, if it may send any.
@@ -170,6 +173,9 @@ def _supervise_program(
     channel = watch.start(streams.theirs, kept=run.kept, more=more)
     streams.close(*streams.theirs)
     pumps = Pumps(streams, events, run.started, beside)
+    told = None if run.on_decision is None or box.egress is None else box.egress.follow(run.on_decision)
+    if told is not None:
+        pumps.follow(told)
     try:
         if beside is not None:
             beside.begin(channel, events)
@@ -225,14 +231,22 @@ class Pumps:
         self._feed = streams.feed
         self._fed = -1
         self._terminal = streams.terminal
+        self._network: DecisionFollower | None = None
         for end in self._outputs:
             events.watch(end)
         self._aim()
+
+    def follow(self, network: DecisionFollower) -> None:
+        """Pass on the decisions of network rules as they are recorded."""
+        self._network = network
+        self._events.watch(network.descriptor)
 
     def move(self, end: int) -> None:
         """Read or write a descriptor that is ready."""
         if end in self._outputs:
             self._drain(end)
+        elif self._network is not None and end == self._network.descriptor:
+            self._network.read()
         elif end == self._fed and self._feed is not None:
             if self._feed.step():
                 self._aim()
@@ -272,6 +286,8 @@ class Pumps:
         other = self._terminal if self._beside is None else self._beside
         if other is not None:
             other.rest()
+        if self._network is not None:
+            self._network.read()
 
     def end(self) -> None:
         """Tell the terminal that the run is being ended."""
@@ -296,6 +312,10 @@ class Pumps:
         for end in tuple(self._outputs):
             self._events.forget(end)
             del self._outputs[end]
+        if self._network is not None:
+            self._events.forget(self._network.descriptor)
+            self._network.close()
+            self._network = None
         self._stop_feeding()
 
     def _drain(self, end: int, most: int = 1) -> None:

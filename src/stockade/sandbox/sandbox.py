@@ -17,7 +17,7 @@ from stockade.errors import PolicyError, SetupError
 from stockade.gate import client
 from stockade.policy.model import PolicyLike, policy_or_default
 from stockade.receipt.account import Account, resolve_who
-from stockade.result import Handoff, Result, describe_lost
+from stockade.result import Decision, Handoff, Result, describe_lost
 from stockade.runs.command import command, wait_until_thawed, words
 from stockade.runs.finish import left_by_run, left_by_sandbox, result_of, with_handoffs
 from stockade.runs.io.eventloop import Events, Steps, drive, in_thread
@@ -147,6 +147,8 @@ class SandboxBase:
             self.policy, words(cmd), resolve_who(who, self._who), self._receipts, name=self.name
         )
         account.prepared, account.box = prepared, box
+        if box.egress is not None:
+            account.network_mark = box.egress.mark()
         return account
 
     def _run_steps(
@@ -505,6 +507,8 @@ class RunExtras(NamedTuple):
     #: The user who asks, and the state directory, if they are known already.
     caller: Caller | None = None
     state: str = ""
+    #: Gets each decision of network rules as it is recorded.
+    on_decision: Callable[[Decision], object] | None = None
 
 
 NO_EXTRAS = RunExtras()
@@ -565,6 +569,7 @@ def run_once_steps(
             return command(
                 prepared, cmd, options, source=extras.stdin, keep=extras.keep_output, kept=False,
                 cancelled_by=extras.cancelled_by, meanwhile=account.ready, terminal=extras.terminal,
+                on_decision=extras.on_decision,
             )  # fmt: skip
 
         snapshot = options.get("snapshot", False)

@@ -89,6 +89,7 @@ def test_the_header_is_read_whole() -> None:
 @pytest.mark.parametrize(
     ("size", "record"),
     [
+        (wire.RESIDENT_REQUEST_SIZE, wire.RESIDENT_REQUEST),
         (wire.REPLY_SIZE, wire.REPLY),
         (wire.REQUEST_SIZE, wire.REQUEST),
         (wire.EXEC_BODY_SIZE, wire.EXEC_BODY),

@@ -53,6 +53,7 @@ ERRNO = 0x00050000  # SECCOMP_RET_ERRNO
 ENDS = {
     "allow": 0x7FFF0000,
     "refuse": ERRNO | errno.EPERM,
+    "no file": ERRNO | errno.EACCES,
     "absent": ERRNO | errno.ENOSYS,
     "unknown": ERRNO | errno.EINVAL,
     "no such option": ERRNO | errno.ENOPROTOOPT,
@@ -257,6 +258,73 @@ BOUNDS_ALONE: dict[str, list[Line]] = {
     ],
 }
 
+PROT_EXEC = 4
+MSG_FASTOPEN = 0x20000000
+IPPROTO_IP, IPPROTO_TCP = 0, 6
+FIONREAD, FIONBIO = 0x541B, 0x5421
+F_DUPFD_CLOEXEC = 1030
+AT_EMPTY_PATH = 0x1000
+#: F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_SETPIPE_SZ, F_GETPIPE_SZ, F_GET_SEALS
+DESCRIPTOR_COMMANDS = (1, 2, 3, 4, 1031, 1032, 1034)
+
+
+def _tcp_sockets() -> list[Line]:
+    """Allow TCP over IPv4 and IPv6 only: Landlock's rules for ports know neither MPTCP nor SCTP."""
+    kinds = [SOCK_STREAM | flags for flags in (0, *SOCK_FLAGS, sum(SOCK_FLAGS))]
+    return [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, AF_INET, "tcp kinds", ""),
+        (EQUAL, AF_INET6, "tcp kinds", "unsupported"),
+        "tcp kinds",
+        (LOAD, SECOND, "", ""),
+        *((EQUAL, kind, "tcp protocols", "") for kind in kinds[:-1]),
+        (EQUAL, kinds[-1], "tcp protocols", "unsupported"),
+        "tcp protocols",
+        (LOAD, THIRD, "", ""),
+        (EQUAL, IPPROTO_IP, "allow", ""),
+        (EQUAL, IPPROTO_TCP, "allow", "unsupported"),
+    ]
+
+
+#: The checks on the calls of a process that relays connections.
+BOUNDS_RELAY: dict[str, list[Line]] = {
+    "tcp sockets": _tcp_sockets(),
+    # A message with this flag connects as well, past the call that Landlock checks.
+    "messages": [
+        (LOAD, THIRD, "", ""),
+        (ANY_BIT, MSG_FASTOPEN, "refuse", "allow"),
+    ],
+    "datagrams": [
+        (LOAD, FOURTH, "", ""),
+        (ANY_BIT, MSG_FASTOPEN, "refuse", "allow"),
+    ],
+    "no code": [
+        (LOAD, THIRD, "", ""),
+        (ANY_BIT, PROT_EXEC, "refuse", "allow"),
+    ],
+    "no code in small pages": [
+        (LOAD, THIRD, "", ""),
+        (ANY_BIT, PROT_EXEC, "refuse", ""),
+        (LOAD, FOURTH, "", ""),
+        (ANY_BIT, MAP_HUGETLB, "out of memory", "allow"),
+    ],
+    "sizes of queues": [
+        (LOAD, SECOND, "", ""),
+        (EQUAL, FIONBIO, "allow", ""),
+        (EQUAL, FIONREAD, "allow", "not a terminal"),
+    ],
+    # The C library asks so for the size of an open file. The path is in memory, where no filter can look.
+    "open files": [
+        (LOAD, FOURTH, "", ""),
+        (ANY_BIT, AT_EMPTY_PATH, "allow", "no file"),
+    ],
+    "own descriptors": [
+        (LOAD, SECOND, "", ""),
+        *((EQUAL, command, "allow", "") for command in DESCRIPTOR_COMMANDS),
+        (EQUAL, F_DUPFD_CLOEXEC, "allow", "unknown"),
+    ],
+}
+
 #: The calls that are allowed within bounds, and the name of the bounds.
 BOUNDED = {
     "ioctl": "requests",
@@ -309,7 +377,7 @@ def program(machine: str, answers: dict[int, str]) -> bytes:
         *_tree(_intervals(answers)),
     ]
     used = set(answers.values())
-    for name, bounds in (BOUNDS | BOUNDS_ALONE).items():
+    for name, bounds in (BOUNDS | BOUNDS_ALONE | BOUNDS_RELAY).items():
         lines += [name, *bounds] if name in used else []
     led_to = {target for line in lines if not isinstance(line, str) for target in line[2:]}
     for name, value in ENDS.items():

@@ -8,6 +8,7 @@ libseccomp knows the numbers, and `bpf` writes the program.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import lru_cache
 
 import msgspec
@@ -157,9 +158,18 @@ def program(
         )
     if not home:
         return compile_filter(allow, deny, kind)
-    path = os.path.join(state.ensure(home), state.CACHE, f"filter-{fingerprint(allow, deny, kind)}.bpf")
+    return _kept(home, fingerprint(allow, deny, kind), lambda: compile_filter(allow, deny, kind))
+
+
+def kept(name: str, sources: tuple[str, ...], home: str, compiled: Callable[[], bytes]) -> bytes:
+    """Return a filter of that name, compiled once per host and content of `sources`."""
+    return _kept(home, _digest(sources, name), compiled)
+
+
+def _kept(home: str, fingerprint: str, compiled: Callable[[], bytes]) -> bytes:
+    path = os.path.join(state.ensure(home), state.CACHE, f"filter-{fingerprint}.bpf")
     try:
-        return _load(path) or _save(path, compile_filter(allow, deny, kind))
+        return _load(path) or _save(path, compiled())
     except OSError as error:
         raise state.unusable(path, error) from None
 
@@ -185,13 +195,17 @@ def _save(path: str, compiled: bytes) -> bytes:
 
 def fingerprint(allow: tuple[str, ...], deny: tuple[str, ...], kind: FilterKey = WALLED) -> str:
     """Return a hash of everything that the compiled filter depends on."""
+    return _digest((), (sorted(allow), sorted(deny), kind))
+
+
+def _digest(sources: tuple[str, ...], key: object) -> str:
     from stockade.linux.sha256 import sha256
 
     digest = sha256()
-    for source in (__file__, bpf.__file__):
+    for source in (__file__, bpf.__file__, *sources):
         with open(source, "rb", buffering=0) as file:
             digest.update(file.read())
-    digest.update(repr((sorted(allow), sorted(deny), kind, os.uname().machine)).encode())
+    digest.update(repr((key, os.uname().machine)).encode())
     return digest.hexdigest()[:32]
 
 
@@ -209,6 +223,18 @@ def compile_filter(allow: tuple[str, ...], deny: tuple[str, ...], kind: FilterKe
 
 def answers(allow: tuple[str, ...], deny: tuple[str, ...], kind: FilterKey = WALLED) -> dict[int, str]:
     """Return the answer to each system call of this architecture, by number; others are absent."""
+    by_name = dict.fromkeys(ALLOWED | set(allow), "allow")
+    by_name |= bpf.BOUNDED | (bpf.BOUNDED_BY_EXEC if kind.listed else {})
+    for name, bounds in bpf.BOUNDED_WITH.items():
+        by_name |= bounds if name in allow and name not in deny else {}
+    if kind.alone:
+        by_name |= ALONE | SOCKETS_ALONE[kind.network]
+    by_name |= dict.fromkeys(REFUSED | set(deny), "refuse")
+    return by_number(by_name, (*allow, *deny))
+
+
+def by_number(by_name: dict[str, str], named: tuple[str, ...] = ()) -> dict[int, str]:
+    """Return the answers by number; refuse a name that the policy wrote and no architecture has."""
     try:
         import pyseccomp
     except (ImportError, RuntimeError) as error:
@@ -218,18 +244,11 @@ def answers(allow: tuple[str, ...], deny: tuple[str, ...], kind: FilterKey = WAL
             hint="install libseccomp, for example with `apt install libseccomp2`",
         ) from error
 
-    by_name = dict.fromkeys(ALLOWED | set(allow), "allow")
-    by_name |= bpf.BOUNDED | (bpf.BOUNDED_BY_EXEC if kind.listed else {})
-    for name, bounds in bpf.BOUNDED_WITH.items():
-        by_name |= bounds if name in allow and name not in deny else {}
-    if kind.alone:
-        by_name |= ALONE | SOCKETS_ALONE[kind.network]
-    by_name |= dict.fromkeys(REFUSED | set(deny), "refuse")
-    by_number = {}
+    found = {}
     for name, answer in by_name.items():
         number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
-        if number == -1 and name in (*allow, *deny):
+        if number == -1 and name in named:
             raise PolicyError(f"syscalls: there is no system call {name!r}")
         if number >= 0:  # other negative numbers are calls of other architectures
-            by_number[number] = answer
-    return by_number
+            found[number] = answer
+    return found

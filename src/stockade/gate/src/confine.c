@@ -35,6 +35,7 @@ static int suits_a_process(const struct op *op)
 	case OP_NAMESPACES:
 	case OP_PRIVILEGES:
 	case OP_LANDLOCK:
+	case OP_PORT:
 	case OP_SECCOMP:
 		return 1;
 	case OP_RLIMIT: /* tasks are counted for the whole user, outside as well */
@@ -71,6 +72,8 @@ static int make_rules(struct walls *walls, const struct plan *plan, const int *d
 			result = wall_landlock_begin(walls, plan, op);
 		if (!sabotaged_op(i) && op->type == OP_GRANT)
 			result = wall_landlock_grant(walls, descriptors, op);
+		if (!sabotaged_op(i) && op->type == OP_PORT)
+			result = wall_landlock_port(walls, op);
 		if (result)
 			return report_failure(said, op->type, errno, op->s[0]);
 	}

@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -146,19 +147,92 @@ static const char *granted_directory(const struct plan *plan)
 	return "/";
 }
 
+/* No host has this address, so that whatever Landlock lets pass goes nowhere: a connection to a group of hosts
+ * ends with ENETUNREACH before a packet is sent. */
+static int try_port(uint16_t port, int binds)
+{
+	struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons(port)};
+	place.sin_addr.s_addr = htonl(binds ? INADDR_LOOPBACK : INADDR_ALLHOSTS_GROUP);
+	owned_fd caller = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (caller < 0)
+		return -1;
+	return binds ? bind(caller, (struct sockaddr *)&place, sizeof place)
+		     : connect(caller, (struct sockaddr *)&place, sizeof place);
+}
+
+static int is_granted(const struct plan *plan, uint64_t port)
+{
+	for (unsigned i = 0; i < plan->count; i++)
+		if (plan->ops[i].type == OP_PORT && plan->ops[i].b == port && (plan->ops[i].a & NET_CONNECT))
+			return 1;
+	return 0;
+}
+
+/* Where ports are handled, one that was not granted must be refused, and every one that was must not be. */
+static int confirm_ports(const struct walls *walls, const struct plan *plan)
+{
+	uint64_t handled = 0;
+	uint16_t other = 1;
+	for (unsigned i = 0; i < plan->count; i++)
+		if (plan->ops[i].type == OP_LANDLOCK)
+			handled = plan->ops[i].b;
+	/* As for the scopes: a process that has confined itself before can make no socket any more. */
+	if ((handled & (NET_BIND | NET_CONNECT)) && walls->itself && try_port(0, 1) && errno == EAFNOSUPPORT)
+		return 0;
+	if ((handled & NET_BIND) && (try_port(0, 1) == 0 || errno != EACCES))
+		return missing();
+	if (!(handled & NET_CONNECT))
+		return 0;
+	while (other && is_granted(plan, other))
+		other++;
+	if (other && (try_port(other, 0) == 0 || errno != EACCES))
+		return missing();
+	for (unsigned i = 0; i < plan->count; i++)
+		if (plan->ops[i].type == OP_PORT && (plan->ops[i].a & NET_CONNECT) &&
+		    (try_port((uint16_t)plan->ops[i].b, 0) == 0 || errno == EACCES))
+			return missing();
+	return 0;
+}
+
+/* A file without a name, by the sandbox's own /proc; where the plan has none, a file that the plan makes. */
+static void canary_path(const struct walls *walls, const struct plan *plan, int canary, char *path, size_t size)
+{
+	const char *file = NULL;
+	int proc = 0;
+	for (unsigned i = plan->base + 1; i < plan->count; i++) {
+		proc |= plan->ops[i].type == OP_PROC;
+		if (plan->ops[i].type == OP_FILE)
+			file = plan->ops[i].s[0];
+	}
+	if (walls->warden)
+		snprintf(path, size, "/");
+	else if (file && !proc)
+		snprintf(path, size, "%s", file);
+	else
+		snprintf(path, size, "/proc/self/fd/%d", canary);
+}
+
+/* Landlock keeps signals inside since ABI 6. */
+static int is_scoped(const struct plan *plan)
+{
+	for (unsigned i = 0; i < plan->count; i++)
+		if (plan->ops[i].type == OP_LANDLOCK)
+			return plan->ops[i].b >> 32 != 0;
+	return 0;
+}
+
 /* Landlock cannot be read from outside, so it is tried: a file that exists but was not granted
  * must be refused, a directory that was granted must open. */
 int confirm_walls(const struct walls *walls, const struct plan *plan, int canary, const char **culprit)
 {
 	unsigned granted = 0;
 	for (unsigned i = 0; i < plan->count; i++)
-		granted += plan->ops[i].type == OP_GRANT;
+		granted += plan->ops[i].type == OP_GRANT || plan->ops[i].type == OP_PORT;
 	*culprit = "Landlock rules";
 	if (granted != walls->rules)
 		return missing();
-	char path[32] = "/";
-	if (!walls->warden)
-		snprintf(path, sizeof path, "/proc/self/fd/%d", canary);
+	char path[PATH_MAX];
+	canary_path(walls, plan, canary, path, sizeof path);
 	*culprit = "a file that Landlock must refuse";
 	owned_fd refused = open(path, O_RDONLY | O_CLOEXEC);
 	if (refused >= 0)
@@ -172,8 +246,11 @@ int confirm_walls(const struct walls *walls, const struct plan *plan, int canary
 	*culprit = "a socket that Landlock must refuse";
 	if (walls->outsider >= 0 && confirm_scopes(walls))
 		return -1;
+	*culprit = "a port that Landlock must refuse";
+	if (confirm_ports(walls, plan))
+		return -1;
 	*culprit = "a signal that Landlock must refuse";
-	return walls->warden ? confirm_signal_scope(walls->warden) : 0;
+	return walls->warden && is_scoped(plan) ? confirm_signal_scope(walls->warden) : 0;
 }
 
 /* Behind the wall that only programs have, /proc and init itself are out of reach. */

@@ -5,12 +5,13 @@
  *	supervisor ─► resident ─► warden ─► init ─► (keeper ─►) program    without namespaces
  *	supervisor ─► resident ─► usher ─► bubblewrap ─► init ─► (keeper ─►) program    by a helper
  *	supervisor ─► template ─► init ─► (keeper ─►) program          warm Python
+ *	supervisor ─► resident ─► (a child in the sandbox's network)   rules for the network
  *
  * The resident (resident.c) is started once by each supervisor and each kind of sandbox, with an empty
  * environment, as the caller. It lives outside every sandbox: in a mount namespace of its own, for an ordinary
  * user also in a user namespace, and in a network namespace that it gives away with the next sandbox. (The
  * resident for sandboxes without namespaces unshares nothing, the one for a helper nothing but root's mounts.) It
- * holds /dev/null as 0, 1 and 2, its control socket as 3 and a pidfd of the supervisor as 4. For each launch, one
+ * holds /dev/null as 0, 1 and 2, its control socket as 3 and a pidfd of the supervisor as 4. For each launch, a
  * message on the control socket, it clones the first process of a sandbox into fresh namespaces, writes that
  * process's id maps, sends the supervisor a pidfd and the namespaces of it, and hands it the launch. Between
  * launches it keeps the base, the read-only part of the root that sandboxes of one profile share.
@@ -23,7 +24,8 @@
  * raises the walls of the plan on itself, in walls.c, mounts.c and masks.c, looks at them again, in confirm.c,
  * and has no capability left when it says that it is ready. It holds a socket to the supervisor, a pidfd of the
  * supervisor and a signalfd, and beside them only what it guards: the memory, the processor time and the mount
- * table of the sandbox (guard.c). On request it starts programs, which inherit the walls.
+ * table of the sandbox (guard.c). On request it starts programs, which inherit the walls. It may also hold the socket
+ * of a publisher, a process outside that can ask it for connections to the sandbox's own ports (publish.c).
  *
  * A keeper (attend.c) is a child of init that attends to one program of a living sandbox, as the same user in the
  * same namespaces. It adopts what the program's processes leave behind, keeps the program's time, and holds a
@@ -41,6 +43,10 @@
  *
  * A template (template.c) is a resident in an interpreter, the gate as a library. Each first process is then a copy
  * of the template that runs nothing but the gate, and a program may go on as the interpreter in one more copy.
+ *
+ * For a sandbox with rules for the network, the resident makes one more child right after the sandbox is born
+ * (network.c): outside every sandbox, as the caller, in the sandbox's network namespace and in the user namespace that
+ * this belongs to. It routes every address to listeners that it opens, hands them to the supervisor, and ends.
  *
  * Besides, the gate tries out what this machine can do (probe.c), in children that end with it; and the library
  * raises the walls of a plan without namespaces on the process that loads it (confine.c).
@@ -153,6 +159,12 @@ int resident_unshare(const char *kind);
 /* Wipes what it remembers of plans, in a copy that is to know nothing of them. */
 void resident_forget(struct resident *resident);
 
+struct stat;
+/* What is wrong with a request for a network, or NULL. */
+const char *network_problem(const struct resident_request *request, unsigned descriptors);
+/* Answers it from a child of its own; `host` is the network namespace that no sandbox has. */
+void network_start(const struct resident_request *request, const int *descriptors, const struct stat *host);
+
 /* What an interpreter finds when it goes on in a program of its own: so many arguments, and then the
  * environment, each ended by a NUL. */
 struct continuation {
@@ -231,6 +243,12 @@ int guard_spent(void);
 /* What is over, if anything; a mount that came off ends the sandbox here. */
 enum end_reason guard_check(const struct runs *runs, const struct pollfd *polls);
 
+/* Takes over the socket of a publisher, in place of the last one: publish.c. */
+void publish_open(const struct plan *plan, int socket);
+void publish_close(void);
+struct pollfd publish_poll(void);
+void publish_handle(short events);
+
 /* Counts how often programs tried to reach a network that is not there. */
 uint32_t count_unreached(const struct plan *plan);
 
@@ -263,6 +281,7 @@ int wall_bounds(void);
 int wall_keyring(void);
 int wall_landlock_begin(struct walls *walls, const struct plan *plan, const struct op *op);
 int wall_landlock_grant(struct walls *walls, const int *descriptors, const struct op *op);
+int wall_landlock_port(struct walls *walls, const struct op *op);
 int wall_landlock_enforce(const struct walls *walls);
 /* For a program's own process, where it is put behind one wall more. */
 int wall_inner(int rules);
@@ -295,5 +314,18 @@ int sabotaged_maps(void);
 uint64_t sabotaged_scopes(uint64_t scopes);
 void *sabotaged_filter(void *program, size_t size);
 int sabotaged_seccomp(void);
+enum network_sabotage {
+	LEAVE_CONFIRMATION = 1, /* the gate's own second look */
+	LEAVE_ROUTE4 = 2,
+	LEAVE_ROUTE6 = 4,
+	LEAVE_ADDRESS4 = 8,
+	LEAVE_ADDRESS6 = 16,
+	OTHER_PORT = 32,
+	SET_REUSEPORT = 64,
+	SET_REUSEADDR = 128,
+	LEAVE_LISTEN = 256,
+	LEAVE_NAMESPACE = 512,
+};
+int sabotaged_network(enum network_sabotage step);
 
 #endif

@@ -30,7 +30,13 @@ struct landlock_path {
 	int32_t parent_fd;
 } __attribute__((packed));
 
+struct landlock_port {
+	uint64_t allowed_access;
+	uint64_t port;
+};
+
 #define LANDLOCK_PATH_RULE 1
+#define LANDLOCK_PORT_RULE 2 /* ABI 4 */
 #define LANDLOCK_ABI_VERSION 1u
 #define LANDLOCK_READ_FILE_AND_DIR (4u | 8u)
 #define LANDLOCK_SCOPE_SIGNALS 2 /* ABI 6 */
@@ -45,6 +51,11 @@ static inline int sys_landlock_create_ruleset(const struct landlock_attr *attr, 
 static inline int sys_landlock_add_rule(int ruleset, const struct landlock_path *rule)
 {
 	return (int)syscall(SYS_landlock_add_rule, ruleset, LANDLOCK_PATH_RULE, rule, 0);
+}
+
+static inline int sys_landlock_add_port(int ruleset, const struct landlock_port *rule)
+{
+	return (int)syscall(SYS_landlock_add_rule, ruleset, LANDLOCK_PORT_RULE, rule, 0);
 }
 
 static inline int sys_landlock_restrict_self(int ruleset)

@@ -39,6 +39,7 @@ static const struct shape {
 	[OP_PRIVILEGES] = {"privileges", 0, 7, ONCE | NEEDED | AHEAD | PLAIN, HELPED},
 	[OP_LANDLOCK] = {"landlock", 0, 8, ONCE | NEEDED | AHEAD | PLAIN, HELPED},
 	[OP_GRANT] = {"grant", 1, 9, PATHS | AHEAD | PLAIN, HELPED},
+	[OP_PORT] = {"port", 0, 9, AHEAD | PLAIN, HELPED},
 	[OP_SECCOMP] = {"seccomp", 0, 10, ONCE | NEEDED | BLOB | AHEAD | PLAIN, HELPED},
 };
 
@@ -145,6 +146,12 @@ static const char *check(const struct op *op, unsigned descriptors)
 	case OP_GRANT:
 		if ((op->b & ~(uint64_t)GRANT_GATE) > descriptors)
 			return "names a descriptor that was not passed";
+		break;
+	case OP_PORT:
+		if (op->a == 0 || op->a & ~(uint64_t)(NET_BIND | NET_CONNECT))
+			return "not rights of a port";
+		if (op->b == 0 || op->b > UINT16_MAX)
+			return "not a port";
 		break;
 	case OP_SECCOMP:
 		if (op->b == 0 || op->b % 8 || op->b / 8 > 4096)

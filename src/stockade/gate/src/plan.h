@@ -16,6 +16,9 @@
 
 #define PLAN_MAX_STRINGS 4
 
+/* Landlock's rights to TCP ports (ABI 4), as OP_LANDLOCK and OP_PORT have them. */
+enum { NET_BIND = 1, NET_CONNECT = 2 };
+
 struct op {
 	uint32_t type;
 	uint64_t a, b;

@@ -70,6 +70,7 @@ struct resident {
 	uid_t uid;
 	gid_t gid;
 	mode_t mask;
+	struct stat host_network; /* the namespace that it was started in */
 	int network_ready; /* the network namespace that it is in is fresh, and its to give away */
 	/* Its end of the socket to the last sandbox that was born: in error once that has started its first program,
 	 * or died. Until then idle work would take the processor that the sandbox needs. */
@@ -542,20 +543,37 @@ static void forget_caller(void)
 	wall_keyring();
 }
 
-/* One message of the supervisor. 0, or -1: there will be no more. */
-static int handle_launch(struct resident *resident, int owner_error)
+static void handle_launch(struct resident *resident, int owner_error, const int *descriptors, unsigned count)
 {
-	uint32_t word;
-	int descriptors[MAX_DESCRIPTORS + LAUNCH_FIRST];
-	unsigned count = MAX_DESCRIPTORS + LAUNCH_FIRST;
-	int got = receive(OPEN_CONTROL, &word, sizeof word, descriptors, &count);
-	if (got <= 0)
-		return got == 0 ? -1 : 0;
-	if (count >= LAUNCH_FIRST && owner_error)
+	if (owner_error)
 		refuse(descriptors[LAUNCH_SOCKET], 0, OP_NAMESPACES, owner_error,
 		       resident->kind == HELPED ? "devices" : "user namespace");
-	else if (count >= LAUNCH_FIRST)
+	else
 		launch(resident, descriptors, count);
+}
+
+static void handle_network(const struct resident *resident, const struct resident_request *request, const int *descriptors, unsigned count)
+{
+	const char *problem = network_problem(request, count);
+	if (problem == NULL)
+		network_start(request, descriptors, &resident->host_network);
+	else if (count > NETWORK_SOCKET)
+		refuse(descriptors[NETWORK_SOCKET], 0, 0, EBADMSG, problem);
+}
+
+/* One message of the supervisor. 0, or -1: there will be no more. */
+static int handle_request(struct resident *resident, int owner_error)
+{
+	struct resident_request request;
+	int descriptors[MAX_DESCRIPTORS + LAUNCH_FIRST];
+	unsigned count = MAX_DESCRIPTORS + LAUNCH_FIRST;
+	int got = receive(OPEN_CONTROL, &request, sizeof request, descriptors, &count);
+	if (got <= 0)
+		return got == 0 ? -1 : 0;
+	if (request.kind == RESIDENT_LAUNCH && count >= LAUNCH_FIRST)
+		handle_launch(resident, owner_error, descriptors, count);
+	else if (request.kind == RESIDENT_NETWORK)
+		handle_network(resident, &request, descriptors, count);
 	close_fds(descriptors, count);
 	return 0;
 }
@@ -582,7 +600,7 @@ static int serve(struct resident *resident, int owner_error)
 			close_fd(&resident->last_born);
 		if (watched[0].revents) {
 			gave_up = 0;
-			if (handle_launch(resident, owner_error))
+			if (handle_request(resident, owner_error))
 				return 0;
 		} else if (wants && !prepare_next(resident)) {
 			gave_up = 1;
@@ -600,6 +618,8 @@ int resident_main(int argc, char **argv)
 	resident.gid = getegid();
 	forget_caller();
 	resident.mask = umask(0); /* modes are as the plan says; programs get the caller's mask back */
+	if (stat("/proc/self/ns/net", &resident.host_network))
+		resident.host_network.st_ino = 0; /* then it opens no network */
 	int owner_error = raise_file_limit() || resident_unshare(kind) ? errno : 0;
 	if (!owner_error && makes_namespaces(&resident))
 		drop_mounts();

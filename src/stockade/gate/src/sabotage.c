@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* "op:INDEX", "flags:NUMBER", "maps", "scopes", "filter" or "seccomp:ERRNO", as the third argument of the resident
+/* "op:INDEX", "flags:NUMBER", "maps", "scopes", "filter", "seccomp:ERRNO" or "network:STEPS", as the third argument of the resident
  * gate. */
 const char *sabotage_order = "";
 
@@ -59,6 +59,12 @@ int sabotaged_seccomp(void)
 	uint64_t number;
 	return ordered("seccomp", &number) ? (int)number : 0;
 }
+
+int sabotaged_network(enum network_sabotage step)
+{
+	uint64_t steps;
+	return ordered("network", &steps) && (steps & step) != 0;
+}
 #else
 int sabotaged_op(unsigned index)
 {
@@ -89,6 +95,12 @@ void *sabotaged_filter(void *program, size_t size)
 
 int sabotaged_seccomp(void)
 {
+	return 0;
+}
+
+int sabotaged_network(enum network_sabotage step)
+{
+	(void)step;
 	return 0;
 }
 #endif

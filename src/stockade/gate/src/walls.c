@@ -103,6 +103,17 @@ int wall_landlock_grant(struct walls *walls, const int *descriptors, const struc
 	return result;
 }
 
+int wall_landlock_port(struct walls *walls, const struct op *op)
+{
+	struct landlock_port rule = {.allowed_access = op->a, .port = op->b};
+	int result = sys_landlock_add_port(walls->ruleset, &rule);
+	if (result == 0 && walls->inner >= 0)
+		result = sys_landlock_add_port(walls->inner, &rule);
+	if (result == 0)
+		walls->rules++;
+	return result;
+}
+
 int wall_landlock_enforce(const struct walls *walls)
 {
 	return sys_landlock_restrict_self(walls->ruleset);

@@ -22,6 +22,20 @@ enum { OPEN_CONTROL = 3, OPEN_SUPERVISOR, OPEN_TEXT };
 /* How many descriptors a launch can carry for its plan. */
 enum { MAX_DESCRIPTORS = 250 };
 
+/* What a supervisor asks of its resident; every message has this size. */
+enum { RESIDENT_LAUNCH, RESIDENT_NETWORK };
+enum { RESIDENT_REQUEST_SIZE = 140, MAX_PORTS = 65 };
+struct resident_request {
+	uint32_t kind;
+	uint32_t count; /* of ports: TCP, sorted, for a network; 0 for a launch */
+	uint16_t ports[MAX_PORTS];
+	uint16_t unused;
+};
+_Static_assert(sizeof(struct resident_request) == RESIDENT_REQUEST_SIZE, "struct resident_request");
+
+/* The descriptors that come with a request for a network: where to reply, and the sandbox's network namespace. */
+enum { NETWORK_SOCKET, NETWORK_NAMESPACE, NETWORK_DESCRIPTORS };
+
 /* The descriptors that a launch hands over, in this order; the plan's own follow. */
 enum { LAUNCH_SOCKET, LAUNCH_PLAN, LAUNCH_SUPERVISOR, LAUNCH_FIRST };
 
@@ -61,6 +75,10 @@ enum reply_kind {
 	REPLY_EXITED,      /* status, ended, and what the run used */
 	REPLY_ROOTS,       /* descriptors: the root, and the overlay if there is one */
 	REPLY_STOPPED,     /* the program on a terminal was stopped; status: by which signal */
+	REPLY_NETWORK,     /* from a child of the resident; status: families, 1 is IPv4 alone; index: ports; descriptors: the
+			      namespace of the first listener, for each family TCP by port, then UDP of each family */
+	REPLY_CONNECTED,   /* to a publisher; index: the request's number; error, or else descriptor: a TCP socket that is
+			      connected or connecting */
 };
 
 /* Who ended a run, if it was not the program itself. */
@@ -84,7 +102,7 @@ struct reply {
 };
 _Static_assert(sizeof(struct reply) == REPLY_SIZE, "struct reply");
 
-/* From the supervisor to init, or on a run's own socket to its keeper. */
+/* From the supervisor to init, or on a run's own socket to its keeper; and from a publisher to init. */
 enum request_kind {
 	REQUEST_EXEC = 1, /* descriptors: body; stdin, stdout, stderr; and as the flags say */
 	REQUEST_SIGNAL,   /* value: the signal; flags: to whom, and whose the terminal is first */
@@ -92,6 +110,8 @@ enum request_kind {
 	REQUEST_WATCH,    /* descriptors as the flags say; value: cores; wall_us: processor time */
 	REQUEST_ROOTS,    /* for looking at the files from outside */
 	REQUEST_TIME,     /* to a keeper; wall_us: how long the run may still take, 0 for ever */
+	REQUEST_SERVE,    /* descriptor: a socket on which init answers REQUEST_CONNECT, and nothing else */
+	REQUEST_CONNECT,  /* from its other end; value: the port; flags: the family; grace_ms: a number for the reply */
 };
 enum {
 	EXEC_KEPT = 1,     /* the sandbox outlives this run; one more descriptor: a socket for its keeper */
@@ -105,6 +125,7 @@ enum {
 	EXEC_RESUME = 256, /* nothing is executed: it goes on in the template that init is a copy of */
 	EXEC_FIRST = 512,  /* of a kept run: it is process 2, and init attends to it itself */
 };
+enum { CONNECT_ANY, CONNECT_IPV4, CONNECT_IPV6 };
 enum {
 	WATCH_MEMORY = 1,  /* an eventfd of cgroup v1 */
 	WATCH_COUNTED = 2, /* or the memory.events of v2 */
@@ -196,6 +217,7 @@ enum op_type {
 	OP_HELPER,     /* blob: the program that makes the namespaces and mounts and loads the filter, and its arguments;
 			  b: length */
 	OP_DEVICES,    /* path; a: mount attributes of the nodes in it */
+	OP_PORT,       /* a: network rights, b: the TCP port that they are granted for */
 	OP_END
 };
 

@@ -21,7 +21,7 @@ import msgspec
 
 from stockade import state
 from stockade.linux.plain_text import bounded, text
-from stockade.result import Handoff, Result, SpillFile
+from stockade.result import Decision, Handoff, Result, SpillFile
 
 FILE = "runs.log"
 EARLIER = "runs.log.1"
@@ -63,6 +63,12 @@ class RunLogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     left: int = 0
     left_first: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    #: With network rules: how many connections and names were allowed and refused, and the first of them.
+    reached: int = 0
+    refused: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    network_first: tuple[str, ...] = ()
 
 
 class HandoffLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="left"):
@@ -98,6 +104,11 @@ def note(
         left=len(result.handoffs),
         left_first=_first(_handoff_text(one) for one in result.handoffs),
         warnings=_first(result.warnings),
+        reached=_count(result, "allowed"),
+        refused=_count(result, "denied"),
+        bytes_sent=result.usage.bytes_sent or 0,
+        bytes_received=result.usage.bytes_received or 0,
+        network_first=_first(_decision_text(one) for one in result.network),
     )
     with contextlib.suppress(OSError):
         _append(home, msgspec.json.encode(ran) + b"\n")
@@ -125,6 +136,19 @@ def _first(lines: Iterable[str]) -> tuple[str, ...]:
 def _handoff_text(one: Handoff) -> str:
     path = one.path if len(one.path) <= MOST_PATH else f"{one.path[:MOST_PATH]}..."
     return f"{path}: {one.reason}"
+
+
+def _count(result: Result, verdict: str) -> int:
+    """Return how many decisions of a run have a verdict; with `network_cut` there were more."""
+    return sum(one.count for one in result.network if one.verdict == verdict)
+
+
+def _decision_text(one: Decision) -> str:
+    moved = f", {one.sent} bytes out, {one.received} in" if one.sent or one.received else ""
+    why = f" ({one.reason})" if one.reason else ""
+    times = f", {one.count} times" if one.count > 1 else ""
+    what = "name " if one.kind == "name" else ""
+    return f"{one.verdict}: {what}{one.target}{why}{moved}{times}"
 
 
 def _append(home: str, line: bytes) -> None:

@@ -1,0 +1,125 @@
+"""The supervisor's request for the network of a sandbox that may reach some names and addresses.
+
+A child of the resident gate enters the sandbox's network namespace, routes every address to its
+loopback device and opens the listeners on which all connections then arrive (gate/src/network.c).
+"""
+
+from __future__ import annotations
+
+import _socket as socket
+import errno
+import os
+import select
+import time
+
+import msgspec
+
+from stockade.errors import SetupError
+from stockade.gate import wire
+from stockade.linux.descriptors import CREDENTIALS
+
+#: Resolvers ask this one, over UDP and TCP.
+DNS_PORT = 53
+#: A request takes milliseconds; one that takes this long hangs.
+NETWORK_SECONDS = 10.0
+#: The resident's families, in the order of its reply.
+FAMILIES = (4, 6)
+
+
+class NetworkListeners(msgspec.Struct, frozen=True, kw_only=True):
+    """Descriptors of the sockets on which a sandbox's connections and DNS questions arrive."""
+
+    #: Port, family (4 or 6) and descriptor of each TCP listener, by family and port.
+    tcp: list[tuple[int, int, int]]
+    #: Family and descriptor of each UDP socket.
+    udp: list[tuple[int, int]]
+    #: Whether the sandbox has IPv6; otherwise no IPv6 address is routed.
+    ipv6: bool
+    #: The network namespace of the first listener, as the kernel told the resident's child.
+    namespace: int
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """All of them: the TCP listeners, then the UDP sockets, then the namespace."""
+        return (
+            *(descriptor for _, _, descriptor in self.tcp),
+            *(descriptor for _, descriptor in self.udp),
+            self.namespace,
+        )
+
+    def close(self) -> None:
+        """Close every descriptor. From then on connections of the sandbox are refused."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+class NetworkRequest(wire.Channel):
+    """A request that is under way: its `fileno` becomes readable when `receive_listeners` will not block."""
+
+    _room = socket.CMSG_SPACE((1 + 2 * wire.MAX_PORTS + 2) * 4) + socket.CMSG_SPACE(CREDENTIALS.size)
+
+    def __init__(self, resident: socket.socket, namespace: int, ports: tuple[int, ...]) -> None:
+        self.ports = tuple(sorted({*ports, DNS_PORT}))
+        if not 1 <= self.ports[0] <= self.ports[-1] <= 65535 or len(self.ports) > wire.MAX_PORTS:
+            raise ValueError(f"at most {wire.MAX_PORTS - 1} ports from 1 to 65535: {ports}")
+        padding = [0] * (wire.MAX_PORTS - len(self.ports))
+        message = wire.RESIDENT_REQUEST.pack(wire.RESIDENT_NETWORK, len(self.ports), *self.ports, *padding, 0)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        order = {wire.NETWORK_SOCKET: theirs.fileno(), wire.NETWORK_NAMESPACE: namespace}
+        try:
+            super().__init__(ours)
+            passed = tuple(order[place] for place in range(wire.NETWORK_DESCRIPTORS))
+            wire.send_with_descriptors(resident, message, passed)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+
+    def receive_listeners(self) -> NetworkListeners:
+        """Wait for the reply and return its listeners, or raise SetupError; the request is over then."""
+        try:
+            reply = self.receive()
+        finally:
+            self.close()
+        if reply is None:
+            raise _refused("the resident gate did not answer")
+        if reply.kind == wire.REPLY_NETWORK and reply.status in (1, 2) and reply.index == len(self.ports):
+            families = FAMILIES[: reply.status]
+            if len(reply.descriptors) == 1 + len(families) * (len(self.ports) + 1):
+                return self._listeners(families, reply.descriptors)
+        for descriptor in reply.descriptors:
+            os.close(descriptor)
+        if reply.kind != wire.REPLY_FAILED:
+            raise _refused("the resident gate's answer is not one")
+        raise _refused(f"{reply.text}: {os.strerror(reply.error)}", reply.error)
+
+    def _listeners(self, families: tuple[int, ...], descriptors: tuple[int, ...]) -> NetworkListeners:
+        namespace, *rest = descriptors
+        wanted = [(port, family) for family in families for port in self.ports]
+        return NetworkListeners(
+            tcp=[(port, family, rest[i]) for i, (port, family) in enumerate(wanted)],
+            udp=list(zip(families, rest[len(wanted) :], strict=True)),
+            ipv6=len(families) == 2,
+            namespace=namespace,
+        )
+
+    def wait(self, seconds: float = NETWORK_SECONDS) -> NetworkListeners:
+        """Wait for the listeners; for callers that have no event loop."""
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        until = time.monotonic() + seconds
+        while not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+            if time.monotonic() >= until:
+                self.close()
+                raise _refused(f"the resident gate did not answer within {seconds:g} s")
+        return self.receive_listeners()
+
+
+def _refused(why: str, number: int = 0) -> SetupError:
+    hint = "`stockade doctor` tries out what the gate needs"
+    if number == errno.EMFILE:
+        hint = "raise the limit of open files: `ulimit -n`"
+    return SetupError(
+        f"nothing was run: the network could not be set up: {why}", stage="network", errno=number, hint=hint
+    )

@@ -1,0 +1,328 @@
+"""The egress process of one sandbox, seen from the supervisor: its start, its walls, and its end.
+
+It is a copy of the egress template in a sandbox of its own, with the host's network and none of its files
+(`backends/egress_plan.py`). The supervisor observes its walls like those of any sandbox. The process then
+installs a second system call filter, which the supervisor sees in /proc, and only then gets the sandbox's
+listeners.
+"""
+
+from __future__ import annotations
+
+import _socket
+import contextlib
+import json
+import os
+import resource
+import select
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from stockade.backends.egress_plan import EgressInputs, compile_egress_plan
+from stockade.backends.seccomp import egress_calls
+from stockade.errors import SetupError
+from stockade.gate import client, wire
+from stockade.gate.operations import LandlockRules, Plan
+from stockade.gate.template import Template
+from stockade.host import host
+from stockade.linux import descriptors as packets
+from stockade.linux import os_errors
+from stockade.linux.sha256 import sha256
+from stockade.runs.egress_template import egress_template
+from stockade.runs.evidence import Evidence, observe_filter
+from stockade.runs.io.eventloop import Events, Steps
+from stockade.runs.launch import GateDiedError, LaunchWatch, abandon, observe_launch, wait_for_end
+
+#: Two sockets and four ends of pipes for each of 1,024 connections, and the listeners.
+FILES = 8192
+#: How long the process may take to answer; what it does takes milliseconds.
+ANSWER_SECONDS = 10.0
+#: How long it may go on passing on what programs have sent before their sandbox ended.
+DRAIN_SECONDS = 3.0
+#: How often a launch looks whether another thread has heard that the template is ready.
+LOOK_AGAIN = 0.02
+#: The longest answer.
+ANSWER_SIZE = 65536
+_CREDENTIALS = _socket.CMSG_SPACE(packets.CREDENTIALS.size) + _socket.CMSG_SPACE(16)
+#: What the copy executes, with the filter in hexadecimal as its argument.
+CODE = """\
+import sys
+from stockade.egress import confined, process
+confined.confine(3, sys.argv[1])
+process.main(3)
+"""
+
+
+class EgressEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """The walls of an egress process, as the supervisor observed them."""
+
+    walls: Evidence
+    #: The hash of its plan.
+    plan: str
+    #: The TCP ports that Landlock lets it connect to; None where this kernel's Landlock knows no ports.
+    ports: tuple[int, ...] | None
+    #: How many system call filters its process is under, read from the kernel.
+    filters: int
+    #: The SHA-256 of the second one, by the word of the process that installed it.
+    relay_filter: str
+
+
+class EgressProcess:
+    """A running egress process. Its end shows as a readable `pidfd`."""
+
+    def __init__(
+        self,
+        connection: client.Connection,
+        pidfd: int,
+        control: _socket.socket,
+        evidence: EgressEvidence,
+    ) -> None:
+        self._connection = connection
+        self._control = control
+        self._owner = os.getpid()
+        self.pidfd = pidfd
+        self.evidence = evidence
+        self.is_closed = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether its sandbox still exists."""
+        if self.is_closed:
+            return False
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return not poll.poll(0)
+
+    def ending(self) -> tuple[float, str] | None:
+        """Return when it ended by itself, in seconds since 1970, and how; None while it goes on."""
+        if self.is_closed or self.alive:
+            return None
+        how, at = "it was killed", time.time()
+        poll = select.poll()
+        poll.register(self._connection.fileno(), select.POLLIN)
+        while poll.poll(0) and (reply := self._connection.receive()) is not None:
+            if reply.kind == wire.REPLY_EXITED:
+                at -= max(0.0, time.monotonic() - reply.at) if reply.at else 0.0
+                code = os.waitstatus_to_exitcode(reply.status)
+                how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
+        return at, how
+
+    def drained(self, events: Events) -> Steps[None]:
+        """Let it pass on what programs have sent, and wait until it has ended, for a moment at most."""
+        if self.is_closed or self._owner != os.getpid():
+            return
+        with contextlib.suppress(OSError):
+            self._control.shutdown(_socket.SHUT_WR)
+        late = time.monotonic() + DRAIN_SECONDS
+        events.watch(self.pidfd)
+        try:
+            while (left := late - time.monotonic()) > 0:
+                yield left
+                if self.pidfd in events.ready:
+                    return
+        finally:
+            events.forget(self.pidfd)
+
+    def configure(
+        self, message: Mapping[str, object], descriptors: tuple[int, ...], events: Events
+    ) -> Steps[None]:
+        """Hand it the rules and the listeners, and wait until it relays."""
+        answer = yield from self.ask(message, descriptors, events)
+        if answer.get("ready") is not True:
+            raise _failure("the egress process did not get ready", answer)
+
+    def ask(
+        self, message: Mapping[str, object], descriptors: tuple[int, ...], events: Events
+    ) -> Steps[dict[str, object]]:
+        """Send it a message and return its answer. Only one caller at a time."""
+        with os_errors.setup_errors():
+            data = json.dumps(message).encode()
+            try:
+                wire.send_with_descriptors(self._control, data, descriptors)
+            except BrokenPipeError:
+                raise _failure("the egress process has ended") from None
+            answer, _ = yield from _receive(self._control, events)
+            return answer
+
+    def closed(self, events: Events) -> Steps[None]:
+        """End it and wait until it is gone. A forked child only closes its copies."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._control.close()
+        if self._owner != os.getpid():
+            self._connection.forget()
+            os.close(self.pidfd)
+            return
+        self._connection.close()
+        yield from wait_for_end(self.pidfd, events)
+
+
+def launch_egress(ports: tuple[int, ...], events: Events, *, home: str = "") -> Steps[EgressProcess]:
+    """Start an egress process that may connect to these TCP ports, and check its walls.
+
+    `home` is the state directory, where compiled filters are kept. A failure leaves nothing behind.
+    """
+    return (yield from launch_in_copy(ports, events, CODE, home=home))
+
+
+def launch_in_copy(
+    ports: tuple[int, ...], events: Events, code: str, *, home: str = ""
+) -> Steps[EgressProcess]:
+    """Do what `launch_egress` does with other code, which has to report the second filter as that does."""
+    with os_errors.setup_errors():
+        plan = egress_plan(ports, home)
+        for attempt in range(2):
+            try:
+                return (yield from _launch(plan, code, home, events))
+            except GateDiedError:
+                # The template died before it read the request.
+                if attempt:
+                    raise
+    raise AssertionError("unreachable")
+
+
+def egress_plan(ports: tuple[int, ...], home: str = "") -> Plan:
+    """Return the plan of an egress process on this host."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return compile_egress_plan(
+        EgressInputs(
+            root=os.geteuid() == 0,
+            landlock=host().landlock,
+            ports=ports,
+            files=FILES if most == resource.RLIM_INFINITY else min(FILES, most),
+            program=egress_calls.program("gate", home),
+        )
+    )
+
+
+def _launch(plan: Plan, code: str, home: str, events: Events) -> Steps[EgressProcess]:
+    template = egress_template()
+    yield from _until_ready(template, events)
+    connection = client.launch(plan.encoded, (), wire.KIND_HOST_NETWORK, template=template)
+    held: list[int] = []
+    evidence = Evidence()
+    control: _socket.socket | None = None
+    try:
+        events.watch(connection.fileno())
+        reply = yield from observe_launch(connection, plan, held, evidence, events, LaunchWatch())
+        if reply.kind != wire.REPLY_READY:
+            from stockade.runs.explain.gate_refused import failure
+
+            raise failure(reply)
+        relay = egress_calls.program("relay", home)
+        control = _start(connection, code, relay)
+        said, pid = yield from _receive(control, events, connection)
+        filters = observe_filter(pid, reply.pid, connection.filters_before + 2)
+        if said.get("filter") != sha256(relay).hexdigest():
+            raise _failure("the egress process installed another filter than the one it was given", said)
+    except BaseException as error:
+        if control is not None:
+            control.close()
+        yield from abandon(connection, held, events)
+        if isinstance(error, GateDiedError) and not held:
+            client.renew(connection.resident)
+        raise
+    events.forget(connection.fileno())
+    for descriptor in held[1:]:
+        os.close(descriptor)
+    by_port = any(op.network for op in plan.ops if isinstance(op, LandlockRules))
+    return EgressProcess(
+        connection,
+        held[0],
+        control,
+        EgressEvidence(
+            walls=evidence,
+            plan=plan.hash,
+            ports=plan.ports if by_port else None,
+            filters=filters,
+            relay_filter=str(said["filter"]),
+        ),
+    )
+
+
+def _until_ready(template: Template, events: Events) -> Steps[None]:
+    """Wait until the template has loaded its modules, without keeping other steps from going on."""
+    resident = client.resident(wire.KIND_HOST_NETWORK, scoped=False, template=template, wait=False)
+    if not resident.loading:
+        return
+    until = time.monotonic() + template.seconds
+    try:
+        events.watch(resident.fileno())
+        try:
+            while resident.loading and time.monotonic() < until:
+                yield LOOK_AGAIN
+                if resident.fileno() in events.ready:
+                    resident.await_template()
+        finally:
+            events.forget(resident.fileno())
+        resident.await_template()
+    except SetupError:
+        client.discard(resident)
+        raise
+
+
+def _start(connection: client.Connection, code: str, relay: bytes) -> _socket.socket:
+    """Let the code go on in the copy, with a socket to this process as its descriptor 3; return our end."""
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    ours.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
+    nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        program = client.Program(
+            argv=["stockade-egress", "-c", code, relay.hex()], env={}, cwd="/", grace=0.0, resumed=True
+        )
+        stdio = (nothing, nothing, nothing)
+        connection.execute(program, stdio, kept=False, more=(theirs.fileno(), nothing))
+        return ours
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        os.close(nothing)
+
+
+def _receive(
+    control: _socket.socket, events: Events, connection: client.Connection | None = None
+) -> Steps[tuple[dict[str, object], int]]:
+    """Return the next message of the process, and its pid as the kernel has it."""
+    late = time.monotonic() + ANSWER_SECONDS
+    events.watch(control.fileno())
+    try:
+        while True:
+            yield max(0.0, late - time.monotonic())
+            if control.fileno() in events.ready:
+                break
+            if connection is not None and connection.fileno() in events.ready:
+                raise _failure(f"the egress process ended at once{_why(connection.receive())}")
+            if time.monotonic() >= late:
+                raise _failure(f"the egress process did not answer within {ANSWER_SECONDS:g} s")
+    finally:
+        events.forget(control.fileno())
+    packet = packets.receive(control, ANSWER_SIZE, _CREDENTIALS)
+    if packet is None or not packet.data:
+        raise _failure("the egress process has ended")
+    packet.close()
+    try:
+        answer = msgspec.json.decode(packet.data, type=dict[str, object])
+    except msgspec.MsgspecError:
+        raise _failure("the egress process said something that is no answer") from None
+    return answer, packet.pid
+
+
+def _why(reply: wire.Reply | None) -> str:
+    if reply is None:
+        return ""
+    if reply.kind == wire.REPLY_EXEC_FAILED:
+        return f": {reply.text}: {os.strerror(reply.error)}"
+    return f", with status {reply.status}"
+
+
+def _failure(what: str, answer: Mapping[str, object] | None = None) -> SetupError:
+    said = "" if answer is None else f": {json.dumps(answer)[:200]}"
+    return SetupError(
+        f"{what}{said}",
+        stage="egress",
+        hint="this is a bug in Stockade or in this kernel; please report it with `stockade doctor --json`",
+    )

@@ -1,0 +1,76 @@
+"""Hints about a failed program whose last words are about a connection that network rules do not allow.
+
+What the program printed only decides which refusal it is about: the refusal is one that the egress recorded,
+or one that follows from the rules alone, because no rule names the port.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from stockade.result import Denial
+
+#: What curl, Python, Node, Go, git and ssh print if a name does not exist or a connection ends at once.
+NO_CONNECTION = re.compile(
+    rb"could not resolve|name or service not known|temporary failure in name resolution|no such host"
+    rb"|ENOTFOUND|EAI_AGAIN|nodename nor servname|name resolution|getaddrinfo"
+    rb"|connection (?:was )?(?:refused|reset|closed)|ECONNREFUSED|ECONNRESET|failed to connect"
+    rb"|SSL_ERROR_SYSCALL|unexpected eof|EOF occurred|network is unreachable",
+    re.IGNORECASE,
+)
+#: Where those messages name a host and a port.
+_NAMED = re.compile(
+    rb"connect to (?:host )?\[?([A-Za-z0-9._:-]{1,253}?)\]? port (\d{1,5})"
+    rb"|(?:ECONNREFUSED|dial tcp) \[?([A-Za-z0-9._:-]{1,253}?)\]?:(\d{1,5})\b"
+    rb"|host='([A-Za-z0-9._-]{1,253})', port=(\d{1,5})",
+    re.IGNORECASE,
+)
+#: How the addresses begin that our DNS gives to names.
+SYNTHETIC = ("198.18.", "198.19.", "fd00:5afe:")
+
+
+def hint(last: bytes, denials: Sequence[Denial], rules: Sequence[str]) -> str:
+    """Return which rule would allow what the program could not reach; "" if its last words are about else."""
+    if NO_CONNECTION.search(last) is None:
+        return ""
+    words = last.decode("ascii", "replace").lower()
+    host = next((one for one in reversed(denials) if _host(one) in words), None)
+    denial = host or _unnamed_port(last, rules) or (denials[-1] if denials else None)
+    if denial is None:
+        return ""
+    what = "the lookup of" if denial.what == "name" else "a connection to"
+    allow = f": `{denial.hint}` allows it" if denial.hint else ""
+    return f"the network rules refused {what} {denial.target}{allow}"
+
+
+def _host(denial: Denial) -> str:
+    return denial.target.rpartition(":")[0].strip("[]") if denial.what == "connection" else denial.target
+
+
+def _unnamed_port(last: bytes, rules: Sequence[str]) -> Denial | None:
+    """Return the refusal that the words name, if no rule allows it: the kernel refuses such ports itself."""
+    from stockade.controls import Control
+    from stockade.policy.net_rules import NetRuleError, RuleSet, parse_rule, suggest
+
+    for named in reversed(_NAMED.findall(last)):
+        host, port = next(
+            (host.decode(), int(port)) for host, port in zip(named[::2], named[1::2], strict=True) if host
+        )
+        if host.startswith(SYNTHETIC):
+            continue  # it stands for a name that only the egress knows
+        try:
+            wanted = parse_rule(suggest(host, port))
+        except NetRuleError:
+            continue
+        known = RuleSet([parse_rule(rule) for rule in rules])
+        decided = known.for_name(wanted.name, port) if wanted.name else known.for_address(host, port)
+        if not decided.allowed:
+            return Denial(
+                what="connection",
+                target=f"{host}:{port}",
+                wall=Control.NETWORK_RULES.value,
+                clause="net",
+                hint=f"--net {wanted.text}",
+            )
+    return None
