@@ -55,6 +55,7 @@ REASONS = (
     "too many names",
     "malformed query",
     "nothing sent",
+    "ended",
     "failed",
 )
 _REASON_NUMBERS = {word: number for number, word in enumerate(REASONS)}
@@ -313,6 +314,16 @@ class RecordReader:
         The first cursor is 0. A connection is found when it begins and again when it ends; a shared refusal
         each time that its count has grown.
         """
+        found = self.changed_since(cursor)
+        return [record for _, record in found], max([cursor, *(change for change, _ in found)])
+
+    def changes(self) -> int:
+        """Return how many changes there were: the cursor of what comes next."""
+        block = os.pread(self._descriptor, 8, _CHANGES)
+        return int.from_bytes(block, "little") if len(block) == 8 else 0
+
+    def changed_since(self, cursor: int) -> list[tuple[int, RawRecord]]:
+        """Return the records that `since` returns, each with the cursor of its change."""
         block = os.pread(self._descriptor, SIZE, 0)
         found: list[tuple[int, RawRecord]] = []
         for at in range(_HEADER_SIZE, len(block) - _SLOT_SIZE + 1, _SLOT_SIZE):
@@ -320,8 +331,7 @@ class RecordReader:
                 read = self._read((at - _HEADER_SIZE) // _SLOT_SIZE)
                 if read is not None:
                     found.append(read)
-        found.sort()
-        return [record for _, record in found], max([cursor, *(change for change, _ in found)])
+        return sorted(found)
 
     def _change(self, slot: int) -> int:
         block = os.pread(self._descriptor, 8, _HEADER_SIZE + slot * _SLOT_SIZE)

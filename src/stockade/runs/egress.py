@@ -1,15 +1,16 @@
 """The network of a sandbox with rules, from its launch to its end.
 
-While the walls of the sandbox come up, so do those of its egress process: both gates work at the same time. As
-soon as the sandbox has its network namespace, the resident is asked for the listeners in it. When both are up,
-the supervisor checks the listeners by itself, hands them to the egress process and closes its own copies. So if
-the egress process ends, the kernel refuses every connection, because nothing listens any more.
+While the walls of the sandbox come up, so do those of its egress process: both gates work at the same time.
+As soon as the sandbox has its network namespace, the resident is asked for the listeners in it. When both are
+up, the supervisor checks the listeners by itself, hands them to the egress process and closes its own copies.
+So if the egress process ends, the kernel refuses every connection, because nothing listens any more.
 
 What the egress process decides, it writes to memory that the supervisor reads when it wants to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -42,10 +43,10 @@ NO_TOTALS = Totals(0, 0, 0, 0, 0, 0, 0, 0)
 class NetworkMark(NamedTuple):
     """How much an egress process had recorded at some moment."""
 
-    cursor: int = 0
-    totals: Totals = NO_TOTALS
+    cursor: int
+    totals: Totals
     #: How often each shared record had been used, by its slot.
-    times: dict[int, int] = {}
+    times: dict[int, int]
 
 
 class EgressHandle:
@@ -68,24 +69,26 @@ class EgressHandle:
         self._descriptor, self._nudge = records, nudge
         self._reader = RecordReader(records)
         #: What the memory held last, once it is closed.
-        self._last: tuple[list[RawRecord], Totals] | None = None
+        self._last: tuple[list[tuple[int, RawRecord]], Totals] | None = None
+        #: How many changes the last mark saw, and how often each record had been used then, by its slot.
+        self._seen: tuple[int, dict[int, int]] = (0, {})
         self._closing = False
         self._ended: tuple[float, str] | None = None
 
     def mark(self) -> NetworkMark:
         """Return how much is recorded now, for a later `since`."""
-        records, cursor = self._records(0)
-        times = {one.slot: one.times for one in records if one.times > 1 or one.verdict != "allowed"}
-        return NetworkMark(cursor, self._totals(), times)
+        changes = self._reader.changes() if self._last is None else self._seen[0]
+        if self._seen[0] != changes:
+            self._seen = changes, {one.slot: one.times for _, one in self._records(0)}
+        return NetworkMark(changes, self._totals(), self._seen[1])
 
     def since(self, mark: NetworkMark | None) -> NetworkUse:
         """Return what was decided since a mark; without one, since the sandbox began."""
-        mark = mark or NetworkMark()
-        records, _ = self._records(mark.cursor)
-        fresh = [one._replace(times=one.times - mark.times.get(one.slot, 0)) for one in records]
+        mark = mark or NetworkMark(0, NO_TOTALS, {})
+        fresh = [_later(one, mark.times.get(one.slot, 0)) for _, one in self._records(mark.cursor)]
         before, after = mark.totals, self._totals()
         counted = [max(0, now - then) for now, then in zip(after, before, strict=True)]
-        found = decisions((one for one in fresh if one.times > 0), self.rules)
+        found = decisions(fresh, self.rules)
         return NetworkUse(
             decisions=found,
             cut=_cut(counted[7]),
@@ -110,14 +113,14 @@ class EgressHandle:
             yield from self.process.drained(events)
             yield from self.process.closed(events)
         finally:
-            self._last = self._reader.since(0)[0], self._reader.totals()
+            self._last = self._reader.changed_since(0), self._reader.totals()
             os.close(self._descriptor)
             os.close(self._nudge)
 
-    def _records(self, cursor: int) -> tuple[list[RawRecord], int]:
+    def _records(self, cursor: int) -> list[tuple[int, RawRecord]]:
         if self._last is None:
-            return self._reader.since(cursor)
-        return self._last[0], cursor
+            return self._reader.changed_since(cursor)
+        return [one for one in self._last[0] if one[0] > cursor]
 
     def _totals(self) -> Totals:
         return self._reader.totals() if self._last is None else self._last[1]
@@ -146,10 +149,8 @@ class DecisionFollower:
 
     def read(self) -> None:
         """Tell of what is new."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.descriptor)
-        except BlockingIOError:
-            pass
         records, self._cursor = self._reader.since(self._cursor)
         for one in records:
             said = one.verdict, one.reason
@@ -160,6 +161,11 @@ class DecisionFollower:
     def close(self) -> None:
         """Tell no more."""
         self._tell = lambda one: None
+
+
+def _later(one: RawRecord, before: int) -> RawRecord:
+    """Return a record without what it had counted before; one connection counts in each run that it spans."""
+    return one._replace(times=max(1, one.times - before))
 
 
 def _cut(dropped: int) -> str:
@@ -192,27 +198,29 @@ class NetworkSetup:
         self.ports = ports_of([parse_rule(rule) for rule in rules])
         self._home = home
         self._request: NetworkRequest | None = None
-        self._namespace = -1
+        #: The sandbox's first process.
+        self._pid = 0
 
-    def begin(self, resident: client.Resident, namespace: int) -> None:
+    def begin(self, resident: client.Resident, pid: int, namespace: int) -> None:
         """Ask for listeners in the network namespace of a sandbox that was just born."""
         self._drop_request()
+        self._pid = pid
         self._request = resident.open_network(namespace, self.ports)
 
     def egress(self, events: Events) -> Steps[EgressProcess]:
         """Start the egress process."""
         return (yield from launch_egress(self.ports, events, home=self._home))
 
-    def finish(self, process: EgressProcess, pid: int, namespace: int, events: Events) -> Steps[EgressHandle]:
+    def finish(self, process: EgressProcess, namespace: int, events: Events) -> Steps[EgressHandle]:
         """Check the listeners, and hand them to the egress process. A failure ends it.
 
-        `pid` is the sandbox's first process, `namespace` a descriptor of its network namespace.
+        `namespace` is a descriptor of the sandbox's network namespace.
         """
         records = nudge = resolver = -1
         opened: NetworkListeners | None = None
         try:
             opened = yield from self._listeners(events)
-            observed = observe_network(opened, self.ports, pid, os.fstat(namespace).st_ino)
+            observed = observe_network(opened, self.ports, self._pid, os.fstat(namespace).st_ino)
             records = create_records()
             nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             resolver, _ = yield from connect_resolver(events, self._home)
@@ -291,7 +299,7 @@ def launch_with_rules(
         )
         if failure is None:
             try:
-                box.egress = yield from setup.finish(process, box.number(), box.network_fd, events)
+                box.egress = yield from setup.finish(process, box.network_fd, events)
                 return box  # type: ignore[no-any-return]
             except BaseException as error:
                 process, failure = None, error
@@ -305,7 +313,7 @@ def launch_with_rules(
         setup.close()
 
 
-class Pair(NamedTuple):
+class BothResults(NamedTuple):
     """What two activities returned: None for one that failed, and the first failure."""
 
     first: Any
@@ -313,7 +321,7 @@ class Pair(NamedTuple):
     failure: BaseException | None
 
 
-def together(first: Steps[Any], second: Steps[Any]) -> Steps[Pair]:
+def together(first: Steps[Any], second: Steps[Any]) -> Steps[BothResults]:
     """Take the steps of two activities in turn until both have ended.
 
     If one fails, or an exception arrives from outside, the other gets it too and is taken to its end.
@@ -355,4 +363,4 @@ def together(first: Steps[Any], second: Steps[Any]) -> Steps[Pair]:
             problem = step(number, error)
             if problem is not None and failure is None:
                 failure = news = problem
-    return Pair(results[0], results[1], failure)
+    return BothResults(results[0], results[1], failure)

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import client, wire
@@ -173,12 +174,12 @@ def launch_with_retry(
     prepared: RunPreparation,
     events: Events,
     meanwhile: Callable[[], object],
-    born: Callable[[client.Resident, int], object] = lambda resident, network: None,
+    born: Callable[[client.Resident, int, int], object] = lambda resident, pid, network: None,
 ) -> Steps[LaunchedSandbox]:
     """Raise the walls, a second time if the resident gate died or is out of date.
 
-    `born` is called with the resident gate and a descriptor of the sandbox's network namespace, as soon as it
-    has one.
+    `born` is called as soon as the sandbox has its namespaces, with the resident gate, the pid of the
+    sandbox's first process and a descriptor of its network namespace.
     """
     for attempt in range(2):
         mounts = _mounts_of(prepared)
@@ -199,7 +200,7 @@ def launch_with_retry(
             events.watch(connection.fileno())
             if not attempt:
                 meanwhile()
-            watch = _PreparedWatch(prepared, evidence, lambda network: born(connection.resident, network))
+            watch = _PreparedWatch(prepared, evidence, partial(born, connection.resident))
             reply = yield from observe_launch(connection, prepared.plan, held, evidence, events, watch)
             if reply.kind == wire.REPLY_READY:
                 prepared.made.close_entrances()
@@ -257,7 +258,7 @@ class _PreparedWatch(LaunchWatch):
     """Registers a prepared sandbox, and takes over its layer and its cgroups."""
 
     def __init__(
-        self, prepared: RunPreparation, evidence: Evidence, network: Callable[[int], object]
+        self, prepared: RunPreparation, evidence: Evidence, network: Callable[[int, int], object]
     ) -> None:
         self._prepared = prepared
         self._evidence = evidence
@@ -265,7 +266,7 @@ class _PreparedWatch(LaunchWatch):
 
     def born(self, reply: wire.Reply) -> None:
         prepared = self._prepared
-        self._network(reply.descriptors[1 + NAMESPACES.index("net")])
+        self._network(reply.status, reply.descriptors[1 + NAMESPACES.index("net")])
         if prepared.made.entry is not None:
             hashes = {"policy": policy_hash(prepared.resolved.policy), "plan": prepared.plan.hash}
             prepared.made.entry.update(gate=reply.status, **hashes)

@@ -177,9 +177,18 @@ def connect_resolver(events: Events, home: str = "") -> Steps[tuple[int, Resolve
             try:
                 return chosen.connect(), evidence
             except (BrokenPipeError, ConnectionResetError):
+                # It is about to end.
+                _discard(chosen)
                 if attempt:
                     raise
     raise AssertionError("unreachable")
+
+
+def _discard(old: ResolverProcess) -> None:
+    with _ResolverTable.lock:
+        if _ResolverTable.current is old:
+            _ResolverTable.current = None
+            old.close()
 
 
 def resolver_pids() -> set[int]:

@@ -18,6 +18,7 @@ from stockade.gate import operations as ops
 from stockade.gate.bwrap_operations import Devices, Helper
 from stockade.host import host
 from stockade.runs import prepare
+from stockade.runs.egress_process import egress_plan
 from support import gatebuild
 from support.means import need_program
 
@@ -33,6 +34,7 @@ FILE, LINK, BIND, PROC, OVERLAY = (
 )
 PIVOT, KEYRING, LIMIT, PRIVILEGES = ops.Pivot.kind, ops.Keyring.kind, ops.Limit.kind, ops.Privileges.kind
 LANDLOCK, GRANT, SECCOMP = ops.LandlockRules.kind, ops.BindGrant.kind, ops.Seccomp.kind
+PORT = ops.PortGrant.kind
 SCRATCH, VIEW, MASK = ops.ScratchMount.kind, ops.View.kind, ops.Mask.kind
 
 
@@ -189,6 +191,17 @@ def test_a_right_is_granted_to_a_descriptor_that_was_passed() -> None:
     assert decode(granting(1), 1) == decode(granting(1 | wire.GRANT_GATE), 1) == ACCEPTED
     for number in (2, 2 | wire.GRANT_GATE, 1 << 33):
         assert decode(granting(number), 1) == (3, "names a descriptor that was not passed")
+
+
+def test_a_port_is_granted_with_rights_of_a_port() -> None:
+    def granting(rights: int, port: int) -> bytes:
+        return plan(*ROOTED, *WALLS[:3], record(PORT, rights, port), WALLS[3])
+
+    assert decode(granting(2, 1)) == decode(granting(3, 65535)) == ACCEPTED
+    for rights in (0, 4, 1 << 32):
+        assert decode(granting(rights, 443)) == (5, "not rights of a port")
+    for port in (0, 65536, 1 << 63):
+        assert decode(granting(2, port)) == (5, "not a port")
 
 
 @pytest.fixture
@@ -508,6 +521,7 @@ def test_no_mutated_plan_makes_the_decoder_read_or_write_out_of_bounds(
     driver = gatebuild.decoder_fuzzer(tmp_path)
     corpus = []
     encoded = [SMALLEST, *(compiled(policy).encoded for policy in policies)]
+    encoded.append(egress_plan((80, 443)).encoded)
     for number, data in enumerate(encoded):
         corpus.append(tmp_path / f"seed-{number}")
         corpus[-1].write_bytes(data)

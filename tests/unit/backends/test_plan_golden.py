@@ -14,7 +14,7 @@ import os
 import msgspec
 import pytest
 
-from stockade.backends import bwrap, landlock, native
+from stockade.backends import bwrap, egress_plan, landlock, native
 from stockade.backends.native import NativeInputs
 from stockade.backends.plan_parts import SystemPath
 from stockade.gate import operations as ops
@@ -146,7 +146,16 @@ HELPED_CASES = {
     "bwrap-rw": CASES["rw"],
     "bwrap-root-open-network": CASES["root-open-network"],
 }
+#: Of an egress process, and of the resolver.
+EGRESS = egress_plan.EgressInputs(root=False, landlock=7, ports=(80, 443), files=8192, program=bytes(80))
+EGRESS_CASES = {
+    "egress": EGRESS,
+    "egress-root": msgspec.structs.replace(EGRESS, root=True),
+    "egress-old-landlock": msgspec.structs.replace(EGRESS, landlock=3),
+}
 PLANS = {
+    **{name: egress_plan.compile_egress_plan(inputs) for name, inputs in EGRESS_CASES.items()},
+    "resolver": egress_plan.compile_resolver_plan(7, ("/etc", "/usr"), 4096, bytes(80)),
     **{name: native.compile_plan(inputs) for name, inputs in CASES.items()},
     **{name: landlock.compile_plan(inputs) for name, inputs in PLAIN_CASES.items()},
     **{
