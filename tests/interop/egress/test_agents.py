@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from support.means import need_program
+from support.means import applies, need_program
 from support.model_apis import DONE
 from support.network import Internet
 from support.paths import ROOT
@@ -83,6 +83,9 @@ def test_the_real_agent_works_with_its_recipe_and_reaches_its_model_alone(
 ) -> None:
     agent = AGENTS[name]
     need_program(agent.argv[0])
+    if name == "gemini-cli":
+        version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
+        applies(int(version.lstrip("v").partition(".")[0]) >= 20, "Gemini CLI needs Node 20")
     internet.handle(agent.host, f"support.model_apis:{agent.api}", command=WORK, key=KEY)
     environ = {"HOME": str(project.parent), agent.key: KEY}
     recipe = ["-p", str(RECIPES / f"{name}.toml")]
