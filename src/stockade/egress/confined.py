@@ -9,12 +9,13 @@ nothing otherwise; that the filter is the one that it chose is this process's wo
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import os
 import socket
 
-PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
+from stockade.linux.sha256 import sha256
+
+PR_SET_DUMPABLE, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 4, 22, 2
 #: Of struct sock_filter.
 INSTRUCTION = 8
 
@@ -32,11 +33,12 @@ def install_filter(program: bytes) -> str:
     if kernel.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    return hashlib.sha256(program).hexdigest()
+    return sha256(program).hexdigest()
 
 
 def confine(control: int, program: str) -> None:
-    """Install the filter, given in hexadecimal, and report it to the supervisor."""
+    """Become unreadable to debuggers, install the filter, given in hexadecimal, and report it."""
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     digest = install_filter(bytes.fromhex(program))
     with socket.socket(fileno=os.dup(control)) as supervisor:
         supervisor.send(json.dumps({"filter": digest}).encode())

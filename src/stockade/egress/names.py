@@ -12,9 +12,12 @@ from ipaddress import IPv4Address, IPv6Address
 
 from stockade.policy.net_rules import MOST_NAME, NetRuleError, normal_name
 
-#: The most names of one sandbox, and the most bytes that they take when another process takes over.
+#: The most names of one sandbox.
 NAMES = 65_536
-WRITTEN_SIZE = NAMES * (MOST_NAME + 1)
+#: The most characters of all names together: programs may ask for long names below a wildcard.
+ROOM = 4 * 1024 * 1024
+#: The most bytes of all names when another process takes them over.
+WRITTEN_SIZE = ROOM + NAMES
 
 _IPV4_BASE = int(IPv4Address("198.18.0.0"))
 _IPV4_SIZE = 2**17
@@ -27,8 +30,8 @@ _RESERVED = 3
 class SyntheticNames:
     """The names of one sandbox and the addresses that stand for them."""
 
-    def __init__(self, limit: int = NAMES) -> None:
-        self._limit = limit
+    def __init__(self, limit: int = NAMES, room: int = ROOM) -> None:
+        self._limit, self._room = limit, room
         self._names: list[str] = []
         self._numbers: dict[str, int] = {}
 
@@ -36,8 +39,9 @@ class SyntheticNames:
         """Return the IPv4 and the IPv6 address of a name, new ones if needed; None if there are too many."""
         number = self._numbers.get(name)
         if number is None:
-            if len(self._names) >= self._limit:
+            if len(self._names) >= self._limit or len(name) > self._room:
                 return None
+            self._room -= len(name)
             number = self._numbers[name] = len(self._names)
             self._names.append(name)
         number += _RESERVED
@@ -60,10 +64,11 @@ class SyntheticNames:
         """
         for number, line in enumerate(written.split(b"\n", self._limit)[: self._limit] if written else ()):
             name = _plain_name(line)
-            if name in self._numbers:
+            if name in self._numbers or len(name) > self._room:
                 name = ""
             self._names.append(name)
             if name:
+                self._room -= len(name)
                 self._numbers[name] = number
 
 

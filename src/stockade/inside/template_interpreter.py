@@ -119,6 +119,9 @@ def load() -> None:
     sys.path += [*CONFIG["paths"], *folders]
     sys.path += [place for folder in folders for place in linked_directories(folder) if not lies_in(place)]
     sys.path[:] = dict.fromkeys(sys.path)
+    sys.modules.update(dict.fromkeys(CONFIG["absent"]))
+    if CONFIG["own"]:
+        gc.disable()  # nothing that is loaded here is garbage
     guard = Guard()
     sys.meta_path.insert(0, guard)
     for name in CONFIG["preload"]:
@@ -129,6 +132,8 @@ def load() -> None:
         except BaseException as error:
             raise TemplateRefusedError(f"preload: {name}: {type(error).__name__}: {error}") from None
     sys.meta_path.remove(guard)
+    if CONFIG["own"]:
+        gc.enable()
 
 
 def check_for_shared_state() -> None:
@@ -165,8 +170,10 @@ def become_gate() -> tuple[list[bytes], list[bytes]]:
         _fields_ = (("strings", ctypes.c_void_p), ("size", ctypes.c_size_t), ("argc", ctypes.c_size_t))
 
     kernel = ctypes.CDLL(None)
-    # Until the gate watches the supervisor, the kernel does: a module might take forever to load.
-    kernel.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # Until the gate watches the supervisor, the kernel does: a module might take forever to load. The kernel
+    # watches the thread that started this process, which may end before Stockade's own modules are loaded.
+    if not CONFIG["own"]:
+        kernel.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if select.select([SUPERVISOR], [], [], 0)[0]:
         os._exit(1)
     words = [CONFIG[name].encode() for name in ("kind", "order")]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import _socket as socket
 import contextlib
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -112,6 +113,37 @@ class EgressGeneration:
             os.close(self._descriptor)
 
 
+class EndWatch:
+    """A descriptor that becomes readable when nothing accepts connections any more.
+
+    It stays the same when another egress process takes over.
+    """
+
+    def __init__(self) -> None:
+        self._all = select.epoll()
+        self._failed = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._all.register(self._failed, select.EPOLLIN)
+        self.descriptor = self._all.fileno()
+
+    def add(self, process: EgressProcess) -> None:
+        """Count the end of a process."""
+        self._all.register(process.pidfd, select.EPOLLIN)
+
+    def remove(self, process: EgressProcess) -> None:
+        """Count its end no more."""
+        if not process.is_closed:
+            self._all.unregister(process.pidfd)
+
+    def fail(self) -> None:
+        """Become readable."""
+        os.eventfd_write(self._failed, 1)
+
+    def close(self) -> None:
+        """Close it."""
+        self._all.close()
+        os.close(self._failed)
+
+
 class EgressHandle:
     """The egress of one sandbox: its processes, what they have recorded, and the rules in force."""
 
@@ -141,6 +173,7 @@ class EgressHandle:
         #: Held while the rules change.
         self.changing = threading.Lock()
         self.nudge = nudge
+        self._end_watch: EndWatch | None = None
         self._closing = False
         self._ended: tuple[float, str] | None = None
 
@@ -206,9 +239,29 @@ class EgressHandle:
         """Return what tells of each decision as it is recorded; its descriptor is readable then."""
         return DecisionFollower(self, tell)
 
+    def watch_end(self) -> int:
+        """Return a descriptor that becomes readable when nothing accepts connections any more."""
+        if self._end_watch is None:
+            self._end_watch = EndWatch()
+            self._end_watch.add(self.process)
+        return self._end_watch.descriptor
+
+    def succeed(self, generation: EgressGeneration) -> None:
+        """Let another process accept connections, to which the one before it has handed its listeners."""
+        if self._end_watch is not None:
+            self._end_watch.add(generation.process)
+        self.generations.append(generation)
+
+    def expect_end(self, expected: bool) -> None:
+        """Say whether the end of the process that accepts connections is expected, because it hands over."""
+        if self._end_watch is not None:
+            (self._end_watch.remove if expected else self._end_watch.add)(self.process)
+
     def cannot_accept(self, why: str) -> None:
         """Remember that nothing accepts connections any more."""
         self._ended = self._ended or (time.time(), why)
+        if self._end_watch is not None:
+            self._end_watch.fail()
 
     @property
     def has_ended(self) -> bool:
@@ -228,6 +281,8 @@ class EgressHandle:
                 yield from one.closed(events)
         finally:
             os.close(self.nudge)
+            if self._end_watch is not None:
+                self._end_watch.close()
 
     def _warnings(self) -> tuple[str, ...]:
         """Say when the egress process ended, if it ended before its sandbox."""
@@ -453,6 +508,8 @@ def launch_with_egress(
         if failure is None:
             try:
                 box.egress = yield from setup.finish(process, box, events)
+                if prepared.resolved.policy.on_egress_end == "end":
+                    box.egress_needed = box.egress.watch_end()
                 return box  # type: ignore[no-any-return]
             except BaseException as error:
                 process, failure = None, error

@@ -29,7 +29,6 @@ from stockade.policy.net_rules import (
     MOST_RULES,
     NetRule,
     NetRuleError,
-    RuleSet,
     parse_rule,
     ports_of,
     without,
@@ -145,9 +144,32 @@ def change_rules(
         while not handle.changing.acquire(blocking=False):
             yield LOOK_AGAIN
         try:
-            yield from _change(box, handle, home, edit, check, events)
+            yield from _to_the_end(_change(box, handle, home, edit, check, events))
         finally:
             handle.changing.release()
+
+
+def _to_the_end(steps: Steps[None]) -> Steps[None]:
+    """Take all steps; an exception that arrives meanwhile is raised afterwards.
+
+    Half a change would leave the supervisor with other rules than the egress process. Each step takes
+    seconds at most.
+    """
+    interruption: BaseException | None = None
+    try:
+        patience = next(steps)
+        while True:
+            try:
+                yield patience
+            except GeneratorExit:
+                steps.close()
+                raise
+            except BaseException as error:
+                interruption = interruption or error
+            patience = next(steps)
+    except StopIteration:
+        if interruption is not None:
+            raise interruption from None
 
 
 def _change(
@@ -251,7 +273,7 @@ def _replace_process(
     finally:
         if opened is not None:
             opened.close()
-    handle.generations.append(generation)
+    handle.succeed(generation)
     handle.ports, handle.observed = ports, observed
 
 
@@ -272,10 +294,13 @@ def _take_over(
     try:
         os.ftruncate(names, WRITTEN_SIZE)
         fcntl.fcntl(names, fcntl.F_ADD_SEALS, _SEALS)
-        answer, handed = yield from handle.process.take_over(names, events)
-        if "error" in answer:
-            raise _refused()
+        handle.expect_end(True)
+        refused = False
         try:
+            answer, handed = yield from handle.process.take_over(names, events)
+            if "error" in answer:
+                refused = True
+                raise _refused()
             listeners, of_host = _joined(handle, opened, handed)
             inode = os.fstat(box.network_fd).st_ino
             observed = observe_network(listeners, ports, handle.pid, inode)
@@ -286,14 +311,18 @@ def _take_over(
                 process, box, home, handle.nudge, settings, listeners, published, events, (names,)
             )
         except BaseException as error:
-            what = str(error) if isinstance(error, SetupError) else "it was interrupted"
-            handle.cannot_accept(f"a change of its rules failed: {what}")
-            # It may have kept its listeners.
-            yield from handle.generations[-1].closed(events)
+            if refused:
+                handle.expect_end(False)
+            else:
+                handle.cannot_accept(f"a change of its rules failed: {error}")
+                # It may have kept its listeners.
+                yield from handle.generations[-1].closed(events)
             raise
         return observed, EgressGeneration(process, records)
     finally:
         os.close(names)
+        if published is not None:
+            published.close()
         for descriptor in handed:
             os.close(descriptor)
 

@@ -86,6 +86,8 @@ class EgressProcess:
         self.pidfd = pidfd
         self.evidence = evidence
         self.is_closed = False
+        #: Messages that it has not answered.
+        self._unanswered = 0
 
     @property
     def alive(self) -> bool:
@@ -144,12 +146,7 @@ class EgressProcess:
     ) -> Steps[dict[str, object]]:
         """Send it a message and return its answer. Only one caller at a time."""
         with os_errors.setup_errors():
-            data = json.dumps(message).encode()
-            try:
-                wire.send_with_descriptors(self._control, data, descriptors)
-            except BrokenPipeError:
-                raise _failure("the egress process has ended") from None
-            answer, _, _ = yield from _receive(self._control, events)
+            answer, _ = yield from self._exchange(json.dumps(message).encode(), descriptors, 0, events)
             return answer
 
     def take_over(self, names: int, events: Events) -> Steps[tuple[dict[str, object], tuple[int, ...]]]:
@@ -158,12 +155,25 @@ class EgressProcess:
         Returns its answer and the descriptors, whatever they are: it is not trusted.
         """
         with os_errors.setup_errors():
-            try:
-                wire.send_with_descriptors(self._control, b'{"handover": true}', (names,))
-            except BrokenPipeError:
-                raise _failure("the egress process has ended") from None
-            answer, _, handed = yield from _receive(self._control, events, most=MOST_HANDED)
-            return answer, handed
+            return (yield from self._exchange(b'{"handover": true}', (names,), MOST_HANDED, events))
+
+    def _exchange(
+        self, message: bytes, descriptors: tuple[int, ...], most: int, events: Events
+    ) -> Steps[tuple[dict[str, object], tuple[int, ...]]]:
+        """Send a message, and return its answer with at most so many descriptors."""
+        try:
+            wire.send_with_descriptors(self._control, message, descriptors)
+        except BrokenPipeError:
+            raise _failure("the egress process has ended") from None
+        self._unanswered += 1
+        while True:
+            answer, _, handed = yield from _receive(self._control, events, most=most)
+            self._unanswered -= 1
+            if not self._unanswered:
+                return answer, handed
+            # It answers, too late, what an earlier caller has asked.
+            for descriptor in handed:
+                os.close(descriptor)
 
     def closed(self, events: Events) -> Steps[None]:
         """End it and wait until it is gone. A forked child only closes its copies."""

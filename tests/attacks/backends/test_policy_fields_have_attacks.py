@@ -79,6 +79,10 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
         Control.NETWORK_NONE,
         ("test_no_packet_leaves", "test_an_abstract_socket_of_the_host_cannot_be_reached"),
     ),
+    "on_egress_end": (
+        Control.NETWORK_RULES,
+        ("test_a_run_ends_with_its_egress_process_if_the_policy_says_so",),
+    ),
     "env": (Control.ENVIRONMENT, ("test_a_variable_goes_in_only_by_its_name",)),
     "pass_env": (Control.ENVIRONMENT, ("test_a_variable_goes_in_only_by_its_name",)),
     "image": (Control.FILES, ("test_an_image_that_is_not_there_is_never_replaced_by_the_host",)),
@@ -164,6 +168,11 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
 }
 #: Controls that no clause asks for, because every run has them.
 ALWAYS: dict[Control, tuple[str, ...]] = {
+    Control.NETWORK_RULES: (
+        "test_a_name_outside_the_rules_does_not_exist_and_no_packet_leaves",
+        "test_a_port_outside_the_rules_is_refused_at_once",
+        "test_an_address_that_no_rule_names_is_refused",
+    ),
     Control.PROCESSES: ("test_a_process_outside_can_be_neither_read_nor_seized",),
     Control.IPC: ("test_an_abstract_socket_of_the_host_cannot_be_reached",),
     Control.PRIVILEGES: ("test_whoever_calls_the_program_has_no_capability",),

@@ -346,3 +346,50 @@ def test_the_hosts_network_has_no_rules() -> None:
     with Sandbox(Policy(net="open")) as box, pytest.raises(PolicyError) as raised:
         box.net.deny("api.good.example")
     assert "the host's whole network" in raised.value.message
+
+
+def test_a_run_that_ends_with_its_egress_survives_the_handover(internet: Internet) -> None:
+    found = library(
+        internet,
+        """
+policy = stockade.Policy(net=["api.good.example:443"], on_egress_end="end")
+with stockade.Sandbox(policy) as box:
+    waiting = box.start(["cat"], stdin=-1)
+    box.net.allow("api.good.example:8443")
+    while box._box.egress.generations[0].process.alive:
+        time.sleep(0.01)
+    reached = tried(box, API, HIGH)
+    waiting.stdin.close()
+    first = waiting.wait().outcome
+    threading.Timer(0.5, lambda: signal.pidfd_send_signal(box._box.egress.process.pidfd, 9)).start()
+    second = box.run(["sleep", "60"])
+    print(json.dumps([reached, first, second.outcome, second.reason]))
+""",
+    )
+    reached, first, second, reason = found
+    assert reached == [True, True] and first == "exited"
+    assert second != "exited" and "its egress process had ended" in reason
+
+
+def test_a_change_that_is_interrupted_is_made_all_the_same(internet: Internet) -> None:
+    found = library(
+        internet,
+        """
+import asyncio
+async def main():
+    async with stockade.AsyncSandbox(stockade.Policy(net=["api.good.example:443"])) as box:
+        found = []
+        for rule in ("www.good.example:443", "api.good.example:8443"):
+            task = asyncio.create_task(box.net.allow(rule))
+            await asyncio.sleep(0)
+            task.cancel()
+            try:
+                await task
+            except asyncio.CancelledError:
+                found.append(rule in box.net.rules)
+        result = await box.run(fetch(API, HIGH))
+        return found, result.text.split()
+print(json.dumps(asyncio.run(main())))
+""",
+    )
+    assert found == [[True, True], ["200", "200"]]
