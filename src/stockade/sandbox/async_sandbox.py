@@ -31,7 +31,6 @@ from stockade.sandbox.process import ProcessBase, ProcessHandles
 from stockade.sandbox.sandbox import NO_EXTRAS, SandboxBase, run_once_steps
 
 if TYPE_CHECKING:
-    from stockade.sandbox.network import AsyncSandboxNetwork
     from stockade.sessions.session import AsyncLivingSandbox
 
 LONGEST_LINE = 1 << 20
@@ -78,7 +77,7 @@ class AsyncSandbox(SandboxBase):
         return AsyncFiles(self._open_files())
 
     @property
-    def net(self) -> AsyncSandboxNetwork:
+    def net(self) -> stockade.sandbox.AsyncSandboxNetwork:
         """The network: rules that can change while the sandbox lives, and published ports."""
         from stockade.sandbox.network import AsyncSandboxNetwork
 

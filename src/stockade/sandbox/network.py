@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import stockade
 from stockade.errors import PolicyError
 from stockade.linux.user import Caller
 from stockade.resolve.config_files import config_dir, find_layers
@@ -15,14 +16,12 @@ from stockade.runs.published_ports import PublishedPort
 if TYPE_CHECKING:
     from stockade.runs.launch import LaunchedSandbox
     from stockade.runs.prepare import RunPreparation
-    from stockade.sandbox.async_sandbox import AsyncSandbox
-    from stockade.sandbox.sandbox import Sandbox, SandboxBase
 
 
 class NetworkView:
     """What `SandboxNetwork` and `AsyncSandboxNetwork` share: everything but the waiting."""
 
-    def __init__(self, sandbox: SandboxBase) -> None:
+    def __init__(self, sandbox: stockade.Sandbox | stockade.AsyncSandbox) -> None:
         self._living = sandbox
 
     @property
@@ -70,7 +69,7 @@ class NetworkView:
 class SandboxNetwork(NetworkView):
     """The network of a living `Sandbox`: `box.net`."""
 
-    _living: Sandbox
+    _living: stockade.Sandbox
 
     def allow(self, *rules: str) -> None:
         """Let programs reach more, from now on: each rule as `net` has it, such as "api.example.com:443".
@@ -93,7 +92,7 @@ class SandboxNetwork(NetworkView):
 class AsyncSandboxNetwork(NetworkView):
     """The network of a living `AsyncSandbox`: `box.net`."""
 
-    _living: AsyncSandbox
+    _living: stockade.AsyncSandbox
 
     async def allow(self, *rules: str) -> None:
         """Let programs reach more, as `SandboxNetwork.allow` does."""

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from stockade.gate.template import Template
     from stockade.linux.user import Caller
     from stockade.runs.published_ports import PublishedPort
-    from stockade.sandbox.network import SandboxNetwork
     from stockade.sandbox.process import ProcessHandles
     from stockade.sessions.session import LivingSandbox
 
@@ -339,7 +338,7 @@ class Sandbox(SandboxBase):
         return self._open_files()
 
     @property
-    def net(self) -> SandboxNetwork:
+    def net(self) -> stockade.sandbox.SandboxNetwork:
         """The network: rules that can change while the sandbox lives, and published ports."""
         from stockade.sandbox.network import SandboxNetwork
 
