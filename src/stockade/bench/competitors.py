@@ -50,6 +50,10 @@ class Contender(msgspec.Struct, frozen=True):
     #: One of Stockade's own backends, and the controls that the policy accepts as weaker.
     backend: str = "auto"
     accept: tuple[str, ...] = ()
+    #: Where Stockade or sandlock lets programs connect to.
+    net: tuple[str, ...] = ()
+    #: How many files a program may have open; 0 for the default.
+    files: int = 0
 
     def describe(self) -> str:
         if self.name == SANDLOCK:
@@ -92,6 +96,8 @@ class Contender(msgspec.Struct, frozen=True):
         """Return the policy for Stockade's own runs."""
         from stockade import Policy
 
+        if self.net:
+            return Policy(net=self.net, limits={"files": self.files} if self.files else {})
         if not self.workspace:
             return Policy(backend=self.backend, accept=self.accept, write=self.writable)
         return Policy(workspace=self.workspace, limits={"disk": self.disk} if self.disk else {})

@@ -14,10 +14,16 @@ from stockade.gate.wire import KIND_HOST_NETWORK
 #: How long the modules may take to load.
 SECONDS = 30.0
 #: What copies have loaded.
-PRELOAD = ("stockade.egress.confined", "stockade.egress.process")
+PRELOAD = ("stockade.egress.without_openssl", "stockade.egress.confined", "stockade.egress.process")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(gate.__file__)))
 #: What a template loads of the package besides the room egress.
-_FILES = ("__init__.py", "_version.py", "inside/template_interpreter.py", "policy/net_rules.py")
+_FILES = (
+    "__init__.py",
+    "_version.py",
+    "inside/template_interpreter.py",
+    "linux/sha256.py",
+    "policy/net_rules.py",
+)
 
 #: The device, inode, size and time of change of a file that the template has loaded.
 Stamp = tuple[int, int, int, int] | None
@@ -72,7 +78,12 @@ def _new_template() -> Template:
 
 
 def warm_up() -> None:
-    """Start the template, if there is none yet, and do not wait until it is ready."""
+    """Start the template, if there is none yet, and do not wait until it is ready.
+
+    Whether it is stale, the launch finds out.
+    """
+    if _EgressTemplate.current is not None:
+        return
     client.resident(KIND_HOST_NETWORK, scoped=False, template=egress_template(), wait=False)
 
 
