@@ -502,9 +502,12 @@ def _run_and_report(
     if args.json or args.json_fd is not None:
         _write_json(args, _plain(result))
     if result.denials and not quiet:
-        from stockade.cli.ui.network_report import refused_line
+        import msgspec
+
+        from stockade.cli.ui.network_report import other_hints, refused_line
 
         output.say(refused_line(result.denials))
+        result = msgspec.structs.replace(result, hint=other_hints(result.hint))
     if not quiet:
         report_handoffs(result, printed=_warnings(found.policy))
     if sinks:
