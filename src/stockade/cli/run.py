@@ -723,6 +723,10 @@ def report(
             for line in next_steps(result, continued=earlier is not None):
                 output.say(line)
     if verbose:
+        if result.network_mode == "open":
+            from stockade.result import OPEN_NETWORK
+
+            output.say(f"network: {OPEN_NETWORK}")
         for name, kept in result.controls.items():
             output.say(f"{name}: {kept.mechanism} ({kept.observed})")
 
