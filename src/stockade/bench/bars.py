@@ -15,7 +15,7 @@ class Bar(msgspec.Struct, frozen=True):
     at: float
     about: str
     better: Literal["lower", "higher"] = "lower"
-    unit: Literal["×", "/s", "ms", "bytes", "walls"] = "×"
+    unit: Literal["×", "/s", "ms", "bytes", "walls", "connections"] = "×"
     #: An aim: shown, but missing it is no failure.
     aim: bool = False
     #: The value does not vary from run to run, so it gets no slack.
@@ -61,6 +61,22 @@ BARS = {
         "memory of a sandbox with a shell: its gates, bash, its supervisor's growth",
         unit="bytes",
         aim=True,
+    ),
+    "egress/start": Bar(3.0, "time to run /bin/true with network rules, by that without"),
+    "egress/added start": Bar(10, "how much more time that takes", unit="ms", aim=True),
+    "egress/cold": Bar(2.5, "time of `stockade run --net RULE -- true`, by that of one without the rule"),
+    "egress/added cold": Bar(100, "how much more time that takes", unit="ms", aim=True),
+    "egress/connect": Bar(
+        1.0, "how much more time a connection and one byte there and back take, by a bare posix_spawn"
+    ),
+    "egress/added connect": Bar(1.0, "the same as a time", unit="ms", aim=True),
+    "egress/download": Bar(0.5, "bytes per second to the inside, by those of a direct stream", "higher"),
+    "egress/upload": Bar(0.5, "bytes per second from the inside, by those of a direct stream", "higher"),
+    "egress/held": Bar(
+        1000, "connections of one sandbox that are open at once", "higher", "connections", exact=True
+    ),
+    "egress/memory": Bar(
+        6e6, "memory of a sandbox with network rules beyond that of one without", unit="bytes", aim=True
     ),
     "start/import": Bar(2.0, "time to import stockade in a new interpreter, by that of an empty one"),
     "start/run": Bar(5.0, "time of `stockade run -- true`, by that of an empty interpreter"),

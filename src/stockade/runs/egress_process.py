@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import _socket
 import contextlib
-import json
 import os
 import resource
 import select
@@ -137,7 +136,7 @@ class EgressProcess:
     ) -> Steps[dict[str, object]]:
         """Send it a message and return its answer. Only one caller at a time."""
         with os_errors.setup_errors():
-            data = json.dumps(message).encode()
+            data = msgspec.json.encode(message)
             try:
                 wire.send_with_descriptors(self._control, data, descriptors)
             except BrokenPipeError:
@@ -320,7 +319,7 @@ def _why(reply: wire.Reply | None) -> str:
 
 
 def _failure(what: str, answer: Mapping[str, object] | None = None) -> SetupError:
-    said = "" if answer is None else f": {json.dumps(answer)[:200]}"
+    said = "" if answer is None else f": {msgspec.json.encode(answer).decode()[:200]}"
     return SetupError(
         f"{what}{said}",
         stage="egress",
