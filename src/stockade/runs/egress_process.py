@@ -44,12 +44,14 @@ LOOK_AGAIN = 0.02
 #: The longest answer.
 ANSWER_SIZE = 65536
 _CREDENTIALS = _socket.CMSG_SPACE(packets.CREDENTIALS.size) + _socket.CMSG_SPACE(16)
-#: What the copy executes, with the filter in hexadecimal as its argument.
+#: What the copy executes, with the filter in hexadecimal as its argument. At its end nothing is taken apart:
+#: that would only write to pages that it shares with the template.
 CODE = """\
-import sys
+import os, sys
 from stockade.egress import confined, process
 confined.confine(3, sys.argv[1])
 process.main(3)
+os._exit(0)
 """
 
 
