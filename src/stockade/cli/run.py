@@ -493,7 +493,7 @@ def _run_and_report(
                     terminal=terminal,
                     caller=caller,
                     state=home,
-                    on_decision=_decision_printer(args, found.policy),
+                    on_decision=_decision_printer(args, found.policy, raw=terminal is not None),
                     on_published=_published_printer(args),
                 ),
             )
@@ -560,14 +560,25 @@ def _marks(workspace: Workspace) -> Mapping[str, Mark]:
     return marks_of(workspace)
 
 
-def _decision_printer(args: argparse.Namespace, policy: Policy) -> Callable[[Decision], object] | None:
-    """Return what prints the decisions of network rules as they happen, if the user wants to see them."""
+def _decision_printer(
+    args: argparse.Namespace, policy: Policy, *, raw: bool
+) -> Callable[[Decision], object] | None:
+    """Return what prints the decisions of network rules as they happen, if the user wants to see them.
+
+    A `raw` terminal does not return to the first column by itself.
+    """
     has_egress = args.publish or (policy.net and policy.net != "open")
     if not args.verbose or args.json or not has_egress:
         return None
     from stockade.cli.ui.network_report import decision_line
 
-    return lambda one: output.say(decision_line(one))
+    def tell(one: Decision) -> None:
+        if raw:
+            output.say_raw(decision_line(one))
+        else:
+            output.say(decision_line(one))
+
+    return tell
 
 
 def _published_printer(
@@ -737,6 +748,10 @@ def report(
             for line in next_steps(result, continued=earlier is not None):
                 output.say(line)
     if verbose:
+        if result.network_mode == "open":
+            from stockade.result import OPEN_NETWORK
+
+            output.say(f"network: {OPEN_NETWORK}")
         for name, kept in result.controls.items():
             output.say(f"{name}: {kept.mechanism} ({kept.observed})")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import _socket
 import contextlib
-import json
 import os
 import resource
 import select
@@ -47,12 +46,14 @@ ANSWER_SIZE = 65536
 #: The most descriptors that it may hand over: 65 ports in two families, DNS, and 64 published ports.
 MOST_HANDED = 2 * 65 + 2 + 64
 _CREDENTIALS = _socket.CMSG_SPACE(packets.CREDENTIALS.size) + _socket.CMSG_SPACE(16)
-#: What the copy executes, with the filter in hexadecimal as its argument.
+#: What the copy executes, with the filter in hexadecimal as its argument. At its end nothing is taken apart:
+#: that would only write to pages that it shares with the template.
 CODE = """\
-import sys
+import os, sys
 from stockade.egress import confined, process
 confined.confine(3, sys.argv[1])
 process.main(3)
+os._exit(0)
 """
 
 
@@ -146,7 +147,7 @@ class EgressProcess:
     ) -> Steps[dict[str, object]]:
         """Send it a message and return its answer. Only one caller at a time."""
         with os_errors.setup_errors():
-            answer, _ = yield from self._exchange(json.dumps(message).encode(), descriptors, 0, events)
+            answer, _ = yield from self._exchange(msgspec.json.encode(message), descriptors, 0, events)
             return answer
 
     def take_over(self, names: int, events: Events) -> Steps[tuple[dict[str, object], tuple[int, ...]]]:
@@ -352,7 +353,7 @@ def _why(reply: wire.Reply | None) -> str:
 
 
 def _failure(what: str, answer: Mapping[str, object] | None = None) -> SetupError:
-    said = "" if answer is None else f": {json.dumps(answer)[:200]}"
+    said = "" if answer is None else f": {msgspec.json.encode(answer).decode()[:200]}"
     return SetupError(
         f"{what}{said}",
         stage="egress",
