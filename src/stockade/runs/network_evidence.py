@@ -194,7 +194,7 @@ def _check_ipv6(routes: str, addresses: str, wanted: bool) -> None:
 
 def _different(what: str, entries: set[tuple[str, str]]) -> SetupError:
     listed = ", ".join(" ".join(entry) for entry in sorted(entries))
-    return _missing(f"other {what}: {listed[:200]}")
+    return _missing(f"the sandbox's {what} are not as they must be: {listed[:200]}")
 
 
 def _read(path: str, *, optional: bool = False) -> str:
@@ -212,4 +212,4 @@ BUG = "this is a bug in Stockade or in this kernel; please report it with `stock
 
 
 def _missing(what: str, hint: str = BUG) -> SetupError:
-    return SetupError(f"the network of the sandbox is not as it must be: {what}", stage="evidence", hint=hint)
+    return SetupError(f"the network is not set up as it must be: {what}", stage="evidence", hint=hint)

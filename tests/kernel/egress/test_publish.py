@@ -318,4 +318,4 @@ def test_a_policy_cannot_publish(tmp_path: Path) -> None:
     (tmp_path / "stockade.toml").write_text('publish = ["8080:80"]\n')
     words = [STOCKADE, "run", "--", "true"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 125 and "publish" in done.stderr
+    assert done.returncode == 125 and "a policy cannot publish ports" in done.stderr
