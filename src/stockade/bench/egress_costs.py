@@ -36,7 +36,8 @@ from stockade.egress import records
 from stockade.inside import network_jobs
 
 PYTHON = ("/usr/bin/python3", "-I", "-S", "-c")
-SERVER, DIRECT, SPAWN = "server", "direct", "posix_spawn"
+SERVER, DIRECT = "server", "direct"
+SPAWN, BARE = "posix_spawn", "bare python -c pass"
 RULED = " with rules"
 #: Connections in a turn; bytes of a stream; connections that are open at the same time.
 EACH, STREAM, HELD = 50, 128 << 20, 1000
@@ -60,11 +61,11 @@ def starts(ours: Contender, port: str, rounds: int, others: Sequence[Contender] 
         jobs[one.name + RULED] = BenchJob(with_rules(one, port), "times")
     with peers({name: job.argv() for name, job in jobs.items()}) as found:
         turns = {name: _runs(peer) for name, peer in found.items()}
-        times = interleaved(turns, rounds)
-    figures = []
+        times = interleaved({**turns, BARE: lambda: [_spawned(sys.executable, "-c", "pass")]}, rounds)
+    medians = {name: list(map(statistics.median, each)) for name, each in times.items()}
+    figures: list[Figure] = []
     for one in compared:
-        medians = (list(map(statistics.median, times[name])) for name in (one.name, one.name + RULED))
-        figures += _added("start", one.name, *medians)
+        figures += _added("start", one.name, medians[one.name], medians[one.name + RULED], medians[BARE])
     return Section(
         tuple(figures), {f"start: {name}": timing(list(chain(*each))) for name, each in times.items()}
     )
@@ -74,13 +75,13 @@ def _runs(peer: Peer) -> Callable[[], list[float]]:
     return lambda: msgspec.json.decode(peer.ask(str(RUNS_PER_TURN)), type=list[float])
 
 
-def _added(what: str, name: str, plain: list[float], ruled: list[float]) -> list[Figure]:
-    """Return the ratio of two series of times, and how much the second takes more."""
+def _added(what: str, name: str, before: list[float], after: list[float], unit: list[float]) -> list[Figure]:
+    """Return how much more time the second series took than the first, by a unit and in milliseconds."""
     ending = "" if name == OURS else f", {name}"
-    more = statistics.median(after - before for before, after in zip(plain, ruled, strict=True))
+    more = [second - first for first, second in zip(before, after, strict=True)]
     return [
-        Figure(f"egress/{what}{ending}", ratio(ruled, plain)),
-        Figure(f"egress/added {what}{ending}", more),
+        Figure(f"egress/{what}{ending}", ratio(more, unit)),
+        Figure(f"egress/added {what}{ending}", statistics.median(more)),
     ]
 
 
@@ -103,7 +104,8 @@ def cold_starts(directory: str, rounds: int) -> Section:
     turns = {name: turn(argv) for name, argv in lines.items()}
     interleaved(turns, 2)
     times = interleaved(turns, rounds)
-    figures = _added("cold", OURS, *times.values())
+    plain, ruled = times.values()
+    figures = _added("cold", OURS, plain, ruled, plain)
     return Section(tuple(figures), {f"cold: {name}": timing(taken) for name, taken in times.items()})
 
 
@@ -115,9 +117,10 @@ def traffic(port: str, rounds: int, contenders: Sequence[Contender]) -> Section:
     figures: list[Figure] = []
     timings: dict[str, TimingSample] = {}
     with peers(commands) as found:
-        times = interleaved({**_jobs(found, f"connect {EACH}"), SPAWN: _spawned}, rounds)
+        turns = _jobs(found, f"connect {EACH}")
+        times = interleaved({**turns, SPAWN: lambda: _spawned("/bin/true")}, rounds)
         for one in contenders:
-            figures += _connections(one.name, times)
+            figures += _added("connect", one.name, times[DIRECT], times[one.name], times[SPAWN])
         timings |= {f"connect: {name}": timing(taken) for name, taken in times.items()}
         for way in ("download", "upload"):
             times = interleaved(_jobs(found, f"{way} {STREAM}"), rounds)
@@ -138,21 +141,12 @@ def _jobs(found: dict[str, Peer], job: str) -> dict[str, Callable[[], float]]:
     return {name: turn(peer) for name, peer in found.items()}
 
 
-def _connections(name: str, times: dict[str, list[float]]) -> list[Figure]:
-    ending = "" if name == OURS else f", {name}"
-    more = [after - before for before, after in zip(times[DIRECT], times[name], strict=True)]
-    return [
-        Figure(f"egress/connect{ending}", ratio(more, times[SPAWN])),
-        Figure(f"egress/added connect{ending}", statistics.median(more)),
-    ]
-
-
-def _spawned() -> float:
-    """Time a bare posix_spawn of /bin/true: the median of some."""
+def _spawned(*argv: str) -> float:
+    """Return the milliseconds of a bare posix_spawn: the median of some."""
     times = []
     for _ in range(RUNS_PER_TURN):
         began = time.perf_counter()
-        os.waitpid(os.posix_spawn("/bin/true", ["true"], os.environ), 0)
+        os.waitpid(os.posix_spawn(argv[0], argv, os.environ), 0)
         times.append((time.perf_counter() - began) * 1000)
     return statistics.median(times)
 
