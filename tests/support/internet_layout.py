@@ -63,6 +63,10 @@ ZONE: dict[str, dict[str, Any]] = {
     "mixed.evil.example": {"A": ["127.0.0.1", "11.0.0.66"]},
     # A good address the first time, then the machine itself.
     "rebind.evil.example": {"A": [["11.0.0.66"], ["127.0.0.1"]], "ttl": 0},
+    # The real names of agents' servers.
+    "api.anthropic.com": {"A": ["11.0.0.40"]},
+    "api.openai.com": {"A": ["11.0.0.41"]},
+    "generativelanguage.googleapis.com": {"A": ["11.0.0.42"]},
     "evil.example": {"A": ["11.0.0.66"], "AAAA": ["2a10:600d::66"]},
     "*.evil.example": {"A": ["11.0.0.66"]},
 }

@@ -118,7 +118,8 @@ class SmallInternet:
         self._write("resolv.conf", RESOLV_CONF)
         self._write("hosts", HOSTS)
         self._write("nsswitch.conf", NSSWITCH)
-        for name in ("resolv.conf", "hosts", "nsswitch.conf"):
+        self._write("passwd", _accounts())
+        for name in ("resolv.conf", "hosts", "nsswitch.conf", "passwd"):
             _bind(self._files / name, Path("/etc", name))
         # Programs trust the authority as they trust those of the system.
         self._bundle = self._files / "ca-certificates.crt"
@@ -129,6 +130,17 @@ class SmallInternet:
 
     def _write(self, name: str, text: str) -> None:
         (self._files / name).write_text(text)
+
+
+def _accounts() -> str:
+    """The machine's accounts, with a shell for this user: a server for SSH starts it."""
+    lines = []
+    for line in Path("/etc/passwd").read_text().splitlines():
+        fields = line.split(":")
+        if len(fields) == 7 and fields[2] == str(os.geteuid()):
+            fields[6] = "/bin/sh"
+        lines.append(":".join(fields))
+    return "\n".join([*lines, ""])
 
 
 def _make_network() -> bool:

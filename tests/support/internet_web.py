@@ -91,7 +91,7 @@ class Web:
             else:
                 while await self._serve_one(reader, writer, about):
                     pass
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, ValueError):
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, ValueError, struct.error):
             pass
         finally:
             writer.close()
@@ -109,7 +109,7 @@ class Web:
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = await _body(reader, headers)
         request = self._request(method, target, headers.get("host", ""), headers, body, about, "1.1")
-        if headers.get("upgrade", "").lower() == "websocket":
+        if headers.get("upgrade", "").lower() == "websocket" and self._place(request) is _standard:
             await _websocket(reader, writer, headers["sec-websocket-key"])
             return False
         response = await self._answer(request)
@@ -192,13 +192,20 @@ class Web:
     async def _answer(self, request: Request) -> Response:
         if request.address == METADATA:
             return Response(b"the machine's own credentials\n")
-        name = request.host.rpartition(":")[0] if ":" in request.host else request.host
-        handler = self._places.get(name.lower(), _standard)
-        found = handler(request)
-        if inspect.isawaitable(found):
-            found = await found
+        try:
+            found = self._place(request)(request)
+            if inspect.isawaitable(found):
+                found = await found
+        except Exception as error:
+            # A test that waits for an answer finds this among the events.
+            self._note("error", host=request.host, target=request.target, error=repr(error))
+            return Response(status=500)
         assert isinstance(found, Response)
         return found
+
+    def _place(self, request: Request) -> Handler:
+        name = request.host.rpartition(":")[0] if ":" in request.host else request.host
+        return self._places.get(name.lower(), _standard)
 
 
 def _standard(request: Request) -> Response:
@@ -238,8 +245,8 @@ def big_hash(megabytes: int) -> str:
 
 
 def _file(directory: Path, request: Request) -> Response:
-    path = directory / request.path.lstrip("/")
-    if path.is_dir():
+    path = directory / request.path.strip("/")
+    if path.is_dir() and not path.with_name(path.name + ".json").exists():
         index = path / "index.html"
         if index.exists():
             path = index

@@ -87,14 +87,16 @@ class Internet:
         return subprocess.Popen(self.command(argv, cwd), env=environment, **{"process_group": 0, **more})
 
     @contextlib.contextmanager
-    def server(self, argv: Sequence[str], **more: Any) -> Iterator[subprocess.Popen[Any]]:
-        """Run a server in there for as long as the context lasts."""
+    def server(
+        self, argv: Sequence[str], *, stop: signal.Signals = signal.SIGTERM, **more: Any
+    ) -> Iterator[subprocess.Popen[Any]]:
+        """Run a server in there for as long as the context lasts; `stop` is the signal that ends it."""
         process = self.popen(argv, **more)
         try:
             yield process
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
+                os.killpg(process.pid, stop)
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
