@@ -50,8 +50,8 @@ def clauses() -> Iterator[str]:
     yield ""
     later = ", ".join(f"`{name}`" for name in LATER)
     backends = ", ".join(f"`{name}`" for name in LATER_BACKENDS)
-    yield f"This version knows and refuses these, because it cannot enforce them: {later}, network rules in"
-    yield f"`net`, and the backends {backends}."
+    yield f"This version knows and refuses these, because it cannot enforce them: {later}, HTTP rules in"
+    yield f"`net` (`GET https://...`), and the backends {backends}."
     yield "The value that asks for nothing (`secrets = {}`) is allowed."
 
 

@@ -14,7 +14,7 @@ import json
 import os
 import socket
 
-PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
+PR_SET_DUMPABLE, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 4, 22, 2
 #: Of struct sock_filter.
 INSTRUCTION = 8
 
@@ -36,7 +36,8 @@ def install_filter(program: bytes) -> str:
 
 
 def confine(control: int, program: str) -> None:
-    """Install the filter, given in hexadecimal, and report it to the supervisor."""
+    """Become unreadable to debuggers, install the filter, given in hexadecimal, and report it."""
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     digest = install_filter(bytes.fromhex(program))
     with socket.socket(fileno=os.dup(control)) as supervisor:
         supervisor.send(json.dumps({"filter": digest}).encode())

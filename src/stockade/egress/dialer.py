@@ -277,22 +277,23 @@ async def _connect(loop: asyncio.AbstractEventLoop, address: str, port: int) -> 
 
 async def wait_writable(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
     """Wait until a socket can be written to, or has an error to fetch."""
-    future = loop.create_future()
-    loop.add_writer(connection, _wake, future)
+    # By number: for a socket that it does not know yet, the selector formats an error with the socket's repr.
+    future, number = loop.create_future(), connection.fileno()
+    loop.add_writer(number, _wake, future)
     try:
         await future
     finally:
-        loop.remove_writer(connection)
+        loop.remove_writer(number)
 
 
 async def wait_readable(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
     """Wait until a socket has bytes, its end, or an error to fetch."""
-    future = loop.create_future()
-    loop.add_reader(connection, _wake, future)
+    future, number = loop.create_future(), connection.fileno()
+    loop.add_reader(number, _wake, future)
     try:
         await future
     finally:
-        loop.remove_reader(connection)
+        loop.remove_reader(number)
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -71,6 +71,8 @@ _LAST_WORDS_DRAIN = 256 * 1024
 _DRAIN_SECONDS, _DRAIN_STEP = 2.0, 0.005
 #: How long to accept nothing if descriptors or memory ran out.
 _PAUSE = 0.05
+#: What accept says of a client that has gone already.
+_GONE = frozenset({errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.ECONNRESET})
 # Fatal TLS alerts, as records: the name is not one that is served; access is denied.
 _UNRECOGNIZED_NAME = bytes((21, 3, 3, 0, 2, 2, 112))
 _ACCESS_DENIED = bytes((21, 3, 3, 0, 2, 2, 49))
@@ -83,7 +85,7 @@ _IPV6_INFO = struct.Struct("=16si")
 _SPACE = socket.CMSG_SPACE(_IPV6_INFO.size) + socket.CMSG_SPACE(_IPV4_INFO.size)
 
 
-class Settings(NamedTuple):
+class EgressBounds(NamedTuple):
     """The bounds of an egress process; the first message may name them."""
 
     connections: int = 1024
@@ -125,7 +127,7 @@ class ActiveRules:
         return rule.name if rule.wildcard else ""
 
 
-class EgressProcess:
+class Egress:
     """Decides, dials and relays for one sandbox."""
 
     def __init__(
@@ -148,6 +150,8 @@ class EgressProcess:
         self._pool = PipePool()
         #: What is under way, by its task; the relay once there is one.
         self._connections: dict[asyncio.Task[None], Relay | None] = {}
+        #: Those whose client has to say something first: they may not use up all that are allowed.
+        self._silent: set[socket.socket] = set()
         self._dns_connections: set[asyncio.Task[None]] = set()
         #: Closed and opened again to accept and refuse a connection when descriptors have run out.
         self._reserve = os.dup(control.fileno())
@@ -186,8 +190,18 @@ class EgressProcess:
             answer: dict[str, object] = {"ok": True}
         except (ValueError, KeyError, TypeError) as error:
             answer = {"error": str(error)[:200]}
+        # Two turns later, so that what happened before the message is in the records when its answer comes.
+        self._loop.call_soon(self._loop.call_soon, self._reply, json.dumps(answer).encode())
+
+    def _reply(self, answer: bytes) -> None:
         with contextlib.suppress(OSError):
-            self._control.send(json.dumps(answer).encode())
+            self._control.send(answer)
+
+    def close(self) -> None:
+        """End all relays, so that no record stays open."""
+        for relay in list(self._connections.values()):
+            if relay is not None and not relay.finished.done():
+                relay.abort(reason="ended")
 
     async def _drain(self) -> None:
         """End once everything that programs have sent is passed on, or after a moment."""
@@ -266,9 +280,9 @@ class EgressProcess:
 
     def _listen(self, listener: socket.socket, port: int) -> None:
         listener.setblocking(False)
-        self._loop.add_reader(listener, self._accept, listener, port)
+        self._loop.add_reader(listener, self._accept_some, listener, port)
 
-    def _accept(self, listener: socket.socket, port: int) -> None:
+    def _accept_some(self, listener: socket.socket, port: int) -> None:
         for _ in range(_BATCH):
             try:
                 connection, _ = listener.accept()
@@ -278,7 +292,9 @@ class EgressProcess:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._refuse_without_descriptors(listener, port)
                     return
-                # The client has gone already (ECONNABORTED and what else accept passes on).
+                if error.errno not in _GONE:
+                    self._pause(listener, port)
+                    return
                 continue
             try:
                 self._begin(connection)
@@ -296,8 +312,11 @@ class EgressProcess:
             reset(connection)
         with contextlib.suppress(OSError):
             self._reserve = os.dup(self._control.fileno())
+        self._pause(listener, port)
+
+    def _pause(self, listener: socket.socket, port: int) -> None:
         self._loop.remove_reader(listener)
-        self._loop.call_later(_PAUSE, self._loop.add_reader, listener, self._accept, listener, port)
+        self._loop.call_later(_PAUSE, self._loop.add_reader, listener, self._accept_some, listener, port)
 
     def _begin(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -316,10 +335,16 @@ class EgressProcess:
                 connection, destination, "no rule" if decision.rule < 0 else "deny rule", decision.rule
             )
             return
-        if len(self._connections) >= self._settings.connections:
+        looks = bool(name) and not decision.opaque
+        silent = looks and port in (_TLS_PORT, _HTTP_PORT)
+        if len(self._connections) >= self._settings.connections or (
+            silent and len(self._silent) >= self._settings.connections * 3 // 4
+        ):
             self._refuse(connection, destination, "limit")
             return
-        self._start(self._serve(connection, destination, decision), self._connections)
+        if silent:
+            self._silent.add(connection)
+        self._start(self._serve(connection, destination, decision, looks=looks), self._connections)
 
     def _start(
         self, work: Any, group: dict[asyncio.Task[None], Relay | None] | set[asyncio.Task[None]]
@@ -339,7 +364,7 @@ class EgressProcess:
         reset(connection)
 
     async def _serve(
-        self, connection: socket.socket, destination: _Destination, decision: NetDecision
+        self, connection: socket.socket, destination: _Destination, decision: NetDecision, *, looks: bool
     ) -> None:
         rule = self._rules.place(decision.rule)
         wildcard = self._rules.wildcard(decision.rule)
@@ -347,7 +372,6 @@ class EgressProcess:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if wildcard and not self._budget.spend(destination.name, wildcard):
                 raise _RefusalError("too many names")
-            looks = bool(destination.name) and not decision.opaque
             if looks and destination.port == _TLS_PORT:
                 await self._serve_tls(connection, destination, rule)
             elif looks and destination.port == _HTTP_PORT:
@@ -368,6 +392,7 @@ class EgressProcess:
             reason = reason_for(error) if isinstance(error, OSError) else "failed"
             self._records.refuse(*destination, reason, rule=rule, verdict="failed")
         finally:
+            self._silent.discard(connection)
             reset(connection)
 
     async def _serve_tls(self, connection: socket.socket, destination: _Destination, rule: int) -> None:
@@ -379,19 +404,21 @@ class EgressProcess:
                     raise _end_before(reader.received, "not TLS")
                 hello = _read_hello(reader, data)
         _check_name(hello, destination.name)
+        self._silent.discard(connection)
         relay = self._relay(connection, await self._dial(destination), destination, rule)
         relay.incoming.start()
         relay.outgoing.start(bytes(reader.received))
         await self._finish(relay)
 
     async def _serve_http(self, connection: socket.socket, destination: _Destination, rule: int) -> None:
-        screen, first = RequestScreen(destination.name, destination.port), b""
+        screen, first, data = RequestScreen(destination.name, destination.port), b"", b""
         async with asyncio.timeout(self._settings.hello):
             while not screen.requests:
-                data = await self._receive(connection)
+                before, data = data, await self._receive(connection)
                 if not data:
-                    raise _end_before(first, "not HTTP")
+                    raise _end_before(before, "not HTTP")
                 first = _read_requests(screen, data)
+        self._silent.discard(connection)
         relay = self._relay(connection, await self._dial(destination), destination, rule)
         relay.outgoing.check = RequestCheck(relay, screen).pass_request
         if screen.waiting_for_response:
@@ -590,20 +617,23 @@ def main(control: int) -> None:
     loop = asyncio.SelectorEventLoop()
     # What goes wrong is an end of one connection, which its record tells.
     loop.set_exception_handler(_ignore)
-    EgressProcess(loop, connection, message, handed)
+    process = Egress(loop, connection, message, handed)
     connection.setblocking(True)
     connection.send(b'{"ready": true}')
     connection.setblocking(False)
     loop.run_forever()
+    process.close()
 
 
 def _ignore(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
     pass
 
 
-def _settings(message: dict[str, Any]) -> Settings:
-    known = {name: message[name] for name in Settings._fields if isinstance(message.get(name), int | float)}
-    return Settings(**known)
+def _settings(message: dict[str, Any]) -> EgressBounds:
+    known = {
+        name: message[name] for name in EgressBounds._fields if isinstance(message.get(name), int | float)
+    }
+    return EgressBounds(**known)
 
 
 def _destination_of(connection: socket.socket) -> tuple[str, int]:

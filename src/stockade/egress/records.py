@@ -55,6 +55,7 @@ REASONS = (
     "too many names",
     "malformed query",
     "nothing sent",
+    "ended",
     "failed",
 )
 _REASON_NUMBERS = {word: number for number, word in enumerate(REASONS)}

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from stockade.egress.dialer import reason_for
 from stockade.egress.records import ConnectionRecord
 
-PIPES = 16
-PIPE_SIZE = 256 * 1024
+PIPES = 8
+PIPE_SIZE = 1024 * 1024
 _SPARE_PIPES = 2
 _COPY_SIZE = 64 * 1024
 #: How often a pump moves bytes before it lets others have their turn.
@@ -33,7 +33,9 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 def reset(connection: socket.socket) -> None:
-    """Close a connection so that the other side sees a reset."""
+    """Close a connection so that the other side sees a reset; nothing happens if it is closed already."""
+    if connection.fileno() < 0:
+        return
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     with contextlib.suppress(OSError):

@@ -52,7 +52,7 @@ ANSWERS: dict[int | None, Answer] = {
 }
 
 
-class _Report(ctypes.Structure):
+class _ConfinementReport(ctypes.Structure):
     """struct confinement of gate/src/wire.h."""
 
     _fields_ = (
@@ -65,7 +65,7 @@ class _Report(ctypes.Structure):
     )
 
 
-class Client:
+class EgressPeer:
     """One egress process: its socket, what it waits for, and how many lookups it has under way."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -80,9 +80,9 @@ class Resolver:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._selector = selectors.DefaultSelector()
-        self._clients: deque[Client] = deque()
+        self._clients: deque[EgressPeer] = deque()
         self._active = 0
-        self._done: deque[tuple[Client, bytes, Answer]] = deque()
+        self._done: deque[tuple[EgressPeer, bytes, Answer]] = deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def serve(self) -> None:
@@ -92,7 +92,7 @@ class Resolver:
             self._selector.register(descriptor, selectors.EVENT_READ)
         while True:
             for key, _ in self._selector.select():
-                if isinstance(key.data, Client):
+                if isinstance(key.data, EgressPeer):
                     self._read_request(key.data)
                 elif key.fd == bell:
                     os.eventfd_read(bell)
@@ -112,13 +112,13 @@ class Resolver:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 numbers.frombytes(content[: len(content) // 4 * 4])
         for number in numbers:
-            client = Client(socket.socket(fileno=number))
+            client = EgressPeer(socket.socket(fileno=number))
             client.socket.setblocking(False)
             self._selector.register(client.socket, selectors.EVENT_READ, client)
             self._clients.append(client)
         return bool(data)
 
-    def _read_request(self, client: Client) -> None:
+    def _read_request(self, client: EgressPeer) -> None:
         try:
             request = client.socket.recv(ID_BYTES + 256)
         except BlockingIOError:
@@ -152,7 +152,7 @@ class Resolver:
                 if client.waiting and client.active < min(MOST_OF_ONE, free):
                     begun = self._begin(client, *client.waiting.popleft()) or begun
 
-    def _begin(self, client: Client, number: bytes, name: bytes) -> bool:
+    def _begin(self, client: EgressPeer, number: bytes, name: bytes) -> bool:
         thread = threading.Thread(target=self._look_up, args=(client, number, name), daemon=True)
         client.active += 1
         self._active += 1
@@ -165,7 +165,7 @@ class Resolver:
             return False
         return True
 
-    def _look_up(self, client: Client, number: bytes, name: bytes) -> None:
+    def _look_up(self, client: EgressPeer, number: bytes, name: bytes) -> None:
         answer = FAILED
         try:
             answer = look_up(name)
@@ -180,14 +180,14 @@ class Resolver:
             self._active -= 1
             self._answer(client, number, answer)
 
-    def _answer(self, client: Client, number: bytes, answer: Answer) -> None:
+    def _answer(self, client: EgressPeer, number: bytes, answer: Answer) -> None:
         try:
             client.socket.send(number + json.dumps(answer).encode())
         except OSError:
             # It has gone, or does not read its answers.
             self._drop(client)
 
-    def _drop(self, client: Client) -> None:
+    def _drop(self, client: EgressPeer) -> None:
         if client.socket.fileno() >= 0:
             self._selector.unregister(client.socket)
             self._clients.remove(client)
@@ -218,7 +218,7 @@ def become_nobody() -> None:
 
 def confine(library: ctypes.CDLL, plan: bytes) -> Answer:
     """Raise the walls of the plan around this process, and return what the gate's library says of them."""
-    report = _Report()
+    report = _ConfinementReport()
     refused = library.gate_confine(plan, ctypes.c_size_t(len(plan)), None, 0, ctypes.byref(report))
     return {
         "confined": not refused,

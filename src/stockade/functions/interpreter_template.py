@@ -7,7 +7,15 @@ import sys
 from collections.abc import Iterable
 
 from stockade.errors import PolicyError
-from stockade.gate.template import ENVIRON, WORDS, Template, check_policy, not_loaded_from, template_text
+from stockade.gate.template import (
+    ENVIRON,
+    SECONDS,
+    WORDS,
+    Template,
+    check_policy,
+    not_loaded_from,
+    template_text,
+)
 from stockade.policy import Policy
 
 
@@ -38,7 +46,9 @@ def template(
         roots.update(_roots(policy, executable))  # a path that was optional may exist now
         return template_text(kind, order, names, roots)
 
-    return Template(argv=(executable, *WORDS), environ=ENVIRON, text=text, policy=policy, roots=roots)
+    return Template(
+        argv=(executable, *WORDS), environ=ENVIRON, text=text, policy=policy, roots=roots, seconds=SECONDS
+    )
 
 
 def _roots(policy: Policy, executable: str) -> set[tuple[int, int]]:

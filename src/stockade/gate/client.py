@@ -147,6 +147,13 @@ class Connection(Channel):
         )
         self._send(wire.REQUEST.pack(wire.REQUEST_WATCH, flags, cores, 0, int(seconds * 1e6)), tuple(found))
 
+    def serve_publisher(self, end: int) -> None:
+        """Hand init a SOCK_SEQPACKET socket whose other end may ask for connections to the sandbox's ports.
+
+        It replaces the last one. Init closes it where the sandbox has the host's network.
+        """
+        self._send(wire.REQUEST.pack(wire.REQUEST_SERVE, 0, 0, 0, 0), (end,))
+
     def roots(self, seconds: float) -> tuple[int, ...]:
         """Return descriptors of the sandbox's root and of its overlay; none if its init does not answer."""
         with self._lock:

@@ -102,7 +102,10 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 def template_text(
     kind: str, order: str, preload: Sequence[str], roots: set[tuple[int, int]], paths: Sequence[str] = ()
 ) -> bytes:
-    """Return what the interpreter executes. `paths` are directories of modules besides its install's."""
+    """Return what the interpreter executes.
+
+    `paths` are directories of Stockade's own modules, if it loads only those.
+    """
     config = {
         "kind": kind,
         "order": order,
@@ -110,6 +113,7 @@ def template_text(
         "preload": tuple(preload),
         "roots": roots,
         "paths": tuple(paths),
+        "own": bool(paths),
     }
     return f"{config!r}\n".encode("utf-8", "surrogateescape") + _driver()
 

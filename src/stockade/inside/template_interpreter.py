@@ -165,8 +165,10 @@ def become_gate() -> tuple[list[bytes], list[bytes]]:
         _fields_ = (("strings", ctypes.c_void_p), ("size", ctypes.c_size_t), ("argc", ctypes.c_size_t))
 
     kernel = ctypes.CDLL(None)
-    # Until the gate watches the supervisor, the kernel does: a module might take forever to load.
-    kernel.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # Until the gate watches the supervisor, the kernel does: a module might take forever to load. The kernel
+    # watches the thread that started this process, which may end before Stockade's own modules are loaded.
+    if not CONFIG["own"]:
+        kernel.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if select.select([SUPERVISOR], [], [], 0)[0]:
         os._exit(1)
     words = [CONFIG[name].encode() for name in ("kind", "order")]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from stockade.controls import Control
-from stockade.policy.model import Limits, Policy, PolicyLike, Reuse, Syscalls, WorkspaceRule
-from stockade.policy.profile import Profile
-from stockade.policy.toml import parse
+from stockade.lazy import loader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.controls import Control
+    from stockade.policy.model import Limits, Policy, PolicyLike, Reuse, Syscalls, WorkspaceRule
+    from stockade.policy.profile import Profile
+    from stockade.policy.toml import parse
 
 __all__ = [
     "Control",
@@ -18,3 +22,19 @@ __all__ = [
     "WorkspaceRule",
     "parse",
 ]
+
+#: Public names and their modules, which load on first use: the egress process needs `net_rules` alone.
+_LAZY = {
+    "Control": "stockade.controls",
+    "Limits": "stockade.policy.model",
+    "Policy": "stockade.policy.model",
+    "PolicyLike": "stockade.policy.model",
+    "Profile": "stockade.policy.profile",
+    "Reuse": "stockade.policy.model",
+    "Syscalls": "stockade.policy.model",
+    "WorkspaceRule": "stockade.policy.model",
+    "parse": "stockade.policy.toml",
+}
+
+if not TYPE_CHECKING:  # otherwise type checkers would believe that every name exists
+    __getattr__ = loader(__name__, _LAZY)

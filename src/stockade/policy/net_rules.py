@@ -74,14 +74,14 @@ class NetDecision(NamedTuple):
     opaque: bool
 
 
-class Network(NamedTuple):
+class AddressRange(NamedTuple):
     """A range of addresses, as numbers."""
 
     bits: int
     start: int
     prefix: int
 
-    def contains(self, other: Network) -> bool:
+    def contains(self, other: AddressRange) -> bool:
         """Whether every address of the other is in this one."""
         shift = self.bits - self.prefix
         same = self.bits == other.bits and self.prefix <= other.prefix
@@ -203,7 +203,7 @@ def _a_label(label: str) -> str:
 # Addresses
 
 
-def _address(text: str) -> Network | None:
+def _address(text: str) -> AddressRange | None:
     """Return the address that `text` writes in the usual form; None for any other text."""
     if len(text) > MOST_ADDRESS or not text.isascii() or "\0" in text:
         return None
@@ -211,12 +211,12 @@ def _address(text: str) -> Network | None:
     if bits == 32 and any(part.startswith("0") and part != "0" for part in text.split(".")):
         return None  # some programs take 010 for ten, others for eight
     try:
-        return Network(bits, int.from_bytes(socket.inet_pton(family, text), "big"), bits)
+        return AddressRange(bits, int.from_bytes(socket.inet_pton(family, text), "big"), bits)
     except OSError:
         return None
 
 
-def _network(text: str) -> Network | None:
+def _network(text: str) -> AddressRange | None:
     """Return the address or network that `text` writes, also one with bits after its prefix."""
     head, slash, digits = text.partition("/")
     address = _address(head)
@@ -224,30 +224,30 @@ def _network(text: str) -> Network | None:
         return address
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 3 and str(int(digits)) == digits):
         return None
-    return Network(address.bits, address.start, int(digits)) if int(digits) <= address.bits else None
+    return AddressRange(address.bits, address.start, int(digits)) if int(digits) <= address.bits else None
 
 
-def network_text(network: Network) -> str:
+def network_text(network: AddressRange) -> str:
     """Return an address or a network as text, in its one spelling."""
     family = socket.AF_INET if network.bits == 32 else socket.AF_INET6
     text = socket.inet_ntop(family, network.start.to_bytes(network.bits // 8, "big"))
     return text if network.prefix == network.bits else f"{text}/{network.prefix}"
 
 
-def network_of(rule: NetRule) -> Network | None:
+def network_of(rule: NetRule) -> AddressRange | None:
     """Return the range of addresses that a rule names; None for a name."""
     return _network(rule.network)
 
 
-_MAPPED = Network(128, 0xFFFF << 32, 96)
-_TEREDO = Network(128, 0x2001 << 112, 32)
+_MAPPED = AddressRange(128, 0xFFFF << 32, 96)
+_TEREDO = AddressRange(128, 0x2001 << 112, 32)
 #: Ranges whose addresses have an IPv4 address in them, and where it begins.
 _EMBEDDING = (
     (_MAPPED, 96),
-    (Network(128, 0, 96), 96),
-    (Network(128, 0xFFFF << 48, 96), 96),
-    (Network(128, 0x64FF9B << 96, 96), 96),
-    (Network(128, 0x2002 << 112, 16), 16),
+    (AddressRange(128, 0, 96), 96),
+    (AddressRange(128, 0xFFFF << 48, 96), 96),
+    (AddressRange(128, 0x64FF9B << 96, 96), 96),
+    (AddressRange(128, 0x2002 << 112, 16), 16),
 )
 #: By range, why an address in it is refused. The smallest range that has an address counts.
 _SPECIAL = (
@@ -303,7 +303,7 @@ _RANGES = sorted(
 )
 
 
-def special_range(network: Network) -> tuple[Network, str] | None:
+def special_range(network: AddressRange) -> tuple[AddressRange, str] | None:
     """Return the smallest special range that has all of a network, and why it is one; None if none has."""
     embedded = _embedded(network)
     if embedded is not None:
@@ -311,11 +311,11 @@ def special_range(network: Network) -> tuple[Network, str] | None:
         found = special_range(inner)
         if found is not None:
             # The part of the range of translated addresses that stands for the special range.
-            return Network(128, network.start, offset + found[0].prefix if offset else 128), found[1]
+            return AddressRange(128, network.start, offset + found[0].prefix if offset else 128), found[1]
     return next((row for row in _RANGES if row[0].contains(network)), None)
 
 
-def _embedded(network: Network) -> tuple[Network, int] | None:
+def _embedded(network: AddressRange) -> tuple[AddressRange, int] | None:
     """Return the IPv4 addresses that a network of IPv6 stands for, and where they begin in its addresses."""
     if network.bits != 128:
         return None
@@ -323,16 +323,16 @@ def _embedded(network: Network) -> tuple[Network, int] | None:
         # :: and ::1 are addresses of their own.
         if around.contains(network) and network.start > 1 and network.prefix > offset:
             prefix = min(network.prefix - offset, 32)
-            return Network(32, network.start >> (96 - offset) & 0xFFFFFFFF, prefix), offset
+            return AddressRange(32, network.start >> (96 - offset) & 0xFFFFFFFF, prefix), offset
     if _TEREDO.contains(network) and network.prefix == 128:
-        return Network(32, ~network.start & 0xFFFFFFFF, 32), 0
+        return AddressRange(32, ~network.start & 0xFFFFFFFF, 32), 0
     return None
 
 
-def _unmapped(address: Network) -> Network:
+def _unmapped(address: AddressRange) -> AddressRange:
     """Return the IPv4 address that a mapped one is for the kernel; any other address as it is."""
     if _MAPPED.contains(address):
-        return Network(32, address.start & 0xFFFFFFFF, 32)
+        return AddressRange(32, address.start & 0xFFFFFFFF, 32)
     return address
 
 
@@ -499,7 +499,7 @@ def _refuse_odd_ipv6(place: str) -> None:
     raise NetRuleError("is neither a host with ports nor an IPv6 address", hint)
 
 
-def _rule_network(host: str) -> Network | None:
+def _rule_network(host: str) -> AddressRange | None:
     """Return the address or network of a rule; None if `host` is to be a name."""
     if "%" in host and ":" in host:
         raise NetRuleError("a rule has no zone", f"write {host.partition('%')[0]}")
@@ -515,7 +515,7 @@ def _rule_network(host: str) -> Network | None:
             f"write {network_text(plain)} for the network, or {host.partition('/')[0]} for the one address",
         )
     if _MAPPED.contains(network):
-        inner = Network(32, network.start & 0xFFFFFFFF, network.prefix - 96)
+        inner = AddressRange(32, network.start & 0xFFFFFFFF, network.prefix - 96)
         raise NetRuleError("is an IPv4 address in the form of IPv6", f"write {network_text(inner)}")
     return network
 
@@ -634,15 +634,21 @@ def suggest(name_or_address: str, port: int) -> str:
 
 
 class RuleSet:
-    """The rules of one sandbox, which decide about names and addresses."""
+    """The rules of one sandbox, which decide about names and addresses.
 
-    def __init__(self, rules: Sequence[NetRule]) -> None:
+    With `active`, only the rules with these indexes count; the others keep their index.
+    """
+
+    def __init__(self, rules: Sequence[NetRule], active: Iterable[int] | None = None) -> None:
         self.rules = tuple(rules)
+        counted = frozenset(range(len(self.rules)) if active is None else active)
         #: By name, the rules for that name itself and the rules for everything below it.
         self._exact: dict[str, list[int]] = {}
         self._below: dict[str, list[int]] = {}
-        self._networks: list[tuple[int, Network]] = []
+        self._networks: list[tuple[int, AddressRange]] = []
         for index, rule in enumerate(self.rules):
+            if index not in counted:
+                continue
             network = network_of(rule)
             if network is not None:
                 self._networks.append((index, network))
@@ -716,7 +722,7 @@ class RuleSet:
             plain = plain.partition(".")[2]
             yield from self._below.get(plain, ())
 
-    def _for_address(self, address: Network) -> Iterator[int]:
+    def _for_address(self, address: AddressRange) -> Iterator[int]:
         special = special_range(address)
         for index, network in self._networks:
             if self.rules[index].deny or not network.contains(address):

@@ -313,7 +313,7 @@ def launch_with_rules(
         setup.close()
 
 
-class Pair(NamedTuple):
+class BothResults(NamedTuple):
     """What two activities returned: None for one that failed, and the first failure."""
 
     first: Any
@@ -321,7 +321,7 @@ class Pair(NamedTuple):
     failure: BaseException | None
 
 
-def together(first: Steps[Any], second: Steps[Any]) -> Steps[Pair]:
+def together(first: Steps[Any], second: Steps[Any]) -> Steps[BothResults]:
     """Take the steps of two activities in turn until both have ended.
 
     If one fails, or an exception arrives from outside, the other gets it too and is taken to its end.
@@ -363,4 +363,4 @@ def together(first: Steps[Any], second: Steps[Any]) -> Steps[Pair]:
             problem = step(number, error)
             if problem is not None and failure is None:
                 failure = news = problem
-    return Pair(results[0], results[1], failure)
+    return BothResults(results[0], results[1], failure)

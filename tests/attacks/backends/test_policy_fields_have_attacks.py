@@ -164,6 +164,11 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
 }
 #: Controls that no clause asks for, because every run has them.
 ALWAYS: dict[Control, tuple[str, ...]] = {
+    Control.NETWORK_RULES: (
+        "test_a_name_outside_the_rules_does_not_exist_and_no_packet_leaves",
+        "test_a_port_outside_the_rules_is_refused_at_once",
+        "test_an_address_that_no_rule_names_is_refused",
+    ),
     Control.PROCESSES: ("test_a_process_outside_can_be_neither_read_nor_seized",),
     Control.IPC: ("test_an_abstract_socket_of_the_host_cannot_be_reached",),
     Control.PRIVILEGES: ("test_whoever_calls_the_program_has_no_capability",),

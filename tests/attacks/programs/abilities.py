@@ -49,6 +49,8 @@ def connect(address):
     with socket.socket(family, kind) as end:
         end.settimeout(5)
         end.connect(address)
+        if kind == socket.SOCK_STREAM and not end.recv(1):
+            raise OSError(104, "closed")
 
 
 def asks():

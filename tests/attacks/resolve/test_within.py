@@ -127,17 +127,19 @@ class World:
             for path in (*map(str, self.sockets), f"\0stockade-{os.getpid()}"):
                 end = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
                 end.bind(path)
-            server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            server.settimeout(0.1)
+            servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
             done = threading.Event()
-            thread = threading.Thread(target=_answer, args=(server, done))
-            thread.start()
-            stack.callback(thread.join)
+            for server in servers:
+                server.settimeout(0.1)
+                thread = threading.Thread(target=_answer, args=(server, done))
+                thread.start()
+                stack.callback(thread.join)
             stack.callback(done.set)
-            self.what = self._what(server.getsockname()[1])
+            self.ports = [server.getsockname()[1] for server in servers]
+            self.what = self._what()
             yield
 
-    def _what(self, port: int) -> dict[str, Any]:
+    def _what(self) -> dict[str, Any]:
         programs = [*map(str, self.programs), "/usr/bin/true"]
         files = [path for path in self.kept if path not in programs]
         changed = [path for path in files if "/bin/" not in path] + [f"{self.home}/go/bin/p"]
@@ -158,7 +160,8 @@ class World:
             "list": [f"{self.root}/{name}" for name in ("ws", "data", "out", "ws/sub")],
             "execute": programs,
             "made": "/usr/bin/false",
-            "connect": [*map(str, self.sockets), f"@stockade-{os.getpid()}", ["127.0.0.1", port]],
+            "connect": [*map(str, self.sockets), f"@stockade-{os.getpid()}"]
+            + [["127.0.0.1", port] for port in self.ports],
             "calls": number,
             "write": changed,
             "make": [f"{self.root}/{name}" for name in places],
@@ -216,7 +219,9 @@ class World:
 def _answer(server: socket.socket, done: threading.Event) -> None:
     while not done.is_set():
         with contextlib.suppress(TimeoutError):
-            server.accept()[0].close()
+            end, _ = server.accept()
+            with end:
+                end.send(b"!")
 
 
 def more(narrow: Seen, wide: Seen, set_by: Policy) -> list[str]:
@@ -305,7 +310,7 @@ class Maker:
                     for names in ((), ("/usr/bin/true",), ("/usr/bin/*",), ("tools/prog",), ("tools/*",))
                 ),
             ],
-            "net": [[], "open"],
+            "net": [[], "open", *rules_of(*world.ports)],
             "backend": ["auto", "native", "bwrap", "landlock", ["landlock", "native"], ["native", "bwrap"]],
             "toolchain": [True, False, ["mine"]],
             "delegate": [False, True],
@@ -393,6 +398,20 @@ class Maker:
             return Policy(**fitting)
         except PolicyError:
             return None
+
+
+def rules_of(first: int, second: int) -> list[list[str]]:
+    """Rules that let a program reach the first port, the second one, both or none."""
+    return [
+        [f"127.0.0.1:{first}"],
+        [f"127.0.0.1:{second}"],
+        [f"127.0.0.1:{first},{second}"],
+        [f"127.0.0.0/8:{first}", f"127.0.0.1:{second}"],
+        [f"127.0.0.1:{first},{second}", f"!127.0.0.1:{second}"],
+        [f"127.0.0.2:{first}", f"one.example:{second}"],
+        [f"*.example:{first}"],
+        ["one.example", "!two.example"],
+    ]
 
 
 def _in(root: str, *names: str) -> list[str]:
@@ -508,6 +527,23 @@ def test_a_pattern_that_means_the_same_from_both_directories_is_no_more(worlds: 
         seen = [world.seen(mine), world.seen(other)]
         assert f"{world.root}/ws/sub/AGENTS.md" in seen[0].landed.keys() & seen[1].landed.keys()
         assert f"{world.root}/ws/sub/deep/c.txt" not in seen[0].landed.keys() | seen[1].landed.keys()
+
+
+def test_rules_that_allow_more_let_a_program_reach_more(worlds: Any) -> None:
+    """The control for rules: each of these pairs differs in what is reached, and `within` says so."""
+    with worlds("native") as world:
+        first, second = world.ports
+        both, denied = [f"127.0.0.1:{first},{second}"], f"!127.0.0.1:{second}"
+        for wide, narrow in (
+            (both, [f"127.0.0.1:{first}"]),
+            (both, [*both, denied]),
+            ("open", [f"127.0.0.1:{first}"]),
+            ([f"127.0.0.1:{first}"], [f"one.example:{first}"]),
+            ([f"127.0.0.1:{first}"], []),
+        ):
+            seen = [world.seen(Policy(net=net)) for net in (wide, narrow)]
+            assert more(seen[0], seen[1], Policy()) != [], (wide, narrow)
+            assert excess(Policy(net=wide), Policy(net=narrow), str(world.home)) != [], (wide, narrow)
 
 
 #: Those that are compared by value, and those that are their own clauses together.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -194,7 +196,8 @@ def test_addresses_without_a_rule_are_reset_at_once(tmp_path: Path) -> None:
             CONNECT + "def talk(host, port):\n"
             "    one = connect(host, port); one.sendall(b'x'); return one.recv(9)\n"
             "for host, port in ((sys.argv[1], 7001), (sys.argv[1], 7000), ('127.0.0.1', 7000),\n"
-            "    ('::1', 7000), ('198.18.0.9', 7000), ('198.18.0.2', 7001), ('93.184.216.35', 7001), ('8.8.8.8', 7002)):\n"
+            "    ('::1', 7000), ('198.18.0.9', 7000), ('198.18.0.2', 7001), ('93.184.216.35', 7001),\n"
+            "    ('8.8.8.8', 7002)):\n"
             "    began = time.monotonic(); print(outcome(lambda: talk(host, port)))\n"
             "    assert time.monotonic() - began < 0.5\n",
             SERVER,
@@ -364,3 +367,24 @@ def test_the_copy_holds_little_memory_of_its_own(tmp_path: Path) -> None:
         rig.serve(echo, 7000)
         rig.python(CONNECT + "one = connect(sys.argv[1], 7000); one.sendall(b'x'); one.recv(9)", SERVER)
         assert private_memory(rig.pid) < 4 * 1024 * 1024
+
+
+def test_the_end_of_the_control_socket_ends_it_and_leaves_no_record_open(tmp_path: Path) -> None:
+    with EgressRig(tmp_path, [f"{SERVER}:7000"], [7000]) as rig:
+        rig.serve(echo, 7000)
+        client = subprocess.Popen(
+            rig.inside.command(
+                sys.executable, "-I", "-c",
+                CONNECT + "one = connect(sys.argv[1], 7000); one.sendall(b'x'); one.recv(9)\n"
+                "print('up', flush=True); print(outcome(lambda: one.recv(9)))\n",
+                SERVER,
+            ),
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert client.stdout is not None
+        assert client.stdout.readline() == "up\n"
+        assert rig.records()[0].open
+        rig.control.shutdown(socket.SHUT_RDWR)
+        assert client.communicate(timeout=10)[0] == "ConnectionResetError\n"
+        rig.process.wait(10)
+        assert [(one.open, one.reason) for one in rig.records()] == [(False, "ended")]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -22,6 +25,8 @@ from stockade.runs import egress_process, egress_template
 from stockade.runs.io.eventloop import Events, drive
 from support.egress import ANSWERING, CONFINED, ask, launched, running
 from support.gatebuild import sabotaged_library
+from support.means import applies
+from support.paths import ROOT
 
 #: Answers with the message itself.
 ECHO = CONFINED + "answer = dict" + ANSWERING
@@ -91,6 +96,16 @@ def answer(given):
             assert ask(process, {})["found"] == [0, 1, 2, 3, 4]
 
 
+def test_no_other_process_of_the_user_can_read_its_memory() -> None:
+    applies(os.geteuid() != 0, "root may read everything")
+    with running(ECHO) as process:
+        info = Path(f"/proc/self/fdinfo/{process.pidfd}").read_text()
+        first = next(line.split()[1] for line in info.splitlines() if line.startswith("Pid:"))
+        (pid,) = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+        with pytest.raises(PermissionError):
+            os.open(f"/proc/{pid}/mem", os.O_RDONLY)
+
+
 def test_closing_ends_it_at_once() -> None:
     process = launched(ECHO)
     begun = time.monotonic()
@@ -149,6 +164,47 @@ def test_the_template_is_started_once() -> None:
         first = client.resident_pids()
     with running(ECHO):
         assert client.resident_pids() == first
+
+
+def test_a_template_outlives_the_thread_that_started_it() -> None:
+    client.shutdown()
+    thread = threading.Thread(target=egress_template.warm_up)
+    thread.start()
+    thread.join()
+    with running(ECHO) as process:
+        assert ask(process, {"a": 1}) == {"a": 1}
+
+
+def test_it_and_its_template_end_with_a_supervisor_that_is_killed() -> None:
+    code = (
+        "import sys, time\n"
+        "from stockade.gate import client\n"
+        "from support.egress import ANSWERING, CONFINED, launched\n"
+        "process = launched(CONFINED + 'answer = dict' + ANSWERING)\n"
+        "print(process._connection.resident.pid, process.pidfd, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    command = [sys.executable, "-c", code]
+    supervisor = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+    assert supervisor.stdout is not None
+    template, pidfd = map(int, supervisor.stdout.readline().split())
+    info = Path(f"/proc/{supervisor.pid}/fdinfo/{pidfd}").read_text()
+    first = next(int(line.split()[1]) for line in info.splitlines() if line.startswith("Pid:"))
+    supervisor.kill()
+    supervisor.wait()
+    supervisor.stdout.close()
+    end = time.monotonic() + 10
+    while time.monotonic() < end and any(_runs(pid) for pid in (template, first)):
+        time.sleep(0.01)
+    assert not _runs(template) and not _runs(first)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def test_a_template_that_died_is_started_again() -> None:

@@ -56,7 +56,7 @@ class Network:
         return observe_network(listeners, ports, self.pid, self.namespace)
 
     def python(self, script: str) -> str:
-        return self.box.run(["python3", "-c", script], timeout=60).check().text
+        return self.box.run(["/usr/bin/python3", "-c", script], timeout=60).check().text
 
     def attempts(self, *targets: tuple[int, str, int]) -> list[list[object]]:
         """The errno and the own address of a connection to each target."""
@@ -193,7 +193,7 @@ def test_questions_over_udp_are_answered_from_the_address_that_was_asked(native:
         "    end.send(b'question')\n"
         "    print(end.recv(100).decode(), flush=True)\n"
     )
-    with native.opened() as listeners, native.box.start(["python3", "-c", ask]) as process:
+    with native.opened() as listeners, native.box.start(["/usr/bin/python3", "-c", ask]) as process:
         for _, descriptor in listeners.udp:
             with socket.socket(fileno=os.dup(descriptor)) as end:
                 end.settimeout(20)
@@ -313,7 +313,7 @@ def test_the_resident_goes_on(native: Network) -> None:
     """It launches sandboxes whose networks lead nowhere, and stays in no other's namespace."""
     with native.opened():
         for _ in range(3):
-            result = stockade.run(["python3", "-c", CONNECT.format(targets=[FOUR[0]])])
+            result = stockade.run(["/usr/bin/python3", "-c", CONNECT.format(targets=[FOUR[0]])])
             assert json.loads(result.check().text)[0][0] == errno.ENETUNREACH
 
 

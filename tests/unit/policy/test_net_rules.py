@@ -211,6 +211,14 @@ def test_a_decision_has_the_rule_that_made_it_and_an_opaque_rule_allows_the_most
     assert some.for_name("other.example", 443) == (False, -1, False)
 
 
+def test_rules_that_are_not_active_decide_nothing_and_keep_their_index() -> None:
+    parsed = [parse_rule(text) for text in ("a.example", "!a.example", "8.8.8.8", "*.example")]
+    some = RuleSet(parsed, active=[3])
+    assert some.for_name("a.example", 443) == (True, 3, False)
+    assert not some.for_address("8.8.8.8", 443).allowed
+    assert not RuleSet(parsed, active=[]).knows("a.example")
+
+
 def test_addresses_are_allowed_by_address_rules_alone() -> None:
     some = rules("example.com", "93.184.216.0/24:443", "[2606:2800::/32]:443", "!93.184.216.35")
     assert some.for_address("93.184.216.34", 443) == (True, 1, True)

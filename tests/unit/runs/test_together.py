@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stockade.runs.egress import Pair, together
+from stockade.runs.egress import BothResults, together
 from stockade.runs.io.eventloop import Steps
 
 
@@ -25,7 +25,7 @@ def activity(log: list[str], name: str, steps: int, fails: bool = False) -> Step
         raise
 
 
-def finish(steps: Steps[Pair]) -> tuple[Pair, list[float | None]]:
+def finish(steps: Steps[BothResults]) -> tuple[BothResults, list[float | None]]:
     waits: list[float | None] = []
     while True:
         try:
@@ -37,7 +37,7 @@ def finish(steps: Steps[Pair]) -> tuple[Pair, list[float | None]]:
 def test_both_results_are_returned_and_the_shorter_wait_counts() -> None:
     log: list[str] = []
     pair, waits = finish(together(activity(log, "a", 3), activity(log, "b", 2)))
-    assert pair == Pair("a", "b", None)
+    assert pair == BothResults("a", "b", None)
     assert log == ["a0", "b0", "a1", "b1", "a2"] and waits == [0.0, 1.0, 2.0]
 
 

@@ -71,11 +71,12 @@ def _relay() -> dict[str, str]:
 
 
 #: The resolver of names: it reads files, loads libraries, asks servers and has threads. The C library binds
-#: the socket by which it asks for this host's addresses.
+#: the socket by which it asks for this host's addresses. It waits for the copy of itself that has tried its
+#: walls before they were raised.
 _RESOLVER = """
 open openat stat lstat statx newfstatat access faccessat faccessat2 readlink readlinkat getdents64 statfs
 fstatfs fadvise64 getcwd eventfd2 bind sendmmsg recvmmsg uname sysinfo sched_getaffinity getrlimit getppid
-get_robust_list prctl arch_prctl membarrier
+get_robust_list prctl arch_prctl membarrier wait4
 """
 _RESOLVER_BOUNDED = {
     "socket": "no unix names",

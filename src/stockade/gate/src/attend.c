@@ -293,8 +293,9 @@ static void set_foreground(pid_t group)
 static void handle_request(struct run *run)
 {
 	struct request request;
-	unsigned none = 0;
-	int got = receive(run->socket, &request, sizeof request, NULL, &none);
+	int passed = -1;
+	unsigned count = run->all ? 1 : 0; /* init attends to it, and may serve a publisher */
+	int got = receive(run->socket, &request, sizeof request, &passed, &count);
 	if (got <= 0) {
 		close_fd(&run->socket);
 		end_run(run, ENDED_BY_REQUEST, run->grace);
@@ -310,7 +311,10 @@ static void handle_request(struct run *run)
 		kill(-run->leader, (int)request.value);
 	} else if (request.kind == REQUEST_TIME && run->stage == RUNNING) {
 		run->deadline = request.wall_us ? now_ms() + (request.wall_us + 999) / 1000 : 0;
+	} else if (request.kind == REQUEST_SERVE && count == 1) {
+		publish_open(&run->runs->launch->plan, take_fd(&passed));
 	}
+	close_fd(&passed);
 }
 
 static void keep_time(struct run *run)
@@ -399,15 +403,16 @@ void attend(struct runs *runs, struct program *program, int children, int all)
 	for (;;) {
 		if (has_ended(&run))
 			finish(&run);
-		struct pollfd watched[4 + GUARD_POLLS] = {
+		struct pollfd watched[5 + GUARD_POLLS] = {
 		    {run.socket, POLLIN, 0},
 		    {run.orphaned ? -1 : runs->launch->supervisor, POLLIN, 0},
 		    {children, POLLIN, 0},
-		    {all ? runs->from_warden : -1, POLLIN, 0}};
+		    {all ? runs->from_warden : -1, POLLIN, 0},
+		    publish_poll()};
 		if (all)
-			guard_polls(watched + 4);
+			guard_polls(watched + 5);
 		int wait = run_timeout(&run);
-		if (poll(watched, all ? 4 + GUARD_POLLS : 4, all ? guard_timeout(wait) : wait) < 0 && errno != EINTR)
+		if (poll(watched, all ? 5 + GUARD_POLLS : 5, all ? guard_timeout(wait) : wait) < 0 && errno != EINTR)
 			_exit(1);
 		if (watched[1].revents)
 			outlive_supervisor(&run);
@@ -415,7 +420,8 @@ void attend(struct runs *runs, struct program *program, int children, int all)
 			end_run(&run, ENDED_FROM_OUTSIDE, run.grace);
 		if (watched[0].revents)
 			handle_request(&run);
-		if (all && run.stage != KILLED && guard_check(runs, watched + 4))
+		publish_handle(watched[4].revents);
+		if (all && run.stage != KILLED && guard_check(runs, watched + 5))
 			end_run(&run, ENDED_ITSELF, 0);
 		keep_time(&run);
 	}

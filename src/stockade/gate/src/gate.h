@@ -24,7 +24,8 @@
  * raises the walls of the plan on itself, in walls.c, mounts.c and masks.c, looks at them again, in confirm.c,
  * and has no capability left when it says that it is ready. It holds a socket to the supervisor, a pidfd of the
  * supervisor and a signalfd, and beside them only what it guards: the memory, the processor time and the mount
- * table of the sandbox (guard.c). On request it starts programs, which inherit the walls.
+ * table of the sandbox (guard.c). On request it starts programs, which inherit the walls. It may also hold the socket
+ * of a publisher, a process outside that can ask it for connections to the sandbox's own ports (publish.c).
  *
  * A keeper (attend.c) is a child of init that attends to one program of a living sandbox, as the same user in the
  * same namespaces. It adopts what the program's processes leave behind, keeps the program's time, and holds a
@@ -241,6 +242,12 @@ int guard_timeout(int otherwise);
 int guard_spent(void);
 /* What is over, if anything; a mount that came off ends the sandbox here. */
 enum end_reason guard_check(const struct runs *runs, const struct pollfd *polls);
+
+/* Takes over the socket of a publisher, in place of the last one: publish.c. */
+void publish_open(const struct plan *plan, int socket);
+void publish_close(void);
+struct pollfd publish_poll(void);
+void publish_handle(short events);
 
 /* Counts how often programs tried to reach a network that is not there. */
 uint32_t count_unreached(const struct plan *plan);

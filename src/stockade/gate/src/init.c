@@ -272,6 +272,7 @@ static void start_kept(struct runs *runs, struct program *program, int children)
 	pid_t gate = getpid(), pid = guard_share(runs) ? -1 : (pid_t)syscall(SYS_clone, KEEPER_ENDED, 0, 0, 0, 0);
 	if (pid == 0) {
 		close(runs->launch->socket);
+		publish_close();
 		if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) || (runs->plain && scope_signals(gate)))
 			_exit(1);
 		attend(runs, program, children, 0);
@@ -389,12 +390,13 @@ static _Noreturn void end_sandbox(int children)
 static void serve(struct runs *runs, int children)
 {
 	const struct launch *launch = runs->launch;
-	struct pollfd watched[5 + GUARD_POLLS] = {
+	struct pollfd watched[6 + GUARD_POLLS] = {
 	    {launch->socket, POLLIN, 0}, {launch->supervisor, POLLIN, 0}, {children, POLLIN, 0}, {runs->from_warden, POLLIN, 0}};
 	for (;;) {
 		watched[4] = (struct pollfd){first_socket(runs), POLLIN, 0};
-		guard_polls(watched + 5);
-		if (poll(watched, 5 + GUARD_POLLS, guard_timeout(first_timeout(runs))) < 0 && errno != EINTR)
+		watched[5] = publish_poll();
+		guard_polls(watched + 6);
+		if (poll(watched, 6 + GUARD_POLLS, guard_timeout(first_timeout(runs))) < 0 && errno != EINTR)
 			_exit(1);
 		if (watched[1].revents || warden_asks_end(runs->from_warden, watched[3].revents))
 			end_sandbox(children);
@@ -403,8 +405,9 @@ static void serve(struct runs *runs, int children)
 				end_sandbox(children);
 			reap(runs);
 		}
-		if (guard_check(runs, watched + 5))
+		if (guard_check(runs, watched + 6))
 			signal_descendants(runs, SIGKILL, KEEPERS);
+		publish_handle(watched[5].revents);
 		first_handle(runs, watched[4].revents);
 		if (!watched[0].revents)
 			continue;
@@ -416,6 +419,10 @@ static void serve(struct runs *runs, int children)
 			end_sandbox(children);
 		if (got < 0)
 			_exit(1);
+		if (request.kind == REQUEST_SERVE && count == 1) {
+			publish_open(&launch->plan, descriptors[0]);
+			continue;
+		}
 		if (request.kind == REQUEST_EXEC && count)
 			start(runs, &request, descriptors, count, children);
 		else if (request.kind == REQUEST_SIGNAL && count == 0)

@@ -77,6 +77,8 @@ enum reply_kind {
 	REPLY_STOPPED,     /* the program on a terminal was stopped; status: by which signal */
 	REPLY_NETWORK,     /* from a child of the resident; status: families, 1 is IPv4 alone; index: ports; descriptors: the
 			      namespace of the first listener, for each family TCP by port, then UDP of each family */
+	REPLY_CONNECTED,   /* to a publisher; index: the request's number; error, or else descriptor: a TCP socket that is
+			      connected or connecting */
 };
 
 /* Who ended a run, if it was not the program itself. */
@@ -100,7 +102,7 @@ struct reply {
 };
 _Static_assert(sizeof(struct reply) == REPLY_SIZE, "struct reply");
 
-/* From the supervisor to init, or on a run's own socket to its keeper. */
+/* From the supervisor to init, or on a run's own socket to its keeper; and from a publisher to init. */
 enum request_kind {
 	REQUEST_EXEC = 1, /* descriptors: body; stdin, stdout, stderr; and as the flags say */
 	REQUEST_SIGNAL,   /* value: the signal; flags: to whom, and whose the terminal is first */
@@ -108,6 +110,8 @@ enum request_kind {
 	REQUEST_WATCH,    /* descriptors as the flags say; value: cores; wall_us: processor time */
 	REQUEST_ROOTS,    /* for looking at the files from outside */
 	REQUEST_TIME,     /* to a keeper; wall_us: how long the run may still take, 0 for ever */
+	REQUEST_SERVE,    /* descriptor: a socket on which init answers REQUEST_CONNECT, and nothing else */
+	REQUEST_CONNECT,  /* from its other end; value: the port; flags: the family; grace_ms: a number for the reply */
 };
 enum {
 	EXEC_KEPT = 1,     /* the sandbox outlives this run; one more descriptor: a socket for its keeper */
@@ -121,6 +125,7 @@ enum {
 	EXEC_RESUME = 256, /* nothing is executed: it goes on in the template that init is a copy of */
 	EXEC_FIRST = 512,  /* of a kept run: it is process 2, and init attends to it itself */
 };
+enum { CONNECT_ANY, CONNECT_IPV4, CONNECT_IPV6 };
 enum {
 	WATCH_MEMORY = 1,  /* an eventfd of cgroup v1 */
 	WATCH_COUNTED = 2, /* or the memory.events of v2 */

@@ -1,0 +1,48 @@
+"""The decoders of the egress as in its template: the standard library alone, no import after the start."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+before = set(sys.modules)
+from stockade.egress.dns import NameServer
+from stockade.egress.http_requests import RequestRefusedError, RequestScreen, refusal
+from stockade.egress.tls_hello import HelloError, HelloReader
+print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] not in sys.stdlib_module_names))
+sys.meta_path.clear()
+
+class NoNames:
+    def lookup(self, name): return None
+    def reverse(self, address): return None
+
+for data in map(bytes.fromhex, sys.argv[1:]):
+    NameServer(NoNames()).answer(data)
+    for reader in (HelloReader(), RequestScreen("a.test", 80)):
+        try:
+            reader.feed(data)
+        except (HelloError, RequestRefusedError) as error:
+            refusal(str(error))
+"""
+QUERY = b"\0\1\1\0\0\1\0\0\0\0\0\0\1a\4test\0\0\1\0\1"
+HELLO = b"\x16\3\1\0\x2d\1\0\0\x29\3\3" + bytes(33) + b"\0\2\x13\1\1\0"
+REQUEST = b"POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 5\r\n\r\nhello"
+
+
+def test_the_decoders_load_the_standard_library_alone_and_nothing_later() -> None:
+    corpus = [data.hex() for data in (QUERY, HELLO, REQUEST, REQUEST.replace(b"a.test", b"evil.test"))]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *corpus], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ast.literal_eval(done.stdout) == [
+        "stockade",
+        "stockade._version",
+        "stockade.egress",
+        "stockade.egress.dns",
+        "stockade.egress.http_requests",
+        "stockade.egress.tls_hello",
+        "stockade.errors",
+    ]
