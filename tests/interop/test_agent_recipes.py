@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.means import need_program
+from support.network import Internet
 from support.paths import ROOT
 from support.screen import STOCKADE
 
@@ -22,37 +20,22 @@ DOCUMENT = ROOT / "docs" / "how-to" / "agents.md"
 RECIPES = ROOT / "docs" / "how-to" / "agents"
 AGENT = ROOT / "tests" / "support" / "agent.py"
 PYTHON = "/usr/bin/python3"
-#: By recipe: a file of settings in the home, and the variable that has the key.
+#: By recipe: a file of settings in the home, the variable that has the key, and the host of the model.
 AGENTS = {
-    "claude-code": (".claude/settings.json", "ANTHROPIC_API_KEY"),
-    "codex": (".codex/config.toml", "OPENAI_API_KEY"),
-    "aider": (".aider.conf.yml", "ANTHROPIC_API_KEY"),
-    "gemini-cli": (".gemini/settings.json", "GEMINI_API_KEY"),
+    "claude-code": (".claude/settings.json", "ANTHROPIC_API_KEY", "api.anthropic.com"),
+    "codex": (".codex/config.toml", "CODEX_API_KEY", "api.openai.com"),
+    "aider": (".aider.conf.yml", "ANTHROPIC_API_KEY", "api.anthropic.com"),
+    "gemini-cli": (".gemini/settings.json", "GEMINI_API_KEY", "generativelanguage.googleapis.com"),
 }
 KEY = "sk-for-the-agent"
 
 
 @pytest.fixture
-def api() -> Iterator[tuple[str, int]]:
-    """An API that answers whoever has the key."""
-    server = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = server.accept()
-            except OSError:
-                return
-            with connection, connection.makefile("rw") as stream:
-                stream.write("fix it\n" if stream.readline().strip() == KEY else "who are you\n")
-                stream.flush()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    yield server.getsockname()
-    server.shutdown(socket.SHUT_RDWR)
-    server.close()
-    thread.join()
+def api(internet: Internet) -> Internet:
+    """The hosts of the agents' models; they answer whoever has the key."""
+    for _, _, host in AGENTS.values():
+        internet.handle(host, "support.model_apis:task", key=KEY)
+    return internet
 
 
 @pytest.fixture
@@ -63,7 +46,7 @@ def home(tmp_path: Path) -> Path:
         ".gitconfig": "[user]\n\tname = Ada\n\temail = ada@example.org\n",
         ".ssh/id_ed25519": "private",
         "other/secret.txt": "private",
-        **{settings: f"of {name}" for name, (settings, _) in AGENTS.items()},
+        **{settings: f"of {name}" for name, (settings, _, _) in AGENTS.items()},
     }.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(content)
@@ -92,28 +75,18 @@ def project(home: Path) -> Path:
     return project
 
 
-def run(recipe: Path, project: Path, name: str, api: tuple[str, int]) -> dict[str, Any]:
-    settings, key = AGENTS[name]
-    wanted = json.dumps({"settings": settings, "key": key, "api": api})
-    done = subprocess.run(
-        [STOCKADE, "run", "-p", str(recipe), "--", PYTHON, "agent.py", wanted],
-        cwd=project,
-        env={**os.environ, "HOME": str(project.parent), key: KEY, "GITHUB_TOKEN": "private"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def run(recipe: Path, project: Path, name: str, api: Internet) -> dict[str, Any]:
+    settings, key, host = AGENTS[name]
+    wanted = json.dumps({"settings": settings, "key": key, "api": host})
+    environ = {"HOME": str(project.parent), key: KEY, "GITHUB_TOKEN": "private"}
+    done = api.stockade("run", "-p", str(recipe), "--", PYTHON, "agent.py", wanted, cwd=project, env=environ)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_agent_can_work_and_do_nothing_else(
-    name: str, project: Path, home: Path, api: tuple[str, int]
-) -> None:
+def test_an_agent_can_work_and_do_nothing_else(name: str, project: Path, home: Path, api: Internet) -> None:
     before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
     found = run(RECIPES / f"{name}.toml", project, name, api)
     assert (found["settings"], found["key"], found["task"]) == (f"of {name}", KEY, "fix it")
@@ -129,8 +102,14 @@ def test_an_agent_can_work_and_do_nothing_else(
         "read secrets deeper in the project",
         "read another project",
         "read a token in the environment",
+        "reach another host",
+        "reach another address",
+        "reach a server of this machine",
+        "reach the metadata address",
     }
     assert "done" not in attempts.values()
+    host = AGENTS[name][2]
+    assert api.asked() == {host} and {event["host"] for event in api.events("request")} == {host}
     assert {path: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
     shown = subprocess.run([STOCKADE, "diff"], cwd=project, capture_output=True, timeout=60, check=False)
     assert b"private" not in shown.stdout
@@ -151,7 +130,7 @@ def test_an_agent_can_work_and_do_nothing_else(
 
 
 def test_without_the_network_all_but_the_api_works(
-    project: Path, home: Path, api: tuple[str, int], tmp_path: Path
+    project: Path, home: Path, api: Internet, tmp_path: Path
 ) -> None:
     recipe = tmp_path / "offline.toml"
     lines = (RECIPES / "claude-code.toml").read_text().splitlines()
@@ -161,7 +140,7 @@ def test_without_the_network_all_but_the_api_works(
 
 
 def test_the_clause_of_the_recipes_is_what_hides_the_secrets_of_the_project(
-    project: Path, home: Path, api: tuple[str, int], tmp_path: Path
+    project: Path, home: Path, api: Internet, tmp_path: Path
 ) -> None:
     recipe = tmp_path / "open.toml"
     lines = (RECIPES / "claude-code.toml").read_text().splitlines()

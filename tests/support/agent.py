@@ -7,9 +7,11 @@ agent that was talked into it would try. It prints what it found as JSON.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable
@@ -39,18 +41,24 @@ def main() -> None:
         "read another project": attempt((home / "other/secret.txt").read_text),
         "read a token in the environment": attempt(lambda: os.environ["GITHUB_TOKEN"]),
         "leave something in the home": attempt(lambda: (home / ".bashrc").write_text("run this outside")),
+        "reach another host": attempt(lambda: reach("evil.example", 443)),
+        "reach another address": attempt(lambda: reach("11.0.0.66", 443)),
+        "reach a server of this machine": attempt(lambda: reach("127.0.0.1", 80)),
+        "reach the metadata address": attempt(lambda: reach("169.254.169.254", 80)),
         "plant a hook": attempt(lambda: plant(Path(".git/hooks/pre-commit"))),
     }
     print(json.dumps(found))
 
 
-def ask(address: list[object], key: str) -> str:
+def ask(host: str, key: str) -> str:
+    connection = http.client.HTTPSConnection(host, timeout=5)
     try:
-        with socket.create_connection((str(address[0]), int(str(address[1]))), 5) as connection:
-            connection.sendall(f"{key}\n".encode())
-            return connection.makefile().readline().strip()
+        connection.request("POST", "/task", headers={"X-Key": key})
+        return connection.getresponse().read().decode().strip()
     except OSError as error:
         return f"no answer: {error.strerror}"
+    finally:
+        connection.close()
 
 
 def call(*command: str) -> str:
@@ -64,6 +72,19 @@ def attempt(action: Callable[[], object]) -> str:
     except (OSError, KeyError) as error:
         return type(error).__name__
     return "done"
+
+
+def reach(host: str, port: int) -> None:
+    """Connect and ask; a connection that is closed without an answer reached nothing."""
+    with socket.create_connection((host, port), 5) as connection:
+        if port == 443:
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            context.wrap_socket(connection, server_hostname=host).close()
+            return
+        connection.sendall(f"GET / HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+        if not connection.recv(100):
+            raise ConnectionResetError
 
 
 def plant(path: Path) -> None:

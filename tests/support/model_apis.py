@@ -16,6 +16,11 @@ DONE = "All done."
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
+def task(request: Request, key: str) -> Response:
+    """What `support/agent.py` asks; it needs no model."""
+    return Response(b"fix it\n" if request.headers.get("x-key") == key else b"who are you\n")
+
+
 def messages(request: Request, command: str, key: str) -> Response:
     """Anthropic's Messages API."""
     if request.path != "/v1/messages" or request.method != "POST":

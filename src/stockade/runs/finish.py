@@ -105,7 +105,9 @@ def _with_refusals(result: Result, ended: RunEnding, network: NetworkUse, prepar
         return result.hint
     from stockade.runs.explain.refused_connections import hint
 
-    refused = hint(ended.tail, network.denials, tuple(prepared.resolved.policy.net))
+    # Some programs, agents among them, say what went wrong on standard output.
+    words = ended.tail if ended.tail.strip() else result.stdout[-2048:]
+    refused = hint(words, network.denials, tuple(prepared.resolved.policy.net))
     return "; ".join(filter(None, (result.hint, refused)))
 
 

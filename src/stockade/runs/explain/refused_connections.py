@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 from stockade.result import Denial
 
-#: What curl, Python, Node, Go, git and ssh print if a name does not exist or a connection ends at once.
+#: What curl, Python, Node, Bun, Go, git and ssh print if a name does not exist or a connection ends at once.
 NO_CONNECTION = re.compile(
     rb"could not resolve|name or service not known|temporary failure in name resolution|no such host"
     rb"|ENOTFOUND|EAI_AGAIN|nodename nor servname|name resolution|getaddrinfo"
     rb"|connection (?:was )?(?:refused|reset|closed)|ECONNREFUSED|ECONNRESET|failed to connect"
-    rb"|SSL_ERROR_SYSCALL|unexpected eof|EOF occurred|network is unreachable",
+    rb"|unable to connect|FailedToOpenSocket|SSL_ERROR_SYSCALL|unexpected eof|EOF occurred"
+    rb"|network is unreachable",
     re.IGNORECASE,
 )
 #: Where those messages name a host and a port.
