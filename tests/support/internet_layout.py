@@ -41,6 +41,7 @@ ZONE: dict[str, dict[str, Any]] = {
     "pypi.good.example": {"A": ["11.0.0.34"]},
     "npm.good.example": {"A": ["11.0.0.35"]},
     "git.good.example": {"A": ["11.0.0.36"]},
+    "web.good.example": {"A": ["11.0.0.37"], "AAAA": ["2a10:600d::30"]},
     "alias.good.example": {"CNAME": "api.good.example"},
     "four.good.example": {"A": ["11.0.0.10"]},
     "six.good.example": {"AAAA": ["2a10:600d::10"]},

@@ -22,8 +22,12 @@ class Names:
     """The zone and what is asked of it."""
 
     def __init__(self, zone: Zone, note: Callable[..., None]) -> None:
-        self.zone = zone
         self._note = note
+        self.replace(zone)
+
+    def replace(self, zone: Zone) -> None:
+        """Answer from this zone from now on; what takes turns begins anew."""
+        self.zone = {name: dict(record) for name, record in zone.items()}
         self._turns: dict[tuple[str, str], int] = {}
 
     def answer(self, query: bytes, server: str, transport: str) -> tuple[bytes, float]:

@@ -47,7 +47,7 @@ class SmallInternet:
         self._events: list[dict[str, Any]] = []
         self._files = directory / "etc"
         self._authority = Authority(directory)
-        self._names = internet_names.Names({k: dict(v) for k, v in ZONE.items()}, self.note)
+        self._names = internet_names.Names(ZONE, self.note)
         self._web = internet_web.Web(self.note)
         self._servers: list[asyncio.Server] = []
 
@@ -77,9 +77,9 @@ class SmallInternet:
             case "clear":
                 self._events.clear()
             case "zone":
-                self._names.zone.update(command["records"])
+                self._names.replace({**self._names.zone, **command["records"]})
             case "reset":
-                self._names.zone = {k: dict(v) for k, v in ZONE.items()}
+                self._names.replace(ZONE)
                 self._events.clear()
                 self._write("resolv.conf", RESOLV_CONF)
                 self._write("hosts", HOSTS)

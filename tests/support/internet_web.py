@@ -228,7 +228,8 @@ def _standard(request: Request) -> Response:
         "tls": request.tls,
         "version": request.version,
     }
-    return Response(json.dumps(about).encode() + b"\n", headers={"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", "Access-Control-Allow-Origin": "*"}
+    return Response(json.dumps(about).encode() + b"\n", headers=headers)
 
 
 async def _big(megabytes: int) -> AsyncIterator[bytes]:

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from support.means import need, need_program
+
 #: What the process in the namespace runs: it sets the network up, then opens the sockets that are asked for.
 HOLDER = (
     """
@@ -51,6 +53,10 @@ class NetworkNamespace:
     """A network namespace, with a user and a mount namespace around it, until it is closed."""
 
     def __init__(self, ip: Sequence[str], files: Mapping[str, Path] | None = None) -> None:
+        for program in ("unshare", "nsenter", "ip"):
+            need_program(program)
+        able = subprocess.run(["unshare", "-Urnm", "true"], check=False, capture_output=True).returncode == 0
+        need(able, "no user namespaces for unshare")
         self._control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         plan = {"ip": list(ip), "bind": [[str(path), target] for target, path in (files or {}).items()]}
         self._holder = subprocess.Popen(

@@ -342,8 +342,10 @@ class _Visit:
             outcome=Outcome(ending.outcome), exit_code=ending.exit_code, signal=ending.signal,
             reason=ending.reason, hint=ending.hint, controls=ending.controls, changes=ending.changes,
             changes_cut=ending.changes_cut, workspace_id=ending.workspace, lost=ending.lost,
-            handoffs=ending.handoffs, warnings=ending.warnings,
+            handoffs=ending.handoffs, warnings=ending.warnings, denials=ending.denials,
         )  # fmt: skip
+        if not output.Verbosity.quiet:
+            result = run.report_denials(result)
         if result.signal != signal.SIGINT:
             run.report_end(result, quiet=output.Verbosity.quiet)
         if ending.others:

@@ -501,11 +501,8 @@ def _run_and_report(
         raise
     if args.json or args.json_fd is not None:
         _write_json(args, _plain(result))
-    if result.denials and not quiet:
-        from stockade.cli.ui.network_report import refused_line
-
-        output.say(refused_line(result.denials))
     if not quiet:
+        result = report_denials(result)
         report_handoffs(result, printed=_warnings(found.policy))
     if sinks:
         if terminal is None or result.signal != signal.SIGINT:  # a user who typed Ctrl-C knows why it ended
@@ -662,6 +659,18 @@ def report_kept(result: Result, command: list[str], start: str | None, policy: P
     home = state.state_dir(caller.environ, caller.home)
     if hint := kept_hint(command, os.path.join(tree, start or ""), tree, home, without=result.workspace_id):
         output.say(f"hint: {hint}")
+
+
+def report_denials(result: Result) -> Result:
+    """Print what network rules refused; return the result without a hint that says the same."""
+    if not result.denials:
+        return result
+    import msgspec
+
+    from stockade.cli.ui.network_report import other_hints, refused_line
+
+    output.say(refused_line(result.denials))
+    return msgspec.structs.replace(result, hint=other_hints(result.hint))
 
 
 def report_handoffs(result: Result, printed: Sequence[str] = ()) -> None:

@@ -9,10 +9,11 @@ nothing otherwise; that the filter is the one that it chose is this process's wo
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import os
 import socket
+
+from stockade.linux.sha256 import sha256
 
 PR_SET_DUMPABLE, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 4, 22, 2
 #: Of struct sock_filter.
@@ -32,7 +33,7 @@ def install_filter(program: bytes) -> str:
     if kernel.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    return hashlib.sha256(program).hexdigest()
+    return sha256(program).hexdigest()
 
 
 def confine(control: int, program: str) -> None:

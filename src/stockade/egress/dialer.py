@@ -134,7 +134,7 @@ class ResolverClient:
         self._next = 0
         #: What was asked and not answered yet: by name, and by the number of the request.
         self._by_name: dict[str, asyncio.Future[list[str]]] = {}
-        self._names: dict[int, str] = {}
+        self._names: dict[int, tuple[str, asyncio.TimerHandle]] = {}
         self._waiting: deque[str] = deque()
         self._open = True
         loop.add_reader(connection, self._read)
@@ -156,13 +156,12 @@ class ResolverClient:
         while self._waiting and len(self._names) < REQUESTS:
             name = self._waiting.popleft()
             self._next = (self._next + 1) % 2**32
-            self._names[self._next] = name
+            timer = self._loop.call_later(RESOLVER_TIMEOUT, self._fail, self._next, "timed out")
+            self._names[self._next] = name, timer
             try:
                 self._connection.send(_ID.pack(self._next) + name.encode("ascii"))
             except (OSError, UnicodeError):
                 self._fail(self._next, "resolver failed")
-            else:
-                self._loop.call_later(RESOLVER_TIMEOUT, self._fail, self._next, "timed out")
 
     def _read(self) -> None:
         try:
@@ -199,8 +198,10 @@ class ResolverClient:
         self._names.clear()
 
     def _take(self, number: int) -> asyncio.Future[list[str]] | None:
-        name = self._names.pop(number, None)
-        return None if name is None else self._by_name.pop(name, None)
+        name, timer = self._names.pop(number, ("", None))
+        if timer is not None:
+            timer.cancel()
+        return self._by_name.pop(name, None)
 
     def _fail(self, number: int, reason: str) -> None:
         future = self._take(number)

@@ -12,6 +12,8 @@ from ipaddress import IPv4Address, IPv6Address
 
 #: The most names of one sandbox.
 NAMES = 65_536
+#: The most characters of all names together: programs may ask for long names below a wildcard.
+ROOM = 4 * 1024 * 1024
 
 _IPV4_BASE = int(IPv4Address("198.18.0.0"))
 _IPV4_SIZE = 2**17
@@ -24,8 +26,8 @@ _RESERVED = 3
 class SyntheticNames:
     """The names of one sandbox and the addresses that stand for them."""
 
-    def __init__(self, limit: int = NAMES) -> None:
-        self._limit = limit
+    def __init__(self, limit: int = NAMES, room: int = ROOM) -> None:
+        self._limit, self._room = limit, room
         self._names: list[str] = []
         self._numbers: dict[str, int] = {}
 
@@ -33,8 +35,9 @@ class SyntheticNames:
         """Return the IPv4 and the IPv6 address of a name, new ones if needed; None if there are too many."""
         number = self._numbers.get(name)
         if number is None:
-            if len(self._names) >= self._limit:
+            if len(self._names) >= self._limit or len(name) > self._room:
                 return None
+            self._room -= len(name)
             number = self._numbers[name] = len(self._names)
             self._names.append(name)
         number += _RESERVED

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import json
 import os
 import socket
@@ -62,13 +63,15 @@ _DNS_PORT, _HTTP_PORT, _TLS_PORT = 53, 80, 443
 _BATCH = 64
 _QUERY_SIZE = 4096
 _READ_SIZE = 16 * 1024
+#: What all clients together may have sent before they are judged. A single one may have 64 KiB.
+_HELD_SIZE = 4 * 1024 * 1024
 #: DNS over TCP: connections at once, and how long one may be silent.
 _DNS_CONNECTIONS, _DNS_IDLE = 32, 10.0
 #: How long a refused client may take to read why.
 _LAST_WORDS_SECONDS = 1.0
 _LAST_WORDS_DRAIN = 256 * 1024
-#: How long to go on after the supervisor has said that the sandbox ended, and how often to look.
-_DRAIN_SECONDS, _DRAIN_STEP = 2.0, 0.005
+#: At the end: how long bytes may take to leave, how long then servers may take to end, and a look at both.
+_DRAIN_SECONDS, _LAST_ANSWERS_SECONDS, _DRAIN_STEP = 2.0, 0.25, 0.01
 #: How long to accept nothing if descriptors or memory ran out.
 _PAUSE = 0.05
 #: What accept says of a client that has gone already.
@@ -127,7 +130,7 @@ class ActiveRules:
         return rule.name if rule.wildcard else ""
 
 
-class Egress:
+class EgressLoop:
     """Decides, dials and relays for one sandbox."""
 
     def __init__(
@@ -138,7 +141,7 @@ class Egress:
         handed: list[int],
     ) -> None:
         self._loop, self._control = loop, control
-        self._settings = _settings(message)
+        self._bounds = _bounds(message)
         self._apply_rules(message)
         self._nudge = handed[1]
         self._records = RecordWriter(handed[0], self._wake_supervisor)
@@ -150,8 +153,10 @@ class Egress:
         self._pool = PipePool()
         #: What is under way, by its task; the relay once there is one.
         self._connections: dict[asyncio.Task[None], Relay | None] = {}
-        #: Those whose client has to say something first: they may not use up all that are allowed.
-        self._silent: set[socket.socket] = set()
+        #: Those whose client has to say something first, and how many bytes of it are held: they may use up
+        #: neither all connections nor the memory.
+        self._silent: dict[socket.socket, int] = {}
+        self._held = 0
         self._dns_connections: set[asyncio.Task[None]] = set()
         #: Closed and opened again to accept and refuse a connection when descriptors have run out.
         self._reserve = os.dup(control.fileno())
@@ -181,12 +186,18 @@ class Egress:
             text = b""
         if not text:
             self._loop.remove_reader(self._control)
-            self._draining = self._loop.create_task(self._drain())
+            now = self._loop.time()
+            # Two turns later, so that everything that programs have sent until now has been seen.
+            self._loop.call_soon(
+                self._loop.call_soon, self._drain, now + _DRAIN_SECONDS, now + _LAST_ANSWERS_SECONDS
+            )
             return
         try:
             message = json.loads(text)
             if "rules" in message:
                 self._apply_rules(message)
+            if "read" in message:
+                self._records.forget(int(message["read"]))
             answer: dict[str, object] = {"ok": True}
         except (ValueError, KeyError, TypeError) as error:
             answer = {"error": str(error)[:200]}
@@ -197,21 +208,28 @@ class Egress:
         with contextlib.suppress(OSError):
             self._control.send(answer)
 
+    def _drain(self, late: float, last: float) -> None:
+        """Pass on what programs have sent before their end, then stop; `last` is for servers to end too."""
+        now = self._loop.time()
+        relays = [one for one in self._connections.values() if one is None or not one.finished.done()]
+        for relay in relays:
+            if relay is not None and relay.outgoing.is_idle():
+                relay.abort(reason="ended")
+        dialled = relays.count(None) > len(self._silent)
+        if dialled or any(one is not None and not one.outgoing.ended for one in relays):
+            last = now + _LAST_ANSWERS_SECONDS
+        elif not any(one is not None for one in relays):
+            last = now
+        if now < min(late, last):
+            self._loop.call_later(_DRAIN_STEP, self._drain, late, last)
+        else:
+            self._loop.stop()
+
     def close(self) -> None:
         """End all relays, so that no record stays open."""
         for relay in list(self._connections.values()):
             if relay is not None and not relay.finished.done():
-                relay.abort(reason="ended")
-
-    async def _drain(self) -> None:
-        """End once everything that programs have sent is passed on, or after a moment."""
-        late = self._loop.time() + _DRAIN_SECONDS
-        while self._loop.time() < late:
-            relays = self._connections.values()
-            if all(relay is not None and relay.outgoing.ended for relay in relays):
-                break
-            await asyncio.sleep(_DRAIN_STEP)
-        self._loop.stop()
+                relay.end()
 
     def _wake_supervisor(self) -> None:
         with contextlib.suppress(OSError):
@@ -221,7 +239,6 @@ class Egress:
 
     def lookup(self, name: str) -> NameAnswer | None:
         """Return the synthetic addresses of a name that the rules allow."""
-        self._names_full = False
         if not self._rules.set.knows(name):
             return None
         found = self._names.addresses(name)
@@ -235,6 +252,7 @@ class Egress:
         return self._names.name_of(address)
 
     def _answer(self, query: bytes) -> DnsReply | None:
+        self._names_full = False
         reply = self._name_server.answer(query)
         if reply is None or reply.verdict == "local":
             return reply
@@ -280,9 +298,9 @@ class Egress:
 
     def _listen(self, listener: socket.socket, port: int) -> None:
         listener.setblocking(False)
-        self._loop.add_reader(listener, self._accept_some, listener, port)
+        self._loop.add_reader(listener, self._accept_connections, listener, port)
 
-    def _accept_some(self, listener: socket.socket, port: int) -> None:
+    def _accept_connections(self, listener: socket.socket, port: int) -> None:
         for _ in range(_BATCH):
             try:
                 connection, _ = listener.accept()
@@ -316,7 +334,9 @@ class Egress:
 
     def _pause(self, listener: socket.socket, port: int) -> None:
         self._loop.remove_reader(listener)
-        self._loop.call_later(_PAUSE, self._loop.add_reader, listener, self._accept_some, listener, port)
+        self._loop.call_later(
+            _PAUSE, self._loop.add_reader, listener, self._accept_connections, listener, port
+        )
 
     def _begin(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -331,20 +351,19 @@ class Egress:
             self._begin_dns(connection)
             return
         if not decision.allowed:
-            self._refuse(
-                connection, destination, "no rule" if decision.rule < 0 else "deny rule", decision.rule
-            )
+            self._refuse(connection, destination, _denial(decision), self._rules.place(decision.rule))
             return
         looks = bool(name) and not decision.opaque
         silent = looks and port in (_TLS_PORT, _HTTP_PORT)
-        if len(self._connections) >= self._settings.connections or (
-            silent and len(self._silent) >= self._settings.connections * 3 // 4
+        if len(self._connections) >= self._bounds.connections or (
+            silent and len(self._silent) >= self._bounds.connections * 3 // 4
         ):
             self._refuse(connection, destination, "limit")
             return
         if silent:
-            self._silent.add(connection)
-        self._start(self._serve(connection, destination, decision, looks=looks), self._connections)
+            self._silent[connection] = 0
+        rule = self._rules.place(decision.rule)
+        self._start(self._serve(connection, destination, rule, looks=looks), self._connections)
 
     def _start(
         self, work: Any, group: dict[asyncio.Task[None], Relay | None] | set[asyncio.Task[None]]
@@ -360,18 +379,14 @@ class Egress:
     def _refuse(
         self, connection: socket.socket, destination: _Destination, reason: str, rule: int = -1
     ) -> None:
-        self._records.refuse(*destination, reason, rule=self._rules.place(rule))
+        self._records.refuse(*destination, reason, rule=rule)
         reset(connection)
 
     async def _serve(
-        self, connection: socket.socket, destination: _Destination, decision: NetDecision, *, looks: bool
+        self, connection: socket.socket, destination: _Destination, rule: int, *, looks: bool
     ) -> None:
-        rule = self._rules.place(decision.rule)
-        wildcard = self._rules.wildcard(decision.rule)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if wildcard and not self._budget.spend(destination.name, wildcard):
-                raise _RefusalError("too many names")
             if looks and destination.port == _TLS_PORT:
                 await self._serve_tls(connection, destination, rule)
             elif looks and destination.port == _HTTP_PORT:
@@ -385,26 +400,27 @@ class Egress:
         except DialError as error:
             self._records.refuse(
                 destination.name, error.address or destination.address, destination.port, error.reason,
-                rule=self._rules.place(error.rule) if error.denied else rule,
+                rule=error.rule if error.denied else rule,
                 verdict="denied" if error.denied else "failed",
             )  # fmt: skip
         except Exception as error:
             reason = reason_for(error) if isinstance(error, OSError) else "failed"
             self._records.refuse(*destination, reason, rule=rule, verdict="failed")
         finally:
-            self._silent.discard(connection)
+            self._heard(connection)
             reset(connection)
 
     async def _serve_tls(self, connection: socket.socket, destination: _Destination, rule: int) -> None:
         reader, hello = HelloReader(), None
-        async with asyncio.timeout(self._settings.hello):
+        async with asyncio.timeout(self._bounds.hello):
             while hello is None:
                 data = await self._receive(connection)
                 if not data:
                     raise _end_before(reader.received, "not TLS")
+                self._hold(connection, len(data))
                 hello = _read_hello(reader, data)
         _check_name(hello, destination.name)
-        self._silent.discard(connection)
+        self._heard(connection)
         relay = self._relay(connection, await self._dial(destination), destination, rule)
         relay.incoming.start()
         relay.outgoing.start(bytes(reader.received))
@@ -412,13 +428,14 @@ class Egress:
 
     async def _serve_http(self, connection: socket.socket, destination: _Destination, rule: int) -> None:
         screen, first, data = RequestScreen(destination.name, destination.port), b"", b""
-        async with asyncio.timeout(self._settings.hello):
+        async with asyncio.timeout(self._bounds.hello):
             while not screen.requests:
                 before, data = data, await self._receive(connection)
                 if not data:
                     raise _end_before(before, "not HTTP")
+                self._hold(connection, len(data))
                 first = _read_requests(screen, data)
-        self._silent.discard(connection)
+        self._heard(connection)
         relay = self._relay(connection, await self._dial(destination), destination, rule)
         relay.outgoing.check = RequestCheck(relay, screen).pass_request
         if screen.waiting_for_response:
@@ -433,11 +450,21 @@ class Egress:
         """Dial at once, because many servers speak first; a client's TLS hello is held until it is read."""
         relay = self._relay(connection, await self._dial(destination), destination, rule)
         if looks:
-            check = HelloCheck(self._loop, relay, destination.name, self._settings.hello)
+            check = HelloCheck(self._loop, relay, destination.name, self._bounds.hello)
             relay.outgoing.check = check.pass_hello
         relay.incoming.start()
         relay.outgoing.start()
         await self._finish(relay)
+
+    def _hold(self, connection: socket.socket, amount: int) -> None:
+        """Count bytes of a client that are held until they are judged."""
+        self._silent[connection] += amount
+        self._held += amount
+        if self._held > _HELD_SIZE:
+            raise _RefusalError("limit")
+
+    def _heard(self, connection: socket.socket) -> None:
+        self._held -= self._silent.pop(connection, 0)
 
     async def _receive(self, connection: socket.socket) -> bytes:
         while True:
@@ -447,18 +474,32 @@ class Egress:
                 await wait_readable(self._loop, connection)
 
     async def _dial(self, destination: _Destination) -> tuple[socket.socket, str]:
+        addresses: Sequence[str] = (destination.address,)
         try:
-            async with asyncio.timeout(self._settings.dial):
-                addresses: Sequence[str] = (destination.address,)
+            async with asyncio.timeout(self._bounds.dial):
                 if destination.name:
-                    found = await self._resolver.addresses(destination.name)
-                    choice = choose_addresses(found, destination.port, self._rules.set)
-                    if not choice.addresses:
-                        raise choice.refusal or DialError("resolver failed")
-                    addresses = choice.addresses
+                    addresses = await self._resolve(destination)
                 return await connect_first(self._loop, addresses, destination.port)
         except OSError as error:
             raise DialError(reason_for(error), address=addresses[0]) from None
+
+    async def _resolve(self, destination: _Destination) -> Sequence[str]:
+        """Return the addresses of a name that may be dialled, by the rules of this moment."""
+        rules, name = self._rules, destination.name
+        decision = rules.decide(destination)
+        if not decision.allowed:
+            raise DialError(_denial(decision), denied=True, rule=rules.place(decision.rule))
+        wildcard = rules.wildcard(decision.rule)
+        if wildcard and not self._budget.spend(name, wildcard):
+            raise DialError("too many names", denied=True, rule=rules.place(decision.rule))
+        found = await self._resolver.addresses(name)
+        rules = self._rules
+        choice = choose_addresses(found, destination.port, rules.set)
+        if not choice.addresses:
+            refusal = choice.refusal or DialError("resolver failed")
+            refusal.rule = rules.place(refusal.rule)
+            raise refusal
+        return choice.addresses
 
     def _relay(
         self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: _Destination, rule: int
@@ -494,6 +535,7 @@ class Egress:
 
     def _begin_dns(self, connection: socket.socket) -> None:
         if len(self._dns_connections) >= _DNS_CONNECTIONS:
+            self._records.refuse("", _destination_of(connection)[0], _DNS_PORT, "limit")
             reset(connection)
             return
         self._start(self._serve_dns(connection), self._dns_connections)
@@ -528,7 +570,7 @@ class Egress:
 
     def _sweep(self) -> None:
         """End the connections that were idle for too long, again and again."""
-        idle = self._settings.idle
+        idle = self._bounds.idle
         limit = self._loop.time() - idle
         for relay in list(self._connections.values()):
             if relay is not None and relay.active < limit and not relay.finished.done():
@@ -548,12 +590,15 @@ class HelloCheck:
         """Return what may be sent on."""
         try:
             hello = self._reader.feed(data)
+            if hello is None and len(self._reader.received) > _READ_SIZE:
+                raise _RefusalError("limit", _ACCESS_DENIED)
             if hello is None:
                 # A client may wait as long as it likes for the server's greeting, but not in a hello.
                 if self._timer is None:
-                    self._timer = self._loop.call_later(
-                        self._seconds, self._relay.abort, "failed", "timed out"
-                    )
+                    late = ("failed", "timed out")
+                    self._timer = self._loop.call_later(self._seconds, self._relay.abort, *late)
+                    # A timer keeps all of its relay in memory.
+                    self._relay.finished.add_done_callback(lambda _: self._cancel())
                 return b""
             _check_name(hello, self._name)
         except NotTlsError:
@@ -562,10 +607,13 @@ class HelloCheck:
             self._relay.refuse("not TLS", _ACCESS_DENIED)
         except _RefusalError as error:
             self._relay.refuse(error.reason, error.last_words)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel()
         self._relay.outgoing.check = None
         return bytes(self._reader.received)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class RequestCheck:
@@ -614,10 +662,12 @@ def main(control: int) -> None:
     if not text or flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
         return
     message = json.loads(text)
+    # Relays are cycles of objects; the template, which copies share, has nothing to collect.
+    gc.enable()
     loop = asyncio.SelectorEventLoop()
     # What goes wrong is an end of one connection, which its record tells.
     loop.set_exception_handler(_ignore)
-    process = Egress(loop, connection, message, handed)
+    process = EgressLoop(loop, connection, message, handed)
     connection.setblocking(True)
     connection.send(b'{"ready": true}')
     connection.setblocking(False)
@@ -629,7 +679,7 @@ def _ignore(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
     pass
 
 
-def _settings(message: dict[str, Any]) -> EgressBounds:
+def _bounds(message: dict[str, Any]) -> EgressBounds:
     known = {
         name: message[name] for name in EgressBounds._fields if isinstance(message.get(name), int | float)
     }
@@ -639,7 +689,13 @@ def _settings(message: dict[str, Any]) -> EgressBounds:
 def _destination_of(connection: socket.socket) -> tuple[str, int]:
     """Return the address and port that the program asked for; a mapped address is an IPv4 address."""
     address, port = connection.getsockname()[:2]
-    return address.partition("%")[0].removeprefix("::ffff:"), port
+    if address.startswith("::ffff:") and "." in address:
+        address = address.removeprefix("::ffff:")
+    return address.partition("%")[0], port
+
+
+def _denial(decision: NetDecision) -> str:
+    return "no rule" if decision.rule < 0 else "deny rule"
 
 
 def _reply_source(ancillary: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:

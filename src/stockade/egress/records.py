@@ -7,7 +7,8 @@ no sense.
 
 A program can ask for more names and connections than there are slots. Each class has slots of its own, so
 that refusals cannot push out what was allowed; equal refusals share a slot and count; what finds no slot is
-counted as dropped.
+counted as dropped. The supervisor of a long-living sandbox tells the egress up to where it has read, so that
+slots are used again.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ class Totals(NamedTuple):
 class RawRecord(NamedTuple):
     """One connection or name, as an egress process recorded it."""
 
-    #: The slot says which record it is: a later reading of the same one has the same slot.
+    #: The slot says which record it is: a later reading of the same one has the same slot, until the
+    #: supervisor has told the egress that it has read the record's end.
     slot: int
     kind: str
     #: Seconds since the epoch.
@@ -149,6 +151,9 @@ class RecordWriter:
         }
         #: Refusals and names that later ones may share: what they are, and their slot and count.
         self._shared: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._keys: dict[int, tuple[object, ...]] = {}
+        #: Slots whose record has ended, and their last change.
+        self._ended: dict[int, int] = {}
         self._memory[:8] = _MAGIC
 
     def name(self, name: str, *, allowed: bool, reason: str = "", rule: int = -1) -> None:
@@ -170,6 +175,15 @@ class RecordWriter:
         record = ConnectionRecord(self, slot, (name, address, port, rule))
         record.write(is_open=True)
         return record
+
+    def forget(self, cursor: int) -> None:
+        """Use the slots again of what has ended and the supervisor has read up to a cursor."""
+        for slot in [slot for slot, change in self._ended.items() if change <= cursor]:
+            del self._ended[slot]
+            self._shared.pop(self._keys.pop(slot, ()), None)
+            _U64.pack_into(self._memory, _HEADER_SIZE + slot * _SLOT_SIZE, 0)
+            self._free[_pool_of(slot)].append(slot)
+            self._add(_RECORDS, -1)
 
     def count_bytes(self, sent: int, received: int) -> None:
         """Add to the bytes of all connections."""
@@ -194,6 +208,7 @@ class RecordWriter:
                 return
         times = min(times + 1, 2**32 - 1)
         self._shared[key] = (slot, times)
+        self._keys[slot] = key
         now = time.time()
         self.write_slot(slot, kind, now, name, address, port, verdict, reason, rule, times=times)
 
@@ -242,7 +257,11 @@ class RecordWriter:
         self._memory[at + 8 : at + _SLOT.size] = body[8:]
         self._add(_CHANGES)
         _U64.pack_into(self._memory, at, self._counters[_CHANGES])
-        self._nudge()
+        if not is_open:
+            self._ended[slot] = self._counters[_CHANGES]
+        # A program that repeats itself a million times wakes the supervisor twenty times for that.
+        if times & (times - 1) == 0:
+            self._nudge()
 
     def write_bytes(self, slot: int, sent: int, received: int) -> None:
         """Update the bytes of a slot in place; the supervisor does not find it as changed."""
@@ -267,7 +286,7 @@ class ConnectionRecord:
         self.sent += sent
         self.received += received
         self._writer.count_bytes(sent, received)
-        if self._slot >= 0:
+        if self._slot >= 0 and not self.closed:
             self._writer.write_bytes(self._slot, self.sent, self.received)
 
     def close(self, verdict: str = "allowed", reason: str = "") -> None:
@@ -368,6 +387,12 @@ def _parse(slot: int, block: bytes) -> RawRecord | None:
         slot, KINDS[kind], when, name.decode("ascii"), _unpack_address(version, packed), port,
         VERDICTS[verdict], words, rule, sent, received, duration, bool(is_open), times,
     )  # fmt: skip
+
+
+def _pool_of(slot: int) -> str:
+    if slot < NAME_SLOTS:
+        return "name"
+    return "refused" if slot < NAME_SLOTS + REFUSED_SLOTS else "allowed"
 
 
 def _printable(name: str) -> bytes:

@@ -26,6 +26,8 @@ PIPES = 8
 PIPE_SIZE = 1024 * 1024
 _SPARE_PIPES = 2
 _COPY_SIZE = 64 * 1024
+#: What a check sees at once; the pump holds it until the other side takes it.
+_CHECK_SIZE = 16 * 1024
 #: How often a pump moves bytes before it lets others have their turn.
 _ROUNDS = 8
 _SPLICE = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
@@ -131,6 +133,11 @@ class Relay:
         self.record.close(verdict, reason)
         self._close(reset)
 
+    def end(self) -> None:
+        """Close both sides; what the kernel has taken to send, it still sends."""
+        self.record.close(reason="ended")
+        self._close(socket.socket.close)
+
     def refuse(self, reason: str, last_words: bytes) -> None:
         """Reset the outside and leave the inside open for last words."""
         self.record.close("denied", reason)
@@ -205,6 +212,18 @@ class Pump:
             self._relay.pool.give(self._pipe)
             self._pipe = None
 
+    def is_idle(self) -> bool:
+        """Whether its source is open and has sent nothing that is still to be passed on."""
+        if self.ended or self._waits_to or self._is_full():
+            return False
+        try:
+            self._from.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
     def _run(self) -> None:
         try:
             for _ in range(_ROUNDS):
@@ -260,7 +279,7 @@ class Pump:
     def _read(self) -> bool:
         """Read something, or copy it at once; return False at the end."""
         if self.check is not None:
-            data = self._from.recv(_COPY_SIZE)
+            data = self._from.recv(_CHECK_SIZE)
             if not data:
                 return False
             self._pending = self.check(data)

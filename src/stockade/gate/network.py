@@ -22,6 +22,8 @@ from stockade.linux.descriptors import CREDENTIALS
 DNS_PORT = 53
 #: A request takes milliseconds; one that takes this long hangs.
 NETWORK_SECONDS = 10.0
+#: What sending to a resident that has ended gives.
+GONE = (errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN)
 #: The resident's families, in the order of its reply.
 FAMILIES = (4, 6)
 
@@ -70,8 +72,11 @@ class NetworkRequest(wire.Channel):
             super().__init__(ours)
             passed = tuple(order[place] for place in range(wire.NETWORK_DESCRIPTORS))
             wire.send_with_descriptors(resident, message, passed)
-        except BaseException:
+        except BaseException as error:
             ours.close()
+            if isinstance(error, OSError) and error.errno in GONE:
+                # Another one would have no right over the namespaces that this one has made.
+                raise _refused("the resident gate has ended") from error
             raise
         finally:
             theirs.close()

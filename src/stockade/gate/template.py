@@ -100,11 +100,17 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def template_text(
-    kind: str, order: str, preload: Sequence[str], roots: set[tuple[int, int]], paths: Sequence[str] = ()
+    kind: str,
+    order: str,
+    preload: Sequence[str],
+    roots: set[tuple[int, int]],
+    paths: Sequence[str] = (),
+    absent: Sequence[str] = (),
 ) -> bytes:
     """Return what the interpreter executes.
 
-    `paths` are directories of Stockade's own modules, if it loads only those.
+    `paths` are directories of Stockade's own modules, if it loads only those; `absent` are modules that it
+    must do without.
     """
     config = {
         "kind": kind,
@@ -114,6 +120,7 @@ def template_text(
         "roots": roots,
         "paths": tuple(paths),
         "own": bool(paths),
+        "absent": tuple(absent),
     }
     return f"{config!r}\n".encode("utf-8", "surrogateescape") + _driver()
 

@@ -119,6 +119,9 @@ def load() -> None:
     sys.path += [*CONFIG["paths"], *folders]
     sys.path += [place for folder in folders for place in linked_directories(folder) if not lies_in(place)]
     sys.path[:] = dict.fromkeys(sys.path)
+    sys.modules.update(dict.fromkeys(CONFIG["absent"]))
+    if CONFIG["own"]:
+        gc.disable()  # nothing that is loaded here is garbage
     guard = Guard()
     sys.meta_path.insert(0, guard)
     for name in CONFIG["preload"]:
@@ -129,6 +132,8 @@ def load() -> None:
         except BaseException as error:
             raise TemplateRefusedError(f"preload: {name}: {type(error).__name__}: {error}") from None
     sys.meta_path.remove(guard)
+    if CONFIG["own"]:
+        gc.enable()
 
 
 def check_for_shared_state() -> None:

@@ -67,6 +67,7 @@ RULES: dict[str, str] = {
     "`tcp://` only by `tcp://`; and every rule of the other that denies something of it, or an address that "
     "a name could lead to, is there too, or a wider one; the certificates and proxies that come with a "
     "network are those of your environment, the same for both",
+    "on_egress_end": '`"continue"` only if the other has it too; without rules in `net` nothing is compared',
     "env": "every variable that the other sets, with the same value; further variables are allowed",
     "pass_env": "only names that the other or its profile passes",
     "image": "the same",
@@ -253,6 +254,8 @@ def excess(mine: Policy, other: Policy, home: str = "") -> list[str]:
         found += [f"execute {pattern}" for pattern in mine.exec if not is_included(pattern, other.exec)]
     if mine.net and other.net != "open":
         found += _net(mine.net, other.net)
+    if mine.net and mine.net != "open" and (mine.on_egress_end, other.on_egress_end) == ("continue", "end"):
+        found.append('on_egress_end = "continue": the program goes on without its egress process')
     found += _variables(mine, other)
     if mine.image != other.image:
         found.append(f"image = {show(mine.image)} where {show(other.image)} is asked for")

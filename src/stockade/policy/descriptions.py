@@ -55,6 +55,12 @@ CLAUSES: dict[str, Clause] = {
         "no network, all of the host's, or only what the rules allow; a rule without ports means 80 and 443",
         Control.NETWORK_RULES,
     ),
+    "on_egress_end": Clause(
+        '`"continue"`, `"end"`',
+        "what a run does if the process that relays its connections ends: it goes on and reaches nothing, or "
+        "it ends too",
+        Control.NETWORK_RULES,
+    ),
     "env": Clause("a table", "variables to set inside", Control.ENVIRONMENT),
     "pass_env": Clause("names", "variables of your environment to pass on", Control.ENVIRONMENT),
     "image": Clause("", "the root file system", Control.FILES),

@@ -411,6 +411,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         net: No network, all of the host's, or only what the rules allow; a rule without ports means 80 and
             443 (`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `address[:ports]`,
             `network[:ports]`, `tcp://host:port`, and `!` before a rule that denies).
+        on_egress_end: What a run does if the process that relays its connections ends: it goes on and reaches
+            nothing, or it ends too (`"continue"`, `"end"`).
         env: Variables to set inside (a table).
         pass_env: Variables of your environment to pass on (names).
         image: The root file system (`"host"`).
@@ -438,6 +440,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     allow_commit: tuple[str, ...] = ()
     exec: tuple[str, ...] | None = None
     net: tuple[str, ...] | Literal["open"] = ()
+    on_egress_end: Literal["continue", "end"] = "continue"
     env: Mapping[str, str] = FrozenMap()
     pass_env: tuple[str, ...] = ()
     image: Literal["host"] = "host"
@@ -466,6 +469,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "allow_commit": values.many(values.inside),
         "exec": _programs,
         "net": _net,
+        "on_egress_end": values.one_of("continue", "end"),
         "env": values.variables,
         "pass_env": values.many(values.variable),
         "image": values.one_of("host"),
@@ -494,6 +498,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             allow_commit: Sequence[str] = (),
             exec: Sequence[str] | None = None,
             net: Sequence[str] | str = (),
+            on_egress_end: str = "continue",
             env: Mapping[str, str] = ...,
             pass_env: Sequence[str] = (),
             image: str = "host",

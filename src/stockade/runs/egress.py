@@ -300,6 +300,8 @@ def launch_with_rules(
         if failure is None:
             try:
                 box.egress = yield from setup.finish(process, box.network_fd, events)
+                if prepared.resolved.policy.on_egress_end == "end":
+                    box.egress_needed = process.pidfd
                 return box  # type: ignore[no-any-return]
             except BaseException as error:
                 process, failure = None, error

@@ -64,6 +64,8 @@ class LaunchedSandbox:
         self.group = prepared.group
         #: The process that relays its connections, with network rules.
         self.egress: EgressHandle | None = None
+        #: The pidfd of that process if runs are to end with it; otherwise -1.
+        self.egress_needed = -1
         #: Once it is closed, its descriptor numbers may belong to other files.
         self.is_closed = False
         self._closing = threading.Lock()

@@ -90,6 +90,8 @@ def observe_network(
 
 def _check_socket(descriptor: int, name: str, family: int, port: int, *, listens: bool) -> int:
     """Check one socket's address and options, and return the cookie of its network namespace."""
+    if os.get_blocking(descriptor):
+        raise _missing(f"{name} blocks")
     try:
         found = socket.socket(fileno=descriptor)
     except OSError as error:
@@ -102,8 +104,6 @@ def _check_socket(descriptor: int, name: str, family: int, port: int, *, listens
             raise _missing(f"{name} is a socket of another kind")
         if found.getsockname()[:2] != ("0.0.0.0" if family == 4 else "::", port):
             raise _missing(f"{name} is bound to {found.getsockname()[:2]}")
-        if os.get_blocking(descriptor):
-            raise _missing(f"{name} blocks")
         for level, option, value, what in _options(family, listens):
             if found.getsockopt(level, option) != value:
                 raise _missing(f"{name}: {what} is not {value}")
@@ -132,7 +132,8 @@ def _cookie(found: socket.socket) -> int:
     try:
         return int.from_bytes(found.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8), "little")
     except OSError as error:
-        raise _missing(f"the kernel does not tell a socket's network namespace: {error.strerror}") from None
+        what = f"the kernel does not tell a socket's network namespace: {error.strerror}"
+        raise _missing(what, hint="rules for the network need Linux 5.14 or newer") from None
 
 
 def _check_namespace(listeners: NetworkListeners, cookies: set[int], namespace: int) -> None:
@@ -206,9 +207,9 @@ def _read(path: str, *, optional: bool = False) -> str:
         raise _missing(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _missing(what: str) -> SetupError:
-    return SetupError(
-        f"nothing was run: {what}",
-        stage="evidence",
-        hint="this is a bug in Stockade or in this kernel; please report it with `stockade doctor --json`",
-    )
+#: What a difference means that the machine alone cannot explain.
+BUG = "this is a bug in Stockade or in this kernel; please report it with `stockade doctor --json`"
+
+
+def _missing(what: str, hint: str = BUG) -> SetupError:
+    return SetupError(f"nothing was run: {what}", stage="evidence", hint=hint)

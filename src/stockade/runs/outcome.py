@@ -42,6 +42,8 @@ def judge(
         return Verdict(Outcome.CANCELLED, 130, "ended by `stockade kill`")
     if (verdict := _over_limit(ended, limits, group)) is not None:
         return verdict
+    if ended.egress_ended:
+        return Verdict(Outcome.CANCELLED, 130, EGRESS_ENDED, "see the warnings of the result")
     if reply is None:
         if closed:
             return Verdict(Outcome.CANCELLED, 130, "the sandbox was closed while the command ran")
@@ -135,6 +137,7 @@ def _task_hint(ended: RunEnding, limits: Limits, group: SandboxCgroups | None) -
     return f"{words}: --limit tasks={2 * (limits.tasks or 1)} (limits.tasks) allows more"
 
 
+EGRESS_ENDED = 'ended because its egress process had ended: on_egress_end = "end"'
 ALL_KILLED = "a program killed everything in the sandbox"
 
 

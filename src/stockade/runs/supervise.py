@@ -132,6 +132,8 @@ class RunEnding(msgspec.Struct, frozen=True):
     wall: float
     #: Whether the gate died, and not only the run's own keeper.
     gate_died: bool = False
+    #: Whether the run was ended because its egress process had ended.
+    egress_ended: bool = False
     #: Whether the sandbox was for this run alone.
     alone: bool = False
     #: The counters of its sandbox when it began.
@@ -203,6 +205,7 @@ def _supervise_program(
             reply=box.last_words() if gate_died and run.kept else reply,
             wall=wall,
             gate_died=gate_died,
+            egress_ended=watch.egress_ended,
             alone=not run.kept,
             before=watch.before,
             stdout=streams.content(1),
@@ -356,6 +359,8 @@ class Watch:
         self.began = time.monotonic()
         self.before = Baseline() if box.group is None else Baseline(box.group.oom_kills())
         self.channel: wire.Channel = box.connection
+        #: Whether the run is being ended because its egress process has ended.
+        self.egress_ended = False
         self._watched: list[int] = []
         self._deadline: float | None = None
 
@@ -381,11 +386,15 @@ class Watch:
 
     def until_end(self, pumps: Pumps | None = None) -> Steps[wire.Reply | None]:
         """Wait for the gate's report that the run has ended; None if the gate or its keeper died first."""
-        own = self.channel.fileno()
+        own, egress = self.channel.fileno(), self.box.egress_needed
+        if egress >= 0 and egress not in self._watched and not self.egress_ended:
+            self._watch(egress)
         while True:
             yield self._patience(pumps)
             for end in self.events.ready:
-                if end == own:
+                if end == egress and end in self._watched:
+                    self.end_without_egress()
+                elif end == own:
                     reply = self.channel.receive()
                     if reply is None or reply.kind in LAST_WORDS:
                         return reply
@@ -396,6 +405,15 @@ class Watch:
             if pumps is not None:
                 pumps.look()
             self._check_time()
+
+    def end_without_egress(self) -> None:
+        """End the run (TERM, grace, KILL): its egress process has ended, and the policy wants that."""
+        if self.box.egress_needed in self._watched:
+            self._watched.remove(self.box.egress_needed)
+            self.events.forget(self.box.egress_needed)
+        self.egress_ended = True
+        self.channel.end(self.program.grace)
+        self._deadline = time.monotonic() + self.program.grace + LATE
 
     def end_run(self, pumps: Pumps | None = None) -> Steps[wire.Reply | None]:
         """End the run (TERM, grace, KILL) and wait until it is over."""

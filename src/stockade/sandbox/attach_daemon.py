@@ -440,7 +440,7 @@ def _ending(one: _DaemonTerminal, others: tuple[int, ...] = ()) -> TerminalEndRe
     result = one.result
     return TerminalEndReport(
         outcome=result.outcome, exit_code=result.exit_code, signal=result.signal, reason=result.reason,
-        hint=result.hint, others=others, controls=result.controls,
+        hint=result.hint, others=others, controls=result.controls, denials=result.denials,
     )  # fmt: skip
 
 

@@ -189,9 +189,15 @@ class ProcessBase:
         if self._channel is None:
             raise closed()
         events.watch(self._channel.fileno())
+        egress = self._watch.box.egress_needed
+        if egress >= 0 and not self._watch.egress_ended:
+            events.watch(egress)
         while True:
             yield None if until is None else max(0.0, until - time.monotonic())
-            if events.ready:
+            if egress in events.ready:
+                events.forget(egress)
+                self._watch.end_without_egress()
+            if self._channel.fileno() in events.ready:
                 reply = self._channel.receive()
                 if reply is None or reply.kind in LAST_WORDS:
                     events.forget(self._channel.fileno())
@@ -201,8 +207,11 @@ class ProcessBase:
                     gate_died = reply is None and (yield from gate_ended(self._gate, events))
                     if gate_died:
                         reply = self._watch.box.last_words()
-                    before = self._watch.before
-                    return self._finish(RunEnding(reply=reply, wall=wall, gate_died=gate_died, before=before))
+                    ending = RunEnding(
+                        reply=reply, wall=wall, gate_died=gate_died, before=self._watch.before,
+                        egress_ended=self._watch.egress_ended,
+                    )  # fmt: skip
+                    return self._finish(ending)
             elif until is not None and time.monotonic() >= until:
                 raise still_running_error(timeout)
 

@@ -124,7 +124,7 @@ class Exchange:
         self._answers = Answers(number, most)
         self._answer: DriverReply | None = None
         self._last: wire.Reply | None = None
-        self._over = False
+        self._over = self._egress_ended = False
         self._failure: BaseException | None = None
         self._spills = [
             None if run.spill is None else Spill(name, run.spill) for name in ("stdout", "stderr")
@@ -168,6 +168,7 @@ class Exchange:
                 reply=reply,
                 wall=wall,
                 gate_died=gate_died,
+                egress_ended=self._egress_ended,
                 before=baseline,
                 stdout=self._outputs[line.stdout].content(),
                 stderr=self._outputs[line.stderr].content(),
@@ -208,6 +209,8 @@ class Exchange:
         self._watch(line.answers)
         for reader in self._outputs:
             self._watch(reader)
+        if line.box.egress_needed >= 0:
+            self._watch(line.box.egress_needed)
         self._ladder.begin()
 
     def _end(self) -> None:
@@ -231,6 +234,10 @@ class Exchange:
             self._read_answer()
         elif end == line.asks:
             self._ask()
+        elif end == line.box.egress_needed:
+            self._forget(end)
+            self._egress_ended = True
+            self._ladder.give_up()
         elif end == line.channel.fileno():
             self._take_reply(line.channel.receive())
         elif self._feed is not None and end == self._feed.descriptor and not self._feed.step():

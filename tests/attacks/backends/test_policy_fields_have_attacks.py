@@ -79,6 +79,10 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
         Control.NETWORK_NONE,
         ("test_no_packet_leaves", "test_an_abstract_socket_of_the_host_cannot_be_reached"),
     ),
+    "on_egress_end": (
+        Control.NETWORK_RULES,
+        ("test_a_run_ends_with_its_egress_process_if_the_policy_says_so",),
+    ),
     "env": (Control.ENVIRONMENT, ("test_a_variable_goes_in_only_by_its_name",)),
     "pass_env": (Control.ENVIRONMENT, ("test_a_variable_goes_in_only_by_its_name",)),
     "image": (Control.FILES, ("test_an_image_that_is_not_there_is_never_replaced_by_the_host",)),

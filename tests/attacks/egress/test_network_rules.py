@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -181,3 +182,35 @@ def test_another_host_behind_an_allowed_name_is_refused(internet: Internet) -> N
     result = inside(internet, attack, ["api.good.example"])
     assert internet.events("request") == []
     assert any(one["reason"] == "Host differs" for one in result["network"]), result
+
+
+KILL_EGRESS = """
+import json, os, signal, stockade, threading, time
+policy = stockade.Policy(net=["api.good.example"], on_egress_end={end!r})
+with stockade.Sandbox(policy) as box:
+    pidfd = box._box.egress.process.pidfd
+    killer = threading.Timer(0.5, lambda: signal.pidfd_send_signal(pidfd, signal.SIGKILL))
+    killer.start()
+    began = time.monotonic()
+    if {how!r} == "shell":
+        with box.shell() as shell:
+            result = shell.run("sleep 4; echo went on")
+    elif {how!r} == "process":
+        result = box.start(["sh", "-c", "sleep 4; echo went on"]).wait()
+    else:
+        result = box.run(["sh", "-c", "sleep 4; echo went on"])
+    print(json.dumps([result.outcome, time.monotonic() - began < 3.5, "egress" in result.reason,
+        len(result.warnings)]))
+"""
+
+
+@pytest.mark.parametrize("how", ["run", "shell", "process"])
+def test_a_run_ends_with_its_egress_process_if_the_policy_says_so(internet: Internet, how: str) -> None:
+    done = internet.python(KILL_EGRESS.format(end="end", how=how))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["cancelled", True, True, 1]
+
+
+def test_otherwise_it_goes_on_and_the_result_has_a_warning(internet: Internet) -> None:
+    done = internet.python(KILL_EGRESS.format(end="continue", how="run"))
+    assert json.loads(done.stdout) == ["exited", False, False, 1], done.stderr

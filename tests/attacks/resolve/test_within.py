@@ -248,6 +248,8 @@ def more_by_value(narrow: Policy, wide: Policy) -> list[str]:
         ]
         mine, other = (math.inf if value is None else value for value in values)
         found += [f"limits.{name}"] if mine > other else []
+    if isinstance(narrow.net, tuple) and narrow.net and narrow.on_egress_end < wide.on_egress_end:
+        found.append("on_egress_end")
     found += [f"accept {control}" for control in set(narrow.accept) - set(wide.accept)]
     rules = narrow.workspace, wide.workspace
     if all(rule is not None and rule.mode == "overlay" for rule in rules):
@@ -314,6 +316,7 @@ class Maker:
             "backend": ["auto", "native", "bwrap", "landlock", ["landlock", "native"], ["native", "bwrap"]],
             "toolchain": [True, False, ["mine"]],
             "delegate": [False, True],
+            "on_egress_end": ["continue", "end"],
         }
         #: Tables, of which one entry is changed at a time; None: there is no such entry.
         self.tables: dict[str, dict[str, list[Any]]] = {
@@ -548,6 +551,7 @@ def test_rules_that_allow_more_let_a_program_reach_more(worlds: Any) -> None:
 
 #: Those that are compared by value, and those that are their own clauses together.
 BY_VALUE = {
+    "on_egress_end",
     "image",
     "backend",
     "workspace",

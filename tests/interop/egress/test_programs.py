@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from support.internet_web import big_hash
-from support.means import need, need_program
+from support.means import clauses_for, need, need_program
 from support.network import Internet
 
 API = "api.good.example:443"
@@ -95,6 +95,15 @@ def test_curl_uses_the_family_that_it_wants(do: Any, internet: Internet) -> None
 def test_curl_speaks_http_2(do: Any) -> None:
     out = do(["curl", "-sS", "--http2", "https://h2.good.example/"], ["h2.good.example:443"])
     assert json.loads(out)["version"] == "2"
+
+
+def test_curl_in_a_sandbox_of_bubblewrap_reaches_it(do: Any, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text(
+        "".join(f"{name} = {json.dumps(value)}\n" for name, value in clauses_for("bwrap").items())
+    )
+    out = do(["curl", "-sS", "https://api.good.example/x"], [API], f"--policy={policy}")
+    assert json.loads(out)["path"] == "/x"
 
 
 def test_an_upload_arrives_whole(do: Any) -> None:
@@ -337,6 +346,34 @@ def test_a_static_wget_reaches_it(do: Any) -> None:
     need_program("busybox")
     out = do(["busybox", "wget", "-qO-", "http://www.good.example/static"], ["www.good.example:80"])
     assert json.loads(out)["path"] == "/static"
+
+
+def test_200_connections_at_once_are_served(do: Any) -> None:
+    need_program("hey")
+    command = ["hey", "-n", "1000", "-c", "200", "-disable-keepalive", "http://www.good.example/"]
+    assert "[200]\t1000 responses" in do(command, ["www.good.example:80"])
+
+
+PAGE = """<!doctype html><body><script>
+const note = text => document.body.append(text);
+fetch("https://api.good.example/from-the-page").then(answer => answer.json()).then(found => note(found.path));
+fetch("https://evil.example/").then(() => note("reached"), () => note("refused"));
+</script>"""
+
+
+def test_a_browser_loads_a_page_and_what_the_page_asks_for(internet: Internet, tmp_path: Path) -> None:
+    need_program("chromium-headless-shell")
+    (tmp_path / "index.html").write_text(PAGE)
+    internet.publish("web.good.example", tmp_path)
+    command = ["chromium-headless-shell", "--no-sandbox", "--disable-gpu", "--ignore-certificate-errors"]
+    command += ["--virtual-time-budget=5000", "--dump-dom", "https://web.good.example/"]
+    control = internet.outside(command, env={"HOME": str(tmp_path)}).stdout
+    assert "/from-the-page" in control and "reached" in control.partition("</script>")[2], control
+    internet.clear()
+    result = internet.run(command, ["web.good.example:443", API])
+    shown = result["stdout"].partition("</script>")[2]
+    assert "/from-the-page" in shown and "refused" in shown and "reached" not in shown, result["stderr"]
+    assert internet.asked() == {"web.good.example", "api.good.example"}
 
 
 @pytest.fixture(scope="module")

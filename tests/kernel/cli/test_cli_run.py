@@ -101,7 +101,7 @@ class TestExitCodes:
             (["--timeout", "soon", "--", "true"], 125, b"is not a time"),
             (["--limit", "walls=3", "--", "true"], 125, b"limits.wall"),
             (["--env", "NOVALUE", "--", "true"], 125, b"K=V"),
-            (["--backend", "native", "--net", "some", "--", "true"], 125, b"net"),
+            (["--backend", "native", "--net", "https://some", "--", "true"], 125, b"--net"),
         ],
     )
     def test_of_one_that_did_not(self, call: Call, arguments: list[str], code: int, word: bytes) -> None:

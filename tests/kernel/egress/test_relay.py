@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -13,10 +14,6 @@ import pytest
 
 from support.authority import Authority
 from support.egress_rig import SECOND_SERVER, SERVER, SERVER6, EgressRig, private_memory
-
-pytestmark = pytest.mark.skipif(
-    os.system("unshare -Urnm true 2>/dev/null") != 0, reason="no user namespaces"
-)  # fmt: skip
 
 CONNECT = """
 import socket, sys, ssl, time, struct
@@ -388,3 +385,73 @@ def test_the_end_of_the_control_socket_ends_it_and_leaves_no_record_open(tmp_pat
         assert client.communicate(timeout=10)[0] == "ConnectionResetError\n"
         rig.process.wait(10)
         assert [(one.open, one.reason) for one in rig.records()] == [(False, "ended")]
+
+
+def test_a_rule_that_is_gone_when_the_hello_comes_allows_nothing(tmp_path: Path) -> None:
+    rules = ["a.example:443", "!a.example"]
+    with EgressRig(tmp_path, rules[:1], [443]) as rig:
+        rig.hosts["a.example"] = [SERVER]
+        rig.serve(echo, 443)
+        client = subprocess.Popen(
+            rig.inside.command(
+                sys.executable, "-I", "-c",
+                CONNECT + "one = connect('a.example', 443); print('up', flush=True); input()\n"
+                "context = ssl._create_unverified_context()\n"
+                "print(outcome(lambda: context.wrap_socket(one, server_hostname='a.example')))\n",
+            ),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert client.stdout is not None
+        assert client.stdout.readline() == "up\n"
+        assert rig.set_rules(rules, [0, 1]) == {"ok": True}
+        assert client.communicate("go\n", timeout=10)[0] == "ConnectionResetError\n"
+        (record,) = rig.ended_records()
+        assert (record.verdict, record.reason, record.rule) == ("denied", "deny rule", 1)
+        assert rig.asked == []
+
+
+def test_what_programs_sent_before_the_end_is_passed_on(tmp_path: Path) -> None:
+    received: list[int] = []
+
+    def read_slowly(connection: socket.socket) -> None:
+        total = 0
+        while data := connection.recv(65536):
+            total += len(data)
+            time.sleep(0.005)
+        received.append(total)
+
+    with EgressRig(tmp_path, ["a.example:7000"], [7000]) as rig:
+        rig.hosts["a.example"] = [SERVER]
+        rig.serve(read_slowly, 7000)
+        rig.python(CONNECT + "one = connect('a.example', 7000); one.sendall(bytes(5_000_000))\n")
+        rig.control.shutdown(socket.SHUT_WR)
+        assert rig.process.wait(10) == 0
+        assert not any(one.open for one in rig.records())
+        assert rig.totals().bytes_sent == 5_000_000
+        deadline = time.monotonic() + 10
+        while not received and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert received == [5_000_000]
+
+
+def test_without_connections_the_end_takes_no_time(tmp_path: Path) -> None:
+    with EgressRig(tmp_path, ["a.example:443"], [443]) as rig:
+        rig.python(CONNECT + "connect('a.example', 443)\n")
+        began = time.monotonic()
+        rig.control.shutdown(socket.SHUT_WR)
+        rig.process.wait(10)
+        assert time.monotonic() - began < 0.25
+
+
+def test_records_that_were_read_make_room(tmp_path: Path) -> None:
+    with EgressRig(tmp_path, [f"{SERVER}:7000"], [7000]) as rig:
+        rig.serve(echo, 7000)
+        talk = CONNECT + "one = connect(sys.argv[1], 7000); one.sendall(b'x'); one.recv(9)\n"
+        rig.python(talk, SERVER)
+        rig.ended_records()
+        _, cursor = rig.reader.since(0)
+        rig.control.send(json.dumps({"read": cursor}).encode())
+        assert json.loads(rig.control.recv(99)) == {"ok": True}
+        assert (rig.records(), rig.totals().records) == ([], 0)
+        rig.python(talk, SERVER)
+        assert [one.sent for one in rig.ended_records()] == [1]

@@ -494,3 +494,10 @@ def test_a_supervisor_that_does_not_wait_leaves_nothing(native: Network) -> None
     while len(children.read_text().split()) > 2 and time.monotonic() < limit:
         time.sleep(0.01)
     assert stockade.run(["true"]).ok
+
+
+def test_a_resident_that_has_ended_is_an_error_with_a_reason(native: Network) -> None:
+    client.shutdown()
+    with pytest.raises(SetupError, match="has ended") as caught, native.opened():
+        pass
+    assert caught.value.stage == "network"

@@ -99,6 +99,9 @@ CASES = {
         layer="/state/workspaces/0123456789ab",
         programs=(("/lib/ld.so", False, "exec"), ("/usr/bin", True, 'exec = "/usr/bin/*"')),
     ),
+    "network-rules": changed(
+        resolv_conf=b"nameserver 198.18.0.1\nsearch corp.example\noptions timeout:5 attempts:2\n"
+    ),
     "disk": changed(disk=1 << 30),
     "old-landlock": changed(landlock=1),
     "limits-by-process": changed(memory=64 << 20, cpu_time=10),

@@ -40,3 +40,11 @@ def test_addresses_that_stand_for_no_name() -> None:
     for address in ("198.17.255.255", "198.20.0.0", "fd00:5afe:0:1::", "127.0.0.1", "", "no address"):
         assert names.name_of(address) is None
         assert not is_synthetic(address)
+
+
+def test_long_names_have_less_room() -> None:
+    names = SyntheticNames(room=500)
+    assert names.addresses("a" * 250) is not None
+    assert names.addresses("b" * 250) is not None
+    assert names.addresses("c") is None
+    assert names.addresses("a" * 250) is not None

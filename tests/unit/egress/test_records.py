@@ -46,10 +46,13 @@ def test_a_connection_is_read_while_it_goes_on_and_again_when_it_ends(memory: in
 
 
 def test_equal_refusals_share_a_record_and_count(memory: int) -> None:
-    writer, reader = RecordWriter(memory), RecordReader(memory)
+    nudges: list[int] = []
+    writer, reader = RecordWriter(memory, lambda: nudges.append(1)), RecordReader(memory)
     for _ in range(5):
         writer.refuse("", "10.0.0.1", 80, "no rule")
     writer.refuse("", "10.0.0.1", 81, "no rule")
+    # The first, second and fourth of the one kind, and the other one.
+    assert len(nudges) == 4
     found, _ = reader.since(0)
     assert [(one.port, one.times, one.verdict, one.reason) for one in found] == [
         (80, 5, "denied", "no rule"),
@@ -136,3 +139,34 @@ def test_rubbish_yields_no_error_and_only_records_that_make_sense(memory: int) -
         os.pwrite(memory, bytes(block), at)
         record = reader._read(records.NAME_SLOTS)
         assert record is None or (record[1].kind in records.KINDS and record[1].verdict in records.VERDICTS)
+
+
+def test_slots_are_used_again_once_the_supervisor_has_read_what_ended(memory: int) -> None:
+    writer, reader = RecordWriter(memory), RecordReader(memory)
+    going = writer.connection("long.example", "192.0.2.1", 443, 0)
+    cursor = 0
+    for turn in range(5):
+        for number in range(records.ALLOWED_SLOTS - 1):
+            writer.connection(f"n{number}.example", "192.0.2.1", 443, 0).close()
+        writer.refuse("", "10.0.0.1", 80, "no rule")
+        found, cursor = reader.since(cursor)
+        assert len(found) == records.ALLOWED_SLOTS + (turn == 0)
+        writer.forget(cursor)
+        assert reader.since(0)[0] == [one for one in reader.since(0)[0] if one.open]
+    assert reader.totals().dropped == 0
+    assert reader.totals().records == 1
+    going.add(1, 2)
+    going.close()
+    ((ended,), _) = reader.since(cursor)
+    assert (ended.name, ended.received, ended.open) == ("long.example", 2, False)
+    assert reader.totals().connections_refused == 5
+
+
+def test_what_was_not_read_yet_is_not_forgotten(memory: int) -> None:
+    writer, reader = RecordWriter(memory), RecordReader(memory)
+    writer.refuse("", "10.0.0.1", 80, "no rule")
+    _, cursor = reader.since(0)
+    writer.refuse("", "10.0.0.1", 80, "no rule")
+    writer.forget(cursor)
+    ((record,), _) = reader.since(cursor)
+    assert record.times == 2

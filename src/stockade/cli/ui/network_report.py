@@ -9,6 +9,8 @@ from stockade.cli.ui import output
 from stockade.cli.ui.formats import many
 from stockade.result import Decision, Denial
 
+#: How the hint about a refusal begins: see `runs.explain.refused_connections`.
+REFUSED = "the network rules refused"
 #: How many targets the line about refusals names.
 SHOWN_TARGETS = 3
 
@@ -21,6 +23,11 @@ def refused_line(denials: Sequence[Denial]) -> str:
     hints = list(dict.fromkeys(one.hint for one in shown if one.hint))
     allow = f"; allow {'it' if len(denials) == 1 else 'them'} with {' '.join(hints)}" if hints else ""
     return output.name(f"refused: {named}{more}{allow}")
+
+
+def other_hints(hint: str) -> str:
+    """Return a hint without the part that says the same as `refused_line`."""
+    return "; ".join(part for part in hint.split("; ") if not part.startswith(REFUSED))
 
 
 def _refusal(one: Denial) -> str:

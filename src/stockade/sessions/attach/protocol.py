@@ -21,7 +21,7 @@ import msgspec
 from stockade.errors import SetupError
 from stockade.linux.descriptors import CREDENTIALS, receive
 from stockade.linux.plain_text import text
-from stockade.result import Change, Enforcement, Handoff, LostChange
+from stockade.result import Change, Denial, Enforcement, Handoff, LostChange
 
 #: The version of the protocol, which both sides must share.
 VERSION = 1
@@ -88,6 +88,7 @@ class TerminalEndReport(msgspec.Struct, frozen=True, kw_only=True):
     others: tuple[int, ...] = ()
     discarded: bool = False
     controls: dict[str, Enforcement] = {}
+    denials: tuple[Denial, ...] = ()
     #: The first changes, and how many there are in all.
     changes: tuple[Change, ...] = ()
     changed: int = 0
