@@ -151,8 +151,7 @@ class DecisionFollower:
 
     def read(self) -> None:
         """Tell of what is new."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.descriptor)
+        _take_nudge(self.descriptor)
         records, self._cursor = self._reader.since(self._cursor)
         for one in records:
             said = one.verdict, one.reason
@@ -163,6 +162,16 @@ class DecisionFollower:
     def close(self) -> None:
         """Tell no more."""
         self._tell = lambda one: None
+
+
+def _take_nudge(descriptor: int) -> None:
+    """Empty an eventfd without waiting: the egress process shares it, and could have made it blocking."""
+    try:
+        with contextlib.suppress(BlockingIOError):
+            os.preadv(descriptor, [bytearray(8)], -1, os.RWF_NOWAIT)
+    except (AttributeError, OSError):  # a C library without the call, or a kernel before 5.8
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(descriptor)
 
 
 def _later(one: RawRecord, before: int) -> RawRecord:
