@@ -278,6 +278,7 @@ def _network(account: Account, result: Result | None) -> Network:
     if mode != "rules" and egress is None:
         return Network(mode)
     rules = tuple(net) if egress is None else egress.rules_at(account.network_mark)
+    observed = None if egress is None else egress.observed
     changes = account.network_changes
     listed = changes[:MOST_CHANGES]
     return Network(
@@ -286,10 +287,13 @@ def _network(account: Account, result: Result | None) -> Network:
         counts=account.network,
         decisions="" if result is None else decisions_digest(result),
         cut="" if result is None else text(result.network_cut),
+        routes=() if observed is None else observed.routes,
+        listeners=() if observed is None else observed.listeners,
         egress=None if egress is None else egress.walls,
         changes=listed,
         more_changes=len(changes) - len(listed),
         published=() if egress is None else tuple(map(str, egress.published)),
+        resolver=None if egress is None else egress.resolver,
     )
 
 

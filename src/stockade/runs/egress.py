@@ -26,7 +26,7 @@ from stockade.gate import client
 from stockade.gate.network import DNS_PORT, NetworkListeners, NetworkRequest
 from stockade.gate.operations import Plan
 from stockade.policy.net_rules import parse_rule, ports_of
-from stockade.receipt.statement import EgressWalls, NetworkCounts, RuleChange
+from stockade.receipt.statement import EgressWalls, NetworkCounts, ResolverWalls, RuleChange
 from stockade.result import Decision
 from stockade.runs.egress_process import EgressProcess, egress_plan, launch_egress
 from stockade.runs.io.eventloop import Events, Steps
@@ -155,8 +155,11 @@ class EgressHandle:
         rules: tuple[str, ...],
         observed: NetworkEvidence | None,
         pid: int,
+        resolver: ResolverWalls | None,
         published: tuple[PublishedPort, ...] = (),
     ) -> None:
+        #: None without rules.
+        self.resolver = resolver
         self.generations = [EgressGeneration(process, records)]
         #: The routes, addresses and listeners inside, as the kernel showed them; None without rules.
         self.observed = observed
@@ -307,8 +310,7 @@ class DecisionFollower:
 
     def read(self) -> None:
         """Tell of what is new."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.descriptor)
+        _take_nudge(self.descriptor)
         for number, generation in enumerate(self._handle.generations):
             for cursor, one in generation.changed_since(self._cursors.get(number, 0)):
                 self._cursors[number] = cursor
@@ -320,6 +322,16 @@ class DecisionFollower:
     def close(self) -> None:
         """Tell no more."""
         self._tell = lambda one: None
+
+
+def _take_nudge(descriptor: int) -> None:
+    """Empty an eventfd without waiting: the egress process shares it, and could have made it blocking."""
+    try:
+        with contextlib.suppress(BlockingIOError):
+            os.preadv(descriptor, [bytearray(8)], -1, os.RWF_NOWAIT)
+    except (AttributeError, OSError):  # a C library without the call, or a kernel before 5.8
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(descriptor)
 
 
 def _later(one: RawRecord, before: int) -> RawRecord:
@@ -337,7 +349,7 @@ def _walls(process: EgressProcess) -> EgressWalls:
         plan=seen.plan,
         filter=seen.walls.filter,
         relay_filter=seen.relay_filter,
-        namespaces=seen.walls.namespaces,
+        namespaces={name: number for name, number in seen.walls.namespaces.items() if name != "net"},
         ports=seen.ports,
         template=__version__,
     )
@@ -387,11 +399,11 @@ class NetworkSetup:
                 observed = observe_network(opened, self.ports, self._pid, inode)
             nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             settings = {"rules": list(self.rules)}
-            records = yield from configure(
+            records, resolver = yield from configure(
                 process, box, self._home, nudge, settings, opened, self._published, events
             )
             ports = () if self._published is None else self._published.ports
-            return EgressHandle(process, records, nudge, self.rules, observed, self._pid, ports)
+            return EgressHandle(process, records, nudge, self.rules, observed, self._pid, resolver, ports)
         except BaseException:
             if nudge >= 0:
                 os.close(nudge)
@@ -425,13 +437,16 @@ def configure(
     published: PublishedListeners | None,
     events: Events,
     names: tuple[int, ...] = (),
-) -> Steps[int]:
-    """Hand an egress process its listeners and the rest, wait until it relays, and return its records.
+) -> Steps[tuple[int, ResolverWalls | None]]:
+    """Hand an egress process its listeners and the rest, and wait until it relays.
+
+    Returns its records, and the walls of the resolver that it asks, if it has one.
 
     `names` is a file with the names of the process before it, if there is one; `settings` have the rules.
     """
     records = create_records()
     held: list[int] = []
+    walls: ResolverWalls | None = None
     try:
         message: dict[str, object] = {
             "tcp": [], "udp": [], "resolver": opened is not None, "publish": [],
@@ -439,7 +454,8 @@ def configure(
         }  # fmt: skip
         passed = [records, nudge]
         if opened is not None:
-            resolver, _ = yield from connect_resolver(events, home)
+            resolver, asked = yield from connect_resolver(events, home)
+            walls = ResolverWalls(asked.plan, asked.filter, asked.uid)
             held.append(resolver)
             message["tcp"] = [[port, family] for port, family, _ in opened.tcp]
             message["udp"] = [family for family, _ in opened.udp]
@@ -451,7 +467,7 @@ def configure(
             held.append(channel)
             passed += [*published.descriptors, channel]
         yield from process.configure(message, (*passed, *names), events)
-        return records
+        return records, walls
     except BaseException:
         os.close(records)
         raise

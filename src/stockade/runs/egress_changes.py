@@ -307,7 +307,7 @@ def _take_over(
             if of_host:
                 published = PublishedListeners.again(handle.published, of_host)
             settings = {**message, "names": _size(answer), "budget": _budget(answer)}
-            records = yield from configure(
+            records, handle.resolver = yield from configure(
                 process, box, home, handle.nudge, settings, listeners, published, events, (names,)
             )
         except BaseException as error:

@@ -336,7 +336,7 @@ def _receive(
         raise _failure("the egress process has ended")
     try:
         answer = msgspec.json.decode(packet.data, type=dict[str, object])
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         packet.close()
         raise _failure("the egress process said something that is no answer") from None
     if len(packet.descriptors) > most:
