@@ -54,7 +54,7 @@ def test_only_memory_that_was_written_is_read(memory: int, monkeypatch: pytest.M
         read.append(found)
         return bytes(block[:found])
 
-    monkeypatch.setattr(records.os, "pread", pread)
+    monkeypatch.setattr("stockade.egress.records.os.pread", pread)
     assert reader.since(0) == ([], 0) and read == []
     # One of each class: they lie far apart.
     writer.name("api.example.com", allowed=True)
