@@ -61,6 +61,8 @@ class NetworkMark(NamedTuple):
     changes: int
 
 
+#: How an egress process ends that has handed over and has no connection left.
+DONE = "with exit code 0"
 NOTHING = GenerationMark(0, NO_TOTALS, {})
 
 
@@ -79,6 +81,13 @@ class EgressGeneration:
         self._last: tuple[list[tuple[int, RawRecord]], Totals] | None = None
         #: How many changes the last mark saw, and how often each record had been used then, by its slot.
         self._seen: tuple[int, dict[int, int]] = (0, {})
+        self._crash: tuple[float, str] | None = None
+
+    def crash(self) -> tuple[float, str] | None:
+        """Return when and how it ended, if that was not after its last connection; None otherwise."""
+        if self._crash is None and (found := self.process.ending()) is not None and found[1] != DONE:
+            self._crash = found
+        return self._crash
 
     def mark(self) -> GenerationMark:
         """Return how much is recorded now."""
@@ -105,6 +114,7 @@ class EgressGeneration:
         """End the process, wait until it is gone, and keep what it has recorded."""
         if self._last is not None:
             return
+        self.crash()
         try:
             yield from self.process.drained(events)
             yield from self.process.closed(events)
@@ -268,7 +278,9 @@ class EgressHandle:
     @property
     def has_ended(self) -> bool:
         """Whether nothing accepts connections any more."""
-        return bool(self._warnings())
+        if self._ended is None and not self._closing:
+            self._ended = self.process.ending()
+        return self._ended is not None
 
     def closed(self, events: Events) -> Steps[None]:
         """End the egress processes, wait until they are gone, and keep what they have recorded."""
@@ -287,14 +299,22 @@ class EgressHandle:
                 self._end_watch.close()
 
     def _warnings(self) -> tuple[str, ...]:
-        """Say when the egress process ended, if it ended before its sandbox."""
-        if self._ended is None and not self._closing:
-            self._ended = self.process.ending()
-        if self._ended is None:
-            return ()
-        at, how = self._ended
-        when = time.strftime("%H:%M:%S", time.localtime(at))
-        return (f"the egress process ended at {when} ({how}): every connection was refused from then on",)
+        """Say when an egress process ended, if it ended before its sandbox."""
+        found = [
+            f"an earlier egress process ended at {_clock(crash[0])} ({crash[1]}): its connections ended"
+            for one in self.generations[:-1]
+            if (crash := one.crash()) is not None
+        ]
+        if self.has_ended and self._ended is not None:
+            at, how = self._ended
+            found.append(
+                f"the egress process ended at {_clock(at)} ({how}): every connection was refused from then on"
+            )
+        return tuple(found)
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 class DecisionFollower:

@@ -371,6 +371,29 @@ with stockade.Sandbox(policy) as box:
     assert second != "exited" and "its egress process had ended" in reason
 
 
+def test_an_earlier_egress_process_that_is_killed_is_in_the_result(internet: Internet) -> None:
+    found = library(
+        internet,
+        """
+HOLD = "import socket, sys; end = socket.create_connection(('echo.good.example', 7007)); print(flush=True); "
+with stockade.Sandbox(stockade.Policy(net=["echo.good.example:7007"])) as box:
+    holding = box.start(["python3", "-c", HOLD + "print(repr(end.recv(1)))"], stdin=-1)
+    holding.stdout.readline()
+    box.net.allow("api.good.example:8443")
+    quiet = box.run(["true"]).warnings
+    first = box._box.egress.generations[0].process
+    signal.pidfd_send_signal(first.pidfd, signal.SIGKILL)
+    while first.alive:
+        time.sleep(0.01)
+    result = box.run(fetch(HIGH))
+    print(json.dumps([quiet, result.text.strip(), list(result.warnings), holding.wait().text]))
+""",
+    )
+    quiet, reached, warnings, _ = found
+    assert quiet == [] and reached == "200"
+    assert len(warnings) == 1 and warnings[0].startswith("an earlier egress process ended at ")
+
+
 def test_a_change_that_is_interrupted_is_made_all_the_same(internet: Internet) -> None:
     found = library(
         internet,
