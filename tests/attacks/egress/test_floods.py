@@ -61,7 +61,7 @@ def test_thousands_of_connections_that_say_nothing(flooded: Any) -> None:
     assert verdict["works"] is True and verdict["begun"] == 5000
     assert found["egress"] < 32 * MEGABYTE and found["supervisor"] < 16 * MEGABYTE
     (result,) = found["results"]
-    assert sum(one["count"] for one in result["network"] if one["reason"] == "limit") > 1000
+    assert sum(one["count"] for one in result["network"] if one["reason"] == "limit") > 100
 
 
 def test_hellos_and_requests_that_never_end_fill_bounded_memory(flooded: Any) -> None:
