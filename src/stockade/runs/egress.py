@@ -179,6 +179,8 @@ class EgressHandle:
         self._end_watch: EndWatch | None = None
         self._closing = False
         self._ended: tuple[float, str] | None = None
+        #: Whether the process that accepts connections is handing over, and may end.
+        self._handing_over = False
 
     @property
     def process(self) -> EgressProcess:
@@ -254,9 +256,11 @@ class EgressHandle:
         if self._end_watch is not None:
             self._end_watch.add(generation.process)
         self.generations.append(generation)
+        self._handing_over = False
 
     def expect_end(self, expected: bool) -> None:
         """Say whether the end of the process that accepts connections is expected, because it hands over."""
+        self._handing_over = expected
         if self._end_watch is not None:
             (self._end_watch.remove if expected else self._end_watch.add)(self.process)
 
@@ -290,7 +294,11 @@ class EgressHandle:
     def _warnings(self) -> tuple[str, ...]:
         """Say when the egress process ended, if it ended before its sandbox."""
         if self._ended is None and not self._closing:
-            self._ended = self.process.ending()
+            process = self.process
+            ended = process.ending()
+            # One that hands over to another may end. Checked in this order, because threads change the rules.
+            if ended is not None and not self._handing_over and process is self.process:
+                self._ended = ended
         if self._ended is None:
             return ()
         at, how = self._ended
