@@ -288,8 +288,16 @@ class Pump:
             self._pipe = self._relay.pool.take()
             if self._pipe is None:
                 return self._copy()
-        self._pipe.filled = os.splice(self._from_number, self._pipe.writer, self._pipe.size, flags=_SPLICE)
-        return self._pipe.filled > 0
+        with contextlib.suppress(BlockingIOError):
+            self._pipe.filled = os.splice(
+                self._from_number, self._pipe.writer, self._pipe.size, flags=_SPLICE
+            )
+        if self._pipe.filled:
+            return True
+        # splice never gets past an urgent byte, though the socket is readable because of what follows it.
+        # What recv says counts; it leaves that byte out.
+        self._give_pipe()
+        return self._copy()
 
     def _copy(self) -> bool:
         scratch = self._relay.pool.scratch
