@@ -110,8 +110,10 @@ class EgressHandle:
         self._warnings()  # whether it had ended by itself is known only now
         self._closing = True
         try:
-            yield from self.process.drained(events)
-            yield from self.process.closed(events)
+            try:
+                yield from self.process.drained(events)
+            finally:
+                yield from self.process.closed(events)
         finally:
             self._last = self._reader.changed_since(0), self._reader.totals()
             os.close(self._descriptor)
