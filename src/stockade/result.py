@@ -25,6 +25,8 @@ __all__ = [
     "Usage",
 ]
 
+#: What `net = "open"` means, in plans, results and receipts.
+OPEN_NETWORK = "open: the host's network"
 #: How many characters of a value an error or a prompt shows.
 SHORT = 200
 #: How many bytes at the end of stderr are searched for its last line.
@@ -159,6 +161,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     changes: Sequence[Change] = ()
     #: Why `changes` is incomplete; empty if it is not. A program can make more changes than fit in memory.
     changes_cut: str = ""
+    #: What the policy gave the run of the network: nothing, what its rules allow, or all of the host's.
+    network_mode: Literal["none", "rules", "open"] = "none"
     #: With network rules: the connections and names that programs asked for since the run began.
     network: Sequence[Decision] = ()
     #: Why `network` is incomplete; empty if it is not. A program can ask for more than is recorded.

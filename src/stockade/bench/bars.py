@@ -15,7 +15,7 @@ class Bar(msgspec.Struct, frozen=True):
     at: float
     about: str
     better: Literal["lower", "higher"] = "lower"
-    unit: Literal["×", "/s", "ms", "bytes", "walls"] = "×"
+    unit: Literal["×", "/s", "ms", "bytes", "walls", "connections"] = "×"
     #: An aim: shown, but missing it is no failure.
     aim: bool = False
     #: The value does not vary from run to run, so it gets no slack.
@@ -61,6 +61,26 @@ BARS = {
         "memory of a sandbox with a shell: its gates, bash, its supervisor's growth",
         unit="bytes",
         aim=True,
+    ),
+    "egress/start": Bar(
+        1.0, "time that network rules add to a run of /bin/true, by that of a bare python -c pass"
+    ),
+    "egress/added start": Bar(10, "the same as a time", unit="ms", aim=True),
+    "egress/cold": Bar(
+        1.5, "time that a network rule adds to `stockade run -- true`, by that of one without rules"
+    ),
+    "egress/added cold": Bar(100, "the same as a time", unit="ms", aim=True),
+    "egress/connect": Bar(
+        1.0, "time that the egress adds to a connection and one byte there and back, by a bare posix_spawn"
+    ),
+    "egress/added connect": Bar(1.0, "the same as a time", unit="ms", aim=True),
+    "egress/download": Bar(0.5, "bytes per second to the inside, by those of a direct stream", "higher"),
+    "egress/upload": Bar(0.5, "bytes per second from the inside, by those of a direct stream", "higher"),
+    "egress/held": Bar(
+        1000, "connections of one sandbox that are open at once", "higher", "connections", exact=True
+    ),
+    "egress/memory": Bar(
+        6e6, "memory of a sandbox with network rules beyond that of one without", unit="bytes", aim=True
     ),
     "start/import": Bar(2.0, "time to import stockade in a new interpreter, by that of an empty one"),
     "start/run": Bar(5.0, "time of `stockade run -- true`, by that of an empty interpreter"),

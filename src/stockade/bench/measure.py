@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import statistics
 import subprocess
@@ -133,6 +134,12 @@ def timing(samples: Sequence[float], unit: str = "ms") -> TimingSample:
     ordered = sorted(samples, reverse=unit != "ms")
     p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
     return TimingSample(statistics.median(ordered), p99, len(ordered), unit)
+
+
+def compiling_environ(directory: str) -> dict[str, str]:
+    """Return this environment, but one in which modules are compiled, as in an install, into a directory."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**environ, "PYTHONPYCACHEPREFIX": os.path.join(directory, "compiled")}
 
 
 def burst(team: list[Peer], seconds: float) -> Callable[[], float]:

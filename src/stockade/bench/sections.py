@@ -19,10 +19,20 @@ from pathlib import Path
 import msgspec
 
 from stockade import gate
-from stockade.bench import receipt_costs
+from stockade.bench import egress_costs, receipt_costs
 from stockade.bench import warm_costs as warmth
 from stockade.bench.bars import BARS
-from stockade.bench.competitors import BWRAP, OURS, SANDLOCK, SPAWN, STAGED, SUBPROCESS, Contender, contenders
+from stockade.bench.competitors import (
+    BWRAP,
+    OURS,
+    SANDLOCK,
+    SPAWN,
+    STAGED,
+    SUBPROCESS,
+    Contender,
+    contenders,
+    with_rules,
+)
 from stockade.bench.contender import BenchJob
 from stockade.bench.measure import (
     Figure,
@@ -30,6 +40,7 @@ from stockade.bench.measure import (
     Section,
     TimingSample,
     burst,
+    compiling_environ,
     interleaved,
     peers,
     ratio,
@@ -361,6 +372,24 @@ def shell(ground: BenchFixture) -> Section:
     return Section((Figure("shell/run", taken.median), figure), {"a run of `true`": taken}, notes)
 
 
+def egress(ground: BenchFixture) -> Section:
+    """Compare sandboxes with network rules to sandboxes without, and their traffic to direct traffic."""
+    ours = ground.contenders[OURS]
+    others = egress_costs.rivals(ground.contenders) if ground.tells else []
+    with egress_costs.server() as port:
+        ruled = [with_rules(one, port) for one in (ours, *others)]
+        parts = [
+            egress_costs.starts(ours, port, ground.rounds(10, 40), others),
+            egress_costs.cold_starts(str(ground.disk), ground.rounds(8, 30)),
+            egress_costs.traffic(port, ground.rounds(8, 25), ruled),
+        ]
+        plain, notes = _memory_of_each("egress/memory", BenchJob(ours, "hold"), IDLE)
+        more, _ = _memory_of_each("egress/memory", BenchJob(ruled[0], "hold"), IDLE)
+    figures = chain(*(part.figures for part in parts))
+    timings = {name: taken for part in parts for name, taken in part.timings.items()}
+    return Section((*figures, Figure("egress/memory", more.value - plain.value)), timings, notes)
+
+
 def start(ground: BenchFixture) -> Section:
     """Compare the `stockade` command, and the import, with an interpreter that does nothing."""
     lines = {
@@ -368,9 +397,7 @@ def start(ground: BenchFixture) -> Section:
         "import": ("import stockade",),
         "run": ("from stockade.cli import command; command()", "run", "-q", "--", "true"),
     }
-    # Compile modules as an install does, whatever this process's environment says.
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    environ["PYTHONPYCACHEPREFIX"] = str(ground.disk / "compiled")
+    environ = compiling_environ(str(ground.disk))
 
     def turn(line: tuple[str, ...]) -> Callable[[], float]:
         def once() -> float:
@@ -431,6 +458,7 @@ SECTIONS: dict[str, Callable[[BenchFixture], Section]] = {
     "receipt": receipt,
     "warm": warm,
     "shell": shell,
+    "egress": egress,
     "start": start,
     "walls": walls,
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stockade.cli.ui import output
 from stockade.errors import PolicyError
+from stockade.result import OPEN_NETWORK
 
 if TYPE_CHECKING:
     import argparse
@@ -106,7 +107,7 @@ def _print_network(prepared: RunPreparation) -> None:
     """Print what the program reaches of the network, and the plan of its egress process."""
     net = prepared.resolved.policy.net
     if net == "open":
-        print("\nnetwork: open: the host's network")
+        print(f"\nnetwork: {OPEN_NETWORK}")
         return
     if not net:
         return

@@ -484,7 +484,7 @@ def _run_and_report(
                     terminal=terminal,
                     caller=caller,
                     state=home,
-                    on_decision=_decision_printer(args, found.policy),
+                    on_decision=_decision_printer(args, found.policy, raw=terminal is not None),
                 ),
             )
         except PolicyError as error:
@@ -550,13 +550,24 @@ def _marks(workspace: Workspace) -> Mapping[str, Mark]:
     return marks_of(workspace)
 
 
-def _decision_printer(args: argparse.Namespace, policy: Policy) -> Callable[[Decision], object] | None:
-    """Return what prints the decisions of network rules as they happen, if the user wants to see them."""
+def _decision_printer(
+    args: argparse.Namespace, policy: Policy, *, raw: bool
+) -> Callable[[Decision], object] | None:
+    """Return what prints the decisions of network rules as they happen, if the user wants to see them.
+
+    A `raw` terminal does not return to the first column by itself.
+    """
     if not args.verbose or args.json or not policy.net or policy.net == "open":
         return None
     from stockade.cli.ui.network_report import decision_line
 
-    return lambda one: output.say(decision_line(one))
+    def tell(one: Decision) -> None:
+        if raw:
+            output.say_raw(decision_line(one))
+        else:
+            output.say(decision_line(one))
+
+    return tell
 
 
 def _prompt(command: list[str], policy: Policy) -> dict[str, str]:
@@ -712,6 +723,10 @@ def report(
             for line in next_steps(result, continued=earlier is not None):
                 output.say(line)
     if verbose:
+        if result.network_mode == "open":
+            from stockade.result import OPEN_NETWORK
+
+            output.say(f"network: {OPEN_NETWORK}")
         for name, kept in result.controls.items():
             output.say(f"{name}: {kept.mechanism} ({kept.observed})")
 

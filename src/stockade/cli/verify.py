@@ -12,7 +12,7 @@ from stockade.errors import PolicyError, ReceiptError
 from stockade.linux.user import Caller
 from stockade.policy.toml import load, read_file
 from stockade.receipt import chain, ed25519, keys
-from stockade.receipt.statement import LARGEST, UNWALLED, Receipt
+from stockade.receipt.statement import LARGEST, UNWALLED, Network, Receipt
 from stockade.receipt.verify import (
     ChainCheck,
     check_controls,
@@ -21,6 +21,7 @@ from stockade.receipt.verify import (
     signed_by,
     walk_log,
 )
+from stockade.result import OPEN_NETWORK
 from stockade.state import state_dir
 
 
@@ -151,6 +152,18 @@ def _signers(receipt: Receipt, right: set[str]) -> tuple[list[str], list[str]]:
     return [id for id in all if id in right], [id for id in all if id not in right]
 
 
+def network_text(network: Network) -> str:
+    """Return what a receipt says about the network of a run, in one line."""
+    if network.mode == "open":
+        return OPEN_NETWORK
+    if network.mode != "rules" or network.counts is None:
+        return network.mode or "-"
+    counts = network.counts
+    connections = f"{counts.connections_allowed} connections allowed, {counts.connections_refused} refused"
+    names = f"{counts.names_answered} names answered, {counts.names_refused} refused"
+    return f"{many(len(network.rules), 'rule')}: {connections}; {names}"
+
+
 def _about(receipt: Receipt, right: set[str]) -> dict[str, object]:
     signed, unchecked = _signers(receipt, right)
     about = {"id": receipt.id, "hash": receipt.hash, "key": receipt.predicate.key}
@@ -168,6 +181,7 @@ def _show(receipt: Receipt, right: set[str]) -> None:
         *([["name", output.name(said.name)]] if said.name else []),
         *([name, output.name(text)] for name in ("agent", "category", "action", "words")
           if (text := getattr(said.who, name))),
+        *([["network", output.name(network_text(said.network))]] if said.network.mode != "none" else []),
         ["policy", said.policy[:16]],
         ["host", f"{said.host.kernel}, Landlock ABI {said.host.landlock}, Stockade {said.host.stockade}"],
     ]  # fmt: skip

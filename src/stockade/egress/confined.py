@@ -18,6 +18,8 @@ from stockade.linux.sha256 import sha256
 PR_SET_DUMPABLE, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 4, 22, 2
 #: Of struct sock_filter.
 INSTRUCTION = 8
+#: Looked up once, in the template.
+_KERNEL = ctypes.CDLL(None, use_errno=True)
 
 
 class _FilterProgram(ctypes.Structure):
@@ -28,9 +30,8 @@ class _FilterProgram(ctypes.Structure):
 
 def install_filter(program: bytes) -> str:
     """Install a system call filter, for good, and return the SHA-256 of its bytes."""
-    kernel = ctypes.CDLL(None, use_errno=True)
     given = _FilterProgram(len(program) // INSTRUCTION, program)
-    if kernel.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0):
+    if _KERNEL.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return sha256(program).hexdigest()

@@ -658,13 +658,14 @@ def main(control: int) -> None:
     """Serve one sandbox until the supervisor closes the control socket."""
     connection = socket.socket(fileno=control)
     connection.setblocking(True)
+    # Before the message, because the supervisor has other things to do until it sends that.
+    loop = asyncio.SelectorEventLoop()
     text, handed, flags, _ = socket.recv_fds(connection, _MESSAGE_SIZE, _DESCRIPTORS)
     if not text or flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
         return
     message = json.loads(text)
     # Relays are cycles of objects; the template, which copies share, has nothing to collect.
     gc.enable()
-    loop = asyncio.SelectorEventLoop()
     # What goes wrong is an end of one connection, which its record tells.
     loop.set_exception_handler(_ignore)
     process = EgressLoop(loop, connection, message, handed)

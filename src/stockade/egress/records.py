@@ -18,7 +18,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
@@ -143,12 +143,13 @@ class RecordWriter:
         self._memory = mmap.mmap(descriptor, SIZE)
         self._nudge = nudge
         self._counters = dict.fromkeys(range(_CHANGES, 80, 8), 0)
-        #: Free slots of each class, taken from the end.
-        self._free = {
-            "name": list(range(NAME_SLOTS - 1, -1, -1)),
-            "refused": list(range(NAME_SLOTS + REFUSED_SLOTS - 1, NAME_SLOTS - 1, -1)),
-            "allowed": list(range(SLOTS - 1, NAME_SLOTS + REFUSED_SLOTS - 1, -1)),
+        #: Slots of each class that were never used, and those that may be used again.
+        self._fresh = {
+            "name": iter(range(NAME_SLOTS)),
+            "refused": iter(range(NAME_SLOTS, NAME_SLOTS + REFUSED_SLOTS)),
+            "allowed": iter(range(NAME_SLOTS + REFUSED_SLOTS, SLOTS)),
         }
+        self._free: dict[str, list[int]] = {pool: [] for pool in self._fresh}
         #: Refusals and names that later ones may share: what they are, and their slot and count.
         self._shared: dict[tuple[object, ...], tuple[int, int]] = {}
         self._keys: dict[int, tuple[object, ...]] = {}
@@ -214,11 +215,9 @@ class RecordWriter:
 
     def _take(self, pool: str) -> int:
         free = self._free[pool]
-        if not free:
-            self._add(_DROPPED)
-            return -1
-        self._add(_RECORDS)
-        return free.pop()
+        slot = free.pop() if free else next(self._fresh[pool], -1)
+        self._add(_DROPPED if slot < 0 else _RECORDS)
+        return slot
 
     def _add(self, counter: int, amount: int = 1) -> None:
         value = self._counters[counter] = (self._counters[counter] + amount) % _LIMIT
@@ -343,14 +342,33 @@ class RecordReader:
 
     def changed_since(self, cursor: int) -> list[tuple[int, RawRecord]]:
         """Return the records that `since` returns, each with the cursor of its change."""
-        block = os.pread(self._descriptor, SIZE, 0)
         found: list[tuple[int, RawRecord]] = []
-        for at in range(_HEADER_SIZE, len(block) - _SLOT_SIZE + 1, _SLOT_SIZE):
-            if _U64.unpack_from(block, at)[0] > cursor:
-                read = self._read((at - _HEADER_SIZE) // _SLOT_SIZE)
-                if read is not None:
-                    found.append(read)
+        for slots in self._written():
+            block = os.pread(self._descriptor, len(slots) * _SLOT_SIZE, _HEADER_SIZE + slots[0] * _SLOT_SIZE)
+            for slot, at in zip(slots, range(0, len(block) - _SLOT_SIZE + 1, _SLOT_SIZE), strict=False):
+                if _U64.unpack_from(block, at)[0] > cursor:
+                    read = self._read(slot)
+                    if read is not None:
+                        found.append(read)
         return sorted(found)
+
+    def _written(self) -> Iterator[range]:
+        """Yield the slots that lie in memory that was ever written, as the kernel knows it."""
+        end = _HEADER_SIZE
+        next_slot = 0
+        while end < SIZE:
+            try:
+                begin = os.lseek(self._descriptor, end, os.SEEK_DATA)
+            except OSError:  # nothing was written from there on
+                return
+            end = os.lseek(self._descriptor, begin, os.SEEK_HOLE)
+            slots = range(
+                max(next_slot, (begin - _HEADER_SIZE) // _SLOT_SIZE),
+                min(SLOTS, -(-(end - _HEADER_SIZE) // _SLOT_SIZE)),
+            )
+            if slots:
+                yield slots
+                next_slot = slots[-1] + 1
 
     def _change(self, slot: int) -> int:
         block = os.pread(self._descriptor, 8, _HEADER_SIZE + slot * _SLOT_SIZE)

@@ -18,8 +18,8 @@ address only if the whole rule lies in the range: `10.0.0.0/8` covers 10.1.2.3, 
 
 from __future__ import annotations
 
+import _socket as socket  # socket itself would also load selectors
 import contextlib
-import socket
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 

@@ -10,6 +10,7 @@ would ask for a host that no rule names. What the policy says about a variable (
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import stat
@@ -119,13 +120,17 @@ def find(
     places: list[tuple[str, str]] = []
     grants: dict[str, Grant] = {}
     notes, warnings = [], []
+    real_name = functools.cache(os.path.realpath)
     for name, value in _certificates(environ, home):
         if name in policy.env:
             continue
         try:
             paths = value.split(":") if name in DIRECTORIES else [value]
-            variables[name] = ":".join(_shown(path, name, is_visible, opener, grants) for path in paths)
-            places += ((name, os.path.realpath(path)) for path in paths)
+            found = [(path, real_name(path)) for path in paths]
+            variables[name] = ":".join(
+                _shown(path, real, name, is_visible, opener, grants) for path, real in found
+            )
+            places += ((name, real) for _, real in found)
         except _RefusedError as error:
             warnings.append(f"{name} is not passed: {error}")
     for name in (*PROXIES, *NO_PROXIES):
@@ -201,12 +206,16 @@ def _setting(file: str, key: str) -> str:
 
 
 def _shown(
-    path: str, name: str, is_visible: Callable[[str], bool], opener: Opener, grants: dict[str, Grant]
+    path: str,
+    real: str,
+    name: str,
+    is_visible: Callable[[str], bool],
+    opener: Opener,
+    grants: dict[str, Grant],
 ) -> str:
-    """Show one file or directory of certificates, and return its name inside."""
+    """Show one file or directory of certificates, whose real name is given, and return its name inside."""
     if not path.startswith("/"):
         raise _RefusedError(f"{path!r} is not an absolute path")
-    real = os.path.realpath(path)
     if is_visible(real):
         return path if is_visible(path) else real
     if is_visible(path) or real in grants:  # a link in a tree that programs may write decides nothing

@@ -317,7 +317,8 @@ def _host_network(
         policy,
         opener.caller.environ,
         opener.caller.home,
-        lambda path: any(covers(tree, path) for tree in trees),
+        # Most variables name the same few files.
+        functools.cache(lambda path: any(covers(tree, path) for tree in trees)),
         lambda path, name: opener.grant(
             f"{literal(path)}?", "read", f"{host_network.clause(policy)}, for {name}", pinned=True
         ),

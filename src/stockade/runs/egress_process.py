@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import _socket
 import contextlib
-import json
 import os
 import resource
 import select
@@ -45,12 +44,14 @@ LOOK_AGAIN = 0.02
 #: The longest answer.
 ANSWER_SIZE = 65536
 _CREDENTIALS = _socket.CMSG_SPACE(packets.CREDENTIALS.size) + _socket.CMSG_SPACE(16)
-#: What the copy executes, with the filter in hexadecimal as its argument.
+#: What the copy executes, with the filter in hexadecimal as its argument. At its end nothing is taken apart:
+#: that would only write to pages that it shares with the template.
 CODE = """\
-import sys
+import os, sys
 from stockade.egress import confined, process
 confined.confine(3, sys.argv[1])
 process.main(3)
+os._exit(0)
 """
 
 
@@ -137,7 +138,7 @@ class EgressProcess:
     ) -> Steps[dict[str, object]]:
         """Send it a message and return its answer. Only one caller at a time."""
         with os_errors.setup_errors():
-            data = json.dumps(message).encode()
+            data = msgspec.json.encode(message)
             try:
                 wire.send_with_descriptors(self._control, data, descriptors)
             except BrokenPipeError:
@@ -320,7 +321,7 @@ def _why(reply: wire.Reply | None) -> str:
 
 
 def _failure(what: str, answer: Mapping[str, object] | None = None) -> SetupError:
-    said = "" if answer is None else f": {json.dumps(answer)[:200]}"
+    said = "" if answer is None else f": {msgspec.json.encode(answer).decode()[:200]}"
     return SetupError(
         f"{what}{said}",
         stage="egress",

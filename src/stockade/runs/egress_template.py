@@ -80,7 +80,12 @@ def _new_template() -> Template:
 
 
 def warm_up() -> None:
-    """Start the template, if there is none yet, and do not wait until it is ready."""
+    """Start the template, if there is none yet, and do not wait until it is ready.
+
+    Whether it is stale, the launch finds out.
+    """
+    if _EgressTemplate.current is not None:
+        return
     client.resident(KIND_HOST_NETWORK, scoped=False, template=egress_template(), wait=False)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -69,6 +69,7 @@ def result_of(
         changes=changes,
         changes_cut="" if layer is None else layer.cut,
         workspace_id=layer.id if layer is not None and (changes or layer.cut or layer.continued) else "",
+        network_mode=_network_mode(prepared),
         warnings=(
             *_warnings(prepared),
             *prepared.resolved.notes,
@@ -109,6 +110,11 @@ def _with_refusals(result: Result, ended: RunEnding, network: NetworkUse, prepar
     words = ended.tail if ended.tail.strip() else result.stdout[-2048:]
     refused = hint(words, network.denials, tuple(prepared.resolved.policy.net))
     return "; ".join(filter(None, (result.hint, refused)))
+
+
+def _network_mode(prepared: RunPreparation) -> Literal["none", "rules", "open"]:
+    net = prepared.resolved.policy.net
+    return "none" if not net else "open" if net == "open" else "rules"
 
 
 def _warnings(prepared: RunPreparation) -> list[str]:

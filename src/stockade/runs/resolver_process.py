@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import _socket
 import contextlib
-import json
 import os
 import resource
 import select
@@ -103,7 +102,7 @@ class ResolverProcess:
             if self._evidence is not None:
                 return
             try:
-                said = json.loads(self._control.recv(ANSWER_SIZE) or b"{}")
+                said = msgspec.json.decode(self._control.recv(ANSWER_SIZE) or b"{}", type=dict[str, object])
             except ConnectionResetError:
                 said = {}
             if said.get("confined") is not True:
@@ -165,7 +164,8 @@ def resolver(home: str = "") -> ResolverProcess:
 
 def warm_up(home: str = "") -> None:
     """Start the resolver, if there is none, and do not wait until it is ready."""
-    resolver(home)
+    if _ResolverTable.current is None:
+        resolver(home)
 
 
 def connect_resolver(events: Events, home: str = "") -> Steps[tuple[int, ResolverEvidence]]:

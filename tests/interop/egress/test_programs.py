@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from support.internet_web import big_hash
-from support.means import clauses_for, need, need_program
+from support.means import need, need_program
 from support.network import Internet
 
 API = "api.good.example:443"
@@ -95,15 +95,6 @@ def test_curl_uses_the_family_that_it_wants(do: Any, internet: Internet) -> None
 def test_curl_speaks_http_2(do: Any) -> None:
     out = do(["curl", "-sS", "--http2", "https://h2.good.example/"], ["h2.good.example:443"])
     assert json.loads(out)["version"] == "2"
-
-
-def test_curl_in_a_sandbox_of_bubblewrap_reaches_it(do: Any, tmp_path: Path) -> None:
-    policy = tmp_path / "policy.toml"
-    policy.write_text(
-        "".join(f"{name} = {json.dumps(value)}\n" for name, value in clauses_for("bwrap").items())
-    )
-    out = do(["curl", "-sS", "https://api.good.example/x"], [API], f"--policy={policy}")
-    assert json.loads(out)["path"] == "/x"
 
 
 def test_an_upload_arrives_whole(do: Any) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
 import signal
 import socket
 import stat
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -212,3 +215,35 @@ def test_many_sandboxes_at_once_each_with_its_egress(port: int, count: int) -> N
     with contextlib.ExitStack() as stack:
         boxes = [stack.enter_context(stockade.Sandbox(rules(port))) for _ in range(count)]
         assert [box.run(connect(port)).text for box in boxes] == ["hello\n"] * count
+
+
+def test_everything_ends_with_a_supervisor_that_is_killed(port: int) -> None:
+    code = f"""
+import stockade, sys, time
+box = stockade.Sandbox(stockade.Policy(net=["127.0.0.1:{port}"]))
+box.open()
+print(box.run(["python3", "-c", {CONNECT!r}, "{port}"]).text, box._box.egress.process.pidfd, flush=True)
+time.sleep(60)
+"""
+    own = {process.pid for process in leaks.family()}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None and supervisor.stdout.readline() == "hello\n"
+        supervisor.stdout.readline()
+        family = {process.pid for process in leaks.family()} - own - {supervisor.pid}
+        assert len(family) >= 4  # the gates of the sandbox and of its egress, their residents, the resolver
+        supervisor.kill()
+        supervisor.wait()
+    until = time.monotonic() + 5
+    while (left := {process.pid for process in leaks.family()} & family) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not left
+    stockade.run(["true"])  # which removes what the register still has
+
+
+def test_cancelling_a_run_ends_its_egress_process(port: int) -> None:
+    async def main() -> None:
+        run = stockade.run_async(["sleep", "60"], rules(port))
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(run, 1.5)
+
+    asyncio.run(main())

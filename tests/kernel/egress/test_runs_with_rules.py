@@ -288,3 +288,39 @@ print(json.dumps([before, held()]))
 """,
     )
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "net, mode, said",
+    [
+        ("open", "open", "open: the host's network"),
+        (
+            "api.good.example",
+            "rules",
+            "1 rule: 0 connections allowed, 0 refused; 0 names answered, 0 refused",
+        ),
+    ],
+)
+def test_the_result_and_the_receipt_say_which_network_it_was(
+    internet: Internet, tmp_path: Path, net: str, mode: str, said: str
+) -> None:
+    result = internet.run(["true"], net, "--receipt", str(tmp_path / "run.json"))
+    assert result["network_mode"] == mode
+    shown = internet.stockade("verify", str(tmp_path / "run.json"), cwd=tmp_path).stdout
+    assert f"network    {said}" in shown, shown
+    line = internet.stockade("run", "-v", "--net", net, "--discard", "--", "true", cwd=tmp_path).stderr
+    assert ("stockade: network: open: the host's network" in line) is (net == "open")
+
+
+def test_a_receipt_without_rules_has_nothing_new(internet: Internet) -> None:
+    found = library(
+        internet,
+        """
+import msgspec
+network = msgspec.json.decode(stockade.run(["true"]).receipt.payload)["predicate"]["network"]
+usage = msgspec.json.decode(stockade.run(["true"]).receipt.payload)["predicate"]["usage"]
+print(json.dumps([network, sorted(usage)]))
+""",
+    )
+    assert found[0] == {"mode": "none"}
+    assert found[1] == ["bytes_written", "cpu_system", "cpu_user", "peak_memory", "peak_tasks", "source"]

@@ -104,4 +104,21 @@ def test_a_port_that_no_rule_names_is_found_in_the_words() -> None:
     last = b"curl: (7) Failed to connect to api.example.com port 8080 after 0 ms: Couldn't connect to server"
     assert "`--net api.example.com:8080` allows it" in hint(last, [], RULES)
     assert hint(last.replace(b"8080", b"443"), [], RULES) == ""
+    psql = b'connection to server at "db.example.com" (198.18.0.3), port 5432 failed: Connection refused'
+    assert "`--net db.example.com:5432` allows it" in hint(psql, [], RULES)
     assert hint(last.replace(b"api.example.com", b"198.18.0.7"), [], RULES) == ""
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        (b"OSError: [Errno 98] Address already in use", "ports 80, 443, 8080"),
+        (b"at x.js:51:3\n code: 'EADDRINUSE',\n port: 8080\n}", "port 8080"),
+        (b"listen tcp 127.0.0.1:443: bind: address already in use", "port 443"),
+        (b"Error: listen EADDRINUSE: address already in use :::3000", ""),
+    ],
+)
+def test_a_port_that_the_rules_take_is_named_to_a_server_that_wants_it(last: bytes, said: str) -> None:
+    found = hint(last, [], ("a.example", "b.example:8080", "!c.example"))
+    wanted = f"the network rules take {said} inside: a server there needs another port" if said else ""
+    assert found == wanted

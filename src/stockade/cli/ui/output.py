@@ -8,6 +8,7 @@ hide, or begin a line that looks like Stockade's own.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -232,6 +233,12 @@ def say(text: str) -> None:
         return
     for line in _lines_of(text):
         _print_line(line)
+
+
+def say_raw(line: str) -> None:
+    """Print one line as `say` does, on a terminal that a program has in raw mode."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\r\x1b[Kstockade: {name(line)}\r\n".encode())
 
 
 def announce(text: str) -> None:

@@ -20,11 +20,15 @@ NO_CONNECTION = re.compile(
     rb"|network is unreachable",
     re.IGNORECASE,
 )
+#: What they print if they want to listen on a port that is taken.
+PORT_TAKEN = re.compile(rb"address already in use|EADDRINUSE", re.IGNORECASE)
+_PORT = re.compile(rb"(?:\bport:? |\d\.\d{1,3}:|\]:|:::|\*:)(\d{1,5})\b", re.IGNORECASE)
 #: Where those messages name a host and a port.
 _NAMED = re.compile(
     rb"connect to (?:host )?\[?([A-Za-z0-9._:-]{1,253}?)\]? port (\d{1,5})"
     rb"|(?:ECONNREFUSED|dial tcp) \[?([A-Za-z0-9._:-]{1,253}?)\]?:(\d{1,5})\b"
-    rb"|host='([A-Za-z0-9._-]{1,253})', port=(\d{1,5})",
+    rb"|host='([A-Za-z0-9._-]{1,253})', port=(\d{1,5})"
+    rb"|server at \"([A-Za-z0-9._-]{1,253})\"[^,\"]{0,60}, port (\d{1,5})",
     re.IGNORECASE,
 )
 #: How the addresses begin that our DNS gives to names.
@@ -33,6 +37,8 @@ SYNTHETIC = ("198.18.", "198.19.", "fd00:5afe:")
 
 def hint(last: bytes, denials: Sequence[Denial], rules: Sequence[str]) -> str:
     """Return which rule would allow what the program could not reach; "" if its last words are about else."""
+    if PORT_TAKEN.search(last) is not None:
+        return _taken_port(last, rules)
     if NO_CONNECTION.search(last) is None:
         return ""
     words = last.decode("ascii", "replace").lower()
@@ -43,6 +49,19 @@ def hint(last: bytes, denials: Sequence[Denial], rules: Sequence[str]) -> str:
     what = "the lookup of" if denial.what == "name" else "a connection to"
     allow = f": `{denial.hint}` allows it" if denial.hint else ""
     return f"the network rules refused {what} {denial.target}{allow}"
+
+
+def _taken_port(last: bytes, rules: Sequence[str]) -> str:
+    """Return which ports the rules take inside, if the one that the program wanted may be among them."""
+    from stockade.policy.net_rules import parse_rule, ports_of
+
+    taken = ports_of([parse_rule(rule) for rule in rules])
+    named = {int(port) for port in _PORT.findall(last)}
+    ports = [port for port in taken if port in named] or ([] if named else list(taken))
+    if not ports:
+        return ""
+    which = f"port {ports[0]}" if len(ports) == 1 else f"ports {', '.join(map(str, ports))}"
+    return f"the network rules take {which} inside: a server there needs another port"
 
 
 def _host(denial: Denial) -> str:
