@@ -437,6 +437,11 @@ def _run_and_report(
     workspace = continued_workspace(args)
     caller, home = user_and_state()
     found = discover_policy(args, caller, home)
+    if found.policy.net and found.policy.net != "open":
+        from stockade.runs import egress_template
+
+        # It takes longest, so it loads its modules while this process still loads its own.
+        egress_template.warm_up()
     if args.on_exit in ("keep", "commit") and found.policy.workspace is None:
         raise PolicyError(
             f"--{args.on_exit}: this run has no workspace, so its changes are deleted when it ends",

@@ -280,7 +280,10 @@ def _network(account: Account, result: Result | None) -> Network:
         counts=account.network,
         decisions="" if result is None else decisions_digest(result),
         cut="" if result is None else text(result.network_cut),
+        routes=() if egress is None else egress.observed.routes,
+        listeners=() if egress is None else egress.observed.listeners,
         egress=None if egress is None else egress.walls,
+        resolver=None if egress is None else egress.resolver,
     )
 
 

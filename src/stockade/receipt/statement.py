@@ -126,6 +126,15 @@ class EgressWalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     template: str
 
 
+class ResolverWalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The walls around the resolver that looks names up for the egress process."""
+
+    plan: str
+    filter: str
+    #: Its user on the host.
+    uid: int
+
+
 class NetworkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many connections and names a run asked for, by what became of them."""
 
@@ -150,8 +159,12 @@ class Network(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     decisions: str = ""
     #: Why the result does not list all decisions.
     cut: str = ""
+    #: What was read back from the kernel: where every address leads inside, and which sockets listen.
+    routes: tuple[str, ...] = ()
+    listeners: tuple[str, ...] = ()
     #: None if nothing was started.
     egress: EgressWalls | None = None
+    resolver: ResolverWalls | None = None
 
 
 class Removal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

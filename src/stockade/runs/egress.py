@@ -23,7 +23,7 @@ from stockade.gate import client
 from stockade.gate.network import DNS_PORT, NetworkListeners, NetworkRequest
 from stockade.gate.operations import Plan
 from stockade.policy.net_rules import parse_rule, ports_of
-from stockade.receipt.statement import EgressWalls, NetworkCounts
+from stockade.receipt.statement import EgressWalls, NetworkCounts, ResolverWalls
 from stockade.result import Decision
 from stockade.runs.egress_process import EgressProcess, egress_plan, launch_egress
 from stockade.runs.io.eventloop import Events, Steps
@@ -59,8 +59,10 @@ class EgressHandle:
         nudge: int,
         rules: tuple[str, ...],
         observed: NetworkEvidence,
+        resolver: ResolverWalls,
     ) -> None:
         self.process = process
+        self.resolver = resolver
         #: The routes, addresses and listeners inside, as the kernel showed them.
         self.observed = observed
         #: In the order in which the egress process counts them.
@@ -151,8 +153,7 @@ class DecisionFollower:
 
     def read(self) -> None:
         """Tell of what is new."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.descriptor)
+        _take_nudge(self.descriptor)
         records, self._cursor = self._reader.since(self._cursor)
         for one in records:
             said = one.verdict, one.reason
@@ -163,6 +164,16 @@ class DecisionFollower:
     def close(self) -> None:
         """Tell no more."""
         self._tell = lambda one: None
+
+
+def _take_nudge(descriptor: int) -> None:
+    """Empty an eventfd without waiting: the egress process shares it, and could have made it blocking."""
+    try:
+        with contextlib.suppress(BlockingIOError):
+            os.preadv(descriptor, [bytearray(8)], -1, os.RWF_NOWAIT)
+    except (AttributeError, OSError):  # a C library without the call, or a kernel before 5.8
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(descriptor)
 
 
 def _later(one: RawRecord, before: int) -> RawRecord:
@@ -180,7 +191,7 @@ def _walls(process: EgressProcess) -> EgressWalls:
         plan=seen.plan,
         filter=seen.walls.filter,
         relay_filter=seen.relay_filter,
-        namespaces=seen.walls.namespaces,
+        namespaces={name: number for name, number in seen.walls.namespaces.items() if name != "net"},
         ports=seen.ports,
         template=__version__,
     )
@@ -225,7 +236,7 @@ class NetworkSetup:
             observed = observe_network(opened, self.ports, self._pid, os.fstat(namespace).st_ino)
             records = create_records()
             nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            resolver, _ = yield from connect_resolver(events, self._home)
+            resolver, asked = yield from connect_resolver(events, self._home)
             yield from process.configure(
                 {
                     "rules": list(self.rules),
@@ -244,7 +255,8 @@ class NetworkSetup:
                 ),
                 events,
             )
-            return EgressHandle(process, records, nudge, self.rules, observed)
+            walls = ResolverWalls(asked.plan, asked.filter, asked.uid)
+            return EgressHandle(process, records, nudge, self.rules, observed, walls)
         except BaseException:
             for descriptor in (records, nudge):
                 if descriptor >= 0:

@@ -307,7 +307,7 @@ def _receive(
     packet.close()
     try:
         answer = msgspec.json.decode(packet.data, type=dict[str, object])
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         raise _failure("the egress process said something that is no answer") from None
     return answer, packet.pid
 

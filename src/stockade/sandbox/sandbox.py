@@ -622,8 +622,14 @@ def one_shot(
 def _launch_and_run(prepared: RunPreparation, run: Run, account: Account, events: Events) -> Steps[Result]:
     """Launch a sandbox, run one command in it and close it."""
     run, pipes = with_delegation(run, prepared, account), list[Streams]()
+
+    def meanwhile() -> None:
+        pipes.append(run.streams())
+        if prepared.resolved.policy.net:
+            run.meanwhile()  # the first launch with rules waits for the egress template
+
     try:
-        box = yield from launch(prepared, events, lambda: pipes.append(run.streams()))
+        box = yield from launch(prepared, events, meanwhile)
         account.box = box
         try:
             ended = yield from supervise(box, run, pipes[0], events)
