@@ -74,11 +74,20 @@ class EgressHandle:
         self._last: tuple[list[tuple[int, RawRecord]], Totals] | None = None
         #: How many changes the last mark saw, and how often each record had been used then, by its slot.
         self._seen: tuple[int, dict[int, int]] = (0, {})
+        #: What the last result has told of.
+        self._reported: NetworkMark | None = None
         self._closing = False
         self._ended: tuple[float, str] | None = None
 
-    def mark(self) -> NetworkMark:
-        """Return how much is recorded now, for a later `since`."""
+    def mark(self) -> NetworkMark | None:
+        """Return where the last result ended, for a later `since`; None if there was none.
+
+        What was decided between two runs, for a program in the background, belongs to the second: otherwise
+        no result would have it.
+        """
+        return self._reported
+
+    def _mark_now(self) -> NetworkMark:
         changes = self._reader.changes() if self._last is None else self._seen[0]
         if self._seen[0] != changes:
             self._seen = changes, {one.slot: one.times for _, one in self._records(0)}
@@ -87,6 +96,8 @@ class EgressHandle:
     def since(self, mark: NetworkMark | None) -> NetworkUse:
         """Return what was decided since a mark; without one, since the sandbox began."""
         mark = mark or NetworkMark(0, NO_TOTALS, {})
+        # Before the records are read: what comes meanwhile is in two results rather than in none.
+        self._reported = self._mark_now()
         fresh = [_later(one, mark.times.get(one.slot, 0)) for _, one in self._records(mark.cursor)]
         before, after = mark.totals, self._totals()
         counted = [max(0, now - then) for now, then in zip(after, before, strict=True)]
