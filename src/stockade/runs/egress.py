@@ -290,15 +290,19 @@ class EgressHandle:
             return
         self._warnings()  # whether one had ended by itself is known only now
         self._closing = True
-        try:
-            for one in self.generations:
-                one.process.hang_up()
-            for one in self.generations:
+        for one in self.generations:
+            one.process.hang_up()
+        interruption: BaseException | None = None
+        for one in self.generations:
+            try:
                 yield from one.closed(events)
-        finally:
-            os.close(self.nudge)
-            if self._end_watch is not None:
-                self._end_watch.close()
+            except BaseException as error:  # raised once all have ended
+                interruption = interruption or error
+        os.close(self.nudge)
+        if self._end_watch is not None:
+            self._end_watch.close()
+        if interruption is not None:
+            raise interruption
 
     def _warnings(self) -> tuple[str, ...]:
         """Say when the egress process ended, if it ended before its sandbox."""

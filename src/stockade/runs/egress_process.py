@@ -211,9 +211,9 @@ def launch_in_copy(
             try:
                 return (yield from _launch(plan, template, code, home, events))
             except (SetupError, OSError, ValueError) as error:
-                # The template died before it read the request, or another thread has found it stale and
-                # closed the socket to it.
-                again = template.retired.is_set() or (isinstance(error, GateDiedError) and not attempt)
+                # The template died before it read the request, or another thread has found that, or that it
+                # is stale, and has closed the socket to it: then its number is -1, a ValueError.
+                again = template.retired.is_set() or isinstance(error, GateDiedError | ValueError)
                 if not again or attempt == ATTEMPTS - 1:
                     raise
     raise AssertionError("unreachable")
