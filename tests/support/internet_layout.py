@@ -14,6 +14,9 @@ ADDRESSES = {
     "169.254.169.254": "169.254.169.254/32",
     **{f"2a10:600d::{n}": f"2a10:600d::{n}/128" for n in (1, 10, 20, 30, 66)},
     "fd00:dead::5": "fd00:dead::5/128",
+    # Further metadata services, and IPv6 addresses that stand for the IPv4 one of most of them.
+    "100.100.100.200": "100.100.100.200/32",
+    **{a: f"{a}/128" for a in ("fd00:ec2::254", "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1")},
 }
 DNS = "11.0.0.53"
 #: One that no configuration names: programs with a server of their own ask it.

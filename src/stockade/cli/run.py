@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stockade.receipt.statement import Receipt
     from stockade.resolve.discovery import PolicySource
     from stockade.result import Decision, Result
+    from stockade.runs.published_ports import PublishedPort
     from stockade.sandbox.workspace import Workspace
     from stockade.workspace.diff.change_details import Mark
 
@@ -166,6 +167,13 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
     add("--no-toolchain", action="store_true", help="show only installs that the policy names")
     add("--backend", metavar="NAME", help="use this backend, or refuse to run")
     if command != "plan":
+        add(
+            "--publish",
+            metavar="[HOST:]PORT:PORT",
+            action="append",
+            help="let the host reach a port inside: 8080:80 leads from 127.0.0.1:8080 to port 80; 8080 is "
+            "the same port on both sides; 0 on the host is any free one",
+        )
         add("--timeout", metavar="T", help="end the command after this long: 30, 250ms, 5m")
         if command == "shell":
             add(
@@ -438,6 +446,11 @@ def _run_and_report(
     workspace = continued_workspace(args)
     caller, home = user_and_state()
     found = discover_policy(args, caller, home)
+    if found.policy.net and found.policy.net != "open":
+        from stockade.runs import egress_template
+
+        # It takes longest, so it loads its modules while this process still loads its own.
+        egress_template.warm_up()
     if args.on_exit in ("keep", "commit") and found.policy.workspace is None:
         raise PolicyError(
             f"--{args.on_exit}: this run has no workspace, so its changes are deleted when it ends",
@@ -475,6 +488,7 @@ def _run_and_report(
                     "resume": workspace,
                     "snapshot": args.snapshot,
                     "name": args.name,
+                    "publish": args.publish or (),
                     "who": who_asks(args),
                 },
                 sandbox.RunExtras(
@@ -486,6 +500,7 @@ def _run_and_report(
                     caller=caller,
                     state=home,
                     on_decision=_decision_printer(args, found.policy, raw=terminal is not None),
+                    on_published=_published_printer(args),
                 ),
             )
         except PolicyError as error:
@@ -558,7 +573,8 @@ def _decision_printer(
 
     A `raw` terminal does not return to the first column by itself.
     """
-    if not args.verbose or args.json or not policy.net or policy.net == "open":
+    has_egress = args.publish or (policy.net and policy.net != "open")
+    if not args.verbose or args.json or not has_egress:
         return None
     from stockade.cli.ui.network_report import decision_line
 
@@ -567,6 +583,20 @@ def _decision_printer(
             output.say_raw(decision_line(one))
         else:
             output.say(decision_line(one))
+
+    return tell
+
+
+def _published_printer(
+    args: argparse.Namespace,
+) -> Callable[[tuple[PublishedPort, ...]], object] | None:
+    """Return what prints where the published ports are, unless the user wants to see nothing."""
+    if not args.publish or args.quiet or args.json:
+        return None
+
+    def tell(ports: tuple[PublishedPort, ...]) -> None:
+        for one in ports:
+            output.say(f"{one.address} leads to port {one.port} inside")
 
     return tell
 

@@ -272,10 +272,10 @@ class _RequestHead:
         hosts = self._values[b"host"]
         if len(hosts) > 1:
             raise RequestRefusedError("several Hosts")
-        if hosts:
-            self._check_host(hosts[0], "Host differs")
-        elif self._minor:
+        # HTTP/1.0 does not ask for one, but without it a server chooses among its hosts by itself.
+        if not hosts:
             raise RequestRefusedError("no Host")
+        self._check_host(hosts[0], "Host differs")
         # An intermediary removes the headers that Connection names.
         named = {
             one.strip(b" \t").lower() for value in self._values[b"connection"] for one in value.split(b",")

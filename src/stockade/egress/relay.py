@@ -289,7 +289,11 @@ class Pump:
             if self._pipe is None:
                 return self._copy()
         self._pipe.filled = os.splice(self._from_number, self._pipe.writer, self._pipe.size, flags=_SPLICE)
-        return self._pipe.filled > 0
+        if self._pipe.filled:
+            return True
+        # The end, or a byte out of band, at which splice stops; recv passes over it, and nobody gets it.
+        self._give_pipe()
+        return self._copy()
 
     def _copy(self) -> bool:
         scratch = self._relay.pool.scratch

@@ -78,12 +78,13 @@ def result_of(
         plan=prepared.plan.hash,
     )
     if network is not None:
-        account.network = network.counts
+        account.network, account.network_changes = network.counts, network.changes
         result = msgspec.structs.replace(
             result,
             network=network.decisions,
             network_cut=network.cut,
             denials=network.denials,
+            published=() if box.egress is None else tuple(map(str, box.egress.published)),
             warnings=(*result.warnings, *network.warnings),
             hint=_with_refusals(result, ended, network, prepared),
         )

@@ -14,7 +14,7 @@ from stockade.result import Decision, Denial
 
 if TYPE_CHECKING:
     from stockade.egress.records import RawRecord
-    from stockade.receipt.statement import NetworkCounts
+    from stockade.receipt.statement import NetworkCounts, RuleChange
 
 #: How many denials a result has; each is one target.
 MOST_DENIALS = 100
@@ -55,6 +55,8 @@ class NetworkUse(NamedTuple):
     sent: int
     received: int
     warnings: tuple[str, ...] = ()
+    #: How the rules changed, in order.
+    changes: tuple[RuleChange, ...] = ()
 
 
 def decisions(records: Iterable[RawRecord], rules: Sequence[str]) -> list[Decision]:
@@ -69,7 +71,7 @@ def _decision(record: RawRecord, rules: Sequence[str]) -> Decision:
     elif record.verdict == "denied":
         verdict = "denied"
     return Decision(
-        kind="name" if record.kind == "name" else "connect",
+        kind="name" if record.kind == "name" else "publish" if record.kind == "publish" else "connect",
         time=round(record.time, 3),
         name=_plain(record.name, MOST_NAME),
         address=_plain(record.address, MOST_NAME),
@@ -81,6 +83,18 @@ def _decision(record: RawRecord, rules: Sequence[str]) -> Decision:
         received=_bytes(record.received),
         duration=round(max(0.0, record.duration), 3),
         count=max(1, _bytes(record.times)),
+    )
+
+
+def change_decision(change: RuleChange) -> Decision:
+    """Return a change of the rules as results list it."""
+    denies = change.rule.startswith("!")
+    return Decision(
+        kind="rule",
+        time=change.at,
+        verdict="denied" if denies == change.in_force else "allowed",
+        reason="added" if change.in_force else "taken back",
+        rule=change.rule,
     )
 
 
@@ -98,7 +112,7 @@ def denials(found: Iterable[Decision]) -> tuple[Denial, ...]:
     counts: dict[tuple[str, str], int] = {}
     first: dict[tuple[str, str], Decision] = {}
     for one in found:
-        if one.verdict == "denied":
+        if one.verdict == "denied" and one.kind in ("connect", "name"):
             key = one.kind, one.target
             counts[key] = counts.get(key, 0) + one.count
             first.setdefault(key, one)

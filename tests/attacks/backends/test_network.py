@@ -1,4 +1,7 @@
-"""Network: loopback of its own and nothing else, over whatever family, type or protocol."""
+"""Network: loopback of its own and nothing else, over whatever family, type or protocol.
+
+What network rules let out is attacked in `attacks/egress`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ STREAM, DATAGRAM, RAW = 1, 2, 3
 PACKET, VSOCK = 17, 40
 HIGH = 1 << 32
 REFUSED = {"EAFNOSUPPORT", "EPERM"}
-NETS = pytest.mark.parametrize("net", [[], "open"], ids=["none", "open"])
+NETS = pytest.mark.parametrize("net", [[], ["api.good.example"], "open"], ids=["none", "rules", "open"])
 
 
 @NETS

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from attacks.egress.reach import Reach
 from support.network import Internet
 
 #: Prints "reached", or why not.
@@ -29,7 +30,7 @@ GET = "GET / HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n"
 DATAGRAM = """
 import socket, sys
 s = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET, socket.SOCK_DGRAM)
-s.settimeout(2)
+s.settimeout(0.7)
 try:
     s.sendto(bytes.fromhex(sys.argv[3]), (sys.argv[1], int(sys.argv[2])))
     print("reached" if s.recv(500) else "closed")
@@ -44,144 +45,86 @@ def connect(address: str, port: int, words: str = "x\n") -> list[str]:
     return ["python3", "-c", CONNECT, address, str(port), words]
 
 
-def inside(internet: Internet, argv: list[str], net: list[str]) -> dict[str, Any]:
-    result = internet.run(argv, net)
-    assert result["outcome"] == "exited" and result["exit_code"] == 0, result
+def inside(reach: Reach, argv: list[str], net: list[str]) -> dict[str, Any]:
+    reach.internet.clear()
+    result = reach.supervisor.run(argv, net)
+    assert result["ended"][:2] == ["exited", 0], result
     return result
 
 
-def outside(internet: Internet, argv: list[str]) -> str:
-    return internet.outside(argv).stdout.strip()
+def outside(reach: Reach, argv: list[str]) -> str:
+    reach.internet.clear()
+    return reach.internet.outside(argv).stdout.strip()
 
 
-def test_a_name_outside_the_rules_does_not_exist_and_no_packet_leaves(internet: Internet) -> None:
+def test_a_name_outside_the_rules_does_not_exist_and_no_packet_leaves(reach: Reach) -> None:
     attack = connect("evil.example", 443, "x")
     control = ["python3", "-c", CONNECT, "evil.example", "80", GET.format("evil.example")]
-    assert outside(internet, control) == "reached" and "evil.example" in internet.asked()
-    internet.clear()
-    result = inside(internet, attack, ["api.good.example"])
+    assert outside(reach, control) == "reached" and "evil.example" in reach.internet.asked()
+    result = inside(reach, attack, ["api.good.example"])
     assert result["stdout"] == "no such name\n"
-    assert internet.asked() == set() and internet.reached() == set()
+    assert reach.internet.asked() == set() and reach.internet.reached() == set()
 
 
 @pytest.mark.parametrize("port", [8080, 7007])
-def test_a_port_outside_the_rules_is_refused_at_once(internet: Internet, port: int) -> None:
+def test_a_port_outside_the_rules_is_refused_at_once(reach: Reach, port: int) -> None:
     attack = connect("api.good.example", port, GET.format("api.good.example"))
-    assert outside(internet, attack) == "reached"
-    internet.clear()
-    assert inside(internet, attack, ["api.good.example:443"])["stdout"] == "ECONNREFUSED\n"
-    assert internet.reached() == set()
+    assert outside(reach, attack) == "reached"
+    assert inside(reach, attack, ["api.good.example:443"])["stdout"] == "ECONNREFUSED\n"
+    assert reach.internet.reached() == set()
 
 
 @pytest.mark.parametrize("address", ["11.0.0.66", "2a10:600d::66"])
-def test_an_address_that_no_rule_names_is_refused(internet: Internet, address: str) -> None:
-    if ":" in address and not internet.ipv6:
+def test_an_address_that_no_rule_names_is_refused(reach: Reach, address: str) -> None:
+    if ":" in address and not reach.internet.ipv6:
         pytest.skip("this kernel has no IPv6")
     attack = connect(address, 80, GET.format("evil.example"))
-    assert outside(internet, attack) == "reached"
-    internet.clear()
-    result = inside(internet, attack, ["api.good.example"])
-    assert result["stdout"] != "reached\n" and internet.reached() == set()
+    assert outside(reach, attack) == "reached"
+    result = inside(reach, attack, ["api.good.example"])
+    assert result["stdout"] != "reached\n" and reach.internet.reached() == set()
     assert any(one["address"] == address and one["verdict"] == "denied" for one in result["network"]), result
 
 
 @pytest.mark.parametrize("address", ["11.0.0.10", "8.8.8.8"])
-def test_datagrams_have_nowhere_to_go(internet: Internet, address: str) -> None:
+def test_datagrams_have_nowhere_to_go(reach: Reach, address: str) -> None:
     attack = ["python3", "-c", DATAGRAM, "8.8.8.8", "53", QUERY]
-    assert outside(internet, attack) == "reached"
-    internet.clear()
+    assert outside(reach, attack) == "reached"
     other = ["python3", "-c", DATAGRAM, address, "5353", QUERY]
-    assert inside(internet, other, ["api.good.example"])["stdout"] == "no answer\n"
-    assert internet.events() == []
-
-
-def test_a_name_server_of_its_own_is_not_asked(internet: Internet) -> None:
-    attack = ["python3", "-c", DATAGRAM, "8.8.8.8", "53", QUERY]
-    assert outside(internet, attack) == "reached" and internet.asked() == {"api.good.example"}
-    internet.clear()
-    # It gets an answer, and that is ours.
-    assert inside(internet, attack, ["api.good.example"])["stdout"] == "reached\n"
-    assert internet.asked() == set()
+    assert inside(reach, other, ["api.good.example"])["stdout"] == "no answer\n"
+    assert reach.internet.events() == []
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost"])
-def test_the_loopback_of_the_host_is_not_reached(internet: Internet, address: str) -> None:
+def test_the_loopback_of_the_host_is_not_reached(reach: Reach, address: str) -> None:
     attack = connect(address, 80, GET.format("localhost"))
-    assert outside(internet, attack) == "reached"
-    internet.clear()
-    result = inside(internet, attack, ["api.good.example"])
-    assert result["stdout"] != "reached\n" and internet.reached() == set()
+    assert outside(reach, attack) == "reached"
+    result = inside(reach, attack, ["api.good.example"])
+    assert result["stdout"] != "reached\n" and reach.internet.reached() == set()
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["local", "local-six", "mapped", "metadata", "private", "private-six", "zero", "nat64", "sixtofour"],
-)
-def test_an_allowed_name_that_leads_to_an_address_of_the_inner_network_is_refused(
-    internet: Internet, name: str
-) -> None:
-    host = f"{name}.evil.example"
-    result = inside(internet, connect(host, 80, GET.format(host)), [host])
-    assert result["stdout"] != "reached\n" and internet.reached() == set()
-    assert any(one["name"] == host and one["verdict"] == "denied" for one in result["network"]), result
-
-
-@pytest.mark.parametrize("name", ["local", "metadata", "private"])
-def test_those_addresses_are_reached_outside(internet: Internet, name: str) -> None:
-    host = f"{name}.evil.example"
-    assert outside(internet, connect(host, 80, GET.format(host))) == "reached"
-
-
-def test_the_metadata_address_is_refused(internet: Internet) -> None:
-    attack = connect("169.254.169.254", 80, GET.format("169.254.169.254"))
-    assert outside(internet, attack) == "reached"
-    internet.clear()
-    result = inside(internet, attack, ["*.example", "0.0.0.0/0"])
-    assert result["stdout"] != "reached\n" and internet.reached() == set()
-
-
-def test_a_name_that_changes_its_address_gains_nothing(internet: Internet) -> None:
-    host = "rebind.evil.example"
-    attack = [
-        "sh",
-        "-c",
-        'for i in 1 2 3 4; do python3 -c "$0" "$@"; done',
-        CONNECT,
-        host,
-        "80",
-        GET.format(host),
-    ]
-    assert (
-        set(outside(internet, attack).split("\n")) == {"reached"} and ("127.0.0.1", 80) in internet.reached()
-    )
-    internet.reset()
-    inside(internet, attack, [host])
-    assert internet.reached() <= {("11.0.0.66", 80)}
-
-
-def test_a_rule_that_names_the_address_allows_it(internet: Internet) -> None:
+def test_a_rule_that_names_the_address_allows_it(reach: Reach) -> None:
     host = "private.evil.example"
-    result = inside(internet, connect(host, 80, GET.format(host)), [host, "10.0.0.5:80"])
-    assert result["stdout"] == "reached\n" and internet.reached() == {("10.0.0.5", 80)}
+    result = inside(reach, connect(host, 80, GET.format(host)), [host, "10.0.0.5:80"])
+    assert result["stdout"] == "reached\n" and reach.internet.reached() == {("10.0.0.5", 80)}
 
 
-def test_a_deny_rule_wins(internet: Internet) -> None:
+def test_a_deny_rule_wins(reach: Reach) -> None:
     host = "www.good.example"
     argv = connect(host, 80, GET.format(host))
-    assert inside(internet, argv, ["*.good.example"])["stdout"] == "reached\n"
-    result = inside(internet, argv, ["*.good.example", f"!{host}"])
+    assert inside(reach, argv, ["*.good.example"])["stdout"] == "reached\n"
+    result = inside(reach, argv, ["*.good.example", f"!{host}"])
     assert result["stdout"] == "no such name\n"
     assert result["denials"][0]["clause"] == f'net = "!{host}"' and result["denials"][0]["hint"] == ""
 
 
-def test_another_host_behind_an_allowed_name_is_refused(internet: Internet) -> None:
-    """Plain HTTP: the Host must be the name that was looked up."""
-    attack = connect("api.good.example", 80, GET.format("evil.example"))
-    assert outside(internet, attack) == "reached"
-    internet.clear()
-    result = inside(internet, attack, ["api.good.example"])
-    assert internet.events("request") == []
-    assert any(one["reason"] == "Host differs" for one in result["network"]), result
+def test_what_rules_for_names_do_not_promise(reach: Reach) -> None:
+    """SECURITY.md says so: these succeed, and a change of that is a change of the promise."""
+    host = "evil.example"
+    denied_name = connect("11.0.0.66", 80, GET.format(host))
+    assert inside(reach, denied_name, ["0.0.0.0/0", f"!{host}"])["stdout"] == "reached\n"
+    other_port = connect("api.good.example", 8080, GET.format(host))
+    assert inside(reach, other_port, ["api.good.example:8080"])["stdout"] == "reached\n"
+    assert {event["host"] for event in reach.internet.events("request")} == {host}
 
 
 KILL_EGRESS = """

@@ -129,10 +129,13 @@ try:
 except stockade.ReceiptError as error:
     refused = error.failure
 print(json.dumps([network.mode, list(network.rules), network.counts.connections_allowed, network.egress.ports,
-    sorted(network.egress.namespaces), len(network.egress.plan), refused, other.network == []]))
+    sorted(network.egress.namespaces), len(network.egress.plan), refused, other.network == [],
+    network.routes, network.listeners, len(network.resolver.filter)]))
 """,
     )
-    mode, rules, allowed, ports, namespaces, plan, refused, empty = found
+    mode, rules, allowed, ports, namespaces, plan, refused, empty, routes, listeners, resolver = found
+    assert "local 0.0.0.0/0" in routes and {"tcp4/443", "tcp4/80", "udp4/53"} <= set(listeners)
+    assert resolver == 64 and "net" not in namespaces
     assert (mode, allowed, ports) == ("rules", 1, [80, 443])
     assert rules == ["api.good.example", "www.good.example:80"]
     assert "mnt" in namespaces and "pid" in namespaces and plan == 64 and refused == "result" and empty

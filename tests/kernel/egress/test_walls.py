@@ -141,7 +141,7 @@ def test_one_that_ends_at_once_is_an_error_with_its_status() -> None:
 def test_one_that_only_claims_to_have_the_second_filter_is_refused() -> None:
     digest = sha256(egress_calls.program("relay", os.environ["STOCKADE_HOME"])).hexdigest()
     said = json.dumps({"filter": digest})
-    liar = f"import socket\nsocket.socket(fileno=3).send({said.encode()!r})\nsocket.socket(fileno=4)"
+    liar = f"import socket\nend = socket.socket(fileno=3)\nend.send({said.encode()!r})\nend.recv(1)"
     with pytest.raises(SetupError, match="filter is not in force"):
         launched(liar + "\nwhile True: pass")
 

@@ -47,9 +47,10 @@ def _refusal(one: Denial) -> str:
 
 def decision_line(one: Decision) -> str:
     """Return one line about a decision, as it happens."""
-    what = "name " if one.kind == "name" else ""
+    what = f"{one.kind} " if one.kind in ("name", "rule") else ""
     address = f" at {one.address}" if one.name and one.address else ""
-    why = "; ".join(filter(None, (one.reason, f"rule {one.rule}" if one.rule else "")))
+    by = f"rule {one.rule}" if one.rule and one.kind != "rule" else ""
+    why = "; ".join(filter(None, (one.reason, by)))
     return output.name(f"network: {one.verdict}: {what}{one.target}{address}{f' ({why})' if why else ''}")
 
 

@@ -1,0 +1,24 @@
+"""Attacks on the network rules run in a small internet, from one supervisor per module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from attacks.egress.reach import Reach
+from support.network import Internet
+from support.warm_supervisor import WarmSupervisor, warm_supervisor
+
+
+@pytest.fixture(scope="module")
+def shared_supervisor(shared_internet: Internet) -> Iterator[WarmSupervisor]:
+    """A supervisor for the tests of one module."""
+    with warm_supervisor(shared_internet) as supervisor:
+        yield supervisor
+
+
+@pytest.fixture
+def reach(internet: Internet, shared_supervisor: WarmSupervisor) -> Reach:
+    """The same program behind the rules and without them."""
+    return Reach(internet, shared_supervisor)
