@@ -116,8 +116,10 @@ class EgressGeneration:
             return
         self.crash()
         try:
-            yield from self.process.drained(events)
-            yield from self.process.closed(events)
+            try:
+                yield from self.process.drained(events)
+            finally:
+                yield from self.process.closed(events)
         finally:
             self._last = self._reader.changed_since(0), self._reader.totals()
             os.close(self._descriptor)
@@ -187,8 +189,12 @@ class EgressHandle:
         self.changing = threading.Lock()
         self.nudge = nudge
         self._end_watch: EndWatch | None = None
+        #: What the last result has told of.
+        self._reported: NetworkMark | None = None
         self._closing = False
         self._ended: tuple[float, str] | None = None
+        #: Whether the process that accepts connections is handing over, and may end.
+        self._handing_over = False
 
     @property
     def process(self) -> EgressProcess:
@@ -215,13 +221,22 @@ class EgressHandle:
                 found[change.rule] = None
         return tuple(found)
 
-    def mark(self) -> NetworkMark:
-        """Return how much is recorded now, for a later `since`."""
+    def mark(self) -> NetworkMark | None:
+        """Return where the last result ended, for a later `since`; None if there was none.
+
+        What was decided between two runs, for a program in the background, belongs to the second: otherwise
+        no result would have it.
+        """
+        return self._reported
+
+    def _mark_now(self) -> NetworkMark:
         return NetworkMark(tuple(one.mark() for one in self.generations), len(self.changes))
 
     def since(self, mark: NetworkMark | None) -> NetworkUse:
         """Return what was decided since a mark; without one, since the sandbox began."""
         mark = mark or NetworkMark((), 0)
+        # Before the records are read: what comes meanwhile is in two results rather than in none.
+        self._reported = self._mark_now()
         # Another thread may be changing the rules.
         generations, changes = tuple(self.generations), tuple(self.changes[mark.changes :])
         marks = (*mark.generations, *[NOTHING] * (len(generations) - len(mark.generations)))
@@ -263,9 +278,11 @@ class EgressHandle:
         if self._end_watch is not None:
             self._end_watch.add(generation.process)
         self.generations.append(generation)
+        self._handing_over = False
 
     def expect_end(self, expected: bool) -> None:
         """Say whether the end of the process that accepts connections is expected, because it hands over."""
+        self._handing_over = expected
         if self._end_watch is not None:
             (self._end_watch.remove if expected else self._end_watch.add)(self.process)
 
@@ -279,7 +296,11 @@ class EgressHandle:
     def has_ended(self) -> bool:
         """Whether nothing accepts connections any more."""
         if self._ended is None and not self._closing:
-            self._ended = self.process.ending()
+            process = self.process
+            ended = process.ending()
+            # One that hands over to another may end. Checked in this order, because threads change the rules.
+            if ended is not None and not self._handing_over and process is self.process:
+                self._ended = ended
         return self._ended is not None
 
     def closed(self, events: Events) -> Steps[None]:
@@ -288,15 +309,19 @@ class EgressHandle:
             return
         self._warnings()  # whether one had ended by itself is known only now
         self._closing = True
-        try:
-            for one in self.generations:
-                one.process.hang_up()
-            for one in self.generations:
+        for one in self.generations:
+            one.process.hang_up()
+        interruption: BaseException | None = None
+        for one in self.generations:
+            try:
                 yield from one.closed(events)
-        finally:
-            os.close(self.nudge)
-            if self._end_watch is not None:
-                self._end_watch.close()
+            except BaseException as error:  # raised once all have ended
+                interruption = interruption or error
+        os.close(self.nudge)
+        if self._end_watch is not None:
+            self._end_watch.close()
+        if interruption is not None:
+            raise interruption
 
     def _warnings(self) -> tuple[str, ...]:
         """Say when an egress process ended, if it ended before its sandbox."""
