@@ -1,6 +1,6 @@
 """Floods the network with connections or questions, then says whether a good connection still works.
 
-KIND NAME COUNT: half-open (connections that say nothing), hellos (that never end), later hellos (the same, on a
+KIND NAME COUNT: half-open (connections without a word), hellos (that never end), later hellos (the same on a
 port where the server may speak first), heads (of requests that never end), later heads (of second requests),
 names (questions for fresh names below NAME), refused (connections to addresses that no rule names).
 """
@@ -23,7 +23,12 @@ RECORDS = b"".join(
 HEAD = f"GET / HTTP/1.1\r\nHost: {NAME}\r\n".encode() + b"X: " + b"y" * 60000
 
 PORTS = {"later hellos": 8443, "heads": 80, "later heads": 80}
-SENT = {"hellos": RECORDS, "later hellos": RECORDS, "heads": HEAD, "later heads": GET.replace(b"close", b"x") + HEAD}
+SENT = {
+    "hellos": RECORDS,
+    "later hellos": RECORDS,
+    "heads": HEAD,
+    "later heads": GET.replace(b"close", b"x") + HEAD,
+}
 
 
 def begin(address, port, count, data=b""):
