@@ -183,6 +183,8 @@ class EgressHandle:
         self._reported: NetworkMark | None = None
         self._closing = False
         self._ended: tuple[float, str] | None = None
+        #: Whether the process that accepts connections is handing over, and may end.
+        self._handing_over = False
 
     @property
     def process(self) -> EgressProcess:
@@ -225,20 +227,19 @@ class EgressHandle:
         mark = mark or NetworkMark((), 0)
         # Before the records are read: what comes meanwhile is in two results rather than in none.
         self._reported = self._mark_now()
-        marks = (*mark.generations, *[NOTHING] * (len(self.generations) - len(mark.generations)))
-        fresh = [
-            record for one, begin in zip(self.generations, marks, strict=True) for record in one.since(begin)
-        ]
+        # Another thread may be changing the rules.
+        generations, changes = tuple(self.generations), tuple(self.changes[mark.changes :])
+        marks = (*mark.generations, *[NOTHING] * (len(generations) - len(mark.generations)))
+        fresh = [record for one, begin in zip(generations, marks, strict=True) for record in one.since(begin)]
         counted = [0] * len(Totals._fields)
-        for one, begin in zip(self.generations, marks, strict=True):
+        for one, begin in zip(generations, marks, strict=True):
             counted = [
                 number + max(0, now - then)
                 for number, now, then in zip(counted, one.totals(), begin.totals, strict=True)
             ]
         total = Totals(*counted)
         found = decisions(fresh, self.rules)
-        changes = tuple(self.changes[mark.changes :])
-        if changes or len(self.generations) > 1:
+        if changes or len(generations) > 1:
             found = sorted([*found, *map(change_decision, changes)], key=lambda one: one.time)
         return NetworkUse(
             decisions=found,
@@ -267,9 +268,11 @@ class EgressHandle:
         if self._end_watch is not None:
             self._end_watch.add(generation.process)
         self.generations.append(generation)
+        self._handing_over = False
 
     def expect_end(self, expected: bool) -> None:
         """Say whether the end of the process that accepts connections is expected, because it hands over."""
+        self._handing_over = expected
         if self._end_watch is not None:
             (self._end_watch.remove if expected else self._end_watch.add)(self.process)
 
@@ -307,7 +310,11 @@ class EgressHandle:
     def _warnings(self) -> tuple[str, ...]:
         """Say when the egress process ended, if it ended before its sandbox."""
         if self._ended is None and not self._closing:
-            self._ended = self.process.ending()
+            process = self.process
+            ended = process.ending()
+            # One that hands over to another may end. Checked in this order, because threads change the rules.
+            if ended is not None and not self._handing_over and process is self.process:
+                self._ended = ended
         if self._ended is None:
             return ()
         at, how = self._ended
