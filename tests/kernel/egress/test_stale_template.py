@@ -31,7 +31,7 @@ def test_a_template_that_becomes_stale_fails_no_launch(monkeypatch: pytest.Monke
     for thread in threads:
         thread.start()
     while time.monotonic() < began + 5:
-        time.sleep(0.7)
+        time.sleep(0.3)
         changes[0] += 1
     for thread in threads:
         thread.join()
