@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _socket
 import contextlib
+import errno
 import os
 import resource
 import select
@@ -221,7 +222,8 @@ def launch_in_copy(
             except (SetupError, OSError, ValueError) as error:
                 # The template died before it read the request, or another thread has found that, or that it
                 # is stale, and has closed the socket to it: then its number is -1, a ValueError.
-                again = template.retired.is_set() or isinstance(error, GateDiedError | ValueError)
+                closed = isinstance(error, OSError) and error.errno == errno.EBADF
+                again = template.retired.is_set() or isinstance(error, GateDiedError | ValueError) or closed
                 if not again or attempt == ATTEMPTS - 1:
                     raise
     raise AssertionError("unreachable")
@@ -292,16 +294,19 @@ def _until_ready(template: Template, events: Events) -> Steps[None]:
         return
     until = time.monotonic() + template.seconds
     try:
-        events.watch(resident.fileno())
+        # A copy: another thread that finds the template stale closes the socket.
+        ready = os.dup(resident.fileno())
         try:
+            events.watch(ready)
             while resident.loading and time.monotonic() < until:
                 yield LOOK_AGAIN
                 if template.retired.is_set():
                     raise _failure("the egress template became stale while it started")
-                if resident.fileno() in events.ready:
+                if ready in events.ready:
                     resident.await_template()
         finally:
-            events.forget(resident.fileno())
+            events.forget(ready)
+            os.close(ready)
         resident.await_template()
     except SetupError:
         client.discard(resident)
