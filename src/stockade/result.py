@@ -141,8 +141,10 @@ class Denial(msgspec.Struct, frozen=True, kw_only=True):
     wall: str
     #: The clause of the policy that refused it, or that does not allow it.
     clause: str
-    #: What to add to the policy; "" if nothing would allow it.
+    #: The option that would allow it; "" if none would.
     hint: str = ""
+    #: Why it was refused: `no rule`, or a clause such as "its TLS hello names another host".
+    reason: str = ""
     count: int = 1
 
 

@@ -396,7 +396,8 @@ def _net(words: list[str] | None) -> list[str] | str | None:
             parse_rule(word)
         except NetRuleError as error:
             hint = error.hint.replace('net = "open"', "--net open").replace('net = "none"', "--net none")
-            raise PolicyError(f"--net {word}: {error.problem}", hint=hint) from None
+            hint = hint.replace("write one rule for", "write --net once for")
+            raise PolicyError(f"--net {word or repr(word)}: {error.problem}", hint=hint) from None
         if near := closest(word, ("open", "none")):
             hint = f"did you mean --net {near}? For a host of that name, write --net {word}:443"
             raise PolicyError(f"--net {word}: is neither none nor open", hint=hint)

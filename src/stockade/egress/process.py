@@ -906,4 +906,5 @@ def _request_reason(error: RequestRefusedError) -> str:
 
 
 def _request_refusal(error: RequestRefusedError) -> bytes:
-    return refusal(str(error), f"it names {error.host}" if error.host else "")
+    names = f"The request names {error.host}, and the program looked up another host for this connection."
+    return refusal(str(error), names if error.host else "")

@@ -227,20 +227,19 @@ class EgressHandle:
         mark = mark or NetworkMark((), 0)
         # Before the records are read: what comes meanwhile is in two results rather than in none.
         self._reported = self._mark_now()
-        marks = (*mark.generations, *[NOTHING] * (len(self.generations) - len(mark.generations)))
-        fresh = [
-            record for one, begin in zip(self.generations, marks, strict=True) for record in one.since(begin)
-        ]
+        # Another thread may be changing the rules.
+        generations, changes = tuple(self.generations), tuple(self.changes[mark.changes :])
+        marks = (*mark.generations, *[NOTHING] * (len(generations) - len(mark.generations)))
+        fresh = [record for one, begin in zip(generations, marks, strict=True) for record in one.since(begin)]
         counted = [0] * len(Totals._fields)
-        for one, begin in zip(self.generations, marks, strict=True):
+        for one, begin in zip(generations, marks, strict=True):
             counted = [
                 number + max(0, now - then)
                 for number, now, then in zip(counted, one.totals(), begin.totals, strict=True)
             ]
         total = Totals(*counted)
         found = decisions(fresh, self.rules)
-        changes = tuple(self.changes[mark.changes :])
-        if changes or len(self.generations) > 1:
+        if changes or len(generations) > 1:
             found = sorted([*found, *map(change_decision, changes)], key=lambda one: one.time)
         return NetworkUse(
             decisions=found,

@@ -48,7 +48,9 @@ from stockade.runs.network_evidence import NetworkEvidence, observe_network
 from stockade.runs.published_ports import PublishedListeners, check_listener
 
 #: The rules that one sandbox may have in its life, and how many bytes they may take: one message has them.
-MOST_TEXTS, MOST_BYTES = 1024, 120_000
+MOST_TEXTS, MOST_BYTES = 1024, 160_000
+#: With those that deny, for which there must always be room.
+MOST_WITH_DENIED = 2 * MOST_RULES
 #: How often a change looks whether another one is done.
 LOOK_AGAIN = 0.005
 _SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
@@ -77,7 +79,7 @@ def with_allowed(rules: tuple[str, ...], asked: Sequence[str], own: Sequence[str
         if wanted.text not in found:
             found.append(wanted.text)
         _refuse_denied(wanted, [parse_rule(text) for text in found])
-    return _bounded(found)
+    return _bounded(found, MOST_RULES)
 
 
 def with_denied(rules: tuple[str, ...], asked: Sequence[str]) -> tuple[str, ...]:
@@ -91,7 +93,7 @@ def with_denied(rules: tuple[str, ...], asked: Sequence[str]) -> tuple[str, ...]
         wanted = _parsed(f"!{text.removeprefix('tcp://')}" if isinstance(text, str) else text)
         if wanted.text not in found:
             found.append(wanted.text)
-    return _bounded(found)
+    return _bounded(found, MOST_WITH_DENIED)
 
 
 def _parsed(text: object) -> NetRule:
@@ -114,9 +116,12 @@ def _refuse_denied(wanted: NetRule, rules: list[NetRule]) -> None:
             )
 
 
-def _bounded(rules: list[str]) -> tuple[str, ...]:
-    if len(rules) > MOST_RULES:
-        raise PolicyError(f"net: {len(rules)} rules, and a sandbox has at most {MOST_RULES}")
+def _bounded(rules: list[str], most: int) -> tuple[str, ...]:
+    if len(rules) > most:
+        raise PolicyError(
+            f"net: {len(rules)} rules, and a sandbox has at most {most}",
+            hint="name a network, or everything below a host: *.example.com",
+        )
     try:
         ports_of([parse_rule(text) for text in rules])
     except NetRuleError as error:

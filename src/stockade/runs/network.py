@@ -24,6 +24,24 @@ MOST_NAME, MOST_REASON = 255, 100
 MOST_BYTES = 1 << 62
 #: Reasons why a connection to an allowed name was refused that a `tcp://` rule would not give.
 LOOKED_INTO = frozenset({"no SNI", "not TLS", "not HTTP"})
+#: Kinds of addresses that a rule beside the one for the name may be meant to allow.
+ALLOWED_BY_ADDRESS = frozenset({"private address", "loopback address"})
+#: Reasons of denials and failures in the words of messages. A reason that is not here stays as it is.
+REASON_TEXTS = {
+    "deny rule": "the rule {rule} denies it",
+    "no SNI": "its TLS hello names no host",
+    "SNI differs": "its TLS hello names another host",
+    "Host differs": "one of its requests names another host",
+    "not TLS": "it does not speak TLS",
+    "not HTTP": "it does not speak HTTP",
+    "limit": "the egress process was at one of its limits",
+    "too many names": "the program used too many names",
+    "name not found": "this machine finds no such name",
+    "resolver failed": "this machine could not look up the name",
+    "connection refused": "{address} refused the connection",
+    "unreachable": "this machine has no route to {address}",
+    "timed out": "{address} did not answer in time",
+}
 
 
 class NetworkUse(NamedTuple):
@@ -105,28 +123,32 @@ def denials(found: Iterable[Decision]) -> tuple[Denial, ...]:
             wall=Control.NETWORK_RULES.value,
             clause=f'net = "{one.rule}"' if one.rule else "net",
             hint=_hint(one),
+            reason=reason_text(one),
             count=counts[key],
         )
         for key, one in list(first.items())[:MOST_DENIALS]
     )
 
 
+def reason_text(one: Decision) -> str:
+    """Return why it was denied or failed, as a clause of a sentence."""
+    if one.reason.endswith(" address"):
+        return f"the name leads to the {one.reason} {one.address}"
+    text = REASON_TEXTS.get(one.reason)
+    return one.reason if text is None else text.format(rule=one.rule, address=one.address or "the server")
+
+
 def _hint(one: Decision) -> str:
     """Return what would allow it, as the command line takes it; "" if no rule would."""
-    if one.rule.startswith("!"):
-        return ""
     from stockade.policy.net_rules import NetRuleError, parse_rule, suggest
 
-    host = one.name or one.address
+    rule = ""
     if one.name and one.reason in LOOKED_INTO:
         rule = f"tcp://{one.name}:{one.port}"
-    elif one.name and one.rule:
-        # The name is allowed, and the address that it leads to is not.
-        rule = suggest(one.address, one.port) if one.address and "address" in one.reason else ""
-    elif one.kind == "name":
-        rule = host
-    else:
-        rule = suggest(host, one.port)
+    elif one.reason in ALLOWED_BY_ADDRESS:
+        rule = suggest(one.address, one.port)
+    elif one.reason == "no rule":
+        rule = one.name if one.kind == "name" else suggest(one.name or one.address, one.port)
     try:
         return f"--net {parse_rule(rule).text}" if rule else ""
     except NetRuleError:  # the program asked for something that is no name

@@ -79,3 +79,7 @@ def test_too_many_rules_and_ports_are_refused() -> None:
         allowed(*(f"n{number}.example.com" for number in range(260)))
     with pytest.raises(PolicyError, match="at most 64"):
         allowed("www.example.com:9000-9062")
+    full = tuple(f"n{number}.example.com" for number in range(256))
+    assert len(with_denied(full, [f"n{number}.example.com" for number in range(256)])) == 512
+    with pytest.raises(PolicyError, match="at most 512"):
+        with_denied(full, [f"d{number}.example.com" for number in range(257)])
