@@ -6,9 +6,10 @@ reader trusts nothing that it finds: it reads with pread, checks each field, and
 no sense.
 
 A program can ask for more names and connections than there are slots. Each class has slots of its own, so
-that refusals cannot push out what was allowed; equal refusals share a slot and count; what finds no slot is
-counted as dropped. The supervisor of a long-living sandbox tells the egress up to where it has read, so that
-slots are used again.
+that refusals cannot push out what was allowed; equal refusals share a slot and count. Once there have been so
+many allowed connections that the slots are used up, further ones to the same place share a slot, so that a
+program cannot hide one behind thousands of others. What finds no slot is counted as dropped. The supervisor
+of a long-living sandbox tells the egress up to where it has read, so that slots are used again.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 SLOTS = 4096
-#: How many slots each class may use: names, connections that were refused or failed, those that were allowed.
-NAME_SLOTS, REFUSED_SLOTS, ALLOWED_SLOTS = 1024, 1024, 2048
+#: How many slots each class may use: names, connections that were refused or failed, those that were allowed,
+#: and places that further allowed ones went to.
+NAME_SLOTS, REFUSED_SLOTS, ALLOWED_SLOTS, PLACE_SLOTS = 1024, 1024, 1792, 256
+_FIRST_PLACE = SLOTS - PLACE_SLOTS
 
 KINDS = ("connect", "name", "publish")
 VERDICTS = ("allowed", "denied", "failed")
@@ -155,12 +158,15 @@ class RecordWriter:
         self._fresh = {
             "name": iter(range(NAME_SLOTS)),
             "refused": iter(range(NAME_SLOTS, NAME_SLOTS + REFUSED_SLOTS)),
-            "allowed": iter(range(NAME_SLOTS + REFUSED_SLOTS, SLOTS)),
+            "allowed": iter(range(NAME_SLOTS + REFUSED_SLOTS, _FIRST_PLACE)),
+            "place": iter(range(_FIRST_PLACE, SLOTS)),
         }
         self._free: dict[str, list[int]] = {pool: [] for pool in self._fresh}
         #: Refusals and names that later ones may share: what they are, and their slot and count.
         self._shared: dict[tuple[object, ...], tuple[int, int]] = {}
         self._keys: dict[int, tuple[object, ...]] = {}
+        #: The bytes of all connections that share a slot, by the slot.
+        self._sums: dict[int, tuple[int, int]] = {}
         #: Slots whose record has ended, and their last change.
         self._ended: dict[int, int] = {}
         self._memory[:8] = _MAGIC
@@ -168,14 +174,14 @@ class RecordWriter:
     def name(self, name: str, *, allowed: bool, reason: str = "", rule: int = -1) -> None:
         """Record that a name was asked for."""
         self._add(_ANSWERED if allowed else _UNANSWERED)
-        self._share("name", "name", name, "", 53, "allowed" if allowed else "denied", reason, rule)
+        self.share("name", "name", name, "", 53, "allowed" if allowed else "denied", reason, rule)
 
     def refuse(
         self, name: str, address: str, port: int, reason: str, *, rule: int = -1, verdict: str = "denied"
     ) -> None:
         """Record a connection that was refused or, with verdict "failed", never came about."""
         self._add(_REFUSED)
-        self._share("refused", "connect", name, address, port, verdict, reason, rule)
+        self.share("refused", "connect", name, address, port, verdict, reason, rule)
 
     def connection(self, name: str, address: str, port: int, rule: int) -> ConnectionRecord:
         """Record a connection that goes on from now."""
@@ -189,11 +195,18 @@ class RecordWriter:
 
     def fail_published(self, address: str, port: int, reason: str) -> None:
         """Record a connection from outside that found no server inside."""
-        self._share("refused", "publish", "", address, port, "failed", reason, -1)
+        self.share("refused", "publish", "", address, port, "failed", reason, -1)
 
     def _begin(self, kind: str, name: str, address: str, port: int, rule: int) -> ConnectionRecord:
-        record = ConnectionRecord(self, self._take("allowed"), kind, (name, address, port, rule))
+        slot = self._next_slot("allowed")
+        if slot >= 0:
+            self._add(_RECORDS)
+        record = ConnectionRecord(self, slot, kind, (name, address, port, rule))
         record.write(is_open=True)
+        if slot < 0:
+            # By name alone: a name can have as many addresses as its server likes.
+            place = "" if name else address
+            record.place = self.share("place", kind, name, place, port, "allowed", "", rule)
         return record
 
     def forget(self, cursor: int) -> None:
@@ -217,26 +230,35 @@ class RecordWriter:
         self._add(_ALLOWED, -1)
         self._add(_REFUSED)
 
-    def _share(
+    def share(
         self, pool: str, kind: str, name: str, address: str, port: int, verdict: str, reason: str, rule: int
-    ) -> None:
+    ) -> int:
+        """Count one more of the same in their slot, and return it; -1 if there is none."""
         key = (kind, name, address, port, verdict, reason, rule)
         slot, times = self._shared.get(key, (-1, 0))
         if slot < 0:
             slot = self._take(pool)
             if slot < 0:
-                return
+                return -1
         times = min(times + 1, 2**32 - 1)
         self._shared[key] = (slot, times)
         self._keys[slot] = key
         now = time.time()
-        self.write_slot(slot, kind, now, name, address, port, verdict, reason, rule, times=times)
+        sent, received = self._sums.get(slot, (0, 0))
+        self.write_slot(
+            slot, kind, now, name, address, port, verdict, reason, rule,
+            sent=sent, received=received, times=times,
+        )  # fmt: skip
+        return slot
 
     def _take(self, pool: str) -> int:
-        free = self._free[pool]
-        slot = free.pop() if free else next(self._fresh[pool], -1)
+        slot = self._next_slot(pool)
         self._add(_DROPPED if slot < 0 else _RECORDS)
         return slot
+
+    def _next_slot(self, pool: str) -> int:
+        free = self._free[pool]
+        return free.pop() if free else next(self._fresh[pool], -1)
 
     def _add(self, counter: int, amount: int = 1) -> None:
         value = self._counters[counter] = (self._counters[counter] + amount) % _LIMIT
@@ -275,7 +297,7 @@ class RecordWriter:
         self._memory[at + 8 : at + _SLOT.size] = body[8:]
         self._add(_CHANGES)
         _U64.pack_into(self._memory, at, self._counters[_CHANGES])
-        if not is_open:
+        if not is_open and slot < _FIRST_PLACE:
             self._ended[slot] = self._counters[_CHANGES]
         # A program that repeats itself a million times wakes the supervisor twenty times for that.
         if times & (times - 1) == 0:
@@ -287,17 +309,36 @@ class RecordWriter:
         _U64.pack_into(self._memory, at + _SENT_AT, sent)
         _U64.pack_into(self._memory, at + _RECEIVED_AT, received)
 
+    def add_shared_bytes(self, slot: int, sent: int, received: int) -> None:
+        """Add to the bytes of a slot that connections share."""
+        before = self._sums.get(slot, (0, 0))
+        self._sums[slot] = (before[0] + sent) % _LIMIT, (before[1] + received) % _LIMIT
+        self.write_bytes(slot, *self._sums[slot])
+
 
 class ConnectionRecord:
     """The record of one connection while it goes on."""
 
-    __slots__ = ("_began", "_kind", "_slot", "_what", "_when", "_writer", "closed", "received", "sent")
+    __slots__ = (
+        "_began",
+        "_kind",
+        "_slot",
+        "_what",
+        "_when",
+        "_writer",
+        "closed",
+        "place",
+        "received",
+        "sent",
+    )
 
     def __init__(self, writer: RecordWriter, slot: int, kind: str, what: tuple[str, str, int, int]) -> None:
         self._writer, self._slot, self._kind, self._what = writer, slot, kind, what
         self._when, self._began = time.time(), time.monotonic()
         self.sent = self.received = 0
         self.closed = False
+        #: The slot that it shares with others, if it has none of its own.
+        self.place = -1
 
     def add(self, sent: int, received: int) -> None:
         """Count bytes that were passed on."""
@@ -306,6 +347,8 @@ class ConnectionRecord:
         self._writer.count_bytes(sent, received)
         if self._slot >= 0 and not self.closed:
             self._writer.write_bytes(self._slot, self.sent, self.received)
+        elif self.place >= 0 and not self.closed:
+            self._writer.add_shared_bytes(self.place, sent, received)
 
     def close(self, verdict: str = "allowed", reason: str = "") -> None:
         """Record the connection's end, once; the first call decides."""
@@ -313,6 +356,9 @@ class ConnectionRecord:
             self.closed = True
             if verdict != "allowed":
                 self._writer.count_as_refused()
+                if self._slot < 0:
+                    name, address, port, rule = self._what
+                    self._writer.share("refused", self._kind, name, address, port, verdict, reason, rule)
             self.write(verdict, reason, is_open=False)
 
     def write(self, verdict: str = "allowed", reason: str = "", *, is_open: bool) -> None:

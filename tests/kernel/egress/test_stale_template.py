@@ -15,10 +15,8 @@ from stockade.runs import egress_template
 def test_a_template_that_becomes_stale_fails_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.monotonic()
     real = egress_template._stamps
-    # As if the files changed several times a second.
-    monkeypatch.setattr(
-        egress_template, "_stamps", lambda: (*real(), (int((time.monotonic() - began) * 6), 0, 0, 0))
-    )
+    changes = [0]
+    monkeypatch.setattr(egress_template, "_stamps", lambda: (*real(), (changes[0], 0, 0, 0)))
     failures: list[BaseException] = []
 
     def launch() -> None:
@@ -32,6 +30,9 @@ def test_a_template_that_becomes_stale_fails_no_launch(monkeypatch: pytest.Monke
     threads = [threading.Thread(target=launch) for _ in range(6)]
     for thread in threads:
         thread.start()
+    while time.monotonic() < began + 5:
+        time.sleep(0.7)
+        changes[0] += 1
     for thread in threads:
         thread.join()
     assert failures == []

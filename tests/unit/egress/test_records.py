@@ -111,14 +111,42 @@ def test_refusals_cannot_push_out_what_was_allowed(memory: int) -> None:
     assert totals.names_refused == totals.connections_refused == 5000
 
 
-def test_connections_beyond_the_slots_are_counted(memory: int) -> None:
+def test_a_connection_cannot_hide_behind_thousands_of_others(memory: int) -> None:
     writer, reader = RecordWriter(memory), RecordReader(memory)
-    for _ in range(records.ALLOWED_SLOTS + 7):
-        record = writer.connection("a.example", "192.0.2.1", 443, 0)
+    for number in range(records.ALLOWED_SLOTS + 300):
+        writer.connection("a.example", f"192.0.2.{number % 250}", 443, 0).close()
+    hidden = writer.connection("b.example", "192.0.2.9", 443, 1)
+    again = writer.connection("b.example", "192.0.2.10", 443, 1)
+    hidden.add(5, 6)
+    again.add(1, 1)
+    again.close()
+    hidden.add(2, 0)
+    hidden.close()
+    last = {one.name: one for one in reader.since(0)[0]}
+    assert (last["a.example"].times, last["b.example"].times) == (300, 2)
+    assert (last["b.example"].sent, last["b.example"].received) == (8, 7)
+    assert reader.totals().dropped == 0
+    assert reader.totals().bytes_sent == 8
+
+
+def test_one_of_them_that_is_refused_later_is_there_as_a_refusal(memory: int) -> None:
+    writer, reader = RecordWriter(memory), RecordReader(memory)
+    for _ in range(records.ALLOWED_SLOTS):
+        writer.connection("a.example", "192.0.2.1", 443, 0).close()
+    writer.connection("b.example", "192.0.2.1", 443, 1).close("denied", "SNI differs")
+    found = [(one.name, one.verdict, one.reason) for one in reader.since(0)[0]]
+    assert ("b.example", "denied", "SNI differs") in found
+
+
+def test_connections_to_more_places_than_there_are_slots_are_counted(memory: int) -> None:
+    writer, reader = RecordWriter(memory), RecordReader(memory)
+    for number in range(records.ALLOWED_SLOTS + records.PLACE_SLOTS + 7):
+        record = writer.connection(f"n{number}.example", "192.0.2.1", 443, 0)
         record.add(1, 1)
         record.close()
     assert reader.totals().dropped == 7
-    assert reader.totals().bytes_sent == records.ALLOWED_SLOTS + 7
+    assert reader.totals().records == records.ALLOWED_SLOTS + records.PLACE_SLOTS
+    assert reader.totals().bytes_sent == records.ALLOWED_SLOTS + records.PLACE_SLOTS + 7
 
 
 def test_a_name_with_bytes_that_no_terminal_should_see_is_made_printable(memory: int) -> None:
