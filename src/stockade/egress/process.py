@@ -59,7 +59,7 @@ from stockade.egress.http_requests import RequestRefusedError, RequestScreen, re
 from stockade.egress.inner_connections import InnerConnections
 from stockade.egress.names import WRITTEN_SIZE, SyntheticNames, is_synthetic
 from stockade.egress.records import RecordWriter
-from stockade.egress.relay import PipePool, Relay, reset
+from stockade.egress.relay import PipePool, Relay, limit_buffers, reset
 from stockade.egress.tls_hello import ClientHello, HelloError, HelloReader, NotTlsError
 from stockade.policy.net_rules import NetDecision, NetRule, RuleSet, parse_rule
 
@@ -74,6 +74,9 @@ _READ_SIZE = 16 * 1024
 _WRITE_SIZE = 1024 * 1024
 #: What all clients together may have sent before they are judged. A single one may have 64 KiB.
 _HELD_SIZE = 4 * 1024 * 1024
+#: How many connections may have buffers that grow with the distance of the server. The kernel's memory for
+#: them counts for no limit of the sandbox, so those beyond have small ones.
+_LARGE_BUFFERS = 32
 #: DNS over TCP: connections at once, and how long one may be silent.
 _DNS_CONNECTIONS, _DNS_IDLE = 32, 10.0
 #: How long a refused client may take to read why.
@@ -221,8 +224,6 @@ class EgressLoop:
                 return
             if "rules" in message:
                 self._apply_rules(message)
-            if "read" in message:
-                self._records.forget(int(message["read"]))
             answer: dict[str, object] = {"ok": True}
         except (ValueError, KeyError, TypeError, IndexError, OSError) as error:
             answer = {"error": str(error)[:200]}
@@ -602,6 +603,9 @@ class EgressLoop:
         return self._started(Relay(self._loop, self._pool, inside, outside, record))
 
     def _started(self, relay: Relay) -> Relay:
+        if len(self._connections) > _LARGE_BUFFERS:
+            limit_buffers(relay.inside)
+            limit_buffers(relay.outside)
         task = asyncio.current_task()
         if task is not None:
             self._connections[task] = relay

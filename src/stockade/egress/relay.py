@@ -32,6 +32,8 @@ _CHECK_SIZE = 16 * 1024
 _ROUNDS = 8
 _SPLICE = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 _RESET = struct.pack("ii", 1, 0)
+#: What each buffer of a socket may hold once many connections are open; the kernel doubles it for its own use.
+_BUFFER_SIZE = 128 * 1024
 
 
 def reset(connection: socket.socket) -> None:
@@ -42,6 +44,12 @@ def reset(connection: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     with contextlib.suppress(OSError):
         connection.close()
+
+
+def limit_buffers(connection: socket.socket) -> None:
+    """Bound what the kernel holds for a socket, which otherwise grows to megabytes for a reader that waits."""
+    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+        connection.setsockopt(socket.SOL_SOCKET, option, _BUFFER_SIZE)
 
 
 class Pipe:

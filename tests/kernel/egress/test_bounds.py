@@ -286,3 +286,30 @@ def test_what_clients_hold_before_they_are_judged_is_bounded_in_sum(tmp_path: Pa
         assert said == "True"
         assert private_memory(rig.pid) < 48 * 1024 * 1024
         assert "limit" in {one.reason for one in rig.records()}
+
+
+#: Opens connections to the server and reads nothing from any of them until its input ends.
+STALL = MANY + "held = begin(60, sys.argv[1], 7000)\nprint('stalled', flush=True)\ntime.sleep(6)\n"
+
+
+def test_what_the_kernel_holds_for_readers_that_wait_is_small_for_all_but_the_first(tmp_path: Path) -> None:
+    swallowed: list[int] = []
+
+    def pour(connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connection.settimeout(2)
+        place, sent = len(swallowed), 0
+        swallowed.append(0)
+        try:
+            while True:
+                sent += connection.send(bytes(65536))
+                swallowed[place] = sent
+        except OSError:
+            return
+
+    with EgressRig(tmp_path, [f"{SERVER}:7000"], [7000]) as rig:
+        rig.serve(pour, 7000)
+        rig.python(STALL, SERVER)
+    assert len(swallowed) == 60
+    # Two sockets with two buffers each, of 256 KiB with the kernel's own part, and what waits inside.
+    assert sorted(swallowed)[20] < 2 << 20, sorted(swallowed)
