@@ -106,8 +106,10 @@ class EgressGeneration:
         if self._last is not None:
             return
         try:
-            yield from self.process.drained(events)
-            yield from self.process.closed(events)
+            try:
+                yield from self.process.drained(events)
+            finally:
+                yield from self.process.closed(events)
         finally:
             self._last = self._reader.changed_since(0), self._reader.totals()
             os.close(self._descriptor)
@@ -177,6 +179,8 @@ class EgressHandle:
         self.changing = threading.Lock()
         self.nudge = nudge
         self._end_watch: EndWatch | None = None
+        #: What the last result has told of.
+        self._reported: NetworkMark | None = None
         self._closing = False
         self._ended: tuple[float, str] | None = None
         #: Whether the process that accepts connections is handing over, and may end.
@@ -207,13 +211,22 @@ class EgressHandle:
                 found[change.rule] = None
         return tuple(found)
 
-    def mark(self) -> NetworkMark:
-        """Return how much is recorded now, for a later `since`."""
+    def mark(self) -> NetworkMark | None:
+        """Return where the last result ended, for a later `since`; None if there was none.
+
+        What was decided between two runs, for a program in the background, belongs to the second: otherwise
+        no result would have it.
+        """
+        return self._reported
+
+    def _mark_now(self) -> NetworkMark:
         return NetworkMark(tuple(one.mark() for one in self.generations), len(self.changes))
 
     def since(self, mark: NetworkMark | None) -> NetworkUse:
         """Return what was decided since a mark; without one, since the sandbox began."""
         mark = mark or NetworkMark((), 0)
+        # Before the records are read: what comes meanwhile is in two results rather than in none.
+        self._reported = self._mark_now()
         # Another thread may be changing the rules.
         generations, changes = tuple(self.generations), tuple(self.changes[mark.changes :])
         marks = (*mark.generations, *[NOTHING] * (len(generations) - len(mark.generations)))
@@ -280,15 +293,19 @@ class EgressHandle:
             return
         self._warnings()  # whether one had ended by itself is known only now
         self._closing = True
-        try:
-            for one in self.generations:
-                one.process.hang_up()
-            for one in self.generations:
+        for one in self.generations:
+            one.process.hang_up()
+        interruption: BaseException | None = None
+        for one in self.generations:
+            try:
                 yield from one.closed(events)
-        finally:
-            os.close(self.nudge)
-            if self._end_watch is not None:
-                self._end_watch.close()
+            except BaseException as error:  # raised once all have ended
+                interruption = interruption or error
+        os.close(self.nudge)
+        if self._end_watch is not None:
+            self._end_watch.close()
+        if interruption is not None:
+            raise interruption
 
     def _warnings(self) -> tuple[str, ...]:
         """Say when the egress process ended, if it ended before its sandbox."""

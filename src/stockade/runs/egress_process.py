@@ -39,6 +39,8 @@ FILES = 8192
 ANSWER_SECONDS = 10.0
 #: How long it may go on passing on what programs have sent before their sandbox ended.
 DRAIN_SECONDS = 3.0
+#: How often a launch is tried: a template may end or become stale meanwhile.
+ATTEMPTS = 4
 #: How often a launch looks whether another thread has heard that the template is ready.
 LOOK_AGAIN = 0.02
 #: The longest answer.
@@ -204,12 +206,15 @@ def launch_in_copy(
     """Do what `launch_egress` does with other code, which has to report the second filter as that does."""
     with os_errors.setup_errors():
         plan = egress_plan(ports, home)
-        for attempt in range(2):
+        for attempt in range(ATTEMPTS):
+            template = egress_template()
             try:
-                return (yield from _launch(plan, code, home, events))
-            except GateDiedError:
-                # The template died before it read the request.
-                if attempt:
+                return (yield from _launch(plan, template, code, home, events))
+            except (SetupError, OSError, ValueError) as error:
+                # The template died before it read the request, or another thread has found that, or that it
+                # is stale, and has closed the socket to it: then its number is -1, a ValueError.
+                again = template.retired.is_set() or isinstance(error, GateDiedError | ValueError)
+                if not again or attempt == ATTEMPTS - 1:
                     raise
     raise AssertionError("unreachable")
 
@@ -228,8 +233,7 @@ def egress_plan(ports: tuple[int, ...], home: str = "") -> Plan:
     )
 
 
-def _launch(plan: Plan, code: str, home: str, events: Events) -> Steps[EgressProcess]:
-    template = egress_template()
+def _launch(plan: Plan, template: Template, code: str, home: str, events: Events) -> Steps[EgressProcess]:
     yield from _until_ready(template, events)
     connection = client.launch(plan.encoded, (), wire.KIND_HOST_NETWORK, template=template)
     held: list[int] = []
@@ -284,6 +288,8 @@ def _until_ready(template: Template, events: Events) -> Steps[None]:
         try:
             while resident.loading and time.monotonic() < until:
                 yield LOOK_AGAIN
+                if template.retired.is_set():
+                    raise _failure("the egress template became stale while it started")
                 if resident.fileno() in events.ready:
                     resident.await_template()
         finally:
