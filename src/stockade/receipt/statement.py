@@ -163,7 +163,8 @@ class Network(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     """
 
     mode: str
-    #: The rules in force when the run began. Left out if they are longer than a receipt has room for.
+    #: The rules in force when the run before it ended, or when the sandbox began. Left out if they are longer
+    #: than a receipt has room for.
     rules: tuple[str, ...] = ()
     counts: NetworkCounts | None = None
     #: The SHA-256 of the decisions in the result, as canonical JSON. Left out if the run has no result.
@@ -176,7 +177,7 @@ class Network(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     #: None if nothing was started.
     egress: EgressWalls | None = None
     resolver: ResolverWalls | None = None
-    #: How the rules changed during the run, in order, and how many changes there is no room for.
+    #: How the rules changed since then, in order, and how many changes there is no room for.
     changes: tuple[RuleChange, ...] = ()
     more_changes: int = 0
     #: The published ports, each as HOST:PORT:PORT with the host's side first.

@@ -138,6 +138,16 @@ def test_a_port_that_no_rule_names_is_found_in_the_words() -> None:
     assert hint(last.replace(b"api.example.com", b"198.18.0.7"), [], RULES) == ""
 
 
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_a_server_on_the_machine_is_reached_by_a_rule_for_its_address(host: str) -> None:
+    last = f"curl: (7) Failed to connect to {host} port 5432 after 0 ms: Couldn't connect to server".encode()
+    assert hint(last, [], RULES) == (
+        f"{host} is the sandbox itself, and nothing listens there on port 5432: "
+        "`--net 127.0.0.1:5432` leads to a server on your machine"
+    )
+    assert hint(last, [], (*RULES, "127.0.0.1:5432")) == ""
+
+
 @pytest.mark.parametrize(
     ("reason", "said"),
     [

@@ -33,6 +33,8 @@ _NAMED = re.compile(
 )
 #: Reasons for which a connection that the rules allow is not made.
 FAILURES = frozenset({"name not found", "resolver failed", "connection refused", "unreachable", "timed out"})
+#: The sandbox itself, as programs name it.
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 #: How the addresses begin that our DNS gives to names.
 SYNTHETIC = ("198.18.", "198.19.", "fd00:5afe:")
 
@@ -50,6 +52,8 @@ def hint(
         return ""
     words = last.decode("ascii", "replace").lower()
     named = next((one for one in reversed(denials) if _host(one) in words), None)
+    if named is None and (local := _own_port(last, rules)):
+        return local
     refused = named or _unnamed_port(last, rules)
     failed = _failed(decisions) if refused is None else None
     if failed is not None and (not denials or (failed.name or failed.address) in words):
@@ -91,6 +95,30 @@ def _taken_port(last: bytes, rules: Sequence[str]) -> str:
     return f"the network rules take {which} inside: a server there needs another port"
 
 
+def _own_port(last: bytes, rules: Sequence[str]) -> str:
+    """Return how to reach a server of the machine, if the words name a loopback port that no rule has."""
+    from stockade.policy.net_rules import DNS_PORT, RuleSet, parse_rule
+
+    for host, port in reversed(_named(last)):
+        if host in LOOPBACK and 1 <= port <= 65535:
+            known = RuleSet([parse_rule(rule) for rule in rules])
+            if known.for_address("127.0.0.1", port).allowed or port == DNS_PORT:
+                return ""
+            return (
+                f"{host} is the sandbox itself, and nothing listens there on port {port}: "
+                f"`--net 127.0.0.1:{port}` leads to a server on your machine"
+            )
+    return ""
+
+
+def _named(last: bytes) -> list[tuple[str, int]]:
+    """Return the hosts and ports that the words name."""
+    return [
+        next((host.decode(), int(port)) for host, port in zip(one[::2], one[1::2], strict=True) if host)
+        for one in _NAMED.findall(last)
+    ]
+
+
 def _host(denial: Denial) -> str:
     return denial.target.rpartition(":")[0].strip("[]") if denial.what == "connection" else denial.target
 
@@ -100,10 +128,7 @@ def _unnamed_port(last: bytes, rules: Sequence[str]) -> Denial | None:
     from stockade.controls import Control
     from stockade.policy.net_rules import NetRuleError, RuleSet, parse_rule, suggest
 
-    for named in reversed(_NAMED.findall(last)):
-        host, port = next(
-            (host.decode(), int(port)) for host, port in zip(named[::2], named[1::2], strict=True) if host
-        )
+    for host, port in reversed(_named(last)):
         if host.startswith(SYNTHETIC):
             continue  # it stands for a name that only the egress knows
         try:
