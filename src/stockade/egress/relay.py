@@ -32,7 +32,7 @@ _CHECK_SIZE = 16 * 1024
 _ROUNDS = 8
 _SPLICE = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 _RESET = struct.pack("ii", 1, 0)
-#: What each buffer of a socket may hold once many connections are open; the kernel doubles it for its own use.
+#: What each buffer of a socket may hold once many connections are open; the kernel doubles it.
 _BUFFER_SIZE = 128 * 1024
 
 
@@ -47,7 +47,7 @@ def reset(connection: socket.socket) -> None:
 
 
 def limit_buffers(connection: socket.socket) -> None:
-    """Bound what the kernel holds for a socket, which otherwise grows to megabytes for a reader that waits."""
+    """Bound what the kernel holds for a socket: for a reader that waits it would grow to megabytes."""
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         connection.setsockopt(socket.SOL_SOCKET, option, _BUFFER_SIZE)
 
