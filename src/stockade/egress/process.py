@@ -168,7 +168,7 @@ class EgressLoop:
         #: Those whose client has to say something first, and how many bytes of it are held: they may use up
         #: neither all connections nor the memory.
         self._silent: dict[socket.socket, int] = {}
-        self._held = 0
+        self._held = HeldBytes(_HELD_SIZE)
         self._dns_connections: set[asyncio.Task[None]] = set()
         #: Closed and opened again to accept and refuse a connection when descriptors have run out.
         self._reserve = os.dup(control.fileno())
@@ -491,6 +491,7 @@ class EgressLoop:
         relay = self._relay(connection, await self._dial(destination), destination, rule)
         relay.incoming.start()
         relay.outgoing.start(bytes(reader.received))
+        del reader, data
         await self._finish(relay)
 
     async def _serve_http(self, connection: socket.socket, destination: _Destination, rule: int) -> None:
@@ -502,13 +503,23 @@ class EgressLoop:
                     raise _end_before(before, "not HTTP")
                 self._hold(connection, len(data))
                 first = _read_requests(screen, data)
-        self._heard(connection)
-        relay = self._relay(connection, await self._dial(destination), destination, rule)
-        relay.outgoing.check = RequestCheck(relay, screen).pass_request
+        # What came with the first request and belongs to later ones is held further on.
+        more = self._heard(connection) - len(first)
+        try:
+            if not self._held.add(more) and more:
+                raise _RefusalError("limit")
+            dialled = await self._dial(destination)
+        except BaseException:
+            self._held.add(-more)
+            raise
+        relay = self._relay(connection, dialled, destination, rule)
+        check = RequestCheck(relay, screen, self._held, more)
+        relay.outgoing.check = check.pass_request
         if screen.waiting_for_response:
-            relay.incoming.check = RequestCheck(relay, screen).pass_response
+            relay.incoming.check = check.pass_response
         relay.incoming.start()
         relay.outgoing.start(first)
+        del first, data, before
         await self._finish(relay)
 
     async def _serve_other(
@@ -526,12 +537,14 @@ class EgressLoop:
     def _hold(self, connection: socket.socket, amount: int) -> None:
         """Count bytes of a client that are held until they are judged."""
         self._silent[connection] += amount
-        self._held += amount
-        if self._held > _HELD_SIZE:
+        if not self._held.add(amount):
             raise _RefusalError("limit")
 
-    def _heard(self, connection: socket.socket) -> None:
-        self._held -= self._silent.pop(connection, 0)
+    def _heard(self, connection: socket.socket) -> int:
+        """Count a client's bytes no more; return how many there were."""
+        amount = self._silent.pop(connection, 0)
+        self._held.add(-amount)
+        return amount
 
     async def _receive(self, connection: socket.socket) -> bytes:
         while True:
@@ -717,31 +730,57 @@ class HelloCheck:
         except NotTlsError:
             pass
         except HelloError:
-            self._relay.refuse("not TLS", _ACCESS_DENIED)
+            self._refuse("not TLS", _ACCESS_DENIED)
         except _RefusalError as error:
-            self._relay.refuse(error.reason, error.last_words)
+            self._refuse(error.reason, error.last_words)
         self._cancel()
         self._relay.outgoing.check = None
         return bytes(self._reader.received)
+
+    def _refuse(self, reason: str, last_words: bytes) -> None:
+        # What was received goes nowhere, and need not wait in memory until the client has read why.
+        self._reader = HelloReader()
+        self._relay.refuse(reason, last_words)
 
     def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
 
-class RequestCheck:
-    """Judges the requests of a relay after the first one."""
+class HeldBytes:
+    """How many bytes all clients together have sent that are not judged yet."""
 
-    def __init__(self, relay: Relay, screen: RequestScreen) -> None:
-        self._relay, self._screen = relay, screen
+    def __init__(self, limit: int) -> None:
+        self._limit, self._amount = limit, 0
+
+    def add(self, amount: int) -> bool:
+        """Count bytes, or no longer count them if negative; return whether they are within the limit."""
+        self._amount += amount
+        return self._amount <= self._limit
+
+
+class RequestCheck:
+    """Judges the requests of a relay after the first one; `amount` bytes are held, and counted, already."""
+
+    def __init__(self, relay: Relay, screen: RequestScreen, held: HeldBytes, amount: int) -> None:
+        self._relay, self._screen, self._held, self._amount = relay, screen, held, amount
+        relay.finished.add_done_callback(lambda _: self._count(-self._amount))
 
     def pass_request(self, data: bytes) -> bytes:
         """Return what may be sent on."""
         try:
-            return self._screen.feed(data)
+            passed = self._screen.feed(data)
         except RequestRefusedError as error:
             self._relay.refuse(_request_reason(error), _request_refusal(error))
             return b""
+        held = len(data) - len(passed)
+        if not self._count(held) and held > 0:
+            self._relay.refuse("limit", b"")
+        return passed
+
+    def _count(self, amount: int) -> bool:
+        self._amount += amount
+        return self._held.add(amount)
 
     def pass_response(self, data: bytes) -> bytes:
         """Let the screen see the response to an upgrade, and pass it on."""
@@ -755,6 +794,7 @@ class RequestCheck:
         if not self._screen.waiting_for_response:
             self._relay.incoming.check = None
         if released:
+            self._count(-len(released))
             self._relay.outgoing.push(released)
         return data
 
