@@ -76,12 +76,13 @@ def _runs(peer: Peer) -> Callable[[], list[float]]:
 
 
 def _added(what: str, name: str, before: list[float], after: list[float], unit: list[float]) -> list[Figure]:
-    """Return how much more time the second series took than the first, by a unit and in milliseconds."""
-    ending = "" if name == OURS else f", {name}"
+    """Return how much more time the second series took than the first, by a unit; ours also as a time."""
     more = [second - first for first, second in zip(before, after, strict=True)]
+    if name != OURS:
+        return [Figure(f"egress/{what}, {name}", ratio(more, unit))]
     return [
-        Figure(f"egress/{what}{ending}", ratio(more, unit)),
-        Figure(f"egress/added {what}{ending}", statistics.median(more)),
+        Figure(f"egress/{what}", ratio(more, unit)),
+        Figure(f"egress/added {what}", statistics.median(more)),
     ]
 
 

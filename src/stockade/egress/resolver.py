@@ -13,6 +13,7 @@ name, and an answer the same id and JSON: {"addresses": [...]} or {"error": "not
 
 from __future__ import annotations
 
+import _thread
 import array
 import contextlib
 import ctypes
@@ -22,7 +23,6 @@ import re
 import selectors
 import socket
 import sys
-import threading
 from collections import deque
 
 CONTROL, SUPERVISOR = 3, 4
@@ -154,11 +154,11 @@ class Resolver:
                     begun = self._begin(client, *client.waiting.popleft()) or begun
 
     def _begin(self, client: EgressPeer, number: bytes, name: bytes) -> bool:
-        thread = threading.Thread(target=self._look_up, args=(client, number, name), daemon=True)
         client.active += 1
         self._active += 1
         try:
-            thread.start()
+            # Thread.start would wait until the thread runs.
+            _thread.start_new_thread(self._look_up, (client, number, name))
         except RuntimeError:  # the user's limit of tasks is reached
             client.active -= 1
             self._active -= 1
@@ -263,6 +263,6 @@ def main() -> None:
     said = confine(library, plan)
     control.send(json.dumps(said).encode())
     if said["confined"]:
-        threading.stack_size(STACK_BYTES)
+        _thread.stack_size(STACK_BYTES)
         Resolver(control).serve()
     os._exit(0)
