@@ -68,9 +68,10 @@ _U64 = struct.Struct("<Q")
 #: Slots begin on a page of their own.
 _HEADER_SIZE = 4096
 #: Change, time, duration, sent, received, times, rule, port, kind, verdict, reason, open, IP version, length
-#: of the name; the address and the name follow.
-_SLOT = struct.Struct("<QddQQIiHBBBBBB16s253s")
-_SLOT_SIZE = 328
+#: of the name, address, name; of a connection as the program has it, IP version, its own port, its own
+#: address and the one that it asked for.
+_SLOT = struct.Struct("<QddQQIiHBBBBBB16s253sBH16s16s")
+_SLOT_SIZE = 360
 SIZE = _HEADER_SIZE + SLOTS * _SLOT_SIZE
 _SENT_AT, _RECEIVED_AT = 24, 32
 
@@ -98,6 +99,16 @@ class Totals(NamedTuple):
     dropped: int
 
 
+class InsideEnds(NamedTuple):
+    """The two ends of a connection as the program inside has them."""
+
+    #: The program's own address and port.
+    address: str
+    port: int
+    #: The address that it asked for; the port is the record's.
+    asked: str
+
+
 class RawRecord(NamedTuple):
     """One connection or name, as an egress process recorded it."""
 
@@ -122,6 +133,8 @@ class RawRecord(NamedTuple):
     open: bool
     #: How many equal ones share this record.
     times: int
+    #: Only of a connection that came about.
+    inside: InsideEnds | None = None
 
 
 def create_records() -> int:
@@ -169,11 +182,13 @@ class RecordWriter:
         self._add(_REFUSED)
         self._share("refused", "connect", name, address, port, verdict, reason, rule)
 
-    def connection(self, name: str, address: str, port: int, rule: int) -> ConnectionRecord:
+    def connection(
+        self, name: str, address: str, port: int, rule: int, inside: InsideEnds | None = None
+    ) -> ConnectionRecord:
         """Record a connection that goes on from now."""
         self._add(_ALLOWED)
         slot = self._take("allowed")
-        record = ConnectionRecord(self, slot, (name, address, port, rule))
+        record = ConnectionRecord(self, slot, (name, address, port, rule), inside)
         record.write(is_open=True)
         return record
 
@@ -240,6 +255,7 @@ class RecordWriter:
         duration: float = 0.0,
         is_open: bool = False,
         times: int = 1,
+        inside: InsideEnds | None = None,
     ) -> None:
         """Write a whole slot; the supervisor finds it as changed."""
         at = _HEADER_SIZE + slot * _SLOT_SIZE
@@ -247,11 +263,13 @@ class RecordWriter:
         label = bytes(
             byte if 0x21 <= byte <= 0x7E else 0x3F for byte in name.encode("ascii", "replace")[:253]
         )
+        own_version, own = _pack_address(inside.address if inside else "")
         # Change 0 means "being written": a reader in between leaves the slot for later.
         _U64.pack_into(self._memory, at, 0)
         body = _SLOT.pack(
             0, when, duration, sent, received, times, rule, port, KINDS.index(kind), VERDICTS.index(verdict),
             _REASON_NUMBERS.get(reason, _FAILED), is_open, version, len(label), packed, label,
+            own_version, inside.port if inside else 0, own, _pack_address(inside.asked if inside else "")[1],
         )  # fmt: skip
         self._memory[at + 8 : at + _SLOT.size] = body[8:]
         self._add(_CHANGES)
@@ -272,10 +290,12 @@ class RecordWriter:
 class ConnectionRecord:
     """The record of one connection while it goes on."""
 
-    __slots__ = ("_began", "_slot", "_what", "_when", "_writer", "closed", "received", "sent")
+    __slots__ = ("_began", "_inside", "_slot", "_what", "_when", "_writer", "closed", "received", "sent")
 
-    def __init__(self, writer: RecordWriter, slot: int, what: tuple[str, str, int, int]) -> None:
-        self._writer, self._slot, self._what = writer, slot, what
+    def __init__(
+        self, writer: RecordWriter, slot: int, what: tuple[str, str, int, int], inside: InsideEnds | None
+    ) -> None:
+        self._writer, self._slot, self._what, self._inside = writer, slot, what, inside
         self._when, self._began = time.time(), time.monotonic()
         self.sent = self.received = 0
         self.closed = False
@@ -304,6 +324,7 @@ class ConnectionRecord:
         self._writer.write_slot(
             self._slot, "connect", self._when, name, address, port, verdict, reason, rule,
             sent=self.sent, received=self.received, duration=time.monotonic() - self._began, is_open=is_open,
+            inside=self._inside,
         )  # fmt: skip
 
 
@@ -390,7 +411,7 @@ def _parse(slot: int, block: bytes) -> RawRecord | None:
     """Return a slot's record, or None if its fields make no sense."""
     (
         _, when, duration, sent, received, times, rule, port, kind, verdict, reason, is_open, version, length,
-        packed, label,
+        packed, label, own_version, own_port, own, asked,
     ) = _SLOT.unpack(block)  # fmt: skip
     if kind >= len(KINDS) or verdict >= len(VERDICTS) or length > 253 or times == 0 or is_open > 1:
         return None
@@ -400,10 +421,13 @@ def _parse(slot: int, block: bytes) -> RawRecord | None:
     name = label[:length]
     if not all(0x21 <= byte <= 0x7E for byte in name):
         return None
+    inside = None
+    if own_version in (4, 6) and own_port:
+        inside = InsideEnds(_unpack_address(own_version, own), own_port, _unpack_address(own_version, asked))
     words = REASONS[reason] if reason < len(REASONS) else "failed"
     return RawRecord(
         slot, KINDS[kind], when, name.decode("ascii"), _unpack_address(version, packed), port,
-        VERDICTS[verdict], words, rule, sent, received, duration, bool(is_open), times,
+        VERDICTS[verdict], words, rule, sent, received, duration, bool(is_open), times, inside,
     )  # fmt: skip
 
 

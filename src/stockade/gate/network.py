@@ -39,14 +39,17 @@ class NetworkListeners(msgspec.Struct, frozen=True, kw_only=True):
     ipv6: bool
     #: The network namespace of the first listener, as the kernel told the resident's child.
     namespace: int
+    #: A netlink socket that answers questions about the sockets of that namespace: see `linux/sock_diag.py`.
+    questions: int
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """All of them: the TCP listeners, then the UDP sockets, then the namespace."""
+        """All of them: the TCP listeners, the UDP sockets, the namespace, the socket for questions."""
         return (
             *(descriptor for _, _, descriptor in self.tcp),
             *(descriptor for _, descriptor in self.udp),
             self.namespace,
+            self.questions,
         )
 
     def close(self) -> None:
@@ -58,7 +61,7 @@ class NetworkListeners(msgspec.Struct, frozen=True, kw_only=True):
 class NetworkRequest(wire.Channel):
     """A request that is under way: its `fileno` becomes readable when `receive_listeners` will not block."""
 
-    _room = socket.CMSG_SPACE((1 + 2 * wire.MAX_PORTS + 2) * 4) + socket.CMSG_SPACE(CREDENTIALS.size)
+    _room = socket.CMSG_SPACE((1 + 2 * wire.MAX_PORTS + 2 + 1) * 4) + socket.CMSG_SPACE(CREDENTIALS.size)
 
     def __init__(self, resident: socket.socket, namespace: int, ports: tuple[int, ...]) -> None:
         self.ports = tuple(sorted({*ports, DNS_PORT}))
@@ -91,7 +94,7 @@ class NetworkRequest(wire.Channel):
             raise _refused("the resident gate did not answer")
         if reply.kind == wire.REPLY_NETWORK and reply.status in (1, 2) and reply.index == len(self.ports):
             families = FAMILIES[: reply.status]
-            if len(reply.descriptors) == 1 + len(families) * (len(self.ports) + 1):
+            if len(reply.descriptors) == 2 + len(families) * (len(self.ports) + 1):
                 return self._listeners(families, reply.descriptors)
         for descriptor in reply.descriptors:
             os.close(descriptor)
@@ -100,13 +103,14 @@ class NetworkRequest(wire.Channel):
         raise _refused(f"{reply.text}: {os.strerror(reply.error)}", reply.error)
 
     def _listeners(self, families: tuple[int, ...], descriptors: tuple[int, ...]) -> NetworkListeners:
-        namespace, *rest = descriptors
+        namespace, *rest, questions = descriptors
         wanted = [(port, family) for family in families for port in self.ports]
         return NetworkListeners(
             tcp=[(port, family, rest[i]) for i, (port, family) in enumerate(wanted)],
             udp=list(zip(families, rest[len(wanted) :], strict=True)),
             ipv6=len(families) == 2,
             namespace=namespace,
+            questions=questions,
         )
 
     def wait(self, seconds: float = NETWORK_SECONDS) -> NetworkListeners:

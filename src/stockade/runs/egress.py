@@ -31,12 +31,15 @@ from stockade.runs.launch import LaunchedSandbox, launch_with_retry
 from stockade.runs.network import NetworkUse, decisions, denials
 from stockade.runs.network_evidence import NetworkEvidence, observe_network
 from stockade.runs.prepare import RunPreparation
+from stockade.runs.process_names import ProcessNames
 from stockade.runs.resolver_process import connect_resolver
 
 #: How many connections an egress process relays at once, and how long one may be silent, in seconds.
 MOST_CONNECTIONS, IDLE_SECONDS = 1024, 3600
 #: How long the resident may take to open the listeners.
 LISTEN_SECONDS = 10.0
+#: Between two looks at the records: seconds at least, and times as long as the last look took.
+LOOK_SECONDS, LOOK_SHARE = 0.05, 10
 NO_TOTALS = Totals(0, 0, 0, 0, 0, 0, 0, 0)
 
 
@@ -60,9 +63,11 @@ class EgressHandle:
         rules: tuple[str, ...],
         observed: NetworkEvidence,
         resolver: ResolverWalls,
+        names: ProcessNames,
     ) -> None:
         self.process = process
         self.resolver = resolver
+        self._names = names
         #: The routes, addresses and listeners inside, as the kernel showed them.
         self.observed = observed
         #: In the order in which the egress process counts them.
@@ -90,7 +95,7 @@ class EgressHandle:
         fresh = [_later(one, mark.times.get(one.slot, 0)) for _, one in self._records(mark.cursor)]
         before, after = mark.totals, self._totals()
         counted = [max(0, now - then) for now, then in zip(after, before, strict=True)]
-        found = decisions(fresh, self.rules)
+        found = decisions(fresh, self.rules, self._names.of)
         return NetworkUse(
             decisions=found,
             cut=_cut(counted[7]),
@@ -101,9 +106,10 @@ class EgressHandle:
             warnings=self._warnings(),
         )
 
-    def follow(self, tell: Callable[[Decision], object]) -> DecisionFollower:
-        """Return what tells of each decision as it is recorded; its descriptor is readable then."""
-        return DecisionFollower(self._nudge, self._reader, self.rules, tell)
+    def follow(self, tell: Callable[[Decision], object] | None) -> DecisionFollower:
+        """Return what looks at each decision as it is recorded; its descriptor is readable then."""
+        self._names.renew()
+        return DecisionFollower(self._nudge, self._reader, self.rules, self._names, tell)
 
     def closed(self, events: Events) -> Steps[None]:
         """End the egress process, wait until it is gone, and keep what it has recorded."""
@@ -118,6 +124,7 @@ class EgressHandle:
             self._last = self._reader.changed_since(0), self._reader.totals()
             os.close(self._descriptor)
             os.close(self._nudge)
+            self._names.close()
 
     def _records(self, cursor: int) -> list[tuple[int, RawRecord]]:
         if self._last is None:
@@ -139,29 +146,47 @@ class EgressHandle:
 
 
 class DecisionFollower:
-    """Tells of each decision as it is recorded: once when it is made, and again if it is revised."""
+    """Looks at each decision as it is recorded: finds its process, and tells of it.
+
+    It tells of a decision once when it is made, and again if it is revised.
+    """
 
     def __init__(
-        self, nudge: int, reader: RecordReader, rules: list[str], tell: Callable[[Decision], object]
+        self,
+        nudge: int,
+        reader: RecordReader,
+        rules: list[str],
+        names: ProcessNames,
+        tell: Callable[[Decision], object] | None,
     ) -> None:
         self.descriptor = nudge
-        self._reader, self._rules, self._tell = reader, rules, tell
+        self._reader, self._rules, self._names, self._tell = reader, rules, names, tell
         self._cursor = 0
         self._told: dict[int, tuple[str, str]] = {}
 
-    def read(self) -> None:
-        """Tell of what is new."""
+    def read(self) -> float:
+        """Look at what is new; return after how many seconds to look again.
+
+        A program, or an egress process that one has taken over, could keep the supervisor busy otherwise.
+        """
+        began = time.monotonic()
         _take_nudge(self.descriptor)
         records, self._cursor = self._reader.since(self._cursor)
+        self._names.look_up(records)
+        if self._tell is not None:
+            self._tell_of(records, self._tell)
+        return max(LOOK_SECONDS, LOOK_SHARE * (time.monotonic() - began))
+
+    def _tell_of(self, records: list[RawRecord], tell: Callable[[Decision], object]) -> None:
         for one in records:
             said = one.verdict, one.reason
             if self._told.get(one.slot) != said and not (one.slot in self._told and one.verdict == "allowed"):
                 self._told[one.slot] = said
-                self._tell(decisions([one], self._rules)[0])
+                tell(decisions([one], self._rules, self._names.of)[0])
 
     def close(self) -> None:
         """Tell no more."""
-        self._tell = lambda one: None
+        self._tell = None
 
 
 def _take_nudge(descriptor: int) -> None:
@@ -227,7 +252,7 @@ class NetworkSetup:
 
         `namespace` is a descriptor of the sandbox's network namespace.
         """
-        records = nudge = resolver = -1
+        records = nudge = resolver = questions = -1
         opened: NetworkListeners | None = None
         try:
             opened = yield from self._listeners(events)
@@ -254,9 +279,11 @@ class NetworkSetup:
                 events,
             )
             walls = ResolverWalls(asked.plan, asked.filter, asked.uid)
-            return EgressHandle(process, records, nudge, self.rules, observed, walls)
+            questions = os.dup(opened.questions)
+            names = ProcessNames(questions, self._pid)
+            return EgressHandle(process, records, nudge, self.rules, observed, walls, names)
         except BaseException:
-            for descriptor in (records, nudge):
+            for descriptor in (records, nudge, questions):
                 if descriptor >= 0:
                     os.close(descriptor)
             yield from process.closed(events)

@@ -6,7 +6,7 @@ are reduced to the letters that they can have, numbers to their range, words to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from stockade.controls import Control
@@ -39,12 +39,16 @@ class NetworkUse(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def decisions(records: Iterable[RawRecord], rules: Sequence[str]) -> list[Decision]:
+def decisions(
+    records: Iterable[RawRecord],
+    rules: Sequence[str],
+    process_of: Callable[[RawRecord], str | None] = lambda record: None,
+) -> list[Decision]:
     """Return the records as decisions; `rules` are the texts that the numbers of rules refer to."""
-    return [_decision(record, rules) for record in records]
+    return [_decision(record, rules, process_of(record)) for record in records]
 
 
-def _decision(record: RawRecord, rules: Sequence[str]) -> Decision:
+def _decision(record: RawRecord, rules: Sequence[str], process: str | None) -> Decision:
     verdict: Literal["allowed", "denied", "failed"] = "failed"
     if record.verdict == "allowed":
         verdict = "allowed"
@@ -53,6 +57,7 @@ def _decision(record: RawRecord, rules: Sequence[str]) -> Decision:
     return Decision(
         kind="name" if record.kind == "name" else "connect",
         time=round(record.time, 3),
+        process=process,
         name=_plain(record.name, MOST_NAME),
         address=_plain(record.address, MOST_NAME),
         port=record.port if record.kind != "name" and 0 <= record.port <= 0xFFFF else 0,

@@ -175,9 +175,8 @@ def _supervise_program(
     channel = watch.start(streams.theirs, kept=run.kept, more=more)
     streams.close(*streams.theirs)
     pumps = Pumps(streams, events, run.started, beside)
-    told = None if run.on_decision is None or box.egress is None else box.egress.follow(run.on_decision)
-    if told is not None:
-        pumps.follow(told)
+    if box.egress is not None:
+        pumps.follow(box.egress.follow(run.on_decision))
     try:
         if beside is not None:
             beside.begin(channel, events)
@@ -235,12 +234,14 @@ class Pumps:
         self._fed = -1
         self._terminal = streams.terminal
         self._network: DecisionFollower | None = None
+        #: When to look at the network's records again; until then a nudge has to wait.
+        self._network_due: float | None = None
         for end in self._outputs:
             events.watch(end)
         self._aim()
 
     def follow(self, network: DecisionFollower) -> None:
-        """Pass on the decisions of network rules as they are recorded."""
+        """Look at the decisions of network rules as they are recorded."""
         self._network = network
         self._events.watch(network.descriptor)
 
@@ -249,7 +250,9 @@ class Pumps:
         if end in self._outputs:
             self._drain(end)
         elif self._network is not None and end == self._network.descriptor:
-            self._network.read()
+            if self._network_due is None:
+                self._events.forget(end)
+                self._network_due = time.monotonic() + self._network.read()
         elif end == self._fed and self._feed is not None:
             if self._feed.step():
                 self._aim()
@@ -274,13 +277,21 @@ class Pumps:
     def patience(self) -> float | None:
         """Return how many seconds to wait at most before the next call of `look`."""
         other = self._terminal if self._beside is None else self._beside
-        return None if other is None else other.patience()
+        patience = None if other is None else other.patience()
+        if self._network_due is None:
+            return patience
+        left = max(0.0, self._network_due - time.monotonic())
+        return left if patience is None else min(left, patience)
 
     def look(self) -> None:
         """Do what is due by time and not because a descriptor is ready."""
         other = self._terminal if self._beside is None else self._beside
         if other is not None:
             other.look()
+        due = self._network_due
+        if self._network is not None and due is not None and time.monotonic() >= due:
+            self._network_due = None
+            self._events.watch(self._network.descriptor)
 
     def rest(self) -> None:
         """Read what is left in the pipes after the end: at most `LEFT`, for others may write for ever."""
@@ -316,9 +327,10 @@ class Pumps:
             self._events.forget(end)
             del self._outputs[end]
         if self._network is not None:
-            self._events.forget(self._network.descriptor)
+            if self._network_due is None:
+                self._events.forget(self._network.descriptor)
             self._network.close()
-            self._network = None
+            self._network = self._network_due = None
         self._stop_feeding()
 
     def _drain(self, end: int, most: int = 1) -> None:

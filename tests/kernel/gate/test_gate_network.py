@@ -323,7 +323,9 @@ def test_the_listeners_of_two_sandboxes_are_apart(native: Network, monkeypatch: 
         other.observed(two)
         with pytest.raises(SetupError, match="network namespace"):
             native.observed(two)
-        mixed = NetworkListeners(tcp=one.tcp, udp=two.udp, ipv6=one.ipv6, namespace=one.namespace)
+        mixed = NetworkListeners(
+            tcp=one.tcp, udp=two.udp, ipv6=one.ipv6, namespace=one.namespace, questions=one.questions
+        )
         with pytest.raises(SetupError, match="not in one network namespace"):
             native.observed(mixed)
         with pytest.raises(SetupError, match="one listener for each port"):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from stockade.egress import records
-from stockade.egress.records import RecordReader, RecordWriter, create_records
+from stockade.egress.records import InsideEnds, RecordReader, RecordWriter, create_records
 
 
 @pytest.fixture
@@ -43,6 +43,18 @@ def test_a_connection_is_read_while_it_goes_on_and_again_when_it_ends(memory: in
     assert len(nudges) == 2
     totals = reader.totals()
     assert (totals.connections_allowed, totals.bytes_sent, totals.bytes_received) == (1, 10, 5)
+
+
+@pytest.mark.parametrize(
+    "ends", [InsideEnds("198.18.0.2", 40000, "198.18.3.4"), InsideEnds("fd00:5afe::2", 65535, "2001:db8::9")]
+)
+def test_a_connection_has_its_ends_inside_until_it_ends(memory: int, ends: InsideEnds) -> None:
+    writer, reader = RecordWriter(memory), RecordReader(memory)
+    record = writer.connection("api.example.com", "2001:db8::7", 443, 3, ends)
+    writer.refuse("", "10.0.0.1", 80, "no rule")
+    assert [one.inside for one in reader.since(0)[0]] == [ends, None]
+    record.close()
+    assert reader.since(0)[0][-1].inside == ends
 
 
 def test_equal_refusals_share_a_record_and_count(memory: int) -> None:

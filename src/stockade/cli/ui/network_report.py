@@ -41,7 +41,8 @@ def decision_line(one: Decision) -> str:
     what = "name " if one.kind == "name" else ""
     address = f" at {one.address}" if one.name and one.address else ""
     why = "; ".join(filter(None, (one.reason, f"rule {one.rule}" if one.rule else "")))
-    return output.name(f"network: {one.verdict}: {what}{one.target}{address}{f' ({why})' if why else ''}")
+    by = f" by {one.process}" if one.process else ""
+    return output.name(f"network: {one.verdict}: {what}{one.target}{address}{by}{f' ({why})' if why else ''}")
 
 
 def decision_row(one: Decision) -> str:
