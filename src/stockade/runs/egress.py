@@ -106,10 +106,11 @@ class EgressHandle:
             warnings=self._warnings(),
         )
 
-    def follow(self, tell: Callable[[Decision], object] | None) -> DecisionFollower:
-        """Return what looks at each decision as it is recorded; its descriptor is readable then."""
+    def follow(self, tell: Callable[[Decision], object] | None, events: Events) -> DecisionFollower:
+        """Look at each decision as it is recorded, from now on, and tell of it."""
         self._names.renew()
-        return DecisionFollower(self._nudge, self._reader, self.rules, self._names, tell)
+        cursor = self._seen[0] if tell is None else 0
+        return DecisionFollower(self._nudge, self._reader, self.rules, self._names, tell, events, cursor)
 
     def closed(self, events: Events) -> Steps[None]:
         """End the egress process, wait until it is gone, and keep what it has recorded."""
@@ -158,24 +159,45 @@ class DecisionFollower:
         rules: list[str],
         names: ProcessNames,
         tell: Callable[[Decision], object] | None,
+        events: Events,
+        cursor: int,
     ) -> None:
+        #: Readable when there is something new.
         self.descriptor = nudge
         self._reader, self._rules, self._names, self._tell = reader, rules, names, tell
-        self._cursor = 0
+        self._events, self._cursor = events, cursor
         self._told: dict[int, tuple[str, str]] = {}
+        #: When to look again; until then a nudge has to wait. A program, or an egress process that one has
+        #: taken over, could keep the supervisor busy otherwise.
+        self._due: float | None = None
+        events.watch(nudge)
 
-    def read(self) -> float:
-        """Look at what is new; return after how many seconds to look again.
+    def move(self) -> None:
+        """Look at what is new, because the descriptor is readable."""
+        if self._due is None:
+            self._events.forget(self.descriptor)
+            began = time.monotonic()
+            self.read()
+            now = time.monotonic()
+            self._due = now + max(LOOK_SECONDS, LOOK_SHARE * (now - began))
 
-        A program, or an egress process that one has taken over, could keep the supervisor busy otherwise.
-        """
-        began = time.monotonic()
+    def patience(self) -> float | None:
+        """Return how many seconds to wait at most before the next call of `look`."""
+        return None if self._due is None else max(0.0, self._due - time.monotonic())
+
+    def look(self) -> None:
+        """Wait for the descriptor again, once it is time."""
+        if self._due is not None and time.monotonic() >= self._due:
+            self._due = None
+            self._events.watch(self.descriptor)
+
+    def read(self) -> None:
+        """Look at what is new."""
         _take_nudge(self.descriptor)
         records, self._cursor = self._reader.since(self._cursor)
         self._names.look_up(records)
         if self._tell is not None:
             self._tell_of(records, self._tell)
-        return max(LOOK_SECONDS, LOOK_SHARE * (time.monotonic() - began))
 
     def _tell_of(self, records: list[RawRecord], tell: Callable[[Decision], object]) -> None:
         for one in records:
@@ -185,7 +207,9 @@ class DecisionFollower:
                 tell(decisions([one], self._rules, self._names.of)[0])
 
     def close(self) -> None:
-        """Tell no more."""
+        """Look no more, and tell no more."""
+        if self._due is None:
+            self._events.forget(self.descriptor)
         self._tell = None
 
 

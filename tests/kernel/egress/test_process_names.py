@@ -139,6 +139,22 @@ with stockade.Sandbox(stockade.Policy(net={NET!r})) as box:
         assert process == f"python3 ({pid})"
 
 
+def test_a_command_in_a_shell_names_its_program(internet: Internet) -> None:
+    done = internet.python(f"""
+import json, shlex, stockade
+command = shlex.join({program()!r})
+with stockade.Sandbox(stockade.Policy(net={NET!r})) as box, box.shell() as shell:
+    for _ in range(2):
+        result = shell.run(command)
+        (one,) = [one for one in result.network if one.kind == "connect"]
+        print(json.dumps([result.text.strip(), one.process]))
+""")
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        pid, process = json.loads(line)
+        assert process == f"python3 ({pid})"
+
+
 def test_many_connections_at_once_stay_within_bounds(internet: Internet) -> None:
     code = STAY + (
         "held = [connect(sys.argv[1]) for _ in range(300)]\n"

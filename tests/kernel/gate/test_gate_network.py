@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import stockade
@@ -330,6 +331,13 @@ def test_the_listeners_of_two_sandboxes_are_apart(native: Network, monkeypatch: 
             native.observed(mixed)
         with pytest.raises(SetupError, match="one listener for each port"):
             native.observed(one, (80, 443))
+        for questions, problem in [
+            (two.questions, "not in one network namespace"),
+            (one.tcp[0][2], "of another kind"),
+            (one.namespace, "blocks"),
+        ]:
+            with pytest.raises(SetupError, match=problem):
+                native.observed(msgspec.structs.replace(one, questions=questions))
 
 
 class Request(ctypes.Structure):
