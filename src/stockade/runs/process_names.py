@@ -23,7 +23,7 @@ from stockade.linux.socket_holders import StepBudget, find_holders
 #: How many connections are looked up at once, and during one run.
 MOST_AT_ONCE, MOST_IN_RUN = 50, 1000
 #: How many processes, threads and descriptors are looked at for the connections that are looked up at once.
-MOST_STEPS = 4096
+MOST_STEPS = 2048
 
 
 class ProcessNames:
