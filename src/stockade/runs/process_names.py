@@ -17,8 +17,6 @@ import threading
 from collections.abc import Iterable
 
 from stockade.egress.records import RawRecord
-from stockade.linux.sock_diag import find_inode
-from stockade.linux.socket_holders import StepBudget, find_holders
 
 #: How many connections are looked up at once, and during one run.
 MOST_AT_ONCE, MOST_IN_RUN = 50, 1000
@@ -44,12 +42,19 @@ class ProcessNames:
 
     def look_up(self, records: Iterable[RawRecord]) -> None:
         """Find the processes of those connections that are open and were not looked up yet."""
+        fresh = [one for one in records if one.open and one.inside is not None]
+        if not fresh:
+            return
+        # Many runs make no connection, and a launch waits for what is loaded at the top.
+        from stockade.linux.sock_diag import find_inode
+        from stockade.linux.socket_holders import StepBudget, find_holders
+
         with self._lock:
             asked: dict[int, RawRecord] = {}
-            for one in records:
+            for one in fresh:
                 if self._questions < 0 or self._left <= 0 or len(asked) >= MOST_AT_ONCE:
                     break
-                if one.inside is None or not one.open or self._known.get(one.slot, (None,))[0] == one.time:
+                if one.inside is None or self._known.get(one.slot, (None,))[0] == one.time:
                     continue
                 self._left -= 1
                 self._number = (self._number + 1) % 2**32

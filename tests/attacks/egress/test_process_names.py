@@ -39,16 +39,16 @@ os.wait()
 def test_a_crowd_with_many_descriptors_does_not_keep_the_supervisor_busy(internet: Internet) -> None:
     done = internet.python(f"""
 import json, resource, stockade, time
-from stockade.runs import process_names
+from stockade.linux import socket_holders
 searches = []
-search = process_names.find_holders
+search = socket_holders.find_holders
 def find_holders(pid, inodes, steps):
     began = time.monotonic()
     try:
         return search(pid, inodes, steps)
     finally:
         searches.append((began, time.monotonic() - began, steps.left))
-process_names.find_holders = find_holders
+socket_holders.find_holders = find_holders
 policy = stockade.Policy(net=["echo.good.example:7007"], limits={{"files": 1024}})
 stockade.run(["true"], policy)
 def used():
