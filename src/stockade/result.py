@@ -62,7 +62,8 @@ class Usage(msgspec.Struct, frozen=True):
     bytes_written: int | None = None
     context_switches: int = 0
     source: dict[str, str] = msgspec.field(default_factory=lambda: {"cpu": "rusage", "memory": "rusage"})
-    #: What passed between the program and the hosts that network rules allow; None without rules.
+    #: What passed between the program and the hosts that network rules allow, or the clients of published
+    #: ports; None without both.
     bytes_sent: int | None = None
     bytes_received: int | None = None
 
@@ -89,9 +90,13 @@ class Handoff(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the egress decided about one connection, or about one name that a program looked up."""
+    """What the egress decided about one connection, or about one name that a program looked up.
 
-    kind: Literal["connect", "name"] = "connect"
+    The kind "publish" is a connection from outside to a published port: `address` is the client's and `port`
+    the one inside. The kind "rule" is a change of the rules: `rule` was added or taken back.
+    """
+
+    kind: Literal["connect", "name", "publish", "rule"] = "connect"
     #: Seconds since 1970.
     time: float
     #: The program that made the connection and its PID inside, as in `curl (7)`; None if the connection was
@@ -118,6 +123,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def target(self) -> str:
         """What the program wanted to reach: HOST:PORT, or the name alone."""
+        if self.kind == "rule":
+            return self.rule
+        if self.kind == "publish":
+            return f"port {self.port} from {self.address}"
         host = self.name or self.address
         if not self.port:
             return host
@@ -133,8 +142,10 @@ class Denial(msgspec.Struct, frozen=True, kw_only=True):
     wall: str
     #: The clause of the policy that refused it, or that does not allow it.
     clause: str
-    #: What to add to the policy; "" if nothing would allow it.
+    #: The option that would allow it; "" if none would.
     hint: str = ""
+    #: Why it was refused: `no rule`, or a clause such as "its TLS hello names another host".
+    reason: str = ""
     count: int = 1
 
 
@@ -170,6 +181,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     network_cut: str = ""
     #: What walls refused, as far as they report it.
     denials: tuple[Denial, ...] = ()
+    #: The published ports, each as HOST:PORT:PORT with the host's side first.
+    published: tuple[str, ...] = ()
     #: The workspace that keeps the changes, for `Workspace.open` and `resume=`. In JSON: `workspace`.
     workspace_id: str = msgspec.field(default="", name="workspace")
     #: Changes that could not be saved: with `limits.disk` they stay in memory until the sandbox ends.

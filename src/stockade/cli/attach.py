@@ -130,6 +130,7 @@ def keep(args: argparse.Namespace, commands: list[list[str]]) -> int:
         discard=args.on_exit == "discard",
         snapshot=args.snapshot,
         name=args.name,
+        publish=tuple(args.publish or ()),
         who=run.who_asks(args),
         timeout=run.seconds(args.timeout),
     )

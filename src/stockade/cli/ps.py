@@ -49,18 +49,21 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _table(found: list[SandboxRecord]) -> str:
     now, named = datetime.now(UTC), any(record.name for record in found)
+    publishes = any(record.published for record in found)
     rows = [
         [
             record.id,
             *([output.name(record.name) or "-"] if named else []),
             _age(record.started, now),
             str(record.supervisor),
+            *([" ".join(record.published) or "-"] if publishes else []),
             output.name(shlex.join(record.command)) or "-",
             output.name(record.workspace) or "-",
         ]
         for record in found
     ]
-    head = ["ID", *(["NAME"] if named else []), "AGE", "PID", "COMMAND", "WORKSPACE"]
+    head = ["ID", *(["NAME"] if named else []), "AGE", "PID"]
+    head += [*(["PUBLISHED"] if publishes else []), "COMMAND", "WORKSPACE"]
     return output.table(rows, head, cut=(len(head) - 2, len(head) - 1))
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stockade.receipt.statement import Receipt
     from stockade.resolve.discovery import PolicySource
     from stockade.result import Decision, Result
+    from stockade.runs.published_ports import PublishedPort
     from stockade.sandbox.workspace import Workspace
     from stockade.workspace.diff.change_details import Mark
 
@@ -166,6 +167,13 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
     add("--no-toolchain", action="store_true", help="show only installs that the policy names")
     add("--backend", metavar="NAME", help="use this backend, or refuse to run")
     if command != "plan":
+        add(
+            "--publish",
+            metavar="[HOST:]PORT:PORT",
+            action="append",
+            help="let the host reach a port inside: 8080:80 leads from 127.0.0.1:8080 to port 80; 8080 is "
+            "the same port on both sides; 0 on the host is any free one",
+        )
         add("--timeout", metavar="T", help="end the command after this long: 30, 250ms, 5m")
         if command == "shell":
             add(
@@ -388,7 +396,8 @@ def _net(words: list[str] | None) -> list[str] | str | None:
             parse_rule(word)
         except NetRuleError as error:
             hint = error.hint.replace('net = "open"', "--net open").replace('net = "none"', "--net none")
-            raise PolicyError(f"--net {word}: {error.problem}", hint=hint) from None
+            hint = hint.replace("write one rule for", "write --net once for")
+            raise PolicyError(f"--net {word or repr(word)}: {error.problem}", hint=hint) from None
         if near := closest(word, ("open", "none")):
             hint = f"did you mean --net {near}? For a host of that name, write --net {word}:443"
             raise PolicyError(f"--net {word}: is neither none nor open", hint=hint)
@@ -479,6 +488,7 @@ def _run_and_report(
                     "resume": workspace,
                     "snapshot": args.snapshot,
                     "name": args.name,
+                    "publish": args.publish or (),
                     "who": who_asks(args),
                 },
                 sandbox.RunExtras(
@@ -490,6 +500,7 @@ def _run_and_report(
                     caller=caller,
                     state=home,
                     on_decision=_decision_printer(args, found.policy, raw=terminal is not None),
+                    on_published=_published_printer(args),
                 ),
             )
         except PolicyError as error:
@@ -562,7 +573,8 @@ def _decision_printer(
 
     A `raw` terminal does not return to the first column by itself.
     """
-    if not args.verbose or args.json or not policy.net or policy.net == "open":
+    has_egress = args.publish or (policy.net and policy.net != "open")
+    if not args.verbose or args.json or not has_egress:
         return None
     from stockade.cli.ui.network_report import decision_line
 
@@ -571,6 +583,20 @@ def _decision_printer(
             output.say_raw(decision_line(one))
         else:
             output.say(decision_line(one))
+
+    return tell
+
+
+def _published_printer(
+    args: argparse.Namespace,
+) -> Callable[[tuple[PublishedPort, ...]], object] | None:
+    """Return what prints where the published ports are, unless the user wants to see nothing."""
+    if not args.publish or args.quiet or args.json:
+        return None
+
+    def tell(ports: tuple[PublishedPort, ...]) -> None:
+        for one in ports:
+            output.say(f"{one.address} leads to port {one.port} inside")
 
     return tell
 

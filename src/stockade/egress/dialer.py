@@ -156,7 +156,7 @@ class ResolverClient:
         while self._waiting and len(self._names) < REQUESTS:
             name = self._waiting.popleft()
             self._next = (self._next + 1) % 2**32
-            timer = self._loop.call_later(RESOLVER_TIMEOUT, self._fail, self._next, "timed out")
+            timer = self._loop.call_later(RESOLVER_TIMEOUT, self._expire, self._next)
             self._names[self._next] = name, timer
             try:
                 self._connection.send(_ID.pack(self._next) + name.encode("ascii"))
@@ -196,6 +196,10 @@ class ResolverClient:
             future.set_exception(DialError("resolver failed"))
         self._by_name.clear()
         self._names.clear()
+
+    def _expire(self, number: int) -> None:
+        self._fail(number, "timed out")
+        self._send()
 
     def _take(self, number: int) -> asyncio.Future[list[str]] | None:
         name, timer = self._names.pop(number, ("", None))

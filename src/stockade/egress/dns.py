@@ -208,8 +208,11 @@ class NameBudget:
         label: int = 40,
         long_names: int = 10,
         clock: Callable[[], float] = time.monotonic,
+        spent: tuple[int, int] = (0, 0),
     ) -> None:
-        self._per_minute, self._total, self._label, self._long_names = per_minute, total, label, long_names
+        self._per_minute, self._label = per_minute, label
+        self._total, self._long_names = total - spent[0], long_names - spent[1]
+        self._spent = spent
         self._clock = clock
         self._seen: set[str] = set()
         self._long = 0
@@ -235,6 +238,11 @@ class NameBudget:
         self._long += long
         self._minutes[wildcard] = (began, count + 1)
         return True
+
+    @property
+    def spent(self) -> tuple[int, int]:
+        """How many names were dialled, and how many of them were long, for the process that takes over."""
+        return self._spent[0] + len(self._seen), self._spent[1] + self._long
 
     def _is_long(self, below: str) -> bool:
         return len(below) > 2 * self._label or any(len(one) > self._label for one in below.split("."))

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address
 
+from stockade.policy.net_rules import MOST_NAME, NetRuleError, normal_name
+
 #: The most names of one sandbox.
 NAMES = 65_536
 #: The most characters of all names together: programs may ask for long names below a wildcard.
 ROOM = 4 * 1024 * 1024
+#: The most bytes of all names when another process takes them over.
+WRITTEN_SIZE = ROOM + NAMES
 
 _IPV4_BASE = int(IPv4Address("198.18.0.0"))
 _IPV4_SIZE = 2**17
@@ -46,7 +50,37 @@ class SyntheticNames:
     def name_of(self, address: str) -> str | None:
         """Return the name that an address stands for, or None."""
         number = _offset(address) - _RESERVED
-        return self._names[number] if 0 <= number < len(self._names) else None
+        return self._names[number] or None if 0 <= number < len(self._names) else None
+
+    def written(self) -> bytes:
+        """Return the names in order, for `read` in the egress process that takes over."""
+        return "\n".join(self._names).encode("ascii")
+
+    def read(self, written: bytes) -> None:
+        """Take over the names of another egress process, which is not trusted.
+
+        The place of what is no name stays empty, so that the addresses of the others stay the same. What a
+        name may reach is decided at each connection.
+        """
+        for number, line in enumerate(written.split(b"\n", self._limit)[: self._limit] if written else ()):
+            name = _plain_name(line)
+            if name in self._numbers or len(name) > self._room:
+                name = ""
+            self._names.append(name)
+            if name:
+                self._room -= len(name)
+                self._numbers[name] = number
+
+
+def _plain_name(line: bytes) -> str:
+    """Return a name in its one spelling; empty for what is none."""
+    if not line.isascii() or not 0 < len(line) <= MOST_NAME:
+        return ""
+    text = line.decode("ascii")
+    try:
+        return text if normal_name(text) == text else ""
+    except NetRuleError:
+        return ""
 
 
 def is_synthetic(address: str) -> bool:

@@ -12,6 +12,12 @@ synthetic address means a name (see `names`), any other means itself.
     address, tcp://      nothing                                    dialled at once, relayed
     port 53              DNS, unless a rule allows the destination  answered here
 
+Ports that the sandbox publishes work the other way: a client on the host connects to a listener of the host,
+init connects inside and passes the socket out, and the bytes are relayed alike.
+
+With another set of ports comes another egress process, because Landlock's rules cannot be widened. This one
+then hands over its listeners and its names, and relays what is under way until it has ended.
+
 Everything that comes from inside is hostile. An error ends the connection that it belongs to and nothing
 else. The process opens no file, starts no thread and imports nothing once `main` runs: it has no files. It
 prints nothing; what it did is in the records. The end of the control socket ends it.
@@ -27,7 +33,8 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from stockade.egress.dialer import (
@@ -49,7 +56,8 @@ from stockade.egress.dns import (
     frame,
 )
 from stockade.egress.http_requests import RequestRefusedError, RequestScreen, refusal
-from stockade.egress.names import SyntheticNames, is_synthetic
+from stockade.egress.inner_connections import InnerConnections
+from stockade.egress.names import WRITTEN_SIZE, SyntheticNames, is_synthetic
 from stockade.egress.records import InsideEnds, RecordWriter
 from stockade.egress.relay import PipePool, Relay, reset
 from stockade.egress.tls_hello import ClientHello, HelloError, HelloReader, NotTlsError
@@ -63,6 +71,7 @@ _DNS_PORT, _HTTP_PORT, _TLS_PORT = 53, 80, 443
 _BATCH = 64
 _QUERY_SIZE = 4096
 _READ_SIZE = 16 * 1024
+_WRITE_SIZE = 1024 * 1024
 #: What all clients together may have sent before they are judged. A single one may have 64 KiB.
 _HELD_SIZE = 4 * 1024 * 1024
 #: DNS over TCP: connections at once, and how long one may be silent.
@@ -143,11 +152,14 @@ class EgressLoop:
         self._loop, self._control = loop, control
         self._bounds = _bounds(message)
         self._apply_rules(message)
-        self._nudge = handed[1]
-        self._records = RecordWriter(handed[0], self._wake_supervisor)
-        self._resolver = ResolverClient(loop, socket.socket(fileno=handed[2]))
+        taken = iter(handed)
+        records, self._nudge = next(taken), next(taken)
+        self._records = RecordWriter(records, self._wake_supervisor)
+        self._resolver = (
+            ResolverClient(loop, socket.socket(fileno=next(taken))) if message.get("resolver", True) else None
+        )
         self._names = SyntheticNames()
-        self._budget = NameBudget()
+        self._budget = NameBudget(spent=_spent(message))
         self._names_full = False
         self._name_server = NameServer(self, ipv6=message.get("ipv6") is not False)
         self._pool = PipePool()
@@ -156,16 +168,27 @@ class EgressLoop:
         #: Those whose client has to say something first, and how many bytes of it are held: they may use up
         #: neither all connections nor the memory.
         self._silent: dict[socket.socket, int] = {}
-        self._held = 0
+        self._held = HeldBytes(_HELD_SIZE)
         self._dns_connections: set[asyncio.Task[None]] = set()
         #: Closed and opened again to accept and refuse a connection when descriptors have run out.
         self._reserve = os.dup(control.fileno())
-        listeners = handed[3:]
-        tcp = message["tcp"]
-        for (port, _), descriptor in zip(tcp, listeners, strict=False):
-            self._listen(socket.socket(fileno=descriptor), port)
-        for family, descriptor in zip(message["udp"], listeners[len(tcp) :], strict=False):
-            self._listen_datagrams(socket.socket(fileno=descriptor), family)
+        #: Each listener with what accepts from it, in the order in which they came.
+        self._listeners: dict[socket.socket, Callable[[], None]] = {}
+        self._handed_over = False
+        for port, _ in message["tcp"]:
+            self._listen(socket.socket(fileno=next(taken)), port, self._begin)
+        for family in message["udp"]:
+            self._listen_datagrams(socket.socket(fileno=next(taken)), family)
+        for port in message.get("publish", ()):
+            listener = socket.socket(fileno=next(taken))
+            self._listen(listener, port, partial(self._begin_published, port=port))
+        self._inside = (
+            InnerConnections(loop, socket.socket(fileno=next(taken))) if message.get("publish") else None
+        )
+        if "names" in message:
+            names = next(taken)
+            self._names.read(os.pread(names, min(message["names"], WRITTEN_SIZE), 0))
+            os.close(names)
         control.setblocking(False)
         loop.add_reader(control, self._read_control)
         self._sweep()
@@ -178,12 +201,11 @@ class EgressLoop:
 
     def _read_control(self) -> None:
         try:
-            # Without room for descriptors: the kernel closes any that come.
-            text = self._control.recv(_MESSAGE_SIZE)
+            text, handed, _, _ = socket.recv_fds(self._control, _MESSAGE_SIZE, 1)
         except BlockingIOError:
             return
         except OSError:
-            text = b""
+            text, handed = b"", []
         if not text:
             self._loop.remove_reader(self._control)
             now = self._loop.time()
@@ -194,19 +216,52 @@ class EgressLoop:
             return
         try:
             message = json.loads(text)
+            if message.get("handover"):
+                self._hand_over(handed[0])
+                return
             if "rules" in message:
                 self._apply_rules(message)
             if "read" in message:
                 self._records.forget(int(message["read"]))
             answer: dict[str, object] = {"ok": True}
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, OSError) as error:
             answer = {"error": str(error)[:200]}
+        finally:
+            for descriptor in handed:
+                os.close(descriptor)
         # Two turns later, so that what happened before the message is in the records when its answer comes.
         self._loop.call_soon(self._loop.call_soon, self._reply, json.dumps(answer).encode())
 
     def _reply(self, answer: bytes) -> None:
         with contextlib.suppress(OSError):
             self._control.send(answer)
+
+    def _hand_over(self, names: int) -> None:
+        """Give the listeners and the names to the process that takes over, and relay only what is under way.
+
+        The names go to a file in memory: there can be more of them than a message has room for.
+        """
+        written = self._names.written()
+        at = 0
+        while at < len(written):
+            at += os.pwrite(names, written[at : at + _WRITE_SIZE], at)
+        answer = {"names": len(written), "budget": self._budget.spent}
+        descriptors = [listener.fileno() for listener in self._listeners]
+        socket.send_fds(self._control, [json.dumps(answer).encode()], descriptors)
+        self._handed_over = True
+        for listener in self._listeners:
+            self._loop.remove_reader(listener)
+            listener.close()
+        self._listeners.clear()
+        # Their next questions are for the other process, which alone knows all names from now on.
+        for task in self._dns_connections:
+            task.cancel()
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        """After the handover, end with the last connection."""
+        if self._handed_over and not self._connections:
+            self._loop.stop()
 
     def _drain(self, late: float, last: float) -> None:
         """Pass on what programs have sent before their end, then stop; `last` is for servers to end too."""
@@ -278,7 +333,7 @@ class EgressLoop:
             listener.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
         else:
             listener.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVPKTINFO, 1)
-        self._loop.add_reader(listener, self._answer_datagrams, listener)
+        self._watch(listener, partial(self._answer_datagrams, listener))
 
     def _answer_datagrams(self, listener: socket.socket) -> None:
         for _ in range(_BATCH):
@@ -296,11 +351,17 @@ class EgressLoop:
 
     # Connections
 
-    def _listen(self, listener: socket.socket, port: int) -> None:
+    def _listen(self, listener: socket.socket, port: int, begin: Callable[[socket.socket], None]) -> None:
         listener.setblocking(False)
-        self._loop.add_reader(listener, self._accept_connections, listener, port)
+        self._watch(listener, partial(self._accept_connections, listener, port, begin))
 
-    def _accept_connections(self, listener: socket.socket, port: int) -> None:
+    def _watch(self, listener: socket.socket, read: Callable[[], None]) -> None:
+        self._listeners[listener] = read
+        self._loop.add_reader(listener, read)
+
+    def _accept_connections(
+        self, listener: socket.socket, port: int, begin: Callable[[socket.socket], None]
+    ) -> None:
         for _ in range(_BATCH):
             try:
                 connection, _ = listener.accept()
@@ -311,11 +372,11 @@ class EgressLoop:
                     self._refuse_without_descriptors(listener, port)
                     return
                 if error.errno not in _GONE:
-                    self._pause(listener, port)
+                    self._pause(listener)
                     return
                 continue
             try:
-                self._begin(connection)
+                begin(connection)
             except Exception:
                 reset(connection)
 
@@ -330,13 +391,15 @@ class EgressLoop:
             reset(connection)
         with contextlib.suppress(OSError):
             self._reserve = os.dup(self._control.fileno())
-        self._pause(listener, port)
+        self._pause(listener)
 
-    def _pause(self, listener: socket.socket, port: int) -> None:
+    def _pause(self, listener: socket.socket) -> None:
         self._loop.remove_reader(listener)
-        self._loop.call_later(
-            _PAUSE, self._loop.add_reader, listener, self._accept_connections, listener, port
-        )
+        self._loop.call_later(_PAUSE, self._go_on, listener)
+
+    def _go_on(self, listener: socket.socket) -> None:
+        if listener in self._listeners:
+            self._loop.add_reader(listener, self._listeners[listener])
 
     def _begin(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -374,7 +437,11 @@ class EgressLoop:
             task.add_done_callback(group.discard)
         else:
             group[task] = None
-            task.add_done_callback(lambda done: group.pop(done, None))
+            task.add_done_callback(self._forget)
+
+    def _forget(self, done: asyncio.Task[None]) -> None:
+        self._connections.pop(done, None)
+        self._end_if_idle()
 
     def _refuse(
         self, connection: socket.socket, destination: _Destination, reason: str, rule: int = -1
@@ -424,6 +491,7 @@ class EgressLoop:
         relay = self._relay(connection, await self._dial(destination), destination, rule)
         relay.incoming.start()
         relay.outgoing.start(bytes(reader.received))
+        del reader, data
         await self._finish(relay)
 
     async def _serve_http(self, connection: socket.socket, destination: _Destination, rule: int) -> None:
@@ -435,13 +503,23 @@ class EgressLoop:
                     raise _end_before(before, "not HTTP")
                 self._hold(connection, len(data))
                 first = _read_requests(screen, data)
-        self._heard(connection)
-        relay = self._relay(connection, await self._dial(destination), destination, rule)
-        relay.outgoing.check = RequestCheck(relay, screen).pass_request
+        # What came with the first request and belongs to later ones is held further on.
+        more = self._heard(connection) - len(first)
+        try:
+            if not self._held.add(more) and more:
+                raise _RefusalError("limit")
+            dialled = await self._dial(destination)
+        except BaseException:
+            self._held.add(-more)
+            raise
+        relay = self._relay(connection, dialled, destination, rule)
+        check = RequestCheck(relay, screen, self._held, more)
+        relay.outgoing.check = check.pass_request
         if screen.waiting_for_response:
-            relay.incoming.check = RequestCheck(relay, screen).pass_response
+            relay.incoming.check = check.pass_response
         relay.incoming.start()
         relay.outgoing.start(first)
+        del first, data, before
         await self._finish(relay)
 
     async def _serve_other(
@@ -459,12 +537,14 @@ class EgressLoop:
     def _hold(self, connection: socket.socket, amount: int) -> None:
         """Count bytes of a client that are held until they are judged."""
         self._silent[connection] += amount
-        self._held += amount
-        if self._held > _HELD_SIZE:
+        if not self._held.add(amount):
             raise _RefusalError("limit")
 
-    def _heard(self, connection: socket.socket) -> None:
-        self._held -= self._silent.pop(connection, 0)
+    def _heard(self, connection: socket.socket) -> int:
+        """Count a client's bytes no more; return how many there were."""
+        amount = self._silent.pop(connection, 0)
+        self._held.add(-amount)
+        return amount
 
     async def _receive(self, connection: socket.socket) -> bytes:
         while True:
@@ -473,7 +553,15 @@ class EgressLoop:
             except BlockingIOError:
                 await wait_readable(self._loop, connection)
 
+    def _check_rules(self, destination: _Destination) -> NetDecision:
+        """Refuse what the rules do not allow any more: they may have changed since it was accepted."""
+        decision = self._rules.decide(destination)
+        if not decision.allowed:
+            raise DialError(_denial(decision), denied=True, rule=self._rules.place(decision.rule))
+        return decision
+
     async def _dial(self, destination: _Destination) -> tuple[socket.socket, str]:
+        self._check_rules(destination)
         addresses: Sequence[str] = (destination.address,)
         try:
             async with asyncio.timeout(self._bounds.dial):
@@ -486,12 +574,12 @@ class EgressLoop:
     async def _resolve(self, destination: _Destination) -> Sequence[str]:
         """Return the addresses of a name that may be dialled, by the rules of this moment."""
         rules, name = self._rules, destination.name
-        decision = rules.decide(destination)
-        if not decision.allowed:
-            raise DialError(_denial(decision), denied=True, rule=rules.place(decision.rule))
+        decision = self._check_rules(destination)
         wildcard = rules.wildcard(decision.rule)
         if wildcard and not self._budget.spend(name, wildcard):
             raise DialError("too many names", denied=True, rule=rules.place(decision.rule))
+        if self._resolver is None:
+            raise DialError("resolver failed")
         found = await self._resolver.addresses(name)
         rules = self._rules
         choice = choose_addresses(found, destination.port, rules.set)
@@ -505,10 +593,17 @@ class EgressLoop:
         self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: _Destination, rule: int
     ) -> Relay:
         outside, address = dialled
+        try:
+            self._check_rules(destination)
+        except DialError:
+            reset(outside)
+            raise
         record = self._records.connection(
             destination.name, address, destination.port, rule, _inside_ends(inside)
         )
-        relay = Relay(self._loop, self._pool, inside, outside, record)
+        return self._started(Relay(self._loop, self._pool, inside, outside, record))
+
+    def _started(self, relay: Relay) -> Relay:
         task = asyncio.current_task()
         if task is not None:
             self._connections[task] = relay
@@ -533,6 +628,37 @@ class EgressLoop:
                     drained += len(data)
         connection.close()
 
+    # Published ports
+
+    def _begin_published(self, connection: socket.socket, *, port: int) -> None:
+        connection.setblocking(False)
+        if len(self._connections) >= self._bounds.connections:
+            self._records.fail_published(_client_of(connection), port, "limit")
+            reset(connection)
+            return
+        self._start(self._serve_published(connection, port), self._connections)
+
+    async def _serve_published(self, connection: socket.socket, port: int) -> None:
+        """Connect a client on the host with the server inside."""
+        client = ""
+        try:
+            client = _client_of(connection)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._inside is None:
+                raise ConnectionRefusedError
+            async with asyncio.timeout(self._bounds.dial):
+                server = await self._inside.connect(port)
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            record = self._records.published_connection(client, port)
+            relay = self._started(Relay(self._loop, self._pool, server, connection, record))
+            relay.incoming.start()
+            relay.outgoing.start()
+            await relay.finished
+        except OSError as error:
+            self._records.fail_published(client, port, reason_for(error))
+        finally:
+            reset(connection)
+
     # DNS over TCP
 
     def _begin_dns(self, connection: socket.socket) -> None:
@@ -555,8 +681,8 @@ class EgressLoop:
                         reply = self._answer(query)
                         if reply is not None:
                             await self._send(connection, frame(reply.message))
-        except (OSError, DnsError):
-            # Silent for too long, gone, or no DNS: it ends.
+        except (OSError, DnsError, asyncio.CancelledError):
+            # Silent for too long, gone, no DNS, or handed over: it ends.
             return
         finally:
             reset(connection)
@@ -606,31 +732,57 @@ class HelloCheck:
         except NotTlsError:
             pass
         except HelloError:
-            self._relay.refuse("not TLS", _ACCESS_DENIED)
+            self._refuse("not TLS", _ACCESS_DENIED)
         except _RefusalError as error:
-            self._relay.refuse(error.reason, error.last_words)
+            self._refuse(error.reason, error.last_words)
         self._cancel()
         self._relay.outgoing.check = None
         return bytes(self._reader.received)
+
+    def _refuse(self, reason: str, last_words: bytes) -> None:
+        # What was received goes nowhere, and need not wait in memory until the client has read why.
+        self._reader = HelloReader()
+        self._relay.refuse(reason, last_words)
 
     def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
 
-class RequestCheck:
-    """Judges the requests of a relay after the first one."""
+class HeldBytes:
+    """How many bytes all clients together have sent that are not judged yet."""
 
-    def __init__(self, relay: Relay, screen: RequestScreen) -> None:
-        self._relay, self._screen = relay, screen
+    def __init__(self, limit: int) -> None:
+        self._limit, self._amount = limit, 0
+
+    def add(self, amount: int) -> bool:
+        """Count bytes, or no longer count them if negative; return whether they are within the limit."""
+        self._amount += amount
+        return self._amount <= self._limit
+
+
+class RequestCheck:
+    """Judges the requests of a relay after the first one; `amount` bytes are held, and counted, already."""
+
+    def __init__(self, relay: Relay, screen: RequestScreen, held: HeldBytes, amount: int) -> None:
+        self._relay, self._screen, self._held, self._amount = relay, screen, held, amount
+        relay.finished.add_done_callback(lambda _: self._count(-self._amount))
 
     def pass_request(self, data: bytes) -> bytes:
         """Return what may be sent on."""
         try:
-            return self._screen.feed(data)
+            passed = self._screen.feed(data)
         except RequestRefusedError as error:
             self._relay.refuse(_request_reason(error), _request_refusal(error))
             return b""
+        held = len(data) - len(passed)
+        if not self._count(held) and held > 0:
+            self._relay.refuse("limit", b"")
+        return passed
+
+    def _count(self, amount: int) -> bool:
+        self._amount += amount
+        return self._held.add(amount)
 
     def pass_response(self, data: bytes) -> bytes:
         """Let the screen see the response to an upgrade, and pass it on."""
@@ -644,6 +796,7 @@ class RequestCheck:
         if not self._screen.waiting_for_response:
             self._relay.incoming.check = None
         if released:
+            self._count(-len(released))
             self._relay.outgoing.push(released)
         return data
 
@@ -687,6 +840,17 @@ def _bounds(message: dict[str, Any]) -> EgressBounds:
         name: message[name] for name in EgressBounds._fields if isinstance(message.get(name), int | float)
     }
     return EgressBounds(**known)
+
+
+def _spent(message: dict[str, Any]) -> tuple[int, int]:
+    """Return what another egress process of this sandbox has spent of the budget for names."""
+    names, long = message.get("budget", (0, 0))
+    return max(0, int(names)), max(0, int(long))
+
+
+def _client_of(connection: socket.socket) -> str:
+    """Return the address of a client on the host."""
+    return str(connection.getpeername()[0]).partition("%")[0].removeprefix("::ffff:")
 
 
 def _destination_of(connection: socket.socket) -> tuple[str, int]:
@@ -753,4 +917,5 @@ def _request_reason(error: RequestRefusedError) -> str:
 
 
 def _request_refusal(error: RequestRefusedError) -> bytes:
-    return refusal(str(error), f"it names {error.host}" if error.host else "")
+    names = f"The request names {error.host}, and the program looked up another host for this connection."
+    return refusal(str(error), names if error.host else "")

@@ -26,7 +26,7 @@ SLOTS = 4096
 #: How many slots each class may use: names, connections that were refused or failed, those that were allowed.
 NAME_SLOTS, REFUSED_SLOTS, ALLOWED_SLOTS = 1024, 1024, 2048
 
-KINDS = ("connect", "name")
+KINDS = ("connect", "name", "publish")
 VERDICTS = ("allowed", "denied", "failed")
 #: The order is the format: add new words at the end.
 REASONS = (
@@ -63,7 +63,7 @@ _REASON_NUMBERS = {word: number for number, word in enumerate(REASONS)}
 _FAILED = _REASON_NUMBERS["failed"]
 
 _MAGIC = b"egress-1"
-_HEADER = struct.Struct("<8s9Q")
+_HEADER = struct.Struct("<8s10Q")
 _U64 = struct.Struct("<Q")
 #: Slots begin on a page of their own.
 _HEADER_SIZE = 4096
@@ -76,7 +76,9 @@ SIZE = _HEADER_SIZE + SLOTS * _SLOT_SIZE
 _SENT_AT, _RECEIVED_AT = 24, 32
 
 # Where each counter lies in the header.
-_CHANGES, _ALLOWED, _REFUSED, _ANSWERED, _UNANSWERED, _SENT, _RECEIVED, _RECORDS, _DROPPED = range(8, 80, 8)
+(
+    _CHANGES, _ALLOWED, _REFUSED, _ANSWERED, _UNANSWERED, _SENT, _RECEIVED, _RECORDS, _DROPPED, _PUBLISHED,
+) = range(8, 88, 8)  # fmt: skip
 _SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _LIMIT = 2**63
 #: How often the reader reads a slot again that was being written.
@@ -97,6 +99,8 @@ class Totals(NamedTuple):
     records: int
     #: What found no slot.
     dropped: int
+    #: Connections from outside to published ports.
+    published: int
 
 
 class InsideEnds(NamedTuple):
@@ -110,7 +114,11 @@ class InsideEnds(NamedTuple):
 
 
 class RawRecord(NamedTuple):
-    """One connection or name, as an egress process recorded it."""
+    """One connection or name, as an egress process recorded it.
+
+    The kind "publish" is a connection from outside to a published port: `address` is the client's and `port`
+    the one inside.
+    """
 
     #: The slot says which record it is: a later reading of the same one has the same slot, until the
     #: supervisor has told the egress that it has read the record's end.
@@ -155,7 +163,7 @@ class RecordWriter:
     def __init__(self, descriptor: int, nudge: Callable[[], None] = lambda: None) -> None:
         self._memory = mmap.mmap(descriptor, SIZE)
         self._nudge = nudge
-        self._counters = dict.fromkeys(range(_CHANGES, 80, 8), 0)
+        self._counters = dict.fromkeys(range(_CHANGES, _PUBLISHED + 8, 8), 0)
         #: Slots of each class that were never used, and those that may be used again.
         self._fresh = {
             "name": iter(range(NAME_SLOTS)),
@@ -187,8 +195,21 @@ class RecordWriter:
     ) -> ConnectionRecord:
         """Record a connection that goes on from now."""
         self._add(_ALLOWED)
-        slot = self._take("allowed")
-        record = ConnectionRecord(self, slot, (name, address, port, rule), inside)
+        return self._begin("connect", name, address, port, rule, inside)
+
+    def published_connection(self, address: str, port: int) -> ConnectionRecord:
+        """Record a connection from outside that goes on from now."""
+        self._add(_PUBLISHED)
+        return self._begin("publish", "", address, port, -1)
+
+    def fail_published(self, address: str, port: int, reason: str) -> None:
+        """Record a connection from outside that found no server inside."""
+        self._share("refused", "publish", "", address, port, "failed", reason, -1)
+
+    def _begin(
+        self, kind: str, name: str, address: str, port: int, rule: int, inside: InsideEnds | None = None
+    ) -> ConnectionRecord:
+        record = ConnectionRecord(self, self._take("allowed"), kind, (name, address, port, rule), inside)
         record.write(is_open=True)
         return record
 
@@ -290,12 +311,20 @@ class RecordWriter:
 class ConnectionRecord:
     """The record of one connection while it goes on."""
 
-    __slots__ = ("_began", "_inside", "_slot", "_what", "_when", "_writer", "closed", "received", "sent")
+    __slots__ = (
+        "_began", "_inside", "_kind", "_slot", "_what", "_when", "_writer", "closed", "received", "sent",
+    )  # fmt: skip
 
     def __init__(
-        self, writer: RecordWriter, slot: int, what: tuple[str, str, int, int], inside: InsideEnds | None
+        self,
+        writer: RecordWriter,
+        slot: int,
+        kind: str,
+        what: tuple[str, str, int, int],
+        inside: InsideEnds | None,
     ) -> None:
-        self._writer, self._slot, self._what, self._inside = writer, slot, what, inside
+        self._writer, self._slot, self._kind, self._what = writer, slot, kind, what
+        self._inside = inside
         self._when, self._began = time.time(), time.monotonic()
         self.sent = self.received = 0
         self.closed = False
@@ -322,7 +351,7 @@ class ConnectionRecord:
             return
         name, address, port, rule = self._what
         self._writer.write_slot(
-            self._slot, "connect", self._when, name, address, port, verdict, reason, rule,
+            self._slot, self._kind, self._when, name, address, port, verdict, reason, rule,
             sent=self.sent, received=self.received, duration=time.monotonic() - self._began, is_open=is_open,
             inside=self._inside,
         )  # fmt: skip
@@ -338,14 +367,10 @@ class RecordReader:
         """Return the counters."""
         block = os.pread(self._descriptor, _HEADER.size, 0)
         if len(block) < _HEADER.size:
-            return Totals(0, 0, 0, 0, 0, 0, 0, 0)
+            return Totals(0, 0, 0, 0, 0, 0, 0, 0, 0)
         _, _, *counters = _HEADER.unpack(block)
-        allowed, refused, answered, unanswered, sent, received, records, dropped = (
-            min(value, _LIMIT - 1) for value in counters
-        )
-        return Totals(
-            allowed, refused, answered, unanswered, sent, received, min(records, SLOTS), dropped
-        )  # fmt: skip
+        found = Totals(*(min(value, _LIMIT - 1) for value in counters))
+        return found._replace(records=min(found.records, SLOTS))
 
     def since(self, cursor: int) -> tuple[list[RawRecord], int]:
         """Return the records that are new or changed since a cursor, in order of change, and the next cursor.

@@ -288,10 +288,14 @@ class Pump:
             self._pipe = self._relay.pool.take()
             if self._pipe is None:
                 return self._copy()
-        self._pipe.filled = os.splice(self._from_number, self._pipe.writer, self._pipe.size, flags=_SPLICE)
+        with contextlib.suppress(BlockingIOError):
+            self._pipe.filled = os.splice(
+                self._from_number, self._pipe.writer, self._pipe.size, flags=_SPLICE
+            )
         if self._pipe.filled:
             return True
-        # The end, or a byte out of band, at which splice stops; recv passes over it, and nobody gets it.
+        # splice never gets past an urgent byte, though the socket is readable because of what follows it.
+        # What recv says counts; it leaves that byte out.
         self._give_pipe()
         return self._copy()
 

@@ -36,6 +36,7 @@ MOST_LOOKUPS, MOST_OF_ONE = 32, 8
 MOST_WAITING = 64
 MOST_ADDRESSES = 64
 MOST_PLAN = 1 << 16
+HOSTS, MOST_HOSTS = "/etc/hosts", 16 << 20
 NAME = re.compile(rb"[A-Za-z0-9_.-]{1,253}")
 ID_BYTES = 4
 #: A lookup needs less; 32 of the usual 8 MiB would count as address space.
@@ -196,7 +197,13 @@ class Resolver:
 
 
 def look_up(name: bytes) -> Answer:
-    """Return the addresses of a name in the order of the host's own resolver, or why there are none."""
+    """Return the addresses of a name in the order of the host's own resolver, or why there are none.
+
+    The host's search domains are for names without a dot. To one with a dot, which a rule names in full, they
+    would add a domain that no rule names: where it is missing or, with `ndots`, before it is even asked for.
+    """
+    if b"." in name and not is_in_hosts(name):
+        name += b"."
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
@@ -205,6 +212,20 @@ def look_up(name: bytes) -> Answer:
         return FAILED
     addresses = dict.fromkeys(str(place[0]).partition("%")[0] for *_, place in found)
     return {"addresses": list(addresses)[:MOST_ADDRESSES]}
+
+
+def is_in_hosts(name: bytes) -> bool:
+    """Whether /etc/hosts has a name; the C library finds it there only without a final dot."""
+    try:
+        with open(HOSTS, "rb", buffering=0) as file:
+            text = file.read(MOST_HOSTS).lower()
+    except OSError:
+        return False
+    wanted = name.lower()
+    # Lists of many thousand lines are usual.
+    return wanted in text and any(
+        wanted in line.partition(b"#")[0].split()[1:] for line in text.splitlines() if wanted in line
+    )
 
 
 def become_nobody() -> None:

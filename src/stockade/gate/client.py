@@ -337,11 +337,14 @@ class Resident:
             theirs.close()
             os.close(memory)
 
-    def open_network(self, namespace: int, ports: tuple[int, ...]) -> NetworkRequest:
-        """Ask for listeners in a sandbox's network namespace, on these TCP ports and 53; does not wait."""
+    def open_network(self, namespace: int, ports: tuple[int, ...], *, more: bool = False) -> NetworkRequest:
+        """Ask for listeners in a sandbox's network namespace, on these TCP ports and 53; does not wait.
+
+        With `more`, the network has been opened before, and only listeners on these TCP ports are added.
+        """
         from stockade.gate.network import NetworkRequest
 
-        return NetworkRequest(self._socket, namespace, ports)
+        return NetworkRequest(self._socket, namespace, ports, more=more)
 
     def close(self) -> None:
         """End the resident gate; living sandboxes go on. A forked child only closes its copy."""

@@ -14,7 +14,7 @@ import time
 
 import msgspec
 
-from stockade.errors import SetupError
+from stockade.errors import PolicyError, SetupError
 from stockade.gate import wire
 from stockade.linux.descriptors import CREDENTIALS
 
@@ -63,12 +63,18 @@ class NetworkRequest(wire.Channel):
 
     _room = socket.CMSG_SPACE((1 + 2 * wire.MAX_PORTS + 2 + 1) * 4) + socket.CMSG_SPACE(CREDENTIALS.size)
 
-    def __init__(self, resident: socket.socket, namespace: int, ports: tuple[int, ...]) -> None:
-        self.ports = tuple(sorted({*ports, DNS_PORT}))
-        if not 1 <= self.ports[0] <= self.ports[-1] <= 65535 or len(self.ports) > wire.MAX_PORTS:
+    def __init__(
+        self, resident: socket.socket, namespace: int, ports: tuple[int, ...], *, more: bool = False
+    ) -> None:
+        self.more = more
+        self.ports = tuple(sorted({*ports} if more else {*ports, DNS_PORT}))
+        if not 1 <= len(self.ports) <= wire.MAX_PORTS or not 1 <= self.ports[0] <= self.ports[-1] <= 65535:
             raise ValueError(f"at most {wire.MAX_PORTS - 1} ports from 1 to 65535: {ports}")
         padding = [0] * (wire.MAX_PORTS - len(self.ports))
-        message = wire.RESIDENT_REQUEST.pack(wire.RESIDENT_NETWORK, len(self.ports), *self.ports, *padding, 0)
+        flags = wire.NETWORK_MORE if more else 0
+        message = wire.RESIDENT_REQUEST.pack(
+            wire.RESIDENT_NETWORK, len(self.ports), *self.ports, *padding, flags
+        )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         order = {wire.NETWORK_SOCKET: theirs.fileno(), wire.NETWORK_NAMESPACE: namespace}
         try:
@@ -94,12 +100,17 @@ class NetworkRequest(wire.Channel):
             raise _refused("the resident gate did not answer")
         if reply.kind == wire.REPLY_NETWORK and reply.status in (1, 2) and reply.index == len(self.ports):
             families = FAMILIES[: reply.status]
-            if len(reply.descriptors) == 2 + len(families) * (len(self.ports) + 1):
+            if len(reply.descriptors) == 2 + len(families) * (len(self.ports) + (not self.more)):
                 return self._listeners(families, reply.descriptors)
         for descriptor in reply.descriptors:
             os.close(descriptor)
         if reply.kind != wire.REPLY_FAILED:
             raise _refused("the resident gate's answer is not one")
+        if self.more and reply.error == errno.EADDRINUSE:
+            raise PolicyError(
+                f"port {reply.index} is taken by a program in the sandbox, so no rule can let it out",
+                hint="end that program, or let it use another port",
+            )
         raise _refused(f"{reply.text}: {os.strerror(reply.error)}", reply.error)
 
     def _listeners(self, families: tuple[int, ...], descriptors: tuple[int, ...]) -> NetworkListeners:
@@ -107,7 +118,7 @@ class NetworkRequest(wire.Channel):
         wanted = [(port, family) for family in families for port in self.ports]
         return NetworkListeners(
             tcp=[(port, family, rest[i]) for i, (port, family) in enumerate(wanted)],
-            udp=list(zip(families, rest[len(wanted) :], strict=True)),
+            udp=[] if self.more else list(zip(families, rest[len(wanted) :], strict=True)),
             ipv6=len(families) == 2,
             namespace=namespace,
             questions=questions,
@@ -130,5 +141,5 @@ def _refused(why: str, number: int = 0) -> SetupError:
     if number == errno.EMFILE:
         hint = "raise the limit of open files: `ulimit -n`"
     return SetupError(
-        f"nothing was run: the network could not be set up: {why}", stage="network", errno=number, hint=hint
+        f"the network of the sandbox could not be set up: {why}", stage="network", errno=number, hint=hint
     )

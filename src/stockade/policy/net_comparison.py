@@ -33,7 +33,7 @@ def _uncovered(mine: list[NetRule], other: list[NetRule]) -> Iterator[str]:
         if rule.deny:
             continue
         covering = [one for one in other if not one.deny and _allows_all_of(one, rule)]
-        own_denials = [one for one in mine if one.deny and _covers(one, rule)]
+        own_denials = [one for one in mine if one.deny and covers(one, rule)]
         left = _ports_without(rule.ports, [*covering, *own_denials])
         if left:
             ports = "" if left == rule.ports else f": ports {ports_text(left)}"
@@ -54,8 +54,8 @@ def _undenied(mine: list[NetRule], other: list[NetRule]) -> Iterator[str]:
 def _own_denials(mine: list[NetRule], denial: NetRule, rule: NetRule) -> list[NetRule]:
     """Return the rules of mine that deny all that `denial` denies of what `rule` allows."""
     same_kind = bool(denial.name) is bool(rule.name)
-    narrower = rule if same_kind and _covers(denial, rule) else denial
-    return [one for one in mine if one.deny and _covers(one, narrower)]
+    narrower = rule if same_kind and covers(denial, rule) else denial
+    return [one for one in mine if one.deny and covers(one, narrower)]
 
 
 def _shared_ports(one: NetRule, other: NetRule) -> Ranges:
@@ -66,7 +66,7 @@ def _ports_without(ports: Ranges, rules: list[NetRule]) -> Ranges:
     return without(ports, (pair for rule in rules for pair in rule.ports))
 
 
-def _covers(wide: NetRule, narrow: NetRule) -> bool:
+def covers(wide: NetRule, narrow: NetRule) -> bool:
     """Whether every name or address of `narrow` is one of `wide`."""
     outer, inner = network_of(wide), network_of(narrow)
     if outer is not None or inner is not None:
@@ -79,7 +79,7 @@ def _covers(wide: NetRule, narrow: NetRule) -> bool:
 
 def _allows_all_of(wide: NetRule, narrow: NetRule) -> bool:
     """Whether an allowing rule allows all that another allows, at the ports that it names."""
-    if not _covers(wide, narrow) or (narrow.opaque and not wide.opaque):
+    if not covers(wide, narrow) or (narrow.opaque and not wide.opaque):
         return False
     outer, inner = network_of(wide), network_of(narrow)
     if outer is None or inner is None:
@@ -92,10 +92,10 @@ def _allows_all_of(wide: NetRule, narrow: NetRule) -> bool:
 def _meets(denial: NetRule, rule: NetRule) -> bool:
     """Whether a deny rule could deny something that an allowing rule allows."""
     if denial.name:
-        return bool(rule.name) and (_covers(denial, rule) or _covers(rule, denial))
+        return bool(rule.name) and (covers(denial, rule) or covers(rule, denial))
     if rule.name:  # the name could lead to a denied address
         return True
     denied, allowed = network_of(denial), network_of(rule)
     # An IPv6 address can stand for a denied IPv4 address.
     stands_for = denied is not None and allowed is not None and denied.bits < allowed.bits
-    return stands_for or _covers(denial, rule) or _covers(rule, denial)
+    return stands_for or covers(denial, rule) or covers(rule, denial)

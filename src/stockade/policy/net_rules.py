@@ -113,10 +113,12 @@ _SCHEMES = {
 }
 #: Words for a whole network, and the one that a policy has for it.
 _WORDS = {
-    **dict.fromkeys(("open", "host", "all", "any", "on", "yes", "true", "internet"), "open"),
-    **dict.fromkeys(("none", "off", "no", "false", "closed"), "none"),
+    **dict.fromkeys(("open", "host", "bridge", "all", "any", "on", "yes", "true", "internet"), "open"),
+    **dict.fromkeys(("none", "off", "no", "false", "closed", "disabled"), "none"),
 }
 _NO_PATH = "a rule names a host and ports, without a path"
+_NO_DNS = "leave it out: programs can look up the names that rules allow without a rule for that"
+_ONE_HOST = "write one rule for each host"
 _SERVICES = {"http": "80", "https": "443", "ssh": "22"}
 
 
@@ -163,7 +165,8 @@ def _label(label: str) -> str:
     if "-" in (plain[0], plain[-1]):
         raise NetRuleError("a part of the name begins or ends with -")
     wrong = next(letter for letter in plain if letter not in _LETTERS)
-    raise NetRuleError(f"a name cannot contain {_character(wrong)}", "write a host such as api.example.com")
+    hint = _ONE_HOST if wrong in ",;" else "write a host such as api.example.com"
+    raise NetRuleError(f"a name cannot contain {_character(wrong)}", hint)
 
 
 def _is_number(text: str) -> bool:
@@ -429,7 +432,7 @@ def parse_rule(text: str) -> NetRule:
     ('api.example.com', '2001:db8::1')
     """
     if len(text) > MOST_TEXT:
-        raise NetRuleError(f"is longer than {MOST_TEXT} characters", "write one host for each rule")
+        raise NetRuleError(f"is longer than {MOST_TEXT} characters", _ONE_HOST)
     if not text:
         raise NetRuleError("is empty", "write a host such as api.example.com:443")
     if text != text.strip():
@@ -444,12 +447,12 @@ def parse_rule(text: str) -> NetRule:
         raise NetRuleError("tcp:// needs a port", f"write tcp://{host}:5432, with the port of your server")
     ranges = _ports(ports) if ports else ALL_PORTS if deny else WEB_PORTS
     if not deny and _has(ranges, DNS_PORT):
+        others = ports_text(without(ranges, ((DNS_PORT, DNS_PORT),)))
         raise NetRuleError(
-            f"Stockade answers port {DNS_PORT} inside itself",
-            "leave it out: the names that rules allow can be looked up without a rule of their own",
+            f"Stockade answers port {DNS_PORT} inside itself", f"write {host}:{others}" if others else _NO_DNS
         )
     network = _rule_network(host)
-    name, wildcard = ("", False) if network is not None else _rule_name(host)
+    name, wildcard = ("", False) if network is not None else _rule_name(host, ports)
     shown = network_text(network) if network is not None else f"*.{name}" if wildcard else name
     rule = NetRule("", deny, not deny and (opaque or not name), name, wildcard, "" if name else shown, ranges)
     if not deny:
@@ -529,6 +532,8 @@ def _refuse_odd_address(host: str) -> None:
         )
     if ":" in host:
         raise NetRuleError("is not an IPv6 address", "write it as [2001:db8::1]:443")
+    if head.isascii() and head.isdigit() and len(head) <= 5:
+        raise NetRuleError("names a port and no host", f"write api.example.com:{head}")
     if all(map(_is_number, head.lower().split("."))):
         hint = "write the address as four numbers: 127.0.0.1"
         with contextlib.suppress(OSError):
@@ -538,11 +543,13 @@ def _refuse_odd_address(host: str) -> None:
         raise NetRuleError(_NO_PATH, f"write {_near(head) or 'api.example.com'}:443")
 
 
-def _rule_name(host: str) -> tuple[str, bool]:
+def _rule_name(host: str, ports: str) -> tuple[str, bool]:
     wildcard = host.startswith("*.")
-    if host in ("*", "*.", ""):
+    if not host:
+        raise NetRuleError("names no host", f"write api.example.com:{ports or 443}")
+    if host in ("*", "*."):
         hint = 'write net = "open" for the host\'s whole network, or name the hosts'
-        raise NetRuleError("names no host" if not host else "every host is not a rule", hint)
+        raise NetRuleError("every host is not a rule", hint)
     if "*" in host[2 if wildcard else 0 :]:
         near = _near(host.rpartition("*")[2].partition(".")[2])
         raise NetRuleError(
@@ -551,9 +558,8 @@ def _rule_name(host: str) -> tuple[str, bool]:
         )
     name = normal_name(host[2 if wildcard else 0 :])
     if name == "localhost" or name.endswith(".localhost"):
-        raise NetRuleError(
-            "localhost is the sandbox itself", "for a server on the host, write 127.0.0.1 and its port"
-        )
+        place = f"127.0.0.1:{ports}" if ports else "127.0.0.1:8080, with the port of the server"
+        raise NetRuleError("localhost is the sandbox itself", f"for a server on your machine, write {place}")
     return name, wildcard
 
 
@@ -571,7 +577,7 @@ def _refuse_other_forms(body: str) -> None:
         )
     for letter in body:
         if letter.isspace() or not letter.isprintable():
-            raise NetRuleError(f"contains {_character(letter)}", "write one host for each rule")
+            raise NetRuleError(f"contains {_character(letter)}", _ONE_HOST)
     scheme, has_scheme, _ = body.partition("://")
     if has_scheme and scheme != "tcp":
         known = scheme.lower()
@@ -579,12 +585,14 @@ def _refuse_other_forms(body: str) -> None:
         form = _SCHEMES.get(known, "tcp://{host}:PORT")
         if port:
             form = f"{form.rpartition(':')[0]}:{port}"
-        problem = (
-            "only TCP leaves a sandbox" if known == "udp" else "a rule names a host and ports, not a URL"
-        )
-        raise NetRuleError(problem, f"write {form.format(host=host or 'host')}")
+        form = form.format(host=host or "host")
+        if known == "udp":
+            hint = _NO_DNS if port == str(DNS_PORT) else f"if the server speaks TCP too, write {form}"
+            raise NetRuleError("only TCP leaves a sandbox", hint)
+        raise NetRuleError("a rule names a host and ports, not a URL", f"write {form}")
     if "@" in body:
-        raise NetRuleError("a rule has no user", f"write {body.rpartition('@')[2]}")
+        host = _host_of(body) or "host"
+        raise NetRuleError("a rule has no user", f"write {host}:22 for ssh, or {host} for HTTP and TLS")
 
 
 def _authority(url: str) -> str:

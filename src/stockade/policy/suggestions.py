@@ -68,7 +68,8 @@ _DENIED_HOSTS = Equivalent(
     "write --net '!HOST': a rule with ! denies",
 )
 _PORTS = Equivalent(
-    'write net = "open": its ports are then the host\'s', "write --net open: its ports are then the host's"
+    'a policy cannot publish ports: write --publish 8080:80, or publish=["8080:80"] in the call',
+    "write --publish 8080:80 for port 80 inside",
 )
 _SET = Equivalent('write env = { NAME = "value" }', "write --env NAME=VALUE")
 _PASS = Equivalent('write pass_env = ["NAME"]', "write --pass-env NAME")

@@ -17,7 +17,7 @@ from stockade.errors import ReceiptError, StockadeError
 
 if TYPE_CHECKING:
     from stockade.policy import Policy
-    from stockade.receipt.statement import NetworkCounts, Parent, Receipt, Who
+    from stockade.receipt.statement import NetworkCounts, Parent, Receipt, RuleChange, Who
     from stockade.result import Result
     from stockade.runs.egress import NetworkMark
     from stockade.runs.launch import LaunchedSandbox
@@ -70,6 +70,8 @@ class Account:
         self.cpu_below = 0.0
         #: With network rules: what became of the connections and names of the run.
         self.network: NetworkCounts | None = None
+        #: How the rules changed during the run.
+        self.network_changes: tuple[RuleChange, ...] = ()
         #: How much the sandbox's egress had recorded when the run began.
         self.network_mark: NetworkMark | None = None
         #: Why the run is being cancelled, if the caller gave a reason.

@@ -60,6 +60,8 @@ NEWEST = 500
 MOST_NAME = 256
 #: The most characters of patterns in a receipt.
 MOST_PATTERNS = 1 << 16
+#: Changes of network rules that a receipt lists.
+MOST_CHANGES = 100
 NO_USE = ResourceUse(
     cpu_user=0, cpu_system=0, peak_memory=0, peak_tasks=None, bytes_written=None, source={"cpu": "none"}
 )
@@ -271,18 +273,26 @@ def _run_fields(account: Account, ending: RunEnd, used: ResourceUse, duration: i
 def _network(account: Account, result: Result | None) -> Network:
     """Return what a receipt says about the network of a run: its mode and, with rules, what they decided."""
     net = (account.policy if account.prepared is None else account.prepared.resolved.policy).net
-    if not net or net == "open":
-        return Network("open" if net else "none")
     egress = None if account.box is None else account.box.egress
+    mode = "open" if net == "open" else "rules" if net else "none"
+    if mode != "rules" and egress is None:
+        return Network(mode)
+    rules = tuple(net) if egress is None else egress.rules_at(account.network_mark)
+    observed = None if egress is None else egress.observed
+    changes = account.network_changes
+    listed = changes[:MOST_CHANGES]
     return Network(
-        "rules",
-        rules=net if sum(map(len, net)) <= MOST_PATTERNS else (),
+        mode,
+        rules=rules if sum(map(len, rules)) <= MOST_PATTERNS else (),
         counts=account.network,
         decisions="" if result is None else decisions_digest(result),
         cut="" if result is None else text(result.network_cut),
-        routes=() if egress is None else egress.observed.routes,
-        listeners=() if egress is None else egress.observed.listeners,
+        routes=() if observed is None else observed.routes,
+        listeners=() if observed is None else observed.listeners,
         egress=None if egress is None else egress.walls,
+        changes=listed,
+        more_changes=len(changes) - len(listed),
+        published=() if egress is None else tuple(map(str, egress.published)),
         resolver=None if egress is None else egress.resolver,
     )
 

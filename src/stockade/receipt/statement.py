@@ -143,16 +143,27 @@ class NetworkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     connections_refused: int = 0
     names_answered: int = 0
     names_refused: int = 0
+    #: Connections from outside to published ports.
+    published: int = 0
+
+
+class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A change of the network rules while a sandbox lived: a rule came into force, or went out of it."""
+
+    #: Seconds since 1970.
+    at: float
+    rule: str
+    in_force: bool
 
 
 class Network(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The network of a run: "none" (a loopback of its own), "rules" or "open" (the host's).
 
-    All fields but the mode are left out unless the mode is "rules".
+    All fields but the mode are left out unless the mode is "rules", or ports are published.
     """
 
     mode: str
-    #: The rules as the policy has them. Left out if they are longer than a receipt has room for.
+    #: The rules in force when the run began. Left out if they are longer than a receipt has room for.
     rules: tuple[str, ...] = ()
     counts: NetworkCounts | None = None
     #: The SHA-256 of the decisions in the result, as canonical JSON. Left out if the run has no result.
@@ -165,6 +176,11 @@ class Network(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     #: None if nothing was started.
     egress: EgressWalls | None = None
     resolver: ResolverWalls | None = None
+    #: How the rules changed during the run, in order, and how many changes there is no room for.
+    changes: tuple[RuleChange, ...] = ()
+    more_changes: int = 0
+    #: The published ports, each as HOST:PORT:PORT with the host's side first.
+    published: tuple[str, ...] = ()
 
 
 class Removal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -148,11 +148,24 @@ class Layers(msgspec.Struct, frozen=True):
         asked = add_denied(asked, most.deny)
         beyond = excess(asked, most, home) or protected_search.beyond(asked, most, environ, home)
         if beyond:
-            raise PolicyError(
-                f"the policy exceeds the ceiling in {self.source}:\n" + "\n".join(beyond),
-                hint="ask for less, or raise the ceiling there",
-            )
+            raise self._exceeded(beyond)
         return asked
+
+    def refuse_net(self, rules: tuple[str, ...]) -> None:
+        """Refuse network rules that allow more than the ceiling."""
+        most = () if self.ceiling is None else self.ceiling.net
+        if self.ceiling is None or most == "open":
+            return
+        from stockade.policy.net_comparison import excess
+
+        if beyond := excess(rules, most):
+            raise self._exceeded(beyond)
+
+    def _exceeded(self, beyond: list[str]) -> PolicyError:
+        return PolicyError(
+            f"the policy exceeds the ceiling in {self.source}:\n" + "\n".join(beyond),
+            hint="ask for less, or raise the ceiling there",
+        )
 
 
 def _from_file(path: str) -> list[PolicyLayer]:

@@ -10,10 +10,14 @@ What the egress process decides, it writes to memory that the supervisor reads w
 
 from __future__ import annotations
 
+import _socket as socket
 import contextlib
+import math
 import os
+import select
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stockade._version import __version__
@@ -23,15 +27,16 @@ from stockade.gate import client
 from stockade.gate.network import DNS_PORT, NetworkListeners, NetworkRequest
 from stockade.gate.operations import Plan
 from stockade.policy.net_rules import parse_rule, ports_of
-from stockade.receipt.statement import EgressWalls, NetworkCounts, ResolverWalls
+from stockade.receipt.statement import EgressWalls, NetworkCounts, ResolverWalls, RuleChange
 from stockade.result import Decision
 from stockade.runs.egress_process import EgressProcess, egress_plan, launch_egress
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.launch import LaunchedSandbox, launch_with_retry
-from stockade.runs.network import NetworkUse, decisions, denials
+from stockade.runs.network import NetworkUse, change_decision, decisions, denials
 from stockade.runs.network_evidence import NetworkEvidence, observe_network
 from stockade.runs.prepare import RunPreparation
 from stockade.runs.process_names import ProcessNames
+from stockade.runs.published_ports import PublishedListeners, PublishedPort
 from stockade.runs.resolver_process import connect_resolver
 
 #: How many connections an egress process relays at once, and how long one may be silent, in seconds.
@@ -40,11 +45,11 @@ MOST_CONNECTIONS, IDLE_SECONDS = 1024, 3600
 LISTEN_SECONDS = 10.0
 #: Between two looks at the records: seconds at least, and times as long as the last look took.
 LOOK_SECONDS, LOOK_SHARE = 0.05, 10
-NO_TOTALS = Totals(0, 0, 0, 0, 0, 0, 0, 0)
+NO_TOTALS = Totals(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
-class NetworkMark(NamedTuple):
-    """How much an egress process had recorded at some moment."""
+class GenerationMark(NamedTuple):
+    """How much one egress process had recorded at some moment."""
 
     cursor: int
     totals: Totals
@@ -52,8 +57,101 @@ class NetworkMark(NamedTuple):
     times: dict[int, int]
 
 
+class NetworkMark(NamedTuple):
+    """How much all egress processes of a sandbox had recorded at some moment."""
+
+    generations: tuple[GenerationMark, ...]
+    #: How many changes of the rules there had been.
+    changes: int
+
+
+NOTHING = GenerationMark(0, NO_TOTALS, {})
+
+
+class EgressGeneration:
+    """One egress process of a sandbox, and what it has recorded.
+
+    A sandbox has another one each time its rules get a port. The last one accepts connections, and those
+    before it relay what was under way when they handed over.
+    """
+
+    def __init__(self, process: EgressProcess, records: int) -> None:
+        self.process = process
+        self._descriptor = records
+        self._reader = RecordReader(records)
+        #: What the memory held last, once it is closed.
+        self._last: tuple[list[tuple[int, RawRecord]], Totals] | None = None
+        #: How many changes the last mark saw, and how often each record had been used then, by its slot.
+        self._seen: tuple[int, dict[int, int]] = (0, {})
+
+    def mark(self) -> GenerationMark:
+        """Return how much is recorded now."""
+        changes = self._reader.changes() if self._last is None else self._seen[0]
+        if self._seen[0] != changes:
+            self._seen = changes, {one.slot: one.times for _, one in self.changed_since(0)}
+        return GenerationMark(changes, self.totals(), self._seen[1])
+
+    def since(self, mark: GenerationMark) -> list[RawRecord]:
+        """Return what was recorded since a mark."""
+        return [_later(one, mark.times.get(one.slot, 0)) for _, one in self.changed_since(mark.cursor)]
+
+    def changed_since(self, cursor: int) -> list[tuple[int, RawRecord]]:
+        """Return the records that are new or changed since a cursor, each with that of its change."""
+        if self._last is None:
+            return self._reader.changed_since(cursor)
+        return [one for one in self._last[0] if one[0] > cursor]
+
+    def totals(self) -> Totals:
+        """Return what it has counted."""
+        return self._reader.totals() if self._last is None else self._last[1]
+
+    def closed(self, events: Events) -> Steps[None]:
+        """End the process, wait until it is gone, and keep what it has recorded."""
+        if self._last is not None:
+            return
+        try:
+            try:
+                yield from self.process.drained(events)
+            finally:
+                yield from self.process.closed(events)
+        finally:
+            self._last = self._reader.changed_since(0), self._reader.totals()
+            os.close(self._descriptor)
+
+
+class EndWatch:
+    """A descriptor that becomes readable when nothing accepts connections any more.
+
+    It stays the same when another egress process takes over.
+    """
+
+    def __init__(self) -> None:
+        self._all = select.epoll()
+        self._failed = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._all.register(self._failed, select.EPOLLIN)
+        self.descriptor = self._all.fileno()
+
+    def add(self, process: EgressProcess) -> None:
+        """Count the end of a process."""
+        self._all.register(process.pidfd, select.EPOLLIN)
+
+    def remove(self, process: EgressProcess) -> None:
+        """Count its end no more."""
+        if not process.is_closed:
+            self._all.unregister(process.pidfd)
+
+    def fail(self) -> None:
+        """Become readable."""
+        os.eventfd_write(self._failed, 1)
+
+    def close(self) -> None:
+        """Close it."""
+        self._all.close()
+        os.close(self._failed)
+
+
 class EgressHandle:
-    """The egress process of one sandbox, and what it has recorded."""
+    """The egress of one sandbox: its processes, what they have recorded, and the rules in force."""
 
     def __init__(
         self,
@@ -61,84 +159,186 @@ class EgressHandle:
         records: int,
         nudge: int,
         rules: tuple[str, ...],
-        observed: NetworkEvidence,
-        resolver: ResolverWalls,
-        names: ProcessNames,
+        observed: NetworkEvidence | None,
+        pid: int,
+        resolver: ResolverWalls | None,
+        published: tuple[PublishedPort, ...] = (),
+        questions: int = -1,
     ) -> None:
-        self.process = process
+        #: None without rules.
         self.resolver = resolver
-        self._names = names
-        #: The routes, addresses and listeners inside, as the kernel showed them.
+        self.generations = [EgressGeneration(process, records)]
+        #: The routes, addresses and listeners inside, as the kernel showed them; None without rules.
         self.observed = observed
-        #: In the order in which the egress process counts them.
+        #: The sandbox's first process, which is not the gate if another program has made the namespaces.
+        self.pid = pid
+        #: All that were ever in force, in the order in which the egress processes count them.
         self.rules = list(rules)
-        self.walls = _walls(process)
-        self._descriptor, self._nudge = records, nudge
-        self._reader = RecordReader(records)
-        #: What the memory held last, once it is closed.
-        self._last: tuple[list[tuple[int, RawRecord]], Totals] | None = None
-        #: How many changes the last mark saw, and how often each record had been used then, by its slot.
-        self._seen: tuple[int, dict[int, int]] = (0, {})
+        #: The places of those that are in force.
+        self.active = list(range(len(rules)))
+        #: The ports inside that have listeners, besides that of DNS.
+        self.ports = ports_of([parse_rule(rule) for rule in rules])
+        self.published = published
+        self.changes: list[RuleChange] = []
+        #: Held while the rules change.
+        self.changing = threading.Lock()
+        self.nudge = nudge
+        self.names = ProcessNames(questions, pid)
+        self._end_watch: EndWatch | None = None
+        #: What the last result has told of.
+        self._reported: NetworkMark | None = None
         self._closing = False
         self._ended: tuple[float, str] | None = None
+        #: Whether the process that accepts connections is handing over, and may end.
+        self._handing_over = False
 
-    def mark(self) -> NetworkMark:
-        """Return how much is recorded now, for a later `since`."""
-        changes = self._reader.changes() if self._last is None else self._seen[0]
-        if self._seen[0] != changes:
-            self._seen = changes, {one.slot: one.times for _, one in self._records(0)}
-        return NetworkMark(changes, self._totals(), self._seen[1])
+    @property
+    def process(self) -> EgressProcess:
+        """The one that accepts connections."""
+        return self.generations[-1].process
+
+    @property
+    def walls(self) -> EgressWalls:
+        """The walls of the process that accepts connections."""
+        return _walls(self.process)
+
+    @property
+    def in_force(self) -> tuple[str, ...]:
+        """The rules that hold now."""
+        return tuple(self.rules[place] for place in self.active)
+
+    def rules_at(self, mark: NetworkMark | None) -> tuple[str, ...]:
+        """Return the rules that were in force at a mark; without one, when the sandbox began."""
+        found = dict.fromkeys(self.in_force)
+        for change in reversed(self.changes[0 if mark is None else mark.changes :]):
+            if change.in_force:
+                found.pop(change.rule, None)
+            else:
+                found[change.rule] = None
+        return tuple(found)
+
+    def mark(self) -> NetworkMark | None:
+        """Return where the last result ended, for a later `since`; None if there was none.
+
+        What was decided between two runs, for a program in the background, belongs to the second: otherwise
+        no result would have it.
+        """
+        return self._reported
+
+    def _mark_now(self) -> NetworkMark:
+        return NetworkMark(tuple(one.mark() for one in self.generations), len(self.changes))
 
     def since(self, mark: NetworkMark | None) -> NetworkUse:
         """Return what was decided since a mark; without one, since the sandbox began."""
-        mark = mark or NetworkMark(0, NO_TOTALS, {})
-        fresh = [_later(one, mark.times.get(one.slot, 0)) for _, one in self._records(mark.cursor)]
-        before, after = mark.totals, self._totals()
-        counted = [max(0, now - then) for now, then in zip(after, before, strict=True)]
-        found = decisions(fresh, self.rules, self._names.of)
+        mark = mark or NetworkMark((), 0)
+        # Before the records are read: what comes meanwhile is in two results rather than in none.
+        self._reported = self._mark_now()
+        # Another thread may be changing the rules.
+        generations, changes = tuple(self.generations), tuple(self.changes[mark.changes :])
+        marks = (*mark.generations, *[NOTHING] * (len(generations) - len(mark.generations)))
+        fresh = [
+            (number, record)
+            for number, (one, begin) in enumerate(zip(generations, marks, strict=True))
+            for record in one.since(begin)
+        ]
+        counted = [0] * len(Totals._fields)
+        for one, begin in zip(generations, marks, strict=True):
+            counted = [
+                number + max(0, now - then)
+                for number, now, then in zip(counted, one.totals(), begin.totals, strict=True)
+            ]
+        total = Totals(*counted)
+        found = self.decisions(fresh)
+        if changes or len(generations) > 1:
+            found = sorted([*found, *map(change_decision, changes)], key=lambda one: one.time)
         return NetworkUse(
             decisions=found,
-            cut=_cut(counted[7]),
+            cut=_cut(total.dropped),
             denials=denials(found),
-            counts=NetworkCounts(*counted[:4]),
-            sent=counted[4],
-            received=counted[5],
+            counts=NetworkCounts(*total[:4], published=total.published),
+            sent=total.bytes_sent,
+            received=total.bytes_received,
             warnings=self._warnings(),
+            changes=changes,
         )
+
+    def decisions(self, records: Sequence[tuple[int, RawRecord]]) -> list[Decision]:
+        """Return records as decisions; each comes after the number of the egress process that wrote it."""
+        processes = [self.names.of(number, one) for number, one in records]
+        return decisions([one for _, one in records], self.rules, processes)
 
     def follow(self, tell: Callable[[Decision], object] | None, events: Events) -> DecisionFollower:
         """Look at each decision as it is recorded, from now on, and tell of it."""
-        self._names.renew()
-        cursor = self._seen[0] if tell is None else 0
-        return DecisionFollower(self._nudge, self._reader, self.rules, self._names, tell, events, cursor)
+        self.names.renew()
+        known = self._reported if tell is None else None
+        cursors = {} if known is None else {i: one.cursor for i, one in enumerate(known.generations)}
+        return DecisionFollower(self, tell, events, cursors)
+
+    def watch_end(self) -> int:
+        """Return a descriptor that becomes readable when nothing accepts connections any more."""
+        if self._end_watch is None:
+            self._end_watch = EndWatch()
+            self._end_watch.add(self.process)
+        return self._end_watch.descriptor
+
+    def succeed(self, generation: EgressGeneration) -> None:
+        """Let another process accept connections, to which the one before it has handed its listeners."""
+        if self._end_watch is not None:
+            self._end_watch.add(generation.process)
+        self.generations.append(generation)
+        self._handing_over = False
+
+    def expect_end(self, expected: bool) -> None:
+        """Say whether the end of the process that accepts connections is expected, because it hands over."""
+        self._handing_over = expected
+        if self._end_watch is not None:
+            (self._end_watch.remove if expected else self._end_watch.add)(self.process)
+
+    def cannot_accept(self, why: str) -> None:
+        """Remember that nothing accepts connections any more."""
+        self._ended = self._ended or (time.time(), why)
+        if self._end_watch is not None:
+            self._end_watch.fail()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing accepts connections any more."""
+        return bool(self._warnings())
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the sandbox is being closed, so that descriptors are not to be used any more."""
+        return self._closing
 
     def closed(self, events: Events) -> Steps[None]:
-        """End the egress process, wait until it is gone, and keep what it has recorded."""
-        if self._last is not None:
+        """End the egress processes, wait until they are gone, and keep what they have recorded."""
+        if self._closing:
             return
-        self._warnings()  # whether it had ended by itself is known only now
+        self._warnings()  # whether one had ended by itself is known only now
         self._closing = True
-        try:
-            yield from self.process.drained(events)
-            yield from self.process.closed(events)
-        finally:
-            self._last = self._reader.changed_since(0), self._reader.totals()
-            os.close(self._descriptor)
-            os.close(self._nudge)
-            self._names.close()
-
-    def _records(self, cursor: int) -> list[tuple[int, RawRecord]]:
-        if self._last is None:
-            return self._reader.changed_since(cursor)
-        return [one for one in self._last[0] if one[0] > cursor]
-
-    def _totals(self) -> Totals:
-        return self._reader.totals() if self._last is None else self._last[1]
+        for one in self.generations:
+            one.process.hang_up()
+        interruption: BaseException | None = None
+        for one in self.generations:
+            try:
+                yield from one.closed(events)
+            except BaseException as error:  # raised once all have ended
+                interruption = interruption or error
+        os.close(self.nudge)
+        self.names.close()
+        if self._end_watch is not None:
+            self._end_watch.close()
+        if interruption is not None:
+            raise interruption
 
     def _warnings(self) -> tuple[str, ...]:
         """Say when the egress process ended, if it ended before its sandbox."""
         if self._ended is None and not self._closing:
-            self._ended = self.process.ending()
+            process = self.process
+            ended = process.ending()
+            # One that hands over to another may end. Checked in this order, because threads change the rules.
+            if ended is not None and not self._handing_over and process is self.process:
+                self._ended = ended
         if self._ended is None:
             return ()
         at, how = self._ended
@@ -154,28 +354,26 @@ class DecisionFollower:
 
     def __init__(
         self,
-        nudge: int,
-        reader: RecordReader,
-        rules: list[str],
-        names: ProcessNames,
+        handle: EgressHandle,
         tell: Callable[[Decision], object] | None,
         events: Events,
-        cursor: int,
+        cursors: dict[int, int],
     ) -> None:
         #: Readable when there is something new.
-        self.descriptor = nudge
-        self._reader, self._rules, self._names, self._tell = reader, rules, names, tell
-        self._events, self._cursor = events, cursor
-        self._told: dict[int, tuple[str, str]] = {}
+        self.descriptor = handle.nudge
+        self._handle, self._tell, self._events = handle, tell, events
+        #: For each egress process, how far its records were read.
+        self._cursors = cursors
+        self._told: dict[tuple[int, int], tuple[str, str]] = {}
         #: When to look again; until then a nudge has to wait. A program, or an egress process that one has
         #: taken over, could keep the supervisor busy otherwise.
         self._due: float | None = None
-        events.watch(nudge)
+        events.watch(self.descriptor)
 
     def move(self) -> None:
         """Look at what is new, because the descriptor is readable."""
         if self._due is None:
-            self._events.forget(self.descriptor)
+            self._forget()
             began = time.monotonic()
             self.read()
             now = time.monotonic()
@@ -183,34 +381,47 @@ class DecisionFollower:
 
     def patience(self) -> float | None:
         """Return how many seconds to wait at most before the next call of `look`."""
-        return None if self._due is None else max(0.0, self._due - time.monotonic())
+        if self._due is None or self._handle.is_closing:
+            return None
+        return max(0.0, self._due - time.monotonic())
 
     def look(self) -> None:
         """Wait for the descriptor again, once it is time."""
-        if self._due is not None and time.monotonic() >= self._due:
+        if self._due is not None and time.monotonic() >= self._due and not self._handle.is_closing:
             self._due = None
             self._events.watch(self.descriptor)
 
     def read(self) -> None:
         """Look at what is new."""
-        _take_nudge(self.descriptor)
-        records, self._cursor = self._reader.since(self._cursor)
-        self._names.look_up(records)
+        if not self._handle.is_closing:
+            _take_nudge(self.descriptor)
+        fresh: list[tuple[int, RawRecord]] = []
+        for number, generation in enumerate(self._handle.generations):
+            for cursor, one in generation.changed_since(self._cursors.get(number, 0)):
+                self._cursors[number] = cursor
+                fresh.append((number, one))
+        self._handle.names.look_up(fresh)
         if self._tell is not None:
-            self._tell_of(records, self._tell)
+            self._tell_of(fresh, self._tell)
 
-    def _tell_of(self, records: list[RawRecord], tell: Callable[[Decision], object]) -> None:
-        for one in records:
-            said = one.verdict, one.reason
-            if self._told.get(one.slot) != said and not (one.slot in self._told and one.verdict == "allowed"):
-                self._told[one.slot] = said
-                tell(decisions([one], self._rules, self._names.of)[0])
+    def _tell_of(self, fresh: list[tuple[int, RawRecord]], tell: Callable[[Decision], object]) -> None:
+        for number, one in fresh:
+            said, key = (one.verdict, one.reason), (number, one.slot)
+            if self._told.get(key) != said and not (key in self._told and one.verdict == "allowed"):
+                self._told[key] = said
+                tell(self._handle.decisions([(number, one)])[0])
 
     def close(self) -> None:
         """Look no more, and tell no more."""
         if self._due is None:
-            self._events.forget(self.descriptor)
+            self._forget()
+            self._due = math.inf
         self._tell = None
+
+    def _forget(self) -> None:
+        # Another thread that closes the sandbox may have closed it.
+        with contextlib.suppress(OSError):
+            self._events.forget(self.descriptor)
 
 
 def _take_nudge(descriptor: int) -> None:
@@ -253,10 +464,13 @@ def planned_egress(rules: Sequence[str], home: str) -> tuple[Plan, tuple[int, ..
 class NetworkSetup:
     """Opens the network of one sandbox while its walls come up."""
 
-    def __init__(self, rules: tuple[str, ...], home: str) -> None:
+    def __init__(
+        self, rules: tuple[str, ...], home: str, published: PublishedListeners | None = None
+    ) -> None:
         self.rules = rules
         self.ports = ports_of([parse_rule(rule) for rule in rules])
         self._home = home
+        self._published = published
         self._request: NetworkRequest | None = None
         #: The sandbox's first process.
         self._pid = 0
@@ -265,66 +479,125 @@ class NetworkSetup:
         """Ask for listeners in the network namespace of a sandbox that was just born."""
         self._drop_request()
         self._pid = pid
-        self._request = resident.open_network(namespace, self.ports)
+        if self.rules:
+            self._request = resident.open_network(namespace, self.ports)
 
     def egress(self, events: Events) -> Steps[EgressProcess]:
         """Start the egress process."""
         return (yield from launch_egress(self.ports, events, home=self._home))
 
-    def finish(self, process: EgressProcess, namespace: int, events: Events) -> Steps[EgressHandle]:
-        """Check the listeners, and hand them to the egress process. A failure ends it.
-
-        `namespace` is a descriptor of the sandbox's network namespace.
-        """
-        records = nudge = resolver = questions = -1
+    def finish(self, process: EgressProcess, box: LaunchedSandbox, events: Events) -> Steps[EgressHandle]:
+        """Check the listeners, and hand them to the egress process. A failure ends it."""
+        nudge = questions = -1
         opened: NetworkListeners | None = None
+        observed: NetworkEvidence | None = None
         try:
-            opened = yield from self._listeners(events)
-            observed = observe_network(opened, self.ports, self._pid, os.fstat(namespace).st_ino)
-            records = create_records()
+            if self.rules:
+                request, self._request = self._request, None
+                opened = yield from await_listeners(request, events)
+                inode = os.fstat(box.network_fd).st_ino
+                observed = observe_network(opened, self.ports, self._pid, inode)
+            if opened is not None:
+                questions = os.dup(opened.questions)
             nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            resolver, asked = yield from connect_resolver(events, self._home)
-            yield from process.configure(
-                {
-                    "rules": list(self.rules),
-                    "tcp": [[port, family] for port, family, _ in opened.tcp],
-                    "udp": [family for family, _ in opened.udp],
-                    "ipv6": opened.ipv6,
-                    "connections": MOST_CONNECTIONS,
-                    "idle": IDLE_SECONDS,
-                },
-                (
-                    records,
-                    nudge,
-                    resolver,
-                    *(descriptor for _, _, descriptor in opened.tcp),
-                    *(descriptor for _, descriptor in opened.udp),
-                ),
-                events,
+            settings = {"rules": list(self.rules)}
+            records, resolver = yield from configure(
+                process, box, self._home, nudge, settings, opened, self._published, events
             )
-            walls = ResolverWalls(asked.plan, asked.filter, asked.uid)
-            questions = os.dup(opened.questions)
-            names = ProcessNames(questions, self._pid)
-            return EgressHandle(process, records, nudge, self.rules, observed, walls, names)
+            ports = () if self._published is None else self._published.ports
+            return EgressHandle(
+                process, records, nudge, self.rules, observed, self._pid, resolver, ports, questions
+            )
         except BaseException:
-            for descriptor in (records, nudge, questions):
+            for descriptor in (nudge, questions):
                 if descriptor >= 0:
                     os.close(descriptor)
             yield from process.closed(events)
             raise
         finally:
-            if resolver >= 0:
-                os.close(resolver)
             # Nothing else may listen: once the egress process has ended, the kernel refuses connections.
             if opened is not None:
                 opened.close()
+            if self._published is not None:
+                self._published.close()
             self.close()
 
-    def _listeners(self, events: Events) -> Steps[NetworkListeners]:
-        request = self._request
-        if request is None:
-            raise SetupError("the sandbox has no network namespace of its own", stage="network")
-        late = time.monotonic() + LISTEN_SECONDS
+    def close(self) -> None:
+        """Drop a request whose answer is not needed any more."""
+        self._drop_request()
+
+    def _drop_request(self) -> None:
+        if self._request is not None:
+            self._request.close()
+            self._request = None
+
+
+def configure(
+    process: EgressProcess,
+    box: LaunchedSandbox,
+    home: str,
+    nudge: int,
+    settings: Mapping[str, object],
+    opened: NetworkListeners | None,
+    published: PublishedListeners | None,
+    events: Events,
+    names: tuple[int, ...] = (),
+) -> Steps[tuple[int, ResolverWalls | None]]:
+    """Hand an egress process its listeners and the rest, and wait until it relays.
+
+    Returns its records, and the walls of the resolver that it asks, if it has one.
+
+    `names` is a file with the names of the process before it, if there is one; `settings` have the rules.
+    """
+    records = create_records()
+    held: list[int] = []
+    walls: ResolverWalls | None = None
+    try:
+        message: dict[str, object] = {
+            "tcp": [], "udp": [], "resolver": opened is not None, "publish": [],
+            "connections": MOST_CONNECTIONS, "idle": IDLE_SECONDS, **settings,
+        }  # fmt: skip
+        passed = [records, nudge]
+        if opened is not None:
+            resolver, asked = yield from connect_resolver(events, home)
+            walls = ResolverWalls(asked.plan, asked.filter, asked.uid)
+            held.append(resolver)
+            message["tcp"] = [[port, family] for port, family, _ in opened.tcp]
+            message["udp"] = [family for family, _ in opened.udp]
+            message["ipv6"] = opened.ipv6
+            passed += [resolver, *opened.descriptors[:-1]]
+        if published is not None:
+            message["publish"] = [one.port for one in published.ports]
+            channel = _serve_connections(box)
+            held.append(channel)
+            passed += [*published.descriptors, channel]
+        yield from process.configure(message, (*passed, *names), events)
+        return records, walls
+    except BaseException:
+        os.close(records)
+        raise
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def _serve_connections(box: LaunchedSandbox) -> int:
+    """Let the sandbox's init serve connections to its ports; return the end on which to ask for them."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        box.connection.serve_publisher(theirs.fileno())
+        return ours.detach()
+    finally:
+        theirs.close()
+        ours.close()
+
+
+def await_listeners(request: NetworkRequest | None, events: Events) -> Steps[NetworkListeners]:
+    """Wait until the resident has opened the listeners that it was asked for."""
+    if request is None:
+        raise SetupError("the sandbox has no network namespace of its own", stage="network")
+    late = time.monotonic() + LISTEN_SECONDS
+    try:
         events.watch(request.fileno())
         try:
             while True:
@@ -338,33 +611,26 @@ class NetworkSetup:
                     )
         finally:
             events.forget(request.fileno())
-        self._request = None
-        return request.receive_listeners()
-
-    def close(self) -> None:
-        """Drop a request whose answer is not needed any more."""
-        self._drop_request()
-
-    def _drop_request(self) -> None:
-        if self._request is not None:
-            self._request.close()
-            self._request = None
+    except BaseException:
+        request.close()
+        raise
+    return request.receive_listeners()
 
 
-def launch_with_rules(
+def launch_with_egress(
     prepared: RunPreparation, events: Events, meanwhile: Callable[[], object]
 ) -> Steps[LaunchedSandbox]:
     """Launch a sandbox and its egress process; a failure of either leaves nothing behind."""
-    setup = NetworkSetup(tuple(prepared.resolved.policy.net), prepared.state)
+    setup = NetworkSetup(tuple(prepared.resolved.policy.net), prepared.state, prepared.made.published)
     try:
         box, process, failure = yield from together(
             launch_with_retry(prepared, events, meanwhile, setup.begin), setup.egress(events)
         )
         if failure is None:
             try:
-                box.egress = yield from setup.finish(process, box.network_fd, events)
+                box.egress = yield from setup.finish(process, box, events)
                 if prepared.resolved.policy.on_egress_end == "end":
-                    box.egress_needed = process.pidfd
+                    box.egress_needed = box.egress.watch_end()
                 return box  # type: ignore[no-any-return]
             except BaseException as error:
                 process, failure = None, error

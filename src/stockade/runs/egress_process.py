@@ -39,10 +39,14 @@ FILES = 8192
 ANSWER_SECONDS = 10.0
 #: How long it may go on passing on what programs have sent before their sandbox ended.
 DRAIN_SECONDS = 3.0
+#: How often a launch is tried: a template may end or become stale meanwhile.
+ATTEMPTS = 4
 #: How often a launch looks whether another thread has heard that the template is ready.
 LOOK_AGAIN = 0.02
 #: The longest answer.
 ANSWER_SIZE = 65536
+#: The most descriptors that it may hand over: 65 ports in two families, DNS, and 64 published ports.
+MOST_HANDED = 2 * 65 + 2 + 64
 _CREDENTIALS = _socket.CMSG_SPACE(packets.CREDENTIALS.size) + _socket.CMSG_SPACE(16)
 #: What the copy executes, with the filter in hexadecimal as its argument. At its end nothing is taken apart:
 #: that would only write to pages that it shares with the template.
@@ -85,6 +89,8 @@ class EgressProcess:
         self.pidfd = pidfd
         self.evidence = evidence
         self.is_closed = False
+        #: Messages that it has not answered.
+        self._unanswered = 0
 
     @property
     def alive(self) -> bool:
@@ -109,12 +115,17 @@ class EgressProcess:
                 how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
         return at, how
 
+    def hang_up(self) -> None:
+        """Let it end once it has passed on what programs have sent; does not wait."""
+        if not self.is_closed and self._owner == os.getpid():
+            with contextlib.suppress(OSError):
+                self._control.shutdown(_socket.SHUT_WR)
+
     def drained(self, events: Events) -> Steps[None]:
         """Let it pass on what programs have sent, and wait until it has ended, for a moment at most."""
         if self.is_closed or self._owner != os.getpid():
             return
-        with contextlib.suppress(OSError):
-            self._control.shutdown(_socket.SHUT_WR)
+        self.hang_up()
         late = time.monotonic() + DRAIN_SECONDS
         events.watch(self.pidfd)
         try:
@@ -138,13 +149,34 @@ class EgressProcess:
     ) -> Steps[dict[str, object]]:
         """Send it a message and return its answer. Only one caller at a time."""
         with os_errors.setup_errors():
-            data = msgspec.json.encode(message)
-            try:
-                wire.send_with_descriptors(self._control, data, descriptors)
-            except BrokenPipeError:
-                raise _failure("the egress process has ended") from None
-            answer, _ = yield from _receive(self._control, events)
+            answer, _ = yield from self._exchange(msgspec.json.encode(message), descriptors, 0, events)
             return answer
+
+    def take_over(self, names: int, events: Events) -> Steps[tuple[dict[str, object], tuple[int, ...]]]:
+        """Take its listeners, which it then has no more, and let it write its names to a file in memory.
+
+        Returns its answer and the descriptors, whatever they are: it is not trusted.
+        """
+        with os_errors.setup_errors():
+            return (yield from self._exchange(b'{"handover": true}', (names,), MOST_HANDED, events))
+
+    def _exchange(
+        self, message: bytes, descriptors: tuple[int, ...], most: int, events: Events
+    ) -> Steps[tuple[dict[str, object], tuple[int, ...]]]:
+        """Send a message, and return its answer with at most so many descriptors."""
+        try:
+            wire.send_with_descriptors(self._control, message, descriptors)
+        except BrokenPipeError:
+            raise _failure("the egress process has ended") from None
+        self._unanswered += 1
+        while True:
+            answer, _, handed = yield from _receive(self._control, events, most=most)
+            self._unanswered -= 1
+            if not self._unanswered:
+                return answer, handed
+            # It answers, too late, what an earlier caller has asked.
+            for descriptor in handed:
+                os.close(descriptor)
 
     def closed(self, events: Events) -> Steps[None]:
         """End it and wait until it is gone. A forked child only closes its copies."""
@@ -174,12 +206,15 @@ def launch_in_copy(
     """Do what `launch_egress` does with other code, which has to report the second filter as that does."""
     with os_errors.setup_errors():
         plan = egress_plan(ports, home)
-        for attempt in range(2):
+        for attempt in range(ATTEMPTS):
+            template = egress_template()
             try:
-                return (yield from _launch(plan, code, home, events))
-            except GateDiedError:
-                # The template died before it read the request.
-                if attempt:
+                return (yield from _launch(plan, template, code, home, events))
+            except (SetupError, OSError, ValueError) as error:
+                # The template died before it read the request, or another thread has found that, or that it
+                # is stale, and has closed the socket to it: then its number is -1, a ValueError.
+                again = template.retired.is_set() or isinstance(error, GateDiedError | ValueError)
+                if not again or attempt == ATTEMPTS - 1:
                     raise
     raise AssertionError("unreachable")
 
@@ -198,8 +233,7 @@ def egress_plan(ports: tuple[int, ...], home: str = "") -> Plan:
     )
 
 
-def _launch(plan: Plan, code: str, home: str, events: Events) -> Steps[EgressProcess]:
-    template = egress_template()
+def _launch(plan: Plan, template: Template, code: str, home: str, events: Events) -> Steps[EgressProcess]:
     yield from _until_ready(template, events)
     connection = client.launch(plan.encoded, (), wire.KIND_HOST_NETWORK, template=template)
     held: list[int] = []
@@ -214,7 +248,7 @@ def _launch(plan: Plan, code: str, home: str, events: Events) -> Steps[EgressPro
             raise failure(reply)
         relay = egress_calls.program("relay", home)
         control = _start(connection, code, relay)
-        said, pid = yield from _receive(control, events, connection)
+        said, pid, _ = yield from _receive(control, events, connection)
         filters = observe_filter(pid, reply.pid, connection.filters_before + 2)
         if said.get("filter") != sha256(relay).hexdigest():
             raise _failure("the egress process installed another filter than the one it was given", said)
@@ -254,6 +288,8 @@ def _until_ready(template: Template, events: Events) -> Steps[None]:
         try:
             while resident.loading and time.monotonic() < until:
                 yield LOOK_AGAIN
+                if template.retired.is_set():
+                    raise _failure("the egress template became stale while it started")
                 if resident.fileno() in events.ready:
                     resident.await_template()
         finally:
@@ -285,9 +321,9 @@ def _start(connection: client.Connection, code: str, relay: bytes) -> _socket.so
 
 
 def _receive(
-    control: _socket.socket, events: Events, connection: client.Connection | None = None
-) -> Steps[tuple[dict[str, object], int]]:
-    """Return the next message of the process, and its pid as the kernel has it."""
+    control: _socket.socket, events: Events, connection: client.Connection | None = None, *, most: int = 0
+) -> Steps[tuple[dict[str, object], int, tuple[int, ...]]]:
+    """Return the next message of the process, its pid as the kernel has it, and up to `most` descriptors."""
     late = time.monotonic() + ANSWER_SECONDS
     events.watch(control.fileno())
     try:
@@ -301,15 +337,17 @@ def _receive(
                 raise _failure(f"the egress process did not answer within {ANSWER_SECONDS:g} s")
     finally:
         events.forget(control.fileno())
-    packet = packets.receive(control, ANSWER_SIZE, _CREDENTIALS)
+    packet = packets.receive(control, ANSWER_SIZE, _CREDENTIALS + _socket.CMSG_SPACE(4 * most))
     if packet is None or not packet.data:
         raise _failure("the egress process has ended")
-    packet.close()
     try:
         answer = msgspec.json.decode(packet.data, type=dict[str, object])
     except (msgspec.MsgspecError, RecursionError):
+        packet.close()
         raise _failure("the egress process said something that is no answer") from None
-    return answer, packet.pid
+    if len(packet.descriptors) > most:
+        packet.close()
+    return answer, packet.pid, packet.descriptors if len(packet.descriptors) <= most else ()
 
 
 def _why(reply: wire.Reply | None) -> str:

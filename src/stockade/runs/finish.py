@@ -78,12 +78,13 @@ def result_of(
         plan=prepared.plan.hash,
     )
     if network is not None:
-        account.network = network.counts
+        account.network, account.network_changes = network.counts, network.changes
         result = msgspec.structs.replace(
             result,
             network=network.decisions,
             network_cut=network.cut,
             denials=network.denials,
+            published=() if box.egress is None else tuple(map(str, box.egress.published)),
             warnings=(*result.warnings, *network.warnings),
             hint=_with_refusals(result, ended, network, prepared),
         )
@@ -101,14 +102,14 @@ def result_of(
 
 
 def _with_refusals(result: Result, ended: RunEnding, network: NetworkUse, prepared: RunPreparation) -> str:
-    """Return the hint of a result and, if the program failed to connect, the rule that would allow it."""
+    """Return the hint of a result and, if the program failed to connect, why and what would allow it."""
     if result.outcome is not Outcome.EXITED or not result.exit_code:
         return result.hint
     from stockade.runs.explain.refused_connections import hint
 
     # Some programs, agents among them, say what went wrong on standard output.
     words = ended.tail if ended.tail.strip() else result.stdout[-2048:]
-    refused = hint(words, network.denials, tuple(prepared.resolved.policy.net))
+    refused = hint(words, network.denials, tuple(prepared.resolved.policy.net), network.decisions)
     return "; ".join(filter(None, (result.hint, refused)))
 
 

@@ -62,7 +62,7 @@ class LaunchedSandbox:
             os.close(descriptor)
         self.owner = os.getpid()
         self.group = prepared.group
-        #: The process that relays its connections, with network rules.
+        #: What relays its connections, with network rules or published ports.
         self.egress: EgressHandle | None = None
         #: The pidfd of that process if runs are to end with it; otherwise -1.
         self.egress_needed = -1
@@ -165,10 +165,11 @@ def launch(
             hint="grant the directories that contain them",
         )
     with os_errors.setup_errors():
-        if prepared.resolved.policy.net and prepared.resolved.policy.net != "open":
-            from stockade.runs.egress import launch_with_rules
+        net = prepared.resolved.policy.net
+        if prepared.made.published is not None or (net and net != "open"):
+            from stockade.runs.egress import launch_with_egress
 
-            return (yield from launch_with_rules(prepared, events, meanwhile))
+            return (yield from launch_with_egress(prepared, events, meanwhile))
         return (yield from launch_with_retry(prepared, events, meanwhile))
 
 

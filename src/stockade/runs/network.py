@@ -6,7 +6,8 @@ are reduced to the letters that they can have, numbers to their range, words to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from stockade.controls import Control
@@ -14,7 +15,7 @@ from stockade.result import Decision, Denial
 
 if TYPE_CHECKING:
     from stockade.egress.records import RawRecord
-    from stockade.receipt.statement import NetworkCounts
+    from stockade.receipt.statement import NetworkCounts, RuleChange
 
 #: How many denials a result has; each is one target.
 MOST_DENIALS = 100
@@ -24,6 +25,24 @@ MOST_NAME, MOST_REASON = 255, 100
 MOST_BYTES = 1 << 62
 #: Reasons why a connection to an allowed name was refused that a `tcp://` rule would not give.
 LOOKED_INTO = frozenset({"no SNI", "not TLS", "not HTTP"})
+#: Kinds of addresses that a rule beside the one for the name may be meant to allow.
+ALLOWED_BY_ADDRESS = frozenset({"private address", "loopback address"})
+#: Reasons of denials and failures in the words of messages. A reason that is not here stays as it is.
+REASON_TEXTS = {
+    "deny rule": "the rule {rule} denies it",
+    "no SNI": "its TLS hello names no host",
+    "SNI differs": "its TLS hello names another host",
+    "Host differs": "one of its requests names another host",
+    "not TLS": "it does not speak TLS",
+    "not HTTP": "it does not speak HTTP",
+    "limit": "the egress process was at one of its limits",
+    "too many names": "the program used too many names",
+    "name not found": "this machine finds no such name",
+    "resolver failed": "this machine could not look up the name",
+    "connection refused": "{address} refused the connection",
+    "unreachable": "this machine has no route to {address}",
+    "timed out": "{address} did not answer in time",
+}
 
 
 class NetworkUse(NamedTuple):
@@ -37,15 +56,18 @@ class NetworkUse(NamedTuple):
     sent: int
     received: int
     warnings: tuple[str, ...] = ()
+    #: How the rules changed, in order.
+    changes: tuple[RuleChange, ...] = ()
 
 
 def decisions(
-    records: Iterable[RawRecord],
-    rules: Sequence[str],
-    process_of: Callable[[RawRecord], str | None] = lambda record: None,
+    records: Iterable[RawRecord], rules: Sequence[str], processes: Iterable[str | None] = repeat(None)
 ) -> list[Decision]:
-    """Return the records as decisions; `rules` are the texts that the numbers of rules refer to."""
-    return [_decision(record, rules, process_of(record)) for record in records]
+    """Return the records as decisions.
+
+    `rules` are the texts that the numbers of rules refer to, `processes` those that made each connection.
+    """
+    return [_decision(one, rules, process) for one, process in zip(records, processes, strict=False)]
 
 
 def _decision(record: RawRecord, rules: Sequence[str], process: str | None) -> Decision:
@@ -55,7 +77,7 @@ def _decision(record: RawRecord, rules: Sequence[str], process: str | None) -> D
     elif record.verdict == "denied":
         verdict = "denied"
     return Decision(
-        kind="name" if record.kind == "name" else "connect",
+        kind="name" if record.kind == "name" else "publish" if record.kind == "publish" else "connect",
         time=round(record.time, 3),
         process=process,
         name=_plain(record.name, MOST_NAME),
@@ -68,6 +90,18 @@ def _decision(record: RawRecord, rules: Sequence[str], process: str | None) -> D
         received=_bytes(record.received),
         duration=round(max(0.0, record.duration), 3),
         count=max(1, _bytes(record.times)),
+    )
+
+
+def change_decision(change: RuleChange) -> Decision:
+    """Return a change of the rules as results list it."""
+    denies = change.rule.startswith("!")
+    return Decision(
+        kind="rule",
+        time=change.at,
+        verdict="denied" if denies == change.in_force else "allowed",
+        reason="added" if change.in_force else "taken back",
+        rule=change.rule,
     )
 
 
@@ -85,7 +119,7 @@ def denials(found: Iterable[Decision]) -> tuple[Denial, ...]:
     counts: dict[tuple[str, str], int] = {}
     first: dict[tuple[str, str], Decision] = {}
     for one in found:
-        if one.verdict == "denied":
+        if one.verdict == "denied" and one.kind in ("connect", "name"):
             key = one.kind, one.target
             counts[key] = counts.get(key, 0) + one.count
             first.setdefault(key, one)
@@ -96,28 +130,32 @@ def denials(found: Iterable[Decision]) -> tuple[Denial, ...]:
             wall=Control.NETWORK_RULES.value,
             clause=f'net = "{one.rule}"' if one.rule else "net",
             hint=_hint(one),
+            reason=reason_text(one),
             count=counts[key],
         )
         for key, one in list(first.items())[:MOST_DENIALS]
     )
 
 
+def reason_text(one: Decision) -> str:
+    """Return why it was denied or failed, as a clause of a sentence."""
+    if one.reason.endswith(" address"):
+        return f"the name leads to the {one.reason} {one.address}"
+    text = REASON_TEXTS.get(one.reason)
+    return one.reason if text is None else text.format(rule=one.rule, address=one.address or "the server")
+
+
 def _hint(one: Decision) -> str:
     """Return what would allow it, as the command line takes it; "" if no rule would."""
-    if one.rule.startswith("!"):
-        return ""
     from stockade.policy.net_rules import NetRuleError, parse_rule, suggest
 
-    host = one.name or one.address
+    rule = ""
     if one.name and one.reason in LOOKED_INTO:
         rule = f"tcp://{one.name}:{one.port}"
-    elif one.name and one.rule:
-        # The name is allowed, and the address that it leads to is not.
-        rule = suggest(one.address, one.port) if one.address and "address" in one.reason else ""
-    elif one.kind == "name":
-        rule = host
-    else:
-        rule = suggest(host, one.port)
+    elif one.reason in ALLOWED_BY_ADDRESS:
+        rule = suggest(one.address, one.port)
+    elif one.reason == "no rule":
+        rule = one.name if one.kind == "name" else suggest(one.name or one.address, one.port)
     try:
         return f"--net {parse_rule(rule).text}" if rule else ""
     except NetRuleError:  # the program asked for something that is no name

@@ -230,4 +230,4 @@ BUG = "this is a bug in Stockade or in this kernel; please report it with `stock
 
 
 def _missing(what: str, hint: str = BUG) -> SetupError:
-    return SetupError(f"nothing was run: {what}", stage="evidence", hint=hint)
+    return SetupError(f"the network is not set up as it must be: {what}", stage="evidence", hint=hint)

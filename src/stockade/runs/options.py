@@ -7,7 +7,7 @@ Annotations are evaluated here: as text, typing would compile each of them at ev
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias, TypedDict, get_args
 
 import stockade
@@ -104,6 +104,8 @@ class SandboxOptions(TypedDict, total=False):
     snapshot: bool
     #: The name of the sandbox in `stockade ps`, in logs and in receipts.
     name: str
+    #: Ports of the host that lead to servers inside, as `[HOST:]PORT:PORT`.
+    publish: Sequence[str]
     #: Who asks for its runs, for their receipts: agent, category, action and words.
     who: Asker
 

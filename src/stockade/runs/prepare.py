@@ -38,6 +38,7 @@ from stockade.workspace.overlay import OverlayLayer, has_snapshots
 
 if TYPE_CHECKING:
     from stockade.gate.template import Template
+    from stockade.runs.published_ports import PublishedListeners, PublishedPort
     from stockade.runs.scratch import ScratchDirectory
     from stockade.sandbox.workspace import Workspace
 
@@ -119,6 +120,8 @@ class HostResources:
         self.layer: OverlayLayer | None = None
         self.scratch: ScratchDirectory | None = None
         self.group: SandboxCgroups | None = None
+        #: The ports of the host that lead inside.
+        self.published: PublishedListeners | None = None
         #: The descriptors through which the gate enters its cgroups, and the mount of an image.
         self.entrances: tuple[int, ...] = ()
         self.image: tuple[int, ...] = ()
@@ -135,12 +138,17 @@ class HostResources:
         name: str = "",
         again: str = "",
         scratch: bool = False,
+        publish: tuple[PublishedPort, ...] = (),
     ) -> None:
         """Make all of it.
 
         `again` is the id of an existing layer to continue, `scratch` adds a private directory, and `living`
         says that several commands will run in the sandbox.
         """
+        if publish:
+            from stockade.runs.published_ports import PublishedListeners
+
+            self.published = PublishedListeners(publish)
         workspace = resolved.workspace
         id = register.new_id()
         overlay = workspace is not None and workspace.access == "overlay"
@@ -153,6 +161,7 @@ class HostResources:
             layer=id if overlay and not again else "",
             scratch=id if scratch else "",
             groups=() if kept is None else kept.paths(id),
+            published=() if self.published is None else tuple(map(str, self.published.ports)),
         )
         try:
             self.entry = register.enter(home, record)
@@ -191,6 +200,8 @@ class HostResources:
 
     def close(self, *, discard: bool, earlier: bool = False) -> None:
         self.close_entrances()
+        if self.published is not None:
+            self.published.close()
         try:
             if self.layer is not None:
                 forget = discard and (earlier or not self.layer.continued)
@@ -247,13 +258,15 @@ def prepare(
     template: Template | None = None,
     caller: Caller | None = None,
     state: str = "",
+    publish: Sequence[str] = (),
 ) -> RunPreparation:
     """Select a backend, resolve the policy, make the host's resources and compile the plan.
 
     With `dry` nothing is made: the plan is only shown. `living` says that several commands will run,
     `command` is the first one if it is known and `cwd` where it starts, `name` the sandbox's, `workspace`
     is the workspace to continue, and `template` is what the sandbox's first process is copied from.
-    `caller` and `state`, the state directory, are found if they are not given.
+    `caller` and `state`, the state directory, are found if they are not given. `publish` are the ports of the
+    host that lead inside, as `[HOST:]PORT:PORT`.
     """
     with os_errors.setup_errors():
         caller = caller or Caller.current()
@@ -261,7 +274,7 @@ def prepare(
         first = tuple(command)
         start = directory(cwd)
         return _resolve_and_plan(
-            policy, caller, home, pinned, dry, living, first, start, name, workspace, template
+            policy, caller, home, pinned, dry, living, first, start, name, workspace, template, publish
         )
 
 
@@ -277,17 +290,25 @@ def _resolve_and_plan(
     name: str,
     workspace: Workspace | None,
     template: Template | None,
+    publish: Sequence[str],
 ) -> RunPreparation:
     if workspace is not None:
         from stockade.runs import resume
 
         policy = resume.fit_policy(policy, workspace, home)
-    if not dry and policy.net and policy.net != "open":
+    wanted: tuple[PublishedPort, ...] = ()
+    if publish:
+        from stockade.runs.published_ports import parse_all, refuse_without_namespace
+
+        wanted = parse_all(publish, policy.net)
+    has_rules = bool(policy.net) and policy.net != "open"
+    if not dry and (has_rules or wanted):
         from stockade.runs import egress_template, resolver_process
 
         # They load their modules while everything else is prepared.
         egress_template.warm_up()
-        resolver_process.warm_up(home)
+        if has_rules:
+            resolver_process.warm_up(home)
     known: Host = host()
     decided = _selected(policy, caller.uid, id(known))
     backend, selection = decided.backend, decided.selection
@@ -311,12 +332,14 @@ def _resolve_and_plan(
         if workspace is not None:
             resume.check_tree(resolved, workspace)
         gate = backend.resident(policy)
+        if wanted:
+            refuse_without_namespace(gate, backend.name)
         kept = cgroup_limits(selection, resolved, known, gate)
         if not dry:
             again = "" if workspace is None else workspace.id
             made.make(
                 home, resolved, kept, living=living, command=command, name=name, again=again,
-                scratch=backend.scratch,
+                scratch=backend.scratch, publish=wanted,
             )  # fmt: skip
         plan = backend.plan(
             PlanInputs(

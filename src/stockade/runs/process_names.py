@@ -31,8 +31,9 @@ class ProcessNames:
         """Take over the socket for questions; `pid` is the sandbox's first process."""
         self._questions, self._pid = questions, pid
         self._lock = threading.Lock()
-        #: When the connection of a slot began that was looked up last, and the process that was found.
-        self._known: dict[int, tuple[float, str | None]] = {}
+        #: By the number of an egress process and a slot of its records: when the connection began that was
+        #: looked up last, and the process that was found.
+        self._known: dict[tuple[int, int], tuple[float, str | None]] = {}
         self._left = MOST_IN_RUN
         self._number = 0
 
@@ -40,9 +41,12 @@ class ProcessNames:
         """Allow the lookups of one more run."""
         self._left = MOST_IN_RUN
 
-    def look_up(self, records: Iterable[RawRecord]) -> None:
-        """Find the processes of those connections that are open and were not looked up yet."""
-        fresh = [one for one in records if one.open and one.inside is not None]
+    def look_up(self, records: Iterable[tuple[int, RawRecord]]) -> None:
+        """Find the processes of those connections that are open and were not looked up yet.
+
+        Each record has the number of the egress process that wrote it before it.
+        """
+        fresh = [(number, one) for number, one in records if one.open and one.inside is not None]
         if not fresh:
             return
         # Many runs make no connection, and a launch waits for what is loaded at the top.
@@ -50,27 +54,29 @@ class ProcessNames:
         from stockade.linux.socket_holders import StepBudget, find_holders
 
         with self._lock:
-            asked: dict[int, RawRecord] = {}
-            for one in fresh:
+            asked: dict[int, tuple[tuple[int, int], float]] = {}
+            for number, one in fresh:
                 if self._questions < 0 or self._left <= 0 or len(asked) >= MOST_AT_ONCE:
                     break
-                if one.inside is None or self._known.get(one.slot, (None,))[0] == one.time:
+                key = number, one.slot
+                if one.inside is None or self._known.get(key, (None,))[0] == one.time:
                     continue
                 self._left -= 1
                 self._number = (self._number + 1) % 2**32
                 address, port, other = one.inside
                 inode = find_inode(self._questions, (address, port, other, one.port), self._number)
-                self._known[one.slot] = one.time, None
+                self._known[key] = one.time, None
                 if inode:
-                    asked[inode] = one
+                    asked[inode] = key, one.time
             if asked:
                 holders = find_holders(self._pid, asked, StepBudget(MOST_STEPS))
                 for inode, process in holders.items():
-                    self._known[asked[inode].slot] = asked[inode].time, process
+                    key, began = asked[inode]
+                    self._known[key] = began, process
 
-    def of(self, record: RawRecord) -> str | None:
-        """Return the process that made a connection, if it is known."""
-        began, process = self._known.get(record.slot, (None, None))
+    def of(self, number: int, record: RawRecord) -> str | None:
+        """Return the process that made a connection, if it is known; see `look_up`."""
+        began, process = self._known.get((number, record.slot), (None, None))
         return process if began == record.time else None
 
     def close(self) -> None:

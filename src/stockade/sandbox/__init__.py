@@ -19,8 +19,10 @@ if TYPE_CHECKING:
         SandboxOptions,
         ShellOptions,
     )
+    from stockade.runs.published_ports import PublishedPort
     from stockade.sandbox.async_sandbox import AsyncProcess, AsyncSandbox, run_async
     from stockade.sandbox.confine import Confinement, confine
+    from stockade.sandbox.network import AsyncSandboxNetwork, SandboxNetwork
     from stockade.sandbox.pool import Pool
     from stockade.sandbox.process import Process
     from stockade.sandbox.sandbox import Sandbox, run
@@ -35,6 +37,7 @@ __all__ = [
     "AsyncInterpreter",
     "AsyncProcess",
     "AsyncSandbox",
+    "AsyncSandboxNetwork",
     "AsyncShell",
     "Background",
     "BackgroundOptions",
@@ -46,8 +49,10 @@ __all__ = [
     "Pool",
     "Process",
     "ProcessOptions",
+    "PublishedPort",
     "RunOptions",
     "Sandbox",
+    "SandboxNetwork",
     "SandboxOptions",
     "Shell",
     "ShellOptions",
@@ -64,6 +69,7 @@ _LAZY = {
     "AsyncInterpreter": "stockade.sessions.interpreter",
     "AsyncProcess": "stockade.sandbox.async_sandbox",
     "AsyncSandbox": "stockade.sandbox.async_sandbox",
+    "AsyncSandboxNetwork": "stockade.sandbox.network",
     "AsyncShell": "stockade.sessions.shell",
     "Background": "stockade.sessions.background",
     "BackgroundOptions": "stockade.runs.options",
@@ -75,8 +81,10 @@ _LAZY = {
     "Pool": "stockade.sandbox.pool",
     "Process": "stockade.sandbox.process",
     "ProcessOptions": "stockade.runs.options",
+    "PublishedPort": "stockade.runs.published_ports",
     "RunOptions": "stockade.runs.options",
     "Sandbox": "stockade.sandbox.sandbox",
+    "SandboxNetwork": "stockade.sandbox.network",
     "SandboxOptions": "stockade.runs.options",
     "Shell": "stockade.sessions.shell",
     "ShellOptions": "stockade.runs.options",

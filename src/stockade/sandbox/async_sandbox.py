@@ -76,6 +76,13 @@ class AsyncSandbox(SandboxBase):
 
         return AsyncFiles(self._open_files())
 
+    @property
+    def net(self) -> stockade.sandbox.AsyncSandboxNetwork:
+        """The network: rules that can change while the sandbox lives, and published ports."""
+        from stockade.sandbox.network import AsyncSandboxNetwork
+
+        return AsyncSandboxNetwork(self)
+
     async def __aenter__(self) -> AsyncSandbox:
         await self.open()
         return self

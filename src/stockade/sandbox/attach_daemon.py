@@ -75,6 +75,8 @@ class AttachRequest(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: bool
     who: Mapping[str, str] | None
     name: str
+    #: Ports of the host that lead inside, as `[HOST:]PORT:PORT`.
+    publish: tuple[str, ...]
     #: Seconds that the sandbox may live.
     timeout: float | None
 
@@ -113,6 +115,7 @@ class AttachDaemon:
             resume=wanted.resume,
             snapshot=wanted.snapshot,
             name=wanted.name,
+            publish=wanted.publish,
             who=wanted.who,
         )
         self._box._pinned = wanted.pinned

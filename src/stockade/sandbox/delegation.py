@@ -205,6 +205,7 @@ class Delegation:
     def _child(self, request: Request) -> DelegationReply:
         parent = self._prepared
         found = child(request.policy, parent.resolved, parent.plan.backend, self._environ)
+        self._refuse_denied_rules(found.policy)
         depth = self._account.depth + 1
         if found.policy.delegate and depth >= DEEPEST:
             raise ChildRefusedError(f"delegate: sandboxes nest at most {DEEPEST} deep")
@@ -231,6 +232,18 @@ class Delegation:
             truncated=any(one.truncated for one in kept),
             receipt=made,
         )
+
+    def _refuse_denied_rules(self, policy: Policy) -> None:
+        """Refuse rules that the program itself has had, but that were denied since."""
+        egress = None if self._account.box is None else self._account.box.egress
+        if egress is None or not policy.net or policy.net == "open":
+            return
+        from stockade.policy.net_comparison import excess
+
+        if beyond := excess(policy.net, egress.in_force):
+            raise ChildRefusedError(
+                "the request asks for more than the program itself has:\n" + "\n".join(beyond)
+            )
 
     def _spend(self, cpu: float) -> None:
         """Subtract the processor time of a child and of its own children."""

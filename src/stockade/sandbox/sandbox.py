@@ -48,6 +48,7 @@ from stockade.workspace.overlay import OverlayLayer
 if TYPE_CHECKING:
     from stockade.gate.template import Template
     from stockade.linux.user import Caller
+    from stockade.runs.published_ports import PublishedPort
     from stockade.sandbox.process import ProcessHandles
     from stockade.sessions.session import LivingSandbox
 
@@ -68,6 +69,7 @@ class SandboxBase:
         resume: stockade.Workspace | str | None = None,
         snapshot: bool = False,
         name: str = "",
+        publish: Sequence[str] = (),
         who: stockade.receipt.Who | Mapping[str, str] | None = None,
     ) -> None:
         self.policy = policy_or_default(policy)
@@ -87,6 +89,7 @@ class SandboxBase:
         self._on_exit = valid_on_exit(on_exit)
         self._continued = open_workspace(resume)
         self._snapshot = snapshot
+        self._publish = publish
         #: Whether the policy's paths are real names (`resolve.discovery`).
         self._pinned = False
         self._who = resolve_who(who)
@@ -123,7 +126,7 @@ class SandboxBase:
         with account.telling():
             prepared = prepare(
                 self.policy, pinned=self._pinned, living=True, command=self._command, name=self.name,
-                workspace=self._continued, template=self._template,
+                workspace=self._continued, template=self._template, publish=self._publish,
             )  # fmt: skip
             account.prepared, self._log = prepared, prepared.state
             try:
@@ -322,8 +325,8 @@ class Sandbox(SandboxBase):
     `policy` is a `Policy`, its clauses as a dict, or the path of a policy file. `resume` goes on in an
     earlier workspace, given as a `Workspace` or its id; the policy need not name its directory then.
     `snapshot` takes a snapshot before each run, named run-1, run-2 and so on. `name` is what `stockade ps`,
-    logs and receipts call the sandbox. `who` tells the receipts who asked: agent, category, action and words;
-    a run may add to it.
+    logs and receipts call the sandbox. `publish` lists ports of the host that lead to servers inside, such as
+    "8080:80". `who` tells the receipts who asked: agent, category, action and words; a run may add to it.
     """
 
     def _set_up(self) -> None:
@@ -333,6 +336,13 @@ class Sandbox(SandboxBase):
     def files(self) -> stockade.workspace.Files:
         """The files inside, as programs see them; those of the workspace also after the sandbox has ended."""
         return self._open_files()
+
+    @property
+    def net(self) -> stockade.sandbox.SandboxNetwork:
+        """The network: rules that can change while the sandbox lives, and published ports."""
+        from stockade.sandbox.network import SandboxNetwork
+
+        return SandboxNetwork(self)
 
     def __enter__(self) -> Sandbox:
         self.open()
@@ -509,6 +519,8 @@ class RunExtras(NamedTuple):
     state: str = ""
     #: Gets each decision of network rules as it is recorded.
     on_decision: Callable[[Decision], object] | None = None
+    #: Gets the published ports as soon as the host listens on them.
+    on_published: Callable[[tuple[PublishedPort, ...]], object] | None = None
 
 
 NO_EXTRAS = RunExtras()
@@ -528,6 +540,7 @@ def run(cmd: Sequence[str], policy: PolicyLike | None = None, **options: Unpack[
       result reports a refused commit, and a run that did not end by itself commits nothing
     - `resume`: the workspace to go on in, or its id; `snapshot`: whether to take a snapshot before the run
     - `name`: what `stockade ps`, logs and receipts call the sandbox; `who`: who asks, for the receipt
+    - `publish`: ports of the host that lead to servers inside, such as "8080:80" or "127.0.0.1:8080:80"
 
     >>> import stockade
     >>> result = stockade.run(["cat"], input="hello")
@@ -561,9 +574,11 @@ def run_once_steps(
         prepared = prepare(
             chosen, pinned=extras.pinned, command=argv, cwd=options.get("cwd"), name=name,
             workspace=open_workspace(options.get("resume")), template=template_of(cmd), caller=extras.caller,
-            state=extras.state,
+            state=extras.state, publish=options.get("publish", ()),
         )  # fmt: skip
         account.prepared = prepared
+        if extras.on_published is not None and prepared.made.published is not None:
+            extras.on_published(prepared.made.published.ports)
 
         def make_run() -> Run:
             return command(

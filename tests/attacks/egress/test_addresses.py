@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from attacks.egress.reach import Reach
+from support.internet_layout import DNS
 
 GET = "GET / HTTP/1.1\r\nHost: api.good.example\r\nConnection: close\r\n\r\n"
 #: As a program may write them; each reaches a server outside.
@@ -158,6 +159,29 @@ def test_an_answer_that_changes_between_two_questions_gains_nothing(reach: Reach
         reach.inside("dials", attack, net=[f"{name}:80,8080"])
         seen |= {address for address, _ in reach.internet.reached()}
     assert seen == {"11.0.0.66"}
+
+
+@pytest.mark.parametrize("name", ["missing.good.example", "api.good.example"])
+def test_a_search_domain_of_the_host_makes_no_other_name_of_an_allowed_one(reach: Reach, name: str) -> None:
+    """With `ndots`, as in a pod of Kubernetes, the C library asks for the longer name first."""
+    options = "options timeout:2 attempts:1 ndots:5"
+    reach.internet.write_etc("resolv.conf", f"nameserver {DNS}\nsearch evil.example\n{options}\n")
+    attack = [[name, 80, GET.replace("api.good.example", name)]]
+    assert reach.outside("dials", attack)[f"{name} 80"].startswith("HTTP/1.1 200")
+    assert reach.internet.reached() == {("11.0.0.66", 80)}
+    inside = reach.inside("dials", attack, net=["*.good.example"])
+    assert reach.internet.asked() == {name}
+    assert {address for address, _ in reach.internet.reached()} <= {"11.0.0.10", "2a10:600d::10"}
+    if name.startswith("missing"):
+        assert inside.decisions(verdict="failed")[0]["reason"] == "name not found"
+
+
+def test_a_name_without_a_dot_is_completed_by_the_hosts_search_domains(reach: Reach) -> None:
+    text = f"nameserver {DNS}\nsearch good.example\noptions timeout:2 attempts:1\n"
+    reach.internet.write_etc("resolv.conf", text)
+    inside = reach.inside("dials", [["api", 80, GET.replace("api.good.example", "api")]], net=["api:80"])
+    assert inside.verdict["api 80"].startswith("HTTP/1.1 200")
+    assert reach.internet.asked() == {"api.good.example"}
 
 
 def test_a_redirect_to_the_metadata_service_leads_nowhere(reach: Reach) -> None:

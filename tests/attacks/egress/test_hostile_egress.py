@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 
 import stockade
 from stockade import Policy, SetupError
-from stockade.runs import egress_process
+from stockade.runs import egress_process, resolver_process
+from stockade.runs.io.eventloop import Events, drive
 from stockade.sandbox.sandbox import RunExtras, run_once
 from support.egress import CONFINED
 
@@ -203,3 +205,38 @@ supervisor.send(json.dumps({"ready": alone}).encode())
     hostile(HANDED + code + STAY)
     with stockade.Sandbox(POLICY) as one, stockade.Sandbox(POLICY) as other:
         assert one.run(["true"]).ok and other.run(["true"]).ok
+
+
+#: It asks without end, for names and for what is none, with descriptors, and reads no answer.
+ASKING = """
+end = socket.socket(fileno=resolver)
+number = 0
+while True:
+    number += 1
+    name = (b"localhost", b"x" * 300, b"\\x1b[2J", b"", b"n%d.invalid" % number)[number % 5]
+    try:
+        socket.send_fds(end, [number.to_bytes(4, "big") + name], [0, 1, 2] if number % 2 else [])
+    except OSError:
+        time.sleep(0.01)
+"""
+
+
+def test_one_that_floods_the_resolver_is_dropped_and_others_get_answers(
+    hostile: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(egress_process, "DRAIN_SECONDS", 0.2)
+    hostile(READY + ASKING)
+    with stockade.Sandbox(POLICY) as box:
+        (resolver,) = resolver_process.resolver_pids()
+        for number in range(20):
+            with Events() as events:
+                home = os.environ["STOCKADE_HOME"]
+                descriptor, _ = drive(resolver_process.connect_resolver(events, home), events)
+            with socket.socket(fileno=descriptor) as end:
+                end.settimeout(5)
+                end.send(number.to_bytes(4, "big") + b"localhost")
+                assert b"127.0.0.1" in end.recv(65536)
+        assert box.run(["true"]).ok
+        assert resolver_process.resolver_pids() == {resolver}
+        if os.geteuid() == 0:  # others may not look
+            assert len(os.listdir(f"/proc/{resolver}/fd")) < 40

@@ -117,6 +117,16 @@ def test_a_deny_rule_wins(reach: Reach) -> None:
     assert result["denials"][0]["clause"] == f'net = "!{host}"' and result["denials"][0]["hint"] == ""
 
 
+def test_what_rules_for_names_do_not_promise(reach: Reach) -> None:
+    """SECURITY.md says so: these succeed, and a change of that is a change of the promise."""
+    host = "evil.example"
+    denied_name = connect("11.0.0.66", 80, GET.format(host))
+    assert inside(reach, denied_name, ["0.0.0.0/0", f"!{host}"])["stdout"] == "reached\n"
+    other_port = connect("api.good.example", 8080, GET.format(host))
+    assert inside(reach, other_port, ["api.good.example:8080"])["stdout"] == "reached\n"
+    assert {event["host"] for event in reach.internet.events("request")} == {host}
+
+
 KILL_EGRESS = """
 import json, os, signal, stockade, threading, time
 policy = stockade.Policy(net=["api.good.example"], on_egress_end={end!r})

@@ -13,6 +13,8 @@ import pytest
 
 from attacks.arena import inside, outside
 from attacks.egress.reach import Reach
+from stockade.host import bubblewrap
+from support import bubblewraps
 
 EVIL = "11.0.0.66"
 #: What this kernel, or this user, may not be able to do outside either.
@@ -21,10 +23,24 @@ NOT_EVERYWHERE = {"SCTP", "DCCP", "multipath", "marked", "transparent", "in repa
                   "a datagram to another port"}  # fmt: skip
 
 
-def test_no_trick_reaches_an_address_that_no_rule_names(reach: Reach) -> None:
+@pytest.fixture(params=["native", "bwrap"])
+def backend(request: pytest.FixtureRequest, reach: Reach) -> dict[str, Any]:
+    """What a policy says for a sandbox of each backend that has rules."""
+    if request.param == "native":
+        return {}
+    program = str(bubblewraps.program(bubblewraps.NEW))
+    reach.supervisor.do(f"import os; os.environ[{bubblewrap.NAMED!r}] = {program!r}")
+    return {"backend": "bwrap", "accept": ["ipc", "deny"], "toolchain": False}
+
+
+def test_outside_most_tricks_reach_it(reach: Reach) -> None:
     found = reach.outside("socket_games", EVIL)
     assert {name for name, said in found.items() if said != "reached"} <= NOT_EVERYWHERE, found
-    found = reach.inside("socket_games", EVIL, net=["api.good.example", "echo.good.example:7007"])
+
+
+def test_no_trick_reaches_an_address_that_no_rule_names(reach: Reach, backend: dict[str, Any]) -> None:
+    rules = ["api.good.example", "echo.good.example:7007"]
+    found = reach.inside("socket_games", EVIL, net=rules, **backend)
     assert "reached" not in found.verdict.values(), found.verdict
     assert reach.internet.events() == [], found.verdict
     assert found.verdict["a datagram"] == "answered locally"
@@ -41,8 +57,8 @@ def test_those_that_work_inside_lead_to_the_egress(reach: Reach) -> None:
     }, found  # fmt: skip
 
 
-def test_the_network_cannot_be_changed(reach: Reach) -> None:
-    found = reach.inside("reroute", net=["api.good.example"])
+def test_the_network_cannot_be_changed(reach: Reach, backend: dict[str, Any]) -> None:
+    found = reach.inside("reroute", net=["api.good.example"], **backend)
     assert set(found.verdict.values()) <= {"EPERM", "EACCES", "EROFS", "ENOSPC"}, found.verdict
     owner = outside("reroute", namespaces="user net")
     assert {owner[name] for name in ("add a route", "add an address", "a network of its own")} == {"ok"}
@@ -69,8 +85,8 @@ LISTENERS = [
 ]  # fmt: skip
 
 
-def test_no_option_takes_an_address_of_the_listeners(reach: Reach) -> None:
-    found = reach.inside("binds", LISTENERS, net=["api.good.example:443"])
+def test_no_option_takes_an_address_of_the_listeners(reach: Reach, backend: dict[str, Any]) -> None:
+    found = reach.inside("binds", LISTENERS, net=["api.good.example:443"], **backend)
     assert {name for name, ways in found.verdict.items() if ways} == set(), found.verdict
     everywhere = [one for one in LISTENERS if one[2] in ("0.0.0.0", "::")]
     control = outside("binds", json.dumps(everywhere), namespaces="user net")

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from stockade.egress import resolver
 from stockade.runs import resolver_process
 from stockade.runs.io.eventloop import Events, drive
 from stockade.runs.resolver_process import ResolverEvidence
@@ -56,10 +57,28 @@ def ended() -> Iterator[None]:
 def test_it_answers_as_the_host_does() -> None:
     with connected() as (end, _):
         expected = [place[4][0] for place in socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM)]
-        assert answers(end, b"localhost", b"127.0.0.1") == [
-            {"addresses": list(dict.fromkeys(expected))},
-            {"addresses": ["127.0.0.1"]},
-        ]
+        assert answers(end, b"localhost") == [{"addresses": list(dict.fromkeys(expected))}]
+
+
+@pytest.mark.parametrize(
+    "line, found",
+    [
+        ("11.0.0.1 a.test b.test", True),
+        ("11.0.0.1 A.Test", True),
+        ("11.0.0.1\tx\ta.test # c", True),
+        ("11.0.0.1 x # a.test", False),
+        ("# 11.0.0.1 a.test", False),
+        ("a.test x", False),
+        ("11.0.0.1 aa.test a.test.b", False),
+        ("", False),
+    ],
+)
+def test_a_name_is_in_the_hosts_file_only_as_a_whole(
+    line: str, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n{line}\n")
+    monkeypatch.setattr(resolver, "HOSTS", str(tmp_path / "hosts"))
+    assert resolver.is_in_hosts(b"a.test") is found
 
 
 @pytest.mark.parametrize("name", [b"", b"a b", b"a\0b", b"a/b", "ä".encode(), b"x" * 254])
@@ -81,7 +100,7 @@ def test_its_walls_are_observed() -> None:
 def test_one_process_serves_every_egress_process() -> None:
     with connected() as (one, _), connected() as (other, _):
         assert len(resolver_process.resolver_pids()) == 1
-        assert answers(one, b"127.0.0.1") == answers(other, b"127.0.0.1")
+        assert answers(one, b"localhost") == answers(other, b"localhost")
 
 
 def test_one_that_died_is_started_again() -> None:
@@ -89,7 +108,7 @@ def test_one_that_died_is_started_again() -> None:
         os.kill(*resolver_process.resolver_pids(), signal.SIGKILL)
         assert end.recv(10) == b""
     with connected() as (end, _):
-        assert answers(end, b"127.0.0.1") == [{"addresses": ["127.0.0.1"]}]
+        assert "addresses" in answers(end, b"localhost")[0]
 
 
 def test_it_ends_with_its_supervisor() -> None:

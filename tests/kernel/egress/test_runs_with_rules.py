@@ -78,6 +78,33 @@ def test_the_command_line_says_what_was_refused(internet: Internet, tmp_path: Pa
     assert line in done.stderr.splitlines(), done.stderr
 
 
+def test_a_private_address_behind_an_allowed_name_needs_a_rule_of_its_own(
+    internet: Internet, tmp_path: Path
+) -> None:
+    words = fetch("http://private.evil.example/")
+    done = internet.stockade("run", "--net", "private.evil.example", "--", *words, cwd=tmp_path)
+    line = (
+        "stockade: refused: 1 connection to private.evil.example:80 "
+        "(the name leads to the private address 10.0.0.5); allow it with --net 10.0.0.5:80"
+    )
+    assert line in done.stderr.splitlines(), done.stderr
+    assert internet.run(words, ["private.evil.example", "10.0.0.5:80"])["stdout"] == "200\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("nosuch.example", "this machine finds no such name"),
+        ("servfail.good.example", "this machine could not look up the name"),
+        ("nowhere.good.example", "this machine has no route to 12.0.0.1"),
+    ],
+)
+def test_an_allowed_host_that_cannot_be_reached_is_explained(internet: Internet, name: str, why: str) -> None:
+    result = internet.run(fetch(f"http://{name}/"), [name])
+    assert result["hint"] == f"the network rules allow {name}:80, but {why}", result
+    assert result["denials"] == []
+
+
 def test_decisions_are_printed_as_they_happen(internet: Internet, tmp_path: Path) -> None:
     words = fetch("https://api.good.example/")
     done = internet.stockade("run", "-v", "--net", "api.good.example:443", "--", *words, cwd=tmp_path)

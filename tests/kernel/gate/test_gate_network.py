@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 import stockade
-from stockade import Policy, Sandbox, SetupError, gate
+from stockade import Policy, PolicyError, Sandbox, SetupError, gate
 from stockade.functions.warm_python import WarmPython
 from stockade.gate import client, wire
 from stockade.gate.network import NetworkListeners
@@ -253,6 +253,44 @@ def test_a_second_time_is_refused(native: Network) -> None:
         assert (caught.value.stage, caught.value.errno) == ("network", errno.EEXIST)
 
 
+def test_more_ports_can_be_added(network: Network) -> None:
+    resident, namespace = network._inner.connection.resident, network._inner.network_fd
+    with network.opened() as first:
+        more = resident.open_network(namespace, (9000, 9001), more=True).wait()
+        assert [port for port, family, _ in more.tcp if family == 4] == [9000, 9001] and more.udp == []
+        families = (4, 6) if first.ipv6 else (4,)
+        by_place = {(port, family): one for port, family, one in (*first.tcp, *more.tcp)}
+        wanted = [(port, family) for family in families for port in (53, 80, 443, 8443, 9000, 9001)]
+        listeners = NetworkListeners(
+            tcp=[(port, family, by_place[port, family]) for port, family in wanted],
+            udp=first.udp,
+            ipv6=more.ipv6,
+            namespace=more.namespace,
+            questions=more.questions,
+        )
+        network.observed(listeners, (*PORTS, 9000, 9001))
+        assert network.attempts((int(socket.AF_INET), "93.184.216.34", 9001))[0][0] == 0
+        for _, _, descriptor in more.tcp:
+            os.close(descriptor)
+        os.close(more.namespace)
+        os.close(more.questions)
+
+
+def test_ports_cannot_be_added_to_a_network_without_routes(native: Network) -> None:
+    resident = native._inner.connection.resident
+    with pytest.raises(SetupError, match="IPv4 routes and addresses"):
+        resident.open_network(native._inner.network_fd, (9000,), more=True).wait()
+
+
+def test_a_port_that_a_program_has_bound_is_named(native: Network) -> None:
+    resident, namespace = native._inner.connection.resident, native._inner.network_fd
+    bind = "import socket, sys; s = socket.create_server(('127.0.0.1', 9001)); print(flush=True); input()"
+    with native.opened(), native.box.start(["/usr/bin/python3", "-c", bind], stdin=-1) as program:
+        assert program.stdout is not None and program.stdout.readline() == b"\n"
+        with pytest.raises(PolicyError, match="port 9001 is taken by a program in the sandbox"):
+            resident.open_network(namespace, (9000, 9001), more=True).wait()
+
+
 def test_the_hosts_network_is_refused(native: Network) -> None:
     own = os.open("/proc/self/ns/net", os.O_RDONLY)
     other = os.open("/proc/self/ns/uts", os.O_RDONLY)
@@ -345,7 +383,7 @@ class Request(ctypes.Structure):
         ("kind", ctypes.c_uint32),
         ("count", ctypes.c_uint32),
         ("ports", ctypes.c_uint16 * wire.MAX_PORTS),
-        ("unused", ctypes.c_uint16),
+        ("flags", ctypes.c_uint16),
     ]
 
 
@@ -356,10 +394,10 @@ def problem(data: bytes, descriptors: int = wire.NETWORK_DESCRIPTORS) -> str | N
     return None if found is None else found.decode()
 
 
-def message(*ports: int, count: int | None = None, unused: int = 0) -> bytes:
+def message(*ports: int, count: int | None = None, flags: int = 0) -> bytes:
     padded = (*ports, *[0] * (wire.MAX_PORTS - len(ports)))
     counted = len(ports) if count is None else count
-    return wire.RESIDENT_REQUEST.pack(wire.RESIDENT_NETWORK, counted, *padded, unused)
+    return wire.RESIDENT_REQUEST.pack(wire.RESIDENT_NETWORK, counted, *padded, flags)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +417,9 @@ def message(*ports: int, count: int | None = None, unused: int = 0) -> bytes:
         (message(0, 80), 2, "port"),
         (message(80, 53), 2, "order"),
         (message(80, 80), 2, "order"),
-        (message(53, unused=1), 2, "unused"),
+        (message(80, flags=wire.NETWORK_MORE), 2, None),
+        (message(53, flags=2), 2, "flags"),
+        (message(53, flags=0x8001), 2, "flags"),
     ],
 )
 def test_a_request_is_checked(data: bytes, descriptors: int, reason: str | None) -> None:
@@ -399,7 +439,7 @@ def test_any_bytes_are_checked() -> None:
             and 0 not in ports
             and ports == sorted({*ports})
             and not any(request.ports[request.count :])
-            and not request.unused
+            and request.flags in (0, wire.NETWORK_MORE)
         )
         assert (problem(bytes(data)) is None) is is_good
 

@@ -45,7 +45,8 @@ def test_the_whole_network_or_none_are_single_words() -> None:
         (["*"], "--net *: every host is not a rule", "write --net open"),
         (["host"], "--net host: is not a rule", "write --net open"),
         (["opne"], "--net opne: is neither none nor open", "did you mean --net open?"),
-        (["a.example,b.example"], "a name cannot contain ','", ""),
+        (["a.example,b.example"], "a name cannot contain ','", "write --net once for each host"),
+        ([""], "--net '': is empty", "write a host"),
     ],
 )
 def test_what_makes_no_sense_is_refused(words: list[str], message: str, hint: str) -> None:

@@ -57,6 +57,34 @@ def test_a_connection_has_its_ends_inside_until_it_ends(memory: int, ends: Insid
     assert reader.since(0)[0][-1].inside == ends
 
 
+def test_only_memory_that_was_written_is_read(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, reader = RecordWriter(memory), RecordReader(memory)
+    read: list[int] = []
+
+    def pread(descriptor: int, size: int, at: int) -> bytes:
+        found = os.preadv(descriptor, [block := bytearray(size)], at)
+        read.append(found)
+        return bytes(block[:found])
+
+    monkeypatch.setattr("stockade.egress.records.os.pread", pread)
+    assert reader.since(0) == ([], 0) and read == []
+    # One of each class: they lie far apart.
+    writer.name("api.example.com", allowed=True)
+    writer.refuse("", "10.0.0.1", 80, "no rule")
+    writer.connection("", "192.0.2.1", 443, 0)
+    assert [one.kind for one in reader.since(0)[0]] == ["name", "connect", "connect"]
+    assert sum(read) < records.SIZE / 20
+
+
+def test_every_slot_is_found(memory: int) -> None:
+    writer, reader = RecordWriter(memory), RecordReader(memory)
+    for number in range(records.SLOTS):
+        writer.refuse(f"{number}.example", "", 80, "no rule")
+        writer.name(f"{number}.example", allowed=False)
+        writer.connection(f"{number}.example", "192.0.2.1", 443, 0)
+    assert [one.slot for one in sorted(reader.since(0)[0])] == list(range(records.SLOTS))
+
+
 def test_equal_refusals_share_a_record_and_count(memory: int) -> None:
     nudges: list[int] = []
     writer, reader = RecordWriter(memory, lambda: nudges.append(1)), RecordReader(memory)

@@ -120,7 +120,7 @@ def test_a_command_of_another_tool_is_answered_with_ours(monkeypatch: pytest.Mon
 def test_a_port_in_the_place_of_a_policy_file_is_answered_with_the_option_for_ports(port: str) -> None:
     with pytest.raises(PolicyError) as caught:
         Policy.load(port)
-    assert "write --net open" in caught.value.hint
+    assert "write --publish 8080:80" in caught.value.hint
 
 
 def test_a_size_that_is_too_small_says_that_a_bare_number_is_bytes() -> None:

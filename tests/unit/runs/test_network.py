@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from stockade.egress.records import RawRecord
+from stockade.egress.records import REASONS, RawRecord
 from stockade.result import Denial
-from stockade.runs.explain.refused_connections import hint
-from stockade.runs.network import MOST_DENIALS, decisions, denials
+from stockade.runs.explain.refused_connections import FAILURES, hint
+from stockade.runs.network import (
+    ALLOWED_BY_ADDRESS,
+    LOOKED_INTO,
+    MOST_DENIALS,
+    REASON_TEXTS,
+    decisions,
+    denials,
+)
 
 RULES = ("api.example.com:443", "!ads.example.com")
 
@@ -59,6 +66,28 @@ def test_a_denial_names_the_rule_that_would_allow_it() -> None:
 def test_a_deny_rule_is_the_clause_and_no_option_is_named() -> None:
     found = denied(name="ads.example.com", rule=1, reason="deny rule")
     assert (found.clause, found.hint) == ('net = "!ads.example.com"', "")
+    assert found.reason == "the rule !ads.example.com denies it"
+
+
+def test_a_name_that_leads_to_a_private_address_needs_a_rule_for_the_address() -> None:
+    found = denied(name="build.example", address="10.0.0.5", reason="private address")
+    assert found.hint == "--net 10.0.0.5:443"
+    assert found.reason == "the name leads to the private address 10.0.0.5"
+
+
+def test_no_hint_opens_the_metadata_server_of_a_cloud() -> None:
+    found = denied(name="build.example", address="169.254.169.254", reason="metadata address")
+    assert (found.hint, found.reason) == ("", "the name leads to the metadata address 169.254.169.254")
+
+
+@pytest.mark.parametrize("reason", ["SNI differs", "Host differs", "limit", "too many names"])
+def test_what_no_rule_would_change_has_a_reason_and_no_option(reason: str) -> None:
+    found = denied(name="api.example.com", rule=0, reason=reason)
+    assert found.hint == "" and found.reason and found.reason != reason
+
+
+def test_every_reason_with_words_of_its_own_is_one_of_the_records() -> None:
+    assert set(REASON_TEXTS) | LOOKED_INTO | ALLOWED_BY_ADDRESS | FAILURES <= set(REASONS)
 
 
 def test_a_name_that_is_no_name_is_in_no_hint() -> None:
@@ -107,6 +136,24 @@ def test_a_port_that_no_rule_names_is_found_in_the_words() -> None:
     psql = b'connection to server at "db.example.com" (198.18.0.3), port 5432 failed: Connection refused'
     assert "`--net db.example.com:5432` allows it" in hint(psql, [], RULES)
     assert hint(last.replace(b"api.example.com", b"198.18.0.7"), [], RULES) == ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("name not found", "this machine finds no such name"),
+        ("connection refused", "192.0.2.1 refused the connection"),
+        ("timed out", "192.0.2.1 did not answer in time"),
+    ],
+)
+def test_an_allowed_connection_that_failed_is_explained(reason: str, said: str) -> None:
+    found = decisions([record(verdict="failed", reason=reason)], RULES)
+    last = b"curl: (56) Recv failure: Connection reset by peer"
+    wanted = f"the network rules allow api.example.com:443, but {said}"
+    assert hint(last, [], RULES, found) == wanted
+    assert hint(b"curl: (35) api.example.com: connection reset", [EVIL], RULES, found) == wanted
+    assert "refused the lookup of evil.example" in hint(last, [EVIL], RULES, found)
+    assert hint(b"KeyError", [], RULES, found) == ""
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,21 @@ SHOWN_TARGETS = 3
 
 
 def refused_line(denials: Sequence[Denial]) -> str:
-    """Return one line about what was refused, and which options would allow it."""
+    """Return one line about what was refused and why, and which options would allow it."""
     shown = denials[:SHOWN_TARGETS]
     named = ", ".join(_refusal(one) for one in shown)
     more = f" and {len(denials) - len(shown)} more" if len(denials) > len(shown) else ""
+    return output.name(f"refused: {named}{more}{_allow(shown, len(denials))}")
+
+
+def _allow(shown: Sequence[Denial], count: int) -> str:
     hints = list(dict.fromkeys(one.hint for one in shown if one.hint))
-    allow = f"; allow {'it' if len(denials) == 1 else 'them'} with {' '.join(hints)}" if hints else ""
-    return output.name(f"refused: {named}{more}{allow}")
+    if not hints:
+        return ""
+    what = "it" if count == 1 else "them" if count == len(shown) else f"the first {len(shown)}"
+    if not all(one.hint for one in shown):
+        what = ", ".join(one.target for one in shown if one.hint)
+    return f"; allow {what} with {' '.join(hints)}"
 
 
 def other_hints(hint: str) -> str:
@@ -31,16 +39,18 @@ def other_hints(hint: str) -> str:
 
 
 def _refusal(one: Denial) -> str:
-    if one.what == "name":
-        return f"the name {one.target}"
-    return f"{many(one.count, 'connection')} to {one.target}"
+    what = (
+        f"the name {one.target}" if one.what == "name" else f"{many(one.count, 'connection')} to {one.target}"
+    )
+    return f"{what} ({one.reason})" if one.reason not in ("", "no rule") else what
 
 
 def decision_line(one: Decision) -> str:
     """Return one line about a decision, as it happens."""
-    what = "name " if one.kind == "name" else ""
+    what = f"{one.kind} " if one.kind in ("name", "rule") else ""
     address = f" at {one.address}" if one.name and one.address else ""
-    why = "; ".join(filter(None, (one.reason, f"rule {one.rule}" if one.rule else "")))
+    rule = f"rule {one.rule}" if one.rule and one.kind != "rule" else ""
+    why = "; ".join(filter(None, (one.reason, rule)))
     by = f" by {one.process}" if one.process else ""
     return output.name(f"network: {one.verdict}: {what}{one.target}{address}{by}{f' ({why})' if why else ''}")
 

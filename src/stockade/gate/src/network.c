@@ -14,6 +14,9 @@
  * In a template the child is a copy of the interpreter. It is made without the C library's fork, which would call what
  * the interpreter's libraries do around forks, and takes no memory from the heap, which a thread may have been
  * changing.
+ *
+ * A later request may ask for more ports. Then the routes and addresses must be there, and a program may have taken a
+ * port already, which is a refusal that names the port.
  */
 #define _GNU_SOURCE
 #include "gate.h"
@@ -71,7 +74,7 @@ const char *network_problem(const struct resident_request *request, unsigned des
 		if (i > 0 && i < request->count && request->ports[i] <= request->ports[i - 1])
 			return "order";
 	}
-	return request->unused ? "unused" : NULL;
+	return request->flags & ~NETWORK_MORE ? "flags" : NULL;
 }
 
 static int same_file(int one, const struct stat *other)
@@ -314,16 +317,16 @@ static int confirm_family(int netlink, unsigned index)
 	return seen.routes == 1 && seen.addresses == 1 ? 0 : -1;
 }
 
-static const char *route_everything(unsigned count)
+static const char *route_everything(unsigned count, int is_routed)
 {
 	owned_fd netlink = open_netlink();
 	if (netlink < 0)
 		return "netlink";
 	if (dump(netlink, RTM_GETLINK, AF_UNSPEC, look_at_link, NULL))
 		return "another device";
-	if (raise_loopback())
+	if (!is_routed && raise_loopback())
 		return "loopback";
-	for (unsigned i = 0; i < count; i++) {
+	for (unsigned i = 0; i < count && !is_routed; i++) {
 		if (!sabotaged_network(i ? LEAVE_ADDRESS6 : LEAVE_ADDRESS4) && add_address(netlink, &families[i]))
 			return i ? "IPv6 address" : "IPv4 address";
 		if (!sabotaged_network(i ? LEAVE_ROUTE6 : LEAVE_ROUTE4) && add_route(netlink, &families[i]))
@@ -385,12 +388,17 @@ static int open_questions(void)
 	return socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, NETLINK_SOCK_DIAG);
 }
 
-static _Noreturn void refuse(int error, const char *text)
+static _Noreturn void refuse_port(int error, const char *text, unsigned port)
 {
-	struct reply reply = {.kind = REPLY_FAILED, .error = error};
+	struct reply reply = {.kind = REPLY_FAILED, .error = error, .index = port};
 	snprintf(reply.text, sizeof reply.text, "%s", text);
 	send_reply(CHILD_SOCKET, &reply, NULL, 0);
 	_exit(1);
+}
+
+static _Noreturn void refuse(int error, const char *text)
+{
+	refuse_port(error, text, 0);
 }
 
 static _Noreturn void child_main(const struct resident_request *request, const struct stat *host)
@@ -401,14 +409,14 @@ static _Noreturn void child_main(const struct resident_request *request, const s
 	if (failed)
 		refuse(errno, failed);
 	unsigned count = 1 + (unsigned)has_ipv6();
-	failed = route_everything(count);
+	failed = route_everything(count, request->flags & NETWORK_MORE);
 	if (failed)
 		refuse(errno, failed);
 	for (unsigned i = 0; i < count; i++)
 		for (unsigned p = 0; p < request->count; p++)
 			if ((shown[found++] = open_tcp(families[i].number, request->ports[p])) < 0)
-				refuse(errno, "TCP listener");
-	for (unsigned i = 0; i < count; i++)
+				refuse_port(errno, "TCP listener", request->ports[p]);
+	for (unsigned i = 0; i < count && !(request->flags & NETWORK_MORE); i++)
 		if ((shown[found++] = open_udp(families[i].number)) < 0)
 			refuse(errno, "UDP listener");
 	if ((shown[found++] = open_questions()) < 0)

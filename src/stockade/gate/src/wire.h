@@ -29,12 +29,14 @@ struct resident_request {
 	uint32_t kind;
 	uint32_t count; /* of ports: TCP, sorted, for a network; 0 for a launch */
 	uint16_t ports[MAX_PORTS];
-	uint16_t unused;
+	uint16_t flags; /* NETWORK_MORE; 0 for a launch */
 };
 _Static_assert(sizeof(struct resident_request) == RESIDENT_REQUEST_SIZE, "struct resident_request");
 
 /* The descriptors that come with a request for a network: where to reply, and the sandbox's network namespace. */
 enum { NETWORK_SOCKET, NETWORK_NAMESPACE, NETWORK_DESCRIPTORS };
+/* The network has its routes already: only TCP listeners on these ports are added. */
+enum { NETWORK_MORE = 1 };
 
 /* The descriptors that a launch hands over, in this order; the plan's own follow. */
 enum { LAUNCH_SOCKET, LAUNCH_PLAN, LAUNCH_SUPERVISOR, LAUNCH_FIRST };

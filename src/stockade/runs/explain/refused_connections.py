@@ -1,7 +1,7 @@
-"""Hints about a failed program whose last words are about a connection that network rules do not allow.
+"""Hints about a failed program whose last words are about a connection that it did not get.
 
-What the program printed only decides which refusal it is about: the refusal is one that the egress recorded,
-or one that follows from the rules alone, because no rule names the port.
+What the program printed only decides which connection it is about: one that the egress refused, one that the
+egress allowed and could not make, or one that the kernel refused, because no rule names its port.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from stockade.result import Denial
+from stockade.result import Decision, Denial
 
 #: What curl, Python, Node, Bun, Go, git and ssh print if a name does not exist or a connection ends at once.
 NO_CONNECTION = re.compile(
     rb"could not resolve|name or service not known|temporary failure in name resolution|no such host"
     rb"|ENOTFOUND|EAI_AGAIN|nodename nor servname|name resolution|getaddrinfo"
-    rb"|connection (?:was )?(?:refused|reset|closed)|ECONNREFUSED|ECONNRESET|failed to connect"
-    rb"|unable to connect|FailedToOpenSocket|SSL_ERROR_SYSCALL|unexpected eof|EOF occurred"
-    rb"|network is unreachable",
+    rb"|connection (?:was )?(?:refused|reset|closed|aborted)|closed connection|ECONNREFUSED|ECONNRESET"
+    rb"|failed to connect|unable to connect|FailedToOpenSocket|SSL_ERROR_SYSCALL|unexpected eof|EOF occurred"
+    rb"|network is unreachable|no matching distribution",
     re.IGNORECASE,
 )
 #: What they print if they want to listen on a port that is taken.
@@ -31,24 +31,51 @@ _NAMED = re.compile(
     rb"|server at \"([A-Za-z0-9._-]{1,253})\"[^,\"]{0,60}, port (\d{1,5})",
     re.IGNORECASE,
 )
+#: Reasons for which a connection that the rules allow is not made.
+FAILURES = frozenset({"name not found", "resolver failed", "connection refused", "unreachable", "timed out"})
 #: How the addresses begin that our DNS gives to names.
 SYNTHETIC = ("198.18.", "198.19.", "fd00:5afe:")
 
 
-def hint(last: bytes, denials: Sequence[Denial], rules: Sequence[str]) -> str:
-    """Return which rule would allow what the program could not reach; "" if its last words are about else."""
+def hint(
+    last: bytes, denials: Sequence[Denial], rules: Sequence[str], decisions: Sequence[Decision] = ()
+) -> str:
+    """Return why the program did not reach a host, and the rule that would allow it.
+
+    It is "" if the last words of the program are about something else.
+    """
     if PORT_TAKEN.search(last) is not None:
         return _taken_port(last, rules)
     if NO_CONNECTION.search(last) is None:
         return ""
     words = last.decode("ascii", "replace").lower()
-    host = next((one for one in reversed(denials) if _host(one) in words), None)
-    denial = host or _unnamed_port(last, rules) or (denials[-1] if denials else None)
-    if denial is None:
-        return ""
-    what = "the lookup of" if denial.what == "name" else "a connection to"
-    allow = f": `{denial.hint}` allows it" if denial.hint else ""
-    return f"the network rules refused {what} {denial.target}{allow}"
+    named = next((one for one in reversed(denials) if _host(one) in words), None)
+    refused = named or _unnamed_port(last, rules)
+    failed = _failed(decisions) if refused is None else None
+    if failed is not None and (not denials or (failed.name or failed.address) in words):
+        return _failure(failed)
+    refused = refused or (denials[-1] if denials else None)
+    return "" if refused is None else _refusal(refused)
+
+
+def _refusal(one: Denial) -> str:
+    what = "the lookup of" if one.what == "name" else "a connection to"
+    why = f" ({one.reason})" if one.reason not in ("", "no rule") else ""
+    allow = f": `{one.hint}` allows it" if one.hint else ""
+    return f"the network rules refused {what} {one.target}{why}{allow}"
+
+
+def _failed(decisions: Sequence[Decision]) -> Decision | None:
+    """Return the last connection that the rules allow and that Stockade could not make."""
+    return next(
+        (one for one in reversed(decisions) if one.verdict == "failed" and one.reason in FAILURES), None
+    )
+
+
+def _failure(one: Decision) -> str:
+    from stockade.runs.network import reason_text
+
+    return f"the network rules allow {one.target}, but {reason_text(one)}"
 
 
 def _taken_port(last: bytes, rules: Sequence[str]) -> str:

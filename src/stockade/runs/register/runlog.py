@@ -140,14 +140,16 @@ def _handoff_text(one: Handoff) -> str:
 
 def _count(result: Result, verdict: str) -> int:
     """Return how many decisions of a run have a verdict; with `network_cut` there were more."""
-    return sum(one.count for one in result.network if one.verdict == verdict)
+    return sum(
+        one.count for one in result.network if one.verdict == verdict and one.kind in ("connect", "name")
+    )
 
 
 def _decision_text(one: Decision) -> str:
     moved = f", {one.sent} bytes out, {one.received} in" if one.sent or one.received else ""
     why = f" ({one.reason})" if one.reason else ""
     times = f", {one.count} times" if one.count > 1 else ""
-    what = "name " if one.kind == "name" else ""
+    what = f"{one.kind} " if one.kind in ("name", "rule") else ""
     by = f" by {one.process}" if one.process else ""
     return f"{one.verdict}: {what}{one.target}{by}{why}{moved}{times}"
 

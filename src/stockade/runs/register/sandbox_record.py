@@ -48,6 +48,8 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     scratch: str = ""
     #: The directories of its cgroups.
     groups: tuple[str, ...] = ()
+    #: The ports of the host that lead inside, each as HOST:PORT:PORT.
+    published: tuple[str, ...] = ()
     #: The PID of the sandbox's first process as the supervisor sees it, and its start time.
     gate: int = 0
     gate_born: int = 0
