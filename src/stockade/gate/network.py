@@ -43,14 +43,14 @@ class NetworkListeners(msgspec.Struct, frozen=True, kw_only=True):
     questions: int
 
     @property
+    def sockets(self) -> tuple[int, ...]:
+        """What the egress process gets: the TCP listeners, then the UDP sockets."""
+        return (*(descriptor for _, _, descriptor in self.tcp), *(descriptor for _, descriptor in self.udp))
+
+    @property
     def descriptors(self) -> tuple[int, ...]:
-        """All of them: the TCP listeners, the UDP sockets, the namespace, the socket for questions."""
-        return (
-            *(descriptor for _, _, descriptor in self.tcp),
-            *(descriptor for _, descriptor in self.udp),
-            self.namespace,
-            self.questions,
-        )
+        """All of them: the sockets, the namespace, the socket for questions."""
+        return (*self.sockets, self.namespace, self.questions)
 
     def close(self) -> None:
         """Close every descriptor. From then on connections of the sandbox are refused."""

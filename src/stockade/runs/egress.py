@@ -565,7 +565,7 @@ def configure(
             message["tcp"] = [[port, family] for port, family, _ in opened.tcp]
             message["udp"] = [family for family, _ in opened.udp]
             message["ipv6"] = opened.ipv6
-            passed += [resolver, *opened.descriptors[:-1]]
+            passed += [resolver, *opened.sockets]
         if published is not None:
             message["publish"] = [one.port for one in published.ports]
             channel = _serve_connections(box)
