@@ -139,6 +139,22 @@ with stockade.Sandbox(stockade.Policy(net={NET!r})) as box:
         assert process == f"python3 ({pid})"
 
 
+def test_a_connection_through_a_second_egress_process_is_named(internet: Internet) -> None:
+    done = internet.python(f"""
+import json, stockade
+command = {program()!r}
+with stockade.Sandbox(stockade.Policy(net=["api.good.example:443"])) as box:
+    box.run(["true"])
+    box.net.allow("echo.good.example:7007")
+    result = box.run(command)
+    (one,) = [one for one in result.network if one.kind == "connect"]
+    print(json.dumps([result.text.strip(), one.process]))
+""")
+    assert done.returncode == 0, done.stderr
+    pid, process = json.loads(done.stdout)
+    assert process == f"python3 ({pid})"
+
+
 def test_a_command_in_a_shell_names_its_program(internet: Internet) -> None:
     done = internet.python(f"""
 import json, shlex, stockade
