@@ -99,8 +99,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     kind: Literal["connect", "name", "publish", "rule"] = "connect"
     #: Seconds since 1970.
     time: float
-    #: The process that asked, where that is known.
-    process: int | None = None
+    #: The program that made the connection and its PID inside, as in `curl (7)`; None if the connection was
+    #: refused or over before Stockade looked. A program chooses its name itself.
+    process: str | None = None
     #: The name that the program asked for; "" if it used an address that belongs to no name.
     name: str = ""
     #: The address that was dialled, or that the program wanted to reach.

@@ -58,7 +58,7 @@ from stockade.egress.dns import (
 from stockade.egress.http_requests import RequestRefusedError, RequestScreen, refusal
 from stockade.egress.inner_connections import InnerConnections
 from stockade.egress.names import WRITTEN_SIZE, SyntheticNames, is_synthetic
-from stockade.egress.records import RecordWriter
+from stockade.egress.records import InsideEnds, RecordWriter
 from stockade.egress.relay import PipePool, Relay, limit_buffers, reset
 from stockade.egress.tls_hello import ClientHello, HelloError, HelloReader, NotTlsError
 from stockade.policy.net_rules import NetDecision, NetRule, RuleSet, parse_rule
@@ -599,7 +599,9 @@ class EgressLoop:
         except DialError:
             reset(outside)
             raise
-        record = self._records.connection(destination.name, address, destination.port, rule)
+        record = self._records.connection(
+            destination.name, address, destination.port, rule, _inside_ends(inside)
+        )
         return self._started(Relay(self._loop, self._pool, inside, outside, record))
 
     def _started(self, relay: Relay) -> Relay:
@@ -861,6 +863,15 @@ def _destination_of(connection: socket.socket) -> tuple[str, int]:
     if address.startswith("::ffff:") and "." in address:
         address = address.removeprefix("::ffff:")
     return address.partition("%")[0], port
+
+
+def _inside_ends(connection: socket.socket) -> InsideEnds | None:
+    """Return the ends of a connection as its program has them, from which the kernel can tell the program."""
+    try:
+        address, port = connection.getpeername()[:2]
+    except OSError:  # the program has gone
+        return None
+    return InsideEnds(address.partition("%")[0], port, _destination_of(connection)[0])
 
 
 def _denial(decision: NetDecision) -> str:

@@ -8,8 +8,7 @@ no sense.
 A program can ask for more names and connections than there are slots. Each class has slots of its own, so
 that refusals cannot push out what was allowed; equal refusals share a slot and count. Once there have been so
 many allowed connections that the slots are used up, further ones to the same place share a slot, so that a
-program cannot hide one behind thousands of others. What finds no slot is counted as dropped. The supervisor
-of a long-living sandbox tells the egress up to where it has read, so that slots are used again.
+program cannot hide one behind thousands of others. What finds no slot is counted as dropped.
 """
 
 from __future__ import annotations
@@ -71,9 +70,10 @@ _U64 = struct.Struct("<Q")
 #: Slots begin on a page of their own.
 _HEADER_SIZE = 4096
 #: Change, time, duration, sent, received, times, rule, port, kind, verdict, reason, open, IP version, length
-#: of the name; the address and the name follow.
-_SLOT = struct.Struct("<QddQQIiHBBBBBB16s253s")
-_SLOT_SIZE = 328
+#: of the name, address, name; of a connection as the program has it, IP version, its own port, its own
+#: address and the one that it asked for.
+_SLOT = struct.Struct("<QddQQIiHBBBBBB16s253sBH16s16s")
+_SLOT_SIZE = 360
 SIZE = _HEADER_SIZE + SLOTS * _SLOT_SIZE
 _SENT_AT, _RECEIVED_AT = 24, 32
 
@@ -105,6 +105,16 @@ class Totals(NamedTuple):
     published: int
 
 
+class InsideEnds(NamedTuple):
+    """The two ends of a connection as the program inside has them."""
+
+    #: The program's own address and port.
+    address: str
+    port: int
+    #: The address that it asked for; the port is the record's.
+    asked: str
+
+
 class RawRecord(NamedTuple):
     """One connection or name, as an egress process recorded it.
 
@@ -133,6 +143,8 @@ class RawRecord(NamedTuple):
     open: bool
     #: How many equal ones share this record.
     times: int
+    #: Only of a connection that came about.
+    inside: InsideEnds | None = None
 
 
 def create_records() -> int:
@@ -154,21 +166,17 @@ class RecordWriter:
         self._memory = mmap.mmap(descriptor, SIZE)
         self._nudge = nudge
         self._counters = dict.fromkeys(range(_CHANGES, _PUBLISHED + 8, 8), 0)
-        #: Slots of each class that were never used, and those that may be used again.
+        #: Slots of each class that were never used.
         self._fresh = {
             "name": iter(range(NAME_SLOTS)),
             "refused": iter(range(NAME_SLOTS, NAME_SLOTS + REFUSED_SLOTS)),
             "allowed": iter(range(NAME_SLOTS + REFUSED_SLOTS, _FIRST_PLACE)),
             "place": iter(range(_FIRST_PLACE, SLOTS)),
         }
-        self._free: dict[str, list[int]] = {pool: [] for pool in self._fresh}
         #: Refusals and names that later ones may share: what they are, and their slot and count.
         self._shared: dict[tuple[object, ...], tuple[int, int]] = {}
-        self._keys: dict[int, tuple[object, ...]] = {}
         #: The bytes of all connections that share a slot, by the slot.
         self._sums: dict[int, tuple[int, int]] = {}
-        #: Slots whose record has ended, and their last change.
-        self._ended: dict[int, int] = {}
         self._memory[:8] = _MAGIC
 
     def name(self, name: str, *, allowed: bool, reason: str = "", rule: int = -1) -> None:
@@ -183,10 +191,12 @@ class RecordWriter:
         self._add(_REFUSED)
         self.share("refused", "connect", name, address, port, verdict, reason, rule)
 
-    def connection(self, name: str, address: str, port: int, rule: int) -> ConnectionRecord:
+    def connection(
+        self, name: str, address: str, port: int, rule: int, inside: InsideEnds | None = None
+    ) -> ConnectionRecord:
         """Record a connection that goes on from now."""
         self._add(_ALLOWED)
-        return self._begin("connect", name, address, port, rule)
+        return self._begin("connect", name, address, port, rule, inside)
 
     def published_connection(self, address: str, port: int) -> ConnectionRecord:
         """Record a connection from outside that goes on from now."""
@@ -197,26 +207,19 @@ class RecordWriter:
         """Record a connection from outside that found no server inside."""
         self.share("refused", "publish", "", address, port, "failed", reason, -1)
 
-    def _begin(self, kind: str, name: str, address: str, port: int, rule: int) -> ConnectionRecord:
+    def _begin(
+        self, kind: str, name: str, address: str, port: int, rule: int, inside: InsideEnds | None = None
+    ) -> ConnectionRecord:
         slot = self._next_slot("allowed")
         if slot >= 0:
             self._add(_RECORDS)
-        record = ConnectionRecord(self, slot, kind, (name, address, port, rule))
+        record = ConnectionRecord(self, slot, kind, (name, address, port, rule), inside)
         record.write(is_open=True)
         if slot < 0:
             # By name alone: a name can have as many addresses as its server likes.
             place = "" if name else address
             record.place = self.share("place", kind, name, place, port, "allowed", "", rule)
         return record
-
-    def forget(self, cursor: int) -> None:
-        """Use the slots again of what has ended and the supervisor has read up to a cursor."""
-        for slot in [slot for slot, change in self._ended.items() if change <= cursor]:
-            del self._ended[slot]
-            self._shared.pop(self._keys.pop(slot, ()), None)
-            _U64.pack_into(self._memory, _HEADER_SIZE + slot * _SLOT_SIZE, 0)
-            self._free[_pool_of(slot)].append(slot)
-            self._add(_RECORDS, -1)
 
     def count_bytes(self, sent: int, received: int) -> None:
         """Add to the bytes of all connections."""
@@ -242,7 +245,6 @@ class RecordWriter:
                 return -1
         times = min(times + 1, 2**32 - 1)
         self._shared[key] = (slot, times)
-        self._keys[slot] = key
         now = time.time()
         sent, received = self._sums.get(slot, (0, 0))
         self.write_slot(
@@ -257,8 +259,7 @@ class RecordWriter:
         return slot
 
     def _next_slot(self, pool: str) -> int:
-        free = self._free[pool]
-        return free.pop() if free else next(self._fresh[pool], -1)
+        return next(self._fresh[pool], -1)
 
     def _add(self, counter: int, amount: int = 1) -> None:
         value = self._counters[counter] = (self._counters[counter] + amount) % _LIMIT
@@ -281,24 +282,23 @@ class RecordWriter:
         duration: float = 0.0,
         is_open: bool = False,
         times: int = 1,
+        inside: InsideEnds | None = None,
     ) -> None:
         """Write a whole slot; the supervisor finds it as changed."""
         at = _HEADER_SIZE + slot * _SLOT_SIZE
         version, packed = _pack_address(address)
-        label = bytes(
-            byte if 0x21 <= byte <= 0x7E else 0x3F for byte in name.encode("ascii", "replace")[:253]
-        )
+        label = _printable(name)
+        own_version, own = _pack_address(inside.address if inside else "")
         # Change 0 means "being written": a reader in between leaves the slot for later.
         _U64.pack_into(self._memory, at, 0)
         body = _SLOT.pack(
             0, when, duration, sent, received, times, rule, port, KINDS.index(kind), VERDICTS.index(verdict),
             _REASON_NUMBERS.get(reason, _FAILED), is_open, version, len(label), packed, label,
+            own_version, inside.port if inside else 0, own, _pack_address(inside.asked if inside else "")[1],
         )  # fmt: skip
         self._memory[at + 8 : at + _SLOT.size] = body[8:]
         self._add(_CHANGES)
         _U64.pack_into(self._memory, at, self._counters[_CHANGES])
-        if not is_open and slot < _FIRST_PLACE:
-            self._ended[slot] = self._counters[_CHANGES]
         # A program that repeats itself a million times wakes the supervisor twenty times for that.
         if times & (times - 1) == 0:
             self._nudge()
@@ -320,20 +320,20 @@ class ConnectionRecord:
     """The record of one connection while it goes on."""
 
     __slots__ = (
-        "_began",
-        "_kind",
-        "_slot",
-        "_what",
-        "_when",
-        "_writer",
-        "closed",
-        "place",
-        "received",
-        "sent",
-    )
+        "_began", "_inside", "_kind", "_slot", "_what", "_when", "_writer",
+        "closed", "place", "received", "sent",
+    )  # fmt: skip
 
-    def __init__(self, writer: RecordWriter, slot: int, kind: str, what: tuple[str, str, int, int]) -> None:
+    def __init__(
+        self,
+        writer: RecordWriter,
+        slot: int,
+        kind: str,
+        what: tuple[str, str, int, int],
+        inside: InsideEnds | None,
+    ) -> None:
         self._writer, self._slot, self._kind, self._what = writer, slot, kind, what
+        self._inside = inside
         self._when, self._began = time.time(), time.monotonic()
         self.sent = self.received = 0
         self.closed = False
@@ -369,6 +369,7 @@ class ConnectionRecord:
         self._writer.write_slot(
             self._slot, self._kind, self._when, name, address, port, verdict, reason, rule,
             sent=self.sent, received=self.received, duration=time.monotonic() - self._began, is_open=is_open,
+            inside=self._inside,
         )  # fmt: skip
 
 
@@ -451,7 +452,7 @@ def _parse(slot: int, block: bytes) -> RawRecord | None:
     """Return a slot's record, or None if its fields make no sense."""
     (
         _, when, duration, sent, received, times, rule, port, kind, verdict, reason, is_open, version, length,
-        packed, label,
+        packed, label, own_version, own_port, own, asked,
     ) = _SLOT.unpack(block)  # fmt: skip
     if kind >= len(KINDS) or verdict >= len(VERDICTS) or length > 253 or times == 0 or is_open > 1:
         return None
@@ -461,17 +462,14 @@ def _parse(slot: int, block: bytes) -> RawRecord | None:
     name = label[:length]
     if not all(0x21 <= byte <= 0x7E for byte in name):
         return None
+    inside = None
+    if own_version in (4, 6) and own_port:
+        inside = InsideEnds(_unpack_address(own_version, own), own_port, _unpack_address(own_version, asked))
     words = REASONS[reason] if reason < len(REASONS) else "failed"
     return RawRecord(
         slot, KINDS[kind], when, name.decode("ascii"), _unpack_address(version, packed), port,
-        VERDICTS[verdict], words, rule, sent, received, duration, bool(is_open), times,
+        VERDICTS[verdict], words, rule, sent, received, duration, bool(is_open), times, inside,
     )  # fmt: skip
-
-
-def _pool_of(slot: int) -> str:
-    if slot < NAME_SLOTS:
-        return "name"
-    return "refused" if slot < NAME_SLOTS + REFUSED_SLOTS else "allowed"
 
 
 def _printable(name: str) -> bytes:

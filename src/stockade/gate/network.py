@@ -39,15 +39,18 @@ class NetworkListeners(msgspec.Struct, frozen=True, kw_only=True):
     ipv6: bool
     #: The network namespace of the first listener, as the kernel told the resident's child.
     namespace: int
+    #: A netlink socket that answers questions about the sockets of that namespace: see `linux/sock_diag.py`.
+    questions: int
+
+    @property
+    def sockets(self) -> tuple[int, ...]:
+        """What the egress process gets: the TCP listeners, then the UDP sockets."""
+        return (*(descriptor for _, _, descriptor in self.tcp), *(descriptor for _, descriptor in self.udp))
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """All of them: the TCP listeners, then the UDP sockets, then the namespace."""
-        return (
-            *(descriptor for _, _, descriptor in self.tcp),
-            *(descriptor for _, descriptor in self.udp),
-            self.namespace,
-        )
+        """All of them: the sockets, the namespace, the socket for questions."""
+        return (*self.sockets, self.namespace, self.questions)
 
     def close(self) -> None:
         """Close every descriptor. From then on connections of the sandbox are refused."""
@@ -58,7 +61,7 @@ class NetworkListeners(msgspec.Struct, frozen=True, kw_only=True):
 class NetworkRequest(wire.Channel):
     """A request that is under way: its `fileno` becomes readable when `receive_listeners` will not block."""
 
-    _room = socket.CMSG_SPACE((1 + 2 * wire.MAX_PORTS + 2) * 4) + socket.CMSG_SPACE(CREDENTIALS.size)
+    _room = socket.CMSG_SPACE((1 + 2 * wire.MAX_PORTS + 2 + 1) * 4) + socket.CMSG_SPACE(CREDENTIALS.size)
 
     def __init__(
         self, resident: socket.socket, namespace: int, ports: tuple[int, ...], *, more: bool = False
@@ -97,7 +100,7 @@ class NetworkRequest(wire.Channel):
             raise _refused("the resident gate did not answer")
         if reply.kind == wire.REPLY_NETWORK and reply.status in (1, 2) and reply.index == len(self.ports):
             families = FAMILIES[: reply.status]
-            if len(reply.descriptors) == 1 + len(families) * (len(self.ports) + (not self.more)):
+            if len(reply.descriptors) == 2 + len(families) * (len(self.ports) + (not self.more)):
                 return self._listeners(families, reply.descriptors)
         for descriptor in reply.descriptors:
             os.close(descriptor)
@@ -111,13 +114,14 @@ class NetworkRequest(wire.Channel):
         raise _refused(f"{reply.text}: {os.strerror(reply.error)}", reply.error)
 
     def _listeners(self, families: tuple[int, ...], descriptors: tuple[int, ...]) -> NetworkListeners:
-        namespace, *rest = descriptors
+        namespace, *rest, questions = descriptors
         wanted = [(port, family) for family in families for port in self.ports]
         return NetworkListeners(
             tcp=[(port, family, rest[i]) for i, (port, family) in enumerate(wanted)],
             udp=[] if self.more else list(zip(families, rest[len(wanted) :], strict=True)),
             ipv6=len(families) == 2,
             namespace=namespace,
+            questions=questions,
         )
 
     def wait(self, seconds: float = NETWORK_SECONDS) -> NetworkListeners:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _socket as socket
 import contextlib
+import math
 import os
 import select
 import threading
@@ -34,6 +35,7 @@ from stockade.runs.launch import LaunchedSandbox, launch_with_retry
 from stockade.runs.network import NetworkUse, change_decision, decisions, denials
 from stockade.runs.network_evidence import NetworkEvidence, observe_network
 from stockade.runs.prepare import RunPreparation
+from stockade.runs.process_names import ProcessNames
 from stockade.runs.published_ports import PublishedListeners, PublishedPort
 from stockade.runs.resolver_process import connect_resolver
 
@@ -41,6 +43,8 @@ from stockade.runs.resolver_process import connect_resolver
 MOST_CONNECTIONS, IDLE_SECONDS = 1024, 3600
 #: How long the resident may take to open the listeners.
 LISTEN_SECONDS = 10.0
+#: Between two looks at the records: seconds at least, and times as long as the last look took.
+LOOK_SECONDS, LOOK_SHARE = 0.05, 10
 NO_TOTALS = Totals(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
@@ -169,6 +173,7 @@ class EgressHandle:
         pid: int,
         resolver: ResolverWalls | None,
         published: tuple[PublishedPort, ...] = (),
+        questions: int = -1,
     ) -> None:
         #: None without rules.
         self.resolver = resolver
@@ -188,6 +193,7 @@ class EgressHandle:
         #: Held while the rules change.
         self.changing = threading.Lock()
         self.nudge = nudge
+        self.names = ProcessNames(questions, pid)
         self._end_watch: EndWatch | None = None
         #: What the last result has told of.
         self._reported: NetworkMark | None = None
@@ -240,7 +246,11 @@ class EgressHandle:
         # Another thread may be changing the rules.
         generations, changes = tuple(self.generations), tuple(self.changes[mark.changes :])
         marks = (*mark.generations, *[NOTHING] * (len(generations) - len(mark.generations)))
-        fresh = [record for one, begin in zip(generations, marks, strict=True) for record in one.since(begin)]
+        fresh = [
+            (number, record)
+            for number, (one, begin) in enumerate(zip(generations, marks, strict=True))
+            for record in one.since(begin)
+        ]
         counted = [0] * len(Totals._fields)
         for one, begin in zip(generations, marks, strict=True):
             counted = [
@@ -248,7 +258,7 @@ class EgressHandle:
                 for number, now, then in zip(counted, one.totals(), begin.totals, strict=True)
             ]
         total = Totals(*counted)
-        found = decisions(fresh, self.rules)
+        found = self.decisions(fresh)
         if changes or len(generations) > 1:
             found = sorted([*found, *map(change_decision, changes)], key=lambda one: one.time)
         return NetworkUse(
@@ -262,9 +272,17 @@ class EgressHandle:
             changes=changes,
         )
 
-    def follow(self, tell: Callable[[Decision], object]) -> DecisionFollower:
-        """Return what tells of each decision as it is recorded; its descriptor is readable then."""
-        return DecisionFollower(self, tell)
+    def decisions(self, records: Sequence[tuple[int, RawRecord]]) -> list[Decision]:
+        """Return records as decisions; each comes after the number of the egress process that wrote it."""
+        processes = [self.names.of(number, one) for number, one in records]
+        return decisions([one for _, one in records], self.rules, processes)
+
+    def follow(self, tell: Callable[[Decision], object] | None, events: Events) -> DecisionFollower:
+        """Look at each decision as it is recorded, from now on, and tell of it."""
+        self.names.renew()
+        known = self._reported if tell is None else None
+        cursors = {} if known is None else {i: one.cursor for i, one in enumerate(known.generations)}
+        return DecisionFollower(self, tell, events, cursors)
 
     def watch_end(self) -> int:
         """Return a descriptor that becomes readable when nothing accepts connections any more."""
@@ -303,6 +321,11 @@ class EgressHandle:
                 self._ended = ended
         return self._ended is not None
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether the sandbox is being closed, so that descriptors are not to be used any more."""
+        return self._closing
+
     def closed(self, events: Events) -> Steps[None]:
         """End the egress processes, wait until they are gone, and keep what they have recorded."""
         if self._closing:
@@ -318,6 +341,7 @@ class EgressHandle:
             except BaseException as error:  # raised once all have ended
                 interruption = interruption or error
         os.close(self.nudge)
+        self.names.close()
         if self._end_watch is not None:
             self._end_watch.close()
         if interruption is not None:
@@ -343,29 +367,81 @@ def _clock(at: float) -> str:
 
 
 class DecisionFollower:
-    """Tells of each decision as it is recorded: once when it is made, and again if it is revised."""
+    """Looks at each decision as it is recorded: finds its process, and tells of it.
 
-    def __init__(self, handle: EgressHandle, tell: Callable[[Decision], object]) -> None:
+    It tells of a decision once when it is made, and again if it is revised.
+    """
+
+    def __init__(
+        self,
+        handle: EgressHandle,
+        tell: Callable[[Decision], object] | None,
+        events: Events,
+        cursors: dict[int, int],
+    ) -> None:
+        #: Readable when there is something new.
         self.descriptor = handle.nudge
-        self._handle, self._tell = handle, tell
+        self._handle, self._tell, self._events = handle, tell, events
         #: For each egress process, how far its records were read.
-        self._cursors: dict[int, int] = {}
+        self._cursors = cursors
         self._told: dict[tuple[int, int], tuple[str, str]] = {}
+        #: When to look again; until then a nudge has to wait. A program, or an egress process that one has
+        #: taken over, could keep the supervisor busy otherwise.
+        self._due: float | None = None
+        events.watch(self.descriptor)
+
+    def move(self) -> None:
+        """Look at what is new, because the descriptor is readable."""
+        if self._due is None:
+            self._forget()
+            began = time.monotonic()
+            self.read()
+            now = time.monotonic()
+            self._due = now + max(LOOK_SECONDS, LOOK_SHARE * (now - began))
+
+    def patience(self) -> float | None:
+        """Return how many seconds to wait at most before the next call of `look`."""
+        if self._due is None or self._handle.is_closing:
+            return None
+        return max(0.0, self._due - time.monotonic())
+
+    def look(self) -> None:
+        """Wait for the descriptor again, once it is time."""
+        if self._due is not None and time.monotonic() >= self._due and not self._handle.is_closing:
+            self._due = None
+            self._events.watch(self.descriptor)
 
     def read(self) -> None:
-        """Tell of what is new."""
-        _take_nudge(self.descriptor)
+        """Look at what is new."""
+        if not self._handle.is_closing:
+            _take_nudge(self.descriptor)
+        fresh: list[tuple[int, RawRecord]] = []
         for number, generation in enumerate(self._handle.generations):
             for cursor, one in generation.changed_since(self._cursors.get(number, 0)):
                 self._cursors[number] = cursor
-                said, key = (one.verdict, one.reason), (number, one.slot)
-                if self._told.get(key) != said and not (key in self._told and one.verdict == "allowed"):
-                    self._told[key] = said
-                    self._tell(decisions([one], self._handle.rules)[0])
+                fresh.append((number, one))
+        self._handle.names.look_up(fresh)
+        if self._tell is not None:
+            self._tell_of(fresh, self._tell)
+
+    def _tell_of(self, fresh: list[tuple[int, RawRecord]], tell: Callable[[Decision], object]) -> None:
+        for number, one in fresh:
+            said, key = (one.verdict, one.reason), (number, one.slot)
+            if self._told.get(key) != said and not (key in self._told and one.verdict == "allowed"):
+                self._told[key] = said
+                tell(self._handle.decisions([(number, one)])[0])
 
     def close(self) -> None:
-        """Tell no more."""
-        self._tell = lambda one: None
+        """Look no more, and tell no more."""
+        if self._due is None:
+            self._forget()
+            self._due = math.inf
+        self._tell = None
+
+    def _forget(self) -> None:
+        # Another thread that closes the sandbox may have closed it.
+        with contextlib.suppress(OSError):
+            self._events.forget(self.descriptor)
 
 
 def _take_nudge(descriptor: int) -> None:
@@ -432,7 +508,7 @@ class NetworkSetup:
 
     def finish(self, process: EgressProcess, box: LaunchedSandbox, events: Events) -> Steps[EgressHandle]:
         """Check the listeners, and hand them to the egress process. A failure ends it."""
-        nudge = -1
+        nudge = questions = -1
         opened: NetworkListeners | None = None
         observed: NetworkEvidence | None = None
         try:
@@ -441,16 +517,21 @@ class NetworkSetup:
                 opened = yield from await_listeners(request, events)
                 inode = os.fstat(box.network_fd).st_ino
                 observed = observe_network(opened, self.ports, self._pid, inode)
+            if opened is not None:
+                questions = os.dup(opened.questions)
             nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             settings = {"rules": list(self.rules)}
             records, resolver = yield from configure(
                 process, box, self._home, nudge, settings, opened, self._published, events
             )
             ports = () if self._published is None else self._published.ports
-            return EgressHandle(process, records, nudge, self.rules, observed, self._pid, resolver, ports)
+            return EgressHandle(
+                process, records, nudge, self.rules, observed, self._pid, resolver, ports, questions
+            )
         except BaseException:
-            if nudge >= 0:
-                os.close(nudge)
+            for descriptor in (nudge, questions):
+                if descriptor >= 0:
+                    os.close(descriptor)
             yield from process.closed(events)
             raise
         finally:
@@ -504,7 +585,7 @@ def configure(
             message["tcp"] = [[port, family] for port, family, _ in opened.tcp]
             message["udp"] = [family for family, _ in opened.udp]
             message["ipv6"] = opened.ipv6
-            passed += [resolver, *opened.descriptors[:-1]]
+            passed += [resolver, *opened.sockets]
         if published is not None:
             message["publish"] = [one.port for one in published.ports]
             channel = _serve_connections(box)

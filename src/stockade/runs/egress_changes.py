@@ -354,6 +354,7 @@ def _joined(
             udp=[(family, by_name[f"udp{family}/53"]) for family in families],
             ipv6=opened.ipv6,
             namespace=opened.namespace,
+            questions=opened.questions,
         ), of_host
     except KeyError:
         raise _failed("the sandbox has IPv6 no more, or only now") from None

@@ -7,6 +7,7 @@ are reduced to the letters that they can have, numbers to their range, words to 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from stockade.controls import Control
@@ -59,12 +60,17 @@ class NetworkUse(NamedTuple):
     changes: tuple[RuleChange, ...] = ()
 
 
-def decisions(records: Iterable[RawRecord], rules: Sequence[str]) -> list[Decision]:
-    """Return the records as decisions; `rules` are the texts that the numbers of rules refer to."""
-    return [_decision(record, rules) for record in records]
+def decisions(
+    records: Iterable[RawRecord], rules: Sequence[str], processes: Iterable[str | None] = repeat(None)
+) -> list[Decision]:
+    """Return the records as decisions.
+
+    `rules` are the texts that the numbers of rules refer to, `processes` those that made each connection.
+    """
+    return [_decision(one, rules, process) for one, process in zip(records, processes, strict=False)]
 
 
-def _decision(record: RawRecord, rules: Sequence[str]) -> Decision:
+def _decision(record: RawRecord, rules: Sequence[str], process: str | None) -> Decision:
     verdict: Literal["allowed", "denied", "failed"] = "failed"
     if record.verdict == "allowed":
         verdict = "allowed"
@@ -73,6 +79,7 @@ def _decision(record: RawRecord, rules: Sequence[str]) -> Decision:
     return Decision(
         kind="name" if record.kind == "name" else "publish" if record.kind == "publish" else "connect",
         time=round(record.time, 3),
+        process=process,
         name=_plain(record.name, MOST_NAME),
         address=_plain(record.address, MOST_NAME),
         port=record.port if record.kind != "name" and 0 <= record.port <= 0xFFFF else 0,

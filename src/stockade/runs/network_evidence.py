@@ -21,6 +21,7 @@ from stockade.gate.network import DNS_PORT, NetworkListeners
 
 #: The kernel's numbers, which Python does not name. A cookie is unique to a network namespace (Linux 5.14).
 SO_NETNS_COOKIE, SIOCGSKNS = 71, 0x894C
+NETLINK_SOCK_DIAG = 4
 IP_PKTINFO, IPV6_FREEBIND = 8, 78
 RTF_LOCAL = 0x80000000
 #: The last bytes of a line in ipv6_route for the entry that refuses whatever has no route.
@@ -70,6 +71,7 @@ def observe_network(
         cookies.add(_check_socket(descriptor, f"tcp{family}/{port}", family, port, listens=True))
     for family, descriptor in listeners.udp:
         cookies.add(_check_socket(descriptor, f"udp{family}/{DNS_PORT}", family, DNS_PORT, listens=False))
+    cookies.add(_check_questions(listeners.questions))
     _check_namespace(listeners, cookies, namespace)
     _check_ipv4(_read(f"/proc/{pid}/net/fib_trie"))
     _check_ipv6(
@@ -107,6 +109,22 @@ def _check_socket(descriptor: int, name: str, family: int, port: int, *, listens
         for level, option, value, what in _options(family, listens):
             if found.getsockopt(level, option) != value:
                 raise _missing(f"{name}: {what} is not {value}")
+        return _cookie(found)
+    finally:
+        found.detach()
+
+
+def _check_questions(descriptor: int) -> int:
+    """Check the socket for questions about sockets, and return the cookie of its network namespace."""
+    if os.get_blocking(descriptor):
+        raise _missing("the socket for questions blocks")
+    try:
+        found = socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise _missing(f"the socket for questions is not a socket: {error.strerror}") from None
+    try:
+        if (found.family, found.proto) != (socket.AF_NETLINK, NETLINK_SOCK_DIAG):
+            raise _missing("the socket for questions is of another kind")
         return _cookie(found)
     finally:
         found.detach()

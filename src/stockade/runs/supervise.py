@@ -175,9 +175,8 @@ def _supervise_program(
     channel = watch.start(streams.theirs, kept=run.kept, more=more)
     streams.close(*streams.theirs)
     pumps = Pumps(streams, events, run.started, beside)
-    told = None if run.on_decision is None or box.egress is None else box.egress.follow(run.on_decision)
-    if told is not None:
-        pumps.follow(told)
+    if box.egress is not None:
+        pumps.follow(box.egress.follow(run.on_decision, events))
     try:
         if beside is not None:
             beside.begin(channel, events)
@@ -222,6 +221,11 @@ def _supervise_program(
             channel.close()
 
 
+def shorter(one: float | None, other: float | None) -> float | None:
+    """Return the shorter of two waits; None is for ever."""
+    return min((wait for wait in (one, other) if wait is not None), default=None)
+
+
 class Pumps:
     """Reads and writes the pipes of a run, or its terminal, whenever one of them is ready."""
 
@@ -240,16 +244,15 @@ class Pumps:
         self._aim()
 
     def follow(self, network: DecisionFollower) -> None:
-        """Pass on the decisions of network rules as they are recorded."""
+        """Look at the decisions of network rules as they are recorded."""
         self._network = network
-        self._events.watch(network.descriptor)
 
     def move(self, end: int) -> None:
         """Read or write a descriptor that is ready."""
         if end in self._outputs:
             self._drain(end)
         elif self._network is not None and end == self._network.descriptor:
-            self._network.read()
+            self._network.move()
         elif end == self._fed and self._feed is not None:
             if self._feed.step():
                 self._aim()
@@ -274,13 +277,16 @@ class Pumps:
     def patience(self) -> float | None:
         """Return how many seconds to wait at most before the next call of `look`."""
         other = self._terminal if self._beside is None else self._beside
-        return None if other is None else other.patience()
+        patience = None if other is None else other.patience()
+        return patience if self._network is None else shorter(patience, self._network.patience())
 
     def look(self) -> None:
         """Do what is due by time and not because a descriptor is ready."""
         other = self._terminal if self._beside is None else self._beside
         if other is not None:
             other.look()
+        if self._network is not None:
+            self._network.look()
 
     def rest(self) -> None:
         """Read what is left in the pipes after the end: at most `LEFT`, for others may write for ever."""
@@ -316,7 +322,6 @@ class Pumps:
             self._events.forget(end)
             del self._outputs[end]
         if self._network is not None:
-            self._events.forget(self._network.descriptor)
             self._network.close()
             self._network = None
         self._stop_feeding()
@@ -440,8 +445,7 @@ class Watch:
 
     def _patience(self, pumps: Pumps | None) -> float | None:
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        other = None if pumps is None else pumps.patience()
-        return min((wait for wait in (left, other) if wait is not None), default=None)
+        return left if pumps is None else shorter(left, pumps.patience())
 
     def _check_time(self) -> None:
         """Kill the gate if it is late."""

@@ -17,6 +17,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,8 +29,11 @@ from stockade.runs.cgroup import Baseline
 from stockade.runs.io.eventloop import WRITABLE, Events, Steps
 from stockade.runs.io.streams import CHUNK, Output, Spill
 from stockade.runs.launch import gate_ended
-from stockade.runs.supervise import LAST_WORDS, LATE, LEFT, Run, RunEnding
+from stockade.runs.supervise import LAST_WORDS, LATE, LEFT, Run, RunEnding, shorter
 from stockade.sessions.connection import DriverConnection
+
+if TYPE_CHECKING:
+    from stockade.runs.egress import DecisionFollower
 
 #: How many seconds pass before a shell that sleeps on is interrupted again.
 AGAIN = 0.25
@@ -138,6 +142,7 @@ class Exchange:
         self._feed: SlowWriter | None = None
         self._watched: list[int] = []
         self._ladder = Ladder(line, run.program, insistent)
+        self._network: DecisionFollower | None = None
 
     def steps(self) -> Steps[tuple[DriverReply | None, RunEnding]]:
         """Send the request and wait until the driver has answered or ended."""
@@ -150,11 +155,13 @@ class Exchange:
                 self._begin()
             while not self._is_over():
                 with self._deferring_errors():
-                    yield self._ladder.patience()
+                    yield self._patience()
                 for end in self._events.ready:
                     with self._deferring_errors():
                         self._move(end)
                 self._ladder.check()
+                if self._network is not None:
+                    self._network.look()
             if self._failure is not None:
                 raise self._failure
             for reader in self._outputs:
@@ -211,17 +218,25 @@ class Exchange:
             self._watch(reader)
         if line.box.egress_needed >= 0:
             self._watch(line.box.egress_needed)
+        if line.box.egress is not None:
+            self._network = line.box.egress.follow(self._run.on_decision, self._events)
         self._ladder.begin()
 
     def _end(self) -> None:
         for end in tuple(self._watched):
             self._forget(end)
+        if self._network is not None:
+            self._network.close()
         self._stop_feeding()
         self._spilled()
         if not self._over:
             self._ladder.end()
             if self._run.given:
                 self._line.forget_input()
+
+    def _patience(self) -> float | None:
+        patience = self._ladder.patience()
+        return patience if self._network is None else shorter(patience, self._network.patience())
 
     def _is_over(self) -> bool:
         return self._over or self._answer is not None
@@ -238,6 +253,8 @@ class Exchange:
             self._forget(end)
             self._egress_ended = True
             self._ladder.give_up()
+        elif self._network is not None and end == self._network.descriptor:
+            self._network.move()
         elif end == line.channel.fileno():
             self._take_reply(line.channel.receive())
         elif self._feed is not None and end == self._feed.descriptor and not self._feed.step():

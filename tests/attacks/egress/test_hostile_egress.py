@@ -112,7 +112,8 @@ def forge():
             chance.choice([1, 2**64 - 1, slot]), when, chance.choice([when, 0.5]),
             2**64 - 1 if slot % 7 else 2**62, 2**63 - 1, 2**32 - 1,
             chance.choice([-2**31, 2**31 - 1, 0]), 65535, slot % 3, slot % 4,
-            slot % 256, slot % 2, chance.choice([0, 4, 6, 255]), 253, bytes(16), name)
+            slot % 256, slot % 2, chance.choice([0, 4, 6, 255]), 253, bytes(16), name,
+            chance.choice([0, 4, 6, 255]), slot, bytes([198, 18, 0, 2]), chance.randbytes(16))
     os.pwrite(records, block, 0)
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -441,17 +440,3 @@ def test_without_connections_the_end_takes_no_time(tmp_path: Path) -> None:
         rig.control.shutdown(socket.SHUT_WR)
         rig.process.wait(10)
         assert time.monotonic() - began < 0.25
-
-
-def test_records_that_were_read_make_room(tmp_path: Path) -> None:
-    with EgressRig(tmp_path, [f"{SERVER}:7000"], [7000]) as rig:
-        rig.serve(echo, 7000)
-        talk = CONNECT + "one = connect(sys.argv[1], 7000); one.sendall(b'x'); one.recv(9)\n"
-        rig.python(talk, SERVER)
-        rig.ended_records()
-        _, cursor = rig.reader.since(0)
-        rig.control.send(json.dumps({"read": cursor}).encode())
-        assert json.loads(rig.control.recv(99)) == {"ok": True}
-        assert (rig.records(), rig.totals().records) == ([], 0)
-        rig.python(talk, SERVER)
-        assert [one.sent for one in rig.ended_records()] == [1]

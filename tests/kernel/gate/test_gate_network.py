@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import stockade
@@ -265,12 +266,14 @@ def test_more_ports_can_be_added(network: Network) -> None:
             udp=first.udp,
             ipv6=more.ipv6,
             namespace=more.namespace,
+            questions=more.questions,
         )
         network.observed(listeners, (*PORTS, 9000, 9001))
         assert network.attempts((int(socket.AF_INET), "93.184.216.34", 9001))[0][0] == 0
         for _, _, descriptor in more.tcp:
             os.close(descriptor)
         os.close(more.namespace)
+        os.close(more.questions)
 
 
 def test_ports_cannot_be_added_to_a_network_without_routes(native: Network) -> None:
@@ -359,11 +362,20 @@ def test_the_listeners_of_two_sandboxes_are_apart(native: Network, monkeypatch: 
         other.observed(two)
         with pytest.raises(SetupError, match="network namespace"):
             native.observed(two)
-        mixed = NetworkListeners(tcp=one.tcp, udp=two.udp, ipv6=one.ipv6, namespace=one.namespace)
+        mixed = NetworkListeners(
+            tcp=one.tcp, udp=two.udp, ipv6=one.ipv6, namespace=one.namespace, questions=one.questions
+        )
         with pytest.raises(SetupError, match="not in one network namespace"):
             native.observed(mixed)
         with pytest.raises(SetupError, match="one listener for each port"):
             native.observed(one, (80, 443))
+        for questions, problem in [
+            (two.questions, "not in one network namespace"),
+            (one.tcp[0][2], "of another kind"),
+            (one.namespace, "blocks"),
+        ]:
+            with pytest.raises(SetupError, match=problem):
+                native.observed(msgspec.structs.replace(one, questions=questions))
 
 
 class Request(ctypes.Structure):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from stockade.egress import records
-from stockade.egress.records import RecordReader, RecordWriter, create_records
+from stockade.egress.records import InsideEnds, RecordReader, RecordWriter, create_records
 
 
 @pytest.fixture
@@ -43,6 +43,18 @@ def test_a_connection_is_read_while_it_goes_on_and_again_when_it_ends(memory: in
     assert len(nudges) == 2
     totals = reader.totals()
     assert (totals.connections_allowed, totals.bytes_sent, totals.bytes_received) == (1, 10, 5)
+
+
+@pytest.mark.parametrize(
+    "ends", [InsideEnds("198.18.0.2", 40000, "198.18.3.4"), InsideEnds("fd00:5afe::2", 65535, "2001:db8::9")]
+)
+def test_a_connection_has_its_ends_inside_until_it_ends(memory: int, ends: InsideEnds) -> None:
+    writer, reader = RecordWriter(memory), RecordReader(memory)
+    record = writer.connection("api.example.com", "2001:db8::7", 443, 3, ends)
+    writer.refuse("", "10.0.0.1", 80, "no rule")
+    assert [one.inside for one in reader.since(0)[0]] == [ends, None]
+    record.close()
+    assert reader.since(0)[0][-1].inside == ends
 
 
 def test_only_memory_that_was_written_is_read(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,34 +207,3 @@ def test_rubbish_yields_no_error_and_only_records_that_make_sense(memory: int) -
         os.pwrite(memory, bytes(block), at)
         record = reader._read(records.NAME_SLOTS)
         assert record is None or (record[1].kind in records.KINDS and record[1].verdict in records.VERDICTS)
-
-
-def test_slots_are_used_again_once_the_supervisor_has_read_what_ended(memory: int) -> None:
-    writer, reader = RecordWriter(memory), RecordReader(memory)
-    going = writer.connection("long.example", "192.0.2.1", 443, 0)
-    cursor = 0
-    for turn in range(5):
-        for number in range(records.ALLOWED_SLOTS - 1):
-            writer.connection(f"n{number}.example", "192.0.2.1", 443, 0).close()
-        writer.refuse("", "10.0.0.1", 80, "no rule")
-        found, cursor = reader.since(cursor)
-        assert len(found) == records.ALLOWED_SLOTS + (turn == 0)
-        writer.forget(cursor)
-        assert reader.since(0)[0] == [one for one in reader.since(0)[0] if one.open]
-    assert reader.totals().dropped == 0
-    assert reader.totals().records == 1
-    going.add(1, 2)
-    going.close()
-    ((ended,), _) = reader.since(cursor)
-    assert (ended.name, ended.received, ended.open) == ("long.example", 2, False)
-    assert reader.totals().connections_refused == 5
-
-
-def test_what_was_not_read_yet_is_not_forgotten(memory: int) -> None:
-    writer, reader = RecordWriter(memory), RecordReader(memory)
-    writer.refuse("", "10.0.0.1", 80, "no rule")
-    _, cursor = reader.since(0)
-    writer.refuse("", "10.0.0.1", 80, "no rule")
-    writer.forget(cursor)
-    ((record,), _) = reader.since(cursor)
-    assert record.times == 2

@@ -49,9 +49,10 @@ def decision_line(one: Decision) -> str:
     """Return one line about a decision, as it happens."""
     what = f"{one.kind} " if one.kind in ("name", "rule") else ""
     address = f" at {one.address}" if one.name and one.address else ""
-    by = f"rule {one.rule}" if one.rule and one.kind != "rule" else ""
-    why = "; ".join(filter(None, (one.reason, by)))
-    return output.name(f"network: {one.verdict}: {what}{one.target}{address}{f' ({why})' if why else ''}")
+    rule = f"rule {one.rule}" if one.rule and one.kind != "rule" else ""
+    why = "; ".join(filter(None, (one.reason, rule)))
+    by = f" by {one.process}" if one.process else ""
+    return output.name(f"network: {one.verdict}: {what}{one.target}{address}{by}{f' ({why})' if why else ''}")
 
 
 def decision_row(one: Decision) -> str:

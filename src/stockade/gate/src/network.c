@@ -45,8 +45,8 @@
 
 enum { LOOPBACK = 1 }; /* the index of the device lo in every network namespace */
 enum { DNS_PORT = 53, BACKLOG = 4096 };
-/* The namespace, a listener of each family for each port, and UDP in both families. */
-enum { MOST_SHOWN = 1 + 2 * MAX_PORTS + 2 };
+/* The namespace, a listener of each family for each port, UDP in both families, and the socket for questions. */
+enum { MOST_SHOWN = 1 + 2 * MAX_PORTS + 2 + 1 };
 _Static_assert(MOST_SHOWN <= 253, "one message carries no more");
 
 /* What the child finds open. */
@@ -382,6 +382,12 @@ static int open_udp(unsigned char family)
 	return bind_any(receiver, family, DNS_PORT) ? -1 : take_fd(&receiver);
 }
 
+/* On it the supervisor asks which socket a connection began at. It tells of this namespace's sockets for ever. */
+static int open_questions(void)
+{
+	return socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, NETLINK_SOCK_DIAG);
+}
+
 static _Noreturn void refuse_port(int error, const char *text, unsigned port)
 {
 	struct reply reply = {.kind = REPLY_FAILED, .error = error, .index = port};
@@ -413,6 +419,8 @@ static _Noreturn void child_main(const struct resident_request *request, const s
 	for (unsigned i = 0; i < count && !(request->flags & NETWORK_MORE); i++)
 		if ((shown[found++] = open_udp(families[i].number)) < 0)
 			refuse(errno, "UDP listener");
+	if ((shown[found++] = open_questions()) < 0)
+		refuse(errno, "socket for questions about sockets");
 	/* The supervisor of an ordinary user could not ask for it. */
 	shown[0] = ioctl(shown[1], SIOCGSKNS);
 	if (shown[0] < 0)

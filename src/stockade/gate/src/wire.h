@@ -78,7 +78,8 @@ enum reply_kind {
 	REPLY_ROOTS,       /* descriptors: the root, and the overlay if there is one */
 	REPLY_STOPPED,     /* the program on a terminal was stopped; status: by which signal */
 	REPLY_NETWORK,     /* from a child of the resident; status: families, 1 is IPv4 alone; index: ports; descriptors: the
-			      namespace of the first listener, for each family TCP by port, then UDP of each family */
+			      namespace of the first listener, for each family TCP by port, UDP of each family, then a
+			      NETLINK_SOCK_DIAG socket */
 	REPLY_CONNECTED,   /* to a publisher; index: the request's number; error, or else descriptor: a TCP socket that is
 			      connected or connecting */
 };

@@ -150,7 +150,8 @@ def _decision_text(one: Decision) -> str:
     why = f" ({one.reason})" if one.reason else ""
     times = f", {one.count} times" if one.count > 1 else ""
     what = f"{one.kind} " if one.kind in ("name", "rule") else ""
-    return f"{one.verdict}: {what}{one.target}{why}{moved}{times}"
+    by = f" by {one.process}" if one.process else ""
+    return f"{one.verdict}: {what}{one.target}{by}{why}{moved}{times}"
 
 
 def _append(home: str, line: bytes) -> None:
