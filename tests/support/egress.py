@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from stockade.runs import egress_process
-from stockade.runs.egress_process import EgressProcess
 from stockade.runs.io.eventloop import Events, drive
+from stockade.runs.network import egress_process
+from stockade.runs.network.egress_process import EgressProcess
 
 #: The first lines of every egress process.
 CONFINED = """\

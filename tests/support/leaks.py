@@ -137,7 +137,7 @@ def family() -> list[Process]:
 
 def quiesce() -> None:
     """Let the library end what it keeps running on purpose."""
-    for name in ("stockade.gate.client", "stockade.runs.resolver_process"):
+    for name in ("stockade.gate.client", "stockade.runs.network.resolver_process"):
         shutdown = getattr(sys.modules.get(name), "shutdown", None)
         if shutdown is not None:
             shutdown()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stockade.receipt.statement import Receipt
     from stockade.resolve.discovery import PolicySource
     from stockade.result import Decision, Result
-    from stockade.runs.published_ports import PublishedPort
+    from stockade.runs.network.published_ports import PublishedPort
     from stockade.sandbox.workspace import Workspace
     from stockade.workspace.diff.change_details import Mark
 
@@ -449,7 +449,7 @@ def _run_and_report(
     caller, home = user_and_state()
     found = discover_policy(args, caller, home)
     if found.policy.net and found.policy.net != "open":
-        from stockade.runs import egress_template
+        from stockade.runs.network import egress_template
 
         # It takes longest, so it loads its modules while this process still loads its own.
         egress_template.warm_up()

@@ -37,6 +37,26 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from stockade.egress.client_checks import (
+    HeldBytes,
+    HelloCheck,
+    RefusalError,
+    RequestCheck,
+    check_name,
+    read_hello,
+    read_requests,
+)
+from stockade.egress.decoders.dns import (
+    DnsError,
+    DnsReply,
+    NameAnswer,
+    NameBudget,
+    NameServer,
+    StreamQueries,
+    frame,
+)
+from stockade.egress.decoders.http_requests import RequestScreen
+from stockade.egress.decoders.tls_hello import HelloReader
 from stockade.egress.dialer import (
     DialError,
     ResolverClient,
@@ -46,21 +66,10 @@ from stockade.egress.dialer import (
     wait_readable,
     wait_writable,
 )
-from stockade.egress.dns import (
-    DnsError,
-    DnsReply,
-    NameAnswer,
-    NameBudget,
-    NameServer,
-    StreamQueries,
-    frame,
-)
-from stockade.egress.http_requests import RequestRefusedError, RequestScreen, refusal
 from stockade.egress.inner_connections import InnerConnections
 from stockade.egress.names import WRITTEN_SIZE, SyntheticNames, is_synthetic
 from stockade.egress.records import InsideEnds, RecordWriter
 from stockade.egress.relay import PipePool, Relay, limit_buffers, reset
-from stockade.egress.tls_hello import ClientHello, HelloError, HelloReader, NotTlsError
 from stockade.policy.net_rules import NetDecision, NetRule, RuleSet, parse_rule
 
 #: A control message with all rules, and its descriptors: records, nudge, resolver, listeners.
@@ -88,9 +97,6 @@ _DRAIN_SECONDS, _LAST_ANSWERS_SECONDS, _DRAIN_STEP = 2.0, 0.25, 0.01
 _PAUSE = 0.05
 #: What accept says of a client that has gone already.
 _GONE = frozenset({errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.ECONNRESET})
-# Fatal TLS alerts, as records: the name is not one that is served; access is denied.
-_UNRECOGNIZED_NAME = bytes((21, 3, 3, 0, 2, 2, 112))
-_ACCESS_DENIED = bytes((21, 3, 3, 0, 2, 2, 49))
 
 # <linux/in.h> and <linux/in6.h>; Python 3.11 has no IP_PKTINFO.
 _IP_PKTINFO = 8
@@ -461,7 +467,7 @@ class EgressLoop:
                 await self._serve_http(connection, destination, rule)
             else:
                 await self._serve_other(connection, destination, rule, looks=looks)
-        except _RefusalError as error:
+        except RefusalError as error:
             self._records.refuse(*destination, error.reason, rule=rule)
             if error.last_words:
                 await self._say_and_close(connection, error.last_words)
@@ -486,8 +492,8 @@ class EgressLoop:
                 if not data:
                     raise _end_before(reader.received, "not TLS")
                 self._hold(connection, len(data))
-                hello = _read_hello(reader, data)
-        _check_name(hello, destination.name)
+                hello = read_hello(reader, data)
+        check_name(hello, destination.name)
         self._heard(connection)
         relay = self._relay(connection, await self._dial(destination), destination, rule)
         relay.incoming.start()
@@ -503,12 +509,12 @@ class EgressLoop:
                 if not data:
                     raise _end_before(before, "not HTTP")
                 self._hold(connection, len(data))
-                first = _read_requests(screen, data)
+                first = read_requests(screen, data)
         # What came with the first request and belongs to later ones is held further on.
         more = self._heard(connection) - len(first)
         try:
             if not self._held.add(more) and more:
-                raise _RefusalError("limit")
+                raise RefusalError("limit")
             dialled = await self._dial(destination)
         except BaseException:
             self._held.add(-more)
@@ -539,7 +545,7 @@ class EgressLoop:
         """Count bytes of a client that are held until they are judged."""
         self._silent[connection] += amount
         if not self._held.add(amount):
-            raise _RefusalError("limit")
+            raise RefusalError("limit")
 
     def _heard(self, connection: socket.socket) -> int:
         """Count a client's bytes no more; return how many there were."""
@@ -710,109 +716,6 @@ class EgressLoop:
         self._loop.call_later(min(5.0, max(idle / 4, 0.05)), self._sweep)
 
 
-class HelloCheck:
-    """Holds what a client of a name sends first until it is no TLS hello, or one with the right name."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, relay: Relay, name: str, seconds: float) -> None:
-        self._loop, self._relay, self._name, self._seconds = loop, relay, name, seconds
-        self._reader = HelloReader()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def pass_hello(self, data: bytes) -> bytes:
-        """Return what may be sent on."""
-        try:
-            hello = self._reader.feed(data)
-            if hello is None and len(self._reader.received) > _READ_SIZE:
-                raise _RefusalError("limit", _ACCESS_DENIED)
-            if hello is None:
-                # A client may wait as long as it likes for the server's greeting, but not in a hello.
-                if self._timer is None:
-                    late = ("failed", "timed out")
-                    self._timer = self._loop.call_later(self._seconds, self._relay.abort, *late)
-                    # A timer keeps all of its relay in memory.
-                    self._relay.finished.add_done_callback(lambda _: self._cancel())
-                return b""
-            _check_name(hello, self._name)
-        except NotTlsError:
-            pass
-        except HelloError:
-            self._refuse("not TLS", _ACCESS_DENIED)
-        except _RefusalError as error:
-            self._refuse(error.reason, error.last_words)
-        self._cancel()
-        self._relay.outgoing.check = None
-        return bytes(self._reader.received)
-
-    def _refuse(self, reason: str, last_words: bytes) -> None:
-        # What was received goes nowhere, and need not wait in memory until the client has read why.
-        self._reader = HelloReader()
-        self._relay.refuse(reason, last_words)
-
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-
-class HeldBytes:
-    """How many bytes all clients together have sent that are not judged yet."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._amount = limit, 0
-
-    def add(self, amount: int) -> bool:
-        """Count bytes, or no longer count them if negative; return whether they are within the limit."""
-        self._amount += amount
-        return self._amount <= self._limit
-
-
-class RequestCheck:
-    """Judges the requests of a relay after the first one; `amount` bytes are held, and counted, already."""
-
-    def __init__(self, relay: Relay, screen: RequestScreen, held: HeldBytes, amount: int) -> None:
-        self._relay, self._screen, self._held, self._amount = relay, screen, held, amount
-        relay.finished.add_done_callback(lambda _: self._count(-self._amount))
-
-    def pass_request(self, data: bytes) -> bytes:
-        """Return what may be sent on."""
-        try:
-            passed = self._screen.feed(data)
-        except RequestRefusedError as error:
-            self._relay.refuse(_request_reason(error), _request_refusal(error))
-            return b""
-        held = len(data) - len(passed)
-        if not self._count(held) and held > 0:
-            self._relay.refuse("limit", b"")
-        return passed
-
-    def _count(self, amount: int) -> bool:
-        self._amount += amount
-        return self._held.add(amount)
-
-    def pass_response(self, data: bytes) -> bytes:
-        """Let the screen see the response to an upgrade, and pass it on."""
-        try:
-            released = self._screen.response_head(data)
-        except RequestRefusedError as error:
-            self._relay.refuse(_request_reason(error), _request_refusal(error))
-            return b""
-        if self._screen.opaque:
-            self._relay.outgoing.check = None
-        if not self._screen.waiting_for_response:
-            self._relay.incoming.check = None
-        if released:
-            self._count(-len(released))
-            self._relay.outgoing.push(released)
-        return data
-
-
-class _RefusalError(Exception):
-    """A connection that is refused after something was read; `last_words` are what the client gets."""
-
-    def __init__(self, reason: str, last_words: bytes = b"") -> None:
-        super().__init__(reason)
-        self.reason, self.last_words = reason, last_words
-
-
 def main(control: int) -> None:
     """Serve one sandbox until the supervisor closes the control socket."""
     connection = socket.socket(fileno=control)
@@ -890,36 +793,4 @@ def _reply_source(ancillary: list[tuple[int, int, bytes]]) -> list[tuple[int, in
 
 def _end_before(received: bytes | bytearray, reason: str) -> Exception:
     """Return what ends a connection whose client sent too little."""
-    return _RefusalError(reason) if received else DialError("nothing sent")
-
-
-def _read_hello(reader: HelloReader, data: bytes) -> ClientHello | None:
-    try:
-        return reader.feed(data)
-    except NotTlsError:
-        raise _RefusalError("not TLS") from None
-    except HelloError:
-        raise _RefusalError("not TLS", _ACCESS_DENIED) from None
-
-
-def _check_name(hello: ClientHello, name: str) -> None:
-    if not hello.name:
-        raise _RefusalError("no SNI", _UNRECOGNIZED_NAME)
-    if hello.name != name:
-        raise _RefusalError("SNI differs", _UNRECOGNIZED_NAME)
-
-
-def _read_requests(screen: RequestScreen, data: bytes) -> bytes:
-    try:
-        return screen.feed(data)
-    except RequestRefusedError as error:
-        raise _RefusalError(_request_reason(error), _request_refusal(error)) from None
-
-
-def _request_reason(error: RequestRefusedError) -> str:
-    return "Host differs" if error.host else "not HTTP"
-
-
-def _request_refusal(error: RequestRefusedError) -> bytes:
-    names = f"The request names {error.host}, and the program looked up another host for this connection."
-    return refusal(str(error), names if error.host else "")
+    return RefusalError(reason) if received else DialError("nothing sent")

@@ -2,7 +2,7 @@
 
 Programs can then go on in copies of it instead of being executed: see
 `gate/src/template.c` for how, `inside.template_interpreter` for what it executes,
-`functions.interpreter_template` and `runs.egress_template` for what they load.
+`functions.interpreter_template` and `runs.network.egress_template` for what they load.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from stockade.policy import Policy
     from stockade.receipt.statement import NetworkCounts, Parent, Receipt, RuleChange, Who
     from stockade.result import Result
-    from stockade.runs.egress import NetworkMark
     from stockade.runs.launch import LaunchedSandbox
+    from stockade.runs.network.egress import NetworkMark
     from stockade.runs.prepare import RunPreparation
 
 

@@ -23,7 +23,7 @@ from stockade.workspace.overlay import OverlayLayer
 
 if TYPE_CHECKING:
     from stockade.runs.handoffs import Handoffs
-    from stockade.runs.network import NetworkUse
+    from stockade.runs.network.decisions import NetworkUse
 
 
 def result_of(

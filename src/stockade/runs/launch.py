@@ -32,7 +32,7 @@ from stockade.runs.prepare import RunPreparation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from stockade.runs.egress import EgressHandle
+    from stockade.runs.network.egress import EgressHandle
 
 #: A set-up takes milliseconds; one that takes this long hangs, for example on a dead network file system.
 SETUP_SECONDS = 30
@@ -167,7 +167,7 @@ def launch(
     with os_errors.setup_errors():
         net = prepared.resolved.policy.net
         if prepared.made.published is not None or (net and net != "open"):
-            from stockade.runs.egress import launch_with_egress
+            from stockade.runs.network.egress import launch_with_egress
 
             return (yield from launch_with_egress(prepared, events, meanwhile))
         return (yield from launch_with_retry(prepared, events, meanwhile))

@@ -21,7 +21,7 @@ from stockade.result import Usage
 from stockade.runs.cgroup import GroupLimits, SandboxCgroups, hierarchies, planned_paths
 
 if TYPE_CHECKING:
-    from stockade.runs.network import NetworkUse
+    from stockade.runs.network.decisions import NetworkUse
     from stockade.runs.supervise import RunEnding
 
 

@@ -38,7 +38,7 @@ from stockade.workspace.overlay import OverlayLayer, has_snapshots
 
 if TYPE_CHECKING:
     from stockade.gate.template import Template
-    from stockade.runs.published_ports import PublishedListeners, PublishedPort
+    from stockade.runs.network.published_ports import PublishedListeners, PublishedPort
     from stockade.runs.scratch import ScratchDirectory
     from stockade.sandbox.workspace import Workspace
 
@@ -146,7 +146,7 @@ class HostResources:
         says that several commands will run in the sandbox.
         """
         if publish:
-            from stockade.runs.published_ports import PublishedListeners
+            from stockade.runs.network.published_ports import PublishedListeners
 
             self.published = PublishedListeners(publish)
         workspace = resolved.workspace
@@ -298,12 +298,12 @@ def _resolve_and_plan(
         policy = resume.fit_policy(policy, workspace, home)
     wanted: tuple[PublishedPort, ...] = ()
     if publish:
-        from stockade.runs.published_ports import parse_all, refuse_without_namespace
+        from stockade.runs.network.published_ports import parse_all, refuse_without_namespace
 
         wanted = parse_all(publish, policy.net)
     has_rules = bool(policy.net) and policy.net != "open"
     if not dry and (has_rules or wanted):
-        from stockade.runs import egress_template, resolver_process
+        from stockade.runs.network import egress_template, resolver_process
 
         # They load their modules while everything else is prepared.
         egress_template.warm_up()

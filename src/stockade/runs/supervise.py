@@ -28,7 +28,7 @@ from stockade.runs.launch import LaunchedSandbox, gate_ended
 
 if TYPE_CHECKING:
     from stockade.gate.template import Template
-    from stockade.runs.egress import DecisionFollower
+    from stockade.runs.network.egress import DecisionFollower
     from stockade.sandbox.delegation import Delegation
 
 LEFT = 1 << 20  # as much as a pipe can be made to hold

@@ -10,6 +10,7 @@ from stockade.lazy import loader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from stockade.runs.network.published_ports import PublishedPort
     from stockade.runs.options import (
         BackgroundOptions,
         CodeOptions,
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
         SandboxOptions,
         ShellOptions,
     )
-    from stockade.runs.published_ports import PublishedPort
     from stockade.sandbox.async_sandbox import AsyncProcess, AsyncSandbox, run_async
     from stockade.sandbox.confine import Confinement, confine
     from stockade.sandbox.network import AsyncSandboxNetwork, SandboxNetwork
@@ -81,7 +81,7 @@ _LAZY = {
     "Pool": "stockade.sandbox.pool",
     "Process": "stockade.sandbox.process",
     "ProcessOptions": "stockade.runs.options",
-    "PublishedPort": "stockade.runs.published_ports",
+    "PublishedPort": "stockade.runs.network.published_ports",
     "RunOptions": "stockade.runs.options",
     "Sandbox": "stockade.sandbox.sandbox",
     "SandboxNetwork": "stockade.sandbox.network",

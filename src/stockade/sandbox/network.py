@@ -11,7 +11,7 @@ from stockade.linux.user import Caller
 from stockade.resolve.config_files import config_dir, find_layers
 from stockade.runs.io import async_eventloop
 from stockade.runs.io.eventloop import Events, Steps, drive
-from stockade.runs.published_ports import PublishedPort
+from stockade.runs.network.published_ports import PublishedPort
 
 if TYPE_CHECKING:
     from stockade.runs.launch import LaunchedSandbox
@@ -45,7 +45,7 @@ class NetworkView:
     def _allow_steps(
         self, box: LaunchedSandbox, prepared: RunPreparation, rules: tuple[str, ...], events: Events
     ) -> Steps[None]:
-        from stockade.runs.egress_changes import change_rules, with_allowed
+        from stockade.runs.network.egress_changes import change_rules, with_allowed
 
         own = _policy_rules(prepared)
         return (
@@ -57,7 +57,7 @@ class NetworkView:
     def _deny_steps(
         self, box: LaunchedSandbox, prepared: RunPreparation, rules: tuple[str, ...], events: Events
     ) -> Steps[None]:
-        from stockade.runs.egress_changes import change_rules, with_denied
+        from stockade.runs.network.egress_changes import change_rules, with_denied
 
         _policy_rules(prepared)
         nothing: Callable[[tuple[str, ...]], object] = len  # deny rules only narrow

@@ -48,7 +48,7 @@ from stockade.workspace.overlay import OverlayLayer
 if TYPE_CHECKING:
     from stockade.gate.template import Template
     from stockade.linux.user import Caller
-    from stockade.runs.published_ports import PublishedPort
+    from stockade.runs.network.published_ports import PublishedPort
     from stockade.sandbox.process import ProcessHandles
     from stockade.sessions.session import LivingSandbox
 

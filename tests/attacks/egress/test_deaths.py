@@ -18,7 +18,7 @@ import pytest
 import stockade
 from attacks.egress.reach import Reach
 from stockade import Policy
-from stockade.runs import egress_template
+from stockade.runs.network import egress_template
 from support import leaks
 
 #: Downloads without end, then tries to connect again: says why each ended.
@@ -72,7 +72,7 @@ def test_an_egress_process_killed_in_the_middle_ends_every_connection(reach: Rea
 
 RESOLVER = """
 import os, signal
-from stockade.runs import resolver_process
+from stockade.runs.network import resolver_process
 policy = stockade.Policy(net=["api.good.example", "11.0.0.66:80"])
 def said(box):
     return [box.run(["python3", "-c", CODE, host]).text.strip() for host in ("api.good.example", "11.0.0.66")]

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from stockade.egress import records
-from stockade.runs.network import decisions, denials
+from stockade.runs.network.decisions import decisions, denials
 
 RULES = ["api.good.example:443", "!evil.example"]
 

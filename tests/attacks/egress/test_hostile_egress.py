@@ -16,8 +16,8 @@ import pytest
 
 import stockade
 from stockade import Policy, SetupError
-from stockade.runs import egress_process, resolver_process
 from stockade.runs.io.eventloop import Events, drive
+from stockade.runs.network import egress_process, resolver_process
 from stockade.sandbox.sandbox import RunExtras, run_once
 from support.egress import CONFINED
 

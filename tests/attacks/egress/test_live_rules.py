@@ -218,7 +218,7 @@ def test_a_hostile_egress_process_cannot_pass_other_descriptors_for_its_listener
     found = library(
         internet,
         f"""
-from stockade.runs import egress_process
+from stockade.runs.network import egress_process
 genuine, egress_process.CODE = egress_process.CODE, {code!r}
 with stockade.Sandbox(Policy(net=["www.good.example:80"])) as box:
     egress_process.CODE = genuine

@@ -12,7 +12,7 @@ import pytest
 
 from stockade import Policy, Sandbox
 from stockade.host import host
-from stockade.runs import resolver_process
+from stockade.runs.network import resolver_process
 from support.egress import ANSWERING, CONFINED, ask, running
 from support.means import need
 

@@ -9,9 +9,9 @@ import sys
 PROGRAM = """
 import sys
 before = set(sys.modules)
-from stockade.egress.dns import NameServer
-from stockade.egress.http_requests import RequestRefusedError, RequestScreen, refusal
-from stockade.egress.tls_hello import HelloError, HelloReader
+from stockade.egress.decoders.dns import NameServer
+from stockade.egress.decoders.http_requests import RequestRefusedError, RequestScreen, refusal
+from stockade.egress.decoders.tls_hello import HelloError, HelloReader
 print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] not in sys.stdlib_module_names))
 sys.meta_path.clear()
 
@@ -41,8 +41,8 @@ def test_the_decoders_load_the_standard_library_alone_and_nothing_later() -> Non
         "stockade",
         "stockade._version",
         "stockade.egress",
-        "stockade.egress.dns",
-        "stockade.egress.http_requests",
-        "stockade.egress.tls_hello",
+        "stockade.egress.decoders.dns",
+        "stockade.egress.decoders.http_requests",
+        "stockade.egress.decoders.tls_hello",
         "stockade.errors",
     ]

@@ -22,7 +22,7 @@ import stockade
 from stockade import Policy
 from stockade.errors import SetupError
 from stockade.gate import client
-from stockade.runs import egress, egress_process, egress_template, resolver_process
+from stockade.runs.network import egress, egress_process, egress_template, resolver_process
 from support import leaks
 
 #: Connects, and prints what it gets or why not.

@@ -20,7 +20,7 @@ import pytest
 import stockade
 from stockade import Policy, PolicyError, Sandbox, SetupError
 from stockade.host import bubblewrap
-from stockade.runs import resolver_process
+from stockade.runs.network import resolver_process
 from stockade.sandbox import PublishedPort
 from support import bubblewraps
 from support.cli import STOCKADE

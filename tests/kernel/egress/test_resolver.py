@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from stockade.egress import resolver
-from stockade.runs import resolver_process
 from stockade.runs.io.eventloop import Events, drive
-from stockade.runs.resolver_process import ResolverEvidence
+from stockade.runs.network import resolver_process
+from stockade.runs.network.resolver_process import ResolverEvidence
 from support.means import need
 from support.paths import ROOT
 
@@ -114,7 +114,7 @@ def test_one_that_died_is_started_again() -> None:
 def test_it_ends_with_its_supervisor() -> None:
     code = (
         "import os, time\n"
-        "from stockade.runs import resolver_process\n"
+        "from stockade.runs.network import resolver_process\n"
         "resolver_process.warm_up()\n"
         "print(*resolver_process.resolver_pids(), flush=True)\n"
         "time.sleep(60)\n"
@@ -144,7 +144,7 @@ import os, socket, subprocess, sys, threading, time
 sys.path.insert(0, sys.argv[1])
 from kernel.egress.test_resolver import answers, connected
 from stockade.backends.seccomp import egress_calls
-from stockade.runs import resolver_process
+from stockade.runs.network import resolver_process
 
 def replace(path, text):
     with open(path + ".new", "w") as file:

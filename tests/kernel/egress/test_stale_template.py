@@ -9,7 +9,7 @@ import time
 import pytest
 
 from stockade import Policy, Sandbox
-from stockade.runs import egress_template
+from stockade.runs.network import egress_template
 
 
 def test_a_template_that_becomes_stale_fails_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:

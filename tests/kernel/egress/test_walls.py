@@ -21,8 +21,8 @@ from stockade.gate import client
 from stockade.gate import operations as ops
 from stockade.host import host
 from stockade.linux.sha256 import sha256
-from stockade.runs import egress_process, egress_template
 from stockade.runs.io.eventloop import Events, drive
+from stockade.runs.network import egress_process, egress_template
 from support.egress import ANSWERING, CONFINED, ask, launched, running
 from support.gatebuild import sabotaged_library
 from support.means import applies

@@ -18,7 +18,7 @@ from stockade.gate import operations as ops
 from stockade.gate.bwrap_operations import Devices, Helper
 from stockade.host import host
 from stockade.runs import prepare
-from stockade.runs.egress_process import egress_plan
+from stockade.runs.network.egress_process import egress_plan
 from support import gatebuild
 from support.means import need_program
 

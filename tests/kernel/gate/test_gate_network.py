@@ -25,7 +25,7 @@ from stockade.gate import client, wire
 from stockade.gate.network import NetworkListeners
 from stockade.runs import launch
 from stockade.runs.evidence import NAMESPACES
-from stockade.runs.network_evidence import NetworkEvidence, observe_network
+from stockade.runs.network.network_evidence import NetworkEvidence, observe_network
 from support import bubblewraps, gatebuild
 from support.means import applies, clauses_for, need
 

@@ -22,9 +22,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stockade.egress.dns import DnsError, DnsReply, NameAnswer, NameServer, StreamQueries, frame
-from stockade.egress.http_requests import RequestRefusedError, RequestScreen
-from stockade.egress.tls_hello import HELLO_SIZE, ClientHello, HelloError, HelloReader
+from stockade.egress.decoders.dns import DnsError, DnsReply, NameAnswer, NameServer, StreamQueries, frame
+from stockade.egress.decoders.http_requests import RequestRefusedError, RequestScreen
+from stockade.egress.decoders.tls_hello import HELLO_SIZE, ClientHello, HelloError, HelloReader
 
 #: In all, shared by the three decoders.
 SECONDS = float(os.environ.get("STOCKADE_FUZZ_SECONDS", "5")) / 3

@@ -12,7 +12,15 @@ import dns.rdatatype
 import dns.reversename
 import pytest
 
-from stockade.egress.dns import DnsError, DnsReply, NameAnswer, NameBudget, NameServer, StreamQueries, frame
+from stockade.egress.decoders.dns import (
+    DnsError,
+    DnsReply,
+    NameAnswer,
+    NameBudget,
+    NameServer,
+    StreamQueries,
+    frame,
+)
 
 ADDRESSES = {
     "api.example.com": NameAnswer("198.18.0.3", "fd00:5afe::3"),

@@ -6,7 +6,7 @@ import random
 import struct
 
 from stockade.egress import inner_connections
-from stockade.egress.dns import NameBudget
+from stockade.egress.decoders.dns import NameBudget
 from stockade.egress.names import NAMES, SyntheticNames
 from stockade.gate import wire
 

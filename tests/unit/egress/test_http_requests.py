@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from stockade.egress.http_requests import HEAD_SIZE, RequestRefusedError, RequestScreen, refusal
+from stockade.egress.decoders.http_requests import HEAD_SIZE, RequestRefusedError, RequestScreen, refusal
 
 GET = b"GET /path HTTP/1.1\r\nHost: a.test\r\n\r\n"
 OTHER = b"GET /path HTTP/1.1\r\nHost: evil.test\r\n\r\n"

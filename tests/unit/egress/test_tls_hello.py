@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from stockade.egress.tls_hello import HELLO_SIZE, ClientHello, HelloError, HelloReader, NotTlsError
+from stockade.egress.decoders.tls_hello import HELLO_SIZE, ClientHello, HelloError, HelloReader, NotTlsError
 
 
 def real_hello(name: str | None = "api.example.com", **settings: object) -> bytes:

@@ -7,7 +7,7 @@ import pytest
 from stockade.egress.records import REASONS, RawRecord
 from stockade.result import Denial
 from stockade.runs.explain.refused_connections import FAILURES, hint
-from stockade.runs.network import (
+from stockade.runs.network.decisions import (
     ALLOWED_BY_ADDRESS,
     LOOKED_INTO,
     MOST_DENIALS,

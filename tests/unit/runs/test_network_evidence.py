@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stockade.errors import SetupError
-from stockade.runs.network_evidence import _check_ipv4, _check_ipv6
+from stockade.runs.network.network_evidence import _check_ipv4, _check_ipv6
 
 TRIE = """Local:
   +-- 0.0.0.0/0 3 0 5

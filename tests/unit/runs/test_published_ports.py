@@ -7,7 +7,7 @@ import random
 import pytest
 
 from stockade.errors import PolicyError
-from stockade.runs.published_ports import PublishedPort, parse_all, parse_published
+from stockade.runs.network.published_ports import PublishedPort, parse_all, parse_published
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stockade.errors import PolicyError
-from stockade.runs.egress_changes import with_allowed, with_denied
+from stockade.runs.network.egress_changes import with_allowed, with_denied
 
 RULES = ("api.example.com", "*.wild.example:443")
 

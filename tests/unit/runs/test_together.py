@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stockade.runs.egress import BothResults, together
 from stockade.runs.io.eventloop import Steps
+from stockade.runs.network.egress import BothResults, together
 
 
 def activity(log: list[str], name: str, steps: int, fails: bool = False) -> Steps[str]:

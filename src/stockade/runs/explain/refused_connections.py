@@ -77,7 +77,7 @@ def _failed(decisions: Sequence[Decision]) -> Decision | None:
 
 
 def _failure(one: Decision) -> str:
-    from stockade.runs.network import reason_text
+    from stockade.runs.network.decisions import reason_text
 
     return f"the network rules allow {one.target}, but {reason_text(one)}"
 

@@ -30,10 +30,10 @@ from stockade.host import host
 from stockade.linux import descriptors as packets
 from stockade.linux import os_errors
 from stockade.linux.sha256 import sha256
-from stockade.runs.egress_template import egress_template
 from stockade.runs.evidence import Evidence, observe_filter
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.launch import GateDiedError, LaunchWatch, abandon, observe_launch, wait_for_end
+from stockade.runs.network.egress_template import egress_template
 
 #: Two sockets and four ends of pipes for each of 1,024 connections, and the listeners.
 FILES = 8192

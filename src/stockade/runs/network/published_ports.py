@@ -19,7 +19,7 @@ from typing import NamedTuple
 from stockade.errors import PolicyError, SetupError
 from stockade.gate import wire
 from stockade.policy.net_rules import DNS_PORT, parse_rule, ports_of
-from stockade.runs.network_evidence import SO_NETNS_COOKIE
+from stockade.runs.network.network_evidence import SO_NETNS_COOKIE
 
 #: The most ports of one sandbox, and how many connections may wait.
 MOST_PORTS, BACKLOG = 64, 1024

@@ -34,18 +34,18 @@ from stockade.policy.net_rules import (
     without,
 )
 from stockade.receipt.statement import RuleChange
-from stockade.runs.egress import (
+from stockade.runs.io.eventloop import Events, Steps
+from stockade.runs.launch import LaunchedSandbox
+from stockade.runs.network.egress import (
     EgressGeneration,
     EgressHandle,
     await_listeners,
     configure,
     together,
 )
-from stockade.runs.egress_process import EgressProcess, launch_egress
-from stockade.runs.io.eventloop import Events, Steps
-from stockade.runs.launch import LaunchedSandbox
-from stockade.runs.network_evidence import NetworkEvidence, observe_network
-from stockade.runs.published_ports import PublishedListeners, check_listener
+from stockade.runs.network.egress_process import EgressProcess, launch_egress
+from stockade.runs.network.network_evidence import NetworkEvidence, observe_network
+from stockade.runs.network.published_ports import PublishedListeners, check_listener
 
 #: The rules that one sandbox may have in its life, and how many bytes they may take: one message has them.
 MOST_TEXTS, MOST_BYTES = 1024, 160_000

@@ -29,15 +29,15 @@ from stockade.gate.operations import Plan
 from stockade.policy.net_rules import parse_rule, ports_of
 from stockade.receipt.statement import EgressWalls, NetworkCounts, ResolverWalls, RuleChange
 from stockade.result import Decision
-from stockade.runs.egress_process import EgressProcess, egress_plan, launch_egress
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.launch import LaunchedSandbox, launch_with_retry
-from stockade.runs.network import NetworkUse, change_decision, decisions, denials
-from stockade.runs.network_evidence import NetworkEvidence, observe_network
+from stockade.runs.network.decisions import NetworkUse, change_decision, decisions, denials
+from stockade.runs.network.egress_process import EgressProcess, egress_plan, launch_egress
+from stockade.runs.network.network_evidence import NetworkEvidence, observe_network
+from stockade.runs.network.process_names import ProcessNames
+from stockade.runs.network.published_ports import PublishedListeners, PublishedPort
+from stockade.runs.network.resolver_process import connect_resolver
 from stockade.runs.prepare import RunPreparation
-from stockade.runs.process_names import ProcessNames
-from stockade.runs.published_ports import PublishedListeners, PublishedPort
-from stockade.runs.resolver_process import connect_resolver
 
 #: How many connections an egress process relays at once, and how long one may be silent, in seconds.
 MOST_CONNECTIONS, IDLE_SECONDS = 1024, 3600

@@ -1,0 +1,1 @@
+"""Decoders of hostile bytes: DNS questions, TLS hellos, HTTP requests."""
