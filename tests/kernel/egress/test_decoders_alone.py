@@ -41,6 +41,7 @@ def test_the_decoders_load_the_standard_library_alone_and_nothing_later() -> Non
         "stockade",
         "stockade._version",
         "stockade.egress",
+        "stockade.egress.decoders",
         "stockade.egress.decoders.dns",
         "stockade.egress.decoders.http_requests",
         "stockade.egress.decoders.tls_hello",

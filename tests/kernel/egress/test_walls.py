@@ -232,14 +232,14 @@ def test_a_stale_template_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_changed_module_makes_the_template_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = tmp_path / "egress"
-    room.mkdir()
-    (room / "relay.py").write_text("1")
+    room = tmp_path / "egress" / "decoders"
+    room.mkdir(parents=True)
+    (room / "dns.py").write_text("1")
     monkeypatch.setattr(egress_template, "_PACKAGE", str(tmp_path))
     before = egress_template._stamps()
     assert egress_template._stamps() == before
     (room / "new.py").write_text("2")
-    (room / "new.py").replace(room / "relay.py")
+    (room / "new.py").replace(room / "dns.py")
     assert egress_template._stamps() != before
 
 
@@ -261,3 +261,12 @@ def test_no_step_of_its_plan_can_be_left_out(tmp_path: Path, monkeypatch: pytest
             continue
     client.shutdown()
     assert unnoticed == ["op:9999"]
+
+
+def test_every_module_that_a_template_loads_makes_it_stale() -> None:
+    code = (
+        f"import sys, {', '.join(egress_template.PRELOAD)}\n"
+        "print(*(one.__file__ for name, one in sys.modules.items() if name.split('.')[0] == 'stockade'))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert set(loaded.split()) <= set(egress_template.loaded_files())

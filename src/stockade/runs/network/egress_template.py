@@ -18,12 +18,17 @@ PRELOAD = ("stockade.egress.confined", "stockade.egress.process")
 #: asyncio does without it, and a tenth of the time to start is saved.
 ABSENT = ("ssl",)
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(gate.__file__)))
-#: What a template loads of the package besides the room egress.
+#: What a template loads of the package: these directories, and these files.
+_ROOMS = ("egress", "egress/decoders")
 _FILES = (
     "__init__.py",
     "_version.py",
+    "errors.py",
     "inside/template_interpreter.py",
+    "lazy.py",
+    "linux/__init__.py",
     "linux/sha256.py",
+    "policy/__init__.py",
     "policy/net_rules.py",
 )
 
@@ -47,13 +52,17 @@ def _stamp(path: str) -> Stamp:
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
 
-def _stamps() -> tuple[Stamp, ...]:
+def loaded_files() -> list[str]:
     """Return the files that a template is made of: the interpreter, the gate, and our own modules."""
-    room = os.path.join(_PACKAGE, "egress")
     files = [sys.executable, gate.executable(), gate.library()]
     files += [os.path.join(_PACKAGE, name) for name in _FILES]
-    files += [os.path.join(room, name) for name in sorted(os.listdir(room)) if name.endswith(".py")]
-    return tuple(_stamp(path) for path in files)
+    for room in (os.path.join(_PACKAGE, name) for name in _ROOMS):
+        files += [os.path.join(room, name) for name in sorted(os.listdir(room)) if name.endswith(".py")]
+    return files
+
+
+def _stamps() -> tuple[Stamp, ...]:
+    return tuple(map(_stamp, loaded_files()))
 
 
 def egress_template() -> Template:
