@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from stockade.cli.ui import output
 from stockade.cli.ui.argument_parser import Parser
-from stockade.cli.ui.project_kinds import REGISTRIES, ProjectKind, kinds, place
+from stockade.cli.ui.project_kinds import ProjectKind, kinds, place
 from stockade.errors import NotFoundError, PolicyError, StockadeError
 from stockade.linux.user import Caller
 from stockade.policy.profile import profile
@@ -167,18 +167,10 @@ def _files(draft: PolicyDraft) -> list[str]:
     ]
     lines += [
         *(['# read = ["/srv/data"]     # show more, read-only; needs `stockade trust`'] * (not draft.read)),
-        *_network(draft.kind),
+        '# net = ["api.example.com:443"]   # hosts to reach; needs `stockade trust`',
         "",
     ]
     return lines
-
-
-def _network(kind: ProjectKind | None) -> list[str]:
-    """Return the hosts that an install inside would need, as a comment."""
-    hosts = REGISTRIES.get(kind.manager, ()) if kind is not None else ()
-    rules = ", ".join(map(render, hosts or ("api.example.com:443",)))
-    what = "The hosts that packages come from, to install inside" if hosts else "Hosts to reach"
-    return [f"# {what}; needs `stockade trust`.", f"# net = [{rules}]"]
 
 
 def _tree(program: str) -> str:

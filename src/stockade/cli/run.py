@@ -40,7 +40,7 @@ _RUN = """examples:
   stockade run -- python3 job.py              the current directory is an overlay: changes are kept aside
   stockade run --mode ro -- make check        read-only
   stockade run --read /opt/data --timeout 30s -- ./analyse
-  stockade run --net packages.example.com --net files.example.org -- ./install
+  stockade run --net api.example.com --net '*.example.org' -- ./job
                                               reaches these two hosts, on ports 80 and 443, and no other
   stockade run -w @443c -- make check         continues in the workspace of an earlier run
   stockade run --json -- ./job | jq .outcome

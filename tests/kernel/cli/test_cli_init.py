@@ -158,15 +158,6 @@ def test_a_project_is_known_by_its_files(tmp_path: Path) -> None:
         assert cli.main(["init", "--print", str(here)]) == 0
 
 
-def test_the_policy_names_the_registry_of_the_projects_manager_in_a_comment(make: Make) -> None:
-    make({"package.json": "{}"})
-    assert init()[0] == 0
-    (line,) = [line for line in Path("stockade.toml").read_text().splitlines() if "net = " in line]
-    assert line == '# net = ["registry.example.com:443"]'
-    for rules in project_kinds.REGISTRIES.values():
-        assert Policy(net=list(rules)).net == rules
-
-
 def test_of_an_unknown_project_the_policy_is_written_all_the_same(make: Make) -> None:
     make({"poem.txt": ""})
     code, said = init()

@@ -13,20 +13,6 @@ from typing import NamedTuple
 
 #: How much of a file is read.
 MOST = 1 << 20
-#: Where a manager fetches packages from, unless the project's own settings say otherwise, as network rules.
-_NPM = ("registry.example.com:443",)
-_PYPI = ("packages.example.com:443", "files.example.org:443")
-REGISTRIES = {
-    **dict.fromkeys(("pip", "uv", "poetry", "pdm", "pipenv"), _PYPI),
-    **dict.fromkeys(("npm", "pnpm", "bun"), _NPM),
-    "yarn": ("yarn.example.com:443",),
-    "deno": ("jsr.example.com:443", "npm.example.com:443", *_NPM),
-    "cargo": ("index.example.com:443", "static.example.com:443"),
-    "go": ("proxy.example.com:443", "sum.example.com:443"),
-    "Maven": ("maven.example.com:443",),
-    "Gradle": ("services.example.com:443", "plugins.example.com:443", "maven.example.com:443"),
-    "bundler": ("index.example.com:443", "gems.example.com:443"),
-}
 
 
 class ProjectKind(NamedTuple):
