@@ -86,8 +86,8 @@ _HELD_SIZE = 4 * 1024 * 1024
 #: How many connections may have buffers that grow with the distance of the server. The kernel's memory for
 #: them counts for no limit of the sandbox, so those beyond have small ones.
 _LARGE_BUFFERS = 32
-#: DNS over TCP: connections at once, and how long one may be silent.
-_DNS_CONNECTIONS, _DNS_IDLE = 32, 10.0
+#: DNS over TCP: connections at once.
+_DNS_CONNECTIONS = 32
 #: How long a refused client may take to read why.
 _LAST_WORDS_SECONDS = 1.0
 _LAST_WORDS_DRAIN = 256 * 1024
@@ -116,6 +116,8 @@ class EgressBounds(NamedTuple):
     hello: float = 20.0
     #: Seconds to resolve and connect.
     dial: float = 30.0
+    #: Seconds in which a client must have sent its next DNS query over TCP.
+    query: float = 10.0
 
 
 class _Destination(NamedTuple):
@@ -682,7 +684,7 @@ class EgressLoop:
         queries = StreamQueries()
         try:
             while True:
-                async with asyncio.timeout(_DNS_IDLE):
+                async with asyncio.timeout(self._bounds.query):
                     data = await self._receive(connection)
                     if not data:
                         connection.close()

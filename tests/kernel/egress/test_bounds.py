@@ -232,10 +232,10 @@ def test_names_are_answered_on_any_address_over_udp_and_tcp(tmp_path: Path) -> N
 
 
 def test_silent_dns_connections_are_bounded_and_ended(tmp_path: Path) -> None:
-    with EgressRig(tmp_path, ["a.example:443"], [443]) as rig:
+    with EgressRig(tmp_path, ["a.example:443"], [443], query=2) as rig:
         said = rig.python(
             MANY + "all = begin(60, '9.9.9.9', 53); time.sleep(0.5)\n"
-            "print(len(select.select(all, [], [], 0)[0])); time.sleep(11)\n"
+            "print(len(select.select(all, [], [], 0)[0])); time.sleep(2.5)\n"
             "print(len(select.select(all, [], [], 0)[0]))\n"
             "print(socket.gethostbyname('a.example'))\n"
         )
@@ -288,8 +288,8 @@ def test_what_clients_hold_before_they_are_judged_is_bounded_in_sum(tmp_path: Pa
         assert "limit" in {one.reason for one in rig.records()}
 
 
-#: Opens connections to the server and reads nothing from any of them until its input ends.
-STALL = MANY + "held = begin(60, sys.argv[1], 7000)\nprint('stalled', flush=True)\ntime.sleep(6)\n"
+#: Opens connections to the server and reads nothing from any of them.
+STALL = MANY + "held = begin(60, sys.argv[1], 7000)\ntime.sleep(3)\n"
 
 
 def test_what_the_kernel_holds_for_readers_that_wait_is_small_for_all_but_the_first(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_what_the_kernel_holds_for_readers_that_wait_is_small_for_all_but_the_fi
 
     def pour(connection: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        connection.settimeout(2)
+        connection.settimeout(1)
         place, sent = len(swallowed), 0
         swallowed.append(0)
         try:
