@@ -8,6 +8,7 @@ import pytest
 
 from attacks.egress.reach import Reach
 from support.internet_layout import DNS
+from support.means import need
 
 GET = "GET / HTTP/1.1\r\nHost: api.good.example\r\nConnection: close\r\n\r\n"
 #: As a program may write them; each reaches a server outside.
@@ -129,8 +130,7 @@ def test_an_allowed_name_that_leads_to_the_machine_or_its_networks_is_refused(re
     ],
 )
 def test_of_a_mixed_answer_only_the_public_address_is_dialled(reach: Reach, records: dict[str, Any]) -> None:
-    if "AAAA" in records and not reach.internet.ipv6:
-        pytest.skip("this kernel has no IPv6")
+    need("AAAA" not in records or reach.internet.ipv6, "this kernel has no IPv6")
     reach.internet.zone(**{"mixed.lead.example": {**records, "ttl": 0}})
     # Port 9 refuses on the public address, so a client that tries the rest gets there.
     attack = [["mixed.lead.example", port, GET.replace("api.good", "mixed.lead")] for port in (80, 443, 9)]
