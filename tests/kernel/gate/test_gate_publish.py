@@ -16,9 +16,9 @@ import pytest
 import stockade
 from stockade import Policy, Sandbox
 from stockade.gate import client, wire
-from stockade.gate.publisher import Publisher
 from support import bubblewraps, gatebuild
 from support.means import clauses_for
+from support.publisher import Publisher
 
 SERVER = """
 import socket, sys

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from stockade.cli.ui import output
@@ -53,11 +52,3 @@ def decision_line(one: Decision) -> str:
     why = "; ".join(filter(None, (one.reason, rule)))
     by = f" by {one.process}" if one.process else ""
     return output.name(f"network: {one.verdict}: {what}{one.target}{address}{by}{f' ({why})' if why else ''}")
-
-
-def decision_row(one: Decision) -> str:
-    """Return one line about a decision that was recorded, with its time and its bytes."""
-    at = time.strftime("%H:%M:%S", time.localtime(one.time))
-    moved = f", {one.sent} bytes out, {one.received} in" if one.sent or one.received else ""
-    times = f", {one.count} times" if one.count > 1 else ""
-    return f"{at} {decision_line(one).removeprefix('network: ')}{moved}{times}"

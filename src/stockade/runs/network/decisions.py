@@ -160,11 +160,3 @@ def _hint(one: Decision) -> str:
         return f"--net {parse_rule(rule).text}" if rule else ""
     except NetRuleError:  # the program asked for something that is no name
         return ""
-
-
-def counts_between(before: NetworkCounts, after: NetworkCounts) -> NetworkCounts:
-    """Return what was counted between two moments."""
-    from stockade.receipt.statement import NetworkCounts
-
-    fields = NetworkCounts.__struct_fields__
-    return NetworkCounts(*(max(0, getattr(after, name) - getattr(before, name)) for name in fields))
