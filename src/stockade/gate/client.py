@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 #: By the number of the stream that has a descriptor of its own although there is a terminal.
 APART = {1: wire.EXEC_STDOUT, 2: wire.EXEC_STDERR}
 
+#: The kinds whose residents need the supervisor to map the caller's subordinate ids, unless that is root.
+MAPPED = (wire.KIND_MAPPED_OWN_NETWORK, wire.KIND_MAPPED_HOST_NETWORK)
+UNSHARE_SECONDS = 5.0
 #: How systemd of a user is found, and how long it may take.
 BUS = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
 SCOPE_SECONDS = 5.0
@@ -112,8 +115,9 @@ class Connection(Channel):
         request = wire.REQUEST.pack(wire.REQUEST_EXEC, flags, lines << 16 | columns, grace, wall)
         settings = program.settings
         header = wire.EXEC_BODY.pack(
-            wire.EXEC_BODY.size + len(content), len(program.argv), len(program.env), bool(settings), settings
-        )
+            wire.EXEC_BODY.size + len(content), len(program.argv), len(program.env), *program.ids,
+            bool(settings), settings,
+        )  # fmt: skip
         body = memory_file("exec", header + content)
         try:
             if not kept:
@@ -206,6 +210,24 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     resumed: bool = False
     #: It must become process 2 inside; the gate refuses it otherwise.
     first: bool = False
+    #: The user and the group inside that it runs as, without further groups; None: as the sandbox's root, or
+    #: where it maps none, as the caller. The group of a user alone has the user's number.
+    uid: int | None = None
+    gid: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.gid is not None and self.uid is None:
+            raise PolicyError("a group without a user", hint="say as which user the program runs: uid")
+        for id in (self.uid, self.gid):
+            if id is not None and not 0 <= id < wire.NO_ID:
+                raise PolicyError(f"{id} is not an id of a user or group", hint="write a number from 0")
+
+    @property
+    def ids(self) -> tuple[int, int]:
+        """User and group as a request has them."""
+        if self.uid is None:
+            return wire.NO_ID, wire.NO_ID
+        return self.uid, self.uid if self.gid is None else self.gid
 
 
 class Resident:
@@ -295,6 +317,28 @@ class Resident:
             theirs.close()
         if template is None and scoped:
             self._await_scope()
+        if kind in MAPPED and os.geteuid() != 0:
+            try:
+                self._map_ids()
+            except BaseException:
+                self.kill()
+                raise
+
+    def _map_ids(self) -> None:
+        """Have the caller's subordinate ids mapped in the user namespace that the resident has just made."""
+        from stockade.linux import subordinate_ids
+
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        said = self._socket.recv(256) if poll.poll(UNSHARE_SECONDS * 1000) else b""
+        if said != wire.WORD_UNSHARED.encode():
+            raise SetupError(
+                f"the gate has no user namespace: {said.decode('utf-8', 'replace') or 'it ended'}",
+                stage="namespaces",
+                hint="`stockade doctor` says what forbids user namespaces here",
+            )
+        subordinate_ids.write_maps(self.pid)
+        self._socket.send(wire.WORD_MAPPED.encode())
 
     def kill(self) -> None:
         """End a template that nobody will use, whatever it is doing."""
@@ -337,14 +381,17 @@ class Resident:
             theirs.close()
             os.close(memory)
 
-    def open_network(self, namespace: int, ports: tuple[int, ...], *, more: bool = False) -> NetworkRequest:
+    def open_network(
+        self, namespace: int, ports: tuple[int, ...], *, more: bool = False, loopback: bool = False
+    ) -> NetworkRequest:
         """Ask for listeners in a sandbox's network namespace, on these TCP ports and 53; does not wait.
 
-        With `more`, the network has been opened before, and only listeners on these TCP ports are added.
+        With `more`, the network has been opened before, and only listeners on these TCP ports are added. With
+        `loopback` they are on 127.0.0.1 alone, and nothing is routed.
         """
         from stockade.gate.network import NetworkRequest
 
-        return NetworkRequest(self._socket, namespace, ports, more=more)
+        return NetworkRequest(self._socket, namespace, ports, more=more, loopback=loopback)
 
     def close(self) -> None:
         """End the resident gate; living sandboxes go on. A forked child only closes its copy."""

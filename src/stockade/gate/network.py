@@ -18,6 +18,10 @@ from stockade.errors import PolicyError, SetupError
 from stockade.gate import wire
 from stockade.linux.descriptors import CREDENTIALS
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.gate.client import Resident
+
 #: Resolvers ask this one, over UDP and TCP.
 DNS_PORT = 53
 #: A request takes milliseconds; one that takes this long hangs.
@@ -64,14 +68,22 @@ class NetworkRequest(wire.Channel):
     _room = socket.CMSG_SPACE((1 + 2 * wire.MAX_PORTS + 2 + 1) * 4) + socket.CMSG_SPACE(CREDENTIALS.size)
 
     def __init__(
-        self, resident: socket.socket, namespace: int, ports: tuple[int, ...], *, more: bool = False
+        self,
+        resident: socket.socket,
+        namespace: int,
+        ports: tuple[int, ...],
+        *,
+        more: bool = False,
+        loopback: bool = False,
     ) -> None:
-        self.more = more
-        self.ports = tuple(sorted({*ports} if more else {*ports, DNS_PORT}))
+        #: Whether it is about TCP alone: nothing is routed that was not routed before.
+        self.only_tcp = more or loopback
+        self.loopback = loopback
+        self.ports = tuple(sorted({*ports} if self.only_tcp else {*ports, DNS_PORT}))
         if not 1 <= len(self.ports) <= wire.MAX_PORTS or not 1 <= self.ports[0] <= self.ports[-1] <= 65535:
             raise ValueError(f"at most {wire.MAX_PORTS - 1} ports from 1 to 65535: {ports}")
         padding = [0] * (wire.MAX_PORTS - len(self.ports))
-        flags = wire.NETWORK_MORE if more else 0
+        flags = wire.NETWORK_LOOPBACK if loopback else wire.NETWORK_MORE if more else 0
         message = wire.RESIDENT_REQUEST.pack(
             wire.RESIDENT_NETWORK, len(self.ports), *self.ports, *padding, flags
         )
@@ -100,15 +112,16 @@ class NetworkRequest(wire.Channel):
             raise _refused("the resident gate did not answer")
         if reply.kind == wire.REPLY_NETWORK and reply.status in (1, 2) and reply.index == len(self.ports):
             families = FAMILIES[: reply.status]
-            if len(reply.descriptors) == 2 + len(families) * (len(self.ports) + (not self.more)):
+            if len(reply.descriptors) == 2 + len(families) * (len(self.ports) + (not self.only_tcp)):
                 return self._listeners(families, reply.descriptors)
         for descriptor in reply.descriptors:
             os.close(descriptor)
         if reply.kind != wire.REPLY_FAILED:
             raise _refused("the resident gate's answer is not one")
-        if self.more and reply.error == errno.EADDRINUSE:
+        if self.only_tcp and reply.error == errno.EADDRINUSE:
+            so = "nothing else can listen there" if self.loopback else "no rule can let it out"
             raise PolicyError(
-                f"port {reply.index} is taken by a program in the sandbox, so no rule can let it out",
+                f"port {reply.index} is taken by a program in the sandbox, so {so}",
                 hint="end that program, or let it use another port",
             )
         raise _refused(f"{reply.text}: {os.strerror(reply.error)}", reply.error)
@@ -118,7 +131,7 @@ class NetworkRequest(wire.Channel):
         wanted = [(port, family) for family in families for port in self.ports]
         return NetworkListeners(
             tcp=[(port, family, rest[i]) for i, (port, family) in enumerate(wanted)],
-            udp=[] if self.more else list(zip(families, rest[len(wanted) :], strict=True)),
+            udp=[] if self.only_tcp else list(zip(families, rest[len(wanted) :], strict=True)),
             ipv6=len(families) == 2,
             namespace=namespace,
             questions=questions,
@@ -134,6 +147,23 @@ class NetworkRequest(wire.Channel):
                 self.close()
                 raise _refused(f"the resident gate did not answer within {seconds:g} s")
         return self.receive_listeners()
+
+
+def open_listener(resident: Resident, namespace: int, port: int) -> int:
+    """Return a TCP listener on a port of 127.0.0.1 in the network namespace of a living sandbox.
+
+    `resident` is the sandbox's resident gate, and `namespace` a descriptor of its network namespace
+    (`LaunchedSandbox.connection.resident` and `network_fd`). The listener does not block. Programs of every
+    sandbox in that namespace can connect, whether or not there are rules for the network.
+    """
+    opened = resident.open_network(namespace, (port,), loopback=True).wait()
+    (_, _, listener), *rest = opened.tcp
+    try:
+        if rest or opened.ipv6 or os.fstat(opened.namespace).st_ino != os.fstat(namespace).st_ino:
+            raise _refused("the listener is not in the sandbox's network namespace")
+        return os.dup(listener)
+    finally:
+        opened.close()
 
 
 def _refused(why: str, number: int = 0) -> SetupError:

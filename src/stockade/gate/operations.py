@@ -24,6 +24,8 @@ NAMESPACES = {
     "cgroup": 0x02000000,
 }
 RESOURCES = {"cpu_time": 0, "file_size": 1, "data": 2, "core": 4, "tasks": 6, "files": 7, "memory": 9}
+#: The capabilities that root inside can keep, by their numbers: wire.KEEPABLE.
+CAPABILITIES = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6, "SETUID": 7}
 #: Landlock's rights to TCP ports, since ABI 4.
 BIND_TCP, CONNECT_TCP = 1, 2
 
@@ -79,20 +81,60 @@ class Namespaces(Op, frozen=True, kw_only=True):
     every_id: bool
     #: The program that makes them and the mounts; empty if the gate does.
     helper: str = ""
+    #: Rows of the id maps: the first id inside, the first one outside and how many. Empty: every id or the
+    #: caller's own, as `every_id` says. `group_ids` are those of groups; empty: the same as of users.
+    ids: tuple[tuple[int, int, int], ...] = ()
+    group_ids: tuple[tuple[int, int, int], ...] = ()
+    #: The network namespace is not a new one: the last descriptor of the launch is that of a living sandbox.
+    joins_network: bool = False
+
+    @property
+    def maps(self) -> tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, int, int], ...]]:
+        """The rows for users and those for groups."""
+        return self.ids, self.group_ids or self.ids
 
     def flags(self) -> int:
         return sum(NAMESPACES[name] for name in self.names)
 
     def numbers(self) -> tuple[int, int]:
-        maps = wire.MAPS_EVERY_ID if self.every_id else 0
-        return self.flags(), maps | (wire.MADE_BY_HELPER if self.helper else 0)
+        users, groups = self.maps
+        return self.flags(), (
+            (wire.MAPS_EVERY_ID if self.every_id and not users else 0)
+            | (wire.MADE_BY_HELPER if self.helper else 0)
+            | (wire.JOINS_NETWORK if self.joins_network else 0)
+            | len(users) << wire.USER_ROWS_AT
+            | len(groups) << wire.GROUP_ROWS_AT
+        )
+
+    def data(self) -> bytes:
+        return b"".join(wire.ID_ROW.pack(*row) for rows in self.maps for row in rows)
 
     def describe(self) -> str:
         if not self.names:
             return "start a warden, and the gate below it; each ends everything if the other dies"
-        who = "every id as it is" if self.every_id else "the caller's own ids and no other"
         by = f", made by {self.helper}" if self.helper else ""
-        return f"enter new namespaces{by}: {', '.join(self.names)}; the user namespace maps {who}"
+        names = [name for name in self.names if name != "net" or not self.joins_network]
+        joins = "; join the network namespace of a living sandbox" if self.joins_network else ""
+        return (
+            f"enter new namespaces{by}: {', '.join(names)}; the user namespace maps {self._mapped()}{joins}"
+        )
+
+    def _mapped(self) -> str:
+        users, groups = self.maps
+        if not users:
+            return "every id as it is" if self.every_id else "the caller's own ids and no other"
+        if users == groups:
+            return f"ids {_rows(users)}"
+        return f"users {_rows(users)}; groups {_rows(groups)}"
+
+
+def _rows(rows: tuple[tuple[int, int, int], ...]) -> str:
+    return ", ".join(
+        f"{inside} to {outside}"
+        if count == 1
+        else f"{inside}-{inside + count - 1} to {outside}-{outside + count - 1}"
+        for inside, outside, count in rows
+    )
 
 
 class Hostname(Op, frozen=True, kw_only=True):
@@ -180,7 +222,10 @@ class Symlink(Op, frozen=True, kw_only=True, tag="link"):
 
 
 class Bind(Op, frozen=True, kw_only=True):
-    """Shows a file or tree of the host. `grant` is the descriptor + 1 it was judged by, 0 for none."""
+    """Shows a file or tree of the host. `grant` is the descriptor + 1 it was judged by, 0 for none.
+
+    An `own` one belongs to the sandbox: it is in Stockade's state, and only the sandbox uses it.
+    """
 
     kind = wire.OP_BIND
     path: str
@@ -189,6 +234,7 @@ class Bind(Op, frozen=True, kw_only=True):
     device: bool = False
     noexec: bool = False
     grant: int = 0
+    own: bool = False
 
     def attributes(self) -> int:
         if self.device:
@@ -205,8 +251,13 @@ class Bind(Op, frozen=True, kw_only=True):
     def describe(self) -> str:
         how = "the device" if self.device else "writable" if self.writable else "read-only"
         how += _without_exec(self.noexec)
+        if self.own:
+            return f"show {self.path} {how}, a directory of the sandbox's own"
         origin = "" if self.source == self.path else f" from {self.source}"
         return f"show {self.path} {how}{origin}"
+
+    def anywhere(self) -> Op:
+        return msgspec.structs.replace(self, source="") if self.own else self
 
     def mounts(self) -> dict[str, tuple[int, str]]:
         return {self.path: (self.attributes(), "")}
@@ -271,6 +322,8 @@ class Overlay(Op, frozen=True, kw_only=True):
 
     kind = wire.OP_OVERLAY
     path: str
+    #: The directory of the host below it; empty if it has the same path.
+    source: str = ""
     layer: str
     grant: int
     masks: int = 0
@@ -287,12 +340,13 @@ class Overlay(Op, frozen=True, kw_only=True):
         return masks, self.grant | (wire.SOURCE_ALONE if self.alone else 0)
 
     def data(self) -> bytes:
+        source = self.source or self.path
         if self.private:
-            return text(self.path, self.path, "/", "/")
-        return text(self.path, self.path, f"{self.layer}/upper", f"{self.layer}/work")
+            return text(self.path, source, "/", "/")
+        return text(self.path, source, f"{self.layer}/upper", f"{self.layer}/work")
 
     def anywhere(self) -> Op:
-        return msgspec.structs.replace(self, layer="")
+        return msgspec.structs.replace(self, layer="", source="")
 
     def describe(self) -> str:
         how = f"copy-on-write{_without_exec(self.noexec)}"
@@ -378,10 +432,20 @@ class Limit(Op, frozen=True, kw_only=True):
 
 
 class Privileges(Op, frozen=True, kw_only=True):
+    """`keep` is the mask of the capabilities that root inside keeps, over mapped ids only."""
+
     kind = wire.OP_PRIVILEGES
+    keep: int = 0
+
+    def numbers(self) -> tuple[int, int]:
+        return self.keep, 0
 
     def describe(self) -> str:
-        return "drop every capability for good, set no_new_privs, become unreadable to debuggers"
+        what = "every capability"
+        if self.keep:
+            kept = [name for name, number in CAPABILITIES.items() if self.keep >> number & 1]
+            what += f" but {', '.join(kept)} over mapped ids"
+        return f"drop {what} for good, set no_new_privs, become unreadable to debuggers"
 
 
 class LandlockRules(Op, frozen=True, kw_only=True, tag="landlock"):
@@ -554,6 +618,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     def ports(self) -> tuple[int, ...]:
         """The TCP ports that Landlock lets programs connect to; none where it handles no ports."""
         return tuple(op.port for op in self.ops if isinstance(op, PortGrant))
+
+    @cached_property
+    def keep(self) -> int:
+        """The mask of the capabilities that root inside keeps."""
+        return next((op.keep for op in self.ops if isinstance(op, Privileges)), 0)
 
     @property
     def plain(self) -> bool:

@@ -18,9 +18,13 @@ import msgspec
 
 from stockade.linux.descriptors import CREDENTIALS, receive
 
-KIND_OWN_NETWORK, KIND_HOST_NETWORK, KIND_PLAIN, KIND_HELPED = (
-    "own-network", "host-network", "plain", "helped",
+(
+    KIND_OWN_NETWORK, KIND_HOST_NETWORK, KIND_PLAIN, KIND_HELPED, KIND_MAPPED_OWN_NETWORK,
+    KIND_MAPPED_HOST_NETWORK,
+) = (
+    "own-network", "host-network", "plain", "helped", "mapped-own-network", "mapped-host-network",
 )  # fmt: skip
+WORD_UNSHARED, WORD_MAPPED = "unshared", "mapped"
 
 OPEN_CONTROL, OPEN_SUPERVISOR, OPEN_TEXT = range(3, 6)
 
@@ -28,7 +32,7 @@ MAX_DESCRIPTORS = 250
 RESIDENT_LAUNCH, RESIDENT_NETWORK = range(2)
 RESIDENT_REQUEST_SIZE, MAX_PORTS = 140, 65
 NETWORK_SOCKET, NETWORK_NAMESPACE, NETWORK_DESCRIPTORS = range(3)
-NETWORK_MORE = 1
+NETWORK_MORE, NETWORK_LOOPBACK = 1, 2
 LAUNCH_SOCKET, LAUNCH_PLAN, LAUNCH_SUPERVISOR, LAUNCH_FIRST = range(4)
 
 (
@@ -57,7 +61,8 @@ SIGNAL_ALL, SIGNAL_INFRONT, SIGNAL_BEHIND = 1, 2, 4
 REQUEST_SIZE = 24
 
 SETTINGS_SIZE = 36
-EXEC_BODY_SIZE, EXEC_MAX_SIZE = 52, 8 << 20
+EXEC_BODY_SIZE, EXEC_MAX_SIZE = 60, 8 << 20
+NO_ID = 0xFFFFFFFF
 
 CONFINED_SIZE, SHA256_TEXT, CONFINED_TEXT = 212, 65, 128
 
@@ -71,7 +76,9 @@ PLAN_HEADER_SIZE, PLAN_RECORD_SIZE = 24, 24
     OP_SECCOMP, OP_MASK, OP_CGROUP, OP_IMAGE, OP_HELPER, OP_DEVICES, OP_PORT,
     OP_END,
 ) = range(1, 28)  # fmt: skip
-MAPS_EVERY_ID, MADE_BY_HELPER = 1, 2
+MAPS_EVERY_ID, MADE_BY_HELPER, JOINS_NETWORK = 1, 2, 4
+ID_ROW_SIZE, MOST_ID_ROWS, USER_ROWS_AT, GROUP_ROWS_AT = 12, 8, 32, 40
+KEEPABLE = 0xFB
 GRANT_GATE = 1 << 32
 OVERLAY_PRIVATE = 1 << 31
 SOURCE_ALONE = 1 << 31
@@ -83,14 +90,15 @@ OPERATIONS = (
     "mask", "cgroup", "image", "helper", "devices", "port",
 )  # fmt: skip
 
-#: struct resident_request, struct reply, struct request, struct exec_body, struct plan_header and
-#: struct plan_record.
+#: struct resident_request, struct reply, struct request, struct exec_body, struct plan_header,
+#: struct plan_record and struct id_row.
 RESIDENT_REQUEST = struct.Struct(f"=II{MAX_PORTS}HH")
 REPLY = struct.Struct(f"=IIiIIIQQQQQ{REPLY_TEXT}s")
 REQUEST = struct.Struct("=IIIIQ")
-EXEC_BODY = struct.Struct(f"=IIII{SETTINGS_SIZE}s")
+EXEC_BODY = struct.Struct(f"=IIIIII{SETTINGS_SIZE}s")
 PLAN_HEADER = struct.Struct("=8sIIII")
 PLAN_RECORD = struct.Struct("=IIQQ")
+ID_ROW = struct.Struct("=III")
 
 _ANCILLARY = socket.CMSG_SPACE(16 * 4) + socket.CMSG_SPACE(CREDENTIALS.size)
 #: Of a launch, the part that is not its plan.

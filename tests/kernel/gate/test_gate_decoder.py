@@ -19,7 +19,7 @@ from stockade.gate.bwrap_operations import Devices, Helper
 from stockade.host import host
 from stockade.runs import prepare
 from stockade.runs.network.egress_process import egress_plan
-from support import gatebuild
+from support import gatebuild, mapped
 from support.means import need_program
 
 HEADER = struct.Struct("=8sIIII")
@@ -175,13 +175,123 @@ def test_who_executes_a_plan_is_said_by_its_first_operation_alone() -> None:
     for first in (
         (0x30020000, wire.MADE_BY_HELPER | wire.MAPS_EVERY_ID),
         (0, wire.MADE_BY_HELPER),
-        (0x30020000, 4),
+        (0x30020000, wire.MADE_BY_HELPER | 8),
+        (0x70020000, wire.MADE_BY_HELPER | wire.JOINS_NETWORK),
     ):
         changed = plan(record(NAMESPACES, *first), *HELPED[1:], DEVICES, *WALLS)
         assert decode(changed)[0] in (0, 2), first
     for words in (b"", b"bin\0", b"/bin"):
         changed = plan(HELPED[0], record(Helper.kind, 0, len(words), words), HELPED[2], DEVICES, *WALLS)
         assert decode(changed) == (1, "not a program and its arguments")
+
+
+OWN = (0, 1000, 1)
+RANGE = (1, 100000, 65535)
+Row = tuple[int, int, int]
+
+
+def mapping(
+    users: tuple[Row, ...], groups: tuple[Row, ...], *, keep: int = 0, flags: int = 0, cut: int = 0
+) -> bytes:
+    """A plan with these rows of ids, and with root that keeps these capabilities."""
+    rows = b"".join(struct.pack("=III", *row) for row in (*users, *groups))
+    counts = len(users) << wire.USER_ROWS_AT | len(groups) << wire.GROUP_ROWS_AT
+    first = record(NAMESPACES, 0x70020000, flags | counts, rows[: len(rows) - cut])
+    return plan(first, record(ROOT), WALLS[0], record(PRIVILEGES, keep), *WALLS[2:])
+
+
+class TestIds:
+    def test_rows_of_users_and_groups_are_accepted(self) -> None:
+        assert decode(mapping((OWN,), (OWN,))) == ACCEPTED
+        assert decode(mapping((OWN, RANGE), (OWN,))) == ACCEPTED
+        eight = tuple((i * 2, 1000 + i * 2, 2) for i in range(wire.MOST_ID_ROWS))
+        assert decode(mapping(eight, eight, keep=wire.KEEPABLE)) == ACCEPTED
+        last = wire.NO_ID - 1
+        assert decode(mapping(((last, last, 1),), ((0, 0, wire.NO_ID),))) == ACCEPTED
+
+    def test_there_are_at_most_eight(self) -> None:
+        nine = tuple((i, 1000 + i, 1) for i in range(wire.MOST_ID_ROWS + 1))
+        assert decode(mapping(nine, (OWN,))) == decode(mapping((OWN,), nine)) == (0, "too many rows of ids")
+
+    def test_users_and_groups_are_mapped_together(self) -> None:
+        for data in (mapping((OWN,), ()), mapping((), (OWN,))):
+            assert decode(data) == (0, "users and groups are mapped together")
+
+    def test_they_are_all_in_the_record(self) -> None:
+        assert decode(mapping((OWN, RANGE), (OWN, RANGE), cut=8)) == (0, "rows longer than their record")
+        assert decode(mapping((OWN,), (OWN,), cut=24)) == (0, "rows longer than their record")
+
+    @pytest.mark.parametrize(
+        "row",
+        [
+            (0, 0, 0),
+            (0, wire.NO_ID, 1),
+            (wire.NO_ID, 0, 1),
+            (1, 0, wire.NO_ID),
+            (0, 1, wire.NO_ID),
+            (0x80000000, 0, 0x80000000),
+            (0, 0xFFFFFFF0, 0x10),
+            (wire.NO_ID, wire.NO_ID, wire.NO_ID),
+        ],
+    )
+    def test_no_row_goes_beyond_the_last_id(self, row: Row) -> None:
+        assert decode(mapping((row,), (OWN,))) == decode(mapping((OWN,), (row,))) == (0, "not a range of ids")
+
+    @pytest.mark.parametrize(
+        "other", [OWN, (0, 5, 1), (5, 1000, 1), (5, 999, 2), (5, 999, 10), (0, 5, 100), (5, 1000, 0xFFFF0000)]
+    )
+    def test_no_id_is_mapped_twice(self, other: Row) -> None:
+        for rows in ((OWN, other), (other, OWN)):
+            assert decode(mapping(rows, (OWN,))) == (0, "an id is mapped twice")
+            assert decode(mapping((OWN,), rows)) == (0, "an id is mapped twice")
+
+    def test_rows_are_not_for_every_id_nor_without_namespaces(self) -> None:
+        assert decode(mapping((OWN,), (OWN,), flags=wire.MAPS_EVERY_ID)) == (0, "no namespace for these ids")
+        counts = 1 << wire.USER_ROWS_AT | 1 << wire.GROUP_ROWS_AT
+        plain = record(NAMESPACES, 0, counts, struct.pack("=6I", *OWN, *OWN))
+        assert decode(plan(plain, *WALLS[1:])) == (0, "no namespace for these ids")
+
+    def test_no_helper_maps_them(self) -> None:
+        counts = 1 << wire.USER_ROWS_AT | 1 << wire.GROUP_ROWS_AT
+        rows = struct.pack("=6I", *OWN, *OWN)
+        first = record(NAMESPACES, 0x30020000, wire.MADE_BY_HELPER | counts, rows)
+        assert decode(plan(first, *HELPED[1:], DEVICES, *WALLS)) == (0, "no helper does this so")
+
+
+class TestKeptCapabilities:
+    @pytest.mark.parametrize("number", range(64))
+    def test_seven_can_be_kept_and_no_other(self, number: int) -> None:
+        keepable = number in ops.CAPABILITIES.values()
+        found = decode(mapping((OWN, RANGE), (OWN, RANGE), keep=1 << number | 1 << 5))
+        assert found == (ACCEPTED if keepable else (3, "a capability that no program keeps"))
+
+    @pytest.mark.parametrize("number", [6, 7])
+    def test_who_may_change_ids_must_be_killable(self, number: int) -> None:
+        found = decode(mapping((OWN,), (OWN,), keep=1 << number))
+        assert found == (3, "programs of other users could not be ended")
+
+    def test_they_need_root_inside(self) -> None:
+        refused = (3, "no root inside that could keep them")
+        assert decode(mapping((RANGE,), (OWN,), keep=1)) == refused
+        assert decode(mapping((OWN,), (RANGE,), keep=1)) == refused
+        assert decode(mapping((), (), keep=1)) == refused
+        assert decode(mapping((), (), keep=1, flags=wire.MAPS_EVERY_ID)) == refused
+        assert decode(plan(record(NAMESPACES), record(PRIVILEGES, 1), *WALLS[2:]))[1] == refused[1]
+
+    def test_a_plan_that_begins_with_them_is_refused(self) -> None:
+        assert decode(plan(record(PRIVILEGES, 1, 0xFF << 32), *ROOTED, *WALLS))[0] == 0
+
+    def test_no_helper_keeps_any(self) -> None:
+        data = plan(*HELPED, DEVICES, WALLS[0], record(PRIVILEGES, 1), *WALLS[2:])
+        assert decode(data) == (5, "no helper does this so")
+
+
+def test_a_network_is_joined_by_a_descriptor_that_was_passed() -> None:
+    joining = plan(record(NAMESPACES, 0x70020000, wire.JOINS_NETWORK), record(ROOT), *WALLS)
+    assert decode(joining, 1) == ACCEPTED
+    assert decode(joining, 0) == (0, "names a descriptor that was not passed")
+    without = plan(record(NAMESPACES, 0x30020000, wire.JOINS_NETWORK), record(ROOT), *WALLS)
+    assert decode(without, 1) == (0, "no network to join")
 
 
 def test_a_right_is_granted_to_a_descriptor_that_was_passed() -> None:
@@ -512,16 +622,21 @@ def test_no_mutated_plan_makes_the_decoder_read_or_write_out_of_bounds(
     policies: list[Policy], tmp_path: Path
 ) -> None:
     need_program("gcc")
-    # A minute where nothing may go untested. Who runs the decoder makes no difference: each of the two users
-    # of the suite takes half of it, and a seed of its own.
+    # Half a minute where nothing may go untested. Who runs the decoder makes no difference: each of the two
+    # users of the suite takes half of it, and a seed of its own.
     seconds = float(
-        os.environ.get("STOCKADE_FUZZ_SECONDS") or (30 if os.environ.get("STOCKADE_REQUIRE") == "all" else 5)
+        os.environ.get("STOCKADE_FUZZ_SECONDS") or (15 if os.environ.get("STOCKADE_REQUIRE") == "all" else 5)
     )
     seed = "1" if os.geteuid() == 0 else "2"
     driver = gatebuild.decoder_fuzzer(tmp_path)
     corpus = []
     encoded = [SMALLEST, *(compiled(policy).encoded for policy in policies)]
     encoded.append(egress_plan((80, 443)).encoded)
+    encoded.append(mapping((OWN, RANGE), (OWN, RANGE), keep=wire.KEEPABLE, flags=wire.JOINS_NETWORK))
+    rows = ((OWN, RANGE), (OWN, RANGE))
+    encoded += [
+        mapped.altered(compiled(policy), rows, wire.KEEPABLE, joins=False).encoded for policy in policies[:2]
+    ]
     for number, data in enumerate(encoded):
         corpus.append(tmp_path / f"seed-{number}")
         corpus[-1].write_bytes(data)

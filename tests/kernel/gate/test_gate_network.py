@@ -418,7 +418,9 @@ def message(*ports: int, count: int | None = None, flags: int = 0) -> bytes:
         (message(80, 53), 2, "order"),
         (message(80, 80), 2, "order"),
         (message(80, flags=wire.NETWORK_MORE), 2, None),
-        (message(53, flags=2), 2, "flags"),
+        (message(80, flags=wire.NETWORK_LOOPBACK), 2, None),
+        (message(53, flags=wire.NETWORK_MORE | wire.NETWORK_LOOPBACK), 2, "flags"),
+        (message(53, flags=4), 2, "flags"),
         (message(53, flags=0x8001), 2, "flags"),
     ],
 )
@@ -439,7 +441,7 @@ def test_any_bytes_are_checked() -> None:
             and 0 not in ports
             and ports == sorted({*ports})
             and not any(request.ports[request.count :])
-            and request.flags in (0, wire.NETWORK_MORE)
+            and request.flags in (0, wire.NETWORK_MORE, wire.NETWORK_LOOPBACK)
         )
         assert (problem(bytes(data)) is None) is is_good
 

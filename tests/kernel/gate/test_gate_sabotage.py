@@ -14,14 +14,17 @@ from pathlib import Path
 import pytest
 
 import stockade
-from stockade import Policy, SetupError
+from stockade import Policy, Sandbox, SetupError
 from stockade.backends.mechanisms import LANDLOCK_SCOPES
 from stockade.gate import client
 from stockade.gate import operations as ops
 from stockade.host import CGROUP_PROBES, host
+from stockade.resolve.environment import EnvironmentMount
 from stockade.runs import prepare
 from stockade.workspace import disk_image
 from support import leaks
+from support.environments import environment, open_beneath, private_tree
+from support.mapped import Rows, mapped, own_rows, range_rows
 from support.means import applies, need
 
 Order = Callable[[str], None]
@@ -123,6 +126,33 @@ def test_no_operation_of_the_plan_can_be_left_out(policy: Policy, out: Path, ord
     assert unnoticed == []
 
 
+@pytest.mark.parametrize("limits", [{}, {"disk": "20M"}], ids=["on the disk", "in memory"])
+def test_no_mount_of_a_private_environment_can_be_left_out(
+    limits: dict[str, str], order: Order, stockade_home: Path
+) -> None:
+    policy = Policy(toolchain=False, limits=limits)
+    with private_tree(stockade_home) as tree:
+        inner = open_beneath(tree, "/mnt/inner/most", create=True)
+        try:
+            more = (EnvironmentMount("/mnt/inner/most", inner, "read", "test"),)
+            given = environment(tree, ("/workspace", "/data"), more=more)
+            prepared = prepare.prepare(policy, environment=given)
+            prepared.close(discard=True)
+            unnoticed = []
+            for index, op in enumerate(prepared.plan.ops):
+                if op.clause not in ("environment", "test"):
+                    continue
+                order(f"op:{index}")
+                with contextlib.suppress(SetupError), Sandbox(policy, _environment=given, on_exit="discard"):
+                    unnoticed.append(f"{index}: {op.describe()}")
+            assert unnoticed == []
+            order(NOTHING)
+            with Sandbox(policy, _environment=given, on_exit="discard") as box:
+                box.run(["true"]).check()
+        finally:
+            os.close(inner)
+
+
 def test_none_can_be_left_out_by_what_is_made_ahead(order: Order) -> None:
     """Without grants it does everything but what waits for the launch: the last operation of each kind."""
     plan = plan_of(Policy(), "true")
@@ -182,6 +212,48 @@ def test_every_kind_of_operation_was_among_those_left_out(tmp_path: Path, worksp
     # Ports are granted to egress processes: tests/kernel/egress/test_walls.py.
     kinds = {kind for kind in ops.Op.__subclasses__() if kind.__module__ == ops.__name__}
     assert seen == kinds - (set() if CGROUPS else {ops.JoinCgroup}) - {ops.Image, ops.PortGrant}
+
+
+class TestMappedIds:
+    """What a plan with ids and capabilities of its own adds to the others."""
+
+    @pytest.fixture(params=[own_rows, range_rows], ids=["caller alone", "with a range"])
+    def rows(self, request: pytest.FixtureRequest) -> tuple[Rows, Rows]:
+        found: tuple[Rows, Rows] = request.param()
+        return found
+
+    @pytest.fixture
+    def policy(self, out: Path) -> Policy:
+        return Policy(write=[str(out)])
+
+    def test_nothing_of_it_can_be_left_out(
+        self, policy: Policy, out: Path, order: Order, rows: tuple[Rows, Rows]
+    ) -> None:
+        with mapped(rows):
+            order(NOTHING)
+            assert starts(policy, out)
+            privileges = [type(op) for op in plan_of(policy).ops].index(ops.Privileges)
+            for left_out in (f"op:{privileges}", "maps", f"flags:{ops.NAMESPACES['user']:#x}"):
+                order(left_out)
+                assert not starts(policy, out), left_out
+
+    def test_a_network_that_was_to_be_joined_cannot_be_another_one(
+        self, policy: Policy, out: Path, order: Order
+    ) -> None:
+        for left_out, expected in ((NOTHING, True), ("join", False)):
+            order(left_out)
+            with Sandbox(Policy()) as first:
+                assert first._box is not None
+                with mapped(own_rows(), network=first._box.network_fd):
+                    assert starts(policy, out) is expected
+
+    def test_nothing_of_it_can_be_left_out_by_what_is_made_ahead(self, order: Order) -> None:
+        with mapped(own_rows()):
+            index = [type(op) for op in plan_of(Policy(), "true").ops].index(ops.Privileges)
+            order(f"op:{index}")
+            for _ in range(3):
+                with pytest.raises(SetupError):
+                    stockade.run(["true"])
 
 
 def test_an_image_cannot_be_left_out(workspace: Path, out: Path, order: Order) -> None:

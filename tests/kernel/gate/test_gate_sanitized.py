@@ -13,10 +13,12 @@ import pytest
 import stockade
 from stockade import Policy, Sandbox, SetupError
 from stockade.gate import build, client, wire
+from stockade.gate.network import open_listener
 from stockade.host import CGROUP_PROBES, host
 from stockade.runs import launch, prepare
 from stockade.runs.io.eventloop import Events, drive
 from support import gatebuild
+from support.mapped import mapped, programs_as
 from support.means import applies, need_program
 
 
@@ -115,6 +117,23 @@ def test_without_namespaces(workspace: Path) -> None:
             assert b"hello" in process.stdout.read()
         for process in started:
             process.close()
+
+
+def test_ids_of_a_plan_and_a_joined_network() -> None:
+    with mapped(), Sandbox() as box:
+        assert box._box is not None
+        assert box.run(["sh", "-c", "touch /tmp/a; chown 5:6 /tmp/a; id -u"], timeout=60).text == "0\n"
+        os.close(open_listener(box._box.connection.resident, box._box.network_fd, 44771))
+        with programs_as(1000):
+            assert box.run(["id", "-u"], timeout=60).text == "1000\n"
+            assert box.run(["sleep", "60"], timeout=0.2, grace=0.1).outcome == "timed-out"
+        with programs_as(70000):
+            assert box.run(["id"]).exit_code == 125
+        with mapped(network=box._box.network_fd):
+            assert stockade.run(["true"], timeout=60).ok
+    with mapped():
+        for _ in range(3):
+            assert stockade.run(["true"], timeout=60).ok
 
 
 def test_limits_that_a_cgroup_keeps() -> None:

@@ -95,6 +95,7 @@ def test_the_header_is_read_whole() -> None:
         (wire.EXEC_BODY_SIZE, wire.EXEC_BODY),
         (wire.PLAN_HEADER_SIZE, wire.PLAN_HEADER),
         (wire.PLAN_RECORD_SIZE, wire.PLAN_RECORD),
+        (wire.ID_ROW_SIZE, wire.ID_ROW),
     ],
 )
 def test_a_record_is_as_long_as_its_structure(size: int, record: struct.Struct) -> None:

@@ -161,6 +161,22 @@ static void repair(unsigned char *bytes, size_t size)
 		memcpy(bytes + 12, &count, 4);
 }
 
+/* Of what is accepted no id is mapped twice, and none is the one that means none. */
+static void touch_rows(const struct op *namespaces, int groups)
+{
+	struct id_row rows[MOST_ID_ROWS];
+	unsigned count = plan_id_rows(namespaces, groups, rows);
+	for (unsigned i = 0; i < count; i++) {
+		uint64_t end = (uint64_t)rows[i].inside + rows[i].count, out = (uint64_t)rows[i].outside + rows[i].count;
+		if (rows[i].count == 0 || end > NO_ID || out > NO_ID)
+			abort();
+		for (unsigned j = 0; j < count; j++)
+			if (i != j && ((rows[j].inside >= rows[i].inside && rows[j].inside < end) ||
+				       (rows[j].outside >= rows[i].outside && rows[j].outside < out)))
+				abort();
+	}
+}
+
 static void touch(const struct plan *plan)
 {
 	unsigned sum = 0;
@@ -174,10 +190,14 @@ static void touch(const struct plan *plan)
 		for (unsigned s = 0; s < PLAN_MAX_STRINGS; s++)
 			if (op->s[s])
 				sum += (unsigned)strlen(op->s[s]);
-		if (op->blob)
+		if (op->blob && op->type != OP_NAMESPACES)
 			for (uint64_t b = 0; b < op->b; b++)
 				sum += op->blob[b];
 	}
+	touch_rows(&plan->ops[0], 0);
+	touch_rows(&plan->ops[0], 1);
+	if (plan_keeps(plan) & ~(uint64_t)KEEPABLE)
+		abort();
 	touched += sum;
 }
 

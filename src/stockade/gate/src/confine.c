@@ -90,7 +90,7 @@ static int raise_walls(struct walls *walls, const struct plan *plan, struct conf
 		if (!sabotaged_op(i) && op->type == OP_RLIMIT)
 			result = set_limit(op, 0);
 		if (!sabotaged_op(i) && op->type == OP_PRIVILEGES)
-			result = wall_privileges(walls);
+			result = wall_privileges(walls, op->a);
 		if (result)
 			return report_failure(said, op->type, errno, NULL);
 	}

@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
+#include <linux/capability.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
@@ -100,6 +101,29 @@ int confirm_tree(const struct tree *tree, const struct op *op, const char **culp
 	return 0;
 }
 
+/* The sets themselves the supervisor reads. */
+static int confirm_kept(uint64_t keep)
+{
+	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct sets[2];
+	if (keep == 0)
+		return 0;
+	if (syscall(SYS_capget, &header, sets))
+		return -1;
+	if (sets[0].permitted != keep || sets[0].effective != keep || sets[0].inheritable ||
+	    sets[1].permitted || sets[1].effective || sets[1].inheritable)
+		return missing();
+	if (getuid() || getgid() || (unsigned long)prctl(PR_GET_SECUREBITS, 0, 0, 0, 0) != securebits(keep))
+		return missing();
+	for (unsigned long cap = 0;; cap++) {
+		int bounded = prctl(PR_CAPBSET_READ, cap, 0, 0, 0);
+		if (bounded < 0)
+			return errno == EINVAL ? 0 : -1;
+		if ((uint64_t)bounded != (cap < 64 ? keep >> cap & 1 : 0))
+			return missing();
+	}
+}
+
 int confirm_op(const struct walls *walls, const struct op *op, const char **culprit)
 {
 	struct utsname name;
@@ -117,8 +141,10 @@ int confirm_op(const struct walls *walls, const struct op *op, const char **culp
 			return 0; /* the usher has seen to it; here the filter refuses to tell */
 		return session_keyring() != walls->keyring ? 0 : missing();
 	case OP_PRIVILEGES:
-		return prctl(PR_GET_DUMPABLE) == 0 && prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1 ? 0
-												   : missing();
+		*culprit = "capabilities";
+		if (prctl(PR_GET_DUMPABLE) || prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1)
+			return missing();
+		return confirm_kept(op->a);
 	}
 	return 0;
 }

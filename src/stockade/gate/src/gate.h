@@ -9,7 +9,9 @@
  *
  * The resident (resident.c) is started once by each supervisor and each kind of sandbox, with an empty
  * environment, as the caller. It lives outside every sandbox: in a mount namespace of its own, for an ordinary
- * user also in a user namespace, and in a network namespace that it gives away with the next sandbox. (The
+ * user also in a user namespace (a mapped resident's has the user's subordinate ids as well, which the supervisor has
+ * mapped for it), and in a network namespace that it gives away with the next sandbox. A launch may also ask for the
+ * network of a living sandbox, which the resident then enters for that one birth. (The
  * resident for sandboxes without namespaces unshares nothing, the one for a helper nothing but root's mounts.) It
  * holds /dev/null as 0, 1 and 2, its control socket as 3 and a pidfd of the supervisor as 4. For each launch, a
  * message on the control socket, it clones the first process of a sandbox into fresh namespaces, writes that
@@ -22,7 +24,9 @@
  * Init (init.c) is that first process once it has its launch: PID 1 in user, mount, pid, ipc, uts, network and
  * cgroup namespaces of its own (the network is the host's if the policy shares it), with the caller's ids. It
  * raises the walls of the plan on itself, in walls.c, mounts.c and masks.c, looks at them again, in confirm.c,
- * and has no capability left when it says that it is ready. It holds a socket to the supervisor, a pidfd of the
+ * and has no capability left when it says that it is ready. (Where the plan maps ids of its own, the caller is root
+ * inside, and init, keepers and programs keep the capabilities that the plan names; a program may then run as another
+ * of these ids, without any.) It holds a socket to the supervisor, a pidfd of the
  * supervisor and a signalfd, and beside them only what it guards: the memory, the processor time and the mount
  * table of the sandbox (guard.c). On request it starts programs, which inherit the walls. It may also hold the socket
  * of a publisher, a process outside that can ask it for connections to the sandbox's own ports (publish.c).
@@ -98,17 +102,19 @@ struct launch {
 };
 
 /* A root that is being built: that of a sandbox, or the base that many share. */
+enum { MAX_OVERLAYS = 16 /* whose changes are private */ };
 struct tree {
 	int root;               /* by descriptor */
 	int base;               /* of a sandbox's: the shared part of it that the resident made */
 	int image;              /* the file system that takes what programs write instead of the private tmpfs, or -1 */
-	int upper;              /* what a private overlay changed, until it has been handed out, or -1 */
+	int uppers[MAX_OVERLAYS]; /* what each private overlay changed, until they have been handed out */
+	unsigned overlays;      /* how many there are */
 	int canary;             /* an unnamed file that Landlock must refuse */
 	const int *descriptors; /* by which the supervisor judged the sources */
 	unsigned scratches;
 	uint64_t root_device, image_device;
 };
-#define NO_TREE {.root = -1, .base = -1, .image = -1, .upper = -1, .canary = -1}
+#define NO_TREE {.root = -1, .base = -1, .image = -1, .canary = -1}
 
 /* What a process knows of the walls that it raises on itself: init, or one that loaded the library. */
 struct walls {
@@ -158,6 +164,23 @@ int resident_main(int argc, char **argv);
 int resident_unshare(const char *kind);
 /* Wipes what it remembers of plans, in a copy that is to know nothing of them. */
 void resident_forget(struct resident *resident);
+
+/* What the first process of a sandbox is born with, and a plan cannot change afterwards. Compared as bytes. */
+struct birth {
+	uint64_t flags, how, keep;
+	uint64_t tasks; /* with rows: how many, or 0 for any number */
+	struct id_row rows[2][MOST_ID_ROWS]; /* of users and of groups */
+	uint64_t counts[2];
+};
+
+struct rlimit;
+void birth_read(const struct plan *plan, struct birth *birth);
+/* Writes the id maps of a process that has just been cloned, or of the resident itself. */
+int birth_map(pid_t pid, const struct birth *birth, uid_t uid, gid_t gid);
+/* In a mapped resident: until the supervisor has had its own ids mapped. */
+int birth_await_maps(void);
+/* Limits the tasks of all ids together in the namespace that is cloned next; *before is what the limit was. */
+int birth_limit(const struct birth *birth, struct rlimit *before);
 
 struct stat;
 /* What is wrong with a request for a network, or NULL. */
@@ -211,6 +234,7 @@ struct program {
 	int entrance; /* of its cgroup, or -1 */
 	int stdio[3];
 	int more[2]; /* the program's descriptors 3 and 4, or -1 */
+	uint32_t uid, gid; /* whom it runs as, or NO_ID */
 };
 
 int program_read(int body, struct program *program);
@@ -275,9 +299,11 @@ int unseen_directory(const struct tree *tree, const char *name);
 int mask_layer(const struct tree *tree, uint64_t number);
 int mask_name(const struct tree *tree, const struct op *op);
 int mount_pivot(struct tree *tree);
-int wall_privileges(const struct walls *walls);
+/* What root inside keeps of its capabilities; without any it is root no more. */
+int wall_privileges(const struct walls *walls, uint64_t keep);
 /* The part of it that nothing before it needs. */
-int wall_bounds(void);
+int wall_bounds(uint64_t keep);
+unsigned long securebits(uint64_t keep);
 int wall_keyring(void);
 int wall_landlock_begin(struct walls *walls, const struct plan *plan, const struct op *op);
 int wall_landlock_grant(struct walls *walls, const int *descriptors, const struct op *op);
@@ -311,6 +337,7 @@ int receive(int socket, void *data, size_t size, int *descriptors, unsigned *cou
 int sabotaged_op(unsigned index);
 uint64_t sabotaged_flags(uint64_t clone_flags);
 int sabotaged_maps(void);
+int sabotaged_join(void);
 uint64_t sabotaged_scopes(uint64_t scopes);
 void *sabotaged_filter(void *program, size_t size);
 int sabotaged_seccomp(void);

@@ -94,7 +94,7 @@ static int execute(struct init *init, const struct op *op, const char **culprit)
 		 * cannot keep it from starting another. */
 		return set_limit(op, GRACE_TASKS);
 	case OP_PRIVILEGES:
-		return wall_privileges(&init->walls);
+		return wall_privileges(&init->walls, op->a);
 	case OP_LANDLOCK:
 		return wall_landlock_begin(&init->walls, &init->launch.plan, op);
 	case OP_GRANT:
@@ -222,7 +222,7 @@ static void execute_ahead(struct init *init)
 		finish_walls(init);
 	else
 		/* Of the privileges the part that takes longest: nothing before their turn needs it. */
-		init->walls.bounded = wall_bounds() == 0;
+		init->walls.bounded = wall_bounds(plan_keeps(plan)) == 0;
 }
 
 static void raise_walls(struct init *init)
@@ -243,9 +243,10 @@ static void raise_walls(struct init *init)
 			if (init->walls.helped)
 				held_close(plan);
 			struct reply mounted = {.kind = REPLY_MOUNTED};
-			if (send_reply(launch->socket, &mounted, &init->tree.upper, init->tree.upper >= 0))
+			if (send_reply(launch->socket, &mounted, init->tree.uppers, init->tree.overlays))
 				_exit(1);
-			close_fd(&init->tree.upper);
+			close_fds(init->tree.uppers, init->tree.overlays);
+			init->tree.overlays = 0;
 		}
 	}
 	if (init->ahead <= last)

@@ -282,11 +282,25 @@ static int mount_show(const struct tree *tree, const struct op *op)
 	return attach(tree, mount, op->s[0], S_ISDIR(info.st_mode));
 }
 
+/* A directory of a private overlay, by number; the first one has none, and is looked for by that name in an image. */
+static int numbered_directory(const struct tree *tree, const char *word, unsigned number)
+{
+	char name[24];
+	if (number == 0)
+		return writable_directory(tree, word);
+	snprintf(name, sizeof name, "%s%u", word, number);
+	return writable_directory(tree, name);
+}
+
 /* Where a private overlay keeps its changes. The merged root shows its owner and mode. */
 static int private_upper(struct tree *tree, int lower)
 {
 	struct stat like;
-	owned_fd upper = writable_directory(tree, "upper");
+	if (tree->overlays == MAX_OVERLAYS) {
+		errno = E2BIG;
+		return -1;
+	}
+	owned_fd upper = numbered_directory(tree, "upper", tree->overlays);
 	if (upper < 0 || fstat(lower, &like))
 		return -1;
 	/* An owner without a place in the id map cannot be given; the caller is shown then. */
@@ -295,8 +309,11 @@ static int private_upper(struct tree *tree, int lower)
 	if (fchmodat(upper, ".", like.st_mode & 07777, 0))
 		return -1;
 	/* For the supervisor, by a mount of its own: the root is sealed, and a closed directory must be opened. */
-	tree->upper = sys_open_tree(upper, "", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH);
-	return tree->upper < 0 ? -1 : take_fd(&upper);
+	int held = sys_open_tree(upper, "", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH);
+	if (held < 0)
+		return -1;
+	tree->uppers[tree->overlays++] = held;
+	return take_fd(&upper);
 }
 
 static int mount_overlay(struct tree *tree, const struct op *op, const char **culprit)
@@ -313,7 +330,8 @@ static int mount_overlay(struct tree *tree, const struct op *op, const char **cu
 	if (upper < 0)
 		return -1;
 	*culprit = op->s[3];
-	owned_fd work = private ? writable_directory(tree, "work") : open_source(tree->descriptors, op->s[3], same + 2);
+	owned_fd work = private ? numbered_directory(tree, "work", tree->overlays - 1)
+			       : open_source(tree->descriptors, op->s[3], same + 2);
 	if (work < 0)
 		return -1;
 	*culprit = op->s[0];

@@ -15,6 +15,9 @@
  * the interpreter's libraries do around forks, and takes no memory from the heap, which a thread may have been
  * changing.
  *
+ * Another request asks for listeners on the loopback address alone, by which the supervisor offers something to the
+ * programs of any sandbox: nothing is routed for it.
+ *
  * A later request may ask for more ports. Then the routes and addresses must be there, and a program may have taken a
  * port already, which is a refusal that names the port.
  */
@@ -74,7 +77,7 @@ const char *network_problem(const struct resident_request *request, unsigned des
 		if (i > 0 && i < request->count && request->ports[i] <= request->ports[i - 1])
 			return "order";
 	}
-	return request->flags & ~NETWORK_MORE ? "flags" : NULL;
+	return request->flags > NETWORK_LOOPBACK ? "flags" : NULL;
 }
 
 static int same_file(int one, const struct stat *other)
@@ -317,6 +320,17 @@ static int confirm_family(int netlink, unsigned index)
 	return seen.routes == 1 && seen.addresses == 1 ? 0 : -1;
 }
 
+/* A network of its own, with nothing but the loopback device. */
+static const char *confirm_loopback(void)
+{
+	owned_fd netlink = open_netlink();
+	if (netlink < 0)
+		return "netlink";
+	if (dump(netlink, RTM_GETLINK, AF_UNSPEC, look_at_link, NULL))
+		return "another device";
+	return raise_loopback() ? "loopback" : NULL;
+}
+
 static const char *route_everything(unsigned count, int is_routed)
 {
 	owned_fd netlink = open_netlink();
@@ -344,16 +358,16 @@ static int set_option(int socket, int level, int option)
 	return setsockopt(socket, level, option, &on, sizeof on);
 }
 
-static int bind_any(int socket, unsigned char family, uint16_t port)
+static int bind_to(int socket, unsigned char family, uint16_t port, uint32_t address)
 {
-	const struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons(port)};
+	const struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(address)};
 	const struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
 	if (family == AF_INET)
 		return bind(socket, (const struct sockaddr *)&four, sizeof four);
 	return bind(socket, (const struct sockaddr *)&six, sizeof six);
 }
 
-static int open_tcp(unsigned char family, uint16_t port)
+static int open_tcp(unsigned char family, uint16_t port, uint32_t address)
 {
 	owned_fd listener = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (listener < 0 || (family == AF_INET6 && set_option(listener, IPPROTO_IPV6, IPV6_V6ONLY)))
@@ -361,7 +375,7 @@ static int open_tcp(unsigned char family, uint16_t port)
 	if ((sabotaged_network(SET_REUSEPORT) && set_option(listener, SOL_SOCKET, SO_REUSEPORT)) ||
 	    (sabotaged_network(SET_REUSEADDR) && set_option(listener, SOL_SOCKET, SO_REUSEADDR)))
 		return -1;
-	if (bind_any(listener, family, sabotaged_network(OTHER_PORT) ? port + 1 : port) ||
+	if (bind_to(listener, family, sabotaged_network(OTHER_PORT) ? port + 1 : port, address) ||
 	    (!sabotaged_network(LEAVE_LISTEN) && listen(listener, BACKLOG)))
 		return -1;
 	return take_fd(&listener);
@@ -379,7 +393,7 @@ static int open_udp(unsigned char family)
 				    set_option(receiver, IPPROTO_IPV6, IPV6_RECVPKTINFO) ||
 				    set_option(receiver, IPPROTO_IPV6, IPV6_FREEBIND))
 		return -1;
-	return bind_any(receiver, family, DNS_PORT) ? -1 : take_fd(&receiver);
+	return bind_to(receiver, family, DNS_PORT, INADDR_ANY) ? -1 : take_fd(&receiver);
 }
 
 /* On it the supervisor asks which socket a connection began at. It tells of this namespace's sockets for ever. */
@@ -408,15 +422,17 @@ static _Noreturn void child_main(const struct resident_request *request, const s
 	const char *failed = enter(host);
 	if (failed)
 		refuse(errno, failed);
-	unsigned count = 1 + (unsigned)has_ipv6();
-	failed = route_everything(count, request->flags & NETWORK_MORE);
+	int loopback = request->flags == NETWORK_LOOPBACK;
+	unsigned count = 1 + (unsigned)(!loopback && has_ipv6());
+	failed = loopback ? confirm_loopback() : route_everything(count, request->flags & NETWORK_MORE);
 	if (failed)
 		refuse(errno, failed);
 	for (unsigned i = 0; i < count; i++)
 		for (unsigned p = 0; p < request->count; p++)
-			if ((shown[found++] = open_tcp(families[i].number, request->ports[p])) < 0)
+			if ((shown[found++] = open_tcp(families[i].number, request->ports[p],
+						       loopback ? INADDR_LOOPBACK : INADDR_ANY)) < 0)
 				refuse_port(errno, "TCP listener", request->ports[p]);
-	for (unsigned i = 0; i < count && !(request->flags & NETWORK_MORE); i++)
+	for (unsigned i = 0; i < count && !request->flags; i++)
 		if ((shown[found++] = open_udp(families[i].number)) < 0)
 			refuse(errno, "UDP listener");
 	if ((shown[found++] = open_questions()) < 0)

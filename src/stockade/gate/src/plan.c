@@ -7,6 +7,8 @@
 
 enum { MAX_MASKS = 1024, NOEXEC = 8 /* MOUNT_ATTR_NOEXEC */ };
 enum { PATHS = 1, BLOB = 2, ONCE = 4, NEEDED = 8, BASE = 16, AHEAD = 32, PLAIN = 64 /* also without namespaces */ };
+enum { ROWS = 128 /* of ids, as many as its number says */ };
+enum { CAP_KILL = 1 << 5, CAP_SETGID = 1 << 6, CAP_SETUID = 1 << 7, NEWNET = 0x40000000 /* CLONE_NEWNET */ };
 enum { HELPED = 1 /* by a helper as well */, ONLY_HELPED = 2 };
 
 /* `rank` fixes the order of the stages: a plan may never go back to an earlier one, so
@@ -15,7 +17,7 @@ static const struct shape {
 	const char *name;
 	unsigned char strings, rank, flags, helped;
 } shapes[OP_END] = {
-	[OP_NAMESPACES] = {"namespaces", 0, 0, ONCE | NEEDED | PLAIN, HELPED},
+	[OP_NAMESPACES] = {"namespaces", 0, 0, ONCE | NEEDED | PLAIN | ROWS, HELPED},
 	[OP_HOSTNAME] = {"hostname", 1, 1, ONCE | AHEAD, HELPED},
 	[OP_ROOT] = {"root", 0, 2, ONCE | NEEDED | AHEAD, HELPED},
 	[OP_IMAGE] = {"image", 0, 2, ONCE},
@@ -79,6 +81,67 @@ static int was_passed(uint64_t number, unsigned descriptors)
 	return number != SOURCE_ALONE && (number & ~(uint64_t)SOURCE_ALONE) <= descriptors;
 }
 
+static unsigned count_rows(const struct op *op, int groups)
+{
+	return op->b >> (groups ? GROUP_ROWS_AT : USER_ROWS_AT) & 0xff;
+}
+
+unsigned plan_id_rows(const struct op *namespaces, int groups, struct id_row rows[MOST_ID_ROWS])
+{
+	unsigned count = count_rows(namespaces, groups), before = groups ? count_rows(namespaces, 0) : 0;
+	if (count)
+		memcpy(rows, namespaces->blob + before * sizeof *rows, count * sizeof *rows);
+	return count;
+}
+
+static int overlap(uint32_t one, uint32_t one_count, uint32_t other, uint32_t other_count)
+{
+	return one < (uint64_t)other + other_count && other < (uint64_t)one + one_count;
+}
+
+/* The last id of all means none. */
+static const char *check_rows(const struct op *op, int groups)
+{
+	struct id_row rows[MOST_ID_ROWS];
+	unsigned count = plan_id_rows(op, groups, rows);
+	for (unsigned i = 0; i < count; i++) {
+		const struct id_row *row = &rows[i];
+		if (row->count == 0 || (uint64_t)row->inside + row->count > NO_ID || (uint64_t)row->outside + row->count > NO_ID)
+			return "not a range of ids";
+		for (unsigned j = 0; j < i; j++)
+			if (overlap(row->inside, row->count, rows[j].inside, rows[j].count) ||
+			    overlap(row->outside, row->count, rows[j].outside, rows[j].count))
+				return "an id is mapped twice";
+	}
+	return NULL;
+}
+
+static const char *check_namespaces(const struct op *op, unsigned descriptors)
+{
+	unsigned users = count_rows(op, 0), groups = count_rows(op, 1);
+	const char *wrong = NULL;
+	if ((uint32_t)op->b & ~(MAPS_EVERY_ID | MADE_BY_HELPER | JOINS_NETWORK) || op->b >> (GROUP_ROWS_AT + 8))
+		return "unknown flags";
+	if ((users == 0) != (groups == 0))
+		return "users and groups are mapped together";
+	if (users && (op->a == 0 || op->b & MAPS_EVERY_ID))
+		return "no namespace for these ids";
+	if ((op->b & JOINS_NETWORK) && !(op->a & NEWNET))
+		return "no network to join";
+	if ((op->b & JOINS_NETWORK) && descriptors == 0)
+		return "names a descriptor that was not passed";
+	wrong = check_rows(op, 0);
+	return wrong ? wrong : check_rows(op, 1);
+}
+
+/* Programs that may become another user are ended by init, which has no other right over them. */
+static const char *check_kept(uint64_t keep)
+{
+	if (keep & ~(uint64_t)KEEPABLE)
+		return "a capability that no program keeps";
+	return (keep & (CAP_SETUID | CAP_SETGID)) && !(keep & CAP_KILL) ? "programs of other users could not be ended" : NULL;
+}
+
 static const char *check(const struct op *op, unsigned descriptors)
 {
 	unsigned paths = op->type == OP_LINK ? 1 : shapes[op->type].strings;
@@ -88,9 +151,9 @@ static const char *check(const struct op *op, unsigned descriptors)
 				return "not an absolute, normal path";
 	switch (op->type) {
 	case OP_NAMESPACES:
-		if (op->b & ~(uint64_t)(MAPS_EVERY_ID | MADE_BY_HELPER))
-			return "unknown flags";
-		break;
+		return check_namespaces(op, descriptors);
+	case OP_PRIVILEGES:
+		return check_kept(op->a);
 	case OP_HELPER:
 		if (op->b == 0 || op->blob[0] != '/' || op->blob[op->b - 1] != '\0')
 			return "not a program and its arguments";
@@ -187,6 +250,15 @@ static const char *decode_record(const unsigned char *at, size_t left, struct op
 		op->blob = data;
 		data += op->b;
 	}
+	if (shape->flags & ROWS) {
+		unsigned users = count_rows(op, 0), groups = count_rows(op, 1);
+		if (users > MOST_ID_ROWS || groups > MOST_ID_ROWS)
+			return "too many rows of ids";
+		if ((users + groups) * sizeof(struct id_row) > (size_t)(end - data))
+			return "rows longer than their record";
+		op->blob = data;
+		data += (users + groups) * sizeof(struct id_row);
+	}
 	if (end - data >= 8)
 		return "trailing bytes";
 	*used = record.size;
@@ -242,9 +314,38 @@ static const char *check_helped(const struct op *ops, const struct op *op)
 	int plain = op->type != OP_OVERLAY && op->type != OP_VIEW && op->type != OP_ROOT;
 	if ((!plain && (op->a || op->b & SOURCE_ALONE)) || (op->type == OP_SCRATCH && op->b) ||
 	    (op->type == OP_BIND && !(op->a & 0x4 /* MOUNT_ATTR_NODEV */)) ||
-	    (op->type == OP_NAMESPACES && (op->b & MAPS_EVERY_ID || op->a == 0)))
+	    (op->type == OP_PRIVILEGES && op->a) ||
+	    (op->type == OP_NAMESPACES && (op->b != MADE_BY_HELPER || op->a == 0)))
 		return "no helper does this so";
 	return NULL;
+}
+
+uint64_t plan_keeps(const struct plan *plan)
+{
+	for (unsigned i = 0; i < plan->count; i++)
+		if (plan->ops[i].type == OP_PRIVILEGES)
+			return plan->ops[i].a;
+	return 0;
+}
+
+static int maps_zero(const struct op *namespaces, int groups)
+{
+	struct id_row rows[MOST_ID_ROWS];
+	unsigned count = plan_id_rows(namespaces, groups, rows);
+	for (unsigned i = 0; i < count; i++)
+		if (rows[i].inside == 0)
+			return 1;
+	return 0;
+}
+
+/* Capabilities are root's, over the ids that are mapped: never over every id. */
+static const char *check_root(const struct op *ops, const struct op *op)
+{
+	if (op->type != OP_PRIVILEGES || op->a == 0)
+		return NULL;
+	if (ops[0].type == OP_NAMESPACES && maps_zero(ops, 0) && maps_zero(ops, 1))
+		return NULL;
+	return "no root inside that could keep them";
 }
 
 int plan_decode(const void *bytes, size_t size, unsigned descriptors, struct plan *plan,
@@ -282,8 +383,9 @@ int plan_decode(const void *bytes, size_t size, unsigned descriptors, struct pla
 				error->reason = "given twice";
 			else if (plan_is_plain(ops) && !(shape->flags & PLAIN))
 				error->reason = "needs namespaces";
-			else if ((error->reason = check_helped(ops, &ops[i])) == NULL)
-				error->reason = check(&ops[i], descriptors);
+			else if ((error->reason = check_helped(ops, &ops[i])) == NULL &&
+				 (error->reason = check(&ops[i], descriptors)) == NULL)
+				error->reason = check_root(ops, &ops[i]);
 			rank = base ? 0 : shape->rank;
 			seen[ops[i].type] = 1;
 		}

@@ -54,6 +54,10 @@ int plan_waits(const struct op *op);
 unsigned plan_common_prefix(const struct plan *one, const struct plan *other, size_t *size);
 int plan_is_plain(const struct op *ops);
 int plan_is_helped(const struct op *ops);
+/* Whether it names the ids that are mapped: the rows of users, or of groups, and how many these are. */
+unsigned plan_id_rows(const struct op *namespaces, int groups, struct id_row rows[MOST_ID_ROWS]);
+/* The capabilities that its programs keep. */
+uint64_t plan_keeps(const struct plan *plan);
 const char *op_name(uint32_t type);
 
 #endif

@@ -4,13 +4,16 @@
 #include "kernel.h"
 
 #include <errno.h>
+#include <linux/magic.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 enum { SIGNAL_SHARES = 16 };
 
@@ -46,6 +49,10 @@ int program_read(int body, struct program *program)
 	memcpy(&header, program->bytes, sizeof header);
 	if (header.size != size || header.argc == 0 || header.argc > size || header.envc > size)
 		return -1;
+	if ((header.uid == NO_ID) != (header.gid == NO_ID))
+		return -1;
+	program->uid = header.uid;
+	program->gid = header.gid;
 	if (header.settled)
 		program->settings = program->bytes + offsetof(struct exec_body, settings);
 	size_t strings = 1 + (size_t)header.argc + header.envc;
@@ -106,6 +113,9 @@ int program_terminal(struct program *program)
 		return -1;
 	if (ioctl(outer, TIOCSPTLCK, &unlocked) == 0 && ioctl(outer, TIOCSWINSZ, &size) == 0)
 		inner = ioctl(outer, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+	/* As a login does; an id that is not mapped is refused later. */
+	if (inner >= 0 && program->uid != NO_ID && fchown(inner, program->uid, (gid_t)-1) && errno != EINVAL && errno != EPERM)
+		return -1;
 	int result = inner < 0 || (program->settings && ioctl(inner, TCSETS, program->settings)) ||
 			     lead_session(inner) || send_reply(program->socket, &reply, &outer, 1)
 			 ? -1
@@ -179,6 +189,37 @@ static int join_session(const struct program *program)
 	return 0;
 }
 
+/* A program that opens a pipe again by its name in /proc needs the right of its owner. Files and terminals of the host stay
+ * whose they are. */
+static void give_pipes(uid_t uid)
+{
+	struct statfs info;
+	for (int i = 0; i < 3; i++)
+		if (fstatfs(i, &info) == 0 && info.f_type == PIPEFS_MAGIC && fchown(i, uid, (gid_t)-1))
+			continue; /* then it can be read and written as it is, and not opened again */
+}
+
+/* Not through the C library, which would tell other threads, those of a template it is a copy of. An id that the
+ * namespace does not map is EINVAL; another than init's where root keeps no right to change ids, EPERM. Root that
+ * becomes another user has no capability left then. */
+static int become_user(const struct program *program)
+{
+	uid_t uid = program->uid;
+	gid_t gid = program->gid;
+	if (uid == NO_ID)
+		return 0;
+	int itself = uid == geteuid() && gid == getegid();
+	if (!itself)
+		give_pipes(uid);
+	/* Where only the caller is mapped, the kernel lets no process drop a group. */
+	if (syscall(SYS_setgroups, 0, NULL))
+		return itself && errno == EPERM ? 0 : -1;
+	if (syscall(SYS_setresgid, gid, gid, gid) || syscall(SYS_setresuid, uid, uid, uid))
+		return -1;
+	/* As fs.suid_dumpable says, a change of ids may have made this copy of the gate readable. */
+	return prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+}
+
 static _Noreturn void become_program(struct runs *runs, const struct program *program)
 {
 	struct reply reply = {.kind = REPLY_EXEC_FAILED};
@@ -214,6 +255,9 @@ static _Noreturn void become_program(struct runs *runs, const struct program *pr
 	what = "cgroup";
 	if (entrance >= 0 && write(entrance, "0", 1) != 1)
 		goto failed;
+	what = "user";
+	if (become_user(program)) /* last: the cgroup is entered, and the directory, by whom the caller is inside */
+		goto failed;
 	struct reply started = {.kind = REPLY_STARTED};
 	if (program->request.flags & EXEC_TELL)
 		send_reply(socket, &started, NULL, 0);
@@ -230,10 +274,17 @@ failed:
 }
 
 /* Nothing is copied for a child that executes at once, and it never returns into the gate's frames. One that goes on
- * needs the C library's own fork, which tells its locks and its thread that they are another process's. */
+ * needs the C library's own fork, which tells its locks and its thread that they are another process's. One that
+ * becomes another user must not share the gate's memory meanwhile: with its ids the kernel may make that readable. */
 pid_t program_start(struct runs *runs, const struct program *program)
 {
-	pid_t pid = program->request.flags & EXEC_RESUME ? fork() : vfork();
+	pid_t pid;
+	if (program->request.flags & EXEC_RESUME)
+		pid = fork();
+	else if (program->uid != NO_ID)
+		pid = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+	else
+		pid = vfork();
 	if (pid == 0)
 		become_program(runs, program);
 	return pid;

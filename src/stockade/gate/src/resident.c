@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <grp.h>
+#include <linux/nsfs.h>
 #include <linux/sched.h>
 #include <net/if.h>
 #include <poll.h>
@@ -49,8 +50,7 @@ struct spare {
 	pid_t pid; /* 0: there is none */
 	int socket;
 	int shown[8]; /* a pidfd and the namespaces, as the kernel has them */
-	uint64_t flags;
-	uint64_t every;
+	struct birth birth;
 };
 
 /* The last plan: the next one is probably of its kind. */
@@ -60,7 +60,7 @@ struct last_plan {
 	struct plan plan;
 	unsigned ahead; /* of what comes ahead, as much as the plan before began with as well */
 	size_t ahead_size;
-	uint64_t flags;
+	struct birth birth;
 	unsigned launches;
 };
 
@@ -82,9 +82,14 @@ struct resident {
 	struct last_plan last;
 };
 
+static int is_mapped(const char *name)
+{
+	return strcmp(name, KIND_MAPPED_OWN_NETWORK) == 0 || strcmp(name, KIND_MAPPED_HOST_NETWORK) == 0;
+}
+
 static enum kind kind_of(const char *name)
 {
-	if (strcmp(name, KIND_HOST_NETWORK) == 0)
+	if (strcmp(name, KIND_HOST_NETWORK) == 0 || strcmp(name, KIND_MAPPED_HOST_NETWORK) == 0)
 		return HOST_NETWORK;
 	if (strcmp(name, KIND_PLAIN) == 0)
 		return PLAIN;
@@ -95,35 +100,6 @@ static enum kind kind_of(const char *name)
 static int makes_namespaces(const struct resident *resident)
 {
 	return resident->kind == OWN_NETWORK || resident->kind == HOST_NETWORK;
-}
-
-static int write_file(const char *path, const char *text)
-{
-	owned_fd file = open(path, O_WRONLY | O_CLOEXEC);
-	return file >= 0 && write(file, text, strlen(text)) == (ssize_t)strlen(text) ? 0 : -1;
-}
-
-/* The caller's own ids, or for root every id, so that no file's owner is unknown inside. */
-static int write_maps(pid_t pid, int every, uid_t uid, gid_t gid)
-{
-	char path[64], map[64];
-	static const char *const files[] = {"uid_map", "gid_map"};
-	if (!every) {
-		snprintf(path, sizeof path, "/proc/%d/setgroups", (int)pid);
-		if (write_file(path, "deny"))
-			return -1;
-	}
-	for (int i = 0; i < 2; i++) {
-		unsigned id = i == 0 ? uid : gid;
-		snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, files[i]);
-		if (every)
-			snprintf(map, sizeof map, "0 0 4294967295");
-		else
-			snprintf(map, sizeof map, "%u %u 1", id, id);
-		if (write_file(path, map))
-			return -1;
-	}
-	return 0;
 }
 
 static int make_network(struct resident *resident)
@@ -140,6 +116,21 @@ static int make_network(struct resident *resident)
 	return 0;
 }
 
+/* Enters the network of a living sandbox, for the next one. Whatever network was ready is gone then. */
+static int join_network(struct resident *resident, int namespace)
+{
+	struct stat info;
+	const struct stat *host = &resident->host_network;
+	errno = EINVAL;
+	if (ioctl(namespace, NS_GET_NSTYPE) != CLONE_NEWNET || fstat(namespace, &info) || host->st_ino == 0 ||
+	    (info.st_dev == host->st_dev && info.st_ino == host->st_ino))
+		return -1;
+	if (sabotaged_join())
+		return make_network(resident);
+	resident->network_ready = 0;
+	return setns(namespace, CLONE_NEWNET);
+}
+
 static const char *const dispensable[] = {"/sys", "/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/hugepages"};
 
 /* Where nothing is unshared only the groups have to be dropped, and not every user may do that. */
@@ -149,10 +140,11 @@ static int drop_groups(uid_t uid)
 }
 
 /* An ordinary user may make namespaces and mounts only in a user namespace of its own. */
-static int unshare_own(uid_t uid, gid_t gid)
+static int unshare_own(uid_t uid, gid_t gid, int mapped)
 {
+	static const struct birth alone;
 	if (uid == 0 ? setgroups(0, NULL) || unshare(CLONE_NEWNS)
-		     : unshare(CLONE_NEWUSER | CLONE_NEWNS) || write_maps(getpid(), 0, uid, gid))
+		     : unshare(CLONE_NEWUSER | CLONE_NEWNS) || (mapped ? birth_await_maps() : birth_map(getpid(), &alone, uid, gid)))
 		return -1;
 	/* What the host mounts later is to be seen here; what is done here must never reach the host,
 	 * so this comes before anything else. */
@@ -189,7 +181,7 @@ int resident_unshare(const char *name)
 	uid_t uid = geteuid();
 	if (in_template())
 		return 0; /* it was done before the interpreter was executed */
-	return kind == PLAIN ? drop_groups(uid) : kind == HELPED ? protect_devices(uid) : unshare_own(uid, getegid());
+	return kind == PLAIN ? drop_groups(uid) : kind == HELPED ? protect_devices(uid) : unshare_own(uid, getegid(), is_mapped(name));
 }
 
 static void wipe_free(unsigned char *bytes, size_t size)
@@ -281,8 +273,9 @@ int namespace_of(pid_t pid, int pidfd, unsigned index)
 
 /* Clones a first process, which begins with what the last plans had in common if it is made `ahead`. NULL, or what
  * failed. */
-static const char *make_spare(struct resident *resident, int ahead, uint64_t flags, uint64_t every, int cgroup)
+static const char *make_spare(struct resident *resident, int ahead, const struct birth *birth, int cgroup)
 {
+	uint64_t flags = birth->flags;
 	static struct init init; /* what the clone begins with */
 	struct spare *spare = &resident->spare;
 	int plain = resident->kind == PLAIN;
@@ -308,6 +301,9 @@ static const char *make_spare(struct resident *resident, int ahead, uint64_t fla
 		args.flags |= CLONE_INTO_CGROUP;
 		args.cgroup = (uint64_t)cgroup;
 	}
+	struct rlimit before;
+	if (birth_limit(birth, &before))
+		return "limit of tasks";
 	template_set_dumpable(1);
 	pid_t own = getpid(), pid = plain ? fork() : (pid_t)syscall(SYS_clone3, &args, sizeof args);
 	if (pid == 0) {
@@ -323,12 +319,14 @@ static const char *make_spare(struct resident *resident, int ahead, uint64_t fla
 	}
 	const char *failed = pid < 0 ? "clone" : NULL;
 	template_set_dumpable(0);
+	if (birth->tasks)
+		setrlimit(RLIMIT_NPROC, &before);
 	close_fd(&theirs);
 	if (!failed && plain && (spare->shown[0] = sys_pidfd_open(pid)) < 0)
 		failed = "pidfd";
 	if (flags & CLONE_NEWNET)
 		resident->network_ready = 0;
-	if (!failed && !plain && !sabotaged_maps() && write_maps(pid, every == 1, resident->uid, resident->gid))
+	if (!failed && !plain && !sabotaged_maps() && birth_map(pid, birth, resident->uid, resident->gid))
 		failed = "id maps";
 	/* Now, because later they cannot be opened any more. */
 	for (unsigned i = 1; i < 8 && !failed; i++) {
@@ -345,17 +343,16 @@ static const char *make_spare(struct resident *resident, int ahead, uint64_t fla
 	}
 	spare->pid = pid;
 	spare->socket = take_fd(&ours);
-	spare->flags = flags;
-	spare->every = every;
+	spare->birth = *birth;
 	return NULL;
 }
 
 /* Whether the spare has begun as this plan does. */
-static int spare_fits(const struct resident *resident, const struct plan *plan, uint64_t flags)
+static int spare_fits(const struct resident *resident, const struct plan *plan, const struct birth *birth)
 {
 	const struct spare *spare = &resident->spare;
 	const struct last_plan *last = &resident->last;
-	return spare->flags == flags && spare->every == plan->ops[0].b &&
+	return memcmp(&spare->birth, birth, sizeof *birth) == 0 &&
 	       last->plan.base_size == plan->base_size && last->ahead_size <= plan->ahead_size &&
 	       memcmp(last->plan.base_bytes, plan->base_bytes, last->ahead_size) == 0;
 }
@@ -369,7 +366,8 @@ static void drop_spare(struct spare *spare)
 }
 
 /* Hands the launch over to the first process of a sandbox, one that was made ahead if it suits. */
-static void start(struct resident *resident, const struct plan *plan, const int *descriptors, unsigned count, uint64_t flags)
+static void start(struct resident *resident, const struct plan *plan, const int *descriptors, unsigned count,
+		  const struct birth *birth)
 {
 	struct spare *spare = &resident->spare;
 	int socket = descriptors[LAUNCH_SOCKET], cgroup = -1;
@@ -377,15 +375,16 @@ static void start(struct resident *resident, const struct plan *plan, const int 
 	for (unsigned i = plan->base + 1; i < plan->ahead; i++)
 		if (plan->ops[i].type == OP_CGROUP && plan->ops[i].a == 2 && !sabotaged_op(i))
 			cgroup = descriptors[LAUNCH_FIRST + plan->ops[i].b - 1];
-	if (spare->pid && (cgroup >= 0 || !spare_fits(resident, plan, flags) ||
+	if (spare->pid && (cgroup >= 0 || !spare_fits(resident, plan, birth) ||
 			  send_message(spare->socket, &word, sizeof word, descriptors, count)))
 		drop_spare(spare);
 	if (spare->pid == 0) {
 		const char *failed = NULL;
-		if ((flags & CLONE_NEWNET) && make_network(resident))
-			failed = "network";
+		if (birth->how & JOINS_NETWORK ? join_network(resident, descriptors[count - 1])
+					       : (birth->flags & CLONE_NEWNET) && make_network(resident))
+			failed = birth->how & JOINS_NETWORK ? "network to join" : "network";
 		if (!failed)
-			failed = make_spare(resident, 0, flags, plan->ops[0].b, cgroup);
+			failed = make_spare(resident, 0, birth, cgroup);
 		if (!failed && send_message(spare->socket, &word, sizeof word, descriptors, count)) {
 			failed = "launch";
 			drop_spare(spare);
@@ -410,9 +409,9 @@ static void start(struct resident *resident, const struct plan *plan, const int 
 }
 
 /* Keeps the plan, which from now on belongs to it. */
-static void remember(struct last_plan *last, struct plan *plan, unsigned char *bytes, size_t size, uint64_t flags)
+static void remember(struct last_plan *last, struct plan *plan, unsigned char *bytes, size_t size, const struct birth *birth)
 {
-	int serves = size <= KEPT_PLAN;
+	int serves = size <= KEPT_PLAN && !(birth->how & JOINS_NETWORK);
 	for (unsigned i = plan->base + 1; i < plan->ahead; i++)
 		if (plan->ops[i].type == OP_CGROUP && plan->ops[i].a == 2)
 			serves = 0; /* the process is born there */
@@ -428,7 +427,7 @@ static void remember(struct last_plan *last, struct plan *plan, unsigned char *b
 		last->bytes = bytes;
 		last->size = size;
 		last->plan = *plan;
-		last->flags = flags;
+		last->birth = *birth;
 	} else {
 		last->plan = (struct plan){0};
 		plan_free(plan);
@@ -455,7 +454,7 @@ static int prepare_next(struct resident *resident)
 {
 	if (!resident->network_ready && resident->kind != HOST_NETWORK)
 		return make_network(resident) == 0 && resident->network_ready;
-	return make_spare(resident, 1, resident->last.flags, resident->last.plan.ops[0].b, -1) == NULL;
+	return make_spare(resident, 1, &resident->last.birth, -1) == NULL;
 }
 
 /* Hands the launch over to an usher. It tells the supervisor whatever there is to tell. */
@@ -492,7 +491,9 @@ static void launch(struct resident *resident, const int *descriptors, unsigned c
 		wipe_free(bytes, size);
 		return;
 	}
-	uint64_t wanted = plan.ops[0].a, flags = sabotaged_flags(wanted);
+	uint64_t wanted = plan.ops[0].a;
+	struct birth birth;
+	birth_read(&plan, &birth);
 	unsigned index;
 	const char *culprit;
 	if ((resident->kind == HELPED) != plan_is_helped(plan.ops))
@@ -505,8 +506,8 @@ static void launch(struct resident *resident, const int *descriptors, unsigned c
 	else if (makes_namespaces(resident) && make_base(&resident->base, &plan, &index, &culprit))
 		refuse(socket, index, plan.ops[index].type, errno, culprit);
 	else {
-		start(resident, &plan, descriptors, count, flags);
-		remember(&resident->last, &plan, bytes, size, flags);
+		start(resident, &plan, descriptors, count, &birth);
+		remember(&resident->last, &plan, bytes, size, &birth);
 		return;
 	}
 	plan_free(&plan);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* "op:INDEX", "flags:NUMBER", "maps", "scopes", "filter", "seccomp:ERRNO" or "network:STEPS", as the third argument of the resident
+/* "op:INDEX", "flags:NUMBER", "maps", "join", "scopes", "filter", "seccomp:ERRNO" or "network:STEPS", as the third argument of the resident
  * gate. */
 const char *sabotage_order = "";
 
@@ -35,6 +35,11 @@ uint64_t sabotaged_flags(uint64_t flags)
 int sabotaged_maps(void)
 {
 	return strcmp(sabotage_order, "maps") == 0;
+}
+
+int sabotaged_join(void)
+{
+	return strcmp(sabotage_order, "join") == 0;
 }
 
 uint64_t sabotaged_scopes(uint64_t scopes)
@@ -78,6 +83,11 @@ uint64_t sabotaged_flags(uint64_t flags)
 }
 
 int sabotaged_maps(void)
+{
+	return 0;
+}
+
+int sabotaged_join(void)
 {
 	return 0;
 }

@@ -12,32 +12,37 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 
+/* Without the first two, execve as uid 0 would fill the permitted set again. Root that keeps capabilities is to have
+ * them in the programs that it executes, and to lose them when it becomes another user. */
+unsigned long securebits(uint64_t keep)
+{
+	const unsigned long always = SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP_LOCKED | SECBIT_KEEP_CAPS_LOCKED |
+				     SECBIT_NO_CAP_AMBIENT_RAISE | SECBIT_NO_CAP_AMBIENT_RAISE_LOCKED;
+	return keep ? always : always | SECBIT_NOROOT | SECBIT_NO_SETUID_FIXUP;
+}
+
 /* Below no_new_privs an execve gives nothing that was not permitted before, so what follows is a second
  * bolt; without a user namespace of its own only root can shove it. A helper has shoved it already: that nothing
  * is left to gain the supervisor sees. */
-int wall_bounds(void)
+int wall_bounds(uint64_t keep)
 {
-	/* Without these, execve as uid 0 would fill the permitted set again. */
-	if (prctl(PR_SET_SECUREBITS, SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP |
-					     SECBIT_NO_SETUID_FIXUP_LOCKED | SECBIT_KEEP_CAPS_LOCKED |
-					     SECBIT_NO_CAP_AMBIENT_RAISE |
-					     SECBIT_NO_CAP_AMBIENT_RAISE_LOCKED))
+	if (prctl(PR_SET_SECUREBITS, securebits(keep)))
 		return -1;
 	/* EINVAL: past the last capability that this kernel has. */
-	for (unsigned long cap = 0; prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) == 0; cap++)
-		;
-	return errno == EINVAL ? 0 : -1;
+	for (unsigned long cap = 0;; cap++)
+		if (!(cap < 64 && keep >> cap & 1) && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0))
+			return errno == EINVAL ? 0 : -1;
 }
 
-int wall_privileges(const struct walls *walls)
+int wall_privileges(const struct walls *walls, uint64_t keep)
 {
-	if (!walls->bounded && wall_bounds() && !((walls->warden || walls->helped) && errno == EPERM))
+	if (!walls->bounded && wall_bounds(keep) && !((walls->warden || walls->helped) && errno == EPERM))
 		return -1;
 	if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))
 		return -1;
 	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
-	struct __user_cap_data_struct none[2] = {{0}};
-	if (syscall(SYS_capset, &header, none))
+	struct __user_cap_data_struct kept[2] = {{.effective = (uint32_t)keep, .permitted = (uint32_t)keep}, {0}};
+	if (syscall(SYS_capset, &header, kept))
 		return -1;
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 		return -1;

@@ -9,11 +9,18 @@
 #include <stdint.h>
 
 /* Which sandboxes a resident is for: with a network of their own, with the host's, without namespaces, or made by
- * a helper. */
+ * a helper. The user namespace of a mapped one has the subordinate ids of an ordinary user as well. */
 #define KIND_OWN_NETWORK "own-network"
 #define KIND_HOST_NETWORK "host-network"
 #define KIND_PLAIN "plain"
 #define KIND_HELPED "helped"
+#define KIND_MAPPED_OWN_NETWORK "mapped-own-network"
+#define KIND_MAPPED_HOST_NETWORK "mapped-host-network"
+
+/* Only the supervisor, outside, can have subordinate ids mapped: what a mapped resident says when it has its user
+ * namespace, and hears when the maps are written. */
+#define WORD_UNSHARED "unshared"
+#define WORD_MAPPED "mapped"
 
 /* What a resident finds open: its control socket, a pidfd of the supervisor and, in a template, the text that the
  * interpreter executes. */
@@ -29,7 +36,7 @@ struct resident_request {
 	uint32_t kind;
 	uint32_t count; /* of ports: TCP, sorted, for a network; 0 for a launch */
 	uint16_t ports[MAX_PORTS];
-	uint16_t flags; /* NETWORK_MORE; 0 for a launch */
+	uint16_t flags; /* NETWORK_MORE or NETWORK_LOOPBACK; 0 for a launch */
 };
 _Static_assert(sizeof(struct resident_request) == RESIDENT_REQUEST_SIZE, "struct resident_request");
 
@@ -37,6 +44,8 @@ _Static_assert(sizeof(struct resident_request) == RESIDENT_REQUEST_SIZE, "struct
 enum { NETWORK_SOCKET, NETWORK_NAMESPACE, NETWORK_DESCRIPTORS };
 /* The network has its routes already: only TCP listeners on these ports are added. */
 enum { NETWORK_MORE = 1 };
+/* Nothing is routed: TCP listeners on these ports of 127.0.0.1, whatever network the sandbox has. */
+enum { NETWORK_LOOPBACK = 2 };
 
 /* The descriptors that a launch hands over, in this order; the plan's own follow. */
 enum { LAUNCH_SOCKET, LAUNCH_PLAN, LAUNCH_SUPERVISOR, LAUNCH_FIRST };
@@ -69,7 +78,7 @@ enum {
 enum reply_kind {
 	REPLY_FAILED = 1,  /* nothing was run: op, error, text */
 	REPLY_BORN,        /* from the resident; status: pid; descriptors: a pidfd, then the namespaces */
-	REPLY_MOUNTED,     /* the mounts are as they will stay; descriptor: the changes of a private overlay */
+	REPLY_MOUNTED,     /* the mounts are as they will stay; descriptors: the changes of each private overlay */
 	REPLY_READY,       /* the walls are up; index: rules of Landlock; text: SHA-256 of the installed filter */
 	REPLY_TERMINAL,    /* descriptor: the outer end of the program's terminal */
 	REPLY_STARTED,     /* from the program's own process, right before it executes */
@@ -151,9 +160,11 @@ _Static_assert(sizeof(struct request) == REQUEST_SIZE, "struct request");
 enum { SETTINGS_SIZE = 36 };
 
 /* The body of an exec request: counts, then cwd, the arguments and the environment, each ended by a NUL. */
-enum { EXEC_BODY_SIZE = 52, EXEC_MAX_SIZE = 8 << 20 };
+enum { EXEC_BODY_SIZE = 60, EXEC_MAX_SIZE = 8 << 20 };
+#define NO_ID 0xffffffffu
 struct exec_body {
 	uint32_t size, argc, envc;
+	uint32_t uid, gid; /* whom the program runs as, without further groups; both NO_ID: as init does */
 	uint32_t settled; /* whether a terminal gets these settings, or those of any new one */
 	unsigned char settings[SETTINGS_SIZE];
 };
@@ -191,8 +202,9 @@ struct plan_record {
 _Static_assert(sizeof(struct plan_record) == PLAN_RECORD_SIZE, "struct plan_record");
 
 enum op_type {
-	OP_NAMESPACES = 1, /* a: clone flags, b: MAPS_EVERY_ID, or else the caller's own, and MADE_BY_HELPER;
-			      a = 0: none at all, a plain plan */
+	OP_NAMESPACES = 1, /* a: clone flags, b: MAPS_EVERY_ID, or else the caller's own, MADE_BY_HELPER and JOINS_NETWORK;
+			      a = 0: none at all, a plain plan; with rows of ids these are mapped instead: of users
+			      b >> USER_ROWS_AT & 0xff, then of groups b >> GROUP_ROWS_AT & 0xff */
 	OP_HOSTNAME,       /* name */
 	OP_ROOT,           /* a: size in bytes of the private file system, b: its inodes; 0: the kernel's default */
 	OP_DIR,            /* path; a: mode */
@@ -209,7 +221,7 @@ enum op_type {
 	OP_PIVOT,
 	OP_KEYRING,
 	OP_RLIMIT,     /* a: resource, b: value */
-	OP_PRIVILEGES,
+	OP_PRIVILEGES, /* a: the capabilities that are kept, of KEEPABLE */
 	OP_LANDLOCK,   /* a: handled file rights, b: handled network rights | scopes << 32 */
 	OP_GRANT,      /* path; a: file rights, b: descriptor + 1 that stands for the path | GRANT_GATE */
 	OP_SECCOMP,    /* blob; b: length */
@@ -227,6 +239,20 @@ enum op_type {
 #define MAPS_EVERY_ID 1u
 /* A helper executes the plan as far as the pivot, and loads the filter; the gate confirms what it did. */
 #define MADE_BY_HELPER 2u
+/* The last descriptor of the launch is a network namespace: that of a sandbox of the same resident. */
+#define JOINS_NETWORK 4u
+
+/* One row of an id map, as the kernel has them. */
+enum { ID_ROW_SIZE = 12, MOST_ID_ROWS = 8, USER_ROWS_AT = 32, GROUP_ROWS_AT = 40 };
+struct id_row {
+	uint32_t inside, outside, count;
+};
+_Static_assert(sizeof(struct id_row) == ID_ROW_SIZE, "struct id_row");
+
+/* What root of a user namespace may keep: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID and SETUID, by their
+ * numbers. They are about files and processes whose ids are mapped; none of them mounts, makes devices or loads
+ * anything. */
+#define KEEPABLE 0xfbu
 
 /* For init alone: programs are put behind one wall more, without this grant. */
 #define GRANT_GATE 0x100000000u
