@@ -70,6 +70,8 @@ class PlanInputs(msgspec.Struct, frozen=True, kw_only=True):
     files: int
     #: Where an overlay keeps its changes.
     layer: str
+    #: The same for each overlay of a private environment, in the order of its mounts.
+    layers: tuple[str, ...] = ()
     #: The version of each cgroup that the gate enters, and their limits in words.
     groups: tuple[tuple[int, ...], str] = ((), "")
     #: The state directory, in which compiled filters are kept; empty if they are not kept.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -49,6 +49,9 @@ from stockade.resolve.paths.hidden_paths import HiddenPaths
 from stockade.resolve.paths.programs import Programs, loaders
 from stockade.resolve.paths.protected_paths import covered
 from stockade.resolve.resolved import ResolvedPolicy
+
+if TYPE_CHECKING:
+    from stockade.backends.private_mounts import OwnMount
 
 HOSTNAME = "stockade"
 HOST_NAMES = ("hosts?", "resolv.conf?")
@@ -90,6 +93,8 @@ class Native(Backend):
 
     @classmethod
     def home(cls, resolved: ResolvedPolicy, scratch: str) -> str:
+        if resolved.environment is not None:
+            return resolved.environment.home
         return home_inside(resolved.caller.home, resolved.profile.system)
 
     @classmethod
@@ -154,6 +159,19 @@ class NativeInputs(msgspec.Struct, frozen=True):
     gitconfig: bytes = b""
     #: The content of /etc/resolv.conf with network rules; empty without.
     resolv_conf: bytes = b""
+    #: The mounts of a private environment, and how many descriptors they have.
+    mounts: tuple[OwnMount, ...] = ()
+    mounted: int = 0
+    #: The ids of its user namespace and the capabilities that programs keep; none without an environment.
+    uids: tuple[tuple[int, int, int], ...] = ()
+    gids: tuple[tuple[int, int, int], ...] = ()
+    keep: int = 0
+    joins_network: bool = False
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """The paths of everything that is granted or mounted."""
+        return (*(path for path, *_ in self.grants), *(mount.path for mount in self.mounts))
 
 
 def inputs(given: PlanInputs) -> NativeInputs:
@@ -166,14 +184,23 @@ def inputs(given: PlanInputs) -> NativeInputs:
         raise PolicyError(f"{whole.clause}: the sandbox has an /etc of its own", hint=hint)
     # With the host's network, names are looked up as on the host.
     names = HOST_NAMES if policy.net == "open" else ()
-    system = _shown(system_layout(resolved.profile.system, (*resolved.profile.etc, *names)), resolved.hidden)
+    private = resolved.environment
+    own: dict[str, Any] = {}
+    system = system_layout(resolved.profile.system, (*resolved.profile.etc, *names))
+    if private is not None:
+        from stockade.backends.private_mounts import environment_inputs, image_layout
+
+        own = environment_inputs(private, given, len(grants))
+        if private.image:
+            system = image_layout(private.image, private.taken, names)
+    system = _shown(system, resolved.hidden)
     by_rlimit = any(name.endswith("nproc") for name in selection.controls[Control.LIMITS_TASKS].means)
     return NativeInputs(
-        uid=caller.uid,
-        gid=caller.gid,
-        user=caller.user,
-        group=caller.group,
-        home=home_inside(caller.home, resolved.profile.system),
+        uid=caller.uid if private is None else 0,
+        gid=caller.gid if private is None else 0,
+        user=caller.user if private is None else "root",
+        group=caller.group if private is None else "root",
+        home=home_inside(caller.home, resolved.profile.system) if private is None else private.home,
         own_network=policy.net != "open",
         tasks=(limits.tasks or 0) if by_rlimit else 0,
         files=given.files,
@@ -204,6 +231,7 @@ def inputs(given: PlanInputs) -> NativeInputs:
         gitconfig=resolved.gitconfig,
         resolv_conf=_resolv_conf(policy),
         alone=tuple(grant.path for grant in grants if grant.alone),
+        **own,
     )
 
 
@@ -301,13 +329,12 @@ def inner_names(path: str, source: str, denied: tuple[str, ...]) -> list[tuple[s
 @lru_cache(maxsize=64)
 def compile_plan(given: NativeInputs) -> ops.Plan:
     """Return the operations that enforce the policy, in the only order that the gate accepts."""
-    names = [name for name in ops.NAMESPACES if name != "net" or given.own_network]
     base = _base(given)
     return ops.Plan(
         "native",
         len(base),
         (
-            ops.Namespaces(names=tuple(names), every_id=given.uid == 0),
+            _namespaces(given),
             *base,
             *cgroup_entries(given),
             ops.Hostname(name=HOSTNAME),
@@ -319,10 +346,21 @@ def compile_plan(given: NativeInputs) -> ops.Plan:
             ops.Limit(resource="files", value=given.files, clause=f"limits.files = {given.files}"),
             *task_limit(given),
             *by_process(given.memory, given.cpu_time),
-            ops.Privileges(),
+            ops.Privileges(keep=given.keep),
             *landlock_rules(given),
             ops.Seccomp(program=given.program, clause="syscalls"),
         ),
+    )
+
+
+def _namespaces(given: NativeInputs) -> ops.Op:
+    names = [name for name in ops.NAMESPACES if name != "net" or given.own_network]
+    return ops.Namespaces(
+        names=tuple(names),
+        every_id=given.uid == 0 and not given.uids,
+        ids=given.uids,
+        group_ids=given.gids,
+        joins_network=given.joins_network,
     )
 
 
@@ -340,11 +378,12 @@ def _private(given: NativeInputs) -> list[ops.Op]:
 def cgroup_entries(given: NativeInputs) -> list[ops.Op]:
     """Return the operations that enter the cgroups.
 
-    Their descriptors come last, after an image or the two directories of an overlay in the layer.
+    Their descriptors come last, after an image or the two directories of an overlay in the layer, or after
+    the mounts of a private environment.
     """
     versions, words = given.groups
     overlay = any(access == "overlay" for _, access, *_ in given.grants) and not given.disk
-    first = len(given.grants) + 2 * overlay + given.image + 1
+    first = len(given.grants) + 2 * overlay + given.mounted + given.image + 1
     return [
         ops.JoinCgroup(version=version, descriptor=first + number, limits=words, clause="limits")
         for number, version in enumerate(versions)
@@ -420,7 +459,7 @@ def _root(given: NativeInputs) -> list[ops.Op]:
             )
     found.append(ops.Pts())
     scratch = scratch_places(given)
-    if not any(within("/var/tmp", path) for path in (*scratch, *(path for path, *_ in given.grants))):
+    if not any(within("/var/tmp", path) for path in (*scratch, *given.taken)):
         found.append(ops.Symlink(path="/var/tmp", target="/tmp"))
     noexec = given.programs is not None
     found += [
@@ -435,7 +474,7 @@ def _root(given: NativeInputs) -> list[ops.Op]:
 def toolchain_links(given: NativeInputs, scratch: dict[str, int]) -> list[ops.Op]:
     """Return the links that lead to a toolchain, where nothing else is at their path."""
     taken = ["/dev", "/etc", "/proc", *scratch, *(shown.path for shown in given.system)]
-    granted = [path for path, *_ in given.grants]
+    granted = given.taken
     return [
         ops.Symlink(path=path, target=target, clause="toolchain")
         for path, target in given.links
@@ -495,6 +534,10 @@ def shown_grants(given: NativeInputs) -> list[ops.Op]:
             )
         else:
             found[path] = ops.Bind(path=path, source=path, grant=number, clause=clause)
+    if given.mounts:
+        from stockade.backends.private_mounts import own_mounts
+
+        found |= own_mounts(given.mounts, noexec=noexec, private=bool(given.disk))
     for path in given.protected:
         found[path] = ops.Bind(path=path, source=path, clause="protect")
     # A program could rename a directory that is writable for real, with the mounts in it, and put another
@@ -514,7 +557,7 @@ def scratch_places(given: NativeInputs) -> dict[str, int]:
     """Return the private writable directories and their modes; a granted path is not made private."""
     wanted = {"/dev/shm": 0o1777, "/tmp": 0o1777}
     wanted.setdefault(given.home, 0o700)
-    granted = [path for path, *_ in given.grants]
+    granted = given.taken
     if any(within(path, "/var/tmp") for path in (given.home, *granted)):
         wanted["/var/tmp"] = 0o1777
     return {path: wanted[path] for path in sorted(wanted) if not any(within(path, tree) for tree in granted)}
@@ -567,7 +610,8 @@ def landlock_rules(given: NativeInputs) -> list[ops.Op]:
             rights = reading if shown.is_dir else reading & OF_FILES
             found.append(ops.BindGrant(path=shown.path, rights=rights, words=may, clause="profile"))
     found += [ops.BindGrant(path=path, rights=writing, words=changing) for path in scratch_places(given)]
-    for path, access, is_dir, clause in given.grants:
+    own = [(one.path, one.access, one.is_dir, one.clause) for one in given.mounts]
+    for path, access, is_dir, clause in (*given.grants, *own):
         rights, words = (reading, may) if access == "read" else (writing, changing)
         found.append(
             ops.BindGrant(

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import time
 from collections.abc import Iterable, Mapping
 
 from stockade.linux import cgroupfs
 from stockade.linux.cgroups import GROUP, IN_SCOPE, Answer, CgroupParents, places, scope
+
+#: What the names of its cgroups begin with; the number of its process follows.
+PROBE = f"{GROUP}probe-"
+#: Seconds after which a cgroup of a process that does not live was left behind.
+LEFT_BEHIND = 60.0
 
 
 def probe_in_scope(
@@ -51,7 +58,21 @@ def probe(names: Iterable[str], found: CgroupParents) -> dict[str, Answer]:
     finally:
         for group in made.values():
             group.close()
+    for directory in {os.path.dirname(group.path) for group in made.values()}:
+        remove_left_behind(directory)
     return answers
+
+
+def remove_left_behind(directory: str) -> None:
+    """Remove empty cgroups of probes that were killed before they could remove them."""
+    for name in os.listdir(directory):
+        number = name.removeprefix(PROBE).partition("-")[0]
+        if not name.startswith(PROBE) or not number.isdecimal() or os.path.exists(f"/proc/{number}"):
+            continue
+        # One that was just made may belong to a process of another PID namespace.
+        with contextlib.suppress(OSError):
+            if time.time() - os.stat(f"{directory}/{name}").st_mtime > LEFT_BEHIND:
+                os.rmdir(f"{directory}/{name}")
 
 
 def _set_limit(name: str, found: CgroupParents, made: dict[str, cgroupfs.Cgroup]) -> Answer:
@@ -60,7 +81,7 @@ def _set_limit(name: str, found: CgroupParents, made: dict[str, cgroupfs.Cgroup]
     if place is None:
         return (False, *found.refused.get(controller, (errno.ENOENT, "find the controller")))
     try:
-        path = f"{place.directory}/{GROUP}probe-{os.getpid()}-{controller}"
+        path = f"{place.directory}/{PROBE}{os.getpid()}-{controller}"
         group = made[name] = cgroupfs.Cgroup(path, place.version)
     except OSError as error:
         return False, error.errno or errno.EIO, "mkdir"

@@ -41,6 +41,7 @@ class InvalidValueError(PolicyError):
         self.hint = hint
         self.key = key
         self.value = value
+        self.problem = problem
 
 
 class FrozenMap(dict[str, str]):

@@ -45,6 +45,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from stockade.resolve.environment import Environment
     from stockade.resolve.git_repository import LinkedWorktree
     from stockade.resolve.host_network import HostNetwork
     from stockade.resolve.paths.hidden_paths import HiddenPaths
@@ -67,15 +68,21 @@ def resolve(
     start: str = "",
     table: bytes | None = None,
     unnamed: UnnamedTrees = ANY_TREE,
+    private: Environment | None = None,
 ) -> ResolvedPolicy:
     """Find and open every path that the policy names, and what the command needs if it starts in `start`.
 
     `state` is Stockade's own directory, which no grant may touch. `pinned` says that the policy's paths are
     real names already (see `discover`): a link on the way was put there since, and is refused. `table` is
     the mount table of a process that confines itself: it mounts nothing, so mounts in a tree do not matter.
-    `unnamed` says which trees the backend can show that no clause names.
+    `unnamed` says which trees the backend can show that no clause names. `private` is the environment of a
+    sandbox that has one: nothing of the caller's home or toolchains is shown in it unasked.
     """
     base = profile(policy.profile)
+    if private is not None:
+        _check_environment(private, policy)
+        base = msgspec.structs.replace(base, read=_of_the_system(base.read, private))
+        unnamed = UnnamedTrees(shown=False)
     opener, mounts = _PathOpener(caller, state, pinned, table), table is None
     try:
         grants: dict[str, Grant] = {}
@@ -97,13 +104,20 @@ def resolve(
         root = "" if workspace is None else workspace.path
         linked = _show_repository(policy, opener, grants, root, unnamed) if root else None
         programs = _follow_links(policy, base, opener, root)
-        chain = _toolchain(policy, base, opener, grants, workspace, command, start, unnamed)
+        chain = (
+            _toolchain(policy, base, opener, grants, workspace, command, start, unnamed)
+            if private is None
+            else Toolchain()
+        )
         if mounts and workspace is not None and workspace.access != "write" and caller.uid == 0:
             _show_mounted(workspace, opener, grants)
-        network = _host_network(policy, base, opener, grants, workspace) if policy.net else None
-        private = [quote(literal(path)) for path in chain.hidden]
-        private += [quote(literal(path)) for path in linked.hidden] if linked is not None else ()
-        hidden = hide((*policy.deny, *private), caller, grants, workspace, shown_by(base))
+        shares = policy.net and not (private is not None and private.image)
+        network = _host_network(policy, base, opener, grants, workspace) if shares else None
+        if private is not None:
+            _refuse_in_environment(grants, private)
+        masked = [quote(literal(path)) for path in chain.hidden]
+        masked += [quote(literal(path)) for path in linked.hidden] if linked is not None else ()
+        hidden = hide((*policy.deny, *masked), caller, grants, workspace, shown_by(base))
         network = network and network.without(hidden)
         sockets = Control.IPC in policy.accept
         for path, grant in grants.items():
@@ -126,7 +140,7 @@ def resolve(
             environ=environment(
                 policy,
                 base,
-                caller,
+                caller if private is None else _root_inside(caller, private),
                 chain.path,
                 chain.path_after,
                 network.variables if network else None,
@@ -138,6 +152,7 @@ def resolve(
             places=places(opener.named, root) if root else (),
             _open=opener.open,
             network=network,
+            environment=private,
         )
         _check_durable(resolved)
         return resolved
@@ -145,6 +160,42 @@ def resolve(
         for fd in opener.open:
             os.close(fd)
         raise
+
+
+def _check_environment(private: Environment, policy: Policy) -> None:
+    private.check()
+    if policy.workspace is not None:
+        raise PolicyError(
+            "workspace: a sandbox with a private environment has no workspace of the host",
+            hint="leave it out: the environment has a /workspace of its own",
+        )
+
+
+def _of_the_system(paths: tuple[str, ...], private: Environment) -> tuple[str, ...]:
+    """Return the paths of a profile that an environment shows: none of the caller's home or below a mount."""
+    if private.image:
+        return ()
+    return tuple(
+        path
+        for path in paths
+        if path.startswith("/") and not any(covers(tree, path.removesuffix("?")) for tree in private.taken)
+    )
+
+
+def _refuse_in_environment(grants: dict[str, Grant], private: Environment) -> None:
+    """Refuse a grant at a place where the environment has something of its own."""
+    for path, grant in grants.items():
+        for tree in private.taken:
+            if covers(tree, path) or covers(path, tree):
+                raise PolicyError(
+                    f"{grant.clause}: {path} meets {tree}, which this sandbox has of its own",
+                    hint="grant paths beside it",
+                )
+
+
+def _root_inside(caller: Caller, private: Environment) -> Caller:
+    """Return the caller as programs of an environment see themselves."""
+    return msgspec.structs.replace(caller, user="root", group="root", home=private.home)
 
 
 def _repositories(

@@ -16,6 +16,7 @@ from stockade.resolve.paths.hidden_paths import HiddenPaths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from stockade.resolve.environment import Environment
     from stockade.resolve.host_network import HostNetwork
     from stockade.resolve.paths.programs import Programs
 
@@ -81,6 +82,8 @@ class ResolvedPolicy(msgspec.Struct, frozen=True):
     _open: list[int]
     network: HostNetwork | None = None
     """What programs with a network need; None for a policy without a network."""
+    environment: Environment | None = None
+    """The private environment, which the server's sandboxes have."""
 
     @property
     def denied(self) -> tuple[str, ...]:
@@ -93,6 +96,13 @@ class ResolvedPolicy(msgspec.Struct, frozen=True):
         rule = self.policy.workspace
         limited = self.limits.disk is not None
         return limited and rule is not None and rule.mode == "overlay" and rule.durable
+
+    @property
+    def start(self) -> str:
+        """The directory in which commands start; empty if that is their home."""
+        if self.workspace is not None:
+            return self.workspace.path
+        return "" if self.environment is None else self.environment.start
 
     def close(self) -> None:
         """Close every descriptor; harmless when repeated."""

@@ -23,10 +23,12 @@ import msgspec
 from stockade.controls import Control
 from stockade.errors import SetupError
 from stockade.linux.cgroupfs import Cgroup, read
-from stockade.linux.cgroups import GROUP, CgroupParent, CgroupParents
+from stockade.linux.cgroups import GROUP, SWITCHED, CgroupParent, CgroupParents
 from stockade.policy import Limits
 
 PROGRAMS, GATE = "programs", "gate"
+#: How many times the limit of tasks a sandbox and all that are within its groups may have together.
+TOGETHER = 16
 
 
 class GroupLimits(msgspec.Struct, frozen=True):
@@ -148,6 +150,23 @@ class SandboxCgroups:
                 self._programs.limit_tasks(limits.tasks)
             else:
                 self._by["pids"].limit_tasks(limits.tasks + 1)  # one more for the gate
+
+    def parents(self) -> CgroupParents:
+        """Return where other sandboxes can have groups that count against these limits too.
+
+        Each of them has a limit of tasks of its own, because its gate and its shell need some; all of them
+        together have a multiple of it.
+        """
+        if self.limits.tasks is not None and "pids.max" not in self._by["pids"].kept:
+            self._by["pids"].limit_tasks(self.limits.tasks * TOGETHER)
+        unified = next((group for group in self._made if group.version == 2), None)
+        if unified is not None:
+            on = unified.read("cgroup.subtree_control").split()
+            wanted = [name for name in SWITCHED if name in self.limits.controllers and name not in on]
+            if wanted:
+                unified.write("cgroup.subtree_control", " ".join(f"+{name}" for name in wanted))
+        found = {name: CgroupParent(group.path, group.version) for name, group in self._by.items()}
+        return CgroupParents(found=found, proc=self._proc)
 
     def entrances(self) -> tuple[tuple[int, int], ...]:
         """Open the groups for the gate's first process: version and descriptor, as in `Cgroup.entrance`.
@@ -292,6 +311,13 @@ class SandboxCgroups:
                 return peak
             return max(peak, since.memory_so_far) if peak > since.peak_memory else None
 
+    def memory_used(self) -> int | None:
+        """Return the memory in use now, in bytes; None if the group does not count it."""
+        group = self._by.get("memory")
+        if group is None:
+            return None
+        return _number(group, "memory.current" if group.version == 2 else "memory.usage_in_bytes")
+
     def _memory_peak(self) -> int | None:
         group = self._by.get("memory")
         if group is None:
@@ -359,15 +385,25 @@ def remove(paths: Iterable[str]) -> None:
     for path in paths:
         if not os.path.basename(path).startswith(GROUP) or os.path.normpath(path) != path:
             continue
-        for directory in (f"{path}/{PROGRAMS}", f"{path}/{GATE}", path):
-            with contextlib.suppress(OSError):
-                groups.append(Cgroup(directory, 0, existing=True))
+        for top in (*_within(path), path):
+            for directory in (f"{top}/{PROGRAMS}", f"{top}/{GATE}", top):
+                with contextlib.suppress(OSError):
+                    groups.append(Cgroup(directory, 0, existing=True))
     # Groups with a limit of tasks come first: `end` stops new tasks there.
     for group in sorted(groups, key=lambda group: not group.has("pids.max")):
         if group.has("cgroup.procs"):
             group.end()
     for group in groups:
         group.close()
+
+
+def _within(directory: str) -> list[str]:
+    """Return the groups of other sandboxes within a group."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return []
+    return [f"{directory}/{name}" for name in names if name.startswith(GROUP)]
 
 
 def _needed(limits: GroupLimits, places: CgroupParents) -> tuple[str, ...]:

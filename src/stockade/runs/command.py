@@ -53,9 +53,9 @@ def command(
         raise PolicyError(
             f"grace = {grace!r}: is not a time", hint=f"write seconds, from 0 to {LONGEST_GRACE}"
         )
-    limits, workspace = prepared.resolved.limits, prepared.resolved.workspace
+    limits = prepared.resolved.limits
     seconds = [time for time in (seconds_of(asked.get("timeout")), limits.wall) if time is not None]
-    here = workspace.path if workspace is not None else prepared.home
+    here = prepared.resolved.start or prepared.home
     program = client.Program(
         argv=argv,
         env={**prepared.environ, **variables(asked.get("env"))},
@@ -63,6 +63,8 @@ def command(
         wall=min(seconds) if seconds else None,
         grace=grace,
         resumed=resumes_template(cmd, prepared.template),
+        uid=prepared.ids[0],
+        gid=prepared.ids[1],
     )
     return Run(
         program=program if terminal is None else terminal.fit(program),

@@ -26,12 +26,18 @@ from stockade.linux.sha256 import sha256
 from stockade.policy import Policy
 from stockade.result import Enforcement
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.resolve.environment import Environment
+
 #: The order in which the resident passes the namespaces, after a pidfd.
 NAMESPACES = ("user", "mnt", "pid", "ipc", "uts", "net", "cgroup")
 CAPABILITIES = (b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb")
 NOTHING = b"0000000000000000"
+#: The sets that root inside keeps capabilities in, if the plan lets it.
+KEPT = (b"CapPrm", b"CapEff", b"CapBnd")
 WANTED_STATUS = (
-    b"".join(b"%s:\t%s\n" % (name, NOTHING) for name in CAPABILITIES)
+    b"".join(b"%s:\t%%s\n" % name for name in CAPABILITIES)
     + b"NoNewPrivs:\t1\nSeccomp:\t2\nSeccomp_filters:\t%d\n"
 )
 #: Where bubblewrap has the host's tree while it mounts.
@@ -83,6 +89,12 @@ def observe_birth(born: Reply, plan: ops.Plan, evidence: Evidence) -> None:
     evidence.uid_map, evidence.gid_map = _id_maps(f"/proc/{born.status}", plan)
 
 
+def observe_joined(evidence: Evidence, network: int) -> None:
+    """Check that the sandbox is in the network namespace that it was to join."""
+    if os.fstat(network).st_ino != evidence.namespaces["net"]:
+        raise _missing("the sandbox is in another network namespace than the one that it joins")
+
+
 def observe_mounts(pid: int, plan: ops.Plan, evidence: Evidence) -> None:
     """Compare the mount table of a gate that has detached the host's root with the plan."""
     table = _read(f"/proc/{pid}/mountinfo")
@@ -93,14 +105,20 @@ def observe_mounts(pid: int, plan: ops.Plan, evidence: Evidence) -> None:
 
 def observe_walls(ready: Reply, plan: ops.Plan, filters_before: int, evidence: Evidence) -> None:
     """Check the privileges of a gate that is ready, and the filter, rules and limits that it installed."""
-    _check_init_privileges(_read(f"/proc/{ready.pid}/status"), filters_before)
-    _observe_installed(ready, plan, CAPABILITIES, filters_before, evidence)
+    wanted = _capability_sets(plan.keep)
+    _check_init_privileges(_read(f"/proc/{ready.pid}/status"), wanted, filters_before)
+    _observe_installed(ready, plan, wanted, filters_before, evidence)
+
+
+def _capability_sets(keep: int) -> dict[bytes, bytes]:
+    """Return what each capability set of the gate must be, and so of every program that it starts as root."""
+    return {name: b"%016x" % keep if name in KEPT else NOTHING for name in CAPABILITIES}
 
 
 def _observe_installed(
-    ready: Reply, plan: ops.Plan, empty: tuple[bytes, ...], filters_before: int, evidence: Evidence
+    ready: Reply, plan: ops.Plan, sets: dict[bytes, bytes], filters_before: int, evidence: Evidence
 ) -> None:
-    evidence.capabilities = {name.decode(): NOTHING.decode() for name in empty}
+    evidence.capabilities = {name.decode(): value.decode() for name, value in sets.items()}
     evidence.no_new_privs = True
     evidence.seccomp, evidence.filters = 2, filters_before + 1
     evidence.rlimits = _limits(_read(f"/proc/{ready.pid}/limits"), plan)
@@ -123,7 +141,7 @@ def observe_filter(pid: int, gate: int, filters: int) -> int:
     status = _lines(_read(f"/proc/{pid}/status"))
     if int(status[b"PPid"]) != gate:
         raise _missing("the process that reported a filter is not the gate's child")
-    _check_privileges(status, filters - 1, CAPABILITIES)
+    _check_privileges(status, filters - 1, _capability_sets(0))
     return filters
 
 
@@ -131,7 +149,7 @@ def observe_confined(pid: int, filters: int, plan: ops.Plan) -> int:
     """Check the privileges and limits of a process that has confined itself, and return its user."""
     status = _lines(_read(f"/proc/{pid}/status"))
     # Only root can empty the bounding set; under no_new_privs a program gains nothing from it.
-    _check_privileges(status, filters - 1, tuple(name for name in CAPABILITIES if name != b"CapBnd"))
+    _check_privileges(status, filters - 1, _unbounded_sets())
     _limits(_read(f"/proc/{pid}/limits"), plan)
     return int(status[b"Uid"].split()[0])
 
@@ -157,9 +175,13 @@ def observe_plain(
     if warden is None or int(status[b"PPid"]) != warden:
         raise _missing("the gate is not a child of its warden")
     # Only root can empty the bounding set; under no_new_privs a program gains nothing from it.
-    empty = tuple(name for name in CAPABILITIES if name != b"CapBnd")
+    empty = _unbounded_sets()
     _check_privileges(status, filters_before, empty)
     _observe_installed(ready, plan, empty, filters_before, evidence)
+
+
+def _unbounded_sets() -> dict[bytes, bytes]:
+    return {name: NOTHING for name in CAPABILITIES if name != b"CapBnd"}
 
 
 #: How each control is observed, once the checks above and the gate's own have passed.
@@ -264,6 +286,24 @@ def with_notes(controls: dict[str, Enforcement], notes: list[str]) -> dict[str, 
     return {**controls, Control.DENY.value: noted}
 
 
+def of_environment(controls: dict[str, Enforcement], environment: Environment) -> dict[str, Enforcement]:
+    """Say in the controls what a private environment mounts and what programs in it may do."""
+    from stockade.resolve.environment import CAPABILITIES
+
+    words = {
+        Control.FILES: f"{environment.describe()}; ",
+        Control.IPC: "sockets in the environment's own directories are shared by all that mount them; ",
+        Control.PRIVILEGES: f"of the capabilities only {', '.join(CAPABILITIES)}, over mapped ids: "
+        f"{environment.ids.describe()}; ",
+    }
+    found = dict(controls)
+    for control, more in words.items():
+        known = found[control.value]
+        mechanism = more + known.mechanism.replace("no capabilities, ", "")
+        found[control.value] = msgspec.structs.replace(known, mechanism=mechanism)
+    return found
+
+
 def incomplete() -> SetupError:
     """Return the error for a gate that said "ready" before the supervisor could check everything."""
     return _missing("the gate said that it was ready before its walls could be checked")
@@ -353,12 +393,12 @@ def identity(file: str | int) -> tuple[int, int]:
     return info.st_dev, info.st_ino
 
 
-def _check_init_privileges(text: bytes, filters_before: int) -> None:
-    if text.find(WANTED_STATUS % (filters_before + 1)) > 0 and b"\t1\nNSpgid:" in text:
+def _check_init_privileges(text: bytes, wanted: dict[bytes, bytes], filters_before: int) -> None:
+    if text.find(WANTED_STATUS % (*wanted.values(), filters_before + 1)) > 0 and b"\t1\nNSpgid:" in text:
         return
     # Something is wrong, or this kernel writes the lines in another order: check them one by one.
     status = _lines(text)
-    _check_privileges(status, filters_before, CAPABILITIES)
+    _check_privileges(status, filters_before, wanted)
     if not status[b"NSpid"].endswith(b"\t1"):
         raise _missing("the gate is not PID 1 of its PID namespace")
 
@@ -367,12 +407,11 @@ def _lines(status: bytes) -> dict[bytes, bytes]:
     return dict(line.split(b":\t", 1) for line in status.splitlines())
 
 
-def _check_privileges(
-    status: dict[bytes, bytes], filters_before: int, capabilities: tuple[bytes, ...]
-) -> None:
-    for name in capabilities:
-        if status[name] != NOTHING:
-            raise _missing(f"the capability set {name.decode()} is {status[name].decode()} and not empty")
+def _check_privileges(status: dict[bytes, bytes], filters_before: int, sets: dict[bytes, bytes]) -> None:
+    for name, wanted in sets.items():
+        if status[name] != wanted:
+            what = "empty" if wanted == NOTHING else wanted.decode()
+            raise _missing(f"the capability set {name.decode()} is {status[name].decode()} and not {what}")
     if status[b"NoNewPrivs"] != b"1":
         raise _missing("no_new_privs is not set")
     if status[b"Seccomp"] != b"2" or int(status[b"Seccomp_filters"]) != filters_before + 1:
@@ -383,11 +422,16 @@ def _id_maps(process: str, plan: ops.Plan) -> tuple[str, str]:
     if plan.plain:
         return "", ""  # `_namespaces` has just seen that it is in the caller's user namespace
     found = []
-    for kind, own in (("uid_map", os.geteuid()), ("gid_map", os.getegid())):
-        wanted = ["0", "0", "4294967295"] if plan.namespaces.every_id else [str(own), str(own), "1"]
-        if _read(f"{process}/{kind}").decode().split() != wanted:
+    namespaces = plan.namespaces
+    for kind, own, rows in zip(
+        ("uid_map", "gid_map"), (os.geteuid(), os.getegid()), namespaces.maps, strict=True
+    ):
+        wanted = sorted(rows) or [(0, 0, 4294967295) if namespaces.every_id else (own, own, 1)]
+        lines = _read(f"{process}/{kind}").decode().splitlines()
+        # The kernel keeps the rows in an order of its own.
+        if sorted(tuple(map(int, line.split())) for line in lines) != wanted:
             raise _missing(f"{kind} is not the plan's")
-        found.append(" ".join(wanted))
+        found.append(", ".join(" ".join(map(str, row)) for row in wanted))
     return found[0], found[1]
 
 

@@ -16,11 +16,13 @@ from stockade.gate.operations import Plan
 from stockade.linux import os_errors
 from stockade.linux.mount_table import alone
 from stockade.receipt.account import policy_hash
+from stockade.runs import living_networks
 from stockade.runs.evidence import (
     NAMESPACES,
     Evidence,
     incomplete,
     observe_birth,
+    observe_joined,
     observe_mounts,
     observe_plain,
     observe_walls,
@@ -57,7 +59,11 @@ class LaunchedSandbox:
         self.pidfd, *namespaces = held
         #: The inode number of the network namespace, which no other gets while the descriptor is open.
         self._network = evidence.namespaces["net"]
+        #: Another sandbox of this process can join it: `RunPreparation.network`.
         self.network_fd = namespaces.pop(NAMESPACES.index("net"))
+        #: The user namespace, if the plan maps ids of its own: a process that enters it sees files as the
+        #: programs inside do. -1 otherwise.
+        self.user_fd = namespaces.pop(NAMESPACES.index("user")) if prepared.plan.namespaces.ids else -1
         for descriptor in namespaces:
             os.close(descriptor)
         self.owner = os.getpid()
@@ -96,7 +102,7 @@ class LaunchedSandbox:
         if self.owner != os.getpid():
             self.connection.forget()
             os.close(self.pidfd)
-            os.close(self.network_fd)
+            self._close_namespaces()
             if self.egress is not None:
                 yield from self.egress.closed(events)
             return
@@ -104,11 +110,16 @@ class LaunchedSandbox:
         try:
             yield from wait_for_end(self.pidfd, events)
         finally:
-            _networks.discard(self._network)
-            os.close(self.network_fd)
+            living_networks.leave(self._network, self.pidfd)
+            self._close_namespaces()
             # Last, so that it has recorded everything that was done inside.
             if self.egress is not None:
                 yield from self.egress.closed(events)
+
+    def _close_namespaces(self) -> None:
+        os.close(self.network_fd)
+        if self.user_fd >= 0:
+            os.close(self.user_fd)
 
 
 def gate_ended(pidfd: int, events: Events) -> Steps[bool]:
@@ -123,11 +134,6 @@ def gate_ended(pidfd: int, events: Events) -> Steps[bool]:
         return False
     finally:
         events.forget(pidfd)
-
-
-#: The network namespaces of this process's living sandboxes. The resident makes them ahead, so each launch
-#: checks that it did not get one that is in use.
-_networks: set[int] = set()
 
 
 def wait_for_end(pidfd: int, events: Events) -> Steps[None]:
@@ -159,14 +165,16 @@ def launch(
 
     `meanwhile` is called once while the gate is busy. The connection to the gate stays watched.
     """
-    if len(prepared.descriptors) > wire.MAX_DESCRIPTORS:
+    joins = prepared.plan.namespaces.joins_network
+    if len(prepared.descriptors) + joins > wire.MAX_DESCRIPTORS:
         raise PolicyError(
             f"the policy grants {len(prepared.descriptors)} paths, more than {wire.MAX_DESCRIPTORS}",
             hint="grant the directories that contain them",
         )
     with os_errors.setup_errors():
         net = prepared.resolved.policy.net
-        if prepared.made.published is not None or (net and net != "open"):
+        # Where it joins a network, another sandbox has what relays the connections of both.
+        if not joins and (prepared.made.published is not None or (net and net != "open")):
             from stockade.runs.network.egress import launch_with_egress
 
             return (yield from launch_with_egress(prepared, events, meanwhile))
@@ -184,16 +192,23 @@ def launch_with_retry(
     `born` is called as soon as the sandbox has its namespaces, with the resident gate, the pid of the
     sandbox's first process and a descriptor of its network namespace.
     """
+    joins = prepared.plan.namespaces.joins_network
     for attempt in range(2):
         mounts = _mounts_of(prepared)
+        descriptors = tuple(mounts.get(descriptor, descriptor) for descriptor in prepared.descriptors)
         try:
-            connection = client.launch(
-                prepared.plan.encoded,
-                tuple(mounts.get(descriptor, descriptor) for descriptor in prepared.descriptors),
-                prepared.gate,
-                scoped=prepared.scoped,
-                template=prepared.template,
-            )
+            if joins:
+                connection = living_networks.launch_joined(
+                    prepared.plan.encoded, descriptors, prepared.network
+                )
+            else:
+                connection = client.launch(
+                    prepared.plan.encoded,
+                    descriptors,
+                    prepared.gate,
+                    scoped=prepared.scoped,
+                    template=prepared.template,
+                )
         finally:
             for mount in mounts.values():
                 os.close(mount)
@@ -212,13 +227,13 @@ def launch_with_retry(
         except BaseException as error:
             yield from abandon(connection, held, events)
             # The resident died before it read the request: a child that it was cloning kept its socket open.
-            if attempt or held or not isinstance(error, GateDiedError):
+            if attempt or joins or held or not isinstance(error, GateDiedError):
                 raise
             client.renew(connection.resident)
             continue
         yield from abandon(connection, held, events)
         # The resident may have copied the host's mounts before this one was made.
-        if attempt or reply.error != errno.ESTALE:
+        if attempt or joins or reply.error != errno.ESTALE:
             break
         client.renew(connection.resident)
     from stockade.runs.explain.gate_refused import failure
@@ -269,6 +284,8 @@ class _PreparedWatch(LaunchWatch):
 
     def born(self, reply: wire.Reply) -> None:
         prepared = self._prepared
+        if prepared.plan.namespaces.joins_network:
+            observe_joined(self._evidence, prepared.network)
         self._network(reply.status, reply.descriptors[1 + NAMESPACES.index("net")])
         if prepared.made.entry is not None:
             hashes = {"policy": policy_hash(prepared.resolved.policy), "plan": prepared.plan.hash}
@@ -331,24 +348,30 @@ def observe_launch(
 
 
 def _adopt(mounted: wire.Reply, prepared: RunPreparation) -> None:
-    """Give the layer the gate's descriptors of an overlay whose changes stay in private memory."""
-    if len(mounted.descriptors) != prepared.keeps_privately:
+    """Give each layer the gate's descriptor of an overlay whose changes stay in private memory."""
+    layers = prepared.layers if prepared.keeps_privately else ()
+    if len(mounted.descriptors) != len(layers):
         for descriptor in mounted.descriptors:
             os.close(descriptor)
         raise incomplete()
-    for descriptor in mounted.descriptors:
-        assert prepared.layer is not None
-        prepared.layer.adopt(descriptor)
+    for layer, descriptor in zip(layers, mounted.descriptors, strict=True):
+        layer.adopt(descriptor)
 
 
 def _guard_limits(connection: client.Connection, prepared: RunPreparation) -> None:
-    """Have the gate end the sandbox when it uses up its memory or processor time."""
+    """Have the gate end the sandbox when it uses up its memory or processor time.
+
+    A private environment outlives programs that use up its memory: the kernel ends those, one by one.
+    """
     group, seconds = prepared.group, prepared.resolved.limits.cpu_time
-    if group is None or not (group.limits.cpu_time or group.limits.memory is not None):
+    if group is None:
+        return
+    memory = None if prepared.resolved.environment is not None else group.oom_descriptor()
+    if memory is None and not group.limits.cpu_time:
         return
     usage = group.usage_descriptor() if group.limits.cpu_time else None
     try:
-        connection.watch(group.oom_descriptor(), group.counts_oom, usage, seconds or 0, cores())
+        connection.watch(memory, group.counts_oom, usage, seconds or 0, cores())
     finally:
         if usage is not None:
             os.close(usage)
@@ -359,9 +382,9 @@ def _launched_sandbox(
 ) -> LaunchedSandbox:
     if "net" in prepared.plan.namespaces.names:
         network = evidence.namespaces["net"]
-        if network in _networks:
+        if living_networks.is_used(network) and not prepared.plan.namespaces.joins_network:
             raise shared_network()
-        _networks.add(network)
+        living_networks.enter(network, held[0], connection.resident)
     return LaunchedSandbox(connection, held, prepared, evidence)
 
 

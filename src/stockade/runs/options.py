@@ -43,6 +43,8 @@ class ShellOptions(CodeOptions, total=False):
 
     #: Variables besides those of the policy.
     env: Variables | None
+    #: Where this run starts; the shell returns to its directory afterwards.
+    cwd: str | os.PathLike[str] | None
 
 
 class StartOptions(TypedDict, total=False):

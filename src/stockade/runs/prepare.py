@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,8 @@ from stockade import backends
 from stockade.backends.backend import PlanInputs
 from stockade.backends.selection import chosen
 from stockade.controls import Control
-from stockade.errors import SetupError, StockadeError
+from stockade.errors import SetupError, StockadeError, UnsupportedError
+from stockade.gate import wire
 from stockade.gate.operations import Plan
 from stockade.host import host
 from stockade.host.capabilities import Host
@@ -26,7 +27,7 @@ from stockade.resolve.resolution import resolve
 from stockade.resolve.resolved import Grant, ResolvedPolicy
 from stockade.result import Enforcement
 from stockade.runs.cgroup import SandboxCgroups
-from stockade.runs.evidence import BackendChoice, reported, with_notes
+from stockade.runs.evidence import BackendChoice, of_environment, reported, with_notes
 from stockade.runs.limits import CgroupLimits, cgroup_limits, most_files
 from stockade.runs.options import directory
 from stockade.runs.register import register
@@ -36,8 +37,15 @@ from stockade.state import state_dir
 from stockade.workspace.metadata import Rules
 from stockade.workspace.overlay import OverlayLayer, has_snapshots
 
+#: The kinds of residents whose user namespaces map several ids, by those whose map one or all.
+MAPPED_KINDS = {
+    wire.KIND_OWN_NETWORK: wire.KIND_MAPPED_OWN_NETWORK,
+    wire.KIND_HOST_NETWORK: wire.KIND_MAPPED_HOST_NETWORK,
+}
+
 if TYPE_CHECKING:
     from stockade.gate.template import Template
+    from stockade.resolve.environment import Environment
     from stockade.runs.network.published_ports import PublishedListeners, PublishedPort
     from stockade.runs.scratch import ScratchDirectory
     from stockade.sandbox.workspace import Workspace
@@ -59,6 +67,10 @@ class RunPreparation(msgspec.Struct, frozen=True):
     scoped: bool
     #: The template that its first process is copied from.
     template: Template | None = None
+    #: The descriptor of the network namespace that it joins, if the plan says that it joins one.
+    network: int = -1
+    #: The user and the group inside that its programs run as; None for root, or for the caller.
+    ids: tuple[int | None, int | None] = (None, None)
 
     @property
     def controls(self) -> dict[str, Enforcement]:
@@ -73,9 +85,18 @@ class RunPreparation(msgspec.Struct, frozen=True):
             passed.append(self.resolved.workspace.fd)
         if self.layer is not None and not self.keeps_privately:
             passed += self.layer.descriptors
+        if self.resolved.environment is not None:
+            passed += self._own_descriptors(self.resolved.environment)
         if self.made.scratch is not None:
             passed.append(self.made.scratch.descriptor)
         return (*passed, *self.made.image, *self.made.entrances)
+
+    def _own_descriptors(self, private: Environment) -> Iterator[int]:
+        """Yield the descriptors of an environment's mounts, each with those of its layer."""
+        for mount in private.mounts:
+            yield mount.fd
+            if mount.path in self.made.layers and not self.keeps_privately:
+                yield from self.made.layers[mount.path].descriptors
 
     @property
     def environ(self) -> dict[str, str]:
@@ -86,7 +107,13 @@ class RunPreparation(msgspec.Struct, frozen=True):
     @property
     def keeps_privately(self) -> bool:
         """Whether changes stay in private memory, limited in size, until the sandbox has ended."""
-        return self.layer is not None and self.resolved.limits.disk is not None
+        return bool(self.layers) and self.resolved.limits.disk is not None
+
+    @property
+    def layers(self) -> tuple[OverlayLayer, ...]:
+        """The layers of all overlays, in the order in which the plan mounts them."""
+        own = tuple(self.made.layers[path] for path in sorted(self.made.layers))
+        return own if self.layer is None else (self.layer, *own)
 
     @property
     def layer(self) -> OverlayLayer | None:
@@ -106,6 +133,8 @@ class RunPreparation(msgspec.Struct, frozen=True):
     def unchanged(self) -> bool:
         """Whether the workspace has no changes or snapshots that have to be kept."""
         layer = self.layer
+        if self.made.layers:
+            return False  # which of them are kept is decided one by one
         if layer is None:
             return True
         return not (layer.changes() or layer.cut or layer.continued or has_snapshots(layer.path))
@@ -118,6 +147,8 @@ class HostResources:
         self._owner = os.getpid()
         self.entry: RegisterEntry | None = None
         self.layer: OverlayLayer | None = None
+        #: Those of a private environment, by path inside.
+        self.layers: dict[str, OverlayLayer] = {}
         self.scratch: ScratchDirectory | None = None
         self.group: SandboxCgroups | None = None
         #: The ports of the host that lead inside.
@@ -125,6 +156,8 @@ class HostResources:
         #: The descriptors through which the gate enters its cgroups, and the mount of an image.
         self.entrances: tuple[int, ...] = ()
         self.image: tuple[int, ...] = ()
+        #: The lock that keeps the image of a private environment from being removed.
+        self._image_lock = -1
         self._layer_path = ""
 
     def make(
@@ -152,6 +185,9 @@ class HostResources:
         workspace = resolved.workspace
         id = register.new_id()
         overlay = workspace is not None and workspace.access == "overlay"
+        private = resolved.environment
+        overlays = () if private is None else private.overlays
+        own = [register.new_id() if mount.layer is None else mount.layer.id for mount in overlays]
         record = SandboxRecord(
             id=id,
             name=name,
@@ -159,6 +195,7 @@ class HostResources:
             workspace="" if workspace is None else workspace.path,
             # A sweep must not remove a layer that is continued.
             layer=id if overlay and not again else "",
+            layers=tuple(own),
             scratch=id if scratch else "",
             groups=() if kept is None else kept.paths(id),
             published=() if self.published is None else tuple(map(str, self.published.ports)),
@@ -167,8 +204,10 @@ class HostResources:
             self.entry = register.enter(home, record)
         except SetupError:
             # Without anything to clean up later, only `stockade ps` misses the entry.
-            if record.layer or record.groups or record.scratch:
+            if record.layer or record.layers or record.groups or record.scratch:
                 raise
+        if private is not None and private.image:
+            self._image_lock = _lock_image(private.image)
         if scratch:
             from stockade.runs.scratch import ScratchDirectory
 
@@ -188,6 +227,11 @@ class HostResources:
                     self.image = (self.layer.make_image(resolved.limits.disk or 0),)
             if resolved.places:
                 self.layer.note_places(resolved.places)
+        for mount, layer in zip(overlays, own, strict=True):
+            # Nothing in it is protected or held back: the tree below is the sandbox's own.
+            self.layers[mount.path] = mount.layer or OverlayLayer(
+                home, mount.fd, mount.source, layer, Rules(allow_exec_config=True), foreign=True
+            )
         if kept is not None:
             self.group = SandboxCgroups(id, kept.limits, kept.places, living=living)
             self.entrances = tuple(entrance for _, entrance in self.group.entrances())
@@ -200,6 +244,9 @@ class HostResources:
 
     def close(self, *, discard: bool, earlier: bool = False) -> None:
         self.close_entrances()
+        if self._image_lock >= 0:
+            os.close(self._image_lock)
+            self._image_lock = -1
         if self.published is not None:
             self.published.close()
         try:
@@ -207,6 +254,10 @@ class HostResources:
                 forget = discard and (earlier or not self.layer.continued)
                 with contextlib.suppress(OSError):  # what stays is swept later
                     self.layer.discard() if forget else self.layer.close()
+            for layer in self.layers.values():
+                with contextlib.suppress(OSError):
+                    gone = discard or not (layer.changes() or layer.cut)
+                    layer.discard() if gone else layer.close()
         finally:
             if self.group is not None and self._owner == os.getpid():
                 self.group.close()
@@ -224,7 +275,33 @@ class HostResources:
     @property
     def _left(self) -> bool:
         layer = self._layer_path and os.path.lexists(self._layer_path)
+        layer = layer or any(os.path.lexists(one.path) for one in self.layers.values())
         return bool(layer or (self.group is not None and self.group.paths))
+
+
+def _lock_image(root: str) -> int:
+    """Lock the directory of an image, shared with other sandboxes, and return the descriptor."""
+    import fcntl
+
+    try:
+        directory = os.open(
+            os.path.dirname(root), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
+    except FileNotFoundError:
+        raise _no_image() from None
+    try:
+        fcntl.flock(directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        os.stat(root)
+    except (BlockingIOError, FileNotFoundError):
+        os.close(directory)
+        raise _no_image() from None
+    return directory
+
+
+def _no_image() -> SetupError:
+    return SetupError(
+        "the image has been removed", stage="image", hint="`stockade images list` lists the others"
+    )
 
 
 def _commit_rules(resolved: ResolvedPolicy, workspace: Grant) -> Rules:
@@ -245,6 +322,18 @@ def _selected(policy: Policy, uid: int, probed: int) -> BackendChoice:
     return BackendChoice(backend, selection, reported(backend, selection, policy))
 
 
+def _selected_for_environment(
+    policy: Policy, uid: int, probed: int, environment: Environment
+) -> BackendChoice:
+    """Select the native backend, the only one that can make private environments, and say what it makes."""
+    if policy.backend not in ("auto", "native") and "native" not in tuple(policy.backend):
+        raise UnsupportedError(
+            f"the {policy.backend} backend has no private environments", hint='use backend = "native"'
+        )
+    found = _selected(msgspec.structs.replace(policy, backend="native"), uid, probed)
+    return msgspec.structs.replace(found, controls=of_environment(found.controls, environment))
+
+
 def prepare(
     policy: Policy,
     *,
@@ -259,6 +348,7 @@ def prepare(
     caller: Caller | None = None,
     state: str = "",
     publish: Sequence[str] = (),
+    environment: Environment | None = None,
 ) -> RunPreparation:
     """Select a backend, resolve the policy, make the host's resources and compile the plan.
 
@@ -266,7 +356,8 @@ def prepare(
     `command` is the first one if it is known and `cwd` where it starts, `name` the sandbox's, `workspace`
     is the workspace to continue, and `template` is what the sandbox's first process is copied from.
     `caller` and `state`, the state directory, are found if they are not given. `publish` are the ports of the
-    host that lead inside, as `[HOST:]PORT:PORT`.
+    host that lead inside, as `[HOST:]PORT:PORT`. `environment` is the private environment of the server's
+    sandboxes; its maker keeps the descriptors open while the sandbox lives.
     """
     with os_errors.setup_errors():
         caller = caller or Caller.current()
@@ -274,8 +365,9 @@ def prepare(
         first = tuple(command)
         start = directory(cwd)
         return _resolve_and_plan(
-            policy, caller, home, pinned, dry, living, first, start, name, workspace, template, publish
-        )
+            policy, caller, home, pinned, dry, living, first, start, name, workspace, template, publish,
+            environment,
+        )  # fmt: skip
 
 
 def _resolve_and_plan(
@@ -291,6 +383,7 @@ def _resolve_and_plan(
     workspace: Workspace | None,
     template: Template | None,
     publish: Sequence[str],
+    environment: Environment | None,
 ) -> RunPreparation:
     if workspace is not None:
         from stockade.runs import resume
@@ -310,7 +403,11 @@ def _resolve_and_plan(
         if has_rules:
             resolver_process.warm_up(home)
     known: Host = host()
-    decided = _selected(policy, caller.uid, id(known))
+    decided = (
+        _selected(policy, caller.uid, id(known))
+        if environment is None
+        else _selected_for_environment(policy, caller.uid, id(known), environment)
+    )
     backend, selection = decided.backend, decided.selection
     if template is not None and not backend.copies:
         from stockade.runs.explain.gate_refused import no_copies
@@ -324,6 +421,7 @@ def _resolve_and_plan(
         command=command[0] if command else "",
         start=start,
         unnamed=backend.unnamed_trees(policy),
+        private=environment,
     )
     made = HostResources()
     try:
@@ -332,9 +430,13 @@ def _resolve_and_plan(
         if workspace is not None:
             resume.check_tree(resolved, workspace)
         gate = backend.resident(policy)
+        if environment is not None and environment.ids.several:
+            gate = MAPPED_KINDS[gate]
         if wanted:
             refuse_without_namespace(gate, backend.name)
         kept = cgroup_limits(selection, resolved, known, gate)
+        if kept is not None and environment is not None and environment.within is not None:
+            kept = msgspec.structs.replace(kept, places=environment.within)
         if not dry:
             again = "" if workspace is None else workspace.id
             made.make(
@@ -348,13 +450,15 @@ def _resolve_and_plan(
                 landlock=known.landlock,
                 files=most_files(resolved),
                 layer="/overlay" if made.layer is None else made.layer.path,
+                layers=tuple(layer.path for layer in made.layers.values()),
                 groups=((), "") if kept is None else (kept.versions, kept.words),
                 state="" if dry else home,
             )
         )
         inside = backend.home(resolved, "" if made.scratch is None else made.scratch.path)
         scoped = kept is not None and kept.scoped
-        return RunPreparation(decided, resolved, plan, gate, inside, home, made, scoped, template)
+        joined = -1 if environment is None else environment.network
+        return RunPreparation(decided, resolved, plan, gate, inside, home, made, scoped, template, joined)
     except BaseException:
         made.close(discard=True)
         resolved.close()

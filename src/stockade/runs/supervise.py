@@ -23,7 +23,7 @@ from stockade.linux import os_errors
 from stockade.result import Decision, SpillFile
 from stockade.runs.cgroup import Baseline
 from stockade.runs.io.eventloop import Events, Steps
-from stockade.runs.io.streams import Output, Sink, SpillPlace, Streams, TerminalHandler
+from stockade.runs.io.streams import FULL, Output, Sink, SpillPlace, Streams, TerminalHandler
 from stockade.runs.launch import LaunchedSandbox, gate_ended
 
 if TYPE_CHECKING:
@@ -239,6 +239,8 @@ class Pumps:
         self._fed = -1
         self._terminal = streams.terminal
         self._network: DecisionFollower | None = None
+        #: The outputs that are not read because their consumer is full.
+        self._paused: set[int] = set()
         for end in self._outputs:
             events.watch(end)
         self._aim()
@@ -251,6 +253,7 @@ class Pumps:
         """Read or write a descriptor that is ready."""
         if end in self._outputs:
             self._drain(end)
+            self._pause_if_full(end)
         elif self._network is not None and end == self._network.descriptor:
             self._network.move()
         elif end == self._fed and self._feed is not None:
@@ -277,7 +280,7 @@ class Pumps:
     def patience(self) -> float | None:
         """Return how many seconds to wait at most before the next call of `look`."""
         other = self._terminal if self._beside is None else self._beside
-        patience = None if other is None else other.patience()
+        patience = shorter(None if other is None else other.patience(), FULL if self._paused else None)
         return patience if self._network is None else shorter(patience, self._network.patience())
 
     def look(self) -> None:
@@ -307,6 +310,8 @@ class Pumps:
         """Only drain from now on, so that a program that has to end does not block on a full pipe."""
         for output in self._outputs.values():
             output.drop()
+        for end in tuple(self._paused):
+            self._resume(end)
         other = self._terminal if self._beside is None else self._beside
         if other is not None:
             other.drop()
@@ -319,7 +324,7 @@ class Pumps:
             self._terminal.close()
             self._terminal = None
         for end in tuple(self._outputs):
-            self._events.forget(end)
+            self._forget(end)
             del self._outputs[end]
         if self._network is not None:
             self._network.close()
@@ -331,11 +336,29 @@ class Pumps:
             got = self._outputs[end].read()
             if got == 0:
                 del self._outputs[end]
-                self._events.forget(end)
+                self._forget(end)
                 self._streams.close(end)
             if got <= 0:
                 return
             most -= got
+
+    def _pause_if_full(self, end: int) -> None:
+        output = self._outputs.get(end)
+        if output is not None and output.full:
+            self._events.forget(end)
+            self._paused.add(end)
+            output.when_room(lambda: self._resume(end))
+
+    def _resume(self, end: int) -> None:
+        if end in self._paused:
+            self._paused.remove(end)
+            self._events.watch(end)
+
+    def _forget(self, end: int) -> None:
+        if end in self._paused:
+            self._paused.remove(end)
+        else:
+            self._events.forget(end)
 
     def _aim(self) -> None:
         waiting = self._feed.waiting_for() if self._feed is not None else None

@@ -21,6 +21,9 @@ CACHE = "cache"
 #: Everything that Stockade keeps, by name; other entries are not ours. `stockade purge` reads it.
 ENTRIES = {
     "workspaces": "changes that are kept aside",
+    "sandboxes": "the directories of the server's sandboxes",
+    "images": "the root file systems that sandboxes can have",
+    "server": "the keys of the server, hashed",
     "output": "output beyond the limit",
     "runs.log": "what earlier runs did",
     "runs.log.1": "what earlier runs did",
@@ -75,13 +78,14 @@ def _roots_home() -> str:
 
 def check(path: str) -> None:
     """Refuse a state directory that another user can read or could have written to, or a newer one."""
-    _check_owner(path)
+    check_private(path)
     found = _version(path)
     if found is not None and found > SCHEMA:
         raise _newer_schema_error(path, found)
 
 
-def _check_owner(path: str) -> None:
+def check_private(path: str) -> None:
+    """Refuse a directory that is not the caller's, or that others can read or write."""
     found = os.stat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise SetupError(f"Stockade's state {path} is not a directory", stage="state")
@@ -106,7 +110,7 @@ def ensure(path: str) -> str:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
             _check_umask(path)
-        _check_owner(path)
+        check_private(path)
         found = _version(path)
         if found is None:
             _begin(path)

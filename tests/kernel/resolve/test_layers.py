@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from stockade import Policy
+from stockade import Policy, PolicyError
 from stockade.resolve.discovery import discover
+from support.means import applies
 
 LAYERS = """
 [global]
@@ -68,6 +70,15 @@ class TestCeiling:
     def found(self, config: Path, **options: Any) -> Policy:
         environ = {"XDG_CONFIG_HOME": str(config.parent)}
         return discover(str(config), environ, str(config.parent / "home"), **options).policy
+
+    def test_one_that_cannot_be_looked_at_is_no_absent_one(self, config: Path) -> None:
+        applies(os.geteuid() != 0, "root looks at everything")
+        config.chmod(0)
+        try:
+            with pytest.raises(PolicyError, match="cannot look at"):
+                self.found(config)
+        finally:
+            config.chmod(0o700)
 
     def test_what_it_denies_is_hidden_also_in_what_no_clause_shows(self, config: Path) -> None:
         ceiling = f'[ceiling]\nworkspace = "{config}"\nprofile = "dev"\ndeny = ["/usr/share/zoneinfo"]'

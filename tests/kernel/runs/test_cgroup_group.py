@@ -322,6 +322,21 @@ def test_what_a_killed_supervisor_left_is_removed_with_whatever_runs_in_it(
     group.close()
 
 
+def test_a_group_within_another_counts_against_its_limits_and_goes_with_it(here: CgroupParents) -> None:
+    outer = SandboxCgroups(uuid4().hex, GroupLimits(memory=1 << 26, tasks=6), here, living=True)
+    inner = SandboxCgroups(uuid4().hex, GroupLimits(memory=1 << 26, tasks=6), outer.parents(), living=True)
+    assert all(any(path.startswith(f"{above}/") for above in outer.paths) for path in inner.paths)
+    with waiting("", outer) as gate, waiting(FORKING, inner, program=True) as bomb:
+        go(bomb)
+        time.sleep(0.1)
+        assert len(set(within(outer))) <= 6 + 4
+        remove(outer.paths)
+        assert not any(map(os.path.exists, (*outer.paths, *inner.paths)))
+        assert bomb.wait(10) == gate.wait(10) == -signal.SIGKILL
+    inner.close()
+    outer.close()
+
+
 def test_nothing_that_is_not_a_group_of_ours_is_removed(here: CgroupParents, tmp_path: Path) -> None:
     place = here.found["pids"].directory
     other = f"{place}/other-{uuid4().hex}"
@@ -444,3 +459,14 @@ def test_pretend_version_2_keeps_gate_and_programs_in_leaves(pretend: Tree) -> N
         assert (path / "pids.max").read_text() == "" and (path / "gate/pids.max").read_text() == ""
         assert (path / "memory.max").read_text().strip() == str(64 << 20)
         pretend.enter(4711, pretend.root)
+
+
+def test_pretend_version_2_lets_groups_within_have_limits_of_their_own(pretend: Tree) -> None:
+    with grouped(ALL, cgroups.places(proc=str(pretend.proc)), living=True) as outer:
+        with grouped(ALL, outer.parents(), living=True) as inner:
+            (above,), (path,) = map(Path, outer.paths), map(Path, inner.paths)
+            assert path.parent == above
+            assert (above / "pids.max").read_text().strip() == str(9 * 16)
+            assert (path / "memory.max").read_text().strip() == str(64 << 20)
+            assert (path / "programs/pids.max").read_text().strip() == "9"
+        assert outer.parents() == outer.parents()

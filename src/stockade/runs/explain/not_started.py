@@ -39,8 +39,12 @@ ELSEWHERE = "start in another directory: --cwd DIRECTORY, or cwd="
 def explain(reply: wire.Reply, program: client.Program, resolved: ResolvedPolicy) -> Verdict:
     """Return the verdict on a command that never ran."""
     why, cwd = os.strerror(reply.error), os.path.normpath(program.cwd)
+    if resolved.environment is not None and reply.text in ("cwd", "command"):
+        return _in_environment(reply, cwd, program)
     if reply.text == "cwd":
         return _no_directory(reply.error, cwd, resolved)
+    if reply.text == "user":
+        return _no_user(reply.error, *program.ids)
     if reply.text != "command":
         return Verdict(Outcome.SETUP_FAILED, 125, f"the command was not started: {reply.text}: {why}")
     name = program.argv[0]
@@ -62,6 +66,46 @@ def explain(reply: wire.Reply, program: client.Program, resolved: ResolvedPolicy
     return Verdict(
         Outcome.SETUP_FAILED, 125, reason, hint or "`stockade doctor` shows what this machine can do"
     )
+
+
+def _in_environment(reply: wire.Reply, cwd: str, program: client.Program) -> Verdict:
+    """Explain a failure in a private environment without a look at the host.
+
+    The host's files are not those inside, and its answer would tell a client of the server which files exist.
+    """
+    why, name = os.strerror(reply.error), program.argv[0]
+    if reply.text == "cwd":
+        reason = f"the sandbox has no directory {cwd}: {why}"
+        return Verdict(
+            Outcome.SETUP_FAILED, 125, reason, "make it first, or name a directory that exists inside"
+        )
+    if reply.error == errno.ENOENT:
+        return Verdict(
+            Outcome.SETUP_FAILED,
+            127,
+            f"{name}: there is no such program inside, or not the interpreter or loader that it names",
+            f"check the name; inside, PATH is {program.env.get('PATH', '')}",
+        )
+    reason = f"{name}: cannot be executed inside: {why}"
+    if reply.error in (errno.EACCES, errno.EPERM):
+        return Verdict(Outcome.DENIED, 126, reason, "`ls -l` inside shows whether it is an executable file")
+    if reply.error == errno.ENOEXEC:
+        hint = "it is no program for this machine, or a script without a first line such as #!/bin/sh"
+        return Verdict(Outcome.DENIED, 126, reason, hint)
+    hint = (
+        "the arguments and the environment are too long" if reply.error == errno.E2BIG else "check the path"
+    )
+    return Verdict(Outcome.SETUP_FAILED, 125, reason, hint)
+
+
+def _no_user(error: int, uid: int, gid: int) -> Verdict:
+    if error == errno.EINVAL:
+        reason = f"no such id inside: the sandbox does not have both the user {uid} and the group {gid}"
+        hint = "use 0, or another id that the sandbox maps: see the first step of its plan"
+    else:
+        reason = f"no program of this sandbox can run as user {uid} and group {gid}: {os.strerror(error)}"
+        hint = "leave the user out: programs run as the one that the sandbox has"
+    return Verdict(Outcome.SETUP_FAILED, 125, reason, hint)
 
 
 def _no_directory(error: int, cwd: str, resolved: ResolvedPolicy) -> Verdict:

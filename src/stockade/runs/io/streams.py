@@ -27,10 +27,30 @@ TAIL = 4096
 #: A program that prints for ever must not fill the disk: output past this is counted, not kept.
 MOST_SPILLED = 4 << 30
 Sink = Callable[[bytes], object]
+#: How often, in seconds, to look again at streams that are not read because their consumer is full.
+FULL = 1.0
 #: Given a stream's name, returns the path to write its output to and the path for the complete file.
 SpillPlace = Callable[[str], tuple[str, str]]
 #: The numbers of `subprocess`, which is slow to import.
 PIPE, STDOUT, DEVNULL = -1, -2, -3
+
+
+class StreamConsumer:
+    """A sink that takes a stream over: the run keeps nothing of it, and does not read while the sink is full.
+
+    A program whose output nobody takes then waits, as it does in a pipeline.
+    """
+
+    #: Whether the supervisor is to stop reading.
+    full = False
+
+    def __call__(self, data: bytes) -> None:
+        """Take the next piece of the stream."""
+        raise NotImplementedError
+
+    def when_room(self, resume: Callable[[], None]) -> None:
+        """Call `resume` once there is room again."""
+        raise NotImplementedError
 
 
 class Spill:
@@ -99,7 +119,8 @@ class Output:
         os.set_blocking(self.reader, False)
         self._room = limit if spill else 0
         self._sink = sink
-        self._spill = spill
+        self._consumer = sink if isinstance(sink, StreamConsumer) else None
+        self._spill = None if self._consumer is not None else spill
         self._kept = bytearray()
         self._digest = Sha256Stream()
         self.truncated = False
@@ -125,9 +146,21 @@ class Output:
             self._room -= min(self._room, len(data))
         return len(data)
 
+    @property
+    def full(self) -> bool:
+        """Whether to read nothing more until the consumer has room."""
+        return self._consumer is not None and self._consumer.full
+
+    def when_room(self, resume: Callable[[], None]) -> None:
+        """Call `resume` once the consumer has room; at once if there is none."""
+        if self._consumer is None:
+            resume()
+        else:
+            self._consumer.when_room(resume)
+
     def drop(self) -> None:
         """Pass on and keep nothing more: only drain the pipe."""
-        self._sink = self._spill = None
+        self._sink = self._spill = self._consumer = None
 
     def digest(self) -> str:
         """Return the SHA-256 of everything that was read, kept or not."""

@@ -96,6 +96,11 @@ def with_denied(rules: tuple[str, ...], asked: Sequence[str]) -> tuple[str, ...]
     return _bounded(found, MOST_WITH_DENIED)
 
 
+def exactly(rules: Sequence[str]) -> tuple[str, ...]:
+    """Return these rules, each in its one spelling."""
+    return _bounded(list(dict.fromkeys(_parsed(text).text for text in rules)), MOST_RULES)
+
+
 def _parsed(text: object) -> NetRule:
     if not isinstance(text, str):
         raise PolicyError(f"net: {text!r:.200} is not a rule", hint='write "api.example.com:443"')

@@ -370,7 +370,7 @@ def put_to_rest(home: str, layer: str) -> None:
     with _RegisterState.sweeping, sandbox_record.opened_run(home) as run:
         for _, directory in sandbox_record.directories(run):
             for one in sandbox_record.read_all(directory)[0]:
-                if one.layer == layer and (pidfd := sandbox_record.open_gate(one)) is not None:
+                if layer in (one.layer, *one.layers) and (pidfd := sandbox_record.open_gate(one)) is not None:
                     os.close(pidfd)
                     raise SetupError(
                         f"a sandbox still runs in workspace {layer}", stage="workspace", hint="try again"
@@ -421,8 +421,8 @@ def _remove_remains(home: str, record: SandboxRecord, remove_groups: RemoveGroup
         # After a reboot or in another container, other sandboxes may have these names.
         if record.groups and record.here:
             remove_groups(record.groups)
-        if record.layer:
-            _remove_unchanged(home, record)
+        for layer in filter(None, (record.layer, *record.layers)):
+            _remove_unchanged(home, layer)
         if record.scratch:
             from stockade.runs import scratch
 
@@ -445,27 +445,31 @@ def _remove_groups(paths: tuple[str, ...]) -> None:
     remove(paths)
 
 
-def _remove_unchanged(home: str, record: SandboxRecord) -> None:
+def _remove_unchanged(home: str, layer: str) -> None:
     """Remove a layer without changes. One with changes, or that cannot be read, is left for the user."""
-    from stockade.workspace import disk_image, journal, overlay
+    from stockade.workspace import disk_image, journal, metadata, overlay
     from stockade.workspace.metadata import InUseError
     from stockade.workspace.metadata import held as alone
 
-    path = f"{home}/workspaces/{record.layer}"
+    path = f"{home}/workspaces/{layer}"
     if not os.path.lexists(f"{path}/workspace.json"):
         overlay.remove(path)  # its supervisor was killed while it made the layer
         return
     opened: list[int] = []
     # A layer that is in use is being continued, and one that is gone was discarded.
-    with contextlib.suppress(NotFoundError, InUseError), alone(path, record.layer):
+    with contextlib.suppress(NotFoundError, InUseError), alone(path, layer):
         disk_image.recover(path)
         try:
             opened.append(os.open(path, DIRECTORY))
             opened.append(os.open("upper", DIRECTORY, dir_fd=opened[0]))
-            opened.append(os.open(record.workspace, DIRECTORY))
+            tree = metadata.read(path).tree
+            opened.append(os.open(tree, DIRECTORY))
+            # A program that can replace a part of the path with a link must not choose where changes go.
+            if os.readlink(f"/proc/self/fd/{opened[2]}") != tree:
+                return
             journal.recover(path, opened[2])
             unchanged = overlay.is_unchanged(path, opened[1], opened[2])
-        except OSError:
+        except (OSError, SetupError):
             return
         finally:
             for descriptor in opened:
@@ -482,18 +486,27 @@ def _empty(directory: int) -> None:
 
 
 def find(home: str, id: str) -> SandboxRecord:
-    """Return the living sandbox that an id, or the beginning of one, names."""
+    """Return the living sandbox that an id, the beginning of one, or a name stands for.
+
+    The sandboxes of the server have the id that its clients know as their name.
+    """
     from stockade.state.ids import SHORTENED, matching
 
-    known = {record.id: record for record in living(home)}
+    all_living = living(home)
+    known = {record.id: record for record in all_living}
     found = [known[name] for name in matching(id, known)]
+    if not found:
+        meant = matching(id, (record.name for record in all_living if record.name))
+        found = [record for record in all_living if record.name in meant]
     if not found:
         raise NotFoundError(
             f"there is no living sandbox {id!r}", hint=f"`stockade ps` lists them; {SHORTENED}"
         )
     if len(found) > 1:
         several = ", ".join(record.id for record in found)
-        raise NotFoundError(f"several sandboxes begin with {id!r}: {several}", hint="write more of it")
+        raise NotFoundError(
+            f"{id!r} stands for several sandboxes: {several}", hint="write more of it, or one of these ids"
+        )
     return found[0]
 
 

@@ -44,6 +44,8 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     workspace: str = ""
     #: The id of the layer that receives the changes.
     layer: str = ""
+    #: The ids of the layers of a private environment.
+    layers: tuple[str, ...] = ()
     #: The id of its private directory on the host.
     scratch: str = ""
     #: The directories of its cgroups.
@@ -184,7 +186,7 @@ def _read(name: str, directory: int) -> SandboxRecord | None:
         return None
     record = msgspec.json.decode(content.rpartition(b"\n")[0].rpartition(b"\n")[2], type=SandboxRecord)
     if f"{record.id}.json" != name or not all(
-        _is_id(word) for word in (record.id, record.layer or "0", record.scratch or "0")
+        _is_id(word) for word in (record.id, record.layer or "0", record.scratch or "0", *record.layers)
     ):
         raise ValueError("not a record of this name")
     return record
