@@ -127,7 +127,7 @@ class AsyncSandbox(SandboxBase):
         finally:
             if prepared is None:
                 pass
-            elif prepared.layer is None and not prepared.resolved.repositories.trees:
+            elif not prepared.layers and not prepared.resolved.repositories.trees:
                 self._put_away(prepared)
             else:  # this may remove or walk a whole tree
                 await asyncio.get_running_loop().run_in_executor(None, self._put_away, prepared)
@@ -191,6 +191,15 @@ class AsyncSandbox(SandboxBase):
         from stockade.sessions.background import AsyncBackground
 
         return AsyncBackground(self._living(), cmd, options)
+
+    def _run_as(self, uid: int | None, gid: int | None = None) -> AsyncSandbox:
+        """Return a view of this sandbox whose runs, processes, shells and backgrounds are another user's.
+
+        The ids are those inside a private environment, and need no entry in its /etc/passwd. None means root.
+        """
+        from stockade.sandbox.identity import AsyncSandboxView
+
+        return AsyncSandboxView(self, uid, gid)
 
     def _living(self) -> AsyncLivingSandbox:
         """Return the calls into this sandbox that a session needs."""

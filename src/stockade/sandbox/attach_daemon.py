@@ -41,7 +41,7 @@ from stockade.sessions.attach.protocol import (
     TerminalEnd,
     TerminalEndReport,
 )
-from stockade.sessions.attach.shared_terminal import Client, SharedTerminal
+from stockade.sessions.attach.shared_terminal import SharedTerminal, TerminalClient
 
 if TYPE_CHECKING:
     from stockade.policy import Policy
@@ -237,7 +237,7 @@ class AttachDaemon:
             return
         line.send(AttachAcceptance(self.id, terminal.shared.number))
         terminal.used = time.monotonic()
-        terminal.shared.join(Client(line, stream, hello))
+        terminal.shared.join(TerminalClient(line, stream, hello))
         terminal.until = time.monotonic()  # step its run at once, so that it computes its wait anew
 
     def _show(self, line: AttachSocket, terminal: _DaemonTerminal) -> None:

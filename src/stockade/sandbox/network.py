@@ -65,6 +65,17 @@ class NetworkView:
             yield from change_rules(box, prepared.state, lambda now: with_denied(now, rules), nothing, events)
         )
 
+    def _replace_steps(
+        self, box: LaunchedSandbox, prepared: RunPreparation, rules: tuple[str, ...], events: Events
+    ) -> Steps[None]:
+        from stockade.runs.network.egress_changes import change_rules, exactly
+
+        _policy_rules(prepared)
+        wanted = exactly(rules)
+        return (
+            yield from change_rules(box, prepared.state, lambda now: wanted, refuse_above_ceiling, events)
+        )
+
 
 class SandboxNetwork(NetworkView):
     """The network of a living `Sandbox`: `box.net`."""
@@ -88,6 +99,11 @@ class SandboxNetwork(NetworkView):
         with self._living._in_use() as (box, prepared), Events() as events:
             drive(self._deny_steps(box, prepared, rules, events), events)
 
+    def replace(self, *rules: str) -> None:
+        """Let programs reach exactly what these rules allow, from now on. Connections that are open go on."""
+        with self._living._in_use() as (box, prepared), Events() as events:
+            drive(self._replace_steps(box, prepared, rules, events), events)
+
 
 class AsyncSandboxNetwork(NetworkView):
     """The network of a living `AsyncSandbox`: `box.net`."""
@@ -105,6 +121,12 @@ class AsyncSandboxNetwork(NetworkView):
         async with self._living._in_use() as (box, prepared):
             with Events() as events:
                 await async_eventloop.drive(self._deny_steps(box, prepared, rules, events), events)
+
+    async def replace(self, *rules: str) -> None:
+        """Let programs reach exactly what these rules allow, as `SandboxNetwork.replace` does."""
+        async with self._living._in_use() as (box, prepared):
+            with Events() as events:
+                await async_eventloop.drive(self._replace_steps(box, prepared, rules, events), events)
 
 
 def _policy_rules(prepared: RunPreparation) -> tuple[str, ...]:

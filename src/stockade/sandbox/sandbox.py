@@ -8,7 +8,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import msgspec
 
@@ -48,6 +48,7 @@ from stockade.workspace.overlay import OverlayLayer
 if TYPE_CHECKING:
     from stockade.gate.template import Template
     from stockade.linux.user import Caller
+    from stockade.resolve.environment import Environment
     from stockade.runs.network.published_ports import PublishedPort
     from stockade.sandbox.process import ProcessHandles
     from stockade.sessions.session import LivingSandbox
@@ -71,8 +72,16 @@ class SandboxBase:
         name: str = "",
         publish: Sequence[str] = (),
         who: stockade.receipt.Who | Mapping[str, str] | None = None,
+        _environment: Any = None,
     ) -> None:
         self.policy = policy_or_default(policy)
+        #: The private environment that the server gives its sandboxes.
+        self._environment: Environment | None = _environment
+        if _environment is not None and on_exit == "commit":
+            raise PolicyError(
+                "the overlays of a private environment are not committed at the end",
+                hint="commit each of them while the sandbox lives",
+            )
         #: What `stockade ps`, logs and receipts call it.
         self.name = valid_name(name)
         #: The template that its first process is copied from, and a command that is known to run; see
@@ -119,6 +128,23 @@ class SandboxBase:
         entry = None if self._prepared is None else self._prepared.made.entry
         return "" if entry is None else entry.record.id
 
+    @property
+    def gate(self) -> int | None:
+        """A descriptor that becomes readable when everything inside has ended; None after `close`."""
+        return None if self._box is None else self._box.pidfd
+
+    @property
+    def cgroup_parents(self) -> stockade.linux.cgroups.CgroupParents | None:
+        """Where other sandboxes can have cgroups that count against the limits of this one; None without."""
+        group = self._require_open()[0].group
+        return None if group is None else group.parents()
+
+    @property
+    def network_namespace(self) -> int:
+        """A descriptor of its network namespace while it is open; -1 if it shares the host's network."""
+        box, prepared = self._require_open()
+        return -1 if prepared.resolved.policy.net == "open" else box.network_fd
+
     def _open_steps(self, events: Events) -> Steps[None]:
         if self._box is not None:
             raise SetupError("the sandbox is already open", stage="sandbox")
@@ -127,6 +153,7 @@ class SandboxBase:
             prepared = prepare(
                 self.policy, pinned=self._pinned, living=True, command=self._command, name=self.name,
                 workspace=self._continued, template=self._template, publish=self._publish,
+                environment=self._environment,
             )  # fmt: skip
             account.prepared, self._log = prepared, prepared.state
             try:
@@ -231,7 +258,6 @@ class SandboxBase:
             self._on_exit = "keep"
 
     def _put_away(self, prepared: RunPreparation) -> None:
-        layer = prepared.layer
         if (found := left_by_sandbox(prepared)) is not None:
             self.handoffs, self.warnings = found.left, found.warnings
         with self._workspace_lock:
@@ -242,10 +268,11 @@ class SandboxBase:
             if discard and self._files is not None and prepared.layer is not None:
                 self._files.close()  # the files are about to go
             prepared.close(discard=discard, earlier=self._on_exit == "discard")
-        if layer is not None and layer.lost:
-            raise SetupError(
-                describe_lost(layer.lost), stage="workspace", hint=f"the others are in {layer.path}"
-            )
+        for layer in prepared.layers:
+            if layer.lost:
+                raise SetupError(
+                    describe_lost(layer.lost), stage="workspace", hint=f"the others are in {layer.path}"
+                )
 
     def _open_files(self) -> stockade.workspace.Files:
         """Return the sandbox's files; ask the gate for them at the first call."""
@@ -269,6 +296,18 @@ class SandboxBase:
         layer = prepared.layer
         return Workspace(layer.path, lambda: self._alone(layer))
 
+    def _overlays(self) -> dict[str, stockade.Workspace]:
+        """Return the changes in each overlay of a private environment, by its path inside."""
+        from functools import partial
+
+        from stockade.sandbox.workspace import Workspace
+
+        _, prepared = self._require_open()
+        return {
+            path: Workspace(layer.path, partial(self._alone, layer))
+            for path, layer in prepared.made.layers.items()
+        }
+
     def _before_run(self) -> None:
         """Take a snapshot, if the user asked for one before each run."""
         if self._snapshot and self._require_open()[1].layer is not None:
@@ -279,7 +318,7 @@ class SandboxBase:
         """Lock the layer: freeze the living sandbox; once it is closed, take the workspace's own lock."""
         with self._workspace_lock:
             box, prepared = self._box, self._prepared
-            if box is None or prepared is None or prepared.layer is not layer:
+            if box is None or prepared is None or layer not in prepared.layers:
                 with metadata.held(layer.path, layer.id) as hold:
                     yield hold
             else:
@@ -401,11 +440,6 @@ class Sandbox(SandboxBase):
                 if not run.kept:
                     events.watch(box.connection.fileno())
                 return drive(self._run_steps(box, prepared, run, events, account), events)
-
-    @property
-    def gate(self) -> int | None:
-        """A descriptor that becomes readable when everything inside has ended; None after `close`."""
-        return None if self._box is None else self._box.pidfd
 
     @property
     def ended(self) -> bool:

@@ -228,7 +228,7 @@ class Workspace:
             rules,
             protect=rules.protect if protect is None else protect,
             allow=(*rules.allow, *(self.relative(allow) or ())),
-            allow_exec_config=allow_exec_config,
+            allow_exec_config=allow_exec_config or rules.allow_exec_config,
         )
         if expect == "":
             raise PolicyError(
@@ -456,6 +456,24 @@ def marks_of(workspace: Workspace) -> dict[str, Mark]:
     with workspace._steady(), workspace._trees() as (root, upper):
         found = changed(upper, root, WalkBudget(), deepest=DEEPEST)
         return {one.path or ".": mark(one.after) for one in found}
+
+
+@contextlib.contextmanager
+def steady_upper(workspace: Workspace) -> Iterator[int]:
+    """Yield the top directory of the layer; a sandbox of this process that lives in it is frozen."""
+    with workspace._steady(), workspace._trees() as (_, upper):
+        yield upper
+
+
+@contextlib.contextmanager
+def frozen(workspace: Workspace) -> Iterator[Workspace]:
+    """Freeze the sandbox that lives in a workspace, and yield the workspace for a child of this process.
+
+    The child cannot freeze the sandbox itself, and need not.
+    """
+    with workspace._alone() as hold:
+        lock = metadata.WorkspaceLock(living=hold.living)
+        yield Workspace(workspace.layer, lambda: contextlib.nullcontext(lock))
 
 
 def too_much_to_commit(id: str, cut: str) -> SetupError:

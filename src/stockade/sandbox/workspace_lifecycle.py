@@ -122,6 +122,10 @@ def living_files(descriptors: tuple[int, ...], resolved: ResolvedPolicy, home: s
 
     root, *overlay = descriptors or (None,)
     workspace = resolved.workspace
+    if workspace is None:
+        for descriptor in overlay:  # of a private environment, whose files are reached from the root
+            os.close(descriptor)
+        overlay = []
     behind: int | None = overlay[0] if overlay else None
     writable = True
     if workspace is not None and workspace.access != "overlay":

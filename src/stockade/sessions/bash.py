@@ -50,7 +50,7 @@ DRIVER = (
     '{ builtin trap - EXIT; builtin exit "$_stockade_s"; }; '
     'do builtin eval "$_stockade_c"; _stockade_s=$?; done'
 )
-#: `_stockade_r` holds the code that restores the variables after this run.
+#: `_stockade_r` holds the code that restores the variables and the directory after this run.
 REQUEST = (
     "_stockade=%(number)s _stockade_s=0; %(env)sbuiltin eval %(code)s "
     "</proc/self/fd/%(in)d >/proc/self/fd/%(out)d 2>/proc/self/fd/%(err)d"
@@ -76,11 +76,12 @@ def check(code: str, env: Mapping[str, str]) -> None:
             )
 
 
-def request(code: str, env: Mapping[str, str], number: bytes, files: int) -> bytes:
-    """Return the bytes that make the driver run the code."""
+def request(code: str, env: Mapping[str, str], number: bytes, files: int, cwd: str = "") -> bytes:
+    """Return the bytes that make the driver run the code, in `cwd` if that is not empty."""
     check(code, env)
     numbers = _numbers(files)
-    words = {"number": number.decode(), "env": _exported(env, numbers["err"]), "code": quoted(code)}
+    before = _exported(env, numbers["err"]) + _entered(cwd, numbers["err"])
+    words = {"number": number.decode(), "env": before, "code": quoted(code)}
     text = REQUEST % {**words, **numbers}
     check_size(text)
     return b"%09d" % len(text) + text.encode()
@@ -102,6 +103,14 @@ def _exported(env: Mapping[str, str], errors: int) -> str:
     before = " ".join(f"builtin unset {name}; ${{{name}+${{{name}@A}};}}" for name in env)
     now = " ".join(f"{name}={quoted(value)}" for name, value in env.items())
     return f'_stockade_r="{before}"; builtin export {now} 2>/proc/self/fd/{errors} && '
+
+
+def _entered(cwd: str, errors: int) -> str:
+    """Return code that enters a directory for one run; one that cannot be entered fails the run."""
+    if not cwd:
+        return ""
+    back = quoted('\nbuiltin cd -- "$_stockade_d" 2>/dev/null; builtin unset _stockade_d')
+    return f"_stockade_d=$PWD _stockade_r+={back}; builtin cd -- {quoted(cwd)} 2>/proc/self/fd/{errors} && "
 
 
 def quoted(text: str) -> str:

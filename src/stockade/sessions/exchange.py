@@ -27,7 +27,7 @@ from stockade.linux.proctree import Moment
 from stockade.result import SpillFile
 from stockade.runs.cgroup import Baseline
 from stockade.runs.io.eventloop import WRITABLE, Events, Steps
-from stockade.runs.io.streams import CHUNK, Output, Spill
+from stockade.runs.io.streams import CHUNK, FULL, Output, Spill
 from stockade.runs.launch import gate_ended
 from stockade.runs.supervise import LAST_WORDS, LATE, LEFT, Run, RunEnding, shorter
 from stockade.sessions.connection import DriverConnection
@@ -141,6 +141,8 @@ class Exchange:
         self._sending: SlowWriter | None = SlowWriter(line.asks, request)
         self._feed: SlowWriter | None = None
         self._watched: list[int] = []
+        #: The outputs that are not read because their consumer is full.
+        self._paused: set[int] = set()
         self._ladder = Ladder(line, run.program, insistent)
         self._network: DecisionFollower | None = None
 
@@ -203,6 +205,8 @@ class Exchange:
         except BaseException as error:
             for output in self._outputs.values():
                 output.drop()
+            for end in tuple(self._paused):
+                self._resume(end)
             self._ladder.hurry()
             self._failure = self._failure or error
 
@@ -223,6 +227,7 @@ class Exchange:
         self._ladder.begin()
 
     def _end(self) -> None:
+        self._paused.clear()
         for end in tuple(self._watched):
             self._forget(end)
         if self._network is not None:
@@ -235,7 +240,7 @@ class Exchange:
                 self._line.forget_input()
 
     def _patience(self) -> float | None:
-        patience = self._ladder.patience()
+        patience = shorter(self._ladder.patience(), FULL if self._paused else None)
         return patience if self._network is None else shorter(patience, self._network.patience())
 
     def _is_over(self) -> bool:
@@ -245,6 +250,7 @@ class Exchange:
         line = self._line
         if end in self._outputs:
             self._drain(end)
+            self._pause_if_full(end)
         elif end == line.answers:
             self._read_answer()
         elif end == line.asks:
@@ -287,6 +293,17 @@ class Exchange:
             most -= got
         if most > 0 and got == 0:
             self._forget(reader)
+
+    def _pause_if_full(self, reader: int) -> None:
+        if self._outputs[reader].full and reader in self._watched:
+            self._forget(reader)
+            self._paused.add(reader)
+            self._outputs[reader].when_room(lambda: self._resume(reader))
+
+    def _resume(self, reader: int) -> None:
+        if reader in self._paused:
+            self._paused.remove(reader)
+            self._watch(reader)
 
     def _stop_feeding(self) -> None:
         if self._feed is not None:

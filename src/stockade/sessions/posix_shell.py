@@ -23,9 +23,11 @@ DRIVER = (
     'do eval "$_stockade_c"; _stockade_s=$?; done; done'
 )
 REQUEST = (
-    "_stockade=%(number)s _stockade_s=0; %(values)s%(env)scommand eval %(code)s "
-    "</proc/self/fd/5 >/proc/self/fd/6 2>/proc/self/fd/7\n"
+    "_stockade=%(number)s _stockade_s=0; %(values)s%(before)s%(env)scommand eval %(code)s "
+    "</proc/self/fd/5 >/proc/self/fd/6 2>/proc/self/fd/7%(after)s\n"
 )
+BEFORE = "_stockade_d=$PWD; command cd -- %s 2>/proc/self/fd/7 && "
+AFTER = '; _stockade_t=$?; command cd -- "$_stockade_d"; (exit "$_stockade_t")'
 #: A command substitution strips trailing line ends; a dot behind them keeps them.
 DOT = "."
 #: Bytes with a meaning inside single quotes or to `printf %b`, and unprintable ones.
@@ -37,8 +39,8 @@ def command(files: int) -> list[str]:
     return ["sh", "-c", DRIVER, "sh"]
 
 
-def request(code: str, env: Mapping[str, str], number: bytes, files: int) -> bytes:
-    """Return the bytes that make the driver run the code."""
+def request(code: str, env: Mapping[str, str], number: bytes, files: int, cwd: str = "") -> bytes:
+    """Return the bytes that make the driver run the code, in `cwd` if that is not empty."""
     check(code, env)
     values = "".join(
         f"_stockade_{n}={quoted(value + DOT)}; _stockade_{n}=${{_stockade_{n}%{DOT}}}; "
@@ -46,6 +48,7 @@ def request(code: str, env: Mapping[str, str], number: bytes, files: int) -> byt
     )
     given = "".join(f'{name}="$_stockade_{n}" ' for n, name in enumerate(env))
     words = {"number": number.decode(), "values": values, "env": given, "code": quoted(code)}
+    words |= {"before": BEFORE % quoted(cwd), "after": AFTER} if cwd else {"before": "", "after": ""}
     text = REQUEST % words
     check_size(text)
     return text.encode()

@@ -66,7 +66,12 @@ class Session:
     def __init__(self, sandbox: LivingSandbox | AsyncLivingSandbox) -> None:
         self._account_of, self._judge = sandbox.account, sandbox.judge
         self._line: DriverConnection | None = None
-        self._closed = False
+        self._closed = self._started = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether its program was started and has ended since."""
+        return self._started and (self._line is None or self._line.ended)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "not started" if self._line is None else "open"
@@ -127,6 +132,7 @@ class Session:
                 stage=self.name,
                 hint="open the shell before any run, use a new sandbox, or leave out `first`",
             )
+        self._started = self._started or isinstance(started, DriverConnection)
         return started
 
     def _account(self, code: str, who: stockade.receipt.Who | Mapping[str, str] | None) -> Account:

@@ -15,7 +15,7 @@ from stockade.result import Result
 from stockade.runs.command import command, wait_until_thawed
 from stockade.runs.io.eventloop import Events, Steps, drive
 from stockade.runs.launch import LaunchedSandbox
-from stockade.runs.options import ShellOptions, refuse_unknown, variables
+from stockade.runs.options import ShellOptions, directory, refuse_unknown, variables
 from stockade.runs.prepare import RunPreparation
 from stockade.sessions import bash, posix_shell
 from stockade.sessions.connection import DriverConnection, startup_refusal
@@ -80,7 +80,8 @@ class Bash(Session):
         driver = command(prepared, words, kept=True)
         run = command(prepared, words, options, kept=True)
         number = os.urandom(12).hex().encode()
-        request = shell.request(code, variables(options.get("env")), number, files)
+        place = directory(options.get("cwd"))
+        request = shell.request(code, variables(options.get("env")), number, files, place)
         _, result = yield from self._run_on_driver(
             box, prepared, driver, run, request, number, NOTHING, events, account
         )
@@ -119,11 +120,11 @@ class Shell(Bash):
         self._let_go()
 
     def run(self, code: str, **options: Unpack[ShellOptions]) -> Result:
-        """Run code in the shell. `input` is its standard input; `env` applies to this run only.
+        """Run code in the shell. `input` is its standard input; `env` and `cwd` apply to this run only.
 
         After the timeout the foreground processes are interrupted, and after the grace killed; the shell
         survives if it can. Background jobs go on; the next run returns their output. The options are `input`,
-        `env`, `timeout`, `grace`, `on_stdout`, `on_stderr` and `who`, as for `stockade.run`.
+        `env`, `cwd`, `timeout`, `grace`, `on_stdout`, `on_stderr` and `who`, as for `stockade.run`.
         """
         refuse_unknown("run", options, ShellOptions.__optional_keys__)
         account = self._account(code, options.get("who"))

@@ -68,6 +68,8 @@ class WorkspaceRecord(msgspec.Struct, frozen=True, kw_only=True):
     protect: tuple[bytes, ...] | None = None
     hold_back: tuple[bytes, ...] = ()
     allow_commit: tuple[bytes, ...] = ()
+    #: Whether the tree is a sandbox's own, where no tool of the host runs or obeys anything.
+    own: bool = False
 
     @property
     def tree(self) -> str:
@@ -86,6 +88,7 @@ class WorkspaceRecord(msgspec.Struct, frozen=True, kw_only=True):
             protect=tuple(map(os.fsdecode, self.protected)),
             hold_back=tuple(map(os.fsdecode, self.hold_back)),
             allow=tuple(map(os.fsdecode, self.allow_commit)),
+            allow_exec_config=self.own,
         )
 
 
@@ -110,6 +113,7 @@ def write(layer: str, lower: str, inode: int, rules: Rules) -> WorkspaceRecord:
             protect=tuple(map(os.fsencode, rules.protect)),
             hold_back=tuple(map(os.fsencode, rules.hold_back)),
             allow_commit=tuple(map(os.fsencode, rules.allow)),
+            own=rules.allow_exec_config,
         )
         # It is so short that it is written whole or, on a full disk, not at all, which is an error.
         os.write(file, msgspec.json.encode(record))

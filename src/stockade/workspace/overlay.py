@@ -32,6 +32,7 @@ from stockade.workspace.diff.layer_walk import (
 from stockade.workspace.metadata import Rules
 
 if TYPE_CHECKING:
+    from stockade.linux.id_maps import IdMaps
     from stockade.workspace.tree_copy import OmittedPaths
 
 #: How deep changes are listed after a run: below that, a directory stands for its contents.
@@ -80,7 +81,9 @@ class OverlayLayer:
         rules: Rules = DEFAULT,
         *,
         continued: bool = False,
+        foreign: bool = False,
     ) -> None:
+        """Make the layer, or go on in a `continued` one; with `foreign`, programs have several users."""
         self.id = id
         self.path = f"{state.ensure(home)}/workspaces/{self.id}"
         self.lower = lower
@@ -102,6 +105,12 @@ class OverlayLayer:
         self.lost: tuple[LostChange, ...] = ()
         #: Whether that memory is an image in the layer, which outlives this process.
         self.has_image = False
+        #: The ids of files that the caller may not read or make, if programs can have made such files.
+        self._maps: IdMaps | None = None
+        if foreign:
+            from stockade.linux import foreign_files
+
+            self._maps = foreign_files.maps()
         self._open: list[int] = []
         if continued:
             self._continue(lower_path, rules)
@@ -114,6 +123,10 @@ class OverlayLayer:
             os.chmod(f"{self.path}/upper", stat.S_IMODE(like.st_mode))
             if os.geteuid() == 0:
                 os.chown(f"{self.path}/upper", like.st_uid, like.st_gid)
+            elif self._maps is not None and (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
+                from stockade.linux import foreign_files
+
+                foreign_files.copy_owner(self._maps, lower, f"{self.path}/upper")
             # The record comes last: a layer without one was never used.
             metadata.write(self.path, lower_path, like.st_ino, rules)
             self._open_directories()
@@ -130,7 +143,15 @@ class OverlayLayer:
 
     def _open_directories(self) -> None:
         for name in ("upper", "work"):
-            self._open.append(os.open(f"{self.path}/{name}", dirwalk.DIRECTORY))
+            self._open.append(self._open_directory(name))
+
+    def _open_directory(self, name: str) -> int:
+        try:
+            return os.open(f"{self.path}/{name}", dirwalk.DIRECTORY)
+        except PermissionError:
+            if self._maps is None:
+                raise
+            return os.open(f"{self.path}/{name}", dirwalk.NODE | os.O_DIRECTORY)  # another user's inside
 
     def _continue(self, lower_path: str, rules: Rules) -> None:
         """Continue an existing layer over the same directory as before."""
@@ -199,7 +220,15 @@ class OverlayLayer:
         """Use this directory in a sandbox's private memory for the changes, until they are copied here."""
         try:
             self._live = os.open(f"/proc/self/fd/{live}", dirwalk.DIRECTORY & ~os.O_NOFOLLOW)
-        finally:
+        except PermissionError:
+            if self._maps is None:
+                os.close(live)
+                raise
+            self._live = live  # the directory of another user inside: a process that is root there reads it
+        except BaseException:
+            os.close(live)
+            raise
+        else:
             os.close(live)
 
     def is_full(self) -> bool:
@@ -262,9 +291,20 @@ class OverlayLayer:
         from stockade.workspace.snapshots import replace
 
         with dirwalk.reached(self._open[2], "") as top:
-            replace(top, self._live, left_out)
+            if not self._replace_as_root(top):
+                replace(top, self._live, left_out)
         os.close(self._open[0])
-        self._open[0] = os.open(f"{self.path}/upper", dirwalk.DIRECTORY)
+        self._open[0] = self._open_directory("upper")
+
+    def _replace_as_root(self, top: int) -> bool:
+        """Do it as root of a user namespace, if programs can have made files of other ids."""
+        live, maps = self._live, self._maps
+        if maps is None:
+            return False
+        from stockade.linux.id_maps import as_root_inside
+        from stockade.workspace.snapshots import replace
+
+        return as_root_inside(maps, lambda: replace(top, live))
 
     def changes(self) -> Sequence[Change]:
         """Return the differences from the host's tree, by a walk of the layer; `cut` says if there are more.
@@ -426,6 +466,16 @@ def _has_entries(path: str) -> bool:
         return next(entries, None) is not None
 
 
+def _remove_tree(place: int, name: str) -> None:
+    """Remove a directory. What other ids own takes another process, whose modules are loaded only then."""
+    try:
+        dirwalk.remove(place, name)
+    except PermissionError:
+        from stockade.linux import foreign_files
+
+        foreign_files.remove(place, name)
+
+
 def remove(layer: str) -> None:
     """Remove a layer that the caller has locked, and remains of layers whose removal was interrupted.
 
@@ -440,11 +490,11 @@ def remove(layer: str) -> None:
         doomed = f"{dirwalk.REMOVED}{name}"
         with contextlib.suppress(FileNotFoundError):
             os.rename(name, doomed, src_dir_fd=place, dst_dir_fd=place)
-            dirwalk.remove(place, doomed)
+            _remove_tree(place, doomed)
         for left in os.listdir(place):
             if left.startswith(dirwalk.REMOVED):
                 # A locked one is being removed by its owner.
                 with contextlib.suppress(StockadeError), metadata.held(f"{parent}/{left}", left):
-                    dirwalk.remove(place, left)
+                    _remove_tree(place, left)
     finally:
         os.close(place)

@@ -570,3 +570,19 @@ def test_who_is_given_the_number_of_a_driver_that_has_ended_is_not_taken_for_it(
         assert child.wait(10) == -signal.SIGKILL
     for descriptor in (held, own):
         os.close(descriptor)
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_a_directory_for_one_run_leaves_the_shell_where_it_was(hide: bool) -> None:
+    policy = Policy(deny=["/bin/bash", "/usr/bin/bash"]) if hide else Policy()
+    with Sandbox(policy) as box, box.shell() as shell:
+        assert shell.run("cd /tmp").ok
+        found = shell.run("pwd; sh -c 'exit 3'", cwd="/usr/bin", env={"A": "1"})
+        assert (found.text, found.exit_code) == ("/usr/bin\n", 3)
+        assert shell.run("pwd; echo ${A-unset}").text == "/tmp\nunset\n"
+        missing = shell.run("echo no", cwd="/no such")
+        assert missing.exit_code != 0 and missing.text == "" and "/no such" in missing.stderr_text
+        assert shell.run("pwd").text == "/tmp\n"
+        if not hide:
+            assert shell.run("cd /; exit 4", cwd="/usr").exit_code == 4
+            assert shell.run("pwd; echo ${_stockade_d-unset}").text == "/tmp\nunset\n"

@@ -15,7 +15,7 @@ from stockade.gate.wire import Channel
 from stockade.runs.io.eventloop import Events
 from stockade.sessions.attach import protocol
 from stockade.sessions.attach.scrollback import AFRESH, Scrollback
-from stockade.sessions.attach.shared_terminal import Client, SharedTerminal
+from stockade.sessions.attach.shared_terminal import SharedTerminal, TerminalClient
 from stockade.sessions.attach.terminal_modes import CANCEL, Modes, ReplyFilter
 from support.kept import HELLO
 
@@ -149,7 +149,7 @@ class Shown:
         self._lines.append(ours)
         self._streams.append(stream)
         os.set_blocking(stream, False)
-        self._shared.join(Client(theirs, handed_over, HELLO))
+        self._shared.join(TerminalClient(theirs, handed_over, HELLO))
         return stream
 
     def leave_last(self) -> None:

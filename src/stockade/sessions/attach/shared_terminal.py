@@ -44,7 +44,7 @@ AGAIN = 0.1
 SMALLER_SECONDS = 0.05
 
 
-class Client:
+class TerminalClient:
     """One attached client."""
 
     def __init__(self, line: AttachSocket, stream: int, hello: Hello) -> None:
@@ -79,7 +79,7 @@ class SharedTerminal:
     def __init__(self, number: int, hello: Hello) -> None:
         self.number = number
         self._hello = hello
-        self._clients: list[Client] = []
+        self._clients: list[TerminalClient] = []
         self._scrollback = Scrollback()
         self._keys = bytearray()
         self._events: Events | None = None
@@ -95,14 +95,14 @@ class SharedTerminal:
     # The clients' side
 
     @property
-    def clients(self) -> tuple[Client, ...]:
+    def clients(self) -> tuple[TerminalClient, ...]:
         return tuple(self._clients)
 
     def shown(self) -> bytes:
         """Return what the terminal has shown so far."""
         return self._scrollback.shown(afresh=False)
 
-    def join(self, one: Client) -> None:
+    def join(self, one: TerminalClient) -> None:
         """Attach a client: send it the scrollback, and from now on the output."""
         one.pending += self._scrollback.shown(afresh=False, unasked=one.unasked)
         if self._clients:
@@ -117,7 +117,7 @@ class SharedTerminal:
         self._push(one)
         self._update_watches()
 
-    def leave(self, one: Client) -> None:
+    def leave(self, one: TerminalClient) -> None:
         """Remove a client that has detached or gone."""
         if one in self._clients:
             self._clients.remove(one)
@@ -224,7 +224,7 @@ class SharedTerminal:
 
     # Between them
 
-    def _hear(self, one: Client) -> None:
+    def _hear(self, one: TerminalClient) -> None:
         try:
             letter, descriptor = one.line.receive(FromClient)
         except BlockingIOError:
@@ -240,7 +240,7 @@ class SharedTerminal:
         else:
             self.leave(one)
 
-    def _serve(self, one: Client) -> None:
+    def _serve(self, one: TerminalClient) -> None:
         if self._watched.get(one.stream, 0) & READABLE:
             try:
                 data = one.read()
@@ -300,7 +300,7 @@ class SharedTerminal:
                 self._push(one)
         return len(data)
 
-    def _push(self, one: Client) -> None:
+    def _push(self, one: TerminalClient) -> None:
         """Send a client as much as it accepts; remove it if it has gone."""
         try:
             one.push()
@@ -310,14 +310,14 @@ class SharedTerminal:
         except OSError:
             self.leave(one)
 
-    def _redraw(self, one: Client) -> None:
+    def _redraw(self, one: TerminalClient) -> None:
         one.behind, one.catching_up, one.since = False, True, None
         one.unasked = ReplyFilter()
         one.pending[:] = self._scrollback.shown(afresh=True, unasked=one.unasked)
         if one is self._clients[-1]:
             one.pending += one.unasked.release()
 
-    def _must_wait_for(self, one: Client) -> bool:
+    def _must_wait_for(self, one: TerminalClient) -> bool:
         """Whether the program waits for this client."""
         waiting, one.since = one.since, None
         if one.catching_up:

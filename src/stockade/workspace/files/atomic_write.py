@@ -16,6 +16,7 @@ import contextlib
 import errno
 import os
 import stat
+from typing import NamedTuple
 
 from stockade.linux.openat2 import STRAIGHT, held, look, node, opened, rename
 
@@ -41,10 +42,30 @@ def _may_write(directory: int, name: str) -> bool:
     return os.access(name, os.W_OK, dir_fd=directory, effective_ids=True, follow_symlinks=False)
 
 
-class Sink:
-    """A file to write. It owns the descriptor of the directory from now on."""
+class UnfinishedFile(NamedTuple):
+    """What another process of the same user needs, besides the open file, to finish a `Sink`."""
 
-    def __init__(self, directory: int, name: str, mode: int | None = None, *, replace: bool = False) -> None:
+    temporary: str
+    mode: int | None
+    replaces: bool
+
+
+class Sink:
+    """A file to write. It owns the descriptor of the directory from now on.
+
+    The new file belongs to `owner`, a uid and a gid, or with `same_owner` to the owner of the old one.
+    """
+
+    def __init__(
+        self,
+        directory: int,
+        name: str,
+        mode: int | None = None,
+        *,
+        replace: bool = False,
+        owner: tuple[int, int] = (-1, -1),
+        same_owner: bool = False,
+    ) -> None:
         self._directory = directory
         self._name = name
         self._temporary = ""
@@ -55,6 +76,7 @@ class Sink:
                 self._mode = mode
                 self._create()
                 self._replaces = True
+                self._give_to(owner)
                 return
             if not stat.S_ISREG(before.mode):
                 wrong = errno.EISDIR if stat.S_ISDIR(before.mode) else errno.ENXIO
@@ -62,9 +84,16 @@ class Sink:
             self._mode = stat.S_IMODE(before.mode) & KEPT_MODE if mode is None else mode
             replaceable = not before.mounted and (replace or _may_write(directory, name))
             self._replaces = replaceable and self._try_create()
+            if self._replaces and same_owner and (before.uid, before.gid) != (os.geteuid(), os.getegid()):
+                try:
+                    os.fchown(self._fd, before.uid, before.gid)
+                except PermissionError:
+                    self._discard()
+                    self._replaces = False
             if not self._replaces:
                 self._mode = mode
                 self._open_in_place()
+            self._give_to(owner)
         except BaseException:
             self.close()
             raise
@@ -81,6 +110,10 @@ class Sink:
             self._fd = os.open(name, _NAMED, mode, dir_fd=self._directory)
             self._temporary = name
 
+    def _give_to(self, owner: tuple[int, int]) -> None:
+        if owner != (-1, -1):
+            os.fchown(self._fd, *owner)
+
     def _try_create(self) -> bool:
         try:
             self._create()
@@ -89,6 +122,25 @@ class Sink:
             if error.errno not in _CLOSED:
                 raise
             return False
+
+    @classmethod
+    def resume(cls, directory: int, name: str, file: int, unfinished: UnfinishedFile) -> Sink:
+        """Go on with a sink that another process has begun; it owns both descriptors from now on."""
+        sink = cls.__new__(cls)
+        sink._directory, sink._name, sink._fd = directory, name, file
+        sink._temporary, sink._mode, sink._replaces = unfinished
+        return sink
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the new file has a temporary name, for lack of files without one."""
+        return bool(self._temporary)
+
+    def suspend(self) -> tuple[int, UnfinishedFile]:
+        """Return the open file, which the caller now owns, and what `resume` needs besides it."""
+        file, unfinished = self._fd, UnfinishedFile(self._temporary, self._mode, self._replaces)
+        self._fd, self._temporary = -1, ""
+        return file, unfinished
 
     def _open_in_place(self) -> None:
         with held(node(self._directory, self._name, STRAIGHT, follow=False)) as found:
@@ -132,12 +184,17 @@ class Sink:
 
     def close(self) -> None:
         """Close the descriptors and discard an unfinished file."""
+        self._discard()
+        if self._directory >= 0:
+            os.close(self._directory)
+        self._directory = -1
+
+    def _discard(self) -> None:
         if self._temporary:
             # The program may have removed it already.
             with contextlib.suppress(OSError):
                 os.unlink(self._temporary, dir_fd=self._directory)
             self._temporary = ""
-        for descriptor in (self._fd, self._directory):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._fd = self._directory = -1
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1

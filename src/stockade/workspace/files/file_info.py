@@ -6,7 +6,7 @@ import functools
 import os
 import stat
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -73,7 +73,36 @@ class ListingBuilder:
         return Listing(tuple(sorted(self.found, key=lambda info: info.path)), self.cut)
 
 
-def describe(shown: str, found: FileStatus, directory: int, name: str) -> FileInfo:
+class OwnerNames(Protocol):
+    """Names of users and groups."""
+
+    def user(self, uid: int) -> str:
+        """Return the name of a user, or the number as text."""
+        ...
+
+    def group(self, gid: int) -> str:
+        """Return the name of a group, or the number as text."""
+        ...
+
+
+class HostNames:
+    """The names that the host has, which a sandbox without ids of its own shares."""
+
+    def user(self, uid: int) -> str:
+        """Return the name of a user, or the number as text."""
+        return _user(uid)
+
+    def group(self, gid: int) -> str:
+        """Return the name of a group, or the number as text."""
+        return _group(gid)
+
+
+HOST_NAMES = HostNames()
+
+
+def describe(
+    shown: str, found: FileStatus, directory: int, name: str, names: OwnerNames = HOST_NAMES
+) -> FileInfo:
     """Describe a file. A link is read at `directory` and `name`; without a name, `directory` is the link."""
     target = ""
     if stat.S_ISLNK(found.mode):
@@ -90,8 +119,8 @@ def describe(shown: str, found: FileStatus, directory: int, name: str) -> FileIn
         mode=stat.S_IMODE(found.mode),
         modified=found.modified,
         created=found.created,
-        owner=_user(found.uid),
-        group=_group(found.gid),
+        owner=names.user(found.uid),
+        group=names.group(found.gid),
         target=target,
     )
 

@@ -82,9 +82,15 @@ class Files:
     It is safe to use from several threads. Its creator closes it.
     """
 
-    def __init__(self, roots: Roots, let_go: Callable[[], None] = lambda: None) -> None:
-        """Take ownership of the descriptors of `roots`; `let_go` is called when they are closed."""
+    def __init__(
+        self, roots: Roots, let_go: Callable[[], None] = lambda: None, *, keeps_rights: bool = False
+    ) -> None:
+        """Take ownership of the descriptors of `roots`; `let_go` is called when they are closed.
+
+        With `keeps_rights`, calls use the capabilities of this process, which are then those of a program.
+        """
         self._roots = roots
+        self._rights = contextlib.nullcontext if keeps_rights else unprivileged
         self._on_close = let_go
         self._lock = threading.Lock()
         self._using = 0
@@ -350,13 +356,18 @@ class Files:
         mode = None if mode is None else _check_mode(mode)
         if parents:
             make_parents(place)
+        directory, name = self._follow(place)
+        return Sink(directory, name, mode, replace=replace)
+
+    def _follow(self, place: SandboxPath) -> tuple[int, str]:
+        """Follow links to where a file is or would be; return its directory, which the caller closes."""
         for _ in range(MOST_LINKS):
             directory, name = place.parent()
             try:
                 target = os.readlink(name, dir_fd=directory)
             except OSError as error:
                 if error.errno in (errno.EINVAL, errno.ENOENT):
-                    return Sink(directory, name, mode, replace=replace)
+                    return directory, name
                 os.close(directory)
                 raise
             with held(directory):
@@ -380,7 +391,7 @@ class Files:
                 )
             place = self._place(os.fsdecode(path), writes=writes)
             try:
-                with unprivileged():
+                with self._rights():
                     yield place
             except StockadeError:
                 raise

@@ -7,6 +7,7 @@ reports the limit that it reached.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fnmatch
 import itertools
@@ -279,6 +280,8 @@ def _too_much(why: str) -> LimitError:
 def _copy_one(source: int, name: str, found: FileStatus, target: int, new: str) -> None:
     if stat.S_ISLNK(found.mode):
         os.symlink(os.readlink(name, dir_fd=source), new, dir_fd=target)
+        with _tolerated_owner():
+            os.chown(new, found.uid, found.gid, dir_fd=target, follow_symlinks=False)
         return
     with held(node(source, name, WITHIN, follow=False)) as place, held(opened(place)) as old:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -287,6 +290,18 @@ def _copy_one(source: int, name: str, found: FileStatus, target: int, new: str) 
             _copy_metadata(made, found)
 
 
+@contextlib.contextmanager
+def _tolerated_owner() -> Iterator[None]:
+    """Go on where only the user who copies can be the owner of the copy."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EINVAL):
+            raise
+
+
 def _copy_metadata(made: int | str, found: FileStatus) -> None:
+    with _tolerated_owner():
+        os.chown(made, found.uid, found.gid)
     os.chmod(made, stat.S_IMODE(found.mode) & 0o1777)
     os.utime(made, (found.modified, found.modified))
