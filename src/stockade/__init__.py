@@ -27,7 +27,7 @@ TYPE_CHECKING = False  # importing it from typing takes as long as starting the 
 if TYPE_CHECKING:
     from typing import Any
 
-    from stockade import functions, inside, policy, receipt, result, sandbox, workspace  # noqa: F401
+    from stockade import client, functions, inside, policy, receipt, result, sandbox, workspace  # noqa: F401
     from stockade.agents.handler import agent
     from stockade.functions import FunctionError, SandboxExecutor, sandboxed
     from stockade.host import Host
@@ -102,7 +102,7 @@ _LAZY = {
     "verify": "stockade.receipt.verify",
 }
 #: The packages that have the other names which users write; they load on first use, too.
-_ROOMS = ("errors", "functions", "inside", "policy", "receipt", "result", "sandbox", "workspace")
+_ROOMS = ("client", "errors", "functions", "inside", "policy", "receipt", "result", "sandbox", "workspace")
 
 
 def _load(name: str) -> Any:

@@ -43,6 +43,8 @@ COMMANDS = {
     "verify": ("stockade.cli.verify", "check a receipt, or the whole record"),
     "keys": ("stockade.cli.keys", "show, export or rotate the key that signs receipts"),
     "agents": ("stockade.cli.agents", "list agents, and switch an agent's sandbox on or off"),
+    "serve": ("stockade.cli.serve", "serve sandboxes over HTTP, for the SDKs of OpenSandbox"),
+    "images": ("stockade.cli.images", "register root file systems for the server's sandboxes"),
     "doctor": ("stockade.cli.doctor", "show what this machine can enforce, and how to fix what it cannot"),
     "profiles": ("stockade.cli.profiles", "list the named starting points for a policy"),
     "policy": ("stockade.cli.policy", "check a policy file, or print the schema"),

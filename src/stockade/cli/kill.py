@@ -53,7 +53,9 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example:\n  stockade kill 3f9a    # the beginning of an id in `stockade ps`",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("ids", nargs="*", metavar="ID", help="an id, or the beginning of one")
+    parser.add_argument(
+        "ids", nargs="*", metavar="ID", help="an id or a name in `stockade ps`, or the beginning of one"
+    )
     parser.add_argument("--all", action="store_true", help="all your sandboxes")
     parser.add_argument("--now", action="store_true", help="KILL at once")
     return output.add_verbosity(parser)

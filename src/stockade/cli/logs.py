@@ -72,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("id", nargs="?", help="a sandbox or workspace, or the beginning of its id")
+    add("id", nargs="?", help="a sandbox or workspace, or the beginning of its id; or the name of a sandbox")
     add("-n", metavar="N", dest="count", type=int, default=SHOWN, help=f"how many (default: {SHOWN})")
     add("--all", action="store_true", help="every recorded run")
     add("--failed", action="store_true", help="only runs that failed")
@@ -84,6 +84,9 @@ def _named(found: list[RunLogLine], id: str) -> list[RunLogLine]:
     known = filter(None, (one for ran in found for one in (ran.sandbox, ran.workspace)))
     meant = set(matching(id.removeprefix("@"), known))
     named = [ran for ran in found if not meant.isdisjoint((ran.sandbox, ran.workspace))]
+    if not named:
+        meant = set(matching(id, filter(None, (ran.name for ran in found))))
+        named = [ran for ran in found if ran.name in meant]
     if not named:
         raise NotFoundError(
             f"no run of {id!r} is recorded", hint=f"`stockade logs --all` lists every run; {SHORTENED}"

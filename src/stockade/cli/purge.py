@@ -13,7 +13,7 @@ from stockade.cli.ui.argument_parser import Parser
 from stockade.cli.ui.formats import print_json, size
 from stockade.cli.ui.workspace_choice import confirm_removal
 from stockade.errors import NotFoundError, SetupError, StockadeError
-from stockade.linux import dirwalk
+from stockade.linux import dirwalk, foreign_files
 from stockade.linux.user import Caller
 from stockade.resolve.config_files import config_dir
 from stockade.runs.register import register, sandbox_record
@@ -75,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Remove everything that Stockade keeps for you, including uncommitted changes:\n"
         "workspaces with their snapshots, receipts and the keys that signed them, the log of runs,\n"
         "spill files, trust and caches. Your own policy file and your projects are not touched. Stockade\n"
-        "refuses while one of your sandboxes runs.",
+        "refuses while one of your sandboxes or `stockade serve` runs.",
         epilog="example:\n  stockade purge --yes && pip uninstall stockade",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -92,6 +92,14 @@ def _refuse_living(home: str) -> None:
             f"{len(living)} sandbox{'es' if len(living) > 1 else ''} still running: {ids}",
             stage="purge",
             hint="wait, or end them: stockade kill --all",
+        )
+    from stockade.server.directory import how_to_end, is_serving
+
+    if is_serving(home):
+        raise SetupError(
+            f"a server runs with {output.name(home)}, and would lose its keys",
+            stage="purge",
+            hint=how_to_end(home),
         )
     for workspace in Workspace.list(home):
         if workspace.in_use():
@@ -126,7 +134,7 @@ def _remove(home: str, names: list[str]) -> list[str]:
             elif name == sandbox_record.RUN:
                 _remove_register(place)
             else:
-                dirwalk.remove(place, name)
+                foreign_files.remove(place, name)
                 continue
             try:
                 os.rmdir(name, dir_fd=place)

@@ -69,6 +69,13 @@ def test_a_workspace_tells_all_of_its_runs(shown: Shown, workspace: Path, stocka
     assert "no longer kept" in told and "removed since" in told
 
 
+def test_a_name_tells_the_runs_of_its_sandbox(shown: Shown, workspace: Path) -> None:
+    with stockade.Sandbox(name="reviewer-7", on_exit="discard") as box:
+        box.run(["true"])
+    stockade.run(["true"])
+    assert shown("reviewer-7").count("command") == shown("revi").count("command") == 1
+
+
 def test_an_id_that_nobody_has_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     stockade.run(["true"])
     assert cli.main(["logs", "zzzz"]) == 125

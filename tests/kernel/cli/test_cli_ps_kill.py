@@ -121,6 +121,21 @@ class TestKill:
             assert capsys.readouterr().out == "no sandbox is running\n"
         register.sweep(home)
 
+    def test_one_is_ended_by_its_name(self, home: str, capsys: pytest.CaptureFixture[str]) -> None:
+        name = "8a0e6a0e-5d35-4b0e-9b1c-9f1b1f0b6a11"
+        with (
+            stand_in() as first,
+            stand_in() as second,
+            supervisor(Path(home), id=ID, gate=first.pid, name=name),
+            supervisor(Path(home), id=OTHER, gate=second.pid, name="8a0e-other"),
+        ):
+            assert main("kill", "8a0e") == 125
+            assert "'8a0e' stands for several sandboxes" in capsys.readouterr().err
+            assert main("kill", name[:8]) == 0
+            assert capsys.readouterr().out == f"{ID} has ended\n"
+            assert (first.wait(), second.poll()) == (-signal.SIGTERM, None)
+        register.sweep(home)
+
     @pytest.mark.parametrize("word", ["nothing", ID[:3]], ids=["unknown", "too short"])
     def test_where_a_word_names_nothing_none_is_ended(
         self, home: str, word: str, capsys: pytest.CaptureFixture[str]

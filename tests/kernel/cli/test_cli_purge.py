@@ -114,6 +114,21 @@ def test_while_a_sandbox_lives_it_is_refused(used: Path, capsys: pytest.CaptureF
     assert cli.main(["purge", "--yes"]) == 0
 
 
+def test_while_a_server_runs_it_is_refused(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (used / "server").mkdir()
+    code = (
+        "import fcntl, os, sys; lock = open(sys.argv[1], 'w'); fcntl.lockf(lock, fcntl.LOCK_EX);"
+        "print(os.getpid(), file=lock, flush=True); print('locked', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(used / "server" / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None and server.stdout.readline() == b"locked\n"
+        assert cli.main(["purge", "--yes"]) == 125
+        assert f"`kill {server.pid}`" in capsys.readouterr().err
+        server.communicate()
+    assert cli.main(["purge", "--yes"]) == 0
+
+
 def test_while_a_workspace_is_in_use_it_is_refused(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (kept,) = Workspace.list()
     with kept.files:

@@ -1,0 +1,1 @@
+"""The HTTP face of Stockade: sandboxes and sessions for clients of the OpenSandbox contract."""

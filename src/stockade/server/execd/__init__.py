@@ -1,0 +1,1 @@
+"""The endpoints of one sandbox: commands, shells, code and files."""

@@ -1,0 +1,171 @@
+"""The sandboxes that the server knows: those whose directories it finds, and who watches over each.
+
+The supervisors own everything that changes; the table reads their records. It learns of a supervisor's death
+from a pidfd. A sandbox whose supervisor died without removing it is `Failed` until someone deletes it, or it
+expires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+
+import msgspec
+
+from stockade.runs.register import register, sandbox_record
+from stockade.sandbox.private_tree import remove_layers
+from stockade.server.directory import remove_directory, survey
+from stockade.server.front.upstream import Upstream
+from stockade.server.record import ServerRecord, is_id, now, open_directory, read_record
+from stockade.server.wire.errors import ApiError
+
+#: Seconds between two looks for sandboxes whose supervisor is dead and whose time is over.
+HOUSEKEEPING = 30.0
+NOT_FOUND = "SANDBOX_NOT_FOUND"
+DEAD = "the sandbox's supervisor has died: delete the sandbox"
+
+_log = logging.getLogger("stockade.server")
+
+
+class KnownSandbox:
+    """One sandbox as the server sees it."""
+
+    def __init__(self, record: ServerRecord, directory: int, *, lives: bool) -> None:
+        self.record = record
+        self.directory = directory
+        self.lives = lives
+        self.upstream = Upstream(directory)
+        self.pidfd = -1
+
+    def refresh(self) -> ServerRecord:
+        """Read the record again, and return it with the state that the server knows of."""
+        self.record = read_record(self.directory) or self.record
+        if self.lives:
+            return self.record
+        return msgspec.structs.replace(self.record, state="Failed", reason="SUPERVISOR_DIED")
+
+    def close(self) -> None:
+        """Close the connections and descriptors."""
+        self.upstream.close()
+        for descriptor in (self.pidfd, self.directory):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.pidfd = self.directory = -1
+
+
+class SandboxTable:
+    """All sandboxes of the server, by id."""
+
+    def __init__(self, root: str, home: str) -> None:
+        self.root = root
+        #: The state directory.
+        self.home = home
+        self._known: dict[str, KnownSandbox] = {}
+        self._housekeeper: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Find the sandboxes that an earlier server has left, and sweep what it left half done."""
+        for id, (record, lives) in survey(self.root).items():
+            self._add(id, record, lives=lives)
+        self._housekeeper = asyncio.create_task(self._keep_house())
+
+    def stop(self) -> None:
+        """Forget all sandboxes; they live on."""
+        if self._housekeeper is not None:
+            self._housekeeper.cancel()
+        for id in list(self._known):
+            self.forget(id)
+
+    def discover(self, id: str) -> KnownSandbox:
+        """Add a sandbox that has just been made."""
+        directory = open_directory(os.path.join(self.root, id))
+        record = read_record(directory)
+        os.close(directory)
+        if record is None:
+            raise ApiError(500, "RUNTIME_ERROR", "the sandbox ended as soon as it had begun")
+        return self._add(id, record, lives=True)
+
+    def find(self, owner: str, id: str) -> KnownSandbox:
+        """Return a client's sandbox; those of others do not exist for it."""
+        known = self._known.get(id) if is_id(id) else None
+        if known is None or known.record.owner != owner:
+            raise ApiError(404, NOT_FOUND, "there is no such sandbox")
+        return known
+
+    def any(self, id: str) -> KnownSandbox | None:
+        """Return a sandbox, whoever owns it."""
+        return self._known.get(id)
+
+    def all(self) -> list[KnownSandbox]:
+        """Return every sandbox."""
+        return list(self._known.values())
+
+    def of_owner(self, owner: str) -> list[KnownSandbox]:
+        """Return a client's sandboxes, newest first."""
+        mine = [one for one in self._known.values() if one.record.owner == owner]
+        return sorted(mine, key=lambda one: (one.record.created_at, one.record.id), reverse=True)
+
+    def living(self, owner: str, id: str) -> KnownSandbox:
+        """Return a client's sandbox whose supervisor can answer."""
+        known = self.find(owner, id)
+        if not known.lives:
+            raise ApiError(409, "SANDBOX_NOT_RUNNING", DEAD)
+        return known
+
+    async def remove(self, known: KnownSandbox) -> None:
+        """Remove what a dead supervisor left of its sandbox."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._clean_up, known.record.id)
+        self.forget(known.record.id)
+
+    def _clean_up(self, id: str) -> None:
+        register.sweep(self.home)
+        # The sweep keeps what sessions have changed; nobody can commit it any more.
+        remove_layers(self.home, os.path.join(self.root, id))
+        remove_directory(self.root, id)
+
+    def _add(self, id: str, record: ServerRecord, *, lives: bool) -> KnownSandbox:
+        known = self._known[id] = KnownSandbox(
+            record, open_directory(os.path.join(self.root, id)), lives=lives
+        )
+        if lives:
+            with contextlib.suppress(OSError):
+                known.pidfd = os.pidfd_open(record.supervisor)
+            if sandbox_record.born(record.supervisor) != record.supervisor_born or known.pidfd < 0:
+                self._gone(id)
+            else:
+                asyncio.get_running_loop().add_reader(known.pidfd, self._gone, id)
+        return known
+
+    def _gone(self, id: str) -> None:
+        """React to the end of a supervisor."""
+        known = self._known.get(id)
+        if known is None:
+            return
+        if known.pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(known.pidfd)
+        known.lives = False
+        known.upstream.close()
+        if not os.path.lexists(os.path.join(self.root, id)):
+            self.forget(id)
+
+    def forget(self, id: str) -> None:
+        """Drop a sandbox that has ended."""
+        known = self._known.pop(id, None)
+        if known is not None:
+            if known.pidfd >= 0:
+                asyncio.get_running_loop().remove_reader(known.pidfd)
+            known.close()
+
+    async def _keep_house(self) -> None:
+        while True:
+            for known in list(self._known.values()):
+                at = known.record.expires_at
+                if not known.lives and at is not None and at <= now():
+                    try:
+                        await self.remove(known)
+                    except OSError:
+                        _log.exception("sandbox %s cannot be removed", known.record.id)
+            await asyncio.sleep(HOUSEKEEPING)

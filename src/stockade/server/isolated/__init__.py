@@ -1,0 +1,1 @@
+"""Isolated sessions: further sandboxes over the trees of one sandbox."""

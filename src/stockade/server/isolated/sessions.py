@@ -1,0 +1,156 @@
+"""All isolated sessions of one sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stockade.errors import StockadeError
+from stockade.server.isolated.session import IsolatedSession
+from stockade.server.isolated.session_request import SessionSpec
+from stockade.server.isolated.session_sandbox import SandboxGround, SessionSandbox
+from stockade.server.record import new_id
+from stockade.server.tally import TALLY, LayerMeter, TallyReport, create_outcome
+from stockade.server.wire.errors import LIMIT_EXCEEDED, ApiError, api_error
+
+if TYPE_CHECKING:
+    from stockade.server.supervisor.supervisor import SandboxSupervisor
+
+SESSION_NOT_FOUND = "SESSION_NOT_FOUND"
+#: How many sessions a sandbox can have, if its supervisor may have enough open files: each takes about 16,
+#: and everything else fits into 512.
+MOST_SESSIONS, FILES_OF_SESSION, OTHER_FILES = 1024, 16, 512
+
+_log = logging.getLogger("stockade.server")
+
+
+def most_sessions() -> int:
+    """Return how many sessions this supervisor can hold."""
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(MOST_SESSIONS, (open_files - OTHER_FILES) // FILES_OF_SESSION))
+
+
+class IsolatedSessions:
+    """The sessions by their ids. Whatever ends one removes everything of it."""
+
+    def __init__(self, supervisor: SandboxSupervisor) -> None:
+        """Keep the sessions of a supervisor's sandbox."""
+        self._supervisor = supervisor
+        self._sessions: dict[str, IsolatedSession] = {}
+        #: Ends of sessions that are going on: the loop keeps only weak references to tasks.
+        self._endings: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._meter = LayerMeter()
+
+    @property
+    def logs(self) -> str:
+        """Where files without a name go."""
+        return os.path.join(self._supervisor.path, "logs")
+
+    def ground(self) -> SandboxGround:
+        """Return what the sessions of this sandbox have in common, as it is now."""
+        supervisor = self._supervisor
+        return SandboxGround(
+            policy=supervisor.policy,
+            environment=supervisor.environment,
+            trees=supervisor.tree.descriptors,
+            writable_paths=supervisor.config.writable_paths,
+            variables=supervisor.env,
+            upper_max_bytes=supervisor.config.upper_max_bytes,
+            within=supervisor.box.cgroup_parents,
+            network=supervisor.box.network_namespace,
+            agent=supervisor.record.id,
+        )
+
+    def all(self) -> list[tuple[str, IsolatedSession]]:
+        """Return every session with its id, the oldest first."""
+        return list(self._sessions.items())
+
+    def get(self, id: str) -> IsolatedSession:
+        """Return a session, or refuse an id that is none."""
+        found = self._sessions.get(id)
+        if found is None:
+            raise ApiError(404, SESSION_NOT_FOUND, f"there is no session {id!r:.100}")
+        return found
+
+    async def create(self, spec: SessionSpec) -> IsolatedSession:
+        """Make a session; when this returns, its shell has run something."""
+        try:
+            session = await self._create(spec)
+        except Exception as error:
+            TALLY.note_session(create_outcome(api_error(error).status))
+            raise
+        TALLY.note_session("created")
+        return session
+
+    async def _create(self, spec: SessionSpec) -> IsolatedSession:
+        if len(self._sessions) >= (most := most_sessions()):
+            words = f"the sandbox has {most} isolated sessions already"
+            raise ApiError(429, LIMIT_EXCEEDED, words, headers={"Retry-After": "1"})
+        id = new_id()
+        sandbox = await self._open(spec, id)
+        if self._closed:
+            await self._close(sandbox)
+            raise ApiError(409, "SANDBOX_NOT_RUNNING", "the sandbox is ending")
+        session = IsolatedSession(id, spec, sandbox, self.logs, self._expire)
+        self._sessions[id] = session
+        return session
+
+    async def _open(self, spec: SessionSpec, id: str) -> SessionSandbox:
+        # Variables that clients have set for later commands reach later sessions too.
+        ground = self.ground()
+        variables = {**ground.variables, **await self._supervisor.variables.added()}
+        ground = msgspec.structs.replace(ground, variables=variables)
+        opened = await SessionSandbox.open(spec, ground, f"{self._supervisor.box.name[:8]}/{id}")
+        self._supervisor.boxes.add(opened.box)
+        return opened
+
+    async def _close(self, sandbox: SessionSandbox) -> None:
+        self._supervisor.boxes.discard(sandbox.box)
+        await sandbox.close()
+
+    async def reset(self, session: IsolatedSession) -> None:
+        """Empty the layers of a session: it goes on in a new sandbox. The caller has the session's turn."""
+        old = session.sandbox
+        await session.replace_sandbox(lambda: self._open(session.spec, session.id))
+        self._supervisor.boxes.discard(old.box)
+
+    async def remove(self, id: str) -> None:
+        """End a session and remove everything of it."""
+        session = self.get(id)
+        del self._sessions[id]
+        self._supervisor.boxes.discard(session.sandbox.box)
+        await session.close()
+
+    def _expire(self, session: IsolatedSession) -> None:
+        """End a session that nobody has used for its idle time; while the sandbox is paused, nobody could."""
+        if self._supervisor.record.state != "Running":
+            session.restart_clock()
+            return
+        task = asyncio.ensure_future(self._remove_expired(session))
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    async def _remove_expired(self, session: IsolatedSession) -> None:
+        if self._sessions.get(session.id) is not session:
+            return
+        try:
+            await self.remove(session.id)
+        except StockadeError:
+            _log.exception("session %s did not end cleanly", session.id)
+
+    async def report(self) -> TallyReport:
+        """Tell what has happened in this sandbox, and what the layers of its sessions take."""
+        living = [session for session in self._sessions.values() if session.status == "active"]
+        layers = [workspace.layer for session in living for workspace in session.sandbox.overlays().values()]
+        return TallyReport(TALLY, len(living), await self._meter.measure(layers))
+
+    async def close(self) -> None:
+        """End every session."""
+        self._closed = True
+        await asyncio.gather(*(self.remove(id) for id in list(self._sessions)), *self._endings)

@@ -1,0 +1,1 @@
+"""The process that owns one sandbox and serves its endpoints on a unix socket."""

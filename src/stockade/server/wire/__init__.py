@@ -1,0 +1,1 @@
+"""What goes over the wire: requests, answers, events and errors of the OpenSandbox contract."""
