@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -27,6 +29,10 @@ def pytest_configure() -> None:
     # Under nohup and cron, and behind a shell's `&`, SIGINT is ignored, and programs inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Compiled modules are kept, whatever the caller prefers: a start without them takes twice as long,
+    # and there are thousands.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     leaks.watch()
 
 

@@ -106,8 +106,9 @@ def left_over(user: pwd.struct_passwd) -> list[str]:
 
 def _make_user() -> None:
     if shutil.which("useradd"):
-        command = ["useradd", "--system", "--user-group", "--create-home", "--home-dir", str(HOME)]
-        command += ["--shell", "/usr/sbin/nologin", NAME]
+        # With subordinate ids, which only root can give it.
+        command = ["useradd", "--system", "--add-subids-for-system", "--user-group"]
+        command += ["--create-home", "--home-dir", str(HOME), "--shell", "/usr/sbin/nologin", NAME]
     else:
         command = ["adduser", "-S", "-D", "-h", str(HOME), NAME]
     subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
@@ -117,15 +118,41 @@ def _install(base: Path, user: pwd.struct_passwd) -> None:
     """Make the environment and put the package into it, as a wheel, with what the tests need."""
     python = _python(user)
     print(f"making an environment for {NAME} with {python}", flush=True)
-    pip = [str(base / "venv/bin/python"), "-m", "pip", "--disable-pip-version-check", "-qq"]
-    wheels = base / "wheels"
-    _do([python, "-m", "venv", str(base / "venv")])
+    venv, wheels = base / "venv", base / "wheels"
+    pip = [str(venv / "bin/python"), "-m", "pip", "--disable-pip-version-check", "-qq"]
+    _do([python, "-m", "venv", str(venv)])
+    copied = os.path.samefile(python, sys.executable) and _link_packages(Path(sys.prefix), venv)
     # In a copy: a build leaves its products beside the sources.
     shutil.copytree(base / "source", base / "build")
-    _do([*pip, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(base / "build")])
+    alone = ["--no-build-isolation"] if copied else []
+    _do([*pip, "wheel", *alone, "--no-deps", "--wheel-dir", str(wheels), str(base / "build")])
     shutil.rmtree(base / "build")
     (wheel,) = wheels.glob("stockade-*.whl")
-    _do([*pip, "install", f"stockade[test] @ {wheel.as_uri()}"])
+    _do([*pip, "install", *(["--no-deps"] if copied else []), f"stockade[test] @ {wheel.as_uri()}"])
+
+
+def _link_packages(source: Path, target: Path) -> bool:
+    """Give an environment what another one of the same Python has, apart from Stockade itself.
+
+    The files are the same ones, which takes seconds; to install and compile them all again takes minutes.
+    Whether that can be done: on one file system, where everybody may read them.
+    """
+    library = Path("lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
+    theirs, ours = (source / library).stat(), (target / library).stat()
+    if theirs.st_dev != ours.st_dev or theirs.st_mode & 0o005 != 0o005:
+        return False
+    _do(["cp", "-r", "--link", "--force", f"{source / library}/.", str(target / library)])
+    for own in [*(target / library).glob("__editable__*"), *(target / library).glob("stockade-*.dist-info")]:
+        shutil.rmtree(own) if own.is_dir() else own.unlink()
+    for script in (source / "bin").iterdir():
+        copy = target / "bin" / script.name
+        if script.is_symlink() or copy.exists() or script.name == "stockade":
+            continue
+        text = script.read_bytes()
+        # A script's first line names its interpreter.
+        copy.write_bytes(text.replace(bytes(source), bytes(target)) if text.startswith(b"#!") else text)
+        copy.chmod(0o755)
+    return True
 
 
 def _do(command: list[str]) -> None:

@@ -48,6 +48,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _started: dict[int, int] = {}
 #: The cgroups that this process has made.
 _groups: set[str] = set()
+#: Servers that the tests of a module share: what they have started is looked at when the session ends.
+_shared: set[int] = set()
 
 Snapshot = frozenset[str]
 
@@ -135,6 +137,25 @@ def family() -> list[Process]:
     return found
 
 
+@contextlib.contextmanager
+def shared(pid: int) -> Iterator[None]:
+    """Let a process that several tests use have children that outlive one of them."""
+    _shared.add(pid)
+    try:
+        yield
+    finally:
+        _shared.discard(pid)
+
+
+def _unshared(members: list[Process]) -> list[Process]:
+    """Those that are neither a shared process nor below one."""
+    apart = set(_shared)
+    for member in members:  # parents come before their children
+        if member.parent in apart:
+            apart.add(member.pid)
+    return [member for member in members if member.pid not in apart]
+
+
 def quiesce() -> None:
     """Let the library end what it keeps running on purpose."""
     for name in ("stockade.gate.client", "stockade.runs.network.resolver_process"):
@@ -163,6 +184,7 @@ def snapshot(
 ) -> Snapshot:
     """What exists now. The resident gate and its shared cgroup count only in the `final` snapshot."""
     members = family() if members is None else members
+    members = members if final else _unshared(members)
     strays = members if final else [member for member in members if not (member.resident or member.spare)]
     return frozenset(
         [
@@ -217,12 +239,12 @@ def is_connection(sentence: str) -> bool:
     return sentence.startswith("descriptor") and target.startswith(("socket:", "pipe:", "anon_inode:"))
 
 
-def _read(path: str) -> bytes:
+def _read(path: str, size: int = 4096) -> bytes:
     """A short file of the kernel's, or nothing. In the cheapest way: a test ends with hundreds of these."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.read(descriptor, 4096)
+            return os.read(descriptor, size)
         finally:
             os.close(descriptor)
     except OSError:
@@ -264,18 +286,14 @@ def _mounts() -> Iterator[str]:
 
 
 def _cgroups(members: set[int], state: Path | None, *, final: bool) -> Iterator[str]:
-    ours = _groups | (_recorded(state) if state else set())
+    ours = tuple(_groups | (_recorded(state) if state else set()))
+    below = tuple(f"{group}/" for group in ours)
     for directory in _below(str(CGROUPS)):
-        if "stockade" not in directory or (os.path.basename(directory) == "stockade" and not final):
+        if "stockade" not in directory or (directory.endswith("/stockade") and not final):
             continue
-        try:
-            inside = {int(pid) for pid in Path(directory, "cgroup.procs").read_text().split()}
-        except OSError:
-            inside = set()
+        inside = {int(pid) for pid in _read(f"{directory}/cgroup.procs", 1 << 20).split()}
         # Others on this machine make groups too, and may leave them.
-        if inside & members or (
-            inside <= members and not ours.isdisjoint([directory, *map(str, Path(directory).parents)])
-        ):
+        if inside & members or (inside <= members and (directory in ours or directory.startswith(below))):
             yield f"cgroup {directory}"
 
 

@@ -2,8 +2,9 @@
 
 As the current user; for root also as an ordinary user, because half of what
 Stockade promises is a promise to those without privileges. The two go on at
-the same time: the tests wait more than they compute, and each looks for leaks
-only among what it has started itself. If a few fail then, the suite runs them
+the same time, and what does not depend on the user beside them, once: the tests
+wait as much as they compute, and each looks for leaks only among what it has
+started itself. If a few fail then, the suite runs them
 again by themselves, and the summary names them: a busy machine is no failure.
 A wall that gives way only sometimes has given way, so an attack must then hold
 ten times in a row. Only what compares times follows, one after the other.
@@ -56,23 +57,31 @@ def main() -> int:
         name = pwd.getpwuid(os.geteuid()).pw_name
         _say(f"the suite as {name}")
         arguments = [f"--ignore={TIMED}", "tests"]
-        # What does not depend on the user runs once: as the ordinary user, who has fewer tests.
-        less = [f"--ignore={folder}" for folder in ONCE] if os.geteuid() == 0 else []
-        first = stack.enter_context(_running(directory, own, name, [*less, *arguments]))
+        once: Pass | None = None
+        if os.geteuid() == 0:
+            # As root: the kernel counts the tasks of an ordinary user, and tests there let them run out.
+            told = stack.enter_context(open(directory / "once", "w+b"))
+            once = stack.enter_context(
+                _running(directory, own, f"{name}, once", [*ONCE], output=told, report="once")
+            )
+            arguments = [*(f"--ignore={folder}" for folder in ONCE), *arguments]
+        first = stack.enter_context(_running(directory, own, name, arguments))
         passes = [first]
         left: list[str] = []
-        if os.geteuid() == 0:
+        if once is not None:
             user = stack.enter_context(as_user.ordinary_user())
             base = stack.enter_context(as_user.ground(user))
             os.chown(others, user.pw_uid, user.pw_gid)
             log = stack.enter_context(open(directory / "log", "w+b"))
             second = stack.enter_context(_running(base / "t", others, as_user.NAME, arguments, user, log))
-            first.wait()
-            second.wait()
+            for begun in (first, second, once):
+                begun.wait()
             _say(f"the suite as the ordinary user {as_user.NAME}, at the same time")
-            log.seek(0)
-            print(log.read().decode(errors="replace"), flush=True)
+            _show(log)
+            _say("what does not depend on the user, at the same time")
+            _show(told)
             passes += [second, *_again(stack, second, base / "t", others, as_user.NAME, user)]
+            passes += [once, *_again(stack, once, directory, own, name)]
             _say(f"what is timed, as the ordinary user {as_user.NAME}")
             third = stack.enter_context(_running(base / "t", base / "t", as_user.NAME, [TIMED], user))
             third.wait()
@@ -105,13 +114,12 @@ def _again(
     if not 0 < len(failed) <= FEW:
         return []
     _say(f"what failed as {name}, by itself")
-    source = ROOT if user is None else directory.parent / "source"
-    tests = [*json.loads((source / ".pytest_cache/v/cache/lastfailed").read_bytes())]
+    tests = [*json.loads((begun.cache / "v/cache/lastfailed").read_bytes())]
     times = ATTACK_TIMES if any(test.startswith("tests.attacks") for test in failed) else 1
     begun.replaced = True
     passes: list[Pass] = []
     for number in range(times):
-        report = f"again-{number}"
+        report = f"{begun.cache.stem}-{number}"
         again = stack.enter_context(_running(directory, ground, name, tests, user, report=report))
         again.wait()
         passes.append(again)
@@ -123,9 +131,11 @@ def _again(
 class Pass:
     """One run of pytest, as somebody."""
 
-    def __init__(self, name: str, report: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, name: str, report: Path, cache: Path, process: subprocess.Popen[bytes]) -> None:
         #: Whether another pass has tried again what failed in this one.
         self.replaced = False
+        #: What pytest remembers, such as what failed.
+        self.cache = cache
         self._name = name
         self._report = report
         self._process = process
@@ -218,17 +228,24 @@ def _running(
 ) -> Iterator[Pass]:
     """A pass that has begun and works on its ground; it does not outlive its context."""
     file = directory / f"{report or Path(arguments[-1]).name}.xml"
-    arguments = [*OPTIONS, f"--basetemp={ground / file.stem}", f"--junitxml={file}", *arguments]
+    cache = file.with_suffix(".cache")
+    places = [f"--basetemp={ground / file.stem}", f"--junitxml={file}", "-o", f"cache_dir={cache}"]
+    arguments = [*OPTIONS, *places, *arguments]
     if user is None:
         command = [sys.executable, "-m", "pytest", *arguments]
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     else:
         process = as_user.pytest(directory.parent, user, arguments, output)
-    begun = Pass(name, file, process)
+    begun = Pass(name, file, cache, process)
     try:
         yield begun
     finally:
         begun.end()
+
+
+def _show(log: IO[bytes]) -> None:
+    log.seek(0)
+    print(log.read().decode(errors="replace"), flush=True)
 
 
 def _say(line: str) -> None:
