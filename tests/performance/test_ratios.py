@@ -20,6 +20,7 @@ SLACK = 1.3
 COMPARED = ("cold", "rate", "walls")
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_bars_hold(section: str) -> None:
     if section in COMPARED:
@@ -33,6 +34,8 @@ def test_the_bars_hold(section: str) -> None:
         need(find_spec("numpy") is not None, "numpy is not installed")
     if section == "inside":
         need_program("gcc")
+    if section == "server":
+        need(find_spec("litestar") is not None, "litestar is not installed: pip install 'stockade[server]'")
     with ground(quick=True) as place:
         found = measure(section, place, slack=SLACK)
     judged = {figure.name for figure in found.figures} & set(BARS)

@@ -82,6 +82,28 @@ BARS = {
     "egress/memory": Bar(
         6e6, "memory of a sandbox with network rules beyond that of one without", unit="bytes", aim=True
     ),
+    "server/session": Bar(
+        1.5, "time to make an isolated session over HTTP, by that of a bare python -c pass"
+    ),
+    "server/session time": Bar(15, "the same as a time", unit="ms", aim=True),
+    "server/run": Bar(5.0, "time of `echo` in an isolated session over HTTP, by that of a bare posix_spawn"),
+    "server/run time": Bar(3.0, "the same as a time", unit="ms", aim=True),
+    "server/command": Bar(
+        10.0, "time of `echo` as a command in a sandbox over HTTP, by that of a bare posix_spawn"
+    ),
+    "server/sandbox": Bar(4.0, "time to make a sandbox over HTTP, by that of a bare python -c pass"),
+    "server/sandbox time": Bar(40, "the same as a time", unit="ms", aim=True),
+    "server/session beside many": Bar(1.3, "time to make a session while many live, by that while none does"),
+    "server/run beside many": Bar(1.3, "time of `echo` while many sessions live, by that while none does"),
+    "server/sandbox beside many": Bar(
+        1.3, "time to make a sandbox while many sessions live, by that while none does"
+    ),
+    "server/cycles": Bar(
+        1.2, "time of the last sessions of many that are made and ended, by that of the first"
+    ),
+    "server/cycles memory": Bar(
+        20_000, "growth of the server and its supervisors by a session that was made and ended", unit="bytes"
+    ),
     "start/import": Bar(2.0, "time to import stockade in a new interpreter, by that of an empty one"),
     "start/run": Bar(5.5, "time of `stockade run -- true`, by that of an empty interpreter"),
     "walls/open": Bar(0, "attacks of the probe that get through", unit="walls", exact=True),

@@ -22,6 +22,8 @@ def main(argv: list[str]) -> int:
 
         with cleaned_up_on_signals():
             return backends_command.main(argv[1:])
+    if argv[:1] == ["server"]:
+        argv = ["--only", "server", *argv[1:]]
     options = build_parser().parse_args(argv)
     from stockade.bench import competitors, report_table, sections
     from stockade.bench.measure import Section
@@ -59,8 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
         "the cost of working in one. Only ratios are judged. Exit code 0: every bar holds and no ratio is "
         "much worse than the baseline.",
         epilog="example: stockade bench --quick --only cold --only walls --json bench.json; "
-        "`stockade bench backends` compares the backends with each other, `stockade bench soak` runs very "
-        "many sandboxes instead: see their --help",
+        "`stockade bench server` is short for `--only server`; `stockade bench backends` compares the "
+        "backends with each other, `stockade bench soak` runs very many sandboxes instead: see their --help",
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and only what is judged")
     parser.add_argument(

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from stockade import gate
-from stockade.bench import egress_costs, receipt_costs
+from stockade.bench import egress_costs, receipt_costs, server_costs
 from stockade.bench import warm_costs as warmth
 from stockade.bench.bars import BARS
 from stockade.bench.competitors import (
@@ -390,6 +390,13 @@ def egress(ground: BenchFixture) -> Section:
     return Section((*figures, Figure("egress/memory", more.value - plain.value)), timings, notes)
 
 
+def server(ground: BenchFixture) -> Section:
+    """Measure sandboxes and isolated sessions over HTTP, alone and beside many sessions."""
+    # An ordinary user cannot have many more shells, see above.
+    living = ground.rounds(IDLE, SHELLS if os.geteuid() == 0 else IDLE)
+    return server_costs.measure(ground.disk, ground.rounds(8, 30), living, ground.rounds(80, 1000), weight)
+
+
 def start(ground: BenchFixture) -> Section:
     """Compare the `stockade` command, and the import, with an interpreter that does nothing."""
     lines = {
@@ -459,6 +466,7 @@ SECTIONS: dict[str, Callable[[BenchFixture], Section]] = {
     "warm": warm,
     "shell": shell,
     "egress": egress,
+    "server": server,
     "start": start,
     "walls": walls,
 }
