@@ -47,6 +47,7 @@ NAMES = [
 ]
 #: What calls return and what only some users need, by the package where one would look for it.
 ELSEWHERE = {
+    "client": ["AsyncClient", "Client", "RemoteResult", "RemoteSandbox", "RemoteSession", "ServerError"],
     "errors": ["DiskFullError", "FileError", "FileExistsError", "IsADirectoryError", "NotADirectoryError"],
     "functions": ["AsyncStream", "FunctionError", "SecureBuffer", "Stream", "WarmPython", "sandboxed"],
     "inside": ["delegate"],
@@ -83,6 +84,7 @@ HEAVY = (
     "asyncio",
     "cryptography",
     "ctypes",
+    "httpx",
     "json",
     "msgspec",
     "pyseccomp",

@@ -19,6 +19,7 @@ import stockade
 
 PUBLIC = [
     "stockade",
+    "stockade.client",
     "stockade.controls",
     "stockade.errors",
     "stockade.functions",
