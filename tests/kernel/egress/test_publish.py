@@ -119,12 +119,12 @@ def test_on_ipv6_of_the_host() -> None:
 def test_without_a_server_the_connection_is_reset() -> None:
     with Sandbox(publish=["0:8080"]) as box:
         (port,) = box.net.published
+        # The reset can arrive before the client has seen that it is connected.
         with (
+            pytest.raises(ConnectionResetError),
             socket.create_connection((port.host, port.host_port), 20) as end,
-            pytest.raises(OSError) as raised,
         ):
             end.recv(1)
-        assert raised.type is ConnectionResetError
         result = box.run(["true"])
     assert result.network == [] or result.network[0].verdict == "failed"
 
