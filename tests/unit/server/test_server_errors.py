@@ -32,6 +32,11 @@ def test_each_kind_has_its_status(error: Exception, status: int) -> None:
     assert msgspec.json.decode(found.body).keys() == {"code", "message"}
 
 
+def test_a_429_says_when_to_ask_again_and_no_other_error_does() -> None:
+    assert ApiError(429, "LIMIT_EXCEEDED", "too many").headers == {"Retry-After": "1"}
+    assert ApiError(409, "CONFLICT", "not now").headers == {}
+
+
 def test_what_nobody_expected_says_nothing_about_the_server() -> None:
     assert "secret" not in api_error(ValueError("secret")).message
     assert "/home/me" not in api_error(OSError(errno.ENOENT, "x", "/home/me/file")).message

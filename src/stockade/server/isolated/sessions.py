@@ -91,7 +91,7 @@ class IsolatedSessions:
     async def _create(self, spec: SessionSpec) -> IsolatedSession:
         if len(self._sessions) >= (most := most_sessions()):
             words = f"the sandbox has {most} isolated sessions already"
-            raise ApiError(429, LIMIT_EXCEEDED, words, headers={"Retry-After": "1"})
+            raise ApiError(429, LIMIT_EXCEEDED, words)
         id = new_id()
         sandbox = await self._open(spec, id)
         if self._closed:

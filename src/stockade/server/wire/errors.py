@@ -44,6 +44,9 @@ METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
 SERVICE_UNAVAILABLE = "SERVICE_UNAVAILABLE"
 UNKNOWN = "UNKNOWN"
 
+#: The status of what can be asked again in a moment.
+TOO_MANY = 429
+
 #: The status and the code of each kind of Stockade's errors; the first that matches counts.
 KINDS: tuple[tuple[type[StockadeError], int, str], ...] = (
     (PolicyError, 400, INVALID_REQUEST),
@@ -112,7 +115,8 @@ class ApiError(Exception):
         self.code = code
         # A name of a file can have bytes that are no text, which JSON cannot carry.
         self.message = message.encode("utf-8", "backslashreplace").decode()
-        self.headers = headers or {}
+        # The SDKs repeat a call after 429: without a time they choose one, and a long one makes them hang.
+        self.headers = ({"Retry-After": "1"} if status == TOO_MANY else {}) | (headers or {})
 
     @property
     def body(self) -> bytes:
