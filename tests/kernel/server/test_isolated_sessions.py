@@ -107,32 +107,35 @@ class TestCreate:
             assert {"session_id", "status", "created_at", "last_run_at"} == set(last)
 
     @pytest.mark.parametrize(
-        "body",
+        ("field", "body"),
         [
-            {"workspace": {"path": "relative"}},
-            {"workspace": {"path": "/workspace", "mode": "other"}},
-            {"workspace": {"path": "/opt/x"}},
-            {"workspace": {"path": "/usr"}},
-            {"workspace": {"path": "/etc"}},
-            {"overlays": []},
-            {"overlays": [{"path": "/workspace"}] * 2},
-            {"overlays": [{"path": f"/workspace/{n}"} for n in range(17)]},
-            {"overlays": [{"path": "/workspace", "mode": "rw", "persist": True}]},
-            {"binds": [{"source": "/etc"}]},
-            {"binds": [{"source": "/tmp"}]},
-            {"binds": [{"source": "/data/none"}]},
-            {"extra_writable": ["/usr/lib"]},
-            {"profile": "loose"},
-            {"uid": 4294967295},
-            {"unknown": 1},
+            ("workspace.path", {"workspace": {"path": "relative"}}),
+            ("workspace.mode", {"workspace": {"path": "/workspace", "mode": "other"}}),
+            ("workspace.path", {"workspace": {"path": "/opt/x"}}),
+            ("workspace.path", {"workspace": {"path": "/usr"}}),
+            ("workspace.path", {"workspace": {"path": "/etc"}}),
+            ("workspace", {"workspace": None, "overlays": []}),
+            ("overlays[1].path", {"overlays": [{"path": "/data"}] * 2}),
+            ("overlays[1].path", {"overlays": [{"path": "/data"}, {"path": "/opt/x"}]}),
+            ("overlays[1].path", {"workspace": None, "overlays": [{"path": "/data"}, {"path": "/opt/x"}]}),
+            ("overlays", {"overlays": [{"path": f"/workspace/{n}"} for n in range(17)]}),
+            ("overlays[0].persist", {"overlays": [{"path": "/data", "mode": "rw", "persist": True}]}),
+            ("binds[0].source", {"binds": [{"source": "/etc"}]}),
+            ("binds[0].source", {"binds": [{"source": "/tmp"}]}),
+            ("binds[0].source", {"binds": [{"source": "/data/none"}]}),
+            ("extra_writable[0]", {"extra_writable": ["/usr/lib"]}),
+            ("profile", {"profile": "loose"}),
+            ("uid", {"uid": 4294967295}),
+            ("there is no field `unknown`", {"unknown": 1}),
         ],
     )
     def test_defect_15_a_wrong_request_is_a_400_and_leaves_nothing(
-        self, server: ServerUnderTest, sandbox: ServedSandbox, body: dict[str, Any]
+        self, server: ServerUnderTest, sandbox: ServedSandbox, field: str, body: dict[str, Any]
     ) -> None:
         before = layers(server)
         answer = create(sandbox, **body)
         assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST_BODY"), answer.text
+        assert answer.json()["message"].partition(":")[0] == field
         assert str(server.home) not in answer.text
         assert layers(server) == before
 

@@ -64,7 +64,12 @@ def test_paths_of_the_state_directory_are_replaced(monkeypatch: pytest.MonkeyPat
             "the body is not JSON: trailing characters (byte 3)",
         ),
         ("Invalid RFC3339 encoded datetime", "must be a time, such as 2027-01-31T12:00:00Z"),
-        ("Invalid enum value 'x'", "Invalid enum value 'x'"),
+        ("Object contains unknown field `shell`", "there is no field `shell`"),
+        (
+            "Invalid enum value 'x' - at `$.a`",
+            "'x' is none of its values; /openapi.json of the server lists them - at `$.a`",
+        ),
+        ("what no one foresaw", "what no one foresaw"),
     ],
 )
 def test_what_the_decoder_says_is_put_into_plain_words(decoder: str, words: str) -> None:

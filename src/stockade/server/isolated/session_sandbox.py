@@ -149,7 +149,7 @@ def session_policy(spec: SessionSpec, ground: SandboxGround) -> Policy:
     net = policy.net if spec.share_net and ground.network < 0 else ()
     variables = passed_variables(ground.variables, spec.env_passthrough)
     policy = msgspec.structs.replace(policy, limits=limits, net=net, env=variables)
-    return narrowed(policy, spec.policy)
+    return narrowed(policy, spec.policy) if spec.policy is not None else policy
 
 
 def session_environment(spec: SessionSpec, ground: SandboxGround, mounts: SessionMounts) -> Environment:

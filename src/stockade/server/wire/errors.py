@@ -98,6 +98,8 @@ BOUNDS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 _EXPECTED = re.compile(r"Expected `([^`]*)`(?: (>=|<=|>|<) (\S+?))?(?:, got `([^`]*)`)?( - at `.*`)?")
 _LACKS = re.compile(r"Object missing required field (`[^`]*`)( - at `.*`)?")
+_UNKNOWN = re.compile(r"Object contains unknown field (`[^`]*`)( - at `.*`)?")
+_NO_CHOICE = re.compile(r"Invalid enum value (.*?)( - at `.*`)?")
 _NO_TIME = "Invalid RFC3339 encoded datetime"
 _MALFORMED = re.compile(r"JSON is malformed: (.*)")
 
@@ -218,7 +220,8 @@ def _validation_words(error: ValidationException) -> str:
     for one in error.extra if isinstance(error.extra, list) else ():
         if isinstance(one, dict):
             key, words = one.get("key"), plain_words(str(one.get("message", "")))
-            found.append(f"{key}: {words}" if key and words != NO_BODY else words)
+            # The whole body is `data` to the framework, and has no name for clients.
+            found.append(f"{key}: {words}" if key not in (None, "", "data") else words)
     return "; ".join(found) or plain_words(error.detail)
 
 
@@ -238,6 +241,10 @@ def plain_words(text: str) -> str:
         return f"the body is not JSON: {found[1]}"
     if found := _LACKS.fullmatch(text):
         return f"the field {found[1]} is missing{found[2] or ''}"
+    if found := _UNKNOWN.fullmatch(text):
+        return f"there is no field {found[1]}{found[2] or ''}"
+    if found := _NO_CHOICE.fullmatch(text):
+        return f"{found[1]} is none of its values; /openapi.json of the server lists them{found[2] or ''}"
     found = _EXPECTED.fullmatch(text)
     if found is None:
         return text
