@@ -73,6 +73,8 @@ class ServerUnderTest:
             **({"TMPDIR": os.environ["TMPDIR"]} if "TMPDIR" in os.environ else {}),
             **(environ or {}),
         }
+        #: Words before the command that starts it.
+        self.prefix: tuple[str, ...] = ()
         self.port = 0
         self.url = ""
         self.lines: list[str] = []
@@ -82,7 +84,7 @@ class ServerUnderTest:
     def popen(self) -> subprocess.Popen[str]:
         """Start the process."""
         return subprocess.Popen(
-            [sys.executable, "-m", "stockade", "serve", "--listen", f"127.0.0.1:{self.port}"],
+            [*self.prefix, sys.executable, "-m", "stockade", "serve", "--listen", f"127.0.0.1:{self.port}"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             env=self.environ,

@@ -134,7 +134,9 @@ def test_answers_to_calls_that_succeed_are_as_described(
     def check(template: str, answer: httpx.Response) -> httpx.Response:
         operation = description["paths"][template][answer.request.method.lower()]
         where = f"{answer.request.method} {template} {answer.status_code}"
-        assert answer.is_success and str(answer.status_code) in operation["responses"], f"{where} {answer.text}"
+        assert answer.is_success and str(answer.status_code) in operation["responses"], (
+            f"{where} {answer.text}"
+        )
         content = operation["responses"][str(answer.status_code)].get("content", {})
         kind = answer.headers.get("content-type", "").partition(";")[0]
         assert kind in content if content else answer.content == b"", f"{where}: {kind}"

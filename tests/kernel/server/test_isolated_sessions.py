@@ -344,11 +344,6 @@ class TestWalls:
             assert session.run("touch /workspace/x").exit_code == 1
             assert session.state()["uid"] == 12345
 
-    def test_an_id_that_is_not_mapped_is_a_400(self, sandbox: ServedSandbox) -> None:
-        applies(not several_ids(sandbox), "this user has subordinate ids")
-        answer = create(sandbox, uid=1000)
-        assert (answer.status_code, "uid" in answer.json()["message"]) == (400, True)
-
 
 class TestWhatIsLeft:
     def test_defect_15_cycles_leave_no_layer_descriptor_or_process(

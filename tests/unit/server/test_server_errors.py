@@ -9,7 +9,7 @@ import pytest
 from litestar.exceptions import NotFoundException
 
 from stockade.errors import NotFoundError, PolicyError, SetupError, UnsupportedError
-from stockade.server.wire.errors import ApiError, ServerPaths, api_error, plain_words
+from stockade.server.wire.errors import ApiError, ServerPaths, api_error, create_error, plain_words
 
 
 @pytest.mark.parametrize(
@@ -84,5 +84,19 @@ def test_an_unknown_path_says_where_the_calls_are_listed() -> None:
 
 def test_a_control_that_this_machine_lacks_is_named_with_its_waiver_and_no_path_of_the_host() -> None:
     missing = {"native": {"limits.memory": "no cgroups", "limits.cpu": "no cgroups"}}
-    words = api_error(UnsupportedError("not here", missing=missing, hint="mkdir /sys/fs/cgroup/x")).message
+    hint = 'mkdir /sys/fs/cgroup/x\nor waive it in the policy: accept = ["limits.memory", "limits.cpu"]'
+    words = api_error(UnsupportedError("not here", missing=missing, hint=hint)).message
     assert 'accept = ["limits.memory", "limits.cpu"]' in words and "/sys" not in words
+
+
+def test_walls_that_do_not_come_up_make_a_create_unavailable() -> None:
+    found = create_error(SetupError("user namespace: Operation not permitted", stage="namespaces"))
+    assert (found.status, found.code) == (503, "SERVICE_UNAVAILABLE") and "not permitted" in found.message
+    assert create_error(PolicyError("wrong")).status == 400
+    assert create_error(ValueError("anything")).status == 500
+
+
+def test_nobody_is_told_to_waive_a_control_that_is_missing_altogether() -> None:
+    error = UnsupportedError("not here", missing={"native": {"files": "no namespaces"}}, hint="sysctl x")
+    words = api_error(error).message
+    assert "stockade doctor" in words and "accept" not in words and "sysctl" not in words

@@ -15,6 +15,7 @@ from stockade.sandbox.identity import run_as
 from stockade.server.isolated.secret_names import passed_variables
 from stockade.server.isolated.session_mounts import SessionMounts, session_mounts
 from stockade.server.isolated.session_request import InvalidFieldError, SessionSpec
+from stockade.server.wire.identity import require_ids
 from stockade.server.wire.request_policy import narrowed
 from stockade.sessions.bash import quoted
 
@@ -71,7 +72,7 @@ class SessionSandbox:
     @classmethod
     async def open(cls, spec: SessionSpec, ground: SandboxGround, name: str) -> SessionSandbox:
         """Raise the walls, start the shell, and return when it has run something."""
-        _check_identity(spec, ground.environment)
+        require_ids(ground.environment.ids, spec.uid, spec.gid)
         mounts = session_mounts(spec, ground.trees, ground.writable_paths)
         box = AsyncSandbox(
             session_policy(spec, ground),
@@ -126,17 +127,6 @@ class SessionSandbox:
                 await self.box.close()
         finally:
             self._mounts.close()
-
-
-def _check_identity(spec: SessionSpec, environment: Environment) -> None:
-    """Refuse ids that the sandbox does not have."""
-    for field, id, known in (
-        ("uid", spec.uid, environment.ids.has_uid),
-        ("gid", spec.gid, environment.ids.has_gid),
-    ):
-        if id is not None and not known(id):
-            why = environment.ids.reason or "the sandbox has no such id"
-            raise InvalidFieldError(field, f"{id} cannot be used: {why}")
 
 
 def session_policy(spec: SessionSpec, ground: SandboxGround) -> Policy:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stockade.errors import StockadeError
+from stockade.errors import SetupError, StockadeError
 from stockade.server.isolated.session import IsolatedSession
 from stockade.server.isolated.session_request import SessionSpec
 from stockade.server.isolated.session_sandbox import SandboxGround, SessionSandbox
 from stockade.server.record import new_id
 from stockade.server.tally import TALLY, LayerMeter, TallyReport, create_outcome
-from stockade.server.wire.errors import LIMIT_EXCEEDED, ApiError, api_error
+from stockade.server.wire.errors import LIMIT_EXCEEDED, ApiError, create_error
 
 if TYPE_CHECKING:
     from stockade.server.supervisor.supervisor import SandboxSupervisor
@@ -83,8 +83,9 @@ class IsolatedSessions:
         try:
             session = await self._create(spec)
         except Exception as error:
-            TALLY.note_session(create_outcome(api_error(error).status))
-            raise
+            found = create_error(error)
+            TALLY.note_session(create_outcome(found.status))
+            raise (found if isinstance(error, SetupError) else error) from None
         TALLY.note_session("created")
         return session
 

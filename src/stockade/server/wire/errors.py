@@ -24,6 +24,7 @@ from stockade.errors import (
     LimitError,
     NotFoundError,
     PolicyError,
+    SetupError,
     StockadeError,
     UnsupportedError,
 )
@@ -177,9 +178,8 @@ def _of_stockade(error: StockadeError) -> ApiError:
         # The fix is the operator's, and names directories of this machine.
         _log.warning("%s\n%s", words, error.hint)
         if error.missing:
-            words += (
-                f"\n(the server's operator can fix this, see `stockade doctor -v`, or {waiver_of(error)})"
-            )
+            fixes = ["the server's operator can fix this, see `stockade doctor -v`", waiver_of(error)]
+            words += f"\n({', or '.join(filter(None, fixes))})"
     elif error.hint:
         words = f"{words} ({error.hint})"
     words = ServerPaths.hide(words)
@@ -193,10 +193,21 @@ def _of_stockade(error: StockadeError) -> ApiError:
     return ApiError(500, RUNTIME_ERROR, words)
 
 
+def create_error(error: BaseException) -> ApiError:
+    """Return the answer for a sandbox or session that could not be made: 503 if its walls did not come up."""
+    found = api_error(error)
+    if isinstance(error, SetupError) and found.status == 500:
+        return ApiError(503, SERVICE_UNAVAILABLE, found.message)
+    return found
+
+
 def waiver_of(error: UnsupportedError) -> str:
-    """Say how the configuration waives the controls that this machine does not enforce in full."""
-    controls = ", ".join(f'"{control}"' for control in next(iter(error.missing.values())))
-    return f"waive it in the server's configuration: accept = [{controls}]"
+    """Say how the configuration waives the controls that this machine has in part; empty if it cannot.
+
+    The error's own hint has the waiver of a policy, and none if a control is missing altogether.
+    """
+    _, waives, controls = error.hint.rpartition("accept = ")
+    return f"waive it in the server's configuration (--config FILE): accept = {controls}" if waives else ""
 
 
 def _of_framework(error: HTTPException) -> ApiError:
