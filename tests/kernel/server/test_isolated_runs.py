@@ -256,6 +256,31 @@ class TestIdleness:
             assert session.text("sleep 2.6; echo on") == "on\n"
             assert session.text("echo again") == "again\n"
 
+    def test_a_transfer_that_is_longer_than_the_timeout_keeps_it(self, sandbox: ServedSandbox) -> None:
+        lines = [
+            b"--x",
+            b'Content-Disposition: form-data; name="metadata"; filename="m"',
+            b"",
+            b'{"path": "/workspace/slow"}',
+            b"--x",
+            b'Content-Disposition: form-data; name="file"; filename="f"',
+            b"",
+            b"",
+        ]
+
+        def slowly() -> Iterator[bytes]:
+            yield b"\r\n".join(lines)
+            for piece in (b"a", b"b", b"c"):
+                time.sleep(0.6)
+                yield piece
+            yield b"\r\n--x--\r\n"
+
+        with isolated(sandbox, idle_timeout_seconds=1) as session:
+            headers = {"Content-Type": "multipart/form-data; boundary=x"}
+            sent = session.http.post(f"{session.path}/files/upload", content=slowly(), headers=headers)
+            assert sent.status_code == 200, sent.text
+            assert session.text("cat slow") == "abc"
+
     def test_zero_is_never(self, sandbox: ServedSandbox) -> None:
         with isolated(sandbox, idle_timeout_seconds=0) as session:
             state = session.state()

@@ -60,8 +60,8 @@ REFERENCE = "#/components/schemas/{name}"
 #: The body of an upload, which its handler reads by itself, as it arrives.
 PARTS = {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
 UPLOAD_BODY = {
-    "description": "for each file a part `metadata`, a file of JSON with path, mode, owner and group, and then "
-    "a part `file` with the content",
+    "description": "for each file a part `metadata`, a file of JSON with path, mode, owner and group, and "
+    "then a part `file` with the content",
     "required": True,
     "content": {
         "multipart/form-data": {

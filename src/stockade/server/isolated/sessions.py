@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import re
 import resource
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,8 @@ SESSION_NOT_FOUND = "SESSION_NOT_FOUND"
 #: How many sessions a sandbox can have, if its supervisor may have enough open files: each takes about 16,
 #: and everything else fits into 512.
 MOST_SESSIONS, FILES_OF_SESSION, OTHER_FILES = 1024, 16, 512
+#: The paths of file calls of a session.
+FILE_CALL = re.compile(r"/execd/v1/isolated/session/([^/]+)/(?:files|directories)(?:/|$)")
 
 _log = logging.getLogger("stockade.server")
 
@@ -77,6 +81,12 @@ class IsolatedSessions:
         if found is None:
             raise ApiError(404, SESSION_NOT_FOUND, f"there is no session {id!r:.100}")
         return found
+
+    def use_by(self, path: str) -> contextlib.AbstractContextManager[None]:
+        """Keep the session of a file call in use until its answer is sent: a transfer may take long."""
+        found = FILE_CALL.match(path)
+        session = self._sessions.get(found[1]) if found else None
+        return contextlib.nullcontext() if session is None else session.in_use()
 
     async def create(self, spec: SessionSpec) -> IsolatedSession:
         """Make a session; when this returns, its shell has run something."""

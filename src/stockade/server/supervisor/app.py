@@ -121,6 +121,9 @@ class SupervisorApp:
             except ApiError as error:
                 await send_error(send, error)
                 return
+            with supervisor.isolated.use_by(path):
+                await self.litestar(scope, receive, send)
+            return
         await self.litestar(scope, receive, send)
 
 
