@@ -254,6 +254,20 @@ def test_metrics_are_within_their_totals(box: ServedSandbox) -> None:
     assert type(found["timestamp"]) is int
 
 
+def test_metrics_are_those_of_the_sandbox_and_not_of_the_machine(server: ServerUnderTest) -> None:
+    hold = "import time; held = bytearray(b'x' * (64 << 20)); print('held', flush=True); time.sleep(60)"
+    with server.sandbox() as quiet:
+        assert quiet.execd.get("/metrics").json()["mem_used_mib"] < 48  # the machine's would be more
+        session = quiet.execd.post("/v1/isolated/session", json={"workspace": {"path": "/workspace"}}).json()
+        run = f"/v1/isolated/session/{session['session_id']}/run"
+        quiet.execd.post(run, json={"code": f'python3 -c "{hold}" &'})
+        wait_until(lambda: quiet.execd.get("/metrics").json()["mem_used_mib"] > 60)
+        quiet.execd.delete(run.removesuffix("/run"))
+        wait_until(lambda: quiet.execd.get("/metrics").json()["mem_used_mib"] < 48)
+        quiet.execd.post("/command", json={"command": "while :; do :; done", "background": True})
+        wait_until(lambda: quiet.execd.get("/metrics").json()["cpu_used_pct"] > 5)
+
+
 def test_metrics_can_be_watched(box: ServedSandbox) -> None:
     with box.execd.stream("GET", "/metrics/watch") as answer:
         lines = answer.iter_lines()
