@@ -161,6 +161,14 @@ def module_server(
         server.close()
 
 
+def zygote_of(server: ServerUnderTest) -> int:
+    """Return the process that a server's supervisors are forked from."""
+    assert server.process is not None
+    pid = server.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return next(int(child) for child in children if "zygote" in Path(f"/proc/{child}/comm").read_text())
+
+
 def wait_until(true: Any, seconds: float = 10.0) -> None:
     """Wait until a function returns something true."""
     end = time.monotonic() + seconds

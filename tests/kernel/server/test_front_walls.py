@@ -46,7 +46,14 @@ def test_only_health_and_ping_need_no_key(server: ServerUnderTest) -> None:
     with httpx.Client(base_url=server.url, limits=LIMITS) as client:
         assert client.get("/health").json() == {"status": "healthy"}
         assert client.get("/ping").status_code == 200
-        for path in ("/v1/sandboxes", "/openapi.json", "/v1/capabilities", "/version", "/metrics", "/nothing"):
+        for path in (
+            "/v1/sandboxes",
+            "/openapi.json",
+            "/v1/capabilities",
+            "/version",
+            "/metrics",
+            "/nothing",
+        ):
             assert (client.get(path).status_code, client.get(path).json()["code"]) == (401, "MISSING_API_KEY")
             wrong = client.get(path, headers={KEY_HEADER: "x" * 40})
             assert (wrong.status_code, wrong.json()["code"]) == (401, "INVALID_API_KEY")
