@@ -41,7 +41,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     images: dict[str, str] = {}
     #: The directory of the sandboxes' files; empty for the state directory's `sandboxes`.
     upper_root: str = ""
-    #: How many bytes one overlay of an isolated session may hold; 0 for no limit.
+    #: How many bytes the changes of one isolated session may take; 0 for no limit.
     upper_max_bytes: int = 0
     #: The largest diff that is sent.
     diff_max_bytes: int = 256 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -247,9 +248,16 @@ class TestBackground:
 
 
 class TestIdleness:
-    def test_a_session_that_nobody_uses_expires(self, sandbox: ServedSandbox) -> None:
+    def test_a_session_that_nobody_uses_expires_and_leaves_nothing(
+        self, server: ServerUnderTest, sandbox: ServedSandbox
+    ) -> None:
+        layers = server.home / "workspaces"
+        before = set(os.listdir(layers))
         with isolated(sandbox, idle_timeout_seconds=1) as session:
+            session.text("echo x > file")
+            assert set(os.listdir(layers)) > before
             until(lambda: session.http.get(session.path).status_code == 404, "it does not expire")
+            until(lambda: set(os.listdir(layers)) <= before, "its layer stays")
 
     def test_a_run_that_is_longer_than_the_timeout_keeps_it(self, sandbox: ServedSandbox) -> None:
         with isolated(sandbox, idle_timeout_seconds=2) as session:

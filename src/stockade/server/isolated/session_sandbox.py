@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -97,7 +98,16 @@ class SessionSandbox:
 
     async def _greet(self, spec: SessionSpec) -> None:
         """Run the first command, which enters the session's directory."""
-        result = await self.shell.run(f"builtin cd -- {quoted(spec.directory)}", timeout=READY)
+        try:
+            result = await self.shell.run(f"builtin cd -- {quoted(spec.directory)}", timeout=READY)
+        except SetupError as error:
+            if error.errno not in (errno.ENOENT, errno.EACCES):
+                raise
+            raise SetupError(
+                "isolated sessions need bash, and the sandbox's image has none",
+                stage="session",
+                hint="commands run in sh; ask for an image with bash",
+            ) from None
         if result.ok:
             return
         if self.ended:

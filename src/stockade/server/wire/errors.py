@@ -85,6 +85,8 @@ MESSAGES = {
     404: "there is no such call; /openapi.json of the server lists them",
     405: "this path has no such method; /openapi.json of the server lists the calls",
 }
+#: Names of parameters in handlers that clients know by another one; the body as a whole has none.
+NAMES = {"data": "", "page_size": "pageSize", "states": "state", "idempotency_key": "Idempotency-Key"}
 NO_BODY = "the request needs a body in JSON"
 #: What the decoder calls the kinds of values, and what we call them.
 KINDS_OF_JSON = {
@@ -231,8 +233,8 @@ def _validation_words(error: ValidationException) -> str:
     for one in error.extra if isinstance(error.extra, list) else ():
         if isinstance(one, dict):
             key, words = one.get("key"), plain_words(str(one.get("message", "")))
-            # The whole body is `data` to the framework, and has no name for clients.
-            found.append(f"{key}: {words}" if key not in (None, "", "data") else words)
+            key = NAMES.get(str(key or ""), str(key or ""))
+            found.append(f"{key}: {words}" if key else words)
     return "; ".join(found) or plain_words(error.detail)
 
 
