@@ -114,12 +114,11 @@ def find_below(pid: int, held: int, since: Moment) -> list[ProcessStat]:
     return found
 
 
-def all_of(held: Iterable[int]) -> list[ProcessStat]:
-    """Return the processes that pidfds refer to, as far as they live, and all below them."""
+def all_of(pids: Iterable[int]) -> list[ProcessStat]:
+    """Return processes, as far as they live, and all below them."""
     children = _children_by_parent()
     known = {process.pid: process for siblings in children.values() for process in siblings}
-    # One that has ended meanwhile has no number any more.
-    pending = [known[pid] for descriptor in held if (pid := number_of(descriptor)) in known]
+    pending = [known[pid] for pid in pids if pid in known]
     found: list[ProcessStat] = []
     while pending:
         process = pending.pop()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from stockade.linux.proctree import all_of
+from stockade.linux.proctree import all_of, number_of
 from stockade.sandbox.sandbox import SandboxBase
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -25,10 +25,16 @@ class SandboxLoad(NamedTuple):
     memory_used: int
 
 
-def load_of(sandbox: SandboxBase, others: Iterable[SandboxBase] = ()) -> SandboxLoad:
+def first_process(sandbox: SandboxBase) -> int:
+    """Return the pid of the process that all processes of a sandbox are below; -1 if it has ended."""
+    return -1 if sandbox.gate is None else number_of(sandbox.gate)
+
+
+def load_of(sandbox: SandboxBase, first: Iterable[int]) -> SandboxLoad:
     """Read what a sandbox uses: from its cgroup, or without one from its processes.
 
-    `others` count too; their cgroups, if they have any, lie within that of the sandbox.
+    `first` are its first process, and those of sandboxes that count too, whose cgroups lie within its own.
+    This reads all of /proc, so an event loop lets a thread do it.
     """
     box, prepared = sandbox._require_open()
     limits = prepared.resolved.limits
@@ -37,8 +43,7 @@ def load_of(sandbox: SandboxBase, others: Iterable[SandboxBase] = ()) -> Sandbox
     used = None if box.group is None else box.group.memory_used()
     times = None if box.group is None else box.group.cpu_times()
     if used is None or times is None:
-        gates = [gate for one in (sandbox, *others) if (gate := one.gate) is not None]
-        processes = all_of(gates)
+        processes = all_of(first)
         if used is None:
             used = sum(_own_memory(process.pid) for process in processes)
         if times is None:

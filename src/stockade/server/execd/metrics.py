@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Collection
 import msgspec
 
 from stockade.sandbox.async_sandbox import AsyncSandbox
-from stockade.sandbox.observation import SandboxLoad, load_of
+from stockade.sandbox.observation import SandboxLoad, first_process, load_of
 
 MEBIBYTE = 1 << 20
 #: Seconds between two lines of a watched sandbox, and over which a single answer measures.
@@ -62,8 +62,8 @@ class MetricsMeter:
         return metrics_between(before, now)
 
     async def _load(self) -> SandboxLoad:
-        others = [box for box in self._boxes if box is not self._box]
-        return await asyncio.to_thread(load_of, self._box, others)
+        first = [first_process(box) for box in self._boxes]
+        return await asyncio.to_thread(load_of, self._box, first)
 
     async def watch(self) -> AsyncIterator[bytes]:
         """Yield a line of JSON each second."""
