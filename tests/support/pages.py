@@ -3,8 +3,9 @@
 A `console` block holds commands after `$ ` and what they print; `sh` a script;
 `python` a program; `toml` a policy. They share one shell for the page, so that
 a `cd` and a workspace's id hold until its end. In what is printed, `...` stands
-for anything, `/home/ada` for the home, and an id for the one that was really
-given, here and in later commands.
+for anything, `/home/ada` for the home, an id for the one that was really given,
+here and in later commands, and a port from 18000 to 18099 for one that is free:
+several users run the pages at the same time.
 
 A comment right before a block says what is special about it:
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,6 +38,7 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!-- ([a-z ]+)(?:: (.*?))? -->\n\Z")
 _ID = re.compile(r"\b[0-9a-f]{12}\b")
 _PREFIX = re.compile(r"(?<![\w/])(@?)([0-9a-f]{4,12})\b")
+_PORT = re.compile(r"\b180\d\d\b")
 #: What a machine has by chance: process and user ids, ports, versions.
 _CHANCE = re.compile(r"\d+\.\d+\.\d+|\b\d{4,}\b")
 _SHOWN = re.compile(r"^(?P<code>.*\bprint\(.*\))  # (?P<shown>.+)$")
@@ -101,6 +104,7 @@ class Session:
     def __init__(self, home: Path, directory: Path, environment: dict[str, str]) -> None:
         self.home = home
         self.ids: dict[str, str] = {}
+        self.ports: dict[str, str] = {}
         self._status = 0
         self._shell = subprocess.Popen(
             ["bash", "--noprofile", "--norc"],
@@ -124,6 +128,7 @@ class Session:
 
     def run(self, block: Block) -> list[str]:
         """Run a block; the result are its faults in words."""
+        block = block._replace(text=_PORT.sub(self._free_port, block.text))
         text = block.text.replace(HOME, str(self.home))
         if name := block.marks.get("file"):
             path = shlex.quote(name.replace("~", str(self.home)))
@@ -194,6 +199,13 @@ class Session:
                 raise AssertionError(f"the shell ended at: {command}")
             self._status = int(word[1])
             return self._status, file.read()
+
+    def _free_port(self, shown: re.Match[str]) -> str:
+        if shown[0] not in self.ports:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                self.ports[shown[0]] = str(probe.getsockname()[1])
+        return self.ports[shown[0]]
 
     def _real(self, command: str) -> str:
         """The command with the ids that were really given."""

@@ -73,6 +73,8 @@ class ServerUnderTest:
             **({"TMPDIR": os.environ["TMPDIR"]} if "TMPDIR" in os.environ else {}),
             **(environ or {}),
         }
+        #: Words before the command that starts it.
+        self.prefix: tuple[str, ...] = ()
         self.port = 0
         self.url = ""
         self.lines: list[str] = []
@@ -82,7 +84,7 @@ class ServerUnderTest:
     def popen(self) -> subprocess.Popen[str]:
         """Start the process."""
         return subprocess.Popen(
-            [sys.executable, "-m", "stockade", "serve", "--listen", f"127.0.0.1:{self.port}"],
+            [*self.prefix, sys.executable, "-m", "stockade", "serve", "--listen", f"127.0.0.1:{self.port}"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             env=self.environ,
@@ -157,6 +159,14 @@ def module_server(
             yield server
     finally:
         server.close()
+
+
+def zygote_of(server: ServerUnderTest) -> int:
+    """Return the process that a server's supervisors are forked from."""
+    assert server.process is not None
+    pid = server.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return next(int(child) for child in children if "zygote" in Path(f"/proc/{child}/comm").read_text())
 
 
 def wait_until(true: Any, seconds: float = 10.0) -> None:

@@ -75,8 +75,12 @@ class LaunchedServer(ServerUnderTest):
 
 def main() -> None:
     """Fork a server for each line, which has its port, and wait for its end."""
+    from litestar import Litestar
+
     import stockade.server.process  # noqa: F401
     from stockade.cli import main as stockade_main
+
+    Litestar([])  # loads what it finds of pydantic and attrs: half of a start
 
     for line in sys.stdin:
         pid = os.fork()

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     if args.add_key is not None:
         keys = ClientKeys(home, {})
         replaced = keys.has(args.add_key)
-        print(keys.add(args.add_key))
+        print(keys.add(args.add_key), flush=True)
         output.say(f"this is the key of {args.add_key}; it is not kept, so store it now")
         if replaced:
             output.say(f"the earlier key of {args.add_key} no longer works")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 
 import msgspec
@@ -106,6 +107,19 @@ def find_below(pid: int, held: int, since: Moment) -> list[ProcessStat]:
         return []  # its pid may be reused, and these be children of another process of the host
     found: list[ProcessStat] = []
     pending = [child for child in children.get(pid, ()) if since.before(child)]
+    while pending:
+        process = pending.pop()
+        pending += children.pop(process.pid, ())
+        found.append(process)
+    return found
+
+
+def all_of(pids: Iterable[int]) -> list[ProcessStat]:
+    """Return processes, as far as they live, and all below them."""
+    children = _children_by_parent()
+    known = {process.pid: process for siblings in children.values() for process in siblings}
+    pending = [known[pid] for pid in pids if pid in known]
+    found: list[ProcessStat] = []
     while pending:
         process = pending.pop()
         pending += children.pop(process.pid, ())

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from stockade.linux.proctree import all_of, number_of
 from stockade.sandbox.sandbox import SandboxBase
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class SandboxLoad(NamedTuple):
@@ -22,22 +25,32 @@ class SandboxLoad(NamedTuple):
     memory_used: int
 
 
-def load_of(sandbox: SandboxBase) -> SandboxLoad:
-    """Read what a sandbox uses: from its cgroup, or without one from the machine's own counters."""
+def first_process(sandbox: SandboxBase) -> int:
+    """Return the pid of the process that all processes of a sandbox are below; -1 if it has ended."""
+    return -1 if sandbox.gate is None else number_of(sandbox.gate)
+
+
+def load_of(sandbox: SandboxBase, first: Iterable[int]) -> SandboxLoad:
+    """Read what a sandbox uses: from its cgroup, or without one from its processes.
+
+    `first` are its first process, and those of sandboxes that count too, whose cgroups lie within its own.
+    This reads all of /proc, so an event loop lets a thread do it.
+    """
     box, prepared = sandbox._require_open()
     limits = prepared.resolved.limits
-    processors = float(os.cpu_count() or 1)
-    memory, free = _machine_memory()
+    processors, memory = float(os.cpu_count() or 1), _machine_memory()
     limit = min(int(limits.memory), memory) if limits.memory else memory
-    used, seconds = memory - free, _machine_seconds()
-    if box.group is not None:
-        if (now := box.group.memory_used()) is not None:
-            used = now
-        if (times := box.group.cpu_times()) is not None:
-            seconds = sum(times)
+    used = None if box.group is None else box.group.memory_used()
+    times = None if box.group is None else box.group.cpu_times()
+    if used is None or times is None:
+        processes = all_of(first)
+        if used is None:
+            used = sum(_own_memory(process.pid) for process in processes)
+        if times is None:
+            times = sum(each.user for each in processes), sum(each.system for each in processes)
     return SandboxLoad(
         processors=min(processors, float(limits.cpu)) if limits.cpu else processors,
-        processor_seconds=seconds,
+        processor_seconds=sum(times),
         at=time.monotonic(),
         memory_limit=limit,
         memory_used=min(used, limit),
@@ -49,19 +62,16 @@ def environ_of(sandbox: SandboxBase) -> Mapping[str, str]:
     return sandbox._require_open()[1].environ
 
 
-def _machine_memory() -> tuple[int, int]:
-    """Return the machine's memory and what of it is available, in bytes."""
-    found = {"MemTotal": 0, "MemAvailable": 0}
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        for line in lines:
-            name, _, rest = line.partition(":")
-            if name in found:
-                found[name] = int(rest.split()[0]) << 10
-    return found["MemTotal"], found["MemAvailable"]
+def _machine_memory() -> int:
+    """Return the machine's memory in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * PAGE
 
 
-def _machine_seconds() -> float:
-    """Return how long the machine's processors have been busy."""
-    with open("/proc/stat", encoding="ascii") as lines:
-        user, nice, system = map(int, lines.readline().split()[1:4])
-    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+def _own_memory(pid: int) -> int:
+    """Return the bytes of memory that a process shares with no file; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            _, resident, shared, *_ = map(int, file.read().split())
+    except (OSError, ValueError):  # it has ended, and its file may be empty then
+        return 0
+    return max(0, resident - shared) * PAGE

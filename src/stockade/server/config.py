@@ -41,7 +41,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     images: dict[str, str] = {}
     #: The directory of the sandboxes' files; empty for the state directory's `sandboxes`.
     upper_root: str = ""
-    #: How many bytes one overlay of an isolated session may hold; 0 for no limit.
+    #: How many bytes the changes of one isolated session may take; 0 for no limit.
     upper_max_bytes: int = 0
     #: The largest diff that is sent.
     diff_max_bytes: int = 256 << 20
@@ -60,7 +60,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     deny_syscalls: tuple[str, ...] = ()
     #: Whether text of commands keeps its line endings: by the client's version, always, or never.
     line_endings: Literal["auto", "keep", "cut"] = "auto"
-    #: ClientBounds of what one client can take: connections, the head of a request, and a body in JSON.
+    #: What one client can take: connections, the head of a request, and a body in JSON.
     max_connections: int = 1000
     max_header_bytes: int = 64 << 10
     max_body_bytes: int = 16 << 20
@@ -83,7 +83,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def image_of(self, uri: str) -> str | None:
         """Return what an image's name stands for: `host`, a registered name, or None."""
-        for pattern, target in {**self.images, **KNOWN_IMAGES}.items():
+        for pattern, target in (*self.images.items(), *KNOWN_IMAGES.items()):
             if fnmatch.fnmatchcase(uri, pattern):
                 return target
         return None

@@ -58,7 +58,7 @@ def serve(config: ServerConfig, home: str, environ: Mapping[str, str], announce:
                 f"{config.listen} is not a loopback address, and the server has no TLS: keys and files "
                 "cross the network in clear; put a proxy with TLS in front"
             )
-        for line in missing_limits(config):
+        for line in missing_controls(config):
             announce(line)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(config, home, environ, root, keys, zygote, listener, announce))
@@ -103,19 +103,24 @@ async def _serve(
         announce(_farewell(living))
 
 
-def missing_limits(config: ServerConfig) -> list[str]:
-    """Warn if this machine cannot keep the limits that the SDKs put into every request."""
-    wanted = Policy(backend="native", limits=SDK_LIMITS, accept=config.accept)
-    try:
-        select(wanted, host())
-    except UnsupportedError as error:
-        # The hint's own waiver is that of a policy.
-        fixes = [line for line in error.hint.splitlines() if "accept = " not in line]
-        return [
-            "warning: the SDKs ask for limits of memory and processors, and the server will refuse them:",
-            *(f"  {line}" for line in (*error.message.splitlines()[1:], *fixes, f"or {waiver_of(error)}")),
-        ]
+def missing_controls(config: ServerConfig) -> list[str]:
+    """Warn if this machine can make no sandbox, or cannot keep the limits that the SDKs always ask for."""
+    for consequence, limits in (
+        ("this machine cannot make a sandbox, so the server will refuse every request for one", {}),
+        ("the SDKs ask for limits of memory and processors, and the server will refuse them", SDK_LIMITS),
+    ):
+        try:
+            select(Policy(backend="native", limits=limits, accept=config.accept), host())
+        except UnsupportedError as error:
+            # The hint's own waiver is that of a policy.
+            lines = [line for line in error.hint.splitlines() if "accept = " not in line]
+            lines += [f"or {waiver}"] if (waiver := waiver_of(error)) else []
+            return [f"warning: {consequence}:", *(f"  {line}" for line in _reasons(error) + lines)]
     return []
+
+
+def _reasons(error: UnsupportedError) -> list[str]:
+    return error.message.splitlines()[1:]
 
 
 def _farewell(living: int) -> str:

@@ -61,6 +61,7 @@ class Bash(Session):
                     raise SetupError(
                         "no shell can be the first process: there is no bash inside",
                         stage=self.name,
+                        errno=refusal.error,
                         hint="show a bash inside, or call shell() without `first`, which falls back to sh",
                     )
         return self._driver or bash

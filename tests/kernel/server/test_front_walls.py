@@ -42,15 +42,22 @@ def _is_error(answer: bytes, status: int) -> bool:
     return head.startswith(b"HTTP/1.1 %d " % status) and json.loads(body).keys() == {"code", "message"}
 
 
-def test_only_health_version_and_ping_need_no_key(server: ServerUnderTest) -> None:
+def test_only_health_and_ping_need_no_key(server: ServerUnderTest) -> None:
     with httpx.Client(base_url=server.url, limits=LIMITS) as client:
         assert client.get("/health").json() == {"status": "healthy"}
-        assert client.get("/version").json().keys() == {"version"}
         assert client.get("/ping").status_code == 200
-        for path in ("/v1/sandboxes", "/openapi.json", "/v1/capabilities", "/nothing"):
+        for path in (
+            "/v1/sandboxes",
+            "/openapi.json",
+            "/v1/capabilities",
+            "/version",
+            "/metrics",
+            "/nothing",
+        ):
             assert (client.get(path).status_code, client.get(path).json()["code"]) == (401, "MISSING_API_KEY")
             wrong = client.get(path, headers={KEY_HEADER: "x" * 40})
             assert (wrong.status_code, wrong.json()["code"]) == (401, "INVALID_API_KEY")
+    assert server.http.get("/version").json().keys() == {"version"}
 
 
 def test_an_endpoint_without_token_or_key_answers_the_same_whether_it_exists_or_not(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -247,14 +248,46 @@ class TestBackground:
 
 
 class TestIdleness:
-    def test_a_session_that_nobody_uses_expires(self, sandbox: ServedSandbox) -> None:
+    def test_a_session_that_nobody_uses_expires_and_leaves_nothing(
+        self, server: ServerUnderTest, sandbox: ServedSandbox
+    ) -> None:
+        layers = server.home / "workspaces"
+        before = set(os.listdir(layers))
         with isolated(sandbox, idle_timeout_seconds=1) as session:
+            session.text("echo x > file")
+            assert set(os.listdir(layers)) > before
             until(lambda: session.http.get(session.path).status_code == 404, "it does not expire")
+            until(lambda: set(os.listdir(layers)) <= before, "its layer stays")
 
     def test_a_run_that_is_longer_than_the_timeout_keeps_it(self, sandbox: ServedSandbox) -> None:
         with isolated(sandbox, idle_timeout_seconds=2) as session:
             assert session.text("sleep 2.6; echo on") == "on\n"
             assert session.text("echo again") == "again\n"
+
+    def test_a_transfer_that_is_longer_than_the_timeout_keeps_it(self, sandbox: ServedSandbox) -> None:
+        lines = [
+            b"--x",
+            b'Content-Disposition: form-data; name="metadata"; filename="m"',
+            b"",
+            b'{"path": "/workspace/slow"}',
+            b"--x",
+            b'Content-Disposition: form-data; name="file"; filename="f"',
+            b"",
+            b"",
+        ]
+
+        def slowly() -> Iterator[bytes]:
+            yield b"\r\n".join(lines)
+            for piece in (b"a", b"b", b"c"):
+                time.sleep(0.6)
+                yield piece
+            yield b"\r\n--x--\r\n"
+
+        with isolated(sandbox, idle_timeout_seconds=1) as session:
+            headers = {"Content-Type": "multipart/form-data; boundary=x"}
+            sent = session.http.post(f"{session.path}/files/upload", content=slowly(), headers=headers)
+            assert sent.status_code == 200, sent.text
+            assert session.text("cat slow") == "abc"
 
     def test_zero_is_never(self, sandbox: ServedSandbox) -> None:
         with isolated(sandbox, idle_timeout_seconds=0) as session:

@@ -9,18 +9,22 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from stockade.errors import SetupError
+from stockade.images import store
 from support.means import applies
+from support.roots import busybox_root
 from support.server import KEY_HEADER, LIMITS, ServerUnderTest, module_server, wait_until
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
-    yield from module_server(tmp_path_factory, '[images]\n"python:*" = "host"\n')
+    yield from module_server(tmp_path_factory, '[images]\n"python:*" = "host"\n"a-name/*" = "tools:1"\n')
 
 
 def _nulls(value: Any) -> bool:
@@ -73,7 +77,8 @@ def test_a_list_is_filtered_and_paged(server: ServerUnderTest) -> None:
         expected = {"page": 2, "pageSize": 2, "totalItems": 3, "totalPages": 2, "hasNextPage": False}
         assert page["pagination"] == expected and len(page["items"]) == 1
         for wrong in ({"page": 0}, {"pageSize": 201}, {"state": "Dancing"}, {"metadata": "x"}):
-            assert server.http.get("/v1/sandboxes", params=wrong).status_code == 400
+            refused = server.http.get("/v1/sandboxes", params=wrong)
+            assert (refused.status_code, refused.json()["message"].partition(":")[0]) == (400, *wrong)
 
 
 def test_metadata_is_merged_and_null_deletes(server: ServerUnderTest) -> None:
@@ -194,6 +199,23 @@ def test_what_cannot_be_made_is_refused_with_the_field(
 def test_a_pattern_of_the_configuration_maps_an_image(server: ServerUnderTest) -> None:
     with server.sandbox(image={"uri": "python:3.12-slim"}) as box:
         assert server.http.get(f"/v1/sandboxes/{box.id}").json()["image"] == {"uri": "python:3.12-slim"}
+
+
+def test_an_imported_image_is_the_system_of_a_sandbox(server: ServerUnderTest, tmp_path: Path) -> None:
+    store.import_image(str(busybox_root(tmp_path / "root")), "tools:1", home=str(server.home))
+    try:
+        for name in ("tools:1", "a-name/for:it"):
+            with server.sandbox(image={"uri": name}) as box:
+                ran = box.execd.post("/command", json={"command": "cat /usr/share/mark"}).text
+                assert '"text":"of the image"' in ran
+                # Their shell is bash, which this image does not have.
+                refused = box.execd.post("/v1/isolated/session", json={"workspace": {"path": "/workspace"}})
+                assert (refused.status_code, refused.json()["code"]) == (503, "SERVICE_UNAVAILABLE")
+                assert "need bash" in refused.json()["message"]
+                with pytest.raises(SetupError):
+                    store.remove_image("tools:1", str(server.home))
+    finally:
+        store.remove_image("tools:1", str(server.home))
 
 
 def test_the_entrypoint_runs_in_the_background(server: ServerUnderTest) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from support.means import need_program
 from support.paths import ROOT
-from support.server import KEY_HEADER, ServerUnderTest, module_server, wait_until
+from support.server import KEY_HEADER, ServerUnderTest, module_server, wait_until, zygote_of
 from support.server_launcher import LaunchedServer
 
 #: How often the server is killed under load.
@@ -55,6 +55,8 @@ def test_a_session_goes_on_after_the_server_was_killed(server: ServerUnderTest) 
             f"/v1/isolated/session/{made['session_id']}/diff", params={"format": "json"}
         ).json()
         assert [one["path"] for one in changes["overlays"][0]["changes"]] == ["file"]
+        assert box.execd.post(f"/v1/isolated/session/{made['session_id']}/commit").status_code == 200
+        assert box.execd.get("/files/download", params={"path": "/workspace/file"}).text == "new\n"
 
 
 def test_the_first_start_shows_a_key_once_and_a_state_directory_has_one_server(tmp_path: Path) -> None:
@@ -101,7 +103,7 @@ def test_sigterm_ends_the_server_and_no_sandbox(server: ServerUnderTest) -> None
 
 def test_a_killed_zygote_is_started_again(server: ServerUnderTest) -> None:
     with server.sandbox() as box:
-        os.kill(_zygote(server), signal.SIGKILL)
+        os.kill(zygote_of(server), signal.SIGKILL)
         with server.sandbox() as other:
             assert other.execd.get("/ping").status_code == 200
         assert box.execd.get("/ping").status_code == 200
@@ -148,6 +150,9 @@ def launched(tmp_path: Path) -> Iterator[LaunchedServer]:
 def test_fifty_kills_under_load_lose_and_orphan_nothing(launched: LaunchedServer) -> None:
     server = launched
     with server.sandbox() as box:
+        made = box.execd.post("/v1/isolated/session", json={"workspace": {"path": "/workspace"}}).json()
+        session = f"/v1/isolated/session/{made['session_id']}"
+        box.execd.post(f"{session}/run", json={"code": "x=41; echo new > file"})
         stop = threading.Event()
         threads = [threading.Thread(target=_load, args=(server, box.id, box.token, stop)) for _ in range(3)]
         for thread in threads:
@@ -162,7 +167,8 @@ def test_fifty_kills_under_load_lose_and_orphan_nothing(launched: LaunchedServer
             stop.set()
             for thread in threads:
                 thread.join()
-        assert box.execd.get("/ping").status_code == 200
+        assert '"text":"42"' in box.execd.post(f"{session}/run", json={"code": "echo $((x + 1))"}).text
+        assert box.execd.post(f"{session}/commit").json()["overlays"][0]["changes"][0]["path"] == "file"
         # Every supervisor that lives is of a sandbox that the server lists, and the other way round.
         wait_until(lambda: _supervisors(server) == _ids(server))
         for id in _ids(server) - {box.id}:
@@ -205,9 +211,3 @@ def _supervisors(server: ServerUnderTest) -> set[str]:
         if str(inode) in held:
             found.add(path.name)
     return found
-
-
-def _zygote(server: ServerUnderTest) -> int:
-    assert server.process is not None
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    return next(int(pid) for pid in children if "zygote" in Path(f"/proc/{pid}/comm").read_text())

@@ -76,6 +76,12 @@ def test_images_are_found_by_pattern() -> None:
     assert config.image_of("ubuntu") is None
 
 
+def test_the_operator_can_say_what_the_code_interpreters_image_is() -> None:
+    config = parse_config('[images]\n"opensandbox/code-interpreter:*" = "data-tools"', "serve.toml")
+    assert config.image_of("opensandbox/code-interpreter:latest") == "data-tools"
+    assert config.image_of("host") == "host"
+
+
 def test_a_hint_about_the_network_names_the_key_of_this_file() -> None:
     with pytest.raises(PolicyError) as caught:
         parse_config('network = "a.example"', "serve.toml")

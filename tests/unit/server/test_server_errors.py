@@ -9,7 +9,7 @@ import pytest
 from litestar.exceptions import NotFoundException
 
 from stockade.errors import NotFoundError, PolicyError, SetupError, UnsupportedError
-from stockade.server.wire.errors import ApiError, ServerPaths, api_error, plain_words
+from stockade.server.wire.errors import ApiError, ServerPaths, api_error, create_error, plain_words
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,11 @@ def test_each_kind_has_its_status(error: Exception, status: int) -> None:
     found = api_error(error)
     assert found.status == status
     assert msgspec.json.decode(found.body).keys() == {"code", "message"}
+
+
+def test_a_429_says_when_to_ask_again_and_no_other_error_does() -> None:
+    assert ApiError(429, "LIMIT_EXCEEDED", "too many").headers == {"Retry-After": "1"}
+    assert ApiError(409, "CONFLICT", "not now").headers == {}
 
 
 def test_what_nobody_expected_says_nothing_about_the_server() -> None:
@@ -59,7 +64,12 @@ def test_paths_of_the_state_directory_are_replaced(monkeypatch: pytest.MonkeyPat
             "the body is not JSON: trailing characters (byte 3)",
         ),
         ("Invalid RFC3339 encoded datetime", "must be a time, such as 2027-01-31T12:00:00Z"),
-        ("Invalid enum value 'x'", "Invalid enum value 'x'"),
+        ("Object contains unknown field `shell`", "there is no field `shell`"),
+        (
+            "Invalid enum value 'x' - at `$.a`",
+            "'x' is none of its values; /openapi.json of the server lists them - at `$.a`",
+        ),
+        ("what no one foresaw", "what no one foresaw"),
     ],
 )
 def test_what_the_decoder_says_is_put_into_plain_words(decoder: str, words: str) -> None:
@@ -74,5 +84,19 @@ def test_an_unknown_path_says_where_the_calls_are_listed() -> None:
 
 def test_a_control_that_this_machine_lacks_is_named_with_its_waiver_and_no_path_of_the_host() -> None:
     missing = {"native": {"limits.memory": "no cgroups", "limits.cpu": "no cgroups"}}
-    words = api_error(UnsupportedError("not here", missing=missing, hint="mkdir /sys/fs/cgroup/x")).message
+    hint = 'mkdir /sys/fs/cgroup/x\nor waive it in the policy: accept = ["limits.memory", "limits.cpu"]'
+    words = api_error(UnsupportedError("not here", missing=missing, hint=hint)).message
     assert 'accept = ["limits.memory", "limits.cpu"]' in words and "/sys" not in words
+
+
+def test_walls_that_do_not_come_up_make_a_create_unavailable() -> None:
+    found = create_error(SetupError("user namespace: Operation not permitted", stage="namespaces"))
+    assert (found.status, found.code) == (503, "SERVICE_UNAVAILABLE") and "not permitted" in found.message
+    assert create_error(PolicyError("wrong")).status == 400
+    assert create_error(ValueError("anything")).status == 500
+
+
+def test_nobody_is_told_to_waive_a_control_that_is_missing_altogether() -> None:
+    error = UnsupportedError("not here", missing={"native": {"files": "no namespaces"}}, hint="sysctl x")
+    words = api_error(error).message
+    assert "stockade doctor" in words and "accept" not in words and "sysctl" not in words

@@ -39,8 +39,6 @@ HIGHEST_ID = (1 << 32) - 2
 PATIENCE = 0.3
 #: The longest time limit, in milliseconds: a year.
 LONGEST_TIMEOUT = 365 * 24 * 3600 * 1000
-#: How long a client waits before it tries again.
-RETRY = {"Retry-After": "1"}
 
 
 class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,7 +202,7 @@ class CommandTable:
         if self._closed or sum(other.running for other in self._runs.values()) >= MOST_RUNNING:
             if run.log is not None:
                 run.log.close()
-            raise ApiError(429, "LIMIT_EXCEEDED", f"{MOST_RUNNING} commands are running", headers=RETRY)
+            raise ApiError(429, "LIMIT_EXCEEDED", f"{MOST_RUNNING} commands are running")
         self._runs[run.id] = run
         return run
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 import msgspec
 
 from stockade.sandbox.async_sandbox import AsyncSandbox
-from stockade.sandbox.observation import SandboxLoad, load_of
+from stockade.sandbox.observation import SandboxLoad, first_process, load_of
 
 MEBIBYTE = 1 << 20
 #: Seconds between two lines of a watched sandbox, and over which a single answer measures.
@@ -45,26 +45,31 @@ def metrics_between(before: SandboxLoad, now: SandboxLoad) -> SandboxMetrics:
 class MetricsMeter:
     """Measures one sandbox."""
 
-    def __init__(self, box: AsyncSandbox) -> None:
-        self._box = box
+    def __init__(self, box: AsyncSandbox, boxes: Collection[AsyncSandbox]) -> None:
+        """Measure a sandbox; `boxes` are it and those of its isolated sessions, as they come and go."""
+        self._box, self._boxes = box, boxes
         self._last: SandboxLoad | None = None
 
     async def measure(self) -> SandboxMetrics:
         """Return the use since the last call, or over a moment if that was long ago."""
-        now = load_of(self._box)
+        now = await self._load()
         before = self._last
         if before is None or not BRIEF <= now.at - before.at <= RECENT:
             before = now
             await asyncio.sleep(BRIEF)
-            now = load_of(self._box)
+            now = await self._load()
         self._last = now
         return metrics_between(before, now)
 
+    async def _load(self) -> SandboxLoad:
+        first = [first_process(box) for box in self._boxes]
+        return await asyncio.to_thread(load_of, self._box, first)
+
     async def watch(self) -> AsyncIterator[bytes]:
         """Yield a line of JSON each second."""
-        before = load_of(self._box)
+        before = await self._load()
         while True:
             await asyncio.sleep(INTERVAL)
-            now = load_of(self._box)
+            now = await self._load()
             yield msgspec.json.encode(metrics_between(before, now)) + b"\n"
             before = now

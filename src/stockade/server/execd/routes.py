@@ -15,6 +15,7 @@ from stockade.server.execd.metrics import SandboxMetrics
 from stockade.server.supervisor.supervisor import SandboxSupervisor
 from stockade.server.wire.errors import MISSING_QUERY, ApiError
 from stockade.server.wire.events import EventResponse
+from stockade.server.wire.identity import require_ids
 from stockade.server.wire.line_endings import LineRule, line_rule
 
 #: The header with the cursor for the next piece of a log.
@@ -48,6 +49,7 @@ class CommandController(Controller):
         self, supervisor: SandboxSupervisor, request: Request[Any, Any, Any], data: CommandRequest
     ) -> EventResponse:
         """Run a command and stream its events; one in the background ends its stream at once."""
+        require_ids(supervisor.environment.ids, data.uid, data.gid)
         return await supervisor.commands.start(data, rule_of(supervisor, request))
 
     @delete("/", status_code=200)

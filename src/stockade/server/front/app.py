@@ -34,7 +34,7 @@ from stockade.server.wire.errors import (
 )
 
 #: What anyone may ask.
-OPEN = frozenset({"/ping", "/health", "/version"})
+OPEN = frozenset({"/ping", "/health"})
 #: Calls of the contract that this version does not have.
 LATER = re.compile(
     r"/v1/(snapshots|templates|pools|volumes)(/.*)?"

@@ -15,6 +15,7 @@ from litestar.openapi import OpenAPIConfig
 from litestar.types import ControllerRouterHandler
 
 from stockade._version import __version__
+from stockade.server.isolated.controller import ARCHIVE, PATCH_TYPE, ChangeLists
 from stockade.server.supervisor.app import PLANES, SupervisorApp
 
 TITLE = "Stockade"
@@ -42,14 +43,35 @@ SCHEMES = {
 }
 #: Fields of a create that this version refuses.
 REFUSED = ("snapshotId", "templateId", "volumes", "credentialProxy", "lifecycle")
-#: What answers that are no JSON consist of, by the end of their path; all other such answers are empty.
-EVENT_STREAMS = dict.fromkeys(("/command", "/run", "/code", "/metrics/watch"), ("text/event-stream",))
+#: What answers that are no JSON consist of, by the end of their path; all other such answers are empty. A
+#: DELETE answers with nothing or with JSON.
+EVENTS = ("text/event-stream",)
+CHANGE_LIST = "application/json"
 STREAMS = {
-    **EVENT_STREAMS,
+    **dict.fromkeys(("/command", "/run", "/code", "/metrics/watch"), EVENTS),
+    "/metrics": ("text/plain",),
     "/download": ("application/octet-stream", "text/plain"),
     "/logs": ("text/plain",),
-    "/diff": ("application/gzip", "application/json", "text/x-diff"),
+    "/diff": (ARCHIVE, CHANGE_LIST, PATCH_TYPE),
     "/receipts/{receipt}": ("application/json",),
+}
+#: How names of schemas become references to them.
+REFERENCE = "#/components/schemas/{name}"
+#: The body of an upload, which its handler reads by itself, as it arrives.
+PARTS = {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
+UPLOAD_BODY = {
+    "description": "for each file a part `metadata`, a file of JSON with path, mode, owner and group, and "
+    "then a part `file` with the content",
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "properties": {"metadata": PARTS, "file": PARTS},
+                "required": ["metadata", "file"],
+            }
+        }
+    },
 }
 SANDBOX = {"name": "sandbox_id", "in": "path", "required": True, "schema": {"type": "string"}}
 
@@ -82,7 +104,8 @@ def describe(controllers: list[ControllerRouterHandler], open_paths: frozenset[s
                 paths[shown] = _operations(path, item, [{TOKEN: []}, {KEY: []}], f"port {port}: ")
     for name in REFUSED:
         own["components"]["schemas"]["CreateRequest"]["properties"].pop(name)
-    schemas = {**_schemas(inner), **_schemas(own), "Error": ERROR_BODY}
+    lists = msgspec.json.schema_components((ChangeLists,), ref_template=REFERENCE)[1]
+    schemas = {**lists, **_schemas(inner), **_schemas(own), "Error": ERROR_BODY}
     whole = {
         "openapi": own["openapi"],
         "info": own["info"],
@@ -104,10 +127,23 @@ def _real_answer(path: str, method: str, answer: dict[str, Any]) -> dict[str, An
     schema = answer.get("content", {}).get("application/json", {}).get("schema", {})
     if schema.get("type") not in (None, "string") or "$ref" in schema or "oneOf" in schema:
         return answer
-    for end, kinds in STREAMS.items():
-        if path.endswith(end) and (method == "get" or end in EVENT_STREAMS):
-            return {**answer, "content": {kind: {"schema": {"type": "string"}} for kind in kinds}}
+    for end, kinds in STREAMS.items() if method != "delete" else ():
+        if path.endswith(end):
+            return {**answer, "content": {kind: {"schema": _content(end, kind)} for kind in kinds}}
     return {name: value for name, value in answer.items() if name != "content"}
+
+
+def _content(end: str, kind: str) -> dict[str, str]:
+    if end == "/diff" and kind == CHANGE_LIST:
+        return {"$ref": REFERENCE.format(name=ChangeLists.__name__)}
+    return {"type": "object" if kind == "application/json" else "string"}
+
+
+def _is_needed(path: str, method: str, name: str) -> bool:
+    """Whether a call is refused without a parameter of the query that its handler reads by itself."""
+    if name == "path":
+        return "/files" in path or "/directories" in path
+    return method == "delete" and name in ("id", "language")
 
 
 def _operations(
@@ -122,9 +158,17 @@ def _operations(
             if status not in FRAMEWORK_ERRORS
         }
         responses = {status: _real_answer(path, method, answer) for status, answer in responses.items()}
+        if path.endswith("/download"):
+            responses["206"] = {**responses["200"], "description": "the bytes that `Range` names"}
         changed = {**operation, "responses": {**responses, "default": ERROR}, "security": security}
+        if path.endswith("/upload"):
+            changed["requestBody"] = UPLOAD_BODY
         if prefix:
-            changed["parameters"] = [SANDBOX, *operation.get("parameters", ())]
+            given = [
+                {**one, "required": True} if _is_needed(path, method, one["name"]) else one
+                for one in operation.get("parameters", ())
+            ]
+            changed["parameters"] = [SANDBOX, *given]
             changed["operationId"] = f"{prefix.partition(':')[0].replace(' ', '')}_{operation['operationId']}"
         found[method] = changed
     return found

@@ -54,7 +54,7 @@ def capabilities(
         available=True,
         isolator="stockade",
         version=version,
-        setpriv_available=True,
+        setpriv_available=identities,
         userns_available=True,
         commit_supported=True,
         diff_supported=True,

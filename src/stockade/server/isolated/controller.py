@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 from litestar import Controller, Request, Response, delete, get, post
+from litestar.openapi import ResponseSpec
 from litestar.response import Stream
 
 from stockade._version import __version__
@@ -23,7 +24,10 @@ from stockade.server.isolated.session import IsolatedRunEnd, IsolatedSession
 from stockade.server.isolated.session_request import (
     CommitRequest,
     CreateSession,
+    InvalidFieldError,
     RunRequest,
+    SessionSpec,
+    as_requested,
     checked_run,
     session_spec,
 )
@@ -34,7 +38,7 @@ from stockade.server.wire.events import EventResponse, EventStream
 from stockade.server.wire.line_endings import line_rule
 
 CURSOR = "EXECD-ISOLATED-TAIL-CURSOR"
-ARCHIVE = "application/gzip"
+ARCHIVE, PATCH_TYPE = "application/gzip", "text/x-diff"
 
 
 class CreatedSession(msgspec.Struct, frozen=True):
@@ -46,6 +50,16 @@ class CreatedSession(msgspec.Struct, frozen=True):
 
 class SessionSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     """One session of `GET /v1/isolated/sessions`."""
+
+    session_id: str
+    status: Literal["active", "dead"]
+    created_at: datetime
+    last_run_at: datetime
+    idle_remaining_seconds: int | None = None
+
+
+class SessionDescription(SessionSpec, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer of `GET /v1/isolated/session/{id}`: its state, and the request in effect."""
 
     session_id: str
     status: Literal["active", "dead"]
@@ -107,7 +121,10 @@ class IsolatedController(Controller):
     async def create(self, supervisor: SandboxSupervisor, data: CreateSession) -> CreatedSession:
         """Make a session. Its shell has run a command when the answer arrives."""
         spec = session_spec(data, supervisor.config.idle_timeout)
-        session = await supervisor.isolated.create(spec)
+        try:
+            session = await supervisor.isolated.create(spec)
+        except InvalidFieldError as error:
+            raise as_requested(data, error) from None
         return CreatedSession(session.id, session.created_at)
 
     @get("/sessions")
@@ -116,11 +133,11 @@ class IsolatedController(Controller):
         return SessionList([_summary(session) for _, session in supervisor.isolated.all()])
 
     @get("/session/{session_id:str}")
-    async def session(self, supervisor: SandboxSupervisor, session_id: str) -> Response[bytes]:
+    async def session(self, supervisor: SandboxSupervisor, session_id: str) -> SessionDescription:
         """Describe a session: its state, and the request in effect."""
         session = supervisor.isolated.get(session_id)
-        known = msgspec.to_builtins(_summary(session)) | msgspec.to_builtins(session.spec)
-        return Response(msgspec.json.encode(known), media_type="application/json")
+        summary, spec = msgspec.structs.asdict(_summary(session)), msgspec.structs.asdict(session.spec)
+        return SessionDescription(**summary, **spec)
 
     @delete("/session/{session_id:str}", status_code=200)
     async def remove(self, supervisor: SandboxSupervisor, session_id: str) -> Response[bytes]:
@@ -128,7 +145,11 @@ class IsolatedController(Controller):
         await supervisor.isolated.remove(session_id)
         return Response(b"", media_type="text/plain")
 
-    @post("/session/{session_id:str}/run", status_code=200)
+    @post(
+        "/session/{session_id:str}/run",
+        status_code=200,
+        responses={202: ResponseSpec(StartedRun, description="the run goes on in the background")},
+    )
     async def run(
         self,
         request: Request[Any, Any, Any],
@@ -196,18 +217,17 @@ class IsolatedController(Controller):
                 return Response(ChangeLists(found), media_type="application/json")
             if format == "patch":
                 made = await asyncio.to_thread(changes.patch, overlays, most)
-                return Response(made, media_type="text/x-patch")
+                return Response(made, media_type=PATCH_TYPE)
             ids = session.sandbox.ids
             file = await asyncio.to_thread(changes.archive, overlays, ids, most, supervisor.isolated.logs)
         return Stream(file_pieces(file), media_type=ARCHIVE)
 
     @post("/session/{session_id:str}/commit", status_code=200)
     async def commit(
-        self, request: Request[Any, Any, Any], supervisor: SandboxSupervisor, session_id: str
+        self, supervisor: SandboxSupervisor, session_id: str, data: CommitRequest | None = None
     ) -> CommitAnswer:
         """Commit the session's changes to the sandbox's own files."""
-        body = await request.body()
-        wanted = msgspec.json.decode(body, type=CommitRequest) if body.strip() else CommitRequest()
+        wanted = data or CommitRequest()
         session = supervisor.isolated.get(session_id)
         async with session.turn():
             overlays = changes.kept_overlays(session.spec, session.sandbox.overlays(), wanted.path)

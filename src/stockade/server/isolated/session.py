@@ -110,9 +110,8 @@ class IsolatedSession:
                 yield
 
     async def file_worker(self) -> FileWorker:
-        """Return what makes the session's file calls, with the rights of its user; this counts as a use."""
-        with self.in_use():
-            return await self.sandbox.workers.of(self.spec.uid, self.spec.gid)
+        """Return what makes the session's file calls, with the rights of its user."""
+        return await self.sandbox.workers.of(self.spec.uid, self.spec.gid)
 
     def start(
         self, request: RunRequest, on_stdout: Sink, on_stderr: Sink

@@ -8,6 +8,7 @@ fills in the defaults. Both are pure: no path is looked at here.
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -35,12 +36,14 @@ SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr")
 #: The longest path that the kernel takes, and the longest name in it.
 LONGEST_PATH, LONGEST_NAME = 4095, 255
 
+_OVERLAY = re.compile(r"overlays\[(\d+)\]")
+
 
 class InvalidFieldError(PolicyError):
     """A field of a request that cannot be taken; the message begins with its name."""
 
     def __init__(self, field: str, problem: str) -> None:
-        self.field = field
+        self.field, self.problem = field, problem
         super().__init__(f"{field}: {problem}")
 
 
@@ -128,7 +131,7 @@ class SessionSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     binds: tuple[BindSpec, ...] = ()
     uid: int | None = None
     gid: int | None = None
-    policy: RequestPolicy = RequestPolicy()
+    policy: RequestPolicy | None = None
 
     @property
     def directory(self) -> str:
@@ -166,8 +169,20 @@ def session_spec(request: CreateSession, idle_timeout: int) -> SessionSpec:
         binds=tuple(BindSpec(one.source, one.dest or one.source, bool(one.readonly)) for one in binds),
         uid=request.uid,
         gid=request.gid,
-        policy=request.policy or RequestPolicy(),
+        policy=request.policy,
     )
+
+
+def as_requested(request: CreateSession, error: InvalidFieldError) -> InvalidFieldError:
+    """Return an error about a mount of the session with the name that its field has in the request.
+
+    A session counts its workspace as the first overlay; the request does not.
+    """
+    found = _OVERLAY.match(error.field)
+    if found is None or request.workspace is None:
+        return error
+    index, rest = int(found[1]), error.field[found.end() :]
+    return InvalidFieldError(f"overlays[{index - 1}]{rest}" if index else f"workspace{rest}", error.problem)
 
 
 def _overlays(request: CreateSession) -> tuple[OverlaySpec, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +16,7 @@ from stockade.sandbox.identity import run_as
 from stockade.server.isolated.secret_names import passed_variables
 from stockade.server.isolated.session_mounts import SessionMounts, session_mounts
 from stockade.server.isolated.session_request import InvalidFieldError, SessionSpec
+from stockade.server.wire.identity import require_ids
 from stockade.server.wire.request_policy import narrowed
 from stockade.sessions.bash import quoted
 
@@ -71,7 +73,7 @@ class SessionSandbox:
     @classmethod
     async def open(cls, spec: SessionSpec, ground: SandboxGround, name: str) -> SessionSandbox:
         """Raise the walls, start the shell, and return when it has run something."""
-        _check_identity(spec, ground.environment)
+        require_ids(ground.environment.ids, spec.uid, spec.gid)
         mounts = session_mounts(spec, ground.trees, ground.writable_paths)
         box = AsyncSandbox(
             session_policy(spec, ground),
@@ -96,7 +98,16 @@ class SessionSandbox:
 
     async def _greet(self, spec: SessionSpec) -> None:
         """Run the first command, which enters the session's directory."""
-        result = await self.shell.run(f"builtin cd -- {quoted(spec.directory)}", timeout=READY)
+        try:
+            result = await self.shell.run(f"builtin cd -- {quoted(spec.directory)}", timeout=READY)
+        except SetupError as error:
+            if error.errno not in (errno.ENOENT, errno.EACCES):
+                raise
+            raise SetupError(
+                "isolated sessions need bash, and the sandbox's image has none",
+                stage="session",
+                hint="commands run in sh; ask for an image with bash",
+            ) from None
         if result.ok:
             return
         if self.ended:
@@ -128,17 +139,6 @@ class SessionSandbox:
             self._mounts.close()
 
 
-def _check_identity(spec: SessionSpec, environment: Environment) -> None:
-    """Refuse ids that the sandbox does not have."""
-    for field, id, known in (
-        ("uid", spec.uid, environment.ids.has_uid),
-        ("gid", spec.gid, environment.ids.has_gid),
-    ):
-        if id is not None and not known(id):
-            why = environment.ids.reason or "the sandbox has no such id"
-            raise InvalidFieldError(field, f"{id} cannot be used: {why}")
-
-
 def session_policy(spec: SessionSpec, ground: SandboxGround) -> Policy:
     """Return the policy of a session: the sandbox's, with the session's variables and disk limit."""
     policy = ground.policy
@@ -149,7 +149,7 @@ def session_policy(spec: SessionSpec, ground: SandboxGround) -> Policy:
     net = policy.net if spec.share_net and ground.network < 0 else ()
     variables = passed_variables(ground.variables, spec.env_passthrough)
     policy = msgspec.structs.replace(policy, limits=limits, net=net, env=variables)
-    return narrowed(policy, spec.policy)
+    return narrowed(policy, spec.policy) if spec.policy is not None else policy
 
 
 def session_environment(spec: SessionSpec, ground: SandboxGround, mounts: SessionMounts) -> Environment:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import re
 import resource
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from stockade.errors import StockadeError
+from stockade.errors import SetupError, StockadeError
 from stockade.server.isolated.session import IsolatedSession
 from stockade.server.isolated.session_request import SessionSpec
 from stockade.server.isolated.session_sandbox import SandboxGround, SessionSandbox
 from stockade.server.record import new_id
 from stockade.server.tally import TALLY, LayerMeter, TallyReport, create_outcome
-from stockade.server.wire.errors import LIMIT_EXCEEDED, ApiError, api_error
+from stockade.server.wire.errors import LIMIT_EXCEEDED, ApiError, create_error
 
 if TYPE_CHECKING:
     from stockade.server.supervisor.supervisor import SandboxSupervisor
@@ -25,6 +27,8 @@ SESSION_NOT_FOUND = "SESSION_NOT_FOUND"
 #: How many sessions a sandbox can have, if its supervisor may have enough open files: each takes about 16,
 #: and everything else fits into 512.
 MOST_SESSIONS, FILES_OF_SESSION, OTHER_FILES = 1024, 16, 512
+#: The paths of file calls of a session.
+FILE_CALL = re.compile(r"/execd/v1/isolated/session/([^/]+)/(?:files|directories)(?:/|$)")
 
 _log = logging.getLogger("stockade.server")
 
@@ -78,20 +82,27 @@ class IsolatedSessions:
             raise ApiError(404, SESSION_NOT_FOUND, f"there is no session {id!r:.100}")
         return found
 
+    def use_by(self, path: str) -> contextlib.AbstractContextManager[None]:
+        """Keep the session of a file call in use until its answer is sent: a transfer may take long."""
+        found = FILE_CALL.match(path)
+        session = self._sessions.get(found[1]) if found else None
+        return contextlib.nullcontext() if session is None else session.in_use()
+
     async def create(self, spec: SessionSpec) -> IsolatedSession:
         """Make a session; when this returns, its shell has run something."""
         try:
             session = await self._create(spec)
         except Exception as error:
-            TALLY.note_session(create_outcome(api_error(error).status))
-            raise
+            found = create_error(error)
+            TALLY.note_session(create_outcome(found.status))
+            raise (found if isinstance(error, SetupError) else error) from None
         TALLY.note_session("created")
         return session
 
     async def _create(self, spec: SessionSpec) -> IsolatedSession:
         if len(self._sessions) >= (most := most_sessions()):
             words = f"the sandbox has {most} isolated sessions already"
-            raise ApiError(429, LIMIT_EXCEEDED, words, headers={"Retry-After": "1"})
+            raise ApiError(429, LIMIT_EXCEEDED, words)
         id = new_id()
         sandbox = await self._open(spec, id)
         if self._closed:

@@ -27,7 +27,8 @@ from stockade.server.supervisor.control import ControlController
 from stockade.server.supervisor.network_policy import NetworkPolicy, PolicyController
 from stockade.server.supervisor.supervisor import SandboxSupervisor
 from stockade.server.wire.asgi import AsgiReceive, AsgiScope, AsgiSend
-from stockade.server.wire.errors import INVALID_REQUEST, NOT_SUPPORTED, ApiError, error_response
+from stockade.server.wire.errors import NOT_SUPPORTED, ApiError, error_response
+from stockade.server.wire.identity import require_ids
 
 #: The planes of a sandbox by the port that clients ask for.
 PLANES = {"44772": "/execd", "18080": "/egress"}
@@ -53,10 +54,7 @@ async def _own_worker(supervisor: SandboxSupervisor) -> FileWorker:
 
 async def _worker_of(supervisor: SandboxSupervisor, uid: FromPath[int], gid: FromPath[int]) -> FileWorker:
     """Return the worker with the rights of a user inside."""
-    ids = supervisor.environment.ids
-    if not ids.has_uid(uid) or not ids.has_gid(gid):
-        words = ids.reason or "the sandbox has the users and groups from 0 to 65535"
-        raise ApiError(400, INVALID_REQUEST, f"uid, gid: {uid} and {gid} cannot be used here: {words}")
+    require_ids(supervisor.environment.ids, uid, gid)
     return await supervisor.workers.of(uid, gid)
 
 
@@ -123,6 +121,9 @@ class SupervisorApp:
             except ApiError as error:
                 await send_error(send, error)
                 return
+            with supervisor.isolated.use_by(path):
+                await self.litestar(scope, receive, send)
+            return
         await self.litestar(scope, receive, send)
 
 

@@ -23,7 +23,7 @@ from stockade.server.directory import listen_in, make_directory, remove_director
 from stockade.server.http_server import ClientBounds, HttpServer
 from stockade.server.supervisor.app import SupervisorApp
 from stockade.server.supervisor.supervisor import SandboxSupervisor
-from stockade.server.wire.errors import ServerPaths, api_error
+from stockade.server.wire.errors import ServerPaths, create_error
 from stockade.server.zygote import SupervisorReport, SupervisorRequest
 
 NAME = "stockade-box"
@@ -98,7 +98,7 @@ async def _supervise(app: SupervisorApp, wanted: SupervisorRequest, report: sock
         await server.start(listener)
         supervisor.publish()
     except BaseException as error:
-        found = api_error(error)
+        found = create_error(error)
         if supervisor is not None:
             await supervisor.end()
         elif made:

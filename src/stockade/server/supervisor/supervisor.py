@@ -121,7 +121,7 @@ class SandboxSupervisor:
         self.commands = CommandTable(self.box, variables, os.path.join(self.path, LOGS))
         self.shells = BashSessions(self.box, variables, self.commands)
         self.code = CodeContexts(self.box, variables)
-        self.meter = MetricsMeter(self.box)
+        self.meter = MetricsMeter(self.box, self.boxes)
         readiness = ReadinessListener(self.box)
         self.isolated = IsolatedSessions(self)
         self.closing += [

@@ -24,6 +24,7 @@ from stockade.errors import (
     LimitError,
     NotFoundError,
     PolicyError,
+    SetupError,
     StockadeError,
     UnsupportedError,
 )
@@ -43,6 +44,9 @@ NOT_SUPPORTED = "NOT_SUPPORTED"
 METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
 SERVICE_UNAVAILABLE = "SERVICE_UNAVAILABLE"
 UNKNOWN = "UNKNOWN"
+
+#: The status of what can be asked again in a moment.
+TOO_MANY = 429
 
 #: The status and the code of each kind of Stockade's errors; the first that matches counts.
 KINDS: tuple[tuple[type[StockadeError], int, str], ...] = (
@@ -81,6 +85,8 @@ MESSAGES = {
     404: "there is no such call; /openapi.json of the server lists them",
     405: "this path has no such method; /openapi.json of the server lists the calls",
 }
+#: Names of parameters in handlers that clients know by another one; the body as a whole has none.
+NAMES = {"data": "", "page_size": "pageSize", "states": "state", "idempotency_key": "Idempotency-Key"}
 NO_BODY = "the request needs a body in JSON"
 #: What the decoder calls the kinds of values, and what we call them.
 KINDS_OF_JSON = {
@@ -95,6 +101,8 @@ BOUNDS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 _EXPECTED = re.compile(r"Expected `([^`]*)`(?: (>=|<=|>|<) (\S+?))?(?:, got `([^`]*)`)?( - at `.*`)?")
 _LACKS = re.compile(r"Object missing required field (`[^`]*`)( - at `.*`)?")
+_UNKNOWN = re.compile(r"Object contains unknown field (`[^`]*`)( - at `.*`)?")
+_NO_CHOICE = re.compile(r"Invalid enum value (.*?)( - at `.*`)?")
 _NO_TIME = "Invalid RFC3339 encoded datetime"
 _MALFORMED = re.compile(r"JSON is malformed: (.*)")
 
@@ -112,7 +120,8 @@ class ApiError(Exception):
         self.code = code
         # A name of a file can have bytes that are no text, which JSON cannot carry.
         self.message = message.encode("utf-8", "backslashreplace").decode()
-        self.headers = headers or {}
+        # The SDKs repeat a call after 429: without a time they choose one, and a long one makes them hang.
+        self.headers = ({"Retry-After": "1"} if status == TOO_MANY else {}) | (headers or {})
 
     @property
     def body(self) -> bytes:
@@ -171,9 +180,8 @@ def _of_stockade(error: StockadeError) -> ApiError:
         # The fix is the operator's, and names directories of this machine.
         _log.warning("%s\n%s", words, error.hint)
         if error.missing:
-            words += (
-                f"\n(the server's operator can fix this, see `stockade doctor -v`, or {waiver_of(error)})"
-            )
+            fixes = ["the server's operator can fix this, see `stockade doctor -v`", waiver_of(error)]
+            words += f"\n({', or '.join(filter(None, fixes))})"
     elif error.hint:
         words = f"{words} ({error.hint})"
     words = ServerPaths.hide(words)
@@ -187,10 +195,21 @@ def _of_stockade(error: StockadeError) -> ApiError:
     return ApiError(500, RUNTIME_ERROR, words)
 
 
+def create_error(error: BaseException) -> ApiError:
+    """Return the answer for a sandbox or session that could not be made: 503 if its walls did not come up."""
+    found = api_error(error)
+    if isinstance(error, SetupError) and found.status == 500:
+        return ApiError(503, SERVICE_UNAVAILABLE, found.message)
+    return found
+
+
 def waiver_of(error: UnsupportedError) -> str:
-    """Say how the configuration waives the controls that this machine does not enforce in full."""
-    controls = ", ".join(f'"{control}"' for control in next(iter(error.missing.values())))
-    return f"waive it in the server's configuration: accept = [{controls}]"
+    """Say how the configuration waives the controls that this machine has in part; empty if it cannot.
+
+    The error's own hint has the waiver of a policy, and none if a control is missing altogether.
+    """
+    _, waives, controls = error.hint.rpartition("accept = ")
+    return f"waive it in the server's configuration (--config FILE): accept = {controls}" if waives else ""
 
 
 def _of_framework(error: HTTPException) -> ApiError:
@@ -214,7 +233,8 @@ def _validation_words(error: ValidationException) -> str:
     for one in error.extra if isinstance(error.extra, list) else ():
         if isinstance(one, dict):
             key, words = one.get("key"), plain_words(str(one.get("message", "")))
-            found.append(f"{key}: {words}" if key and words != NO_BODY else words)
+            key = NAMES.get(str(key or ""), str(key or ""))
+            found.append(f"{key}: {words}" if key else words)
     return "; ".join(found) or plain_words(error.detail)
 
 
@@ -234,6 +254,10 @@ def plain_words(text: str) -> str:
         return f"the body is not JSON: {found[1]}"
     if found := _LACKS.fullmatch(text):
         return f"the field {found[1]} is missing{found[2] or ''}"
+    if found := _UNKNOWN.fullmatch(text):
+        return f"there is no field {found[1]}{found[2] or ''}"
+    if found := _NO_CHOICE.fullmatch(text):
+        return f"{found[1]} is none of its values; /openapi.json of the server lists them{found[2] or ''}"
     found = _EXPECTED.fullmatch(text)
     if found is None:
         return text
