@@ -148,3 +148,25 @@ def test_requests_that_nobody_reads_answers_to_are_not_gathered(server: ServerUn
         for _ in range(500):
             end.sendall(ask * 2000)
     assert server.http.get("/health").status_code == 200
+
+
+CHUNKED = b"POST /v1/metrics/events HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+
+
+def test_what_follows_a_body_is_no_header(server: ServerUnderTest) -> None:
+    known = f"{KEY_HEADER}: {KEY}\r\n".encode()
+    end = b"2\r\n{}\r\n0\r\n"
+    # In one packet, so that everything has arrived before the request is looked at.
+    answer = _raw(server, CHUNKED + b"Connection: close\r\n" + known + b"\r\n" + end + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 204 "), answer  # the control
+    answer = _raw(server, CHUNKED + b"Connection: close\r\n\r\n" + end + known + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 401 "), answer
+
+
+@pytest.mark.parametrize("piece", [b"a: b\r\n" * 50_000, b"a" * 300_000])
+def test_what_follows_a_body_is_not_gathered_without_end(server: ServerUnderTest, piece: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), 10) as end, pytest.raises(ConnectionError):
+        end.sendall(CHUNKED + b"\r\n0\r\na: b")
+        for _ in range(100):
+            end.sendall(piece)
+    assert server.http.get("/health").status_code == 200
