@@ -102,6 +102,7 @@ class SandboxFactory:
             idempotency_key=key,
             body_digest=digest,
         )
+        create_checks.check_size(record)
         return record
 
     def _root_of(self, uri: str) -> str:

@@ -40,6 +40,7 @@ from stockade.server.supervisor.sandbox_policy import (
     policy_of,
     root_directory,
 )
+from stockade.server.wire import create_checks
 from stockade.server.wire.errors import CONFLICT, ApiError
 from stockade.server.wire.line_endings import LineRule
 from stockade.server.wire.network import NetworkRule
@@ -175,9 +176,11 @@ class SandboxSupervisor:
         self._write(expires_at=expires_at)
         self._restart_timer()
 
-    def set_metadata(self, metadata: dict[str, str]) -> None:
-        """Replace the sandbox's metadata."""
-        self._write(metadata=metadata)
+    def patch_metadata(self, patch: dict[str, str | None]) -> None:
+        """Change the sandbox's metadata by a JSON merge patch."""
+        merged = create_checks.merge_metadata(self.record.metadata, patch)
+        create_checks.check_size(msgspec.structs.replace(self.record, metadata=merged))
+        self._write(metadata=merged)
 
     def set_network(self, rules: tuple[NetworkRule, ...]) -> None:
         """Note the rules of the network, which have changed."""
