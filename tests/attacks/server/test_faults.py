@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from support.event_streams import command
+from support.isolated import SessionUnderTest, create
 from support.server import ServedSandbox, ServerUnderTest, module_server, wait_until
 
 
@@ -42,3 +45,33 @@ def test_a_pause_that_cannot_be_recorded_stops_nothing(server: ServerUnderTest) 
         _hinder_records(box)
         assert server.http.post(f"/v1/sandboxes/{box.id}/pause").status_code >= 400
         assert command(box.execd, "echo on").texts() == ["on\n"]
+
+
+def _session(box: ServedSandbox) -> SessionUnderTest:
+    return SessionUnderTest(box, create(box).json()["session_id"])
+
+
+def test_a_session_that_is_deleted_during_a_reset_leaves_nothing(server: ServerUnderTest) -> None:
+    with server.sandbox() as box, ThreadPoolExecutor(1) as pool:
+        for attempt in range(6):
+            session = _session(box)
+            reset = pool.submit(session.http.post, f"{session.path}/reset")
+            time.sleep(0.006 * attempt)
+            session.delete()
+            assert reset.result().status_code in (200, 404, 409)
+        assert list((server.home / "workspaces").iterdir()) == []
+        assert server.http.post(f"/v1/sandboxes/{box.id}/pause").status_code == 202  # it knows no dead one
+
+
+@pytest.mark.parametrize("after", [0.02, 0.2])
+def test_a_session_that_is_deleted_during_a_commit_is_committed_whole_or_not_at_all(
+    server: ServerUnderTest, after: float
+) -> None:
+    with server.sandbox() as box, ThreadPoolExecutor(1) as pool:
+        session = _session(box)
+        session.text("for n in $(seq 1000); do echo > $n; done")
+        commit = pool.submit(session.commit)
+        time.sleep(after)
+        session.delete()
+        status, (count,) = commit.result().status_code, command(box.execd, "ls /workspace | wc -l").texts()
+        assert (status, count.strip()) in ((200, "1000"), (404, "0"), (409, "0"))
