@@ -59,7 +59,7 @@ def test_a_session_goes_on_after_the_server_was_killed(server: ServerUnderTest) 
 
 def test_the_first_start_shows_a_key_once_and_a_state_directory_has_one_server(tmp_path: Path) -> None:
     server = ServerUnderTest(tmp_path)
-    del server.environ["STOCKADE_API_KEY"]
+    server.key = ""
     server.start()
     try:
         (line,) = (line for line in server.lines if "OPEN_SANDBOX_API_KEY" in line)
