@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -115,6 +116,46 @@ def test_an_idempotency_key_survives_the_server(server: ServerUnderTest) -> None
     again = server.http.post("/v1/sandboxes", json=body, headers=headers).json()
     assert again["id"] == first["id"]
     server.http.delete(f"/v1/sandboxes/{first['id']}")
+
+
+def test_a_create_that_is_slower_than_the_servers_restart_is_found(server: ServerUnderTest) -> None:
+    headers, body = {"Idempotency-Key": "slow"}, {"image": {"uri": "host"}, "timeout": 60}
+    everything = {KEY_HEADER: server.key, **headers}
+
+    def create() -> None:
+        with contextlib.suppress(httpx.HTTPError):  # the server dies meanwhile
+            httpx.post(f"{server.url}/v1/sandboxes", json=body, headers=everything, timeout=20)
+
+    before = set((server.home / "sandboxes").iterdir())
+    asking = threading.Thread(target=create)
+    asking.start()
+    made, supervisor = _stop_new_supervisor(server.home / "sandboxes", before)
+    try:
+        server.stop(signal.SIGKILL)
+        asking.join()
+        assert not (made / "record.json").exists(), "the supervisor was stopped too late"
+        server.start()
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    again = server.http.post("/v1/sandboxes", json=body, headers=headers).json()
+    assert again["id"] == made.name
+    assert server.http.delete(f"/v1/sandboxes/{made.name}").status_code == 204
+    assert not made.exists()
+
+
+def _stop_new_supervisor(root: Path, before: set[Path]) -> tuple[Path, int]:
+    """Stop the supervisor that makes a new directory as soon as it holds the lock."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        for path in set(root.iterdir()) - before:
+            with contextlib.suppress(FileNotFoundError):
+                inode = (path / "lock").stat().st_ino
+                for line in Path("/proc/locks").read_text().splitlines():
+                    fields = line.split()
+                    if fields[5].rpartition(":")[2] == str(inode):
+                        os.kill(int(fields[4]), signal.SIGSTOP)
+                        return path, int(fields[4])
+    raise AssertionError("no supervisor began")
 
 
 def test_a_failed_sandbox_goes_when_its_time_is_over(server: ServerUnderTest) -> None:

@@ -52,8 +52,9 @@ def test_a_survey_finds_records_and_removes_what_dead_creates_left(tmp_path: Pat
 
 
 def test_a_directory_that_was_just_made_is_left_to_its_maker(tmp_path: Path) -> None:
-    (tmp_path / str(uuid.uuid4())).mkdir()
-    assert survey(str(tmp_path)) == {}
+    id = str(uuid.uuid4())
+    (tmp_path / id).mkdir()
+    assert survey(str(tmp_path)) == {id: (None, True)}
     assert len(list(tmp_path.iterdir())) == 1
 
 

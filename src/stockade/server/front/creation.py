@@ -44,6 +44,7 @@ class SandboxFactory:
             return await self._make(owner, data, key, digest)
         lock = self._running.setdefault((owner, key), asyncio.Lock())
         async with lock:
+            await self._table.settle()  # an earlier server may have taken this very request
             return self._earlier(owner, key, digest) or await self._make(owner, data, key, digest)
 
     def _earlier(self, owner: str, key: str, digest: str) -> ServerRecord | None:

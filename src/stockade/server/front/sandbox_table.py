@@ -16,13 +16,15 @@ import msgspec
 
 from stockade.runs.register import register, sandbox_record
 from stockade.sandbox.private_tree import remove_layers
-from stockade.server.directory import remove_directory, survey
+from stockade.server.directory import DirectoryState, look_at, remove_directory, survey
 from stockade.server.front.upstream import Upstream
 from stockade.server.record import ServerRecord, is_id, now, open_directory, read_record
 from stockade.server.wire.errors import ApiError
 
 #: Seconds between two looks for sandboxes whose supervisor is dead and whose time is over.
 HOUSEKEEPING = 30.0
+#: Seconds between two looks at sandboxes that an earlier server was making, and the longest wait for them.
+UNOPENED, SETTLING = 0.1, 60.0
 NOT_FOUND = "SANDBOX_NOT_FOUND"
 DEAD = "the sandbox's supervisor has died: delete the sandbox"
 
@@ -64,17 +66,43 @@ class SandboxTable:
         self.home = home
         self._known: dict[str, KnownSandbox] = {}
         self._housekeeper: asyncio.Task[None] | None = None
+        self._finder: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Find the sandboxes that an earlier server has left, and sweep what it left half done."""
-        for id, (record, lives) in survey(self.root).items():
-            self._add(id, record, lives=lives)
+        unopened = {id for id, found in survey(self.root).items() if not self._add_found(id, found)}
+        self._finder = asyncio.create_task(self._find_later(unopened))
         self._housekeeper = asyncio.create_task(self._keep_house())
+
+    def _add_found(self, id: str, found: DirectoryState) -> bool:
+        """Add a sandbox that an earlier server has made; False if it is not open yet."""
+        if found.record is not None:
+            self._add(id, found.record, lives=found.lives)
+        return found.record is not None
+
+    async def _find_later(self, unopened: set[str]) -> None:
+        """Add the sandboxes that an earlier server was making when it died, as soon as they are open."""
+        while unopened:
+            await asyncio.sleep(UNOPENED)
+            for id in tuple(unopened):
+                try:
+                    found = look_at(self.root, id)
+                except OSError:
+                    _log.exception("what a create has left in sandbox %s cannot be removed", id)
+                    found = None
+                if found is None or self._add_found(id, found):
+                    unopened.discard(id)
+
+    async def settle(self) -> None:
+        """Wait until every sandbox that an earlier server was making is known or gone."""
+        if self._finder is not None and not self._finder.done():
+            await asyncio.wait([self._finder], timeout=SETTLING)
 
     def stop(self) -> None:
         """Forget all sandboxes; they live on."""
-        if self._housekeeper is not None:
-            self._housekeeper.cancel()
+        for task in (self._housekeeper, self._finder):
+            if task is not None:
+                task.cancel()
         for id in list(self._known):
             self.forget(id)
 
