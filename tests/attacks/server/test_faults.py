@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -75,3 +78,15 @@ def test_a_session_that_is_deleted_during_a_commit_is_committed_whole_or_not_at_
         session.delete()
         status, (count,) = commit.result().status_code, command(box.execd, "ls /workspace | wc -l").texts()
         assert (status, count.strip()) in ((200, "1000"), (404, "0"), (409, "0"))
+
+
+def test_what_a_dead_supervisor_left_can_be_deleted_by_several_at_once(server: ServerUnderTest) -> None:
+    with server.sandbox() as box, ThreadPoolExecutor(4) as pool:
+        command(box.execd, "cd /data; for n in $(seq 500); do echo > $n; done")
+        directory = server.home / "sandboxes" / box.id
+        os.kill(json.loads((directory / "record.json").read_text())["supervisor"], signal.SIGKILL)
+        path = f"/v1/sandboxes/{box.id}"
+        wait_until(lambda: server.http.get(path).json()["status"]["state"] == "Failed")
+        answers = pool.map(lambda _: server.http.delete(path).status_code, range(4))
+        assert set(answers) <= {204, 404}
+        assert not directory.exists()

@@ -40,6 +40,8 @@ class KnownSandbox:
         self.lives = lives
         self.upstream = Upstream(directory)
         self.pidfd = -1
+        #: The removal of what a dead supervisor left, once it has begun.
+        self.removal: asyncio.Task[None] | None = None
 
     def refresh(self) -> ServerRecord:
         """Read the record again, and return it with the state that the server knows of."""
@@ -143,9 +145,17 @@ class SandboxTable:
         return known
 
     async def remove(self, known: KnownSandbox) -> None:
-        """Remove what a dead supervisor left of its sandbox."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self._clean_up, known.record.id)
+        """Remove what a dead supervisor left of its sandbox; several calls at the same time are one."""
+        if known.removal is None:
+            known.removal = asyncio.create_task(self._remove(known))
+        await asyncio.shield(known.removal)
+
+    async def _remove(self, known: KnownSandbox) -> None:
+        try:
+            await asyncio.to_thread(self._clean_up, known.record.id)
+        except BaseException:
+            known.removal = None  # it can be tried again
+            raise
         self.forget(known.record.id)
 
     def _clean_up(self, id: str) -> None:
