@@ -85,6 +85,7 @@ class ServerUnderTest:
         """Register the client's key. The variable does it too, but then the zygote takes longer to start."""
         digest = hashlib.sha256(self.key.encode()).hexdigest()
         keys = Path(server_directory(str(self.home))) / "keys.json"
+        keys.touch(0o600)
         keys.write_text(json.dumps([{"name": "default", "digest": digest, "made": ""}]))
 
     def popen(self) -> subprocess.Popen[str]:

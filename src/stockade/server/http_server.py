@@ -47,9 +47,11 @@ class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with limits on the head of a request."""
 
     bounds = ClientBounds()
+    #: The connections of this server on which nobody known has asked so far, the oldest first.
+    strangers: dict[BoundedProtocol, None]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection, or refuse it if there are too many."""
+        """Take a connection. If there are too many, it takes the place of a stranger's, or is refused."""
         super().connection_made(transport)
         self._head_bytes = 0
         #: Bytes since the last piece of a body, where a head is complete: trailers, and the frames of chunks.
@@ -57,11 +59,28 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         #: It is refused when its request arrives: an answer before that could be lost.
-        self._surplus = len(self.connections) > self.bounds.connections
+        self._surplus = len(self.connections) > self.bounds.connections and not self._make_room()
+        self.strangers[self] = None
         self._await_head()
+
+    def _make_room(self) -> bool:
+        """End the connection of a stranger; who has no key must not keep those out who have one."""
+        while self.strangers:
+            oldest = next(iter(self.strangers))
+            del self.strangers[oldest]
+            if not oldest.is_known and not oldest.transport.is_closing():
+                oldest.transport.abort()
+                return True
+        return False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the application knew who sent the last request."""
+        return self.cycle is not None and bool(self.cycle.scope["state"].get(KNOWN))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the deadlines with the connection."""
+        self.strangers.pop(self, None)
         self._head_arrived()
         self._is_read()
         super().connection_lost(exc)
@@ -129,7 +148,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _stays_unread(self) -> None:
         self._unread = None
-        if self.cycle is None or not self.cycle.scope["state"].get(KNOWN):
+        if not self.is_known:
             self.transport.abort()
 
     def on_body(self, body: bytes) -> None:
@@ -189,7 +208,7 @@ class HttpServer:
         )  # fmt: skip
         self._config.load()
         self._state = ServerState()
-        self._protocol = type("_Protocol", (BoundedProtocol,), {"bounds": bounds})
+        self._protocol = type("_Protocol", (BoundedProtocol,), {"bounds": bounds, "strangers": {}})
         self._date = date
         self._ticking: asyncio.TimerHandle | None = None
         self._servers: list[asyncio.Server] = []
