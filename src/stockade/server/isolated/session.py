@@ -26,6 +26,7 @@ from stockade.server.isolated.session_request import RunRequest, SessionSpec
 from stockade.server.isolated.shell_state import save_state
 from stockade.server.record import new_id
 from stockade.server.tally import TALLY
+from stockade.server.wire.errors import ServerPaths
 
 if TYPE_CHECKING:
     from stockade.runs.io.streams import Sink
@@ -250,11 +251,12 @@ class IsolatedSession:
 
 def run_end(result: Result, milliseconds: float, *, died: bool) -> IsolatedRunEnd:
     """Say how a run ended: nothing for success, else an error whose value is the exit code, if any."""
-    words = (result.reason,) if result.reason else ()
+    reason = ServerPaths.hide(result.reason)
+    words = (reason,) if reason else ()
     if died:
         return IsolatedRunEnd(milliseconds, "SessionError", EXITED, words)
     if result.outcome is Outcome.TIMED_OUT:
-        return IsolatedRunEnd(milliseconds, "TimeoutError", result.reason, words)
+        return IsolatedRunEnd(milliseconds, "TimeoutError", reason, words)
     if result.ok:
         return IsolatedRunEnd(milliseconds)
     return IsolatedRunEnd(milliseconds, "ExitError", str(result.exit_code), words)
