@@ -44,11 +44,11 @@ class SandboxFactory:
             return await self._make(owner, data, key, digest)
         lock = self._running.setdefault((owner, key), asyncio.Lock())
         async with lock:
-            await self._table.settle()  # an earlier server may have taken this very request
-            return self._earlier(owner, key, digest) or await self._make(owner, data, key, digest)
+            return await self._earlier(owner, key, digest) or await self._make(owner, data, key, digest)
 
-    def _earlier(self, owner: str, key: str, digest: str) -> ServerRecord | None:
-        """Return the sandbox that an earlier request with this key made."""
+    async def _earlier(self, owner: str, key: str, digest: str) -> ServerRecord | None:
+        """Return the sandbox that an earlier request with this key made, also one of an earlier server."""
+        await self._table.settle()
         for known in self._table.of_owner(owner):
             record = known.record
             if record.idempotency_key != key or now() - record.created_at > REMEMBERED:
