@@ -14,6 +14,7 @@ import os
 
 import msgspec
 
+from stockade.errors import StockadeError
 from stockade.runs.register import register, sandbox_record
 from stockade.sandbox.private_tree import remove_layers
 from stockade.server.directory import DirectoryState, look_at, remove_directory, survey
@@ -200,10 +201,12 @@ class SandboxTable:
     async def _keep_house(self) -> None:
         while True:
             for known in list(self._known.values()):
-                at = known.record.expires_at
-                if not known.lives and at is not None and at <= now():
+                if known.lives:
+                    continue
+                at = known.refresh().expires_at  # its supervisor may have moved it before it died
+                if at is not None and at <= now():
                     try:
                         await self.remove(known)
-                    except OSError:
+                    except (OSError, StockadeError):
                         _log.exception("sandbox %s cannot be removed", known.record.id)
             await asyncio.sleep(HOUSEKEEPING)
