@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import socket
 import time
 from typing import NamedTuple
 
 from stockade import state
+from stockade.errors import StockadeError
 from stockade.sandbox.private_tree import remove_tree
 from stockade.server.record import LOCK, RECORD, SOCKET, ServerRecord, is_id, open_directory, read_record
 
@@ -24,6 +26,8 @@ TREE, LOGS = "tree", "logs"
 SANDBOXES, SERVER = "sandboxes", "server"
 #: Seconds after which a directory without a lock counts as abandoned: its maker takes the lock at once.
 ABANDONED = 10.0
+
+_log = logging.getLogger("stockade.server")
 
 
 class DirectoryState(NamedTuple):
@@ -139,7 +143,10 @@ def look_at(root: str, id: str) -> DirectoryState | None:
     if record is not None and record.id != id:
         record = None
     if record is None and not lives:
-        remove_directory(root, id)
+        try:
+            remove_directory(root, id)
+        except (OSError, StockadeError):  # no reason not to serve the others
+            _log.exception("what a create has left in sandbox %s cannot be removed", id)
         return None
     return DirectoryState(record, lives)
 

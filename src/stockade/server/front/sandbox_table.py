@@ -88,11 +88,7 @@ class SandboxTable:
         while unopened:
             await asyncio.sleep(UNOPENED)
             for id in tuple(unopened):
-                try:
-                    found = look_at(self.root, id)
-                except OSError:
-                    _log.exception("what a create has left in sandbox %s cannot be removed", id)
-                    found = None
+                found = look_at(self.root, id)
                 if found is None or self._add_found(id, found):
                     unopened.discard(id)
 
