@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,16 @@ def test_a_create_that_is_slower_than_the_servers_restart_is_found(server: Serve
     assert again["id"] == made.name
     assert server.http.delete(f"/v1/sandboxes/{made.name}").status_code == 204
     assert not made.exists()
+
+
+def test_a_supervisor_that_dies_while_it_opens_its_sandbox_leaves_nothing(server: ServerUnderTest) -> None:
+    before = set((server.home / "sandboxes").iterdir())
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.create)
+        made, supervisor = _stop_new_supervisor(server.home / "sandboxes", before)
+        os.kill(supervisor, signal.SIGKILL)
+        assert asked.result().status_code == 500
+    wait_until(lambda: not made.exists())
 
 
 def _stop_new_supervisor(root: Path, before: set[Path]) -> tuple[Path, int]:

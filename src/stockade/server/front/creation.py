@@ -71,9 +71,13 @@ class SandboxFactory:
 
     async def _supervised(self, owner: str, data: CreateRequest, key: str, digest: str) -> ServerRecord:
         record = self._record(owner, data, key, digest)
-        await self._zygote.supervise(
-            SupervisorRequest(record, self._config, self._table.root, self._home, self._config.address[1])
-        )
+        asked = SupervisorRequest(record, self._config, self._table.root, self._home, self._config.address[1])
+        try:
+            await self._zygote.supervise(asked)
+        except BaseException:
+            # It may still open, after the client's patience; or its supervisor has died and left something.
+            self._table.look_for(record.id)
+            raise
         return self._table.discover(record.id).record
 
     def _record(self, owner: str, data: CreateRequest, key: str, digest: str) -> ServerRecord:

@@ -24,8 +24,8 @@ from stockade.server.wire.errors import ApiError
 
 #: Seconds between two looks for sandboxes whose supervisor is dead and whose time is over.
 HOUSEKEEPING = 30.0
-#: Seconds between two looks at sandboxes that an earlier server was making, and the longest wait for them.
-UNOPENED, SETTLING = 0.1, 60.0
+#: Seconds between two looks at sandboxes that are not open yet, and the longest wait for them.
+UNOPENED, SETTLING = 0.1, 10.0
 NOT_FOUND = "SANDBOX_NOT_FOUND"
 DEAD = "the sandbox's supervisor has died: delete the sandbox"
 
@@ -69,13 +69,22 @@ class SandboxTable:
         self.home = home
         self._known: dict[str, KnownSandbox] = {}
         self._housekeeper: asyncio.Task[None] | None = None
+        #: Sandboxes that someone has begun to make and that are not open yet.
+        self._unopened: set[str] = set()
         self._finder: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Find the sandboxes that an earlier server has left, and sweep what it left half done."""
-        unopened = {id for id, found in survey(self.root).items() if not self._add_found(id, found)}
-        self._finder = asyncio.create_task(self._find_later(unopened))
+        for id, found in survey(self.root).items():
+            if not self._add_found(id, found):
+                self.look_for(id)
         self._housekeeper = asyncio.create_task(self._keep_house())
+
+    def look_for(self, id: str) -> None:
+        """Add a sandbox as soon as it is open: its create was not waited for, and may have failed."""
+        self._unopened.add(id)
+        if self._finder is None or self._finder.done():
+            self._finder = asyncio.create_task(self._find_unopened())
 
     def _add_found(self, id: str, found: DirectoryState) -> bool:
         """Add a sandbox that an earlier server has made; False if it is not open yet."""
@@ -83,17 +92,16 @@ class SandboxTable:
             self._add(id, found.record, lives=found.lives)
         return found.record is not None
 
-    async def _find_later(self, unopened: set[str]) -> None:
-        """Add the sandboxes that an earlier server was making when it died, as soon as they are open."""
-        while unopened:
+    async def _find_unopened(self) -> None:
+        while self._unopened:
             await asyncio.sleep(UNOPENED)
-            for id in tuple(unopened):
+            for id in tuple(self._unopened):
                 found = look_at(self.root, id)
                 if found is None or self._add_found(id, found):
-                    unopened.discard(id)
+                    self._unopened.discard(id)
 
     async def settle(self) -> None:
-        """Wait until every sandbox that an earlier server was making is known or gone."""
+        """Wait until every sandbox that was not waited for is known or gone, but not for ever."""
         if self._finder is not None and not self._finder.done():
             await asyncio.wait([self._finder], timeout=SETTLING)
 
