@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -22,6 +24,7 @@ from typing import Any
 import httpx
 import pytest
 
+from stockade.server.directory import server_directory
 from support import leaks
 from support.installs import SYSTEM_PATH
 
@@ -68,7 +71,6 @@ class ServerUnderTest:
             "PATH": SYSTEM_PATH,
             "HOME": os.environ.get("HOME", "/"),
             "STOCKADE_HOME": str(self.home),
-            "STOCKADE_API_KEY": self.key,
             "STOCKADE_SERVER_CONFIG": str(self.config),
             **({"TMPDIR": os.environ["TMPDIR"]} if "TMPDIR" in os.environ else {}),
             **(environ or {}),
@@ -80,6 +82,13 @@ class ServerUnderTest:
         self.lines: list[str] = []
         self.process: subprocess.Popen[str] | None = None
         self.http = httpx.Client(verify=False)
+
+    def keep_key(self) -> None:
+        """Register the client's key. The variable does it too, but then the zygote takes longer to start."""
+        digest = hashlib.sha256(self.key.encode()).hexdigest()
+        keys = Path(server_directory(str(self.home))) / "keys.json"
+        keys.touch(0o600)
+        keys.write_text(json.dumps([{"name": "default", "digest": digest, "made": ""}]))
 
     def popen(self) -> subprocess.Popen[str]:
         """Start the process."""
@@ -93,6 +102,8 @@ class ServerUnderTest:
 
     def start(self) -> None:
         """Start it, on the same port as before if it ran already."""
+        if self.key and not self.home.exists():
+            self.keep_key()
         self.process = self.popen()
         assert self.process.stdout is not None
         self.lines = []

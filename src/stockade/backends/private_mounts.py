@@ -120,7 +120,9 @@ def image_layout(root: str, taken: tuple[str, ...], names: tuple[str, ...]) -> t
     are shown as well. An image does not change once it is registered, so one look per process is enough.
     """
     shown = _entries(root, "", (*OWN_NAMES, *(path[1:] for path in taken)))
-    shown += _entries(f"{root}/etc", "/etc", OWN_ETC) if os.path.isdir(f"{root}/etc") else []
+    etc = f"{root}/etc"
+    # A link would lead to the host's /etc, or to wherever the image says.
+    shown += _entries(etc, "/etc", OWN_ETC) if os.path.isdir(etc) and not os.path.islink(etc) else []
     return (*shown, *(one for one in system_layout((), names) if one.source))
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import socket
 import time
+from typing import NamedTuple
 
 from stockade import state
+from stockade.errors import StockadeError
 from stockade.sandbox.private_tree import remove_tree
 from stockade.server.record import LOCK, RECORD, SOCKET, ServerRecord, is_id, open_directory, read_record
 
@@ -23,6 +26,17 @@ TREE, LOGS = "tree", "logs"
 SANDBOXES, SERVER = "sandboxes", "server"
 #: Seconds after which a directory without a lock counts as abandoned: its maker takes the lock at once.
 ABANDONED = 10.0
+
+_log = logging.getLogger("stockade.server")
+
+
+class DirectoryState(NamedTuple):
+    """What a sandbox's directory says."""
+
+    #: None if the supervisor has not opened the sandbox yet.
+    record: ServerRecord | None
+    #: Whether the supervisor lives.
+    lives: bool
 
 
 def sandboxes_root(home: str, upper_root: str) -> str:
@@ -109,25 +123,32 @@ def remove_directory(root: str, id: str) -> None:
     os.rmdir(path)
 
 
-def survey(root: str) -> dict[str, tuple[ServerRecord, bool]]:
-    """Return the record of each sandbox and whether its supervisor lives; remove what creates have left."""
-    found: dict[str, tuple[ServerRecord, bool]] = {}
-    for id in sorted(os.listdir(root)):
-        if not is_id(id):
-            continue
+def survey(root: str) -> dict[str, DirectoryState]:
+    """Return what is known of each sandbox; remove what creates have left."""
+    found = {id: look_at(root, id) for id in sorted(os.listdir(root)) if is_id(id)}
+    return {id: state for id, state in found.items() if state is not None}
+
+
+def look_at(root: str, id: str) -> DirectoryState | None:
+    """Return what is known of a sandbox, None if there is none; remove what its create has left."""
+    try:
+        directory = open_directory(os.path.join(root, id))
+    except FileNotFoundError:
+        return None
+    try:
+        # In this order: a supervisor that has just ended leaves no record.
+        lives, record = is_supervised(directory), read_record(directory)
+    finally:
+        os.close(directory)
+    if record is not None and record.id != id:
+        record = None
+    if record is None and not lives:
         try:
-            directory = open_directory(os.path.join(root, id))
-        except FileNotFoundError:
-            continue
-        try:
-            lives, record = is_supervised(directory), read_record(directory)
-        finally:
-            os.close(directory)
-        if record is not None and record.id == id:
-            found[id] = record, lives
-        elif not lives:
             remove_directory(root, id)
-    return found
+        except (OSError, StockadeError):  # no reason not to serve the others
+            _log.exception("what a create has left in sandbox %s cannot be removed", id)
+        return None
+    return DirectoryState(record, lives)
 
 
 def listen_in(directory: int) -> socket.socket:

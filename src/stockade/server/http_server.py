@@ -2,7 +2,8 @@
 
 uvicorn parses and frames. Its `Server` wakes up ten times a second, which two hundred idle supervisors would
 feel; this one waits for connections only. It also bounds what a client can take: the bytes of a request's
-head, the time for it, and the number of connections. Its refusals have the body that every error has.
+head and of what follows its body, the time for the head, and the number of connections. Its refusals have the
+body that every error has.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from uvicorn.server import ServerState
 MOST_HEADERS = 128
 #: How many requests may wait on a connection for the answers to those before them.
 MOST_PIPELINED = 16
+#: How many bytes of a request may arrive that are neither its head nor its body. One read is up to 256 KiB.
+MOST_OTHER = 512 << 10
 #: What an application sets in the state of a request whose sender it knows.
 KNOWN = "known"
 
@@ -44,19 +47,40 @@ class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with limits on the head of a request."""
 
     bounds = ClientBounds()
+    #: The connections of this server on which nobody known has asked so far, the oldest first.
+    strangers: dict[BoundedProtocol, None]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection, or refuse it if there are too many."""
+        """Take a connection. If there are too many, it takes the place of a stranger's, or is refused."""
         super().connection_made(transport)
         self._head_bytes = 0
+        #: Bytes since the last piece of a body, where a head is complete: trailers, and the frames of chunks.
+        self._other_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         #: It is refused when its request arrives: an answer before that could be lost.
-        self._surplus = len(self.connections) > self.bounds.connections
+        self._surplus = len(self.connections) > self.bounds.connections and not self._make_room()
+        self.strangers[self] = None
         self._await_head()
+
+    def _make_room(self) -> bool:
+        """End the connection of a stranger; who has no key must not keep those out who have one."""
+        while self.strangers:
+            oldest = next(iter(self.strangers))
+            del self.strangers[oldest]
+            if not oldest.is_known and not oldest.transport.is_closing():
+                oldest.transport.abort()
+                return True
+        return False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the application knew who sent the last request."""
+        return self.cycle is not None and bool(self.cycle.scope["state"].get(KNOWN))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the deadlines with the connection."""
+        self.strangers.pop(self, None)
         self._head_arrived()
         self._is_read()
         super().connection_lost(exc)
@@ -70,9 +94,19 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._deadline is not None:
             self._head_bytes += len(data)
+        else:
+            self._other_bytes += len(data)
         super().data_received(data)
         if self._deadline is not None and self._head_bytes > self.bounds.header_bytes:
             self._refuse(431, "INVALID_REQUEST_BODY", "the head of the request is too large")
+        elif self._other_bytes > MOST_OTHER:
+            # The parser gathers a trailer until it is whole, and the answer may be sent already.
+            self.transport.abort()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; what follows a body is a trailer, which nobody has checked, and is left out."""
+        if self._deadline is not None:
+            super().on_header(name, value)
 
     def on_message_begin(self) -> None:
         """Begin to wait for the rest of a head."""
@@ -83,6 +117,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Hand the request on, unless it has too many headers."""
         self._head_arrived()
+        self._other_bytes = 0
         if self.transport.is_closing():
             return
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -113,16 +148,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _stays_unread(self) -> None:
         self._unread = None
-        if self.cycle is None or not self.cycle.scope["state"].get(KNOWN):
+        if not self.is_known:
             self.transport.abort()
 
     def on_body(self, body: bytes) -> None:
         """Pass a piece of the body on, if its request was."""
+        self._other_bytes = 0
         if not self.transport.is_closing():
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Note the end of the body, if its request was passed on."""
+        self._other_bytes = 0
         if not self.transport.is_closing():
             super().on_message_complete()
 
@@ -171,7 +208,7 @@ class HttpServer:
         )  # fmt: skip
         self._config.load()
         self._state = ServerState()
-        self._protocol = type("_Protocol", (BoundedProtocol,), {"bounds": bounds})
+        self._protocol = type("_Protocol", (BoundedProtocol,), {"bounds": bounds, "strangers": {}})
         self._date = date
         self._ticking: asyncio.TimerHandle | None = None
         self._servers: list[asyncio.Server] = []

@@ -48,7 +48,11 @@ def serve(config: ServerConfig, home: str, environ: Mapping[str, str], announce:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     zygote = Zygote()
-    zygote.fork()
+    if keys.from_environment:
+        # A fork would hold a copy of the key, and so would every supervisor.
+        zygote.start()
+    else:
+        zygote.fork()
     with contextlib.closing(zygote), _alone(home), _listening(config) as listener:
         if keys.empty:
             announce("the key of your first client; it is not kept, so store it now:")

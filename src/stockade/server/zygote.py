@@ -3,9 +3,10 @@ sandbox.
 
 The server forks it first of all, while it is a process with one thread itself. If the zygote dies later, the
 server starts another one as a program: by then the server has threads and an event loop, and no child of such
-a process is sound. The zygote waits for packets on its socket, each with two descriptors: the request, in a
-file in memory, and the socket on which the new supervisor reports. It ends when the server's end of the
-socket is closed; its supervisors live on.
+a process is sound. A server that got a key from its environment starts it as a program, too: a fork, and with
+it every supervisor and file worker, would have that key in its memory. The zygote waits for packets on its
+socket, each with two descriptors: the request, in a file in memory, and the socket on which the new
+supervisor reports. It ends when the server's end of the socket is closed; its supervisors live on.
 """
 
 from __future__ import annotations
@@ -82,8 +83,6 @@ class Zygote:
                 os.dup2(null, 0)
                 os.dup2(null, 1)
                 ours.close()
-                for name in SECRETS:
-                    os.environ.pop(name, None)
                 os.chdir("/")
                 run(theirs)
             finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stockade.backends.private_mounts import image_layout
 from stockade.errors import SetupError
 from stockade.images import store
 from stockade.images.tree_writer import ImageError
@@ -201,3 +202,10 @@ def test_a_directory_above_the_state_does_not_copy_the_state(tmp_path: Path, sto
     (tmp_path / "file").write_text("x")
     image = store.import_image(str(tmp_path), "a")
     assert os.path.exists(f"{image.root}/file") and not os.path.exists(f"{image.root}/state/images")
+
+
+def test_a_link_in_the_place_of_etc_shows_nothing_of_the_host(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "etc").symlink_to("/etc")
+    assert (tmp_path / "etc" / "passwd").exists()  # the control: the link leads to the host's
+    assert [shown.path for shown in image_layout(str(tmp_path), (), ())] == ["/bin"]

@@ -221,3 +221,11 @@ while True:
         moving.kill()
         files.run(moving.wait())
         files.run(moving.close())
+
+
+def test_a_replacement_cannot_make_a_file_that_no_call_would_read(files: LivingFiles) -> None:
+    files.upload(({"path": "/workspace/many"}, b"a" * 65536))
+    much = {"/workspace/many": {"old": "a", "new": "b" * 2048}}  # 128 MiB in the worker's memory, and more
+    answer = files.http("POST", "/files/replace", json=much)
+    assert (answer.status_code, answer.json()["code"]) == (413, "TOO_LARGE")
+    assert naive(files, "/workspace/many").stat().st_size == 65536

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -62,6 +63,40 @@ def test_a_body_that_cannot_be_decoded_is_the_clients_fault(
 )
 def test_a_number_beyond_all_numbers_is_refused(server: ServerUnderTest, body: dict[str, object]) -> None:
     assert server.create(**body).status_code == 400
+
+
+@pytest.mark.parametrize("at", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])
+def test_a_time_before_or_after_all_times_is_refused(box: ServedSandbox, at: str) -> None:
+    renew = f"/v1/sandboxes/{box.id}/renew-expiration"
+    assert box.server.http.post(renew, json={"expiresAt": at}).status_code == 400
+
+
+def test_no_client_makes_the_server_read_much_for_each_answer(
+    server: ServerUnderTest, box: ServedSandbox
+) -> None:
+    many = {f"key{number}": "v" * 60 for number in range(2000)}
+    for field in ("env", "metadata", "extensions"):
+        assert (
+            server.create(**{field: many | {f"more{key}": one for key, one in many.items()}}).status_code
+            == 400
+        )
+    assert server.create(entrypoint=["x" * (1 << 20)]).status_code == 400
+    patch = f"/v1/sandboxes/{box.id}/metadata"
+    assert server.http.patch(patch, json=many).status_code == 200  # the control: it grows, but not for ever
+    answers = [server.http.patch(patch, json={f"{n}{key}": one for key, one in many.items()}) for n in "ab"]
+    assert answers[-1].status_code == 400 and "KiB" in answers[-1].json()["message"]
+    assert server.http.patch(patch, json=dict.fromkeys(many)).status_code == 200
+
+
+def test_changes_of_metadata_at_the_same_time_are_all_kept(box: ServedSandbox) -> None:
+    def change(number: int) -> int:
+        patch = f"/v1/sandboxes/{box.id}/metadata"
+        return box.server.http.patch(patch, json={f"at-once-{number}": "x"}).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(change, range(24))) == {200}
+    kept = box.server.http.get(f"/v1/sandboxes/{box.id}").json()["metadata"]
+    assert {key for key in kept if key.startswith("at-once")} == {f"at-once-{n}" for n in range(24)}
 
 
 def test_a_limit_of_the_disk_is_refused_because_it_cannot_be_kept(server: ServerUnderTest) -> None:
@@ -147,4 +182,26 @@ def test_requests_that_nobody_reads_answers_to_are_not_gathered(server: ServerUn
     with socket.create_connection(("127.0.0.1", server.port), 10) as end, pytest.raises(ConnectionError):
         for _ in range(500):
             end.sendall(ask * 2000)
+    assert server.http.get("/health").status_code == 200
+
+
+CHUNKED = b"POST /v1/metrics/events HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+
+
+def test_what_follows_a_body_is_no_header(server: ServerUnderTest) -> None:
+    known = f"{KEY_HEADER}: {KEY}\r\n".encode()
+    end = b"2\r\n{}\r\n0\r\n"
+    # In one packet, so that everything has arrived before the request is looked at.
+    answer = _raw(server, CHUNKED + b"Connection: close\r\n" + known + b"\r\n" + end + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 204 "), answer  # the control
+    answer = _raw(server, CHUNKED + b"Connection: close\r\n\r\n" + end + known + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 401 "), answer
+
+
+@pytest.mark.parametrize("piece", [b"a: b\r\n" * 50_000, b"a" * 300_000])
+def test_what_follows_a_body_is_not_gathered_without_end(server: ServerUnderTest, piece: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), 10) as end, pytest.raises(ConnectionError):
+        end.sendall(CHUNKED + b"\r\n0\r\na: b")
+        for _ in range(100):
+            end.sendall(piece)
     assert server.http.get("/health").status_code == 200

@@ -9,11 +9,12 @@ import socket
 import stat
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from support.event_streams import command
-from support.server import ServedSandbox, ServerUnderTest, module_server
+from support.server import KEY, KEY_HEADER, ServedSandbox, ServerUnderTest, module_server
 
 #: A file that costs a minute if every line is expanded.
 ENV_FILE = "\"B='\" + 'é' * 65000 + \"'\\n\" + 'A=$B$B\\n' * 110000"
@@ -96,3 +97,18 @@ def test_what_is_remembered_does_not_use_up_the_open_files(
         soft, hard = resource.prlimit(process, resource.RLIMIT_NOFILE)
         assert soft == hard  # a thousand logs of commands in the background are a thousand files
     assert command(box.execd, "ulimit -Sn").texts() == ["1024\n"]  # the control: not so for programs
+
+
+def test_a_program_that_takes_its_supervisor_over_finds_no_key_of_the_server(tmp_path: Path) -> None:
+    server = ServerUnderTest(tmp_path, environ={"STOCKADE_API_KEY": KEY})
+    server.key = ""  # so that the variable is the only way by which the server knows it
+    server.start()
+    server.http.headers[KEY_HEADER] = KEY
+    try:
+        assert server.process is not None
+        assert KEY in Path(f"/proc/{server.process.pid}/environ").read_text()  # the control
+        with server.sandbox() as box:
+            record = json.loads((server.home / "sandboxes" / box.id / "record.json").read_text())
+            assert KEY not in Path(f"/proc/{record['supervisor']}/environ").read_text()
+    finally:
+        server.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.server import KEY_HEADER, LIMITS, ServerUnderTest, module_server
+from support.server import KEY, KEY_HEADER, LIMITS, ServerUnderTest, module_server
 
 CONFIG = """
 hosts = ["box.example.com"]
@@ -131,6 +132,9 @@ def test_a_slow_client_is_sent_away(server: ServerUnderTest) -> None:
 def test_more_connections_than_allowed_are_refused(server: ServerUnderTest) -> None:
     ends = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(20)]
     try:
+        for end in ends:
+            end.sendall(f"GET /v1/pools HTTP/1.1\r\nHost: localhost\r\n{KEY_HEADER}: {KEY}\r\n\r\n".encode())
+            assert end.recv(65536).startswith(b"HTTP/1.1 501 ")  # its client has a key
         answer = _raw(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert _is_error(answer, 503) and b"retry-after: 1" in answer
     finally:
@@ -138,6 +142,22 @@ def test_more_connections_than_allowed_are_refused(server: ServerUnderTest) -> N
             end.close()
     time.sleep(0.1)
     assert server.http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "begun",
+    ["", "GET /health HTTP/1.1\r\n\r\n", "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na"],
+)
+def test_who_has_no_key_keeps_nobody_out_who_has_one(server: ServerUnderTest, begun: str) -> None:
+    ends = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(40)]
+    try:
+        for end in ends:
+            with contextlib.suppress(OSError):  # those that had to make room
+                end.sendall(begun.replace("\r\n", "\r\nHost: localhost\r\n", 1).encode())
+        assert server.http.get("/v1/sandboxes").status_code == 200
+    finally:
+        for end in ends:
+            end.close()
 
 
 def test_no_key_or_token_reaches_the_sandbox_or_the_disk_in_clear(server: ServerUnderTest) -> None:

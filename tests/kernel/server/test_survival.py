@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,7 @@ def test_a_session_goes_on_after_the_server_was_killed(server: ServerUnderTest) 
 
 def test_the_first_start_shows_a_key_once_and_a_state_directory_has_one_server(tmp_path: Path) -> None:
     server = ServerUnderTest(tmp_path)
-    del server.environ["STOCKADE_API_KEY"]
+    server.key = ""
     server.start()
     try:
         (line,) = (line for line in server.lines if "OPEN_SANDBOX_API_KEY" in line)
@@ -117,6 +119,56 @@ def test_an_idempotency_key_survives_the_server(server: ServerUnderTest) -> None
     again = server.http.post("/v1/sandboxes", json=body, headers=headers).json()
     assert again["id"] == first["id"]
     server.http.delete(f"/v1/sandboxes/{first['id']}")
+
+
+def test_a_create_that_is_slower_than_the_servers_restart_is_found(server: ServerUnderTest) -> None:
+    headers, body = {"Idempotency-Key": "slow"}, {"image": {"uri": "host"}, "timeout": 60}
+    everything = {KEY_HEADER: server.key, **headers}
+
+    def create() -> None:
+        with contextlib.suppress(httpx.HTTPError):  # the server dies meanwhile
+            httpx.post(f"{server.url}/v1/sandboxes", json=body, headers=everything, timeout=20)
+
+    before = set((server.home / "sandboxes").iterdir())
+    asking = threading.Thread(target=create)
+    asking.start()
+    made, supervisor = _stop_new_supervisor(server.home / "sandboxes", before)
+    try:
+        server.stop(signal.SIGKILL)
+        asking.join()
+        assert not (made / "record.json").exists(), "the supervisor was stopped too late"
+        server.start()
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    again = server.http.post("/v1/sandboxes", json=body, headers=headers).json()
+    assert again["id"] == made.name
+    assert server.http.delete(f"/v1/sandboxes/{made.name}").status_code == 204
+    assert not made.exists()
+
+
+def test_a_supervisor_that_dies_while_it_opens_its_sandbox_leaves_nothing(server: ServerUnderTest) -> None:
+    before = set((server.home / "sandboxes").iterdir())
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.create)
+        made, supervisor = _stop_new_supervisor(server.home / "sandboxes", before)
+        os.kill(supervisor, signal.SIGKILL)
+        assert asked.result().status_code == 500
+    wait_until(lambda: not made.exists())
+
+
+def _stop_new_supervisor(root: Path, before: set[Path]) -> tuple[Path, int]:
+    """Stop the supervisor that makes a new directory as soon as it holds the lock."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        for path in set(root.iterdir()) - before:
+            with contextlib.suppress(FileNotFoundError):
+                inode = (path / "lock").stat().st_ino
+                for line in Path("/proc/locks").read_text().splitlines():
+                    fields = line.split()
+                    if fields[5].rpartition(":")[2] == str(inode):
+                        os.kill(int(fields[4]), signal.SIGSTOP)
+                        return path, int(fields[4])
+    raise AssertionError("no supervisor began")
 
 
 def test_a_failed_sandbox_goes_when_its_time_is_over(server: ServerUnderTest) -> None:

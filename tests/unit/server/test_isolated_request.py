@@ -135,6 +135,7 @@ class TestRefusals:
             ({"code": "ls", "envs": {"A": "\0"}}, "envs"),
             ({"code": "ls", "envs": {"A": 1}}, "envs"),
             ({"code": "ls", "timeout_seconds": -1}, "timeout_seconds"),
+            ({"code": "ls", "timeout_seconds": 367 * 86400}, "timeout_seconds"),
             ({"code": "ls", "timeout": 1}, "timeout"),
         ],
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stockade.errors import SetupError
+from stockade.server import directory as server_directory
 from stockade.server.directory import make_directory, remove_directory, sandboxes_root, survey
 from stockade.server.record import ServerRecord, is_id, now, read_record, write_record
 
@@ -51,9 +52,25 @@ def test_a_survey_finds_records_and_removes_what_dead_creates_left(tmp_path: Pat
     assert not (tmp_path / half).exists() and other.exists()
 
 
+def test_a_survey_goes_on_after_something_that_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half, whole = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
+    _made(str(tmp_path), whole)
+    (tmp_path / half).mkdir()
+    (tmp_path / half / "lock").touch()
+
+    def refuse(root: str, id: str) -> None:
+        raise SetupError(f"cannot remove {root}/{id}", stage="environment")
+
+    monkeypatch.setattr(server_directory, "remove_directory", refuse)
+    assert list(survey(str(tmp_path))) == [whole]
+
+
 def test_a_directory_that_was_just_made_is_left_to_its_maker(tmp_path: Path) -> None:
-    (tmp_path / str(uuid.uuid4())).mkdir()
-    assert survey(str(tmp_path)) == {}
+    id = str(uuid.uuid4())
+    (tmp_path / id).mkdir()
+    assert survey(str(tmp_path)) == {id: (None, True)}
     assert len(list(tmp_path.iterdir())) == 1
 
 

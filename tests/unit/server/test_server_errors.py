@@ -43,12 +43,17 @@ def test_what_nobody_expected_says_nothing_about_the_server() -> None:
 
 
 def test_paths_of_the_state_directory_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ServerPaths, "roots", ("/home/me/state",))
+    monkeypatch.setattr(ServerPaths, "roots", ("/home/me/my state",))
     error = SetupError(
-        "cannot open /home/me/state/sandboxes/x: no, /home/me/state/y", hint="rm /home/me/state/z"
+        "cannot open /home/me/my state/sandboxes/x: no, /home/me/my state/y", hint="rm /home/me/my state/z"
     )
     words = api_error(error).message
-    assert "/home/me" not in words and words.startswith("cannot open (a file of the server): no,")
+    assert "state" not in words and words.startswith("cannot open (a file of the server): no,")
+
+
+def test_paths_of_cgroups_are_replaced() -> None:
+    words = api_error(SetupError("cannot make /sys/fs/cgroup/user.slice/x: no")).message
+    assert words == "cannot make (a file of the server): no"
 
 
 @pytest.mark.parametrize(

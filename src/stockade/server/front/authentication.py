@@ -73,6 +73,11 @@ class ClientKeys:
             )
 
     @property
+    def from_environment(self) -> bool:
+        """Whether the variable sets a key, which this process then holds as it is."""
+        return bool(self._given)
+
+    @property
     def empty(self) -> bool:
         """Whether no client could call."""
         return not self.keys()

@@ -44,10 +44,11 @@ class SandboxFactory:
             return await self._make(owner, data, key, digest)
         lock = self._running.setdefault((owner, key), asyncio.Lock())
         async with lock:
-            return self._earlier(owner, key, digest) or await self._make(owner, data, key, digest)
+            return await self._earlier(owner, key, digest) or await self._make(owner, data, key, digest)
 
-    def _earlier(self, owner: str, key: str, digest: str) -> ServerRecord | None:
-        """Return the sandbox that an earlier request with this key made."""
+    async def _earlier(self, owner: str, key: str, digest: str) -> ServerRecord | None:
+        """Return the sandbox that an earlier request with this key made, also one of an earlier server."""
+        await self._table.settle()
         for known in self._table.of_owner(owner):
             record = known.record
             if record.idempotency_key != key or now() - record.created_at > REMEMBERED:
@@ -70,9 +71,13 @@ class SandboxFactory:
 
     async def _supervised(self, owner: str, data: CreateRequest, key: str, digest: str) -> ServerRecord:
         record = self._record(owner, data, key, digest)
-        await self._zygote.supervise(
-            SupervisorRequest(record, self._config, self._table.root, self._home, self._config.address[1])
-        )
+        asked = SupervisorRequest(record, self._config, self._table.root, self._home, self._config.address[1])
+        try:
+            await self._zygote.supervise(asked)
+        except BaseException:
+            # It may still open, after the client's patience; or its supervisor has died and left something.
+            self._table.look_for(record.id)
+            raise
         return self._table.discover(record.id).record
 
     def _record(self, owner: str, data: CreateRequest, key: str, digest: str) -> ServerRecord:
@@ -102,6 +107,7 @@ class SandboxFactory:
             idempotency_key=key,
             body_digest=digest,
         )
+        create_checks.check_size(record)
         return record
 
     def _root_of(self, uri: str) -> str:

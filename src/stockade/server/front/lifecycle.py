@@ -16,7 +16,6 @@ from stockade.server.front.creation import SandboxFactory
 from stockade.server.front.sandbox_table import KnownSandbox, SandboxTable
 from stockade.server.front.telemetry import Telemetry
 from stockade.server.record import ServerRecord
-from stockade.server.wire import create_checks
 from stockade.server.wire.create_checks import invalid
 from stockade.server.wire.errors import NOT_SUPPORTED, ApiError
 from stockade.server.wire.lifecycle import (
@@ -111,8 +110,7 @@ class SandboxController(Controller):
     ) -> SandboxAnswer:
         """Change metadata by a JSON merge patch."""
         known = table.living(owner, sandbox_id)
-        merged = create_checks.merge_metadata(known.refresh().metadata, data)
-        return sandbox_answer(await _call(known, "PATCH", "/control/metadata", merged))
+        return sandbox_answer(await _call(known, "PATCH", "/control/metadata", data))
 
     @post("/{sandbox_id:str}/renew-expiration", status_code=200)
     async def renew(
@@ -120,7 +118,10 @@ class SandboxController(Controller):
     ) -> RenewAnswer:
         """Set the moment at which the sandbox ends."""
         known, at = table.living(owner, sandbox_id), data.expires_at
-        at = at.astimezone(UTC) if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        try:
+            at = at.astimezone(UTC) if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        except OverflowError:
+            raise invalid("expiresAt", "must be a time before the year 10000") from None
         await _call(known, "POST", "/control/renew", {"expires_at": at})
         return RenewAnswer(at)
 

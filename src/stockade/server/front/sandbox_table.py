@@ -14,15 +14,18 @@ import os
 
 import msgspec
 
+from stockade.errors import StockadeError
 from stockade.runs.register import register, sandbox_record
 from stockade.sandbox.private_tree import remove_layers
-from stockade.server.directory import remove_directory, survey
+from stockade.server.directory import DirectoryState, look_at, remove_directory, survey
 from stockade.server.front.upstream import Upstream
 from stockade.server.record import ServerRecord, is_id, now, open_directory, read_record
 from stockade.server.wire.errors import ApiError
 
 #: Seconds between two looks for sandboxes whose supervisor is dead and whose time is over.
 HOUSEKEEPING = 30.0
+#: Seconds between two looks at sandboxes that are not open yet, and the longest wait for them.
+UNOPENED, SETTLING = 0.1, 10.0
 NOT_FOUND = "SANDBOX_NOT_FOUND"
 DEAD = "the sandbox's supervisor has died: delete the sandbox"
 
@@ -38,6 +41,8 @@ class KnownSandbox:
         self.lives = lives
         self.upstream = Upstream(directory)
         self.pidfd = -1
+        #: The removal of what a dead supervisor left, once it has begun.
+        self.removal: asyncio.Task[None] | None = None
 
     def refresh(self) -> ServerRecord:
         """Read the record again, and return it with the state that the server knows of."""
@@ -64,17 +69,47 @@ class SandboxTable:
         self.home = home
         self._known: dict[str, KnownSandbox] = {}
         self._housekeeper: asyncio.Task[None] | None = None
+        #: Sandboxes that someone has begun to make and that are not open yet.
+        self._unopened: set[str] = set()
+        self._finder: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Find the sandboxes that an earlier server has left, and sweep what it left half done."""
-        for id, (record, lives) in survey(self.root).items():
-            self._add(id, record, lives=lives)
+        for id, found in survey(self.root).items():
+            if not self._add_found(id, found):
+                self.look_for(id)
         self._housekeeper = asyncio.create_task(self._keep_house())
+
+    def look_for(self, id: str) -> None:
+        """Add a sandbox as soon as it is open: its create was not waited for, and may have failed."""
+        self._unopened.add(id)
+        if self._finder is None or self._finder.done():
+            self._finder = asyncio.create_task(self._find_unopened())
+
+    def _add_found(self, id: str, found: DirectoryState) -> bool:
+        """Add a sandbox that an earlier server has made; False if it is not open yet."""
+        if found.record is not None:
+            self._add(id, found.record, lives=found.lives)
+        return found.record is not None
+
+    async def _find_unopened(self) -> None:
+        while self._unopened:
+            await asyncio.sleep(UNOPENED)
+            for id in tuple(self._unopened):
+                found = look_at(self.root, id)
+                if found is None or self._add_found(id, found):
+                    self._unopened.discard(id)
+
+    async def settle(self) -> None:
+        """Wait until every sandbox that was not waited for is known or gone, but not for ever."""
+        if self._finder is not None and not self._finder.done():
+            await asyncio.wait([self._finder], timeout=SETTLING)
 
     def stop(self) -> None:
         """Forget all sandboxes; they live on."""
-        if self._housekeeper is not None:
-            self._housekeeper.cancel()
+        for task in (self._housekeeper, self._finder):
+            if task is not None:
+                task.cancel()
         for id in list(self._known):
             self.forget(id)
 
@@ -115,9 +150,17 @@ class SandboxTable:
         return known
 
     async def remove(self, known: KnownSandbox) -> None:
-        """Remove what a dead supervisor left of its sandbox."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self._clean_up, known.record.id)
+        """Remove what a dead supervisor left of its sandbox; several calls at the same time are one."""
+        if known.removal is None:
+            known.removal = asyncio.create_task(self._remove(known))
+        await asyncio.shield(known.removal)
+
+    async def _remove(self, known: KnownSandbox) -> None:
+        try:
+            await asyncio.to_thread(self._clean_up, known.record.id)
+        except BaseException:
+            known.removal = None  # it can be tried again
+            raise
         self.forget(known.record.id)
 
     def _clean_up(self, id: str) -> None:
@@ -162,10 +205,12 @@ class SandboxTable:
     async def _keep_house(self) -> None:
         while True:
             for known in list(self._known.values()):
-                at = known.record.expires_at
-                if not known.lives and at is not None and at <= now():
+                if known.lives:
+                    continue
+                at = known.refresh().expires_at  # its supervisor may have moved it before it died
+                if at is not None and at <= now():
                     try:
                         await self.remove(known)
-                    except OSError:
+                    except (OSError, StockadeError):
                         _log.exception("sandbox %s cannot be removed", known.record.id)
             await asyncio.sleep(HOUSEKEEPING)

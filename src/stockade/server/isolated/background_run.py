@@ -21,6 +21,7 @@ from stockade.runs.io.streams import StreamConsumer
 from stockade.server.execd.output_log import LogPage, OutputLog
 from stockade.server.isolated.shell_state import background_argv, background_input
 from stockade.server.tally import TALLY
+from stockade.server.wire.errors import ServerPaths
 
 if TYPE_CHECKING:
     from stockade import AsyncSandbox
@@ -111,7 +112,7 @@ class BackgroundRun:
             run_id=self.id,
             running=self.running,
             exit_code=self.exit_code,
-            error=self.error,
+            error=ServerPaths.hide(self.error),
             started_at=self.started_at,
             finished_at=self.finished_at,
         )

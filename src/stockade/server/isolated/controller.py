@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from litestar import Controller, Request, Response, delete, get, post
@@ -36,6 +36,10 @@ from stockade.server.supervisor.supervisor import SandboxSupervisor
 from stockade.server.wire.errors import CONFLICT, INVALID_REQUEST, NOT_FOUND, TOO_LARGE, ApiError, api_error
 from stockade.server.wire.events import EventResponse, EventStream
 from stockade.server.wire.line_endings import line_rule
+
+if TYPE_CHECKING:
+    from stockade.linux.id_maps import IdMaps
+    from stockade.sandbox.workspace import Workspace
 
 CURSOR = "EXECD-ISOLATED-TAIL-CURSOR"
 ARCHIVE, PATCH_TYPE = "application/gzip", "text/x-diff"
@@ -210,17 +214,9 @@ class IsolatedController(Controller):
     ) -> Response[Any] | Stream:
         """Return the session's changes: its layers as tar.gz, a list of changed paths, or a patch."""
         session, most = supervisor.isolated.get(session_id), supervisor.config.diff_max_bytes
-        overlays = changes.kept_overlays(session.spec, session.sandbox.overlays(), path)
-        with session.in_use(), _too_large():
-            if format == "json":
-                found = await asyncio.to_thread(changes.change_lists, overlays)
-                return Response(ChangeLists(found), media_type="application/json")
-            if format == "patch":
-                made = await asyncio.to_thread(changes.patch, overlays, most)
-                return Response(made, media_type=PATCH_TYPE)
-            ids = session.sandbox.ids
-            file = await asyncio.to_thread(changes.archive, overlays, ids, most, supervisor.isolated.logs)
-        return Stream(file_pieces(file), media_type=ARCHIVE)
+        async with session.steady():
+            overlays = changes.kept_overlays(session.spec, session.sandbox.overlays(), path)
+            return await _diff(overlays, session.sandbox.ids, format, most, supervisor.isolated.logs)
 
     @post("/session/{session_id:str}/commit", status_code=200)
     async def commit(
@@ -229,7 +225,7 @@ class IsolatedController(Controller):
         """Commit the session's changes to the sandbox's own files."""
         wanted = data or CommitRequest()
         session = supervisor.isolated.get(session_id)
-        async with session.turn():
+        async with session.turn(), session.steady():
             overlays = changes.kept_overlays(session.spec, session.sandbox.overlays(), wanted.path)
             overwrite = wanted.strategy == "overwrite"
             try:
@@ -244,7 +240,7 @@ class IsolatedController(Controller):
     async def reset(self, supervisor: SandboxSupervisor, session_id: str) -> Response[bytes]:
         """Drop the session's changes. Its shell keeps its state; a dead session gets a new shell."""
         session = supervisor.isolated.get(session_id)
-        async with session.turn():
+        async with session.turn(), session.steady():
             await supervisor.isolated.reset(session)
         return Response(b"", media_type="text/plain")
 
@@ -267,6 +263,21 @@ class ConflictAnswer(ApiError):
                 "committed": self._committed,
             }
         )
+
+
+async def _diff(
+    overlays: Mapping[str, Workspace], ids: IdMaps, format: str, most: int, logs: str
+) -> Response[Any] | Stream:
+    """Return changes in one of the three forms."""
+    with _too_large():
+        if format == "json":
+            found = await asyncio.to_thread(changes.change_lists, overlays)
+            return Response(ChangeLists(found), media_type="application/json")
+        if format == "patch":
+            made = await asyncio.to_thread(changes.patch, overlays, most)
+            return Response(made, media_type=PATCH_TYPE)
+        file = await asyncio.to_thread(changes.archive, overlays, ids, most, logs)
+    return Stream(file_pieces(file), media_type=ARCHIVE)
 
 
 async def session_worker(supervisor: SandboxSupervisor, session_id: str) -> FileWorker:

@@ -26,6 +26,7 @@ from stockade.server.isolated.session_request import RunRequest, SessionSpec
 from stockade.server.isolated.shell_state import save_state
 from stockade.server.record import new_id
 from stockade.server.tally import TALLY
+from stockade.server.wire.errors import ServerPaths
 
 if TYPE_CHECKING:
     from stockade.runs.io.streams import Sink
@@ -66,6 +67,9 @@ class IsolatedSession:
         self.runs: dict[str, BackgroundRun] = {}
         self._logs, self._expire = logs, expire
         self._turn = asyncio.Lock()
+        #: Held while the sandbox is replaced or its layers are read: it is not closed meanwhile.
+        self._steady = asyncio.Lock()
+        self._closed = False
         self._foreground: dict[str, asyncio.Task[IsolatedRunEnd]] = {}
         self._uses, self._idle_since = 0, time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
@@ -108,6 +112,18 @@ class IsolatedSession:
         with self.in_use():
             async with self._turn:
                 yield
+
+    @contextlib.asynccontextmanager
+    async def steady(self) -> AsyncIterator[None]:
+        """Use the layers, which a deletion of the session waits for; refused if the session is ending."""
+        with self.in_use():
+            async with self._steady:
+                self._require_open()
+                yield
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ConflictError("the session has been deleted")
 
     async def file_worker(self) -> FileWorker:
         """Return what makes the session's file calls, with the rights of its user."""
@@ -162,6 +178,7 @@ class IsolatedSession:
                 raise ConflictError(EXITED)
             self._forget_finished()
             state = await save_state(self.sandbox.shell)
+            self._require_open()
             self.last_run_at = datetime.now(UTC)
             use = contextlib.ExitStack()
             use.enter_context(self.in_use())
@@ -181,7 +198,9 @@ class IsolatedSession:
             raise ConflictError(f"{MOST_RUNS} background runs of this session are going on already")
 
     async def replace_sandbox(self, reopen: Callable[[], Awaitable[SessionSandbox]]) -> None:
-        """Go on in a new sandbox with empty layers; the caller has the turn. The shell keeps its state."""
+        """Go on in a new sandbox with empty layers; the shell keeps its state. The caller has the turn, and
+        keeps the session `steady`.
+        """
         if any(run.running for run in self.runs.values()):
             raise ConflictError("a background run of this session is going on: wait for it, or interrupt it")
         state = b"" if self.sandbox.ended else await save_state(self.sandbox.shell)
@@ -200,12 +219,14 @@ class IsolatedSession:
 
     async def close(self) -> None:
         """End everything in it and remove everything of it."""
+        self._closed = True
         self._stop_clock()
         self._uses += 1  # the clock never starts again
         for task in tuple(self._foreground.values()):
             task.cancel()
         self._end_runs(TERMINATED)
-        await self.sandbox.close()
+        async with self._steady:
+            await self.sandbox.close()
         for run in self.runs.values():
             await run.wait()
             run.close()
@@ -229,11 +250,12 @@ class IsolatedSession:
 
 def run_end(result: Result, milliseconds: float, *, died: bool) -> IsolatedRunEnd:
     """Say how a run ended: nothing for success, else an error whose value is the exit code, if any."""
-    words = (result.reason,) if result.reason else ()
+    reason = ServerPaths.hide(result.reason)
+    words = (reason,) if reason else ()
     if died:
         return IsolatedRunEnd(milliseconds, "SessionError", EXITED, words)
     if result.outcome is Outcome.TIMED_OUT:
-        return IsolatedRunEnd(milliseconds, "TimeoutError", result.reason, words)
+        return IsolatedRunEnd(milliseconds, "TimeoutError", reason, words)
     if result.ok:
         return IsolatedRunEnd(milliseconds)
     return IsolatedRunEnd(milliseconds, "ExitError", str(result.exit_code), words)

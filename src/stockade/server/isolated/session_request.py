@@ -27,8 +27,8 @@ MOST_OVERLAYS = 16
 MOST_PATHS = 64
 #: The highest user or group id; the next one means "no id" to the kernel.
 HIGHEST_ID = 65535
-#: The longest idle timeout: a hundred years.
-LONGEST_IDLE = 100 * 366 * 86400
+#: The longest idle timeout: a hundred years. The longest limit of a run: a year, as in policies.
+LONGEST_IDLE, LONGEST_RUN = 100 * 366 * 86400, 366 * 86400
 #: Directories that every sandbox has of its own.
 OWN = ("/dev", "/etc", "/proc", "/sys")
 #: Directories of the system, which is read-only, so that nothing can be put into it.
@@ -260,6 +260,8 @@ def checked_run(request: RunRequest) -> RunRequest:
             raise InvalidFieldError(f"envs.{name}", "contains a NUL byte")
     if "\0" in request.code:
         raise InvalidFieldError("code", "contains a NUL byte")
-    if request.timeout_seconds is not None and not 0 <= request.timeout_seconds <= LONGEST_IDLE:
-        raise InvalidFieldError("timeout_seconds", f"{request.timeout_seconds} is not a time")
+    if request.timeout_seconds is not None and not 0 <= request.timeout_seconds <= LONGEST_RUN:
+        raise InvalidFieldError(
+            "timeout_seconds", f"{request.timeout_seconds} is not a time from 0 (no limit) to {LONGEST_RUN}"
+        )
     return request

@@ -106,10 +106,11 @@ class IsolatedSessions:
         id = new_id()
         sandbox = await self._open(spec, id)
         if self._closed:
-            await self._close(sandbox)
+            await sandbox.close()
             raise ApiError(409, "SANDBOX_NOT_RUNNING", "the sandbox is ending")
         session = IsolatedSession(id, spec, sandbox, self.logs, self._expire)
         self._sessions[id] = session
+        self._supervisor.boxes.add(sandbox.box)
         return session
 
     async def _open(self, spec: SessionSpec, id: str) -> SessionSandbox:
@@ -117,26 +118,24 @@ class IsolatedSessions:
         ground = self.ground()
         variables = {**ground.variables, **await self._supervisor.variables.added()}
         ground = msgspec.structs.replace(ground, variables=variables)
-        opened = await SessionSandbox.open(spec, ground, f"{self._supervisor.box.name[:8]}/{id}")
-        self._supervisor.boxes.add(opened.box)
-        return opened
-
-    async def _close(self, sandbox: SessionSandbox) -> None:
-        self._supervisor.boxes.discard(sandbox.box)
-        await sandbox.close()
+        return await SessionSandbox.open(spec, ground, f"{self._supervisor.box.name[:8]}/{id}")
 
     async def reset(self, session: IsolatedSession) -> None:
-        """Empty the layers of a session: it goes on in a new sandbox. The caller has the session's turn."""
-        old = session.sandbox
+        """Empty the layers of a session: it goes on in a new sandbox. See `replace_sandbox`."""
+        boxes, old = self._supervisor.boxes, session.sandbox.box
         await session.replace_sandbox(lambda: self._open(session.spec, session.id))
-        self._supervisor.boxes.discard(old.box)
+        boxes.discard(old)
+        boxes.add(session.sandbox.box)
 
     async def remove(self, id: str) -> None:
         """End a session and remove everything of it."""
-        session = self.get(id)
+        session, boxes = self.get(id), self._supervisor.boxes
         del self._sessions[id]
-        self._supervisor.boxes.discard(session.sandbox.box)
-        await session.close()
+        boxes.discard(session.sandbox.box)
+        try:
+            await session.close()
+        finally:
+            boxes.discard(session.sandbox.box)  # a reset may have put another one in its place meanwhile
 
     def _expire(self, session: IsolatedSession) -> None:
         """End a session that nobody has used for its idle time; while the sandbox is paused, nobody could."""

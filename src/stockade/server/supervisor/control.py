@@ -51,9 +51,9 @@ class ControlController(Controller):
         return supervisor.record
 
     @patch("/metadata", status_code=200)
-    async def metadata(self, supervisor: SandboxSupervisor, data: dict[str, str]) -> ServerRecord:
-        """Replace the metadata."""
-        supervisor.set_metadata(data)
+    async def metadata(self, supervisor: SandboxSupervisor, data: dict[str, str | None]) -> ServerRecord:
+        """Change the metadata by a JSON merge patch."""
+        supervisor.patch_metadata(data)
         return supervisor.record
 
     @get("/tally")

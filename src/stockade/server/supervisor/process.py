@@ -99,11 +99,13 @@ async def _supervise(app: SupervisorApp, wanted: SupervisorRequest, report: sock
         supervisor.publish()
     except BaseException as error:
         found = create_error(error)
-        if supervisor is not None:
-            await supervisor.end()
-        elif made:
-            remove_directory(wanted.root, wanted.record.id)
-        _tell(report, SupervisorReport(found.status, found.code, found.message))
+        try:
+            if supervisor is not None:
+                await supervisor.end()
+            elif made:
+                remove_directory(wanted.root, wanted.record.id)
+        finally:
+            _tell(report, SupervisorReport(found.status, found.code, found.message))
         return
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, supervisor.end_soon)

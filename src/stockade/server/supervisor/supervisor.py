@@ -40,6 +40,7 @@ from stockade.server.supervisor.sandbox_policy import (
     policy_of,
     root_directory,
 )
+from stockade.server.wire import create_checks
 from stockade.server.wire.errors import CONFLICT, ApiError
 from stockade.server.wire.line_endings import LineRule
 from stockade.server.wire.network import NetworkRule
@@ -164,7 +165,7 @@ class SandboxSupervisor:
         self.record = msgspec.structs.replace(self.record, expires_at=later)
         written = self._written_expiry
         if written is None or (later - written).total_seconds() >= WORTH_WRITING:
-            self._write()
+            self._note()
 
     def renew(self, expires_at: datetime) -> None:
         """Set the moment at which the sandbox ends."""
@@ -175,9 +176,11 @@ class SandboxSupervisor:
         self._write(expires_at=expires_at)
         self._restart_timer()
 
-    def set_metadata(self, metadata: dict[str, str]) -> None:
-        """Replace the sandbox's metadata."""
-        self._write(metadata=metadata)
+    def patch_metadata(self, patch: dict[str, str | None]) -> None:
+        """Change the sandbox's metadata by a JSON merge patch."""
+        merged = create_checks.merge_metadata(self.record.metadata, patch)
+        create_checks.check_size(msgspec.structs.replace(self.record, metadata=merged))
+        self._write(metadata=merged)
 
     def set_network(self, rules: tuple[NetworkRule, ...]) -> None:
         """Note the rules of the network, which have changed."""
@@ -186,16 +189,25 @@ class SandboxSupervisor:
     def pause(self) -> None:
         """Stop every process inside."""
         self._require("Running", "paused")
-        for box in self.boxes:
-            box.pause()
-        self._write(state="Paused", changed_at=now())
+        self._switch("Paused", AsyncSandbox.pause, AsyncSandbox.resume)
 
     def resume(self) -> None:
         """Continue every process inside."""
         self._require("Paused", "resumed")
+        self._switch("Running", AsyncSandbox.resume, AsyncSandbox.pause)
+
+    def _switch(
+        self, state: str, do: Callable[[AsyncSandbox], None], undo: Callable[[AsyncSandbox], None]
+    ) -> None:
+        """Stop or continue every process inside; undone if the record cannot say so."""
         for box in self.boxes:
-            box.resume()
-        self._write(state="Running", changed_at=now())
+            do(box)
+        try:
+            self._write(state=state, changed_at=now())
+        except OSError:
+            for box in self.boxes:
+                undo(box)
+            raise
 
     def require_running(self) -> None:
         """Refuse a call into a sandbox that is paused or about to end."""
@@ -216,9 +228,9 @@ class SandboxSupervisor:
     async def _end(self) -> None:
         loop = asyncio.get_running_loop()
         if self.record.state == "Paused":
-            with contextlib.suppress(StockadeError):  # a frozen sandbox ends all the same
+            with contextlib.suppress(StockadeError, OSError):  # a frozen sandbox ends all the same
                 self.resume()
-        self._write(state="Stopping", changed_at=now())
+        self._note(state="Stopping", changed_at=now())
         if self._timer is not None:
             self._timer.cancel()
         if self.box.gate is not None:
@@ -261,6 +273,16 @@ class SandboxSupervisor:
             self._timer = asyncio.create_task(self._expire())
 
     def _write(self, **fields: Any) -> None:
+        """Change the record, in the file first: what cannot be written does not happen."""
+        record = msgspec.structs.replace(self.record, **fields)
+        write_record(self.directory, record)
+        self.record = record
+        self._written_expiry = record.expires_at
+
+    def _note(self, **fields: Any) -> None:
+        """Change the record also if the disk is full: what happens anyway, and the end above all."""
         self.record = msgspec.structs.replace(self.record, **fields)
-        self._written_expiry = self.record.expires_at
-        write_record(self.directory, self.record)
+        try:
+            self._write()
+        except OSError as error:
+            _log.warning("the record of sandbox %s cannot be written: %s", self.record.id, error.strerror)

@@ -8,6 +8,9 @@ import os
 import re
 from typing import Any
 
+import msgspec
+
+from stockade.server.record import ServerRecord
 from stockade.server.wire.errors import NOT_SUPPORTED, ApiError
 from stockade.server.wire.lifecycle import CreateRequest, PlatformSpec
 from stockade.server.wire.network import NetworkPolicySpec, NetworkRule, checked_policy
@@ -18,6 +21,8 @@ INVALID = "SANDBOX::INVALID_PARAMETER"
 RESERVED = "opensandbox.io/"
 #: The extension that moves the expiry with each access, and its bounds in seconds.
 RENEW, LEAST_RENEW, MOST_RENEW = "access.renew.extend.seconds", 300, 86400
+#: The largest record of a sandbox, in bytes, apart from what changes of its network add later.
+LARGEST_RECORD = 256 << 10
 #: Multipliers of resource quantities, as Kubernetes writes them.
 UNITS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 UNITS |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50}
@@ -108,6 +113,13 @@ def check_metadata(metadata: dict[str, str], field: str = "metadata") -> dict[st
         if value and not _LABEL.fullmatch(value):
             raise invalid(field, f"the value of {key} must be at most 63 letters, digits, . _ -")
     return metadata
+
+
+def check_size(record: ServerRecord) -> None:
+    """Refuse what makes a record large: the server reads it for every answer about the sandbox."""
+    if len(msgspec.json.encode(record)) > LARGEST_RECORD:
+        words = f"take more than {LARGEST_RECORD >> 10} KiB together"
+        raise invalid("env, entrypoint, metadata, extensions, networkPolicy", words)
 
 
 def merge_metadata(before: dict[str, str], patch: dict[str, str | None]) -> dict[str, str]:

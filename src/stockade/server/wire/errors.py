@@ -87,6 +87,7 @@ MESSAGES = {
 }
 #: Names of parameters in handlers that clients know by another one; the body as a whole has none.
 NAMES = {"data": "", "page_size": "pageSize", "states": "state", "idempotency_key": "Idempotency-Key"}
+CGROUPS = "/sys/fs/cgroup"
 NO_BODY = "the request needs a body in JSON"
 #: What the decoder calls the kinds of values, and what we call them.
 KINDS_OF_JSON = {
@@ -137,16 +138,18 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ServerPaths:
-    """The directories of the host that no message may name: the state directory and what lies there."""
+    """The directories of the host that no message may name: the state directory and what lies there, and
+    cgroups.
+    """
 
     roots: tuple[str, ...] = ()
 
     @classmethod
     def hide(cls, text: str) -> str:
         """Replace each path below one of the directories."""
-        for root in cls.roots:
+        for root in (*cls.roots, CGROUPS):
             while (start := text.find(root)) >= 0:
-                end = start
+                end = start + len(root)  # which may have a space in it
                 while end < len(text) and text[end] not in " \t\n'\",;:)":
                     end += 1
                 text = f"{text[:start]}(a file of the server){text[end:]}"

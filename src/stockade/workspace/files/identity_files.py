@@ -36,7 +36,7 @@ from stockade.linux.openat2 import (
 from stockade.workspace.files import tree_operations
 from stockade.workspace.files.atomic_write import Sink, UnfinishedFile, temporary_name
 from stockade.workspace.files.file_info import FileInfo, ListingBuilder, describe
-from stockade.workspace.files.files import Files
+from stockade.workspace.files.files import READ_LIMIT, Files
 from stockade.workspace.files.inside_names import InsideNames
 from stockade.workspace.files.sandbox_paths import Roots, SandboxPath, make_parents
 
@@ -140,6 +140,12 @@ class IdentityFiles(Files):
             raise PolicyError(f"{path}: the text to replace is empty", hint="`old` must not be empty")
         content = self.read(path)
         times = content.count(old)
+        # This process counts against none of the sandbox's limits.
+        if len(content) + times * (len(new) - len(old)) > READ_LIMIT:
+            raise LimitError(
+                f"{path}: with {times} replacements it is larger than {READ_LIMIT} bytes",
+                hint="let a command inside do it",
+            )
         if times:
             changed = content.replace(old, new)
             with self._acting(path, writes=True) as place:

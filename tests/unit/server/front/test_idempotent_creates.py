@@ -18,7 +18,7 @@ class _CountedFactory(SandboxFactory):
         super().__init__(ServerConfig(), nothing, nothing, "", nothing)
         self.calls = self.now = self.most = 0
 
-    def _earlier(self, *_: object) -> None:  # type: ignore[override]
+    async def _earlier(self, *_: object) -> None:  # type: ignore[override]
         return None
 
     async def _make(self, *_: object) -> Any:
