@@ -1,0 +1,219 @@
+"""Inspect's `SandboxEnvironment`: each sample of an evaluation has a sandbox of its own.
+
+Inspect finds it by its entry point, so `Task(sandbox="stockade")` or `inspect eval --sandbox stockade` is all
+that an evaluation needs; `("stockade", "policy.toml")` or a `StockadeConfig` gives it a policy. The process
+that runs the evaluation supervises the sandboxes: they end with their samples, and at the latest with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from inspect_ai.util import (
+    ExecResult,
+    OutputLimitExceededError,
+    SandboxEnvironment,
+    SandboxEnvironmentConfigType,
+    SandboxEnvironmentLimits,
+    SandboxUnavailableError,
+    SandboxUserUnsupportedError,
+    sandboxenv,
+)
+from inspect_ai.util import concurrency as limited
+from pydantic import BaseModel
+
+from stockade.errors import LimitError, SetupError
+from stockade.integrations.captured_output import CapturedOutput
+from stockade.result import Outcome, Result
+from stockade.runs.options import LONGEST_NAME
+
+if TYPE_CHECKING:
+    from stockade.sandbox.async_sandbox import AsyncSandbox
+
+__all__ = ["StockadeConfig", "StockadeSandboxEnvironment"]
+
+#: The beginning of the names that `stockade ps` shows.
+NAME = "inspect"
+
+
+class StockadeConfig(BaseModel, frozen=True, extra="forbid"):
+    """The configuration of a task or sample: a policy file, or the clauses of a policy.
+
+    `StockadeConfig(policy={"limits": {"memory": "512M"}})`, or `StockadeConfig(policy="policy.toml")`.
+    """
+
+    policy: str | dict[str, Any] = {}
+
+    def __hash__(self) -> int:
+        """Return the hash of what it serializes to: Inspect groups samples by their configuration."""
+        return hash(self.model_dump_json())
+
+
+@sandboxenv(name="stockade")
+class StockadeSandboxEnvironment(SandboxEnvironment):
+    """One sandbox for one sample. Relative paths count from the policy's workspace, else from a private home.
+
+    Changes in an overlay workspace are discarded with the sandbox: an evaluation reads what it needs with
+    `read_file`, and never changes files of the host.
+    """
+
+    def __init__(self, box: AsyncSandbox) -> None:
+        """Take an open sandbox, which `sample_cleanup` closes."""
+        super().__init__()
+        self._box = box
+        self._files = box.files
+
+    @classmethod
+    async def sample_init(
+        cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
+    ) -> dict[str, SandboxEnvironment]:
+        """Open the sandbox of a sample."""
+        from stockade.sandbox.async_sandbox import AsyncSandbox
+
+        policy = config.policy if isinstance(config, StockadeConfig) else config
+        if isinstance(policy, BaseModel):
+            raise TypeError(
+                f"the stockade sandbox takes a policy file or a StockadeConfig, not {type(policy).__name__}"
+            )
+        box = AsyncSandbox(policy, on_exit="discard", name=_name(task_name), who={"agent": NAME})
+        await box.open()
+        return {"default": cls(box)}
+
+    @classmethod
+    async def sample_cleanup(
+        cls,
+        task_name: str,
+        config: SandboxEnvironmentConfigType | None,
+        environments: dict[str, SandboxEnvironment],
+        interrupted: bool,
+    ) -> None:
+        """End the sandboxes of a sample, with everything that runs in them."""
+        for environment in environments.values():
+            own = environment.as_type(cls)
+            own._files.close()
+            await own._box.close()
+
+    @classmethod
+    async def cli_cleanup(cls, id: str | None) -> None:
+        """End one sandbox by its id, or remove what killed evaluations left behind."""
+        import asyncio
+
+        from stockade.linux.user import Caller
+        from stockade.runs.register import register
+        from stockade.state import state_dir
+
+        caller = Caller.current()
+        state = state_dir(caller.environ, caller.home)
+        if id is None:
+            await asyncio.to_thread(register.sweep, state)
+        else:
+            await asyncio.to_thread(register.stop, state, register.find(state, id), now=False)
+
+    @classmethod
+    def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
+        """Return the configuration that a log has."""
+        return StockadeConfig(**config)
+
+    def default_polling_interval(self) -> float:
+        """Ask often: a call into a sandbox on this machine takes a millisecond."""
+        return 0.2
+
+    async def exec(
+        self,
+        cmd: list[str],
+        input: str | bytes | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | None = None,
+        timeout: int | None = None,
+        timeout_retry: bool = True,
+        concurrency: bool = True,
+    ) -> ExecResult[str]:
+        """Run a command; of each stream the last part is kept.
+
+        A command that timed out is not tried again: its time was used inside, not on a way there.
+        """
+        if user is not None and not _is_caller(user):
+            raise SandboxUserUnsupportedError(
+                f"commands in this sandbox run as {_caller_name()}, and not as {user!r}: "
+                "its user namespace has no other user"
+            )
+        limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
+        stdout, stderr = CapturedOutput(limit, keep="end"), CapturedOutput(limit, keep="end")
+        try:
+            async with _its_turn(concurrency):
+                result = await self._box.run(
+                    cmd,
+                    input=b"" if input is None else input,
+                    cwd=cwd,
+                    env=env,
+                    timeout=timeout,
+                    on_stdout=stdout,
+                    on_stderr=stderr,
+                )
+        except SetupError as error:
+            raise SandboxUnavailableError(str(error)) from error
+        _raise_unless_started(result)
+        # What only Stockade knows, such as a limit that was exceeded, comes after what the program printed.
+        words = "" if result.outcome in (Outcome.EXITED, Outcome.SIGNALLED) else f"{result.reason}\n"
+        return ExecResult(result.ok, result.exit_code, stdout.text, stderr.text + words)
+
+    async def write_file(self, file: str, contents: str | bytes) -> None:
+        """Write a file, with the directories above it."""
+        await self._files.write(file, contents, parents=True)
+
+    @overload
+    async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
+
+    @overload
+    async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
+
+    async def read_file(self, file: str, text: bool = True) -> str | bytes:
+        """Read a file up to Inspect's limit."""
+        try:
+            content = await self._files.read(file, limit=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE)
+        except LimitError as error:
+            raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None) from error
+        return content.decode("utf-8") if text else content
+
+
+def _its_turn(concurrency: bool) -> contextlib.AbstractAsyncContextManager[object]:
+    """Wait until Inspect lets one more program run on this machine, if the caller asks for that."""
+    if not concurrency:
+        return contextlib.nullcontext()
+    # The same name as for programs that Inspect starts itself, whose number `max_subprocesses` sets.
+    return limited("subprocesses", os.cpu_count() or 1)
+
+
+def _raise_unless_started(result: Result) -> None:
+    """Raise what Inspect expects if a command timed out, may not be executed, or no command could start.
+
+    A command that does not exist is a result like any other that fails.
+    """
+    if result.outcome is Outcome.TIMED_OUT:
+        raise TimeoutError(result.reason)
+    if result.outcome is Outcome.DENIED or (result.outcome, result.exit_code) == (Outcome.SETUP_FAILED, 126):
+        raise PermissionError(result.reason)
+    if result.outcome is Outcome.CANCELLED:
+        raise SandboxUnavailableError(result.reason)
+
+
+def _name(task: str) -> str:
+    """Return the sandbox's name in `stockade ps`: that of the task, as far as a name may have it."""
+    words = "".join(letter if letter.isalnum() or letter in "-_./" else "-" for letter in task)
+    return f"{NAME}-{words}"[:LONGEST_NAME].strip()
+
+
+def _is_caller(user: str) -> bool:
+    """Whether a name or number is that of the user who runs the evaluation, as whom programs run inside."""
+    return user in (str(os.geteuid()), _caller_name())
+
+
+def _caller_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
