@@ -24,8 +24,8 @@ from deepagents.backends.sandbox import BaseSandbox
 
 import stockade
 from stockade.errors import StockadeError
-from stockade.integrations.captured_output import CapturedOutput
 from stockade.result import Outcome
+from stockade.runs.io.captured_output import CapturedOutput
 
 __all__ = ["StockadeBackend"]
 

@@ -26,8 +26,8 @@ from inspect_ai.util import concurrency as limited
 from pydantic import BaseModel
 
 from stockade.errors import LimitError, SetupError
-from stockade.integrations.captured_output import CapturedOutput
 from stockade.result import Outcome, Result
+from stockade.runs.io.captured_output import CapturedOutput
 from stockade.runs.options import LONGEST_NAME
 
 if TYPE_CHECKING:

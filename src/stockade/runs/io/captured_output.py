@@ -1,4 +1,4 @@
-"""What a framework keeps of a program's output: a bounded part in memory, and nothing on the disk."""
+"""A bounded part of what a run prints, in memory, and nothing of it on the disk."""
 
 from __future__ import annotations
 
@@ -38,10 +38,15 @@ class CapturedOutput(StreamConsumer):
         return self.size > self._limit
 
     @property
+    def content(self) -> bytes:
+        """What is kept."""
+        self._cut()
+        return bytes(self._kept)
+
+    @property
     def text(self) -> str:
         """What is kept, as text; bytes that are not UTF-8 are replaced."""
-        self._cut()
-        return self._kept.decode("utf-8", "replace")
+        return self.content.decode("utf-8", "replace")
 
     def _cut(self) -> None:
         if len(self._kept) > self._limit:
