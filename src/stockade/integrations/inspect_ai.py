@@ -66,6 +66,11 @@ class StockadeSandboxEnvironment(SandboxEnvironment):
         self._box = box
         self._files = box.files
 
+    @property
+    def id(self) -> str:
+        """The sandbox's id, as `stockade ps` shows it."""
+        return self._box.id
+
     @classmethod
     async def sample_init(
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]

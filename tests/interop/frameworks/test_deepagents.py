@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import Any
 import pytest
 from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
 from deepagents.backends.sandbox import BaseSandbox
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
 from langchain_tests.integration_tests import SandboxIntegrationTests
 
 import stockade
 from stockade.integrations.deepagents import StockadeBackend
+from support.paths import ROOT
 
 PATHS = "the suite expects names where deepagents has had absolute paths since 0.7"
 OVERWRITES = "the suite expects an error where deepagents has overwritten files since 0.7"
@@ -112,3 +116,28 @@ def test_files_of_the_host_are_out_of_reach(backend: StockadeBackend, tmp_path: 
     [answer] = backend.download_files([f"{tmp_path}/secret"])
     assert answer.error == "file_not_found"
     assert "of the host" not in backend.execute(f"cat {tmp_path}/secret").output
+
+
+class ScriptedModel(GenericFakeChatModel):
+    """Says what it is told to, whatever tools it has."""
+
+    def bind_tools(self, *_: Any, **__: Any) -> ScriptedModel:
+        return self
+
+
+def test_the_example_leaves_the_agents_changes_for_review(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("example", ROOT / "examples/frameworks/deep_agent.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "words").write_text("pear\napple\n")
+    sort = {"command": f"sort {tmp_path}/project/words > {tmp_path}/project/sorted"}
+    calls = [{"name": "execute", "args": sort, "id": "1"}]
+    said = [AIMessage("", tool_calls=calls), AIMessage("done")]
+    id = example.work(ScriptedModel(messages=iter(said)), "sort the words", str(tmp_path / "project"))
+    assert not (tmp_path / "project" / "sorted").exists()
+    workspace = stockade.Workspace.open(id)
+    assert workspace.files.read("sorted") == b"apple\npear\n"
+    workspace.discard()

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import pwd
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
+from inspect_ai.util import (
+    ComposeConfig,
+    SandboxEnvironmentSpec,
+    SandboxUnavailableError,
+    SandboxUserUnsupportedError,
+)
+from inspect_ai.util._sandbox.limits import override_max_exec_output_size
 from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 
-from stockade.integrations.inspect_ai import StockadeSandboxEnvironment
+from stockade.integrations.inspect_ai import StockadeConfig, StockadeSandboxEnvironment
+from support.paths import ROOT
 
+PROGRAMS = Path(__file__).parent / "programs"
 #: What Inspect's own local provider fails too, and why.
 XFAILED = {"test_exec_as_user": "adduser cannot change /etc, which is read-only inside"}
 
@@ -25,16 +40,94 @@ def environment(module_state: Path) -> Iterator[StockadeSandboxEnvironment]:
 
 @pytest.fixture
 def sandbox_env(
-    environment: StockadeSandboxEnvironment, request: pytest.FixtureRequest
+    environment: StockadeSandboxEnvironment, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> StockadeSandboxEnvironment:
+    # What has to end has five seconds for that in the checks; here it has a tenth of one.
+    sleep = anyio.sleep
+    monkeypatch.setattr(anyio, "sleep", lambda seconds: sleep(min(seconds, 0.1)))
     if why := XFAILED.get(request.node.originalname):
         request.node.add_marker(pytest.mark.xfail(reason=why, strict=True))
     return environment
 
 
-async def test_inspects_own_tools_run_inside(environment: StockadeSandboxEnvironment) -> None:
-    """`exec_remote` puts a program into /var/tmp, whose server then serves many calls."""
-    first = await environment.exec_remote(["sh", "-c", "echo $PPID; exit 3"], stream=False)
-    second = await environment.exec_remote(["sh", "-c", "echo $PPID; echo told >&2"], stream=False)
-    assert (first.returncode, second.returncode, second.stderr) == (3, 0, "told\n")
-    assert first.stdout == second.stdout, "another server has started"
+class TestExec:
+    """What the self checks do not ask."""
+
+    async def test_the_end_of_a_long_output_is_kept(self, environment: StockadeSandboxEnvironment) -> None:
+        with override_max_exec_output_size(1000):
+            done = await environment.exec(["sh", "-c", "seq 100000; seq 200000 >&2"])
+        assert done.stdout == "".join(f"{n}\n" for n in range(1, 100001))[-1000:]
+        assert done.stderr == "".join(f"{n}\n" for n in range(1, 200001))[-1000:]
+
+    async def test_the_user_may_be_the_one_that_it_is(self, environment: StockadeSandboxEnvironment) -> None:
+        for user in (str(os.geteuid()), pwd.getpwuid(os.geteuid()).pw_name):
+            assert (await environment.exec(["id", "-u"], user=user)).stdout == f"{os.geteuid()}\n"
+
+    async def test_another_user_is_unsupported(self, environment: StockadeSandboxEnvironment) -> None:
+        for user in ("nobody", "12345", "", "root\n"):
+            with pytest.raises(SandboxUserUnsupportedError):
+                await environment.exec(["id"], user=user)
+
+    async def test_a_missing_program_or_directory_is_a_result(
+        self, environment: StockadeSandboxEnvironment
+    ) -> None:
+        missing = await environment.exec(["no-such-program"])
+        assert (missing.success, missing.returncode) == (False, 127)
+        assert "no-such-program" in missing.stderr
+        assert not (await environment.exec(["true"], cwd="/nowhere")).success
+
+    async def test_a_cancelled_call_ends_its_command(self, environment: StockadeSandboxEnvironment) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await environment.exec(["sh", "-c", "echo $$ > /tmp/cancelled; exec sleep 60"])
+        alive = await environment.exec(["sh", "-c", "kill -0 $(cat /tmp/cancelled)"])
+        assert not alive.success
+
+    async def test_a_sandbox_that_has_ended_is_unavailable(self) -> None:
+        made = await StockadeSandboxEnvironment.sample_init("x" * 200, None, {})
+        await StockadeSandboxEnvironment.cli_cleanup(made["default"].as_type(StockadeSandboxEnvironment).id)
+        with pytest.raises(SandboxUnavailableError):
+            await made["default"].exec(["true"])
+        await StockadeSandboxEnvironment.sample_cleanup("x", None, made, interrupted=True)
+        with pytest.raises(SandboxUnavailableError):
+            await made["default"].exec(["true"])
+
+
+class TestConfig:
+    """Policies of tasks and samples."""
+
+    def test_it_survives_a_log_and_groups_samples(self) -> None:
+        config = StockadeConfig(policy={"limits": {"tasks": 8}, "read": ["/opt"]})
+        spec = SandboxEnvironmentSpec("stockade", config)
+        again = SandboxEnvironmentSpec.model_validate(json.loads(spec.model_dump_json()))
+        assert again == spec
+        assert hash(again) == hash(spec)
+
+    async def test_a_policy_file_decides_what_is_inside(self, tmp_path: Path) -> None:
+        (tmp_path / "shown").mkdir()
+        (tmp_path / "policy.toml").write_text('read = ["./shown"]\nenv = { HUE = "blue" }\n')
+        made = await StockadeSandboxEnvironment.sample_init("t", str(tmp_path / "policy.toml"), {})
+        done = await made["default"].exec(["sh", "-c", f"echo $HUE; ls -d {tmp_path}/*"])
+        await StockadeSandboxEnvironment.sample_cleanup("t", None, made, interrupted=False)
+        assert done.stdout == f"blue\n{tmp_path}/shown\n"
+
+    async def test_another_providers_configuration_is_refused(self) -> None:
+        with pytest.raises(TypeError, match="StockadeConfig, not ComposeConfig"):
+            await StockadeSandboxEnvironment.sample_init("t", ComposeConfig(services={}), {})
+        with pytest.raises(ValueError, match="extra"):
+            StockadeSandboxEnvironment.config_deserialize({"policies": {}})
+
+
+def test_evaluations_run_in_sandboxes_and_so_do_inspects_own_tools(tmp_path: Path) -> None:
+    """Found by its entry point. The tools put a program of 50 MB into /var/tmp, whose server serves them."""
+    example = ROOT / "examples" / "frameworks" / "inspect_eval.py"
+    done = subprocess.run(
+        [sys.executable, PROGRAMS / "inspect_evaluations.py", example, tmp_path / "logs"],
+        env={**os.environ, "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path / "data")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"example": 1, "tools": [3, "out\n", "err\n", "given"]}

@@ -14,6 +14,7 @@ from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
 
 from stockade.errors import SetupError
 from stockade.integrations.pydantic_ai import StockadeWorkspace
+from support.paths import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +123,14 @@ def test_a_ref_is_of_this_provider_and_has_its_policy_already(shared: StockadeWo
         StockadeWorkspace(ref=WorkspaceRef(provider="local", id="/tmp"))
     with pytest.raises(ValueError, match="not both"):
         StockadeWorkspace({}, ref=shared.ref)
+
+
+def test_the_example_goes_on_in_the_sandbox_of_its_last_run() -> None:
+    program = [sys.executable, ROOT / "examples" / "frameworks" / "pydantic_workspace.py"]
+    first = subprocess.run(program, check=True, capture_output=True, text=True).stdout.split()
+    second = subprocess.run([*program, first[0]], check=True, capture_output=True, text=True).stdout.split()
+    ref = WorkspaceRef(provider="stockade", id=first[0])
+    asyncio.run(StockadeWorkspace(ref=ref).destroy())
+    gone = subprocess.run([*program, first[0]], check=False, capture_output=True, text=True)
+    assert (first[1], second) == ("1", [first[0], "2"])
+    assert (gone.returncode, "has ended" in gone.stderr) == (1, True)
