@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 from inspect_ai.util import (
     ExecResult,
@@ -26,26 +26,35 @@ from inspect_ai.util import concurrency as limited
 from pydantic import BaseModel
 
 from stockade.errors import LimitError, SetupError
+from stockade.resolve.environment import Environment, IdMaps
 from stockade.result import Outcome, Result
 from stockade.runs.io.captured_output import CapturedOutput
 from stockade.runs.options import LONGEST_NAME
-
-if TYPE_CHECKING:
-    from stockade.sandbox.async_sandbox import AsyncSandbox
+from stockade.sandbox.async_sandbox import AsyncSandbox
+from stockade.sandbox.identity import run_as
 
 __all__ = ["StockadeConfig", "StockadeSandboxEnvironment"]
 
 #: The beginning of the names that `stockade ps` shows.
 NAME = "inspect"
+#: The users of a private environment that have names.
+USERS = {"root": 0, "nobody": 65534}
+#: The digits of the highest id.
+LONGEST_ID = 10
 
 
 class StockadeConfig(BaseModel, frozen=True, extra="forbid"):
     """The configuration of a task or sample: a policy file, or the clauses of a policy.
 
     `StockadeConfig(policy={"limits": {"memory": "512M"}})`, or `StockadeConfig(policy="policy.toml")`.
+
+    Programs run as the caller and without any capability. With `users` they are root of a private environment
+    instead, over ids that no user of the machine has, and `exec(user=…)` can name others: `"nobody"` or a
+    number. The policy then has no workspace; an ordinary user needs subordinate ids for the others.
     """
 
     policy: str | dict[str, Any] = {}
+    users: bool = False
 
     def __hash__(self) -> int:
         """Return the hash of what it serializes to: Inspect groups samples by their configuration."""
@@ -60,10 +69,11 @@ class StockadeSandboxEnvironment(SandboxEnvironment):
     `read_file`, and never changes files of the host.
     """
 
-    def __init__(self, box: AsyncSandbox) -> None:
-        """Take an open sandbox, which `sample_cleanup` closes."""
+    def __init__(self, box: AsyncSandbox, ids: IdMaps | None = None) -> None:
+        """Take an open sandbox, which `sample_cleanup` closes, and the users of a private environment."""
         super().__init__()
         self._box = box
+        self._ids = ids
         self._files = box.files
 
     @property
@@ -76,16 +86,25 @@ class StockadeSandboxEnvironment(SandboxEnvironment):
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
         """Open the sandbox of a sample."""
-        from stockade.sandbox.async_sandbox import AsyncSandbox
-
-        policy = config.policy if isinstance(config, StockadeConfig) else config
-        if isinstance(policy, BaseModel):
+        chosen = StockadeConfig(policy=config or {}) if config is None or isinstance(config, str) else config
+        if not isinstance(chosen, StockadeConfig):
             raise TypeError(
-                f"the stockade sandbox takes a policy file or a StockadeConfig, not {type(policy).__name__}"
+                f"the stockade sandbox takes a policy file or a StockadeConfig, not {type(config).__name__}"
             )
-        box = AsyncSandbox(policy, on_exit="discard", name=_name(task_name), who={"agent": NAME})
+        ids = IdMaps.of_caller() if chosen.users else None
+        box = AsyncSandbox(
+            chosen.policy,
+            on_exit="discard",
+            name=_name(task_name),
+            who={"agent": NAME},
+            # Without mounts of its own: all that programs write is in memory, and nothing stays.
+            _environment=None if ids is None else Environment((), ids),
+        )
         await box.open()
-        return {"default": cls(box)}
+        own = cls(box, ids)
+        if ids is not None:
+            await own._files.chmod(".", 0o755)  # other users start there too
+        return {"default": own}
 
     @classmethod
     async def sample_cleanup(
@@ -141,16 +160,14 @@ class StockadeSandboxEnvironment(SandboxEnvironment):
 
         A command that timed out is not tried again: its time was used inside, not on a way there.
         """
-        if user is not None and not _is_caller(user):
-            raise SandboxUserUnsupportedError(
-                f"commands in this sandbox run as {_caller_name()}, and not as {user!r}: "
-                "its user namespace has no other user"
-            )
+        box = self._box if user is None else self._as_user(user)
+        if box is not self._box:
+            env = {"HOME": "/tmp", **(env or {})}
         limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         stdout, stderr = CapturedOutput(limit, keep="end"), CapturedOutput(limit, keep="end")
         try:
             async with _its_turn(concurrency):
-                result = await self._box.run(
+                result = await box.run(
                     cmd,
                     input=b"" if input is None else input,
                     cwd=cwd,
@@ -165,6 +182,22 @@ class StockadeSandboxEnvironment(SandboxEnvironment):
         # What only Stockade knows, such as a limit that was exceeded, comes after what the program printed.
         words = "" if result.outcome in (Outcome.EXITED, Outcome.SIGNALLED) else f"{result.reason}\n"
         return ExecResult(result.ok, result.exit_code, stdout.text, stderr.text + words)
+
+    def _as_user(self, user: str) -> AsyncSandbox:
+        """Return the sandbox whose commands run as that user, by name or number."""
+        if self._ids is None:
+            if not _is_caller(user):
+                raise SandboxUserUnsupportedError(
+                    f"commands in this sandbox run as {_caller_name()}, and not as {user!r}: "
+                    "StockadeConfig(users=True) makes one with other users"
+                )
+            return self._box
+        number = user.isascii() and user.isdecimal() and len(user) <= LONGEST_ID
+        uid = int(user) if number else USERS.get(user, -1)
+        if not self._ids.has_uid(uid) or not self._ids.has_gid(uid):
+            why = self._ids.reason or "it has root, nobody and the numbers up to 65535"
+            raise SandboxUserUnsupportedError(f"this sandbox has no user {user!r}: {why}")
+        return self._box if uid == 0 else run_as(self._box, uid, uid)
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Write a file, with the directories above it."""

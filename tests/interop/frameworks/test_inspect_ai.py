@@ -6,9 +6,10 @@ import asyncio
 import json
 import os
 import pwd
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
@@ -23,6 +24,8 @@ from inspect_ai.util._sandbox.limits import override_max_exec_output_size
 from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 
 from stockade.integrations.inspect_ai import StockadeConfig, StockadeSandboxEnvironment
+from stockade.linux.id_maps import IdMaps
+from support.means import applies
 from support.paths import ROOT
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -91,6 +94,46 @@ class TestExec:
         await StockadeSandboxEnvironment.sample_cleanup("x", None, made, interrupted=True)
         with pytest.raises(SandboxUnavailableError):
             await made["default"].exec(["true"])
+
+
+class TestUsers:
+    """A private environment with users of its own."""
+
+    @pytest.fixture
+    async def several(self) -> AsyncIterator[StockadeSandboxEnvironment]:
+        made = await StockadeSandboxEnvironment.sample_init("users", StockadeConfig(users=True), {})
+        yield made["default"].as_type(StockadeSandboxEnvironment)
+        await StockadeSandboxEnvironment.sample_cleanup("users", None, made, interrupted=False)
+
+    async def test_programs_are_root_inside_and_nobody_outside(
+        self, several: StockadeSandboxEnvironment
+    ) -> None:
+        assert (await several.exec(["id", "-u"])).stdout == "0\n"
+        assert (await several.exec(["id", "-u"], user="root")).stdout == "0\n"
+        outside = (await several.exec(["cat", "/proc/self/uid_map"])).stdout.split()
+        assert outside[:2] == ["0", str(os.geteuid())]
+        for user in ("nonexistent", "70000", "-1", "٣", "1" * 5000):
+            with pytest.raises(SandboxUserUnsupportedError, match="no user"):
+                await several.exec(["id"], user=user)
+
+    async def test_other_users_run_commands_without_the_rights_of_root(
+        self, several: StockadeSandboxEnvironment
+    ) -> None:
+        maps = IdMaps.of_caller()
+        if not maps.several:
+            with pytest.raises(SandboxUserUnsupportedError, match=re.escape(maps.reason)):
+                await several.exec(["id"], user="1000")
+        applies(maps.several, maps.reason)
+        await several.write_file("secret", "of root")
+        await several.exec(["chmod", "600", "secret"])
+        for user, uid in (("1000", 1000), ("nobody", 65534)):
+            done = await several.exec(["sh", "-c", "id -u; cat secret; touch ~/mine-$(id -u)"], user=user)
+            assert (done.stdout, done.returncode) == (f"{uid}\n", 0)
+            assert "Permission denied" in done.stderr
+            owner = await several.exec(["stat", "-c", "%u", f"/tmp/mine-{uid}"])
+            assert owner.stdout == f"{uid}\n"
+        caps = await several.exec(["grep", "CapEff", "/proc/self/status"], user="1000")
+        assert int(caps.stdout.split()[1], 16) == 0
 
 
 class TestConfig:
