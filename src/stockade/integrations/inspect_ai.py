@@ -15,6 +15,7 @@ from typing import Any, Literal, overload
 from inspect_ai.util import (
     ExecResult,
     OutputLimitExceededError,
+    SandboxConnection,
     SandboxEnvironment,
     SandboxEnvironmentConfigType,
     SandboxEnvironmentLimits,
@@ -31,6 +32,7 @@ from stockade.result import Outcome, Result
 from stockade.runs.io.captured_output import CapturedOutput
 from stockade.runs.options import LONGEST_NAME
 from stockade.sandbox.async_sandbox import AsyncSandbox
+from stockade.sandbox.attach_listener import AttachListener
 from stockade.sandbox.identity import run_as
 
 __all__ = ["StockadeConfig", "StockadeSandboxEnvironment"]
@@ -75,6 +77,7 @@ class StockadeSandboxEnvironment(SandboxEnvironment):
         self._box = box
         self._ids = ids
         self._files = box.files
+        self._listener: AttachListener | None = None
 
     @property
     def id(self) -> str:
@@ -118,6 +121,8 @@ class StockadeSandboxEnvironment(SandboxEnvironment):
         for environment in environments.values():
             own = environment.as_type(cls)
             own._files.close()
+            if own._listener is not None:
+                await own._listener.close()
             await own._box.close()
 
     @classmethod
@@ -140,6 +145,16 @@ class StockadeSandboxEnvironment(SandboxEnvironment):
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
         """Return the configuration that a log has."""
         return StockadeConfig(**config)
+
+    async def connection(self, *, user: str | None = None) -> SandboxConnection:
+        """Return the command that opens a shell in this sandbox; the first call lets people in."""
+        if user is not None and self._as_user(user) is not self._box:
+            raise NotImplementedError("shells in the sandbox are the default user's")
+        if self._box.ended:
+            raise ConnectionError("the sandbox has ended")
+        if self._listener is None:
+            self._listener = AttachListener(self._box)
+        return SandboxConnection(type="stockade", command=f"stockade attach {self.id}")
 
     def default_polling_interval(self) -> float:
         """Ask often: a call into a sandbox on this machine takes a millisecond."""

@@ -36,6 +36,7 @@ from stockade.sandbox.held_sandbox import (
     receive,
     send,
 )
+from stockade.sessions.attach import protocol
 
 #: The most calls at a time.
 MOST_CALLS = 256
@@ -65,11 +66,14 @@ class CallDaemon:
             where = (await self._box.run(["pwd", "-P"])).check().text.removesuffix("\n")
             self._report = HeldReport(self._box.id, where)
             path = entry.scratch(SOCKET)
-            listener = _listen(path)
+            bound = protocol.listen(os.path.dirname(path), os.path.basename(path), socket.SOCK_STREAM)
+            listener = socket.socket(fileno=bound.detach())
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._over.set)
             loop.add_reader(self._box.gate, self._over.set)
-            server = await asyncio.start_unix_server(self._accept, sock=listener)
+            server = await asyncio.start_unix_server(
+                self._let_in, sock=socket.socket(fileno=listener.detach())
+            )
             os.chdir("/")
             try:
                 await send(first, CallAnswer(report=self._report))
@@ -97,7 +101,7 @@ class CallDaemon:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), idle if left is None else left)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         end = writer.get_extra_info("socket")
         peer = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if peer[1] != os.geteuid() or len(self._calls) >= MOST_CALLS:
@@ -213,21 +217,6 @@ def _refusal(error: StockadeError) -> CallRefusal:
     if isinstance(error, PolicyError):
         return CallRefusal(error.message, error.hint, errno.EINVAL)
     return CallRefusal(error.message, error.hint)
-
-
-def _listen(path: str) -> socket.socket:
-    """Listen on a socket; through a descriptor of its directory, because its path may exceed an address."""
-    end = socket.socket(socket.AF_UNIX)
-    place = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        end.bind(f"/proc/self/fd/{place}/{os.path.basename(path)}")
-        end.listen(64)
-        return end
-    except BaseException:
-        end.close()
-        raise
-    finally:
-        os.close(place)
 
 
 async def _serve(first: socket.socket) -> None:

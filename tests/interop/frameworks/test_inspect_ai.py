@@ -27,6 +27,7 @@ from stockade.integrations.inspect_ai import StockadeConfig, StockadeSandboxEnvi
 from stockade.linux.id_maps import IdMaps
 from support.means import applies
 from support.paths import ROOT
+from support.screens import stockade
 
 PROGRAMS = Path(__file__).parent / "programs"
 #: What Inspect's own local provider fails too, and why.
@@ -94,6 +95,39 @@ class TestExec:
         await StockadeSandboxEnvironment.sample_cleanup("x", None, made, interrupted=True)
         with pytest.raises(SandboxUnavailableError):
             await made["default"].exec(["true"])
+
+
+class TestConnection:
+    """A person looks into the sandbox of a sample."""
+
+    async def test_its_command_opens_a_shell_inside_and_returns_to_it(
+        self, module_state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("STOCKADE_HOME", str(module_state))
+        made = await StockadeSandboxEnvironment.sample_init("look", None, {})
+        own = made["default"]
+        await own.write_file("made-by-the-agent", "")
+        words = (await own.connection()).command.split()
+        assert (await own.connection()).command.split() == words
+
+        def visit() -> None:
+            with stockade(tmp_path, *words[1:]) as terminal:
+                terminal.type("ls; echo $((6 * 7))\n")
+                terminal.until("42")
+                assert "made-by-the-agent" in terminal.text
+                terminal.type(b"\x1d\x1d\x1d")  # detaches
+                assert terminal.code() == 0
+            with stockade(tmp_path, *words[1:]) as terminal:
+                terminal.until("42")
+                terminal.type("exit 3\n")
+                assert terminal.code() == 3
+
+        await asyncio.to_thread(visit)
+        with pytest.raises(SandboxUserUnsupportedError):
+            await own.connection(user="nobody")
+        await StockadeSandboxEnvironment.sample_cleanup("look", None, made, interrupted=False)
+        with pytest.raises(ConnectionError):
+            await own.connection()
 
 
 class TestUsers:
