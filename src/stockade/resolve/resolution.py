@@ -39,6 +39,7 @@ from stockade.resolve.toolchain.needs import (
     shown_by,
     starts_others,
     toolchain,
+    with_plain_python,
 )
 
 TYPE_CHECKING = False
@@ -109,6 +110,8 @@ def resolve(
             if private is None
             else Toolchain()
         )
+        if mounts and not (private is not None and private.image):
+            chain = with_plain_python(chain, policy, base)
         if mounts and workspace is not None and workspace.access != "write" and caller.uid == 0:
             _show_mounted(workspace, opener, grants)
         shares = policy.net and not (private is not None and private.image)

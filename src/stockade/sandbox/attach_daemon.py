@@ -364,7 +364,7 @@ class AttachDaemon:
         one.events.close()
         del self._terminals[number]
         if self._terminals:
-            self._send_report(one, _ending(one, others=tuple(self._terminals)))
+            self._send_report(one, end_report(one.result, one.failure, tuple(self._terminals)))
         else:
             self._finish(one)
 
@@ -385,7 +385,7 @@ class AttachDaemon:
             line = self._stop_waiting(next(iter(self._waiting)))
             line.send(AttachRefusal("the sandbox is ending", "`stockade logs` shows how it ended"))
             line.close()
-        ending = _ending(one)
+        ending = end_report(one.result, one.failure)
         try:
             ending = self._put_away(ending)
         except (StockadeError, OSError) as error:
@@ -433,14 +433,16 @@ class AttachDaemon:
         self._box.close()
 
 
-def _ending(one: _DaemonTerminal, others: tuple[int, ...] = ()) -> TerminalEndReport:
-    if one.result is None:
-        assert one.failure is not None
+def end_report(
+    result: Result | None, failure: StockadeError | None, others: tuple[int, ...] = ()
+) -> TerminalEndReport:
+    """Return the report of a terminal whose run has a result, or could not begin."""
+    if result is None:
+        assert failure is not None
         return TerminalEndReport(
-            outcome=Outcome.SETUP_FAILED, exit_code=125, signal=None, reason=one.failure.message,
-            hint=one.failure.hint, others=others,
+            outcome=Outcome.SETUP_FAILED, exit_code=125, signal=None, reason=failure.message,
+            hint=failure.hint, others=others,
         )  # fmt: skip
-    result = one.result
     return TerminalEndReport(
         outcome=result.outcome, exit_code=result.exit_code, signal=result.signal, reason=result.reason,
         hint=result.hint, others=others, controls=result.controls, denials=result.denials,

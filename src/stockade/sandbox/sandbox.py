@@ -134,6 +134,12 @@ class SandboxBase:
         return None if self._box is None else self._box.pidfd
 
     @property
+    def ended(self) -> bool:
+        """Whether everything inside has ended."""
+        gate = self.gate
+        return gate is None or bool(select.select([gate], [], [], 0)[0])
+
+    @property
     def cgroup_parents(self) -> stockade.linux.cgroups.CgroupParents | None:
         """Where other sandboxes can have cgroups that count against the limits of this one; None without."""
         group = self._require_open()[0].group
@@ -440,12 +446,6 @@ class Sandbox(SandboxBase):
                 if not run.kept:
                     events.watch(box.connection.fileno())
                 return drive(self._run_steps(box, prepared, run, events, account), events)
-
-    @property
-    def ended(self) -> bool:
-        """Whether everything inside has ended."""
-        gate = self.gate
-        return gate is None or bool(select.select([gate], [], [], 0)[0])
 
     def start(self, cmd: Sequence[str], **options: Unpack[ProcessOptions]) -> stockade.sandbox.Process:
         """Start a command without waiting for its end.

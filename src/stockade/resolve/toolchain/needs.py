@@ -34,6 +34,9 @@ STARTERS = frozenset(
     )
 )  # fmt: skip
 PYTHON = "python3"
+PLAIN_PYTHON = "python"
+#: A directory of the sandbox's own, with links to programs of the system under names that people expect.
+LINKS = "/run/stockade/bin"
 #: Where a project keeps its own environment of Python.
 PROJECT = ".venv"
 
@@ -123,6 +126,24 @@ def toolchain(
     if base.searches_path:
         search.search_whole_path()
     return search.result()
+
+
+def with_plain_python(found: Toolchain, policy: Policy, base: Profile) -> Toolchain:
+    """Add a link by which `python` starts the system's `python3`, where the system has only the latter.
+
+    People and agents type `python`, and Debian has none. The link is in a directory of its own at the end of
+    PATH: any other program of that name comes first. A policy with `exec` or a PATH of its own gets none.
+    """
+    if policy.exec is not None or "PATH" in policy.env or not (python := _only_python(base.env["PATH"])):
+        return found
+    links = {**found.links, f"{LINKS}/{PLAIN_PYTHON}": python}
+    return msgspec.structs.replace(found, links=links, path_after=(*found.path_after, LINKS))
+
+
+@functools.lru_cache(maxsize=8)
+def _only_python(path: str) -> str:
+    """Return the `python3` of a PATH that has no `python`; looked up once per process, as root owns them."""
+    return "" if which(PLAIN_PYTHON, path, "/")[0] else which(PYTHON, path, "/")[0]
 
 
 def search_path(caller: Caller) -> str:

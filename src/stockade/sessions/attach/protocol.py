@@ -171,9 +171,9 @@ class AttachSocket:
         self._socket.close()
 
 
-def listen(directory: str, name: str) -> socket.socket:
+def listen(directory: str, name: str, kind: int = socket.SOCK_SEQPACKET) -> socket.socket:
     """Listen on a socket of that name; through /proc/self/fd, because its path may exceed an address."""
-    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    end = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
     place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         end.bind(f"/proc/self/fd/{place}/{name}")
