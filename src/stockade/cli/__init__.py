@@ -44,6 +44,7 @@ COMMANDS = {
     "keys": ("stockade.cli.keys", "show, export or rotate the key that signs receipts"),
     "agents": ("stockade.cli.agents", "list agents, and switch an agent's sandbox on or off"),
     "serve": ("stockade.cli.serve", "serve sandboxes over HTTP, for the SDKs of OpenSandbox"),
+    "mcp": ("stockade.cli.mcp", "serve sandboxed tools to agents over the Model Context Protocol"),
     "images": ("stockade.cli.images", "register root file systems for the server's sandboxes"),
     "doctor": ("stockade.cli.doctor", "show what this machine can enforce, and how to fix what it cannot"),
     "profiles": ("stockade.cli.profiles", "list the named starting points for a policy"),
