@@ -58,17 +58,25 @@ def _descend(path: str, table: dict[str, Any], keys: Sequence[str]) -> dict[str,
 def with_toml_table(path: str, keys: Sequence[str], value: Mapping[str, Any]) -> str | None:
     """Return the text of a TOML file with a table at its end; None if it has it already."""
     before = read(path) or ""
-    try:
-        inner: Any = tomllib.loads(before)
-    except tomllib.TOMLDecodeError as error:
-        raise _wrong(path, f"it is not TOML: {error}") from None
+    found: Any = _toml(path, before)
     for key in keys:
-        inner = inner.get(key) if isinstance(inner, dict) else None
-    if inner == value:
+        if not isinstance(found, dict):
+            raise _wrong(path, f"what it has for {key!r} is not in a table")
+        found = found.get(key, {} if key != keys[-1] else None)
+    if found == value:
         return None
-    if inner is not None:
+    if found is not None:
         raise _taken(path, ".".join(keys))
-    return (before.rstrip("\n") + "\n\n" if before.strip() else "") + toml_table(keys, value)
+    text = (before.rstrip("\n") + "\n\n" if before.strip() else "") + toml_table(keys, value)
+    _toml(path, text)  # a table that is written in one line cannot be continued
+    return text
+
+
+def _toml(path: str, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise _wrong(path, f"it is not TOML that a table can follow: {error}") from None
 
 
 def toml_table(keys: Sequence[str], value: Mapping[str, Any]) -> str:

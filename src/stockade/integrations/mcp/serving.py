@@ -8,11 +8,13 @@ know the token, and is refused by its Host and Origin besides.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import hmac
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +45,7 @@ async def _serve_stdio(bench: Workbench, allow_commit: bool) -> None:
     async def leave(number: int) -> None:
         # The SDK reads stdin in a thread that nothing interrupts, so the process cannot end as usual.
         await bench.close()
+        atexit._run_exitfuncs()
         os._exit(128 + number)
 
     def begin_to_leave(number: int) -> None:
@@ -76,8 +79,15 @@ def serve_http(
         config = uvicorn.Config(
             app, log_level="warning", lifespan="on", timeout_graceful_shutdown=1, ws="none"
         )
+        for ending in (signal.SIGTERM, signal.SIGHUP):
+            # uvicorn ends in good order and then raises the signal again, for this handler.
+            signal.signal(ending, _exit)
         announce(f"http://{shown}:{number}{PATH}")
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _exit(number: int, _: object) -> None:
+    sys.exit(128 + number)
 
 
 def http_app(
