@@ -35,8 +35,8 @@ class Answers:
         self.action, self.commit = action, commit
         self.questions: list[str] = []
 
-    async def __call__(self, _: object, asked: Any) -> ElicitResult:
-        self.questions.append(asked.message)
+    async def __call__(self, context: Any, params: Any) -> ElicitResult:
+        self.questions.append(params.message)
         content = {"commit": self.commit} if self.action == "accept" else None
         return ElicitResult(action=self.action, content=content)  # type: ignore[arg-type]
 

@@ -536,7 +536,7 @@ def _run_and_report(
             output.error("output was lost: its reader did not read it before the time was over")
     if result.exit_code and not quiet and workspace is None:
         report_kept(result, words, start, found.policy)
-    if not quiet:
+    if not quiet and not getattr(args, "brief", False):
         report(result, verbose=args.verbose, discarded=args.on_exit == "discard", earlier=earlier)
     if result.lost and not args.json:
         from stockade.result import describe_lost

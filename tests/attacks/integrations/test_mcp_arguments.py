@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mcp_types import ElicitResult
 
 from support.mcp_client import MODES, Answers, connected, refusal, text, workbench
 
@@ -62,10 +64,10 @@ async def test_what_the_user_was_not_shown_is_never_applied(tree: Path) -> None:
     bench = workbench(tree)
 
     class Slow(Answers):
-        async def __call__(self, context: object, asked: object) -> object:  # type: ignore[override]
+        async def __call__(self, context: Any, params: Any) -> ElicitResult:
             if len(self.questions) < 1:
                 await bench.run_shell("echo evil > a.txt", timeout=30)
-            return await super().__call__(context, asked)
+            return await super().__call__(context, params)
 
     user = Slow()
     async with connected(bench, mode="legacy", user=user, allow_commit=True) as client:
@@ -78,10 +80,10 @@ async def test_changed_contents_are_another_question(tree: Path) -> None:
     bench = workbench(tree)
 
     class Slow(Answers):
-        async def __call__(self, context: object, asked: object) -> object:  # type: ignore[override]
+        async def __call__(self, context: Any, params: Any) -> ElicitResult:
             if len(self.questions) < 1:
                 await bench.run_shell("echo 222 > a.txt", timeout=30)
-            return await super().__call__(context, asked)
+            return await super().__call__(context, params)
 
     user = Slow()
     async with connected(bench, mode="auto", user=user, allow_commit=True) as client:
