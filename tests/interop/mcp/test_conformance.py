@@ -48,7 +48,8 @@ def served(tree: Path) -> Iterator[str]:
                 scope = {**scope, "headers": [*scope["headers"], added]}
             await app(scope, receive, send)
 
-        server = uvicorn.Server(uvicorn.Config(with_token, log_level="critical", timeout_graceful_shutdown=1))
+        config = uvicorn.Config(with_token, log_level="critical", loop="asyncio", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
