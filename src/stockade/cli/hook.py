@@ -36,7 +36,9 @@ def main(argv: list[str]) -> int:
     """Answer a call, install the hook, or run a command as the hook does."""
     if argv[:1] == ["claude"] and not {"--install", "-h", "--help"} & set(argv):
         return _answer(argv[1:])
-    args = build_parser().parse_args(argv)
+    args = (parser := build_parser()).parse_args(argv)
+    if args.action is None:
+        parser.error("say what to do: claude or run")
     args.json = False
     if args.action == "run":
         return run_command(args)
@@ -51,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    actions = parser.add_subparsers(dest="action", metavar="claude | run", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="claude | run")
     claude = actions.add_parser(
         "claude",
         help="answer Claude Code's PreToolUse hook, or install it",
@@ -94,9 +96,10 @@ def _answer(words: list[str]) -> int:
             sys.stdout.buffer.flush()
         return 0
     except BaseException as error:
-        reason = error.message if isinstance(error, StockadeError) else repr(error)
+        # The parser has printed what is wrong with an option.
+        reason = "" if isinstance(error, SystemExit) else f": {error!r}"
         with contextlib.suppress(OSError):
-            output.error(f"the hook failed, so the command was not run: {reason}")
+            output.error(f"the hook failed, so the command was not run{reason}")
         return BLOCK
 
 

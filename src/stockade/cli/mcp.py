@@ -32,13 +32,16 @@ EPILOG = """examples:
 
 def main(argv: list[str]) -> int:
     """Serve, wrap a foreign server, or register this one with a client."""
+    options: list[str] = []
+    if argv[:1] == ["install"] and "--" in argv:
+        argv, options = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
     args = build_parser().parse_args(argv)
     args.json = False
     if args.action == "wrap":
         # Streams pass byte by byte, and our own lines go to stderr, as for every run.
         return run.run(args, lambda: [run.command(args)])
     if args.action == "install":
-        return _install(args)
+        return _install(args, options)
     return _serve(args)
 
 
@@ -70,14 +73,14 @@ def build_parser() -> argparse.ArgumentParser:
     install = actions.add_parser(
         "install",
         help="register the server with a client",
-        description="Show what registers the server with a client, and write it if you agree.",
+        description="Show what registers the server with a client, and write it if you agree. Options of\n"
+        "the server come after --.",
         epilog="example: stockade mcp install codex --write -- -p ~/agent.toml",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     install.add_argument("client", choices=CLIENTS, help="the client whose settings get the entry")
     install.add_argument("--name", default="stockade", help="what the client calls the server")
     install.add_argument("--write", action="store_true", help="write it without asking")
-    install.add_argument("options", nargs="*", metavar="-- OPTION", help="options of `stockade mcp`")
     output.add_verbosity(install)
     return parser
 
@@ -144,15 +147,15 @@ def _announcer(token: str) -> Callable[[str], None]:
     return announce
 
 
-def _install(args: argparse.Namespace) -> int:
+def _install(args: argparse.Namespace, options: list[str]) -> int:
     from stockade.cli.ui.settings_change import offer
     from stockade.integrations.mcp.registration import registration
     from stockade.linux.user import Caller
 
     if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", args.name) is None:
         raise PolicyError(f"--name {args.name!r} is not a name", hint="use letters, digits, - and _")
-    build_parser().parse_args(args.options)  # a typing error must not end up in the settings
+    build_parser().parse_args(options)  # a typing error must not end up in the settings
     caller = Caller.current()
-    command = [*own_command(), "mcp", *args.options]
+    command = [*own_command(), "mcp", *options]
     found = registration(args.client, args.name, command, caller.cwd, caller.home, caller.environ)
     return offer(found.path, found.entry, found.text, write=args.write)
