@@ -27,7 +27,7 @@ ROOMS = {
     "bench": "measurements against rivals, and the bars",
     "face": "`stockade` itself: the public names, loaded when they are used",
     "cli": "one module per command; `ui/` for parsing, output and terminals; `demo/`",
-    "integrations": "faces for agent frameworks, one module per framework, each with an extra of its name",
+    "integrations": "faces for other programs: one module per framework, `mcp/`, and what writes settings",
     "server": "the HTTP face: lifecycle, relay, zygote, a supervisor for each sandbox and its endpoints",
     "client": "the Python client of that face",
     "images": "root file systems that sandboxes of the server can have instead of the host's",

@@ -13,6 +13,8 @@ from typing import Any
 from support.internet_web import Request, Response
 
 DONE = "All done."
+#: The tool of Claude Code that waits for MCP servers, and how often the model uses it at most.
+WAIT, MOST_WAITS = "WaitForMcpServers", 10
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
@@ -21,8 +23,10 @@ def task(request: Request, key: str) -> Response:
     return Response(b"fix it\n" if request.headers.get("x-key") == key else b"who are you\n")
 
 
-def messages(request: Request, command: str, key: str) -> Response:
-    """Anthropic's Messages API."""
+def messages(
+    request: Request, command: str, key: str, tool: str = "Bash", arguments: dict[str, Any] | None = None
+) -> Response:
+    """Anthropic's Messages API. The model uses `tool` once, with the command or with other arguments."""
     if request.path != "/v1/messages" or request.method != "POST":
         return _json({"type": "error", "error": {"type": "not_found_error", "message": request.path}}, 404)
     if request.headers.get("x-api-key") != key:
@@ -31,9 +35,12 @@ def messages(request: Request, command: str, key: str) -> Response:
     told = json.dumps(asked.get("messages", []))
     tools = {tool.get("name") for tool in asked.get("tools") or ()}
     block: dict[str, Any]
-    if "Bash" in tools and '"tool_result"' not in told:
-        use = {"command": command, "description": "Do the work"}
-        block = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {}}
+    use = arguments or {"command": command, "description": "Do the work"}
+    if tool not in tools and WAIT in tools and told.count('"tool_result"') < MOST_WAITS:
+        tool, use = WAIT, {}
+    number = f"toolu_{told.count('tool_result')}"
+    if tool in tools and (tool == WAIT or told.count(f'"name": "{tool}"') == 0):
+        block = {"type": "tool_use", "id": number, "name": tool, "input": {}}
         delta = {"type": "input_json_delta", "partial_json": json.dumps(use)}
         stop = "tool_use"
     else:

@@ -44,6 +44,8 @@ COMMANDS = {
     "keys": ("stockade.cli.keys", "show, export or rotate the key that signs receipts"),
     "agents": ("stockade.cli.agents", "list agents, and switch an agent's sandbox on or off"),
     "serve": ("stockade.cli.serve", "serve sandboxes over HTTP, for the SDKs of OpenSandbox"),
+    "mcp": ("stockade.cli.mcp", "serve sandboxed tools to agents over the Model Context Protocol"),
+    "hook": ("stockade.cli.hook", "run the commands of an agent that itself stays outside"),
     "images": ("stockade.cli.images", "register root file systems for the server's sandboxes"),
     "doctor": ("stockade.cli.doctor", "show what this machine can enforce, and how to fix what it cannot"),
     "profiles": ("stockade.cli.profiles", "list the named starting points for a policy"),
@@ -62,6 +64,12 @@ COMMANDS = {
 REFUSED = 125
 #: How many new objects start a garbage collection: a start makes many objects, and hardly any garbage.
 GARBAGE = 50_000
+
+
+def shell_command() -> NoReturn:
+    """Run a line for a shell as `stockade hook run` does: the entry point of stockade-shell."""
+    sys.argv[1:1] = ["hook", "run"]
+    command()
 
 
 def command() -> NoReturn:

@@ -130,8 +130,8 @@ def build_parser(command: str = "run") -> argparse.ArgumentParser:
     return parser
 
 
-def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> None:
-    """Add the options that say what to run and under which policy; `plan` takes them too."""
+def add_policy_options(parser: argparse.ArgumentParser | FastParser) -> None:
+    """Add the options that choose the policy; every command that opens a sandbox takes them."""
     add = parser.add_argument
     add("-p", "--policy", metavar="FILE", help="the policy file; no other file is read")
     add("--agent", metavar="NAME", default="", help="use the policy that your layers give this agent")
@@ -168,6 +168,12 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
     add("--toolchain", metavar="NAME", action="append", help="show the install that a command belongs to")
     add("--no-toolchain", action="store_true", help="show only installs that the policy names")
     add("--backend", metavar="NAME", help="use this backend, or refuse to run")
+
+
+def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> None:
+    """Add the options that say what to run and under which policy; `plan` takes them too."""
+    add_policy_options(parser)
+    add = parser.add_argument
     if command != "plan":
         add(
             "--publish",
@@ -530,7 +536,7 @@ def _run_and_report(
             output.error("output was lost: its reader did not read it before the time was over")
     if result.exit_code and not quiet and workspace is None:
         report_kept(result, words, start, found.policy)
-    if not quiet:
+    if not quiet and not getattr(args, "brief", False):
         report(result, verbose=args.verbose, discarded=args.on_exit == "discard", earlier=earlier)
     if result.lost and not args.json:
         from stockade.result import describe_lost

@@ -1,1 +1,1 @@
-"""Faces for agent frameworks, one module per framework; each needs the extra of its name."""
+"""Faces for other programs, one module or folder each; each needs the extra of its name."""
