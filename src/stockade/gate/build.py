@@ -86,7 +86,8 @@ def _c_files(sources: Path) -> list[Path]:
 
 
 def _compile(output: Path, sources: list[Path], flags: list[str]) -> Path:
-    command = [*compiler(), *LANGUAGE, *flags]
+    # Where the sources lie on the machine that builds is nobody's business, and would be part of the result.
+    command = [*compiler(), *LANGUAGE, *flags, f"-ffile-prefix-map={sources[0].parent}=gate"]
     # Only on request: a new warning of a newer compiler must not prevent an installation.
     if os.environ.get("STOCKADE_WERROR") == "1":
         command.append("-Werror")
