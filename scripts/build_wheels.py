@@ -29,12 +29,20 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE", "README.md", "Makefile")
+FILES = (
+    "pyproject.toml",
+    "setup.py",
+    "MANIFEST.in",
+    "LICENSE",
+    "README.md",
+    "Makefile",
+    "scripts/build_wheels.py",
+)
 TREES = ("src", "tests", "examples")
 #: What builds and runs leave among the sources.
 PRODUCTS = shutil.ignore_patterns("__pycache__", "*.egg-info", "bin")
 
-#: The oldest C library that the wheel is for: that of RHEL 9, and older than those of Debian 12 and Ubuntu 22.04.
+#: The oldest C library that the wheel is for: that of RHEL 9, older than those of Debian 12 and Ubuntu 22.04.
 #: Systems before have no kernel that Stockade could use, unless a newer one was added.
 GLIBC = (2, 34)
 #: The only library of the system that the gate's library may load.
@@ -42,7 +50,13 @@ LIBC = "libc.so.6"
 GATE = "stockade/gate/bin/stockade-gate"
 LIBRARY = "stockade/gate/bin/libstockade-gate.so"
 
-BUILD = "import sys, setuptools.build_meta as b; getattr(b, sys.argv[1])(sys.argv[2], {'--build-option': sys.argv[3:]})"
+#: Calls a hook of the build backend: its name, where the result goes, and options of setuptools' own.
+CALL = """
+import sys
+from setuptools import build_meta
+_, hook, out, *options = sys.argv
+getattr(build_meta, hook)(out, {"--build-option": options})
+"""
 
 
 class BuildError(Exception):
@@ -61,12 +75,14 @@ def main(argv: list[str]) -> int:
         return 1
     print(f"built by setuptools {metadata.version('setuptools')}, Python {platform.python_version()}")
     print((options.out / "SHA256SUMS").read_text(), end="")
-    print(f"{made.name} is for {platform.machine()} with glibc {dotted(GLIBC)} or newer, and Python 3.11 or newer")
+    print(f"{made.name} is for {platform.machine()}, glibc {dotted(GLIBC)} and Python 3.11, or newer")
     return 0
 
 
 def build(out: Path) -> Path:
     """Build both archives into a directory and return the wheel's path."""
+    if "-march" in os.environ.get("CC", ""):
+        raise BuildError(f"the wheel is for every {platform.machine()} processor: leave -march out of $CC")
     epoch = time_of_the_sources()
     tag = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{platform.machine()}"
     with tempfile.TemporaryDirectory(prefix="stockade-build-") as name:
@@ -77,11 +93,14 @@ def build(out: Path) -> Path:
         (unpacked,) = (place / "unpacked").iterdir()
         wheel = run_build("build_wheel", unpacked, place / "wheel", epoch, f"--plat-name={tag}")
         keep_the_promise(wheel, place)
-        sums = "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in (archive, wheel))
+        sums = "".join(
+            f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in (archive, wheel)
+        )
         (place / "SHA256SUMS").write_text(sums)
         out.mkdir(parents=True, exist_ok=True)
         for file in (archive, wheel, place / "SHA256SUMS"):
             shutil.copyfile(file, out / file.name)
+            (out / file.name).chmod(0o644)
     return out / wheel.name
 
 
@@ -101,9 +120,9 @@ def time_of_the_sources() -> int:
 
 def copy_of_the_sources(directory: Path) -> Path:
     """Copy what the archives are made of, without what an earlier build left: setuptools would include it."""
-    directory.mkdir()
-    for part in PARTS:
-        shutil.copyfile(ROOT / part, directory / part)
+    for file in FILES:
+        (directory / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / file, directory / file)
     for tree in TREES:
         shutil.copytree(ROOT / tree, directory / tree, ignore=PRODUCTS)
     return directory
@@ -112,7 +131,7 @@ def copy_of_the_sources(directory: Path) -> Path:
 def run_build(hook: str, sources: Path, out: Path, epoch: int, *options: str) -> Path:
     """Call a hook of the build backend, in a process of its own, and return the file that it made."""
     out.mkdir()
-    command = [sys.executable, "-c", BUILD, hook, str(out), *options]
+    command = [sys.executable, "-c", CALL, hook, str(out), *options]
     done = subprocess.run(
         command,
         cwd=sources,
@@ -131,9 +150,12 @@ def run_build(hook: str, sources: Path, out: Path, epoch: int, *options: str) ->
 
 
 def normalized(archive: Path, directory: Path, epoch: int) -> Path:
-    """Write an archive again without what differs from one machine to the next: order, owners, times and modes."""
+    """Write an archive again without what differs between machines: order, owners, times and modes."""
     content = io.BytesIO()
-    with tarfile.open(archive) as old, tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as new:
+    with (
+        tarfile.open(archive) as old,
+        tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as new,
+    ):
         for entry in sorted(old.getmembers(), key=lambda member: member.name):
             fresh = tarfile.TarInfo(entry.name)
             fresh.type, fresh.size, fresh.mtime = entry.type, entry.size, epoch
@@ -155,7 +177,7 @@ def keep_the_promise(wheel: Path, place: Path) -> None:
 
 
 def beyond_the_tag(gate: Path, library: Path) -> list[str]:
-    """Return what the gate needs of a system besides the kernel, as sentences, where the tag does not say so."""
+    """Return what the gate needs of a system and the tag does not say, as sentences."""
     faults = []
     if "INTERP" in readelf("--program-headers", gate):
         faults.append("the gate's executable is not static: it would need the loader of the build machine")
@@ -165,17 +187,16 @@ def beyond_the_tag(gate: Path, library: Path) -> list[str]:
         faults.append(f"the gate's library needs {', '.join(more)}")
     if "RPATH" in dynamic or "RUNPATH" in dynamic:
         faults.append("the gate's library looks for others in a directory of the build machine")
-    versions = {tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([\d.]+)", readelf("-V", library))}
+    versions = {
+        tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([\d.]+)", readelf("-V", library))
+    }
     if not versions:
         faults.append("the gate's library names no version of glibc: it was built for another C library")
     elif (newest := max(versions)) > GLIBC:
         faults.append(
-            f"the gate's library needs glibc {dotted(newest)}, and the tag promises {dotted(GLIBC)}: build on an "
-            "older system, such as Debian 12"
+            f"the gate's library needs glibc {dotted(newest)}, and the tag promises {dotted(GLIBC)}: "
+            "build on an older system, such as Debian 12"
         )
-    for file in (gate, library):
-        if level := re.search(r"x86 ISA needed: (?!x86-64-baseline)(.+)", readelf("--notes", file)):
-            faults.append(f"{file.name} needs a newer processor ({level[1].strip()}): build without -march")
     return faults
 
 

@@ -11,6 +11,7 @@ GCC's static analyser, and keeps nothing.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -110,6 +111,8 @@ def _run(command: list[str]) -> None:
     hint = ""
     if "-static" in command and "cannot find -l" in done.stderr:
         hint = " (the static C library is missing: `apt install libc6-dev`, or `dnf install glibc-static`)"
+    elif missing := re.search(r"fatal error: (\S+): No such file", done.stderr):
+        hint = f" (the header {missing[1]} is missing: `apt install libc6-dev`, or `dnf install glibc-devel`)"
     raise BuildError(f"{done.stderr.strip()}\nThe gate did not compile with `{shlex.join(command)}`{hint}.")
 
 

@@ -11,7 +11,7 @@ import os
 import re
 
 from stockade.host.bubblewrap import NAMED, NOT_FOUND
-from stockade.host.capabilities import Host
+from stockade.host.capabilities import LIBSECCOMP, Host
 from stockade.linux.cgroups import CgroupParents
 
 #: The first Linux in which each feature works as Stockade uses it.
@@ -81,6 +81,11 @@ def _reason_and_fix(name: str, errno: int, detail: str, host: Host, gate: str) -
         return (
             "the gate could not be started",
             "install Stockade again: its gate is missing or damaged",
+        )
+    if detail == LIBSECCOMP:
+        return (
+            "pyseccomp does not find libseccomp, a library of the system without which no filter can be compiled",
+            "apt install libseccomp2, dnf install libseccomp, pacman -S libseccomp or apk add libseccomp",
         )
     if name.startswith("bwrap") and (name != "bwrap.nproc" or detail == NOT_FOUND or " fails: " in detail):
         return _bubblewrap(name, detail)
