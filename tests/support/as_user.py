@@ -55,7 +55,7 @@ def ordinary_user() -> Iterator[pwd.struct_passwd]:
 
 @contextlib.contextmanager
 def ground(user: pwd.struct_passwd, dist: Path) -> Iterator[Path]:
-    """A directory with the user's copy of the sources (`source`) and an environment with the wheel (`venv`)."""
+    """A directory with the user's copy of the sources (`source`) and an environment that has the wheel."""
     base = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir=PARENT))
     old = os.umask(0o022)
     try:

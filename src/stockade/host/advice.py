@@ -209,11 +209,19 @@ def _userns(errno: int, detail: str, host: Host, gate: str) -> tuple[str, str]:
     )
 
 
+def apparmor_profile(gate: str) -> str:
+    """Return a profile with which AppArmor lets the gate, and no other program, make user namespaces."""
+    return (
+        "abi <abi/4.0>,\ninclude <tunables/global>\n"
+        f'profile stockade-gate "{gate}" flags=(unconfined) {{ userns, }}\n'
+    )
+
+
 def _apparmor(gate: str) -> tuple[str, str]:
+    profile = apparmor_profile(gate).replace("\n", "\\n")
     return (
         f"AppArmor forbids user namespaces to programs without a profile: {APPARMOR}=1",
-        "give the gate a profile: printf 'abi <abi/4.0>,\\ninclude <tunables/global>\\n"
-        f'profile stockade-gate "{gate}" flags=(unconfined) {{ userns, }}\\n\' '
+        f"give the gate a profile: printf '{profile}' "
         "| sudo tee /etc/apparmor.d/stockade-gate && sudo apparmor_parser -r /etc/apparmor.d/stockade-gate "
         f"(or, for every program: sudo sysctl -w {APPARMOR}=0)",
     )
