@@ -84,7 +84,8 @@ def _reason_and_fix(name: str, errno: int, detail: str, host: Host, gate: str) -
         )
     if detail == LIBSECCOMP:
         return (
-            "pyseccomp does not find libseccomp, a library of the system without which no filter can be compiled",
+            "pyseccomp does not find libseccomp, a library of the system without which no filter can be "
+            "compiled",
             "apt install libseccomp2, dnf install libseccomp, pacman -S libseccomp or apk add libseccomp",
         )
     if name.startswith("bwrap") and (name != "bwrap.nproc" or detail == NOT_FOUND or " fails: " in detail):
