@@ -13,7 +13,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from support import gatebuild, leaks, network
+from support import gatebuild, leaks, network, wheel
 from support.installs import SYSTEM_PATH
 
 FAILED = pytest.StashKey[bool]()
@@ -148,3 +148,11 @@ def sanitized_gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sabotaged_gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A gate that leaves walls out on request."""
     return gatebuild.sabotaged(tmp_path_factory.mktemp("gate"))
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the source distribution and the wheel, as they are handed out."""
+    # `make test` builds them once for all its passes.
+    made = os.environ.get(wheel.DIST)
+    return Path(made) if made else wheel.build(tmp_path_factory.mktemp("dist"))

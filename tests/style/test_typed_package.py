@@ -13,7 +13,7 @@ import pytest
 
 from support.means import need, need_program
 from support.paths import ROOT
-from support.wheel import PIP, build_wheel, call
+from support.wheel import PIP, call
 
 FIXTURES = ROOT / "tests" / "fixtures" / "typed"
 EXAMPLES = ROOT / "examples" / "typed"
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment that has the wheel and msgspec, whose classes ours derive from."""
     directory = tmp_path_factory.mktemp("typed")
     venv = directory / "venv"
     made = call([sys.executable, "-m", "venv", "--without-pip", str(venv)])
     assert made.returncode == 0, made.stdout
-    wheel = build_wheel(directory)
+    (wheel,) = dist.glob("*.whl")
     installed = call(
         [*PIP, "--python", str(venv / "bin/python"), "install", "--no-deps", "--no-index", str(wheel)]
     )

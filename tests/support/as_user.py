@@ -1,7 +1,7 @@
 """Runs the suite as an ordinary user, for root.
 
 The user, its copy of the source tree and its virtual environment (with the
-wheel that is built from that copy) exist only for the run. They lie outside
+wheel that was built from these sources) exist only for the run. They lie outside
 the checkout, which an ordinary user may not be able to enter, and root owns
 the environment, so that the tests cannot change it.
 """
@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from support.paths import ROOT
+from support.wheel import DIST
 
 NAME = "stockade-test"
 HOME = Path("/var/lib") / NAME
 PARENT = Path("/var/tmp")
 GRACE = 3.0
-PASSED_ON = ("CI", "STOCKADE_REQUIRE", "TERM", "NO_COLOR")
+PASSED_ON = ("CI", "STOCKADE_REQUIRE", DIST, "TERM", "NO_COLOR")
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv", "build", "dist", "bin", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
 )
@@ -53,15 +54,15 @@ def ordinary_user() -> Iterator[pwd.struct_passwd]:
 
 
 @contextlib.contextmanager
-def ground(user: pwd.struct_passwd) -> Iterator[Path]:
-    """A directory with the user's copy of the sources (`source`) and an environment to run them (`venv`)."""
+def ground(user: pwd.struct_passwd, dist: Path) -> Iterator[Path]:
+    """A directory with the user's copy of the sources (`source`) and an environment that has the wheel."""
     base = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir=PARENT))
     old = os.umask(0o022)
     try:
         base.chmod(0o755)
         source = base / "source"
         shutil.copytree(ROOT, source, symlinks=True, ignore=NOT_COPIED)
-        _install(base, user)
+        _install(base, user, dist)
         _give(source, user)
         (base / "t").mkdir()
         _give(base / "t", user)
@@ -114,20 +115,15 @@ def _make_user() -> None:
     subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
 
 
-def _install(base: Path, user: pwd.struct_passwd) -> None:
-    """Make the environment and put the package into it, as a wheel, with what the tests need."""
+def _install(base: Path, user: pwd.struct_passwd, dist: Path) -> None:
+    """Make the environment and put the wheel into it, with what the tests need."""
     python = _python(user)
     print(f"making an environment for {NAME} with {python}", flush=True)
-    venv, wheels = base / "venv", base / "wheels"
+    venv = base / "venv"
     pip = [str(venv / "bin/python"), "-m", "pip", "--disable-pip-version-check", "-qq"]
     _do([python, "-m", "venv", str(venv)])
     copied = os.path.samefile(python, sys.executable) and _link_packages(Path(sys.prefix), venv)
-    # In a copy: a build leaves its products beside the sources.
-    shutil.copytree(base / "source", base / "build")
-    alone = ["--no-build-isolation"] if copied else []
-    _do([*pip, "wheel", *alone, "--no-deps", "--wheel-dir", str(wheels), str(base / "build")])
-    shutil.rmtree(base / "build")
-    (wheel,) = wheels.glob("stockade-*.whl")
+    (wheel,) = dist.glob("stockade-*.whl")
     _do([*pip, "install", *(["--no-deps"] if copied else []), f"stockade[test] @ {wheel.as_uri()}"])
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO
 from xml.etree import ElementTree
 
-from support import as_user
+from support import as_user, wheel
 from support.paths import ROOT
 
 TIMED = "tests/performance"
@@ -54,6 +54,10 @@ def main() -> int:
         )
         directory.chmod(0o755)
         own, others = stack.enter_context(_in_memory(directory / "ram"))
+        _say("the wheel, for everybody")
+        dist = wheel.build(directory / "dist")
+        dist.chmod(0o755)
+        os.environ[wheel.DIST] = str(dist)
         name = pwd.getpwuid(os.geteuid()).pw_name
         _say(f"the suite as {name}")
         arguments = [f"--ignore={TIMED}", "tests"]
@@ -70,7 +74,7 @@ def main() -> int:
         left: list[str] = []
         if once is not None:
             user = stack.enter_context(as_user.ordinary_user())
-            base = stack.enter_context(as_user.ground(user))
+            base = stack.enter_context(as_user.ground(user, dist))
             os.chown(others, user.pw_uid, user.pw_gid)
             log = stack.enter_context(open(directory / "log", "w+b"))
             second = stack.enter_context(_running(base / "t", others, as_user.NAME, arguments, user, log))

@@ -11,6 +11,7 @@ GCC's static analyser, and keeps nothing.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -86,7 +87,8 @@ def _c_files(sources: Path) -> list[Path]:
 
 
 def _compile(output: Path, sources: list[Path], flags: list[str]) -> Path:
-    command = [*compiler(), *LANGUAGE, *flags]
+    # Where the sources lie on the machine that builds is nobody's business, and would be part of the result.
+    command = [*compiler(), *LANGUAGE, *flags, f"-ffile-prefix-map={sources[0].parent}=gate"]
     # Only on request: a new warning of a newer compiler must not prevent an installation.
     if os.environ.get("STOCKADE_WERROR") == "1":
         command.append("-Werror")
@@ -109,6 +111,8 @@ def _run(command: list[str]) -> None:
     hint = ""
     if "-static" in command and "cannot find -l" in done.stderr:
         hint = " (the static C library is missing: `apt install libc6-dev`, or `dnf install glibc-static`)"
+    elif missing := re.search(r"fatal error: (\S+): No such file", done.stderr):
+        hint = f" (the header {missing[1]} is missing: `apt install libc6-dev`, or `dnf install glibc-devel`)"
     raise BuildError(f"{done.stderr.strip()}\nThe gate did not compile with `{shlex.join(command)}`{hint}.")
 
 

@@ -20,6 +20,7 @@ from stockade.host.capabilities import (
     ELSEWHERE,
     GATE_PROBES,
     HELPER_PROBES,
+    LIBSECCOMP,
     PROBES,
     Host,
     Probe,
@@ -146,6 +147,8 @@ def _probe(names: tuple[str, ...], found: Host, known: Mapping[str, Probe]) -> d
         helped = tuple(name for name in names if name in HELPER_PROBES)
         others = tuple(name for name in names if name not in (*ours, *helped))
         answers = _ask(gate, others) if others else {}
+        if answers.get("seccomp", (False,))[0] and not _libseccomp():
+            answers["seccomp"] = (False, errno.ENOENT, LIBSECCOMP)
         if helped:
             from stockade.host import bubblewrap
 
@@ -170,6 +173,15 @@ def _probe(names: tuple[str, ...], found: Host, known: Mapping[str, Probe]) -> d
             reason, fix = explain(name, number, detail, found, gate, places)
         result[name] = Probe(ok=ok, errno=number, detail=detail, reason=reason, fix=fix)
     return result
+
+
+def _libseccomp() -> bool:
+    """Whether the library is there that knows the numbers of system calls: without it there is no filter."""
+    try:
+        import pyseccomp  # noqa: F401  (it looks for the library when it is loaded)
+    except (ImportError, OSError, RuntimeError):
+        return False
+    return True
 
 
 def _ask(gate: str, names: tuple[str, ...]) -> dict[str, tuple[bool, int, str]]:

@@ -11,7 +11,7 @@ import os
 import re
 
 from stockade.host.bubblewrap import NAMED, NOT_FOUND
-from stockade.host.capabilities import Host
+from stockade.host.capabilities import LIBSECCOMP, Host
 from stockade.linux.cgroups import CgroupParents
 
 #: The first Linux in which each feature works as Stockade uses it.
@@ -81,6 +81,12 @@ def _reason_and_fix(name: str, errno: int, detail: str, host: Host, gate: str) -
         return (
             "the gate could not be started",
             "install Stockade again: its gate is missing or damaged",
+        )
+    if detail == LIBSECCOMP:
+        return (
+            "pyseccomp does not find libseccomp, a library of the system without which no filter can be "
+            "compiled",
+            "apt install libseccomp2, dnf install libseccomp, pacman -S libseccomp or apk add libseccomp",
         )
     if name.startswith("bwrap") and (name != "bwrap.nproc" or detail == NOT_FOUND or " fails: " in detail):
         return _bubblewrap(name, detail)
@@ -204,11 +210,19 @@ def _userns(errno: int, detail: str, host: Host, gate: str) -> tuple[str, str]:
     )
 
 
+def apparmor_profile(gate: str) -> str:
+    """Return a profile with which AppArmor lets the gate, and no other program, make user namespaces."""
+    return (
+        "abi <abi/4.0>,\ninclude <tunables/global>\n"
+        f'profile stockade-gate "{gate}" flags=(unconfined) {{ userns, }}\n'
+    )
+
+
 def _apparmor(gate: str) -> tuple[str, str]:
+    profile = apparmor_profile(gate).replace("\n", "\\n")
     return (
         f"AppArmor forbids user namespaces to programs without a profile: {APPARMOR}=1",
-        "give the gate a profile: printf 'abi <abi/4.0>,\\ninclude <tunables/global>\\n"
-        f'profile stockade-gate "{gate}" flags=(unconfined) {{ userns, }}\\n\' '
+        f"give the gate a profile: printf '{profile}' "
         "| sudo tee /etc/apparmor.d/stockade-gate && sudo apparmor_parser -r /etc/apparmor.d/stockade-gate "
         f"(or, for every program: sudo sysctl -w {APPARMOR}=0)",
     )

@@ -15,6 +15,8 @@ GATE_PROBES = (
 CGROUP_PROBES = ("cgroup.memory", "cgroup.pids", "cgroup.cpu", "cgroup.cpuacct")
 #: The probes of bubblewrap: a run with the flags of a sandbox, overlays, and limits of tasks.
 HELPER_PROBES = ("bwrap", "bwrap.overlay", "bwrap.nproc")
+#: The step of the probe of seccomp that fails where the system lacks the library.
+LIBSECCOMP = "load libseccomp"
 PROBES = GATE_PROBES + CGROUP_PROBES + HELPER_PROBES
 #: The probes of other systems, by their name in `sys.platform`, without a version.
 ELSEWHERE = {

@@ -2,49 +2,116 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import struct
+import shutil
 import sys
 import sysconfig
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from packaging import tags
+from packaging.utils import parse_wheel_filename
 
+from stockade.gate import build as gate_build
 from support.means import applies
-from support.paths import PACKAGE
-from support.wheel import OFFLINE, PIP, build_wheel, call, copy_of_the_source
+from support.paths import PACKAGE, ROOT
+from support.wheel import OFFLINE, PIP, SCRIPT, build, call
 
 applies(os.geteuid() != 0, "a build is the same for everybody, and the ordinary user makes it")
 
 GATE = "stockade/gate/bin/stockade-gate"
 LIBRARY = "stockade/gate/bin/libstockade-gate.so"
-PT_INTERP = 3
 MEBIBYTE = 1 << 20
+#: The Pythons that the wheel is for; the last one is not out yet.
+PYTHONS = [(3, 11), (3, 12), (3, 13), (3, 14)]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+def wheel(dist: Path) -> Path:
+    (found,) = dist.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def archive(dist: Path) -> Path:
+    (found,) = dist.glob("*.tar.gz")
+    return found
 
 
 @pytest.fixture(scope="module")
 def gate(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with zipfile.ZipFile(wheel) as archive:
-        return Path(archive.extract(GATE, tmp_path_factory.mktemp("gate")))
+    with zipfile.ZipFile(wheel) as packed:
+        return Path(packed.extract(GATE, tmp_path_factory.mktemp("gate")))
 
 
-def segments(executable: bytes) -> list[int]:
-    """The types of an ELF file's program headers."""
-    assert executable[:5] == b"\x7fELF\x02", "not a 64-bit ELF file"
-    (start,) = struct.unpack_from("<Q", executable, 32)
-    size, count = struct.unpack_from("<HH", executable, 54)
-    return [struct.unpack_from("<I", executable, start + size * index)[0] for index in range(count)]
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """The build script as a module."""
+    spec = importlib.util.spec_from_file_location("build_wheels", ROOT / SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_the_wheel_is_for_this_platform_and_any_python(wheel: Path) -> None:
-    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-    assert wheel.name.endswith(f"-py3-none-{platform}.whl")
+def unpacked(archive: Path, directory: Path) -> Path:
+    """The sources in a source distribution."""
+    shutil.unpack_archive(archive, directory)
+    return directory / archive.name.removesuffix(".tar.gz")
+
+
+def test_the_wheel_is_for_every_python_from_3_11_and_every_glibc_from_2_34(wheel: Path) -> None:
+    machine = os.uname().machine
+    _, _, _, named = parse_wheel_filename(wheel.name)
+    assert named == tags.parse_tag(f"py3-none-manylinux_2_34_{machine}")
+    for python in PYTHONS:
+        # As pip on that Python asks; this machine's glibc decides which manylinux tags it asks for.
+        assert named & set(tags.compatible_tags(python)), python
+
+
+def test_a_second_opinion_on_the_tag(wheel: Path) -> None:
+    shown = call([sys.executable, "-m", "auditwheel", "show", str(wheel)])
+    assert shown.returncode == 0, shown.stdout
+    words = " ".join(shown.stdout.split())
+    assert f'following platform tag: "manylinux_2_34_{os.uname().machine}"' in words
+
+
+def test_another_build_elsewhere_by_its_own_source_distribution_has_the_same_bytes(
+    dist: Path, archive: Path, tmp_path: Path
+) -> None:
+    sources = unpacked(archive, tmp_path / "a place with another name")
+    again = build(tmp_path / "again", sources=sources, umask=0o077, TZ="Asia/Tokyo", LC_ALL="C.UTF-8")
+    names = {file.name for file in dist.iterdir()}
+    assert names == {file.name for file in again.iterdir()} and len(names) == 3
+    assert [name for name in names if (dist / name).read_bytes() != (again / name).read_bytes()] == []
+
+
+def test_a_gate_that_needs_more_than_the_tag_says_is_not_handed_out(
+    gate: Path, wheel: Path, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(wheel) as packed:
+        library = Path(packed.extract(LIBRARY, tmp_path))
+    assert script.beyond_the_tag(gate, library) == []
+    source, dynamic = tmp_path / "dynamic.c", tmp_path / "dynamic"
+    source.write_text("#include <math.h>\nint main(int c, char **v) { return (int)cos(c) + *v[0]; }\n")
+    options = ["-Wl,--no-as-needed", "-Wl,-rpath,/opt/lib", "-lm"]
+    made = call([*gate_build.compiler(), str(source), "-o", str(dynamic), *options])
+    assert made.returncode == 0, made.stdout
+    monkeypatch.setattr(script, "GLIBC", (2, 16))
+    told = "; ".join(script.beyond_the_tag(dynamic, dynamic))
+    for fault in (
+        "is not static",
+        "needs libm.so.6",
+        "a directory of the build machine",
+        "the tag promises 2.16",
+    ):
+        assert fault in told
+    assert script.traces(source, tmp_path) == []
+    source.write_text(f'"{tmp_path}/gate.c"')
+    assert f"contains the path {tmp_path}" in script.traces(source, tmp_path)[0]
 
 
 def test_the_wheel_holds_the_gate_both_ways(wheel: Path) -> None:
@@ -64,27 +131,43 @@ def test_the_wheel_holds_every_module_and_profile(wheel: Path) -> None:
         assert wanted - set(archive.namelist()) == set()
 
 
-def test_the_gate_is_static_and_small(gate: Path) -> None:
-    content = gate.read_bytes()
-    assert PT_INTERP not in segments(content), "the gate needs a dynamic loader"
-    assert len(content) < MEBIBYTE
+def test_the_gate_is_static_and_small(gate: Path, script: ModuleType) -> None:
+    assert "INTERP" not in script.readelf("--program-headers", gate), "the gate needs a dynamic loader"
+    assert "NEEDED" not in script.readelf("--dynamic", gate)
+    assert gate.stat().st_size < MEBIBYTE
 
 
 @pytest.mark.parametrize("environment", [{"CC": "/none/cc"}, {"PATH": "/none"}], ids=["CC", "PATH"])
 def test_without_a_compiler_the_build_stops_with_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
     monkeypatch.delenv("CC", raising=False)
-    source = copy_of_the_source(tmp_path)
-    done = call([*PIP, "wheel", *OFFLINE, "--wheel-dir", str(tmp_path), str(source)], **environment)
+    done = call([*PIP, "wheel", *OFFLINE, "--wheel-dir", str(tmp_path), str(archive)], **environment)
     assert done.returncode != 0
     assert "apt install gcc libc6-dev" in done.stdout
     assert "Traceback" not in done.stdout
     assert list(tmp_path.glob("*.whl")) == []
 
 
-def test_an_editable_install_builds_the_gate_beside_the_sources(tmp_path: Path) -> None:
-    source = copy_of_the_source(tmp_path)
+def test_a_compiler_without_headers_is_told_from_one_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "gcc -nostdinc")
+    with pytest.raises(gate_build.BuildError, match=r"header \S+\.h is missing: `apt install libc6-dev`"):
+        gate_build.library(tmp_path / "library.so")
+
+
+def test_sources_without_a_date_are_not_built(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    with pytest.raises(script.BuildError, match="set one, for example SOURCE_DATE_EPOCH="):
+        script.time_of_the_sources()
+
+
+def test_an_editable_install_builds_the_gate_beside_the_sources(archive: Path, tmp_path: Path) -> None:
+    source = unpacked(archive, tmp_path)
     venv = tmp_path / "venv"
     python = venv / "bin" / "python"
     made = call([sys.executable, "-m", "venv", "--without-pip", str(venv)])

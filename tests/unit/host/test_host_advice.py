@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from stockade.host import GATE_PROBES, Host
 from stockade.host.advice import SINCE, explain
+from stockade.host.capabilities import LIBSECCOMP
 
 HOST = Host.pretend()
 UNSHARE = "unshare(CLONE_NEWUSER)"
@@ -126,3 +127,9 @@ def test_whatever_the_kernel_says_there_is_a_reason_and_a_fix(name: str) -> None
     for number in [0, *errno.errorcode]:
         reason, fix = told(name, number, "some step")
         assert reason and fix, errno.errorcode.get(number)
+
+
+def test_a_system_without_libseccomp_names_the_package() -> None:
+    reason, fix = told("seccomp", errno.ENOENT, LIBSECCOMP)
+    assert "pyseccomp does not find libseccomp" in reason
+    assert fix.startswith("apt install libseccomp2, ")
