@@ -27,6 +27,7 @@ ROOMS = {
     "bench": "measurements against rivals, and the bars",
     "face": "`stockade` itself: the public names, loaded when they are used",
     "cli": "one module per command; `ui/` for parsing, output and terminals; `demo/`",
+    "integrations": "faces of other frameworks, one module for each",
     "server": "the HTTP face: lifecycle, relay, zygote, a supervisor for each sandbox and its endpoints",
     "client": "the Python client of that face",
     "images": "root file systems that sandboxes of the server can have instead of the host's",

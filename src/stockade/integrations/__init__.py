@@ -1,0 +1,1 @@
+"""Faces: Stockade as a part of other frameworks, one module for each."""
