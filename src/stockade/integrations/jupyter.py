@@ -28,7 +28,7 @@ from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from traitlets import Dict, Enum, List, Unicode, Union
 
 from stockade.errors import PolicyError
-from stockade.integrations.jupyter_relay import PLAIN_TYPES, Relay
+from stockade.integrations.jupyter_relay import PLAIN_TYPES, KernelRelay
 from stockade.linux import dirwalk
 from stockade.policy.model import Policy, policy_or_default
 from stockade.policy.values import literal
@@ -68,7 +68,7 @@ class StockadeProvisioner(KernelProvisionerBase):
 
     _sandbox: Sandbox | None = None
     _process: Process | None = None
-    _relay: Relay | None = None
+    _relay: KernelRelay | None = None
     _sockets: SocketDirectory | None = None
 
     @property
@@ -126,7 +126,7 @@ class StockadeProvisioner(KernelProvisionerBase):
             manager.transport, manager.ip = "ipc", f"{self._sockets.clients}/k"
         manager.write_connection_file()
         self.connection_info = info = manager.get_connection_info()
-        self._relay = Relay(
+        self._relay = KernelRelay(
             manager.ip,
             f"{self._sockets.kernel}/k",
             {name: info[f"{name}_port"] for name in _PORTS},

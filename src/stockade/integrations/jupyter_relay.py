@@ -97,7 +97,7 @@ def _bundle(content: dict[str, Any], allowed: Collection[str]) -> dict[str, Any]
     return kept
 
 
-class Relay:
+class KernelRelay:
     """Passes messages between the sockets of a kernel and those of its clients, in a thread.
 
     `front` and `back` are the beginnings of the sockets' paths, and `ports` their numbers by channel, as

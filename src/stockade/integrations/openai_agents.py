@@ -327,7 +327,7 @@ class StockadeSandboxClient(BaseSandboxClient[StockadeSandboxClientOptions | Non
 
     async def delete(self, session: SandboxSession) -> SandboxSession:
         """End the sandbox of a session. What happens to its changes was decided by `on_exit`."""
-        await session._inner.shutdown()
+        await session.shutdown()
         return session
 
     async def resume(self, state: SandboxSessionState) -> SandboxSession:

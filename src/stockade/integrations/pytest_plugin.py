@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stockade.policy.model import PolicyLike
     from stockade.sandbox.sandbox import Sandbox
 
-#: Set for workers inside; outside it could only make pytest refuse less than it would.
+#: The command line of a worker's sandbox sets it, and nothing else does.
 _INSIDE = "STOCKADE_PYTEST_WORKER"
 #: Gives each worker a file for its result, also one that replaces a worker that crashed.
 _WORKER = 'report=$(mktemp "$1/XXXXXXXX") && shift && exec "$@" 3>"$report"'
@@ -222,6 +222,12 @@ def stockade_sandbox(stockade_policy: PolicyLike) -> Iterator[Sandbox]:
         yield box
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give a sandboxed test the fixture that has its policy."""
+    if isinstance(item, pytest.Function) and item.get_closest_marker("sandboxed") is not None:
+        item.fixturenames.append("stockade_policy")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run the body of a test that is marked `sandboxed` in a sandbox of its own."""
@@ -232,7 +238,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     from stockade.functions.sandboxed_function import sandboxed
 
     options = dict(marker.kwargs)
-    policy = options.pop("policy", None) or pyfuncitem._request.getfixturevalue("stockade_policy")
+    policy = options.pop("policy", None) or pyfuncitem.funcargs["stockade_policy"]
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     call = sandboxed(
         policy,
