@@ -12,6 +12,7 @@ PYTHON ?= $(shell for python in /usr/bin/python3 python3; do \
 GATE := $(wildcard src/stockade/gate/src/*.[ch]) src/stockade/gate/build.py
 # An editable install: Python sources are used where they lie, so only these ask for a new one.
 INSTALL_AFTER := pyproject.toml setup.py src/stockade/_version.py $(GATE)
+ALONE := tests/requirements-alone.txt
 # Without the notice of the theme about its successor; warnings stay, and end the build.
 SITE := NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -qq
@@ -57,9 +58,10 @@ $(VENV)/.installed-docs: $(VENV)/pyvenv.cfg $(INSTALL_AFTER)
 	@$(PIP) install --editable '.[docs]'
 	@touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-test: $(VENV)/pyvenv.cfg $(INSTALL_AFTER)
+$(VENV)/.installed-test: $(VENV)/pyvenv.cfg $(INSTALL_AFTER) $(ALONE)
 	@echo "installing stockade and what its tests need into $(VENV)"
 	@$(PIP) install --editable '.[test]'
+	@$(PIP) install --no-deps -r $(ALONE)
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-docs
 
 clean:

@@ -125,6 +125,8 @@ def _install(base: Path, user: pwd.struct_passwd, dist: Path) -> None:
     copied = os.path.samefile(python, sys.executable) and _link_packages(Path(sys.prefix), venv)
     (wheel,) = dist.glob("stockade-*.whl")
     _do([*pip, "install", *(["--no-deps"] if copied else []), f"stockade[test] @ {wheel.as_uri()}"])
+    if not copied:
+        _do([*pip, "install", "--no-deps", "-r", str(base / "source/tests/requirements-alone.txt")])
 
 
 def _link_packages(source: Path, target: Path) -> bool:
