@@ -167,6 +167,8 @@ class NativeInputs(msgspec.Struct, frozen=True):
     gids: tuple[tuple[int, int, int], ...] = ()
     keep: int = 0
     joins_network: bool = False
+    #: How many bytes its private memory may hold, whoever writes there; 0 for any number.
+    most_private: int = 0
 
     @property
     def taken(self) -> tuple[str, ...]:
@@ -365,14 +367,19 @@ def _namespaces(given: NativeInputs) -> ops.Op:
 
 
 def _private(given: NativeInputs) -> list[ops.Op]:
-    if not given.disk:
+    if not given.disk and not given.most_private:
         return [ops.Root()]
+    if not given.disk:
+        return [_sized_root(given.most_private, f"limits.memory = {given.most_private}")]
     clause = f"limits.disk = {given.disk}"
     if given.image:
         return [ops.Root(), ops.Image(size=given.disk, descriptor=len(given.grants) + 1, clause=clause)]
+    return [_sized_root(given.disk, clause)]
+
+
+def _sized_root(size: int, clause: str) -> ops.Op:
     # Empty files use memory of the kernel too.
-    inodes = max(LEAST_INODES, given.disk // PAGE)
-    return [ops.Root(size=given.disk, inodes=inodes, clause=clause)]
+    return ops.Root(size=size, inodes=max(LEAST_INODES, size // PAGE), clause=clause)
 
 
 def cgroup_entries(given: NativeInputs) -> list[ops.Op]:

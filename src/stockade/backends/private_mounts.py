@@ -59,6 +59,8 @@ def environment_inputs(private: Environment, given: PlanInputs, before: int) -> 
         "gids": private.ids.gids,
         "keep": KEPT,
         "joins_network": private.network >= 0,
+        # Files that a supervisor writes for a client count against no cgroup of the sandbox.
+        "most_private": given.resolved.limits.memory or 0,
     }
 
 

@@ -229,3 +229,12 @@ def test_a_replacement_cannot_make_a_file_that_no_call_would_read(files: LivingF
     answer = files.http("POST", "/files/replace", json=much)
     assert (answer.status_code, answer.json()["code"]) == (413, "TOO_LARGE")
     assert naive(files, "/workspace/many").stat().st_size == 65536
+
+
+def test_no_pattern_keeps_a_worker_busy(files: LivingFiles) -> None:
+    (naive(files, "/workspace") / "/".join("d" * 300)).mkdir(parents=True)
+    begun = time.monotonic()
+    for pattern in ("**/" * 2600 + "x", "*a" * 4000, "**/*/" * 1600 + "x"):
+        answer = files.http("GET", "/files/search", params={"path": "/workspace", "pattern": pattern})
+        assert answer.status_code == 200, answer.text
+    assert time.monotonic() - begun < SOON

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from support.event_streams import command
+from support.isolated import SESSIONS, create
+from support.means import applies
 from support.server import KEY, KEY_HEADER, ServedSandbox, ServerUnderTest, module_server
 
 DEEP = b"[" * 100_000
@@ -118,6 +121,21 @@ def test_only_an_upload_may_be_larger_than_the_supervisor_holds_in_memory(box: S
     kind = {"content-type": "multipart/form-data; boundary=x"}  # the control: as many bytes
     answer = box.execd.post("/files/upload", content=large(begin, b"\r\n--x--\r\n"), headers=kind)
     assert answer.status_code == 200, answer.text
+
+
+def test_uploads_take_no_more_memory_than_the_sandbox_may_have(server: ServerUnderTest) -> None:
+    made = server.create(resourceLimits={"memory": "32Mi"})
+    applies(made.status_code == 202, "limits of memory need a cgroup of this user")
+    with contextlib.closing(ServedSandbox(server, made.json())) as box:
+        session = create(box, workspace={"path": "/data"}).json()["session_id"]
+        part = b'--x\r\nContent-Disposition: form-data; name="%s"; filename="f"\r\n\r\n'
+        kind = {"content-type": "multipart/form-data; boundary=x"}
+        for call, path in (("", b"/dev/shm/much"), (f"{SESSIONS}/{session}", b"/tmp/much")):
+            for size, status in ((8, 200), (64, 507)):
+                begin = part % b"metadata" + b'{"path":"%s"}\r\n' % path + part % b"file"
+                content = begin + b"a" * (size * MEBIBYTE) + b"\r\n--x--\r\n"
+                answer = box.execd.post(f"{call}/files/upload", content=content, headers=kind)
+                assert answer.status_code == status, answer.text
 
 
 @pytest.mark.parametrize(

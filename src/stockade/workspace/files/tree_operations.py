@@ -56,7 +56,11 @@ class Glob:
     """
 
     def __init__(self, pattern: str) -> None:
-        parts = [part for part in pattern.split("/") if part not in ("", ".")]
+        parts: list[str] = []
+        for part in pattern.split("/"):
+            # Several `**` in a row mean no more than one, and each would be tried from each.
+            if part not in ("", ".") and not (part == "**" and parts[-1:] == ["**"]):
+                parts.append(part)
         if parts and parts[-1] == "**":
             parts.append("*")
         self._parts = [None if part == "**" else re.compile(fnmatch.translate(part)) for part in parts]
