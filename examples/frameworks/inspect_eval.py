@@ -34,5 +34,5 @@ def sort_a_file() -> Task:
         ],
         solver=[use_tools(bash(timeout=30)), generate()],
         scorer=sorted_file(),
-        sandbox=SandboxEnvironmentSpec("stockade", StockadeConfig(policy={"limits": {"tasks": 64}})),
+        sandbox=SandboxEnvironmentSpec("stockade", StockadeConfig(policy={"limits": {"wall": "5m"}})),
     )

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
+from stockade.resolve.toolchain.needs import LINKS
+
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#: The PATH inside, and the link in it by which `python` starts the system's python3, where it is needed.
+PATH_INSIDE = SYSTEM_PATH if shutil.which("python", path=SYSTEM_PATH) else f"{SYSTEM_PATH}:{LINKS}"
+LINKS_INSIDE: dict[str, str] = {} if PATH_INSIDE == SYSTEM_PATH else {f"{LINKS}/python": "/usr/bin/python3"}
 SHIM = '#!/usr/bin/env bash\nexport {variable}="{root}"\nexec "{root}/libexec/x" exec "${{0##*/}}" "$@"\n'
 #: Says which file runs, under which name, and that its install is there.
 PROGRAM = '#!/bin/sh\necho "ran $0 in" $(cat "{prefix}/installed")\n'

@@ -34,6 +34,8 @@ from stockade.sandbox.held_sandbox import HeldFile, HeldRun, HeldSandbox, Sandbo
 __all__ = ["StockadeWorkspace"]
 
 PROVIDER = "stockade"
+#: The most bytes of each stream: an answer with both must fit into one message.
+MOST_OUTPUT = 30 << 20
 #: Models write bash, whatever /bin/sh is.
 SHELL = ("bash", "-c")
 
@@ -61,6 +63,8 @@ class StockadeWorkspace:
                 if policy is None
                 else "a sandbox that exists has its policy: pass policy or ref, not both"
             )
+        if not 0 < output_limit <= MOST_OUTPUT:
+            raise ValueError(f"output_limit must be from 1 to {MOST_OUTPUT} bytes")
         self._policy = policy
         self._ref = ref
         self._name = name

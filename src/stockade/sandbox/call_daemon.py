@@ -153,6 +153,8 @@ class CallDaemon:
             return CallAnswer(refusal=_refusal(error))
         except OSError as error:
             return CallAnswer(refusal=CallRefusal(str(error), "", error.errno or errno.EIO))
+        except ValueError as error:  # of Python's own calls, such as a NUL in a path
+            return CallAnswer(refusal=CallRefusal(str(error), "", errno.EINVAL))
 
     async def _run(self, call: RunCall) -> HeldRun:
         stdout, stderr = CapturedOutput(call.limit), CapturedOutput(call.limit)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import subprocess
@@ -110,7 +111,7 @@ class HeldFile(msgspec.Struct, frozen=True):
 
 
 class CallRefusal(msgspec.Struct, frozen=True):
-    """Why a call failed. With `errno` it is an OSError about `path`."""
+    """Why a call failed. With `errno` it is an OSError about `path`, or a ValueError for EINVAL."""
 
     message: str
     hint: str = ""
@@ -165,7 +166,11 @@ class HeldSandbox:
         )
         ours, theirs = socket.socketpair()
         with theirs:
-            await asyncio.to_thread(_start_holder, theirs)
+            try:
+                await asyncio.to_thread(_start_holder, theirs)
+            except BaseException:
+                ours.close()
+                raise
         answer = await _exchange(ours, request, PATIENCE)
         if answer is None or answer.report is None:
             raise SetupError("the process that was to hold the sandbox has ended", stage="holder")
@@ -230,6 +235,8 @@ class HeldSandbox:
                 return CallAnswer()
             raise _gone(self.id)
         if (refusal := answer.refusal) is not None:
+            if refusal.errno == errno.EINVAL:
+                raise ValueError(refusal.message)
             if refusal.errno:
                 raise OSError(refusal.errno, refusal.message, refusal.path)
             raise StockadeError(refusal.message, hint=refusal.hint)
@@ -254,8 +261,10 @@ Message = TypeVar("Message")
 
 
 async def send(writer: asyncio.StreamWriter, message: object) -> None:
-    """Send one message: its length, then its bytes."""
+    """Send one message: its length, then its bytes. One that the other side would refuse is an OSError."""
     data = msgspec.msgpack.encode(message)
+    if len(data) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"{len(data)} bytes are more than one call can carry")
     writer.write(len(data).to_bytes(8, "big"))
     writer.write(data)
     await writer.drain()

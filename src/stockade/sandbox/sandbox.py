@@ -136,8 +136,11 @@ class SandboxBase:
     @property
     def ended(self) -> bool:
         """Whether everything inside has ended."""
-        gate = self.gate
-        return gate is None or bool(select.select([gate], [], [], 0)[0])
+        if self.gate is None:
+            return True
+        poll = select.poll()  # `select` refuses descriptors from 1024 on
+        poll.register(self.gate, select.POLLIN)
+        return bool(poll.poll(0))
 
     @property
     def cgroup_parents(self) -> stockade.linux.cgroups.CgroupParents | None:

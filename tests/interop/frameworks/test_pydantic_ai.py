@@ -118,6 +118,4 @@ def test_the_example_goes_on_in_the_sandbox_of_its_last_run() -> None:
     second = subprocess.run([*program, first[0]], check=True, capture_output=True, text=True).stdout.split()
     ref = WorkspaceRef(provider="stockade", id=first[0])
     asyncio.run(StockadeWorkspace(ref=ref).destroy())
-    gone = subprocess.run([*program, first[0]], check=False, capture_output=True, text=True)
     assert (first[1], second) == ("1", [first[0], "2"])
-    assert (gone.returncode, "has ended" in gone.stderr) == (1, True)

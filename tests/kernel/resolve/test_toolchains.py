@@ -20,7 +20,7 @@ from stockade.resolve.resolved import ResolvedPolicy
 from stockade.resolve.toolchain import installs, shims
 from support import installs as made
 from support.cli import stockade_command
-from support.installs import SYSTEM_PATH, install, program
+from support.installs import LINKS_INSIDE, PATH_INSIDE, SYSTEM_PATH, install, program
 from support.means import applies
 
 REAL_PATH = os.environ.get("PATH", "")
@@ -366,7 +366,7 @@ def test_a_command_of_the_system_costs_nothing(home: Path, monkeypatch: pytest.M
         counted(name)
     monkeypatch.setattr(shims, "first_bytes", lambda *_: pytest.fail("a file was read"))
     with resolved(home, "true") as found:
-        assert not found.links and found.environ["PATH"] == SYSTEM_PATH
+        assert found.links == LINKS_INSIDE and found.environ["PATH"] == PATH_INSIDE
     looked = [call for call in calls if call.endswith("/true")]
     assert len(looked) <= len(SYSTEM_PATH.split(":")) + 4, looked
 
@@ -427,7 +427,7 @@ def test_the_development_profile_searches_the_callers_path_as_far_as_it_is_shown
     search(shim, cargo, node, hidden)
     with resolved(home, "sh", profile="dev") as found:
         path = found.environ["PATH"].split(":")
-    assert path == [f"{home}/{BASE}/bin", str(shim), str(cargo), str(node), *SYSTEM_PATH.split(":")]
+    assert path == [f"{home}/{BASE}/bin", str(shim), str(cargo), str(node), *PATH_INSIDE.split(":")]
     policy = Policy(profile="dev", workspace=str(home / "project"))
     result = stockade.run(["sh", "-c", "python3 && pip && node && ! hidden"], policy)
     assert result.ok and result.text.count("ran ") == 3, result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -132,9 +133,22 @@ async def test_errors_of_files_are_those_of_the_kernel() -> None:
             (NotADirectoryError, box.list("/tmp/file")),
             (PermissionError, box.write("/usr/x", b"")),
             (FileExistsError, box.mkdir("/tmp/file")),
+            (ValueError, box.read("/tmp/a\0b")),
+            (ValueError, box.run([])),
+            (ValueError, box.run(["a\0b"])),
         ):
             with pytest.raises(error):
                 await call
+
+
+async def test_what_is_too_long_for_one_call_is_an_error_of_the_call() -> None:
+    async with held() as box:
+        with pytest.raises(OSError, match="more than one call can carry"):
+            await box.write("/tmp/long", bytes(66 << 20))
+        await box.run(["truncate", "-s", "65M", "/tmp/long"])
+        with pytest.raises(OSError, match="long") as caught:
+            await box.read("/tmp/long")
+        assert caught.value.errno == errno.EFBIG
 
 
 async def test_what_is_not_a_call_harms_no_one() -> None:
