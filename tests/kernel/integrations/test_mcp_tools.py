@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 from pathlib import Path
 
 import pytest
 
+from stockade import Policy
+from stockade.integrations.mcp.workbench import Workbench
+from stockade.resolve.discovery import PolicySource
 from support.mcp_client import MODES, Answers, connected, refusal, text, until, workbench
 
 TOOLS = {
@@ -138,6 +142,31 @@ async def test_an_idle_sandbox_is_closed_and_opened_again_over_its_changes(tree:
         await until(lambda: not bench.is_open)
         watch.cancel()
         assert "two\ndone" in await text(client, "shell", code="cat a.txt b.txt")
+
+
+async def test_changes_that_nobody_wants_are_deleted_at_the_end_and_not_before(
+    tree: Path, stockade_home: Path
+) -> None:
+    bench = Workbench(PolicySource(Policy(workspace=str(tree)), ()), discard=True)
+    async with connected(bench) as client:
+        await text(client, "shell", code="echo two > a.txt")
+        await text(client, "snapshot", snapshot="good")
+        await text(client, "restore", snapshot="good")
+        assert "two" in await text(client, "shell", code="cat a.txt")
+        await bench.end()
+    assert os.listdir(stockade_home / "workspaces") == []
+
+
+async def test_without_an_overlay_there_is_nothing_to_discard_or_restore(tree: Path) -> None:
+    bench = Workbench(PolicySource(Policy(workspace={"path": str(tree), "mode": "ro"}), ()))
+    async with connected(bench) as client:
+        for tool, arguments in (
+            ("discard", {}),
+            ("restore", {"snapshot": "x"}),
+            ("diff", {}),
+            ("snapshot", {}),
+        ):
+            assert "no overlay workspace" in await refusal(client, tool, **arguments)
 
 
 async def test_a_sandbox_that_somebody_killed_is_opened_again(tree: Path) -> None:
