@@ -113,6 +113,16 @@ async def test_explain_says_what_refused_a_run_and_what_was_enforced(tree: Path)
         assert "setup-failed" in await text(client, "explain")
 
 
+async def test_explain_names_the_host_that_no_rule_allows(tree: Path) -> None:
+    async with connected(workbench(tree, net=["api.example.com:443"])) as client:
+        code = "import socket; socket.getaddrinfo('evil.example', 443)"
+        found = await text(client, "run", argv=["python3", "-c", code])
+        assert "refused: name evil.example" in found
+        found = await text(client, "explain")
+        assert "refused: name evil.example" in found and "by network.rules" in found
+        assert "would be allowed by: " in found
+
+
 async def test_policy_shows_what_applies(tree: Path) -> None:
     async with connected(workbench(tree, net=["api.example.com:443"])) as client:
         found = await text(client, "policy")

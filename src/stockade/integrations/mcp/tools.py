@@ -46,7 +46,7 @@ READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 RUNS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=True)
 CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
 
-Timeout = Annotated[float, Field(gt=0, description="seconds; the policy's own limit counts too")]
+Timeout = Annotated[float, Field(gt=0, le=86400, description="seconds; the policy's own limit counts too")]
 Path = Annotated[str, Field(description="relative to the workspace, or absolute")]
 
 
