@@ -152,7 +152,7 @@ def run_command(args: argparse.Namespace) -> int:
 
     root = workspace_root(policy, caller)
     with _turn(root, 0.0 if args.copy else PATIENCE) as mine:
-        found = _workspace_of(root)
+        found = _workspace_of(root, free=not args.copy and mine)
         if args.copy or not mine:
             why = "" if args.copy else f"other commands here have run for {PATIENCE:.0f} seconds; "
             output.say(f"{why}this command runs on a copy, and its changes are deleted at its end")
@@ -188,11 +188,15 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-def _workspace_of(root: str) -> str:
-    """Return the id of the workspace of a directory that changed last; "" if it has none."""
+def _workspace_of(root: str, *, free: bool) -> str:
+    """Return the id of the workspace of a directory that changed last; "" if it has none.
+
+    A `free` one is used by no sandbox, such as a kept shell of the user's.
+    """
     from stockade.sandbox.workspace import Workspace
 
-    return next((one.id for one in Workspace.list() if one.path == root), "")
+    ours = (one for one in Workspace.list() if one.path == root)
+    return next((one.id for one in ours if not free or not one.in_use()), "")
 
 
 def _copy(id: str) -> str:

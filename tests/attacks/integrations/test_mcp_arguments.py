@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from mcp_types import ElicitResult
 
+from stockade.integrations.mcp.workbench import Workbench
 from support.mcp_client import MODES, Answers, connected, refusal, text, workbench
 
 
@@ -59,17 +60,21 @@ async def test_a_client_that_cannot_ask_its_user_gets_a_refusal(mode: str, tree:
     assert (tree / "a.txt").read_text() == "one\n"
 
 
+class BusyBench(Answers):
+    """A user; while they read the first question, another call changes a file."""
+
+    def __init__(self, bench: Workbench, code: str) -> None:
+        super().__init__()
+        self._bench, self._code = bench, code
+
+    async def __call__(self, context: Any, params: Any) -> ElicitResult:
+        if not self.questions:
+            await self._bench.run_shell(self._code, timeout=30)
+        return await super().__call__(context, params)
+
+
 async def test_what_the_user_was_not_shown_is_never_applied(tree: Path) -> None:
-    """While the user reads the question, a background process of the sandbox, or another call, goes on."""
-    bench = workbench(tree)
-
-    class Slow(Answers):
-        async def __call__(self, context: Any, params: Any) -> ElicitResult:
-            if len(self.questions) < 1:
-                await bench.run_shell("echo evil > a.txt", timeout=30)
-            return await super().__call__(context, params)
-
-    user = Slow()
+    user = BusyBench(bench := workbench(tree), "echo evil > a.txt")
     async with connected(bench, mode="legacy", user=user, allow_commit=True) as client:
         await text(client, "shell", code="echo two > a.txt; (sleep 1; echo evil > a.txt) &")
         assert "has changed since" in await refusal(client, "commit")
@@ -77,15 +82,7 @@ async def test_what_the_user_was_not_shown_is_never_applied(tree: Path) -> None:
 
 
 async def test_changed_contents_are_another_question(tree: Path) -> None:
-    bench = workbench(tree)
-
-    class Slow(Answers):
-        async def __call__(self, context: Any, params: Any) -> ElicitResult:
-            if len(self.questions) < 1:
-                await bench.run_shell("echo 222 > a.txt", timeout=30)
-            return await super().__call__(context, params)
-
-    user = Slow()
+    user = BusyBench(bench := workbench(tree), "echo 222 > a.txt")
     async with connected(bench, mode="auto", user=user, allow_commit=True) as client:
         await text(client, "shell", code="echo 111 > a.txt")
         await client.call_tool("commit", {})

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import stockade
 from support.screen import STOCKADE
 
 CALL = {"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "echo it's"}}
@@ -94,6 +95,14 @@ def test_commands_go_on_in_one_workspace_and_take_turns(tree: Path) -> None:
     assert (tree / "a.txt").read_text() == "one\n" and sorted(os.listdir(tree)) == ["a.txt"]
     listed = subprocess.run([STOCKADE, "workspaces"], capture_output=True, text=True, check=True).stdout
     assert listed.count(str(tree)) == 1
+
+
+def test_a_workspace_that_the_user_works_in_is_left_alone(tree: Path) -> None:
+    with stockade.Sandbox(stockade.Policy(workspace=str(tree))) as box:
+        box.files.write("mine.txt", "x")
+        done = hook(tree, "run", "--", "ls; touch theirs.txt")
+        assert done.stdout == "a.txt\n" and done.returncode == 0
+        assert hook(tree, "run", "--", "ls").stdout == "a.txt\ntheirs.txt\n"
 
 
 def test_a_command_is_one_word(tree: Path) -> None:

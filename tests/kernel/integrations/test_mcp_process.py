@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,19 @@ def test_a_wrong_policy_ends_the_start_with_an_error(tree: Path) -> None:
             check=False,
         )
         assert done.returncode == 125 and why in done.stderr and done.stdout == ""
+
+
+def test_without_the_extra_the_command_says_what_to_install(tree: Path) -> None:
+    code = "import sys; sys.modules['mcp'] = None; from stockade.cli import main; sys.exit(main(['mcp']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert done.returncode == 125 and "pip install 'stockade[mcp]'" in done.stderr
 
 
 FOREIGN = """

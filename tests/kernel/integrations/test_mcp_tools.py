@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 from pathlib import Path
 
 import pytest
 
+from stockade import Policy
+from stockade.integrations.mcp.workbench import Workbench
+from stockade.resolve.discovery import PolicySource
 from support.mcp_client import MODES, Answers, connected, refusal, text, until, workbench
 
 TOOLS = {
@@ -109,6 +113,16 @@ async def test_explain_says_what_refused_a_run_and_what_was_enforced(tree: Path)
         assert "setup-failed" in await text(client, "explain")
 
 
+async def test_explain_names_the_host_that_no_rule_allows(tree: Path) -> None:
+    async with connected(workbench(tree, net=["api.example.com:443"])) as client:
+        code = "import socket; socket.getaddrinfo('evil.example', 443)"
+        found = await text(client, "run", argv=["python3", "-c", code])
+        assert "refused: name evil.example" in found
+        found = await text(client, "explain")
+        assert "refused: name evil.example" in found and "by network.rules" in found
+        assert "would be allowed by: " in found
+
+
 async def test_policy_shows_what_applies(tree: Path) -> None:
     async with connected(workbench(tree, net=["api.example.com:443"])) as client:
         found = await text(client, "policy")
@@ -138,6 +152,31 @@ async def test_an_idle_sandbox_is_closed_and_opened_again_over_its_changes(tree:
         await until(lambda: not bench.is_open)
         watch.cancel()
         assert "two\ndone" in await text(client, "shell", code="cat a.txt b.txt")
+
+
+async def test_changes_that_nobody_wants_are_deleted_at_the_end_and_not_before(
+    tree: Path, stockade_home: Path
+) -> None:
+    bench = Workbench(PolicySource(Policy(workspace=str(tree)), ()), discard=True)
+    async with connected(bench) as client:
+        await text(client, "shell", code="echo two > a.txt")
+        await text(client, "snapshot", snapshot="good")
+        await text(client, "restore", snapshot="good")
+        assert "two" in await text(client, "shell", code="cat a.txt")
+        await bench.end()
+    assert os.listdir(stockade_home / "workspaces") == []
+
+
+async def test_without_an_overlay_there_is_nothing_to_discard_or_restore(tree: Path) -> None:
+    bench = Workbench(PolicySource(Policy(workspace={"path": str(tree), "mode": "ro"}), ()))
+    async with connected(bench) as client:
+        for tool, arguments in (
+            ("discard", {}),
+            ("restore", {"snapshot": "x"}),
+            ("diff", {}),
+            ("snapshot", {}),
+        ):
+            assert "no overlay workspace" in await refusal(client, tool, **arguments)
 
 
 async def test_a_sandbox_that_somebody_killed_is_opened_again(tree: Path) -> None:

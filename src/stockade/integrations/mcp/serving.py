@@ -44,7 +44,7 @@ async def _serve_stdio(bench: Workbench, allow_commit: bool) -> None:
 
     async def leave(number: int) -> None:
         # The SDK reads stdin in a thread that nothing interrupts, so the process cannot end as usual.
-        await bench.close()
+        await bench.end()
         atexit._run_exitfuncs()
         os._exit(128 + number)
 
@@ -56,7 +56,7 @@ async def _serve_stdio(bench: Workbench, allow_commit: bool) -> None:
     try:
         await server.run_stdio_async()
     finally:
-        await bench.close()
+        await bench.end()
 
 
 def serve_http(
@@ -112,7 +112,7 @@ def http_app(
         finally:
             if watch is not None:
                 watch.cancel()
-            await bench.close()
+            await bench.end()
 
     inner.router.lifespan_context = lifespan
     return TokenCheck(inner, token)

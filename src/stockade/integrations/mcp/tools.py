@@ -46,7 +46,7 @@ READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 RUNS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=True)
 CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
 
-Timeout = Annotated[float, Field(gt=0, description="seconds; the policy's own limit counts too")]
+Timeout = Annotated[float, Field(gt=0, le=86400, description="seconds; the policy's own limit counts too")]
 Path = Annotated[str, Field(description="relative to the workspace, or absolute")]
 
 
@@ -215,8 +215,8 @@ class Consent(BaseModel):
     commit: bool = Field(description="Apply these changes to your files?")
 
 
-class Review(NamedTuple):
-    """What a commit would do, and the digest of the changes that it is about."""
+class CommitProposal(NamedTuple):
+    """What a commit would do, with the digest of the changes that it is about."""
 
     found: Diff
     workspace: str
@@ -224,7 +224,7 @@ class Review(NamedTuple):
 
 
 def _commit_tool(bench: Workbench) -> Tool[...]:
-    async def review(ctx: Context, paths: Sequence[str] | None) -> Review:
+    async def review(ctx: Context, paths: Sequence[str] | None) -> CommitProposal:
         try:
             _require_elicitation(ctx, bench.workspace_id)
             async with bench.closed() as workspace:
@@ -232,13 +232,13 @@ def _commit_tool(bench: Workbench) -> Tool[...]:
             _require_readable(found, workspace.id)
         except StockadeError as error:
             raise _tool_error(error) from error
-        return Review(found, workspace.id, None if paths is None else tuple(paths))
+        return CommitProposal(found, workspace.id, None if paths is None else tuple(paths))
 
-    async def consent(review: Annotated[Review, Resolve(review)]) -> Elicit[Consent]:
+    async def consent(review: Annotated[CommitProposal, Resolve(review)]) -> Elicit[Consent]:
         return Elicit(question(review), Consent)
 
     async def commit(
-        review: Annotated[Review, Resolve(review)],
+        review: Annotated[CommitProposal, Resolve(review)],
         consent: Annotated[ElicitationResult[Consent], Resolve(consent)],
         paths: Annotated[Sequence[str] | None, Field(description="only at and below these")] = None,
     ) -> CallToolResult:
@@ -280,7 +280,7 @@ def _require_readable(found: Diff, workspace: str) -> None:
         )
 
 
-def question(review: Review) -> str:
+def question(review: CommitProposal) -> str:
     """Return what the user is asked. The digest makes changed contents another question."""
     found, held = review.found, [one for one in review.found.files if one.held]
     lines = [

@@ -83,7 +83,6 @@ class Workbench:
     async def _open(self) -> AsyncSandbox:
         box = AsyncSandbox(
             self.found.policy,
-            on_exit="discard" if self._discard else "keep",
             resume=self._kept(),
             name=self._name,
         )
@@ -106,6 +105,13 @@ class Workbench:
         async with self._lock:
             await self._close()
 
+    async def end(self) -> None:
+        """End everything inside for good, and delete the changes if the user wants none."""
+        async with self._lock:
+            await self._close()
+            if self._discard and (workspace := self._kept()) is not None:
+                await asyncio.to_thread(workspace.discard)
+
     async def _close(self) -> None:
         box, self._box = self._box, None
         self._shell = self._python = None
@@ -115,6 +121,8 @@ class Workbench:
     @contextlib.asynccontextmanager
     async def closed(self) -> AsyncIterator[Workspace]:
         """Close the sandbox and yield its workspace; calls that need the sandbox wait until this is over."""
+        if not _has_overlay(self.found):
+            raise PolicyError("the sandbox has no overlay workspace, so no changes are kept aside")
         async with self._lock:
             await self._close()
             workspace = self._kept()
