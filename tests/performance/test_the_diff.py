@@ -20,11 +20,14 @@ def planted(place: Path, files: int) -> Workspace:
     """A workspace with ten changes in a tree of so many files."""
     for number in range(files):
         if number % 100 == 0:
-            directory = place / f"{number // 10_000}" / f"{number // 100}"
-            directory.mkdir(parents=True)
-        (directory / f"{number}").symlink_to("x") if number % 10 else (directory / f"{number}").write_text(
-            "1\n"
-        )
+            directory = f"{place}/{number // 10_000}/{number // 100}"
+            os.makedirs(directory)
+        name = f"{directory}/{number}"
+        if number % 10 == 0:
+            with open(name, "w") as file:
+                file.write("1\n")
+        else:  # another name of a file is made and removed sooner than another file
+            os.link(f"{directory}/{number // 100 * 100}", name)
     script = (
         "for i in 10 20 30 40 50; do echo x >> 0/0/$i; done; rm 0/0/60 0/0/70; echo new > n; chmod 600 0/0/80"
     )

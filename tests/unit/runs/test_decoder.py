@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import random
 import struct
@@ -285,6 +286,7 @@ def test_sets_of_tuples_may_be_keys() -> None:
 def test_nested_sets_that_all_have_one_hash_are_refused_before_they_cost_anything(
     width: int, depth: int
 ) -> None:
+    @functools.cache  # the same few sets, thousands of times
     def nested(depth: int, number: int = 0) -> bytes:
         if not depth:
             return encoder.encode((number + 1) * ((1 << 61) - 1), MANY)
