@@ -1,4 +1,4 @@
-"""The agents themselves, behind the policies in docs/how-to/agents as they are.
+"""The agents themselves, behind the policies of their recipes as they are.
 
 The models are played by `support/model_apis.py` under the real names, in the
 small internet. Each model wants one command to be run: it does the work, and
@@ -19,7 +19,7 @@ from support.model_apis import DONE
 from support.network import Internet
 from support.paths import ROOT
 
-RECIPES = ROOT / "docs" / "how-to" / "agents"
+RECIPES = ROOT / "src" / "stockade" / "loop" / "recipes" / "policies"
 KEY = "sk-for-the-agent"
 WORK = (
     "sed -i 's/a - b/a + b/' adding.py && python3 -B -m unittest -q "

@@ -15,6 +15,7 @@ import sys
 
 from stockade.cli.ui.fast_args import FastParser
 from stockade.errors import typed
+from stockade.linux import plain_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     Parser = TypeVar("Parser", bound=argparse.ArgumentParser | FastParser)
+
+clean = plain_text.clean
+#: A file name, cleaned, on one line.
+name = plain_text.clean_line
 
 #: How many characters of either end of a very long name are shown.
 ENDS = 150
@@ -44,26 +49,6 @@ def obeys_escapes(stream: object) -> bool:
 def paint(text: str, style: str, stream: object = None) -> str:
     """Return the text in a style, or unchanged if the stream takes no colour."""
     return f"\x1b[{_SGR[style]}m{text}\x1b[0m" if accepts_colour(stream) else text
-
-
-def clean(text: str) -> str:
-    """Escape every character that a terminal would obey or not show.
-
-    These are controls (C1 too), bidi overrides, invisible characters and lone surrogates, but not line ends
-    and tabs.
-    """
-    return "".join(c if c.isprintable() or c in "\n\t" else _spelled(ord(c)) for c in text)
-
-
-def _spelled(code: int) -> str:
-    """Return the escape of a character; for a surrogate-escaped byte of a file name, that of the byte."""
-    byte = code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code
-    return f"\\x{byte:02x}" if byte < 0x100 else f"\\u{byte:04x}"
-
-
-def name(path: str) -> str:
-    """Return a file name, cleaned, on one line: a newline in it must not fake a line of Stockade's."""
-    return clean(path).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def brief(path: str) -> str:
