@@ -144,3 +144,11 @@ def _events(events: list[dict[str, Any]]) -> Response:
 async def _pieces(texts: list[str]) -> AsyncIterator[bytes]:
     for text in texts:
         yield text.encode()
+
+
+def refuse(request: Request, status: int, answer: dict[str, Any], after: str = "") -> Response:
+    """Any of them when it refuses: with this status and answer, and with Retry-After if it is given."""
+    refused = _json(answer, status)
+    if after:
+        refused.headers["Retry-After"] = after
+    return refused

@@ -36,6 +36,9 @@ class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()
     verify: str = ""
     judge: tuple[str, ...] = ()
+    #: Paths of the host, outside of the workspace, that the judge's sandbox shows read-only and the agent's
+    #: does not: the tests of a task.
+    judge_reads: tuple[str, ...] = ()
     attempts: int | None = None
 
 

@@ -3,5 +3,5 @@
     recipe ─► streams
     program, policy, prompt    the agent's own output → readable lines, cost, rate limits
 
-`policies/` has one policy for each agent: its files, its key and its hosts. docs/how-to/agents.md is about them.
+`policies/` has one policy for each agent: its files, its key and its hosts.
 """

@@ -114,9 +114,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
                 )
             return AgentVersion(found.text.strip(), clean_line(asked.text.strip().split("\n")[0][:100]))
 
-    def start(
-        self, box: Sandbox, prompt: str, **options: Unpack[ProcessOptions]
-    ) -> stockade.sandbox.Process:
+    def start(self, box: Sandbox, prompt: str, **options: Unpack[ProcessOptions]) -> stockade.sandbox.Process:
         """Start the agent in an open sandbox, with the prompt; its stdin is the prompt or empty."""
         return box.start(self._prepare(box, prompt), **options)
 
@@ -272,9 +270,7 @@ def recipe_for(agent_argv: Sequence[str]) -> Recipe:
     """
     words = tuple(agent_argv)
     if not words or not words[0]:
-        raise AgentError(
-            "no agent is named", hint="write its command after --: stockade loop ... -- claude"
-        )
+        raise AgentError("no agent is named", hint="write its command after --: stockade loop ... -- claude")
     given: Prompt | None = None
     if any(PROMPT in word for word in words):
         given = "argument"
@@ -316,5 +312,3 @@ def _with_switches(recipe: Recipe, prompt: str, place: str) -> list[str]:
     if known is not None:
         words = known.switches(words, recipe.prompt)
     return [word.replace(PROMPT_FILE, place).replace(PROMPT, prompt) for word in words]
-
-
