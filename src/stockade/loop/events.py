@@ -92,17 +92,15 @@ class ItemSummary(msgspec.Struct, frozen=True, kw_only=True):
     git_commit: str = ""
 
 
-class LoopEvent(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=lambda name: _kebab(name)
-):
-    """Something that happened in a loop, and when: seconds since 1970."""
-
-    time: float
-
-
 def _kebab(name: str) -> str:
     """Return a class's name as JSON has it: `attempt-end` for AttemptEnd."""
     return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in name).removeprefix("-")
+
+
+class LoopEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=_kebab):
+    """Something that happened in a loop, and when: seconds since 1970."""
+
+    time: float
 
 
 class LoopStart(LoopEvent, frozen=True, kw_only=True):
@@ -287,10 +285,10 @@ class SandboxFailure(LoopEvent, frozen=True, kw_only=True):
     log: str
 
 
-class NotifyFailure(LoopEvent, frozen=True, kw_only=True):
-    """The notify command failed. The loop goes on."""
+class LoopWarning(LoopEvent, frozen=True, kw_only=True):
+    """Something besides the work failed, such as the notify command or git. The loop goes on."""
 
-    reason: str
+    text: str
 
 
 class LoopEnd(LoopEvent, frozen=True, kw_only=True):

@@ -45,6 +45,14 @@ class Judgement(msgspec.Struct, frozen=True):
     reason: str
 
 
+class JudgedRun(msgspec.Struct, frozen=True):
+    """A judgement, the run that it is about, and the judge's files that the attempt had changed."""
+
+    judgement: Judgement
+    run: VerifyRun | None = None
+    restored: tuple[str, ...] = ()
+
+
 def make_baseline(command: str, run: VerifyRun, landed: int) -> Baseline:
     """Return the baseline that a run of the verify command gives."""
     tests = {} if run.report is None else run.report.tests

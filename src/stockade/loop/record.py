@@ -1,11 +1,11 @@
 """The state of a loop, in a directory of its own in the state directory, and the lock on its project.
 
-    loops/ID/loop.json          everything that `resume` needs; replaced atomically before each step
-    loops/ID/baseline-*.json    what each verify command said about the project
-    loops/ID/requests/          what `retry` and `skip` ask of a loop that runs
-    loops/ID/attempts/ITEM-N/   the logs of one attempt
-    loops/ID/errors.log         tracebacks of what stopped the loop
-    loops/.lock-HASH            held while a loop works on the project of that name
+loops/ID/loop.json          everything that `resume` needs; replaced atomically before each step
+loops/ID/baseline-*.json    what each verify command said about the project
+loops/ID/requests/          what `retry` and `skip` ask of a loop that runs
+loops/ID/attempts/ITEM-N/   the logs of one attempt
+loops/ID/errors.log         tracebacks of what stopped the loop
+loops/.lock-HASH            held while a loop works on the project of that name
 """
 
 from __future__ import annotations
@@ -82,6 +82,9 @@ class ItemRecord(msgspec.Struct, kw_only=True):
     first: int = 1
     #: The number of the attempt that is landing or has landed.
     chosen: int = 0
+    #: Whether the commit to the project has begun.
+    committing: bool = False
+    #: The paths that land or have landed.
     paths: tuple[str, ...] = ()
     held: tuple[HeldFile, ...] = ()
     git_commit: str = ""
@@ -127,14 +130,15 @@ class LoopRecord(msgspec.Struct, kw_only=True):
     project: str
     created: float
     settings: LoopSettings
-    #: The clauses of the policy, and whether its paths are real names.
+    #: The clauses of the policy.
     policy: dict[str, Any]
-    pinned: bool
     items: list[ItemRecord]
     outcome: LoopOutcome | None = None
     reason: str = ""
     #: How many items have landed.
     landed: int = 0
+    #: How many seconds the loop has run.
+    elapsed: float = 0.0
 
     @property
     def spending(self) -> Spending:
@@ -175,7 +179,9 @@ class Store:
             with open(f"{self.path}/{FILE}", "rb") as file:
                 return msgspec.json.decode(file.read(), type=LoopRecord)
         except FileNotFoundError:
-            raise NotFoundError(f"there is no loop {self.id}", hint="`stockade loop status` shows yours") from None
+            raise NotFoundError(
+                f"there is no loop {self.id}", hint="`stockade loop status` shows yours"
+            ) from None
         except (OSError, msgspec.MsgspecError) as error:
             raise SetupError(
                 f"cannot read the loop's state {self.path}/{FILE}: {error}",
@@ -208,9 +214,10 @@ class Store:
 
     def baseline(self, command: str) -> Baseline | None:
         """Return what the verify command said last about the project."""
-        with contextlib.suppress(OSError, msgspec.MsgspecError), open(
-            f"{self.path}/{_baseline_name(command)}", "rb"
-        ) as file:
+        with (
+            contextlib.suppress(OSError, msgspec.MsgspecError),
+            open(f"{self.path}/{_baseline_name(command)}", "rb") as file,
+        ):
             return msgspec.json.decode(file.read(), type=Baseline)
         return None
 

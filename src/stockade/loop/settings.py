@@ -121,9 +121,7 @@ def parse_budgets(words: list[str]) -> dict[str, dict[str, Any]]:
         try:
             number = _limit(limit, value) if limit in ("time", "idle") else float(value)
         except ValueError:
-            raise PolicyError(
-                f"--budget {clean_line(word)}: {clean_line(value)} is not a number"
-            ) from None
+            raise PolicyError(f"--budget {clean_line(word)}: {clean_line(value)} is not a number") from None
         found.setdefault(scope, {})[limit] = int(number) if limit == "tokens" else number
     return found
 
