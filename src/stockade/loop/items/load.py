@@ -93,8 +93,8 @@ def _toml(text: str, name: str) -> Any:
 def _json(text: str, name: str, form: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        words = clean_line(str(error)) if isinstance(error, msgspec.DecodeError) else "nested too deeply"
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        words = "nested too deeply" if isinstance(error, RecursionError) else clean_line(str(error))
         raise ItemsError(f"{name} is not JSON: {words}{_place(text, str(error))}", hint=form) from None
 
 

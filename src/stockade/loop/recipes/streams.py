@@ -139,7 +139,7 @@ class _Json(AgentStream):
     def _read(self, line: bytes) -> Iterator[AgentEvent]:
         try:
             event = msgspec.json.decode(line)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, ValueError, RecursionError):
             event = None
         if isinstance(event, dict):
             yield from self._event(_Table(event))
@@ -193,6 +193,8 @@ class _Claude(_Json):
     """Claude Code's `--output-format stream-json`."""
 
     _message = ""
+    #: The last text of the agent: the result repeats it.
+    _said = ""
 
     def _event(self, event: _Table) -> Iterator[AgentEvent]:
         kind = event.text("type")
@@ -229,7 +231,8 @@ class _Claude(_Json):
             if block.text("type") == "tool_use":
                 yield from shown("tool", f"{block.text('name')} {_arguments(block.raw('input'))}")
             else:
-                yield from shown("error" if event.text("error") else "text", block.text("text"))
+                self._said = block.text("text")
+                yield from shown("error" if event.text("error") else "text", self._said)
 
     def _result(self, event: _Table) -> Iterator[AgentEvent]:
         self.cost_usd = event.number("total_cost_usd")
@@ -240,7 +243,8 @@ class _Claude(_Json):
             self.rate_limited = None
             return
         self._limit(event.raw("api_error_status"))
-        yield from shown("error", event.text("result", "subtype"))
+        if (words := event.text("result", "subtype")) != self._said:
+            yield from shown("error", words)
 
     def _add_usage(self, usage: _Table) -> None:
         self.input_tokens += usage.count(
