@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import queue
 import shutil
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -29,10 +31,54 @@ Listener = Callable[[LoopEvent], object]
 TICK = 0.2
 #: The exit code of a shell that does not find a command.
 NOT_FOUND = 127
+#: How many events may wait for the listener before lines of output are left out.
+MOST_WAITING = 10_000
 
 
 class StopLoopError(Exception):
     """Ends a thread of the loop; the loop knows why."""
+
+
+class Dispatcher:
+    """Calls the listener with events, one at a time, in a thread that holds no lock of the loop.
+
+    So a listener may call the loop. If it is slower than the agents, it misses lines of their output.
+    """
+
+    def __init__(self, listener: Listener | None) -> None:
+        self.listener = listener
+        self._queue: queue.SimpleQueue[LoopEvent | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def tell(self, event: LoopEvent) -> None:
+        """Pass an event on: at once if the loop does not run, or else soon."""
+        if self._thread is None:
+            self._call(event)
+        elif self._queue.qsize() < MOST_WAITING or not isinstance(event, events.AgentLine | events.JudgeLine):
+            self._queue.put(event)
+
+    def _call(self, event: LoopEvent) -> None:
+        if self.listener is not None:
+            self.listener(event)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Call the listener from another thread meanwhile; at the end it has got every event."""
+        self._thread = threading.Thread(target=self._dispatch, name="loop-events", daemon=True)
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _dispatch(self) -> None:
+        while (event := self._queue.get()) is not None:
+            try:
+                self._call(event)
+            except Exception:
+                logging.getLogger("stockade").exception("the listener of a loop failed")
 
 
 class LoopCore:
@@ -43,7 +89,7 @@ class LoopCore:
         self.record = store.read()
         self.settings = self.record.settings
         self.recipe: Recipe = recipe_for(self.settings.agent)
-        self.listener = listener
+        self.dispatcher = Dispatcher(listener)
         self.changed = threading.Condition(threading.RLock())
         #: Held while an item lands, and while a baseline is taken: the project must stay as it is.
         self.landing = threading.RLock()
@@ -60,7 +106,6 @@ class LoopCore:
         self.began = time.monotonic()
         self._earlier = self.record.elapsed
         self._policy = policy_of(self.record)
-        self._telling = threading.Lock()
 
     def begin(self) -> None:
         """Forget why the loop stopped the last time."""
@@ -78,11 +123,9 @@ class LoopCore:
         return with_toolchain(self._policy, (command.split() or ["sh"])[0])
 
     def tell(self, kind: type[LoopEvent], **fields: Any) -> LoopEvent:
-        """Make an event of this kind, which happens now, and call the listener with it."""
+        """Make an event of this kind, which happens now, and pass it to the listener."""
         event = kind(time=time.time(), **fields)
-        with self._telling:
-            if self.listener is not None:
-                self.listener(event)
+        self.dispatcher.tell(event)
         return event
 
     def notify(self, event: LoopEvent, message: str) -> None:

@@ -1,8 +1,8 @@
 """What a loop tells while it works: frozen values, one class for each kind.
 
-`Loop` calls its listener with them, from its own threads and in the order in which they happen. Every text in
-them that an agent or a judge wrote is one line without control characters, so it can go to a terminal. In
-JSON each has its kind as `event`.
+`Loop` calls its listener with them, in the order in which they happen. Every text in them that an agent or a
+judge wrote is one line without control characters, so it can go to a terminal. In JSON each has its kind as
+`event`.
 """
 
 from __future__ import annotations

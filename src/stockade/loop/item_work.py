@@ -38,7 +38,7 @@ class ItemWork:
         waits = 0
         while not self._leave():
             if item.chosen:
-                if self._land(item.attempt(item.chosen)):
+                if self.land():
                     return
                 continue
             most = item.item.attempts or core.settings.attempts
@@ -155,9 +155,10 @@ class ItemWork:
                 item.chosen = best.number
                 core.set_phase(item, "landing")
 
-    def _land(self, attempt: AttemptRecord) -> bool:
-        """Land a passed attempt in its turn. False if the item needs another attempt."""
+    def land(self) -> bool:
+        """Land the chosen attempt in its turn. False if the item needs another attempt."""
         core, item = self._core, self._item
+        attempt = item.attempt(item.chosen)
         self._wait_for_turn()
         if self._leave():
             return True

@@ -43,9 +43,11 @@ def open_workspace(id: str) -> Workspace | None:
 def land(workspace: Workspace) -> LandedChanges:
     """Commit the changes, merged with those of the project; raises `ConflictError` and does nothing.
 
-    What a commit applies leaves the workspace, so that a second call cannot apply it again.
+    What the commit applied leaves the workspace, so that nothing can apply it again.
     """
     done = workspace.commit(merge=True)
+    if not done.closed:
+        workspace.compact()
     return LandedChanges(
         tuple(change.path for change in done.changes),
         tuple(HeldFile(one.path, clean_line(f"{one.reason}: {one.detail}")) for one in done.held),
@@ -76,6 +78,7 @@ def git_commit(project: str, paths: Sequence[str], message: str, mark: str) -> s
     policy = Policy(
         workspace={"path": project, "mode": "rw"},
         protect=[name for name in PROTECT if os.path.lexists(f"{project}/{name}")],
+        unprotect=[".git"],
     )
 
     def git(*words: str, input: bytes = b"", check: bool = True) -> subprocess.CompletedProcess[bytes]:

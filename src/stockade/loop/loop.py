@@ -103,8 +103,8 @@ def create_loop(
 class Loop:
     """A loop over one project. `run` works until nothing is left to do, or the loop is paused or stopped.
 
-    The listener gets every event, from the threads of the loop, one at a time. All other calls can be made
-    from any thread, while it runs or not.
+    The listener gets every event, one at a time, from a thread of its own while the loop runs. It and every
+    other thread may call the loop, whether it runs or not.
     """
 
     def __init__(self, store: Store, listener: Listener | None = None) -> None:
@@ -132,7 +132,7 @@ class Loop:
 
     def listen(self, listener: Listener | None) -> None:
         """Call this function with every event from now on, instead of the one before."""
-        self._core.listener = listener
+        self._core.dispatcher.listener = listener
 
     def run(self) -> events.LoopEnd:
         """Work on the items until nothing is left to do; return how that ended.
@@ -141,7 +141,7 @@ class Loop:
         another loop works on the project. A sandbox that fails does not raise: it stops the loop.
         """
         core = self._core
-        with project_lock(core.record.project):
+        with project_lock(core.record.project), core.dispatcher.running():
             core.begin()
             try:
                 resumed = any(one.attempts for one in core.record.items)
@@ -245,9 +245,13 @@ class Loop:
                 item.phase = "landing" if item.chosen else "waiting"
             if item.phase == "held" and landing.open_workspace(item.attempt(item.chosen).workspace) is None:
                 item.phase, item.held = "landed", ()  # a person has committed or discarded them
-            if item.git_pending:
-                commit_to_git(core, item)
         core.save()
+        for item in core.record.items:
+            if item.committing:
+                # Before anything else lands: what is left in its workspace is compared with the project.
+                ItemWork(core, item).land()
+            elif item.git_pending:
+                commit_to_git(core, item)
 
     def _detect(self, resumed: bool) -> None:
         """Make sure, before any agent starts, that this machine enforces the policy and has the agent."""
@@ -324,7 +328,8 @@ class Loop:
                 self._skip_items()
                 landed = {one.item.id for one in core.record.items if one.phase == "landed"}
                 for one in core.record.items:
-                    if one.phase in ("waiting", "landing") and landed.issuperset(one.item.depends_on):
+                    free = one.phase in ("waiting", "landing") and one.item.id not in core.working
+                    if free and landed.issuperset(one.item.depends_on):
                         one.phase = "judging" if one.chosen else "running"
                         core.working.add(one.item.id)
                         return one
@@ -338,7 +343,7 @@ class Loop:
         core = self._core
         phases = {one.item.id: one.phase for one in core.record.items}
         for one in core.record.items:
-            if one.phase != "waiting":
+            if one.phase != "waiting" or one.item.id in core.working:
                 continue
             lost = [id for id in one.item.depends_on if phases[id] in ("failed", "skipped")]
             if one.item.id in core.skipped:

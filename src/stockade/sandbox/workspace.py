@@ -384,6 +384,17 @@ class Workspace:
                     raise _too_much(self.id, "reverted", job.walk.cut, forget)
                 return revert(job, matches, hold.sure)
 
+    def compact(self) -> None:
+        """Forget what the program wrote and the host has as well: later changes there are the host's alone."""
+        from stockade.workspace.merge.revert import rebuild
+
+        with self._alone() as hold:
+            self._refuse(hold.living, "compacted")
+            self._recover(hold)
+            with self._job() as job, self._trying("compacted"):
+                if not job.walk.cut:
+                    rebuild(job, list(job.walk.found), hold.sure)
+
     def _refuse(self, living: bool, what: str) -> None:
         if living:
             raise SetupError(

@@ -47,27 +47,26 @@ def revert(job: CommitJob, matches: Matches, sure: Callable[[], None]) -> list[C
             taken.append(change(found))
         else:
             kept.append(found)
-    if not taken:
-        return []
+    if taken:
+        rebuild(job, kept, sure)
+    return taken
+
+
+def rebuild(job: CommitJob, kept: list[PathDifference], sure: Callable[[], None]) -> None:
+    """Replace the layer by one that has these changes and nothing else, atomically."""
     with (
         open_directory(job.layer) as top,
         temporary_directory(top) as doomed,
         dirwalk.reached(top, doomed) as made,
     ):
-        _build(job, kept, made)
+        os.mkdir("upper", 0o700, dir_fd=made)
+        with dirwalk.reached(made, "upper") as target:
+            tree_copy.settle(f"/proc/self/fd/{target}", os.fstat(job.root))
+            there = ""
+            for found in sorted(kept, key=lambda one: one.path.split("/")):
+                there = apply_difference(found, job.upper, target, there)
         sure()
         tree_copy.exchange(top, "upper", made, "upper")
-    return taken
-
-
-def _build(job: CommitJob, kept: list[PathDifference], made: int) -> None:
-    """Make a directory `upper` in `made` that has these changes and no other."""
-    os.mkdir("upper", 0o700, dir_fd=made)
-    with dirwalk.reached(made, "upper") as target:
-        tree_copy.settle(f"/proc/self/fd/{target}", os.fstat(job.root))
-        there = ""
-        for found in sorted(kept, key=lambda one: one.path.split("/")):
-            there = apply_difference(found, job.upper, target, there)
 
 
 def _hides_match(root: int, found: PathDifference, matches: Matches) -> bool:
