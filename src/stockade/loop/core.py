@@ -250,9 +250,14 @@ class LoopCore:
 
     def discard(self, attempt: AttemptRecord) -> None:
         """Remove what an attempt has changed; what cannot be removed stays, for `stockade workspaces`."""
-        if attempt.workspace:
+        for id in (attempt.workspace, attempt.fork):
+            self.remove(id)
+
+    def remove(self, id: str) -> None:
+        """Remove a workspace, if there is one of this id and it can be removed."""
+        if id:
             with contextlib.suppress(StockadeError, OSError):
-                if (found := landing.open_workspace(attempt.workspace)) is not None:
+                if (found := landing.open_workspace(id)) is not None:
                     found.discard()
 
 

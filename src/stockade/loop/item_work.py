@@ -175,7 +175,7 @@ class ItemWork:
                     item.paths = tuple(change.path for change in workspace.changes())
                 core.set_phase(item, "landing")
             try:
-                done = landing.LandedChanges((), ()) if workspace is None else landing.land(workspace)
+                done = landing.land(workspace, attempt.withheld)
             except ConflictError as error:
                 self._conflict(attempt, error)
                 return self._leave()

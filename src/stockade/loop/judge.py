@@ -56,11 +56,16 @@ class JudgeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fork_for_judge(
-    attempt: Workspace, judge: tuple[str, ...], *, defaults: bool = True
+    attempt: Workspace,
+    judge: tuple[str, ...],
+    on_fork: Callable[[str], object],
+    *,
+    defaults: bool = True,
 ) -> tuple[Workspace, tuple[str, ...]]:
     """Fork an attempt and restore the judge's files in the fork; return it, and the files that it restored.
 
-    Raises `JudgeFilesError` if that cannot be done, and removes the fork.
+    `on_fork` gets the id of the fork. Raises `JudgeFilesError` if the files cannot be restored, and removes
+    the fork.
     """
     matches = judge_matcher(judge, defaults=defaults)
     try:
@@ -68,6 +73,7 @@ def fork_for_judge(
     except StockadeError as error:
         raise _blamed(error) from error
     try:
+        on_fork(fork.id)
         restored = {change.path for change in fork.revert(matches)}
         if defaults:
             restored |= _restore_all_sections(fork, matches)

@@ -241,6 +241,7 @@ class Loop:
                 if attempt.outcome is None:
                     attempt.outcome, attempt.reason = "cancelled", "the loop was ended during this attempt"
                     core.discard(attempt)
+                core.remove(attempt.fork)
             if item.phase in ("running", "judging"):
                 item.phase = "landing" if item.chosen else "waiting"
             if item.phase == "held" and landing.open_workspace(item.attempt(item.chosen).workspace) is None:

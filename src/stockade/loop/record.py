@@ -65,6 +65,10 @@ class AttemptRecord(msgspec.Struct, kw_only=True):
     #: The judge's output, for the next attempt's prompt.
     feedback: str = ""
     workspace: str = ""
+    #: The fork of the workspace that its judge had last.
+    fork: str = ""
+    #: The judge's files that it changed; they wait for a person.
+    withheld: tuple[str, ...] = ()
     score: float | None = None
     spending: Spending = Spending()
     diff: DiffStat = DiffStat()
