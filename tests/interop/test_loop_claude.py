@@ -26,7 +26,8 @@ ITEMS = {
 LOOP = """
 import json, msgspec
 from stockade import Policy
-from stockade.loop import events, item_work
+from stockade.loop import events
+from stockade.loop.work import item_work
 from stockade.loop.items.item import WorkItem
 from support.loops import make_loop
 from pathlib import Path

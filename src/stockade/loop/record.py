@@ -35,7 +35,7 @@ from stockade.loop.events import (
     Spending,
 )
 from stockade.loop.items.item import WorkItem
-from stockade.loop.judgement import Baseline
+from stockade.loop.judge.judgement import Baseline
 from stockade.loop.settings import LoopSettings
 from stockade.policy.model import Policy
 from stockade.state.ids import SHORTENED, matching

@@ -13,9 +13,9 @@ import stockade
 from stockade.loop import events
 from stockade.loop.events import LoopEvent
 from stockade.loop.items.item import WorkItem
-from stockade.loop.landing import JUDGES
 from stockade.loop.loop import Loop
 from stockade.loop.record import LoopError, is_locked
+from stockade.loop.work.landing import JUDGES
 from support.loops import LoopRun, make_loop, make_project, right, run_loop
 from support.means import need_program
 

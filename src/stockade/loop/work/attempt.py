@@ -10,14 +10,15 @@ import msgspec
 
 from stockade.errors import StockadeError
 from stockade.linux.plain_text import clean_line
-from stockade.loop import events, landing
-from stockade.loop.attempt import AgentRun, AttemptListener, run_agent
-from stockade.loop.core import LoopCore, excess
+from stockade.loop import events
 from stockade.loop.events import AttemptOutcome, Spending
-from stockade.loop.judge import JudgeFilesError, fork_for_judge, run_verify
-from stockade.loop.judge_files import withheld_paths
-from stockade.loop.judgement import Baseline, JudgedRun, Judgement, judge_run
+from stockade.loop.judge.files import withheld_paths
+from stockade.loop.judge.judgement import Baseline, JudgedRun, Judgement, judge_run
+from stockade.loop.judge.verify import JudgeFilesError, fork_for_judge, run_verify
 from stockade.loop.record import UNCOUNTED, AttemptRecord, ItemRecord, file_name
+from stockade.loop.work import landing
+from stockade.loop.work.agent_run import AgentRun, AttemptListener, run_agent
+from stockade.loop.work.core import LoopCore, excess
 from stockade.sandbox.sandbox import Sandbox
 from stockade.sandbox.workspace import Workspace
 

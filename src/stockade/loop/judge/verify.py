@@ -20,10 +20,10 @@ import msgspec
 
 from stockade.errors import NotFoundError, StockadeError
 from stockade.linux.plain_text import clean
-from stockade.loop.judge_files import SECTIONS, judge_matcher, restore_sections
-from stockade.loop.judgement import VerifyRun
+from stockade.loop.judge.files import SECTIONS, judge_matcher, restore_sections
+from stockade.loop.judge.judgement import VerifyRun
 from stockade.loop.reports import MOST_BYTES, Report, ReportError, read_report
-from stockade.loop.watching import watch
+from stockade.loop.work.watch import watch
 from stockade.policy.model import Policy
 from stockade.result import Outcome
 from stockade.sandbox.sandbox import Sandbox

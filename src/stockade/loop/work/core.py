@@ -16,14 +16,15 @@ import msgspec
 
 from stockade.errors import StockadeError
 from stockade.linux.plain_text import clean_line
-from stockade.loop import events, landing
+from stockade.loop import events
 from stockade.loop.events import LoopEvent, LoopOutcome, Phase, Spending
-from stockade.loop.judge import JudgeRequest, run_verify
-from stockade.loop.judgement import Baseline, JudgedRun, make_baseline
-from stockade.loop.notify import notify
+from stockade.loop.judge.judgement import Baseline, JudgedRun, make_baseline
+from stockade.loop.judge.verify import JudgeRequest, run_verify
 from stockade.loop.recipes.recipe import Recipe, recipe_for
 from stockade.loop.record import AttemptRecord, ItemRecord, LoopError, Store, policy_of
 from stockade.loop.settings import Budget
+from stockade.loop.work import landing
+from stockade.loop.work.notify import notify
 from stockade.policy.model import Policy
 
 Listener = Callable[[LoopEvent], object]
