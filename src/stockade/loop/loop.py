@@ -21,14 +21,15 @@ import msgspec
 
 from stockade.errors import StockadeError
 from stockade.linux.plain_text import clean_line
-from stockade.loop import events, landing
-from stockade.loop.core import TICK, Listener, LoopCore, StopLoopError, excess
+from stockade.loop import events
 from stockade.loop.events import FINAL, DiffStat, LoopOutcome
-from stockade.loop.item_work import ItemWork, commit_to_git
 from stockade.loop.items.item import WorkItem, order_items
 from stockade.loop.recipes.recipe import AgentError, Recipe, recipe_for
 from stockade.loop.record import ItemRecord, LoopError, LoopRecord, Store, new_store, project_lock
 from stockade.loop.settings import LoopSettings
+from stockade.loop.work import landing
+from stockade.loop.work.core import TICK, Listener, LoopCore, StopLoopError, excess
+from stockade.loop.work.item_work import ItemWork, commit_to_git
 from stockade.policy.model import Policy
 
 #: The exit codes of `stockade loop`.
@@ -251,6 +252,7 @@ class Loop:
                 if attempt.outcome is None:
                     attempt.outcome, attempt.reason = "cancelled", "the loop was ended during this attempt"
                     core.discard(attempt)
+                core.remove(attempt.fork)
             if item.phase in ("running", "judging"):
                 item.phase = "landing" if item.chosen else "waiting"
             _release(item)

@@ -35,7 +35,7 @@ from stockade.loop.events import (
     Spending,
 )
 from stockade.loop.items.item import WorkItem
-from stockade.loop.judgement import Baseline
+from stockade.loop.judge.judgement import Baseline
 from stockade.loop.settings import LoopSettings
 from stockade.policy.model import Policy
 from stockade.state.ids import SHORTENED, matching
@@ -65,6 +65,10 @@ class AttemptRecord(msgspec.Struct, kw_only=True):
     #: The judge's output, for the next attempt's prompt.
     feedback: str = ""
     workspace: str = ""
+    #: The fork of the workspace that its judge had last.
+    fork: str = ""
+    #: The judge's files that it changed; they wait for a person.
+    withheld: tuple[str, ...] = ()
     score: float | None = None
     spending: Spending = Spending()
     diff: DiffStat = DiffStat()

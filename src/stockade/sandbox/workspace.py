@@ -385,7 +385,7 @@ class Workspace:
                 return revert(job, matches, hold.sure)
 
     def compact(self) -> None:
-        """Forget what the program wrote and the host has as well: later changes there are the host's alone."""
+        """Forget what the program wrote and the host has by now: later changes there are the host's alone."""
         from stockade.workspace.merge.revert import rebuild
 
         with self._alone() as hold:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import stockade
-from stockade.loop import events, item_work
+from stockade.loop import events
 from stockade.loop.items.item import WorkItem
+from stockade.loop.work import item_work
 from stockade.receipt import chain
 from support.loops import VERIFY, make_loop, make_project, right, run_loop
 

@@ -15,6 +15,7 @@ from stockade.loop.events import LoopEvent
 from stockade.loop.items.item import WorkItem
 from stockade.loop.loop import Loop
 from stockade.loop.record import LoopError, is_locked
+from stockade.loop.work.landing import JUDGES
 from support.loops import LoopRun, make_loop, make_project, right, run_loop
 from support.means import need_program
 
@@ -63,6 +64,18 @@ def test_files_that_tools_obey_wait_for_a_person_and_so_do_their_dependents(proj
     assert done.run().exit_code == 3, "they still wait"
     stockade.Workspace.open(held.workspace).commit(allow_exec_config=True)
     assert done.run().exit_code == 0 and values(project) == ["a=1", "b=1", "c=1"]
+
+
+def test_an_attempt_that_passes_cannot_weaken_the_judge_of_the_next_ones(project: Path) -> None:
+    work = "rm tests/wanted; echo hidden > conftest.py; echo more > tests/new.sh"
+    done = run_loop(project, f"sed -i s/=0/=1/ values.sh; {work}", attempts=1)
+    assert done.phases == {"a": "held"} and values(project)[0] == "a=1"
+    assert (project / "tests/wanted").exists() and not (project / "conftest.py").exists()
+    assert (project / "tests/new.sh").exists(), "new tests land"
+    held = done.all(events.HeldBackFiles)[0]
+    assert {one.path: one.why for one in held.files} == dict.fromkeys(("conftest.py", "tests/wanted"), JUDGES)
+    stockade.Workspace.open(held.workspace).commit(allow_exec_config=True)
+    assert (project / "conftest.py").exists() and not (project / "tests/wanted").exists()
 
 
 def test_what_depends_on_a_failed_item_is_skipped_until_that_is_retried(project: Path) -> None:

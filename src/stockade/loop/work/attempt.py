@@ -10,13 +10,15 @@ import msgspec
 
 from stockade.errors import StockadeError
 from stockade.linux.plain_text import clean_line
-from stockade.loop import events, landing
-from stockade.loop.attempt import AgentRun, AttemptListener, run_agent
-from stockade.loop.core import LoopCore, excess
+from stockade.loop import events
 from stockade.loop.events import AttemptOutcome, Spending
-from stockade.loop.judge import JudgeFilesError, fork_for_judge, run_verify
-from stockade.loop.judgement import Baseline, JudgedRun, Judgement, judge_run
+from stockade.loop.judge.files import withheld_paths
+from stockade.loop.judge.judgement import Baseline, JudgedRun, Judgement, judge_run
+from stockade.loop.judge.verify import JudgeFilesError, fork_for_judge, run_verify
 from stockade.loop.record import UNCOUNTED, AttemptRecord, ItemRecord, file_name
+from stockade.loop.work import landing
+from stockade.loop.work.agent_run import AgentRun, AttemptListener, run_agent
+from stockade.loop.work.core import LoopCore, excess
 from stockade.sandbox.sandbox import Sandbox
 from stockade.sandbox.workspace import Workspace
 
@@ -184,17 +186,15 @@ class AttemptWork:
         core, item = self._core, self._item
         command = core.verify_command(item)
         try:
-            fork, restored = fork_for_judge(
-                workspace, core.judge_paths(item), defaults=core.settings.judge_defaults
-            )
+            fork, restored = self._fork(workspace)
         except JudgeFilesError as error:
             return JudgedRun(Judgement(False, clean_line(str(error))))
         restored = tuple(path for path in restored if not _is_cache(path))
-        touched = tuple(
-            change.path
-            for change in workspace.changes()
-            if change.path in restored and change.kind != "added"
-        )
+        changes = [change for change in workspace.changes() if not _is_cache(change.path)]
+        touched = tuple(one.path for one in changes if one.path in restored and one.kind != "added")
+        with core.changed:
+            defaults = core.settings.judge_defaults
+            self._attempt.withheld = tuple(withheld_paths(changes, restored, defaults=defaults))
         core.tell(
             events.JudgeStart,
             item=self._id,
@@ -224,13 +224,25 @@ class AttemptWork:
         )
         return JudgedRun(Judgement(verdict.passed, clean_line(verdict.reason)), run, restored)
 
+    def _fork(self, workspace: Workspace) -> tuple[Workspace, tuple[str, ...]]:
+        """Fork the attempt for the judge; the record names the fork, so that a killed loop leaves none."""
+        core = self._core
+
+        def on_fork(id: str) -> None:
+            with core.changed:
+                self._attempt.fork = id
+                core.save()
+
+        paths = core.judge_paths(self._item)
+        return fork_for_judge(workspace, paths, on_fork, defaults=core.settings.judge_defaults)
+
     def _tell_judge_line(self, line: str) -> None:
         self._core.tell(events.JudgeLine, item=self._id, attempt=self._number, text=line)
 
     def _score(self, workspace: Workspace) -> float:
         """Return the number that the scoring command prints last; without one, the attempt comes last."""
         core, item = self._core, self._item
-        fork, _ = fork_for_judge(workspace, core.judge_paths(item), defaults=core.settings.judge_defaults)
+        fork, _ = self._fork(workspace)
         request = core.judge_request(core.settings.score, "score", item, self._number)
         request = msgspec.structs.replace(request, report="none")
         run = run_verify(request, fork, self._tell_judge_line, lambda: core.halted)

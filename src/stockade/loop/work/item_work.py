@@ -7,13 +7,14 @@ import time
 
 from stockade.errors import ConflictError
 from stockade.linux.plain_text import clean_line
-from stockade.loop import events, landing
-from stockade.loop.attempt_work import AttemptWork, RateLimitHit
-from stockade.loop.core import TICK, LoopCore, StopLoopError, excess
+from stockade.loop import events
 from stockade.loop.events import HeldFile
-from stockade.loop.judgement import make_baseline
-from stockade.loop.prompt import make_prompt
+from stockade.loop.judge.judgement import make_baseline
 from stockade.loop.record import UNCOUNTED, AttemptRecord, ItemRecord, LoopError, file_name
+from stockade.loop.work import landing
+from stockade.loop.work.attempt import AttemptWork, RateLimitHit
+from stockade.loop.work.core import TICK, LoopCore, StopLoopError, excess
+from stockade.loop.work.prompt import make_prompt
 from stockade.sandbox.workspace import Workspace
 
 #: How long to wait after a rate limit that does not say it: doubled each time, up to the last.
@@ -175,7 +176,7 @@ class ItemWork:
                     item.paths = tuple(change.path for change in workspace.changes())
                 core.set_phase(item, "landing")
             try:
-                done = landing.LandedChanges((), ()) if workspace is None else landing.land(workspace)
+                done = landing.land(workspace, attempt.withheld)
             except ConflictError as error:
                 self._conflict(attempt, error)
                 return self._leave()

@@ -20,10 +20,10 @@ import msgspec
 
 from stockade.errors import NotFoundError, StockadeError
 from stockade.linux.plain_text import clean
-from stockade.loop.judge_files import SECTIONS, judge_matcher, restore_sections
-from stockade.loop.judgement import VerifyRun
+from stockade.loop.judge.files import SECTIONS, judge_matcher, restore_sections
+from stockade.loop.judge.judgement import VerifyRun
 from stockade.loop.reports import MOST_BYTES, Report, ReportError, read_report
-from stockade.loop.watching import watch
+from stockade.loop.work.watch import watch
 from stockade.policy.model import Policy
 from stockade.result import Outcome
 from stockade.sandbox.sandbox import Sandbox
@@ -56,11 +56,16 @@ class JudgeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fork_for_judge(
-    attempt: Workspace, judge: tuple[str, ...], *, defaults: bool = True
+    attempt: Workspace,
+    judge: tuple[str, ...],
+    on_fork: Callable[[str], object],
+    *,
+    defaults: bool = True,
 ) -> tuple[Workspace, tuple[str, ...]]:
     """Fork an attempt and restore the judge's files in the fork; return it, and the files that it restored.
 
-    Raises `JudgeFilesError` if that cannot be done, and removes the fork.
+    `on_fork` gets the id of the fork. Raises `JudgeFilesError` if the files cannot be restored, and removes
+    the fork.
     """
     matches = judge_matcher(judge, defaults=defaults)
     try:
@@ -68,6 +73,7 @@ def fork_for_judge(
     except StockadeError as error:
         raise _blamed(error) from error
     try:
+        on_fork(fork.id)
         restored = {change.path for change in fork.revert(matches)}
         if defaults:
             restored |= _restore_all_sections(fork, matches)

@@ -16,7 +16,7 @@ from stockade.linux.plain_text import clean_line
 from stockade.loop.events import AttemptOutcome, Spending
 from stockade.loop.recipes.recipe import AgentError, Recipe
 from stockade.loop.recipes.streams import AgentEvent, AgentStream, RateLimit, stream
-from stockade.loop.watching import watch
+from stockade.loop.work.watch import watch
 from stockade.policy.model import Policy
 from stockade.result import Decision
 from stockade.sandbox.sandbox import Sandbox

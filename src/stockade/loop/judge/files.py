@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from stockade.policy.patterns import compile_pattern, has_wildcard
+from stockade.result import Change
 
 #: Files that test runners and `make` obey, in any directory.
 NAMES = (
@@ -74,6 +75,22 @@ def judge_matcher(paths: Iterable[str], *, defaults: bool = True) -> Callable[[s
         return not DIRECTORIES.isdisjoint(parts) or any(name.match(parts[-1]) for name in names)
 
     return matches
+
+
+def withheld_paths(changes: Iterable[Change], restored: Iterable[str], *, defaults: bool = True) -> list[str]:
+    """Return the judge's files that an attempt changed in a way that could weaken the judge of the next one.
+
+    They do not land by themselves. New tests do, but no new settings of a test runner. Of a directory that
+    holds runners, the directory is named.
+    """
+    known, runners = set(restored), judge_matcher((), defaults=defaults)
+    found: dict[str, None] = {}
+    for change in changes:
+        if change.path in known and (change.kind != "added" or runners(change.path)):
+            parts = change.path.split("/")
+            at = next((n for n, part in enumerate(parts) if defaults and part in DIRECTORIES), len(parts))
+            found["/".join(parts[: at + 1])] = None
+    return list(found)
 
 
 def restore_sections(name: str, base: bytes | None, attempt: bytes) -> bytes | None:

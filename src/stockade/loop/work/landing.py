@@ -13,9 +13,13 @@ from stockade.linux.plain_text import clean_line
 from stockade.loop.events import DiffStat, HeldFile
 from stockade.loop.record import LoopError
 from stockade.policy.model import PROTECT, Policy
+from stockade.policy.values import quote_protected
 from stockade.sandbox.sandbox import run
 from stockade.sandbox.workspace import Workspace
+from stockade.workspace.holdback.holdback import covers
 
+#: Why a judge's file waits for a person.
+JUDGES = "it judges the next attempts"
 #: How long git may take.
 GIT_SECONDS = 120
 #: git without anything of the repository's or the user's configuration that starts a program.
@@ -40,17 +44,25 @@ def open_workspace(id: str) -> Workspace | None:
         return None
 
 
-def land(workspace: Workspace) -> LandedChanges:
+def land(workspace: Workspace | None, withheld: Sequence[str] = ()) -> LandedChanges:
     """Commit the changes, merged with those of the project; raises `ConflictError` and does nothing.
 
-    What the commit applied leaves the workspace, so that nothing can apply it again.
+    The files in `withheld` are held back, as those are that tools of the host obey. What the commit applied
+    leaves the workspace, so that nothing can apply it again; a workspace that is gone has landed before.
     """
-    done = workspace.commit(merge=True)
+    if workspace is None:
+        return LandedChanges((), ())
+    protect = (*workspace.record.rules.protect, *map(quote_protected, withheld))
+    done = workspace.commit(merge=True, protect=protect)
     if not done.closed:
         workspace.compact()
+    own = {one.path for one in done.held if any(covers(path, one.path) for path in withheld)}
     return LandedChanges(
         tuple(change.path for change in done.changes),
-        tuple(HeldFile(one.path, clean_line(f"{one.reason}: {one.detail}")) for one in done.held),
+        tuple(
+            HeldFile(one.path, JUDGES if one.path in own else clean_line(f"{one.reason}: {one.detail}"))
+            for one in done.held
+        ),
     )
 
 

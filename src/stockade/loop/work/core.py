@@ -16,14 +16,15 @@ import msgspec
 
 from stockade.errors import StockadeError
 from stockade.linux.plain_text import clean_line
-from stockade.loop import events, landing
+from stockade.loop import events
 from stockade.loop.events import LoopEvent, LoopOutcome, Phase, Spending
-from stockade.loop.judge import JudgeRequest, run_verify
-from stockade.loop.judgement import Baseline, JudgedRun, make_baseline
-from stockade.loop.notify import notify
+from stockade.loop.judge.judgement import Baseline, JudgedRun, make_baseline
+from stockade.loop.judge.verify import JudgeRequest, run_verify
 from stockade.loop.recipes.recipe import Recipe, recipe_for
 from stockade.loop.record import AttemptRecord, ItemRecord, LoopError, Store, policy_of
 from stockade.loop.settings import Budget
+from stockade.loop.work import landing
+from stockade.loop.work.notify import notify
 from stockade.policy.model import Policy
 
 Listener = Callable[[LoopEvent], object]
@@ -250,9 +251,14 @@ class LoopCore:
 
     def discard(self, attempt: AttemptRecord) -> None:
         """Remove what an attempt has changed; what cannot be removed stays, for `stockade workspaces`."""
-        if attempt.workspace:
+        for id in (attempt.workspace, attempt.fork):
+            self.remove(id)
+
+    def remove(self, id: str) -> None:
+        """Remove a workspace, if there is one of this id and it can be removed."""
+        if id:
             with contextlib.suppress(StockadeError, OSError):
-                if (found := landing.open_workspace(attempt.workspace)) is not None:
+                if (found := landing.open_workspace(id)) is not None:
                     found.discard()
 
 
