@@ -83,13 +83,18 @@ async def test_files_that_were_not_read_to_the_end_or_changed_since_are_not_comm
     assert not (project / "pyvenv.cfg").exists()
 
 
-async def test_kill_ends_the_whole_tree_of_an_attempt_and_go_starts_anew(project: Path) -> None:
-    agent = f"echo working; [ -e {project}/now ] || {{ sleep 4321 & sleep 4321; }}; {right('a')}"
+async def test_changes_can_be_read_while_an_attempt_runs_and_kill_ends_its_whole_tree(
+    project: Path,
+) -> None:
+    work = f"[ -e {project}/now ] || {{ sleep 4321 & sleep 4321; }}; {right('a')}"
+    agent = f"echo draft > notes.txt; echo working; {work}"
     loop = make_loop(project, agent).loop
     app = LoopApp(loop)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await until(pilot, app, lambda: "working" in screen_text(app))
-        await pilot.press("k")
+        await pilot.press("d")
+        await until(pilot, app, lambda: "+draft" in screen_text(app))
+        await pilot.press("escape", "k")
         await until(pilot, app, lambda: not app.running and "paused" in screen_text(app))
         assert "a=0" in (project / "values.sh").read_text()
         assert subprocess.run(["pgrep", "-f", "sleep 4321"], capture_output=True, check=False).stdout == b""
