@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from stockade.loop.judge.judgement import Baseline, VerifyRun, judge_run, make_baseline
+from stockade.loop.judge.judgement import JudgeBaseline, VerifyRun, judge_run, make_baseline
 from stockade.loop.reports import Outcome, Report
 
-BEFORE = Baseline(
+BEFORE = JudgeBaseline(
     command="x", exit_code=1, reported=True, passed=frozenset({"a", "b"}), failed=frozenset({"old"})
 )
 
@@ -52,7 +52,7 @@ def test_failures_from_before_count_if_asked_or_if_the_attempt_touched_the_judge
 
 
 def test_without_a_report_only_the_exit_code_counts() -> None:
-    before = Baseline(command="x", exit_code=1)
+    before = JudgeBaseline(command="x", exit_code=1)
     assert judge_run(run(0), before).passed and not judge_run(run(1), before).passed
 
 
