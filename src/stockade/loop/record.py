@@ -35,7 +35,7 @@ from stockade.loop.events import (
     Spending,
 )
 from stockade.loop.items.item import WorkItem
-from stockade.loop.judge.judgement import Baseline
+from stockade.loop.judge.judgement import JudgeBaseline
 from stockade.loop.settings import LoopSettings
 from stockade.policy.model import Policy
 from stockade.state.ids import SHORTENED, matching
@@ -213,16 +213,16 @@ class Store:
         except OSError as error:
             raise state.unusable(self.path, error) from None
 
-    def save_baseline(self, baseline: Baseline) -> None:
+    def save_baseline(self, baseline: JudgeBaseline) -> None:
         self._write(_baseline_name(baseline.command), msgspec.json.encode(baseline))
 
-    def baseline(self, command: str) -> Baseline | None:
+    def baseline(self, command: str) -> JudgeBaseline | None:
         """Return what the verify command said last about the project."""
         with (
             contextlib.suppress(OSError, msgspec.MsgspecError),
             open(f"{self.path}/{_baseline_name(command)}", "rb") as file,
         ):
-            return msgspec.json.decode(file.read(), type=Baseline)
+            return msgspec.json.decode(file.read(), type=JudgeBaseline)
         return None
 
     def attempt_directory(self, item: str, number: int) -> str:

@@ -10,7 +10,7 @@ from stockade.loop.reports import Report
 MOST_NAMED = 5
 
 
-class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+class JudgeBaseline(msgspec.Struct, frozen=True, kw_only=True):
     """What the verify command said about the project before an attempt.
 
     `landed` is how many items had landed then: after the next one it is out of date.
@@ -53,10 +53,10 @@ class JudgedRun(msgspec.Struct, frozen=True):
     restored: tuple[str, ...] = ()
 
 
-def make_baseline(command: str, run: VerifyRun, landed: int) -> Baseline:
+def make_baseline(command: str, run: VerifyRun, landed: int) -> JudgeBaseline:
     """Return the baseline that a run of the verify command gives."""
     tests = {} if run.report is None else run.report.tests
-    return Baseline(
+    return JudgeBaseline(
         command=command,
         exit_code=run.exit_code,
         reported=bool(tests),
@@ -67,7 +67,7 @@ def make_baseline(command: str, run: VerifyRun, landed: int) -> Baseline:
 
 
 def judge_run(
-    run: VerifyRun, before: Baseline, *, strict: bool = False, touched: tuple[str, ...] = ()
+    run: VerifyRun, before: JudgeBaseline, *, strict: bool = False, touched: tuple[str, ...] = ()
 ) -> Judgement:
     """Compare a run of the verify command with the baseline.
 

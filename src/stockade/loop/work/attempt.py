@@ -13,7 +13,7 @@ from stockade.linux.plain_text import clean_line
 from stockade.loop import events
 from stockade.loop.events import AttemptOutcome, Spending
 from stockade.loop.judge.files import withheld_paths
-from stockade.loop.judge.judgement import Baseline, JudgedRun, Judgement, judge_run
+from stockade.loop.judge.judgement import JudgeBaseline, JudgedRun, Judgement, judge_run
 from stockade.loop.judge.verify import JudgeFilesError, fork_for_judge, run_verify
 from stockade.loop.record import UNCOUNTED, AttemptRecord, ItemRecord, file_name
 from stockade.loop.work import landing
@@ -49,7 +49,7 @@ class AttemptWork:
         self._id, self._number = item.item.id, attempt.number
         self._reported = 0.0
 
-    def run(self, prompt: str, before: Baseline) -> RateLimitHit | None:
+    def run(self, prompt: str, before: JudgeBaseline) -> RateLimitHit | None:
         """Run the agent and the judge, and record how that ended."""
         core, item = self._core, self._item
         logs = core.store.attempt_directory(self._id, self._number)
@@ -130,7 +130,7 @@ class AttemptWork:
             return "cancelled", "a person skipped the item"
         return "surpassed", "another attempt passed first"
 
-    def _conclude(self, ran: AgentRun, before: Baseline) -> RateLimitHit | None:
+    def _conclude(self, ran: AgentRun, before: JudgeBaseline) -> RateLimitHit | None:
         workspace = landing.open_workspace(self._attempt.workspace) if self._attempt.workspace else None
         if ran.stopped is not None:
             self.finish(ran.stopped, ran.reason)
@@ -167,7 +167,7 @@ class AttemptWork:
                         self._won.set()
             self.finish("passed", judged.judgement.reason)
 
-    def judge(self, workspace: Workspace, before: Baseline, *, again: bool = False) -> JudgedRun | None:
+    def judge(self, workspace: Workspace, before: JudgeBaseline, *, again: bool = False) -> JudgedRun | None:
         """Run the judge; None if the attempt must end before there is a verdict."""
         judged = self._judge_fork(workspace, before, again=again)
         if judged is not None:
@@ -182,7 +182,7 @@ class AttemptWork:
             )
         return judged
 
-    def _judge_fork(self, workspace: Workspace, before: Baseline, *, again: bool) -> JudgedRun | None:
+    def _judge_fork(self, workspace: Workspace, before: JudgeBaseline, *, again: bool) -> JudgedRun | None:
         core, item = self._core, self._item
         command = core.verify_command(item)
         try:

@@ -19,7 +19,7 @@ from stockade.errors import StockadeError
 from stockade.linux.plain_text import clean_line
 from stockade.loop import events
 from stockade.loop.events import LoopEvent, LoopOutcome, Phase, Spending
-from stockade.loop.judge.judgement import Baseline, JudgedRun, make_baseline
+from stockade.loop.judge.judgement import JudgeBaseline, JudgedRun, make_baseline
 from stockade.loop.judge.verify import JudgeRequest, run_verify
 from stockade.loop.recipes.recipe import Recipe, recipe_for
 from stockade.loop.record import AttemptRecord, ItemRecord, LoopError, Store, policy_of
@@ -240,7 +240,7 @@ class LoopCore:
         action = f"{action} of loop {self.record.id}"
         return {"agent": self.recipe.name, "category": "loop", "action": action, "words": words}
 
-    def baseline(self, command: str) -> Baseline:
+    def baseline(self, command: str) -> JudgeBaseline:
         """Return what a verify command says about the project as it is; run it if that is not known."""
         with self.landing:
             known = self.store.baseline(command)
