@@ -16,12 +16,14 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-#: Pages beside docs/, and where the site has them.
+POLICIES = ROOT / "src" / "stockade" / "loop" / "recipes" / "policies"
+#: Pages beside docs/ and the agents' policies, and where the site has them.
 PROJECT = {
     ROOT / "SECURITY.md": "project/security.md",
     ROOT / "SPECIFICATION.md": "project/specification.md",
     ROOT / "CONTRIBUTING.md": "project/contributing.md",
     ROOT / "CHANGELOG.md": "project/changelog.md",
+    **{path: f"how-to/agents/{path.name}" for path in sorted(POLICIES.glob("*.toml"))},
 }
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(#[^)\s]*)?\)")
 _DOCTEST = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", re.MULTILINE)

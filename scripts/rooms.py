@@ -31,6 +31,7 @@ ROOMS = {
     "server": "the HTTP face: lifecycle, relay, zygote, a supervisor for each sandbox and its endpoints",
     "client": "the Python client of that face",
     "images": "root file systems that sandboxes of the server can have instead of the host's",
+    "loop": "unattended coding agents: work items, recipes, attempts, judge",
     "agents": "names, policies, switches, handlers",
     "functions": "functions in sandboxes: packing, channel, executor, warm Python",
     "sandbox": "the objects that users hold: Sandbox, Process, Workspace, Pool, Spawner; delegation",

@@ -1,4 +1,4 @@
-"""The policies in docs/how-to/agents, each with a program that behaves like its agent."""
+"""The policies of the recipes, each with a program that behaves like its agent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.paths import ROOT
 from support.screen import STOCKADE
 
 DOCUMENT = ROOT / "docs" / "how-to" / "agents.md"
-RECIPES = ROOT / "docs" / "how-to" / "agents"
+RECIPES = ROOT / "src" / "stockade" / "loop" / "recipes" / "policies"
 AGENT = ROOT / "tests" / "support" / "agent.py"
 PYTHON = "/usr/bin/python3"
 #: By recipe: a file of settings in the home, the variable that has the key, and the host of the model.
@@ -150,5 +150,5 @@ def test_the_clause_of_the_recipes_is_what_hides_the_secrets_of_the_project(
 
 
 def test_every_recipe_is_described_and_every_description_is_a_recipe() -> None:
-    described = set(re.findall(r"\(agents/([a-z-]+)\.toml\)", DOCUMENT.read_text()))
+    described = set(re.findall(r"/policies/([a-z-]+)\.toml\)", DOCUMENT.read_text()))
     assert described == {path.stem for path in RECIPES.glob("*.toml")} == set(AGENTS)

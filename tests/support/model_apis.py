@@ -151,3 +151,30 @@ def _events(events: list[dict[str, Any]]) -> Response:
 async def _pieces(texts: list[str]) -> AsyncIterator[bytes]:
     for text in texts:
         yield text.encode()
+
+
+def refuse(request: Request, status: int, answer: dict[str, Any], after: str = "") -> Response:
+    """Any of them when it refuses: with this status and answer, and with Retry-After if it is given."""
+    refused = _json(answer, status)
+    if after:
+        refused.headers["Retry-After"] = after
+    return refused
+
+
+#: How many requests `scripted` has refused, by scene.
+_refused: dict[str, int] = {}
+
+
+def scripted(
+    request: Request, script: list[list[str]], key: str, scene: str = "", limited: int = 0
+) -> Response:
+    """Anthropic's Messages API with a model that does what the first matching line of a script says.
+
+    The first `limited` requests for work are refused with 429; `scene` tells which were counted.
+    """
+    told = request.body.decode("utf-8", "replace")
+    if '"Bash"' in told and _refused.get(scene, 0) < limited:
+        _refused[scene] = _refused.get(scene, 0) + 1
+        error = {"type": "error", "error": {"type": "rate_limit_error", "message": "slow down"}}
+        return _json(error, 429)
+    return messages(request, next((command for words, command in script if words in told), "true"), key)

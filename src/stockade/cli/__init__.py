@@ -43,6 +43,7 @@ COMMANDS = {
     "verify": ("stockade.cli.verify", "check a receipt, or the whole record"),
     "keys": ("stockade.cli.keys", "show, export or rotate the key that signs receipts"),
     "agents": ("stockade.cli.agents", "list agents, and switch an agent's sandbox on or off"),
+    "loop": ("stockade.cli.loop", "let a coding agent work on a list of items, each judged by your tests"),
     "serve": ("stockade.cli.serve", "serve sandboxes over HTTP, for the SDKs of OpenSandbox"),
     "mcp": ("stockade.cli.mcp", "serve sandboxed tools to agents over the Model Context Protocol"),
     "hook": ("stockade.cli.hook", "run the commands of an agent that itself stays outside"),

@@ -33,21 +33,21 @@ def utc(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
-def clean(text: str) -> str:
+def clean(words: str) -> str:
     """Escape every character that a terminal would obey or not show.
 
     These are controls (C1 too), bidi overrides, invisible characters and lone surrogates, but not line ends
     and tabs.
     """
-    return "".join(c if c.isprintable() or c in "\n\t" else _spelled(ord(c)) for c in text)
+    return "".join(c if c.isprintable() or c in "\n\t" else _spelled(ord(c)) for c in words)
+
+
+def clean_line(words: str) -> str:
+    """Clean text as `clean` does, and keep it on one line: it must not fake a line of Stockade's."""
+    return clean(words).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _spelled(code: int) -> str:
     """Return the escape of a character; for a surrogate-escaped byte of a file name, that of the byte."""
     byte = code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code
     return f"\\x{byte:02x}" if byte < 0x100 else f"\\u{byte:04x}"
-
-
-def name(path: str) -> str:
-    """Return a file name, cleaned, on one line: a newline in it must not fake a line of Stockade's."""
-    return clean(path).replace("\n", "\\n").replace("\t", "\\t")

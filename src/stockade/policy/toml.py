@@ -22,6 +22,8 @@ PYPROJECT = "pyproject.toml"
 LARGEST = 1 << 20
 #: A table of the user's own file that is not part of a policy.
 RECEIPTS = "receipts"
+#: A table beside a policy that says what `stockade loop` does; it widens no policy.
+LOOP = "loop"
 
 #: How many steps decoding may take: a tenth of a second.
 MOST_STEPS = 10_000_000
@@ -66,7 +68,7 @@ def clauses(
         table = table.get(part, {}) if isinstance(table, dict) else {}
     if not isinstance(table, dict):
         raise PolicyError(f"{name}: {'.'.join(section)} must be a table")
-    table = {key: value for key, value in table.items() if key not in besides}
+    table = {key: value for key, value in table.items() if key not in (*besides, LOOP)}
     try:
         return check_clauses(table, base)
     except InvalidValueError as error:

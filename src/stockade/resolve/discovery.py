@@ -26,10 +26,12 @@ from stockade.policy.model import Policy
 from stockade.policy.patterns import is_pattern, is_relative
 from stockade.policy.profile import profile
 from stockade.policy.toml import (
+    LOOP,
     RECEIPTS,
     SECTION,
     anchored,
     clauses,
+    decode,
     directory_of,
     load,
     protect_source,
@@ -346,8 +348,9 @@ def read_project(directory: str, only: str = "") -> Project | None:
         section = SECTION if name == NAMES[1] else ()
         if section and b"stockade" not in data:  # most are not for us, well-formed or not
             continue
-        table = clauses(text_of(data, path), base=directory, name=path, section=section)
-        if table or not section:
+        text = text_of(data, path)
+        table = clauses(text, base=directory, name=path, section=section)
+        if table or not section or loop_table(text, path, section):
             found.append(Project(path, data, table))
     if len(found) > 1:
         raise PolicyError(
@@ -355,6 +358,18 @@ def read_project(directory: str, only: str = "") -> Project | None:
             hint="remove one of them",
         )
     return found[0] if found else None
+
+
+def loop_table(text: str, name: str, section: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return what a policy file says about `stockade loop`, which is no part of the policy."""
+    table: Any = decode(text, name)
+    for part in (*section, LOOP):
+        table = table.get(part, {}) if isinstance(table, dict) else {}
+    if not isinstance(table, dict):
+        raise PolicyError(
+            f"{name}: {LOOP} must be a table", hint=f"write [{LOOP}], and verify = ... below it"
+        )
+    return table
 
 
 def with_workspace(policy: Policy, path: str | None) -> Policy:

@@ -30,6 +30,14 @@ class NetworkView:
         egress = self._living._require_open()[0].egress
         return () if egress is None else egress.in_force
 
+    def decisions(self, cursors: dict[int, int]) -> list[stockade.result.Decision]:
+        """Return what was decided since an earlier call with the same dict; begin with an empty one.
+
+        The result of a run has all its decisions, whatever was read here.
+        """
+        egress = self._living._require_open()[0].egress
+        return [] if egress is None else egress.changed_decisions(cursors)
+
     @property
     def published(self) -> tuple[PublishedPort, ...]:
         """The published ports: `host`, `host_port`, `port`, and `address` for URLs.

@@ -351,6 +351,50 @@ class Workspace:
                         raise _too_much(one.id, "merged", job.walk.cut, forget)
                 return merge.merge(jobs[0], jobs[1:], [hold.sure for hold in holds])
 
+    def rebase(self) -> builtins.list[str]:
+        """Combine the changes with those that the host's text files have had since; return these files.
+
+        As `commit` does it with `merge`, but nothing reaches the host. A `ConflictError` is raised if both
+        sides changed the same lines.
+        """
+        with self._alone() as hold:
+            self._refuse(hold.living, "rebased")
+            self._recover(hold)
+            with self._job() as job, self._trying("rebased"):
+                if job.walk.cut:
+                    raise too_much_to_commit(self.id, job.walk.cut)
+                chosen = job.choose(None, self.record.rules, job.screening)
+                job.check(chosen, (), merge=True)
+                return sorted(one.path for one in chosen.replaced.values())
+
+    def revert(self, matches: Callable[[str], bool]) -> builtins.list[Change]:
+        """Take back the changes at the paths for which `matches` is true; return them.
+
+        These paths, relative to the workspace, are then as the host has them, whatever the program did there
+        or to a directory above.
+        """
+        from stockade.workspace.merge.revert import revert
+
+        with self._alone() as hold:
+            self._refuse(hold.living, "reverted")
+            self._recover(hold)
+            with self._job() as job, self._trying("reverted"):
+                if job.walk.cut:
+                    forget = f"`stockade discard {self.id}` removes it"
+                    raise _too_much(self.id, "reverted", job.walk.cut, forget)
+                return revert(job, matches, hold.sure)
+
+    def compact(self) -> None:
+        """Forget what the program wrote and the host has by now: later changes there are the host's alone."""
+        from stockade.workspace.merge.revert import rebuild
+
+        with self._alone() as hold:
+            self._refuse(hold.living, "compacted")
+            self._recover(hold)
+            with self._job() as job, self._trying("compacted"):
+                if not job.walk.cut:
+                    rebuild(job, list(job.walk.found), hold.sure)
+
     def _refuse(self, living: bool, what: str) -> None:
         if living:
             raise SetupError(

@@ -24,6 +24,7 @@ ENTRIES = {
     "sandboxes": "the directories of the server's sandboxes",
     "images": "the root file systems that sandboxes can have",
     "server": "the keys of the server, hashed",
+    "loops": "the state and the logs of loops",
     "output": "output beyond the limit",
     "runs.log": "what earlier runs did",
     "runs.log.1": "what earlier runs did",

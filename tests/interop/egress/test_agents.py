@@ -1,4 +1,4 @@
-"""The agents themselves, behind the policies in docs/how-to/agents as they are.
+"""The agents themselves, behind the policies of their recipes as they are.
 
 The models are played by `support/model_apis.py` under the real names, in the
 small internet. Each model wants one command to be run: it does the work, and
@@ -7,6 +7,7 @@ then sends it to another host, as a model that was talked into it would.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -19,7 +20,7 @@ from support.model_apis import DONE
 from support.network import Internet
 from support.paths import ROOT
 
-RECIPES = ROOT / "docs" / "how-to" / "agents"
+RECIPES = ROOT / "src" / "stockade" / "loop" / "recipes" / "policies"
 KEY = "sk-for-the-agent"
 WORK = (
     "sed -i 's/a - b/a + b/' adding.py && python3 -B -m unittest -q "
@@ -37,21 +38,21 @@ class Agent(NamedTuple):
 
 AGENTS = {
     "claude-code": Agent(
-        ["claude", "-p", "--dangerously-skip-permissions", "make the tests pass"],
+        ["claude"],
         "ANTHROPIC_API_KEY",
         "api.anthropic.com",
         "messages",
     ),
     "codex": Agent(
         # A model whose description comes with the program: the others' is fetched.
-        ["codex", "exec", "-m", "gpt-5", "--sandbox", "danger-full-access", "make the tests pass"],
+        ["codex", "-m", "gpt-5"],
         "CODEX_API_KEY",
         "api.openai.com",
         "responses",
     ),
     "gemini-cli": Agent(
         # A model by name: otherwise another model is asked first which one it should be.
-        ["gemini", "-m", "gemini-2.5-pro", "--yolo", "-p", "make the tests pass"],
+        ["gemini", "-m", "gemini-2.5-pro"],
         "GEMINI_API_KEY",
         "generativelanguage.googleapis.com",
         "generate_content",
@@ -77,8 +78,30 @@ def project(tmp_path: Path) -> Path:
     return project
 
 
+#: Finds the agent and runs it inside as a loop does.
+LOOP = """
+import json
+from stockade import Policy, Sandbox
+from stockade.loop.recipes.recipe import recipe_for
+from stockade.loop.recipes.streams import stream
+recipe = recipe_for({argv!r})
+policy = recipe.extend(Policy(workspace="."))
+reader, lines = stream(recipe), []
+version = recipe.detect(policy).version
+with Sandbox(policy, on_exit="discard") as box:
+    took = lambda data: lines.extend(event.text for event in reader.feed(data))
+    result = recipe.run(box, "make the tests pass", timeout=100, on_stdout=took)
+print(json.dumps({{
+    "version": version, "exit_code": result.exit_code, "reason": result.reason, "lines": lines,
+    "stderr": result.stderr.decode(), "changed": [change.path for change in result.changes],
+    "refused": [one.name for one in result.network if one.verdict == "denied"],
+    "cost": reader.cost_usd, "tokens": [reader.input_tokens, reader.output_tokens],
+}}))
+"""
+
+
 @pytest.mark.parametrize("name", AGENTS)
-def test_the_real_agent_works_with_its_recipe_and_reaches_its_model_alone(
+def test_the_real_agent_works_by_its_recipe_and_reaches_its_model_alone(
     name: str, internet: Internet, project: Path
 ) -> None:
     agent = AGENTS[name]
@@ -88,16 +111,18 @@ def test_the_real_agent_works_with_its_recipe_and_reaches_its_model_alone(
         applies(int(version.lstrip("v").partition(".")[0]) >= 20, "Gemini CLI needs Node 20")
     internet.handle(agent.host, f"support.model_apis:{agent.api}", command=WORK, key=KEY)
     environ = {"HOME": str(project.parent), agent.key: KEY}
-    recipe = ["-p", str(RECIPES / f"{name}.toml")]
-    result = internet.run(agent.argv, (), *recipe, cwd=project, env=environ, timeout=100)
-    assert result["exit_code"] == 0, (result["reason"], result["hint"], result["stdout"], result["stderr"])
-    assert DONE in result["stdout"]
-    changed = {change["path"] for change in result["changes"]}
-    assert "adding.py" in changed and any(path.startswith(".git/") for path in changed), result["stderr"]
+    done = internet.python(LOOP.format(argv=agent.argv), cwd=project, env=environ, timeout=110)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["exit_code"] == 0, result
+    assert result["version"] and DONE in result["lines"] and any(WORK in line for line in result["lines"])
+    assert "adding.py" in result["changed"], result["stderr"]
+    assert any(path.startswith(".git/") for path in result["changed"]), result["stderr"]
     assert internet.asked() == {agent.host} and len(internet.reached()) == 1
     assert {event["host"] for event in internet.events("request")} == {agent.host}
-    refused = {decision["name"] for decision in result["network"] if decision["verdict"] == "denied"}
-    assert "evil.example" in refused and agent.host not in refused
+    assert "evil.example" in result["refused"] and agent.host not in result["refused"]
+    # What the model said of each of the two answers.
+    assert result["tokens"] == [20, 10] and (result["cost"] is not None) == (name == "claude-code")
 
 
 def test_without_its_rule_an_agent_reaches_nothing(internet: Internet, project: Path) -> None:
@@ -108,7 +133,8 @@ def test_without_its_rule_an_agent_reaches_nothing(internet: Internet, project: 
     recipe = project.parent / "recipe.toml"
     lines = (RECIPES / "claude-code.toml").read_text().replace(agent.host, "other.good.example")
     recipe.write_text(lines.replace('pass_env = ["', 'pass_env = ["CLAUDE_CODE_MAX_RETRIES", "'))
-    result = internet.run(agent.argv, (), "-p", str(recipe), cwd=project, env=environ, timeout=100)
+    argv = ["claude", "-p", "--dangerously-skip-permissions", "make the tests pass"]
+    result = internet.run(argv, (), "-p", str(recipe), cwd=project, env=environ, timeout=100)
     assert result["exit_code"] == 1 and DONE not in result["stdout"]
     assert internet.events() == []
     assert agent.host in result["hint"], "the hint names the rule that is missing"

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
     Parser = TypeVar("Parser", bound=argparse.ArgumentParser | FastParser)
 
-#: Rooms below this one clean text too.
-clean, name = plain_text.clean, plain_text.name
+clean = plain_text.clean
+#: A file name, cleaned, on one line.
+name = plain_text.clean_line
+
 #: How many characters of either end of a very long name are shown.
 ENDS = 150
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent
 
 from stockade.integrations.mcp.workbench import PastRun
-from stockade.linux.plain_text import clean, name
+from stockade.linux.plain_text import clean, clean_line
 from stockade.result import Denial, Result
 from stockade.sessions.interpreter import CodeResult
 from stockade.workspace.diff.diff import Diff, FileDiff
@@ -64,15 +64,15 @@ def _ending(run: PastRun) -> list[str]:
     how = f"exit code {result.exit_code}" if str(result.outcome) == "exited" else str(result.outcome)
     lines = [f"run {run.number}: {how}"]
     if result.reason and str(result.outcome) != "exited":
-        lines.append(f"reason: {name(result.reason)}")
+        lines.append(f"reason: {clean_line(result.reason)}")
     if result.hint:
-        lines.append(f"hint: {name(result.hint)}")
+        lines.append(f"hint: {clean_line(result.hint)}")
     lines += [f"refused: {_denial(one)}" for one in result.denials[:MOST_DENIALS]]
     for spilled in result.spilled:
         lost = f"; {spilled.lost} more bytes are lost" if spilled.lost else ""
         lines.append(
             f"{spilled.stream} went past the limit of the policy: {spilled.size} more bytes are in the file "
-            f"{name(spilled.path)} of the host{lost}"
+            f"{clean_line(spilled.path)} of the host{lost}"
         )
     return lines
 
@@ -110,8 +110,10 @@ def _cut(whole: str, most: int) -> str:
 
 def _denial(one: Denial) -> str:
     count = f" ({one.count} times)" if one.count > 1 else ""
-    because = f": {name(one.reason)}" if one.reason else ""
-    return f"{one.what} {name(one.target)}{count} by {one.wall}, clause {name(one.clause)}{because}"
+    because = f": {clean_line(one.reason)}" if one.reason else ""
+    return (
+        f"{one.what} {clean_line(one.target)}{count} by {one.wall}, clause {clean_line(one.clause)}{because}"
+    )
 
 
 def explanation(run: PastRun) -> CallToolResult:
@@ -121,20 +123,22 @@ def explanation(run: PastRun) -> CallToolResult:
         f"run {run.number}",
         f"outcome: {result.outcome}, exit code {result.exit_code}"
         + (f", signal {result.signal}" if result.signal is not None else ""),
-        f"reason: {name(result.reason) or 'the program ended by itself'}",
+        f"reason: {clean_line(result.reason) or 'the program ended by itself'}",
     ]
-    lines += [f"hint: {name(result.hint)}"] if result.hint else []
+    lines += [f"hint: {clean_line(result.hint)}"] if result.hint else []
     lines += _listed("refused", [_denial(one) for one in result.denials])
-    lines += [f"  would be allowed by: {name(one.hint)}" for one in result.denials[:MOST_DENIALS] if one.hint]
-    lines += _listed("warning", [name(one) for one in result.warnings])
-    lines += _listed("not saved", [f"{name(one.path)}: {name(one.why)}" for one in result.lost])
+    lines += [
+        f"  would be allowed by: {clean_line(one.hint)}" for one in result.denials[:MOST_DENIALS] if one.hint
+    ]
+    lines += _listed("warning", [clean_line(one) for one in result.warnings])
+    lines += _listed("not saved", [f"{clean_line(one.path)}: {clean_line(one.why)}" for one in result.lost])
     lines += [
         f"used: {result.usage.wall:.2f} s, {result.usage.cpu:.2f} s of processor time, "
         f"{result.usage.peak_memory >> 20} MiB at most"
     ]
     lines += [f"network: {result.network_mode}"]
     lines += [
-        f"enforced: {control} by {kept.mechanism} ({kept.observed}), asked for by {name(kept.requested)}"
+        f"enforced: {control} by {kept.mechanism} ({kept.observed}), asked for by {clean_line(kept.requested)}"
         for control, kept in result.controls.items()
     ]
     if result.receipt is not None:
@@ -158,7 +162,7 @@ def content(path: str, data: bytes, offset: int, size: int) -> CallToolResult:
     """Return a piece of a file: as text if it is UTF-8, else in base64."""
     end = offset + len(data)
     rest = f"; the next piece: offset {end}" if end < size else ""
-    head = f"bytes {offset} to {end} of {size} of {name(path)}{rest}"
+    head = f"bytes {offset} to {end} of {size} of {clean_line(path)}{rest}"
     whole = _decoded(data)
     if whole is None:
         return CallToolResult(content=[text(f"{head}, in base64"), text(base64.b64encode(data).decode())])
@@ -187,8 +191,8 @@ def listing(found: Listing) -> CallToolResult:
 
 
 def _file_line(one: FileInfo) -> str:
-    target = f" -> {name(one.target)}" if one.target else ""
-    return f"{one.kind:<9}  {one.mode:04o}  {one.size:>10}  {name(one.path)}{target}"
+    target = f" -> {clean_line(one.target)}" if one.target else ""
+    return f"{one.kind:<9}  {one.mode:04o}  {one.size:>10}  {clean_line(one.path)}{target}"
 
 
 def changes(found: Diff, workspace: str) -> CallToolResult:
@@ -199,7 +203,7 @@ def changes(found: Diff, workspace: str) -> CallToolResult:
     lines += change_lines(found.files)
     lines += [f"the list is cut: {found.cut}"] if found.cut else []
     hunks = "".join(
-        f"--- {name(one.path)}\n{clean(one.text.decode('utf-8', 'replace'))}\n"
+        f"--- {clean_line(one.path)}\n{clean(one.text.decode('utf-8', 'replace'))}\n"
         for one in found.files
         if one.text
     )
@@ -216,8 +220,8 @@ def change_lines(files: Sequence[FileDiff], most: int = MOST_LINES) -> list[str]
 
 
 def _change_line(one: FileDiff) -> str:
-    was = f"{name(one.was)} -> " if one.was else ""
-    why = f": a commit holds it back: {name(one.held)}" if one.held else ""
-    why = why or (f": runs at your next command: {name(one.runs)}" if one.runs else "")
-    leads = f" (a link to {name(one.target)})" if one.type == "link" else ""
-    return f"{one.kind:<8}  {was}{name(one.path)}{leads}{why}"
+    was = f"{clean_line(one.was)} -> " if one.was else ""
+    why = f": a commit holds it back: {clean_line(one.held)}" if one.held else ""
+    why = why or (f": runs at your next command: {clean_line(one.runs)}" if one.runs else "")
+    leads = f" (a link to {clean_line(one.target)})" if one.type == "link" else ""
+    return f"{one.kind:<8}  {was}{clean_line(one.path)}{leads}{why}"

@@ -24,7 +24,7 @@ from stockade._version import __version__
 from stockade.errors import NotFoundError, PolicyError, StockadeError
 from stockade.integrations.mcp import answers
 from stockade.integrations.mcp.workbench import Workbench
-from stockade.linux.plain_text import name
+from stockade.linux.plain_text import clean_line
 from stockade.policy.toml import write as write_toml
 from stockade.workspace.diff.diff import Diff
 
@@ -81,13 +81,13 @@ def _answering(bench: Workbench, tool: Tool[P]) -> Tool[P]:
             except StockadeError as error:
                 raise _tool_error(error) from error
             except OSError as error:
-                raise ToolError(name(str(error))) from error
+                raise ToolError(clean_line(str(error))) from error
 
     return call
 
 
 def _tool_error(error: StockadeError) -> ToolError:
-    return ToolError(name(error.message) + (f"\nhint: {name(error.hint)}" if error.hint else ""))
+    return ToolError(clean_line(error.message) + (f"\nhint: {clean_line(error.hint)}" if error.hint else ""))
 
 
 def _running_tools(bench: Workbench) -> list[Tool[...]]:
@@ -153,12 +153,12 @@ def _reading_tools(bench: Workbench) -> list[Tool[...]]:
     async def policy() -> CallToolResult:
         """Show the policy of the sandbox: what commands can see, change, reach and use."""
         found = bench.found
-        sources = ", ".join(map(name, found.sources)) or "the default policy"
+        sources = ", ".join(map(clean_line, found.sources)) or "the default policy"
         return answers.words(
             f"# from: {sources}; fixed when the server started",
             write_toml(found.policy.table(full=True)),
             "# what is enforced, and the clause that asks for it:",
-            *(f"# {control}: {name(clause)}" for control, clause in found.policy.controls().items()),
+            *(f"# {control}: {clean_line(clause)}" for control, clause in found.policy.controls().items()),
         )
 
     async def explain(
@@ -184,7 +184,7 @@ def _changing_tools(bench: Workbench) -> list[Tool[...]]:
         except (binascii.Error, UnicodeEncodeError) as error:
             raise PolicyError(f"the content is not {encoding}: {error}", hint="encode it again") from None
         await (files.append if append else files.write)(path, data, parents=True)
-        return answers.words(f"{'appended' if append else 'wrote'} {len(data)} bytes to {name(path)}")
+        return answers.words(f"{'appended' if append else 'wrote'} {len(data)} bytes to {clean_line(path)}")
 
     async def discard() -> CallToolResult:
         """Delete all changes, with their snapshots, and end everything that runs in the sandbox."""
@@ -204,7 +204,7 @@ def _changing_tools(bench: Workbench) -> list[Tool[...]]:
         """Return to the changes of a snapshot. Later changes are lost; what runs in the sandbox is ended."""
         async with bench.closed() as workspace:
             await asyncio.to_thread(workspace.restore, snapshot)
-        return answers.words(f"the changes are those of snapshot {name(snapshot)}")
+        return answers.words(f"the changes are those of snapshot {clean_line(snapshot)}")
 
     return [write, discard, snapshot, restore]
 
@@ -250,8 +250,8 @@ def _commit_tool(bench: Workbench) -> Tool[...]:
             return answers.words("the user did not agree; nothing was applied", error=True)
         async with bench.closed() as workspace:
             done = await asyncio.to_thread(workspace.commit, review.paths, expect=review.found.digest)
-        held = [f"held back: {name(one.path)}: {name(one.detail)}" for one in done.held]
-        return answers.words(f"applied {len(done.changes)} changes to {name(workspace.path)}", *held)
+        held = [f"held back: {clean_line(one.path)}: {clean_line(one.detail)}" for one in done.held]
+        return answers.words(f"applied {len(done.changes)} changes to {clean_line(workspace.path)}", *held)
 
     return commit
 

@@ -272,6 +272,18 @@ class EgressHandle:
             changes=changes,
         )
 
+    def changed_decisions(self, cursors: dict[int, int]) -> list[Decision]:
+        """Return the decisions that are new or changed since the cursors, and advance these.
+
+        Unlike `since`, it takes nothing away from the result of the run.
+        """
+        fresh = []
+        for number, one in enumerate(tuple(self.generations)):
+            for cursor, record in one.changed_since(cursors.get(number, 0)):
+                cursors[number] = max(cursors.get(number, 0), cursor)
+                fresh.append((number, record))
+        return self.decisions(fresh)
+
     def decisions(self, records: Sequence[tuple[int, RawRecord]]) -> list[Decision]:
         """Return records as decisions; each comes after the number of the egress process that wrote it."""
         processes = [self.names.of(number, one) for number, one in records]

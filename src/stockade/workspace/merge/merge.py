@@ -72,7 +72,7 @@ def merge(one: CommitJob, others: Sequence[CommitJob], sure: Sequence[Callable[[
         # With NUL for the slash, everything below a path sorts directly after it.
         order = sorted(path.replace("/", "\0") for path in claims)
         for found in job.walk.found:
-            _refuse_deep(found)
+            refuse_deep(found)
             problems.update(dict.fromkeys(_conflicts_with(found, job.upper, claims, order, budget)))
         for found in job.walk.found:
             if found.path not in claims:
@@ -95,7 +95,7 @@ def merge(one: CommitJob, others: Sequence[CommitJob], sure: Sequence[Callable[[
             with dirwalk.reached(made, "upper") as target:
                 made_for = ""
                 for path in sorted(new, key=lambda path: path.split("/")):
-                    made_for = _apply(*new[path], target, made_for)
+                    made_for = apply_difference(*new[path], target, made_for)
             for ask in sure:
                 ask()
             tree_copy.exchange(top, "upper", made, "upper")
@@ -107,7 +107,8 @@ def _join_paths(paths: Sequence[str]) -> str:
     return ", ".join(paths[:SHOWN]) + more
 
 
-def _refuse_deep(found: PathDifference) -> None:
+def refuse_deep(found: PathDifference) -> None:
+    """Refuse a change whose contents were not examined."""
     if found.deep:
         raise SetupError(
             f"{found.path[:80]}... is nested too deeply to be merged",
@@ -181,7 +182,7 @@ def _merge_records(one: CommitJob, others: Sequence[CommitJob]) -> None:
     metadata.add_places(one.layer, (place for job in others for place in job.record.places))
 
 
-def _apply(found: PathDifference, upper: int, target: int, there: str) -> str:
+def apply_difference(found: PathDifference, upper: int, target: int, there: str) -> str:
     """Make one change in the new tree in overlayfs's format, and return its directory.
 
     `there` is a directory that the new tree is known to have: the last change's, most often the same.

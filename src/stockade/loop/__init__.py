@@ -1,0 +1,1 @@
+"""Unattended coding agents: work items, attempts in sandboxes, a judge that the agent does not run."""

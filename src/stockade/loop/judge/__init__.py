@@ -1,0 +1,1 @@
+"""The judge of attempts: its files, the run of the verify command, and what that says."""

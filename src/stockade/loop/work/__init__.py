@@ -1,0 +1,1 @@
+"""The work of a loop: attempts, items, landing, and what their threads share."""
