@@ -80,6 +80,9 @@ class ScriptedLoop:
     def skip(self, id: str) -> None:
         self.calls.append(("skip", id))
 
+    def release(self, id: str) -> None:
+        self.calls.append(("release", id))
+
     def edit(self, id: str, **changes: Any) -> WorkItem:
         self.calls.append(("edit", id, changes))
         found = self.record.find(id)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stockade.loop.record import LoopRecord, Store
 
 REFUSED = 125
+EXIT_PAUSED = 5
 #: Each part of the command: its line of help, what it does, an example.
 PARTS = {
     "status": (
@@ -107,7 +108,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--notify", metavar="COMMAND", help="run this command, outside, when an item or the loop is over")
     add("-p", "--policy", metavar="FILE", help="the policy of the sandboxes; no other file is read")
     add("--dry-run", action="store_true", help="show what would be done, and start nothing")
-    add("--json", action="store_true", help="print every event as a line of JSON, the summary last")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--tui", action="store_true", help="show the loop on the whole terminal")
+    shown.add_argument(
+        "--json", action="store_true", help="print every event as a line of JSON, the summary last"
+    )
     output.add_verbosity(parser, verbose="print what agents and the judge print")
     parts = parser.add_subparsers(dest="part", metavar=" | ".join(PARTS))
     for name, (line, text, example) in PARTS.items():
@@ -129,6 +134,7 @@ def build_parser() -> argparse.ArgumentParser:
         if name in ("status", "resume"):
             part.add_argument("--json", action="store_true", help="print JSON and nothing else")
         if name == "resume":
+            part.add_argument("--tui", action="store_true", help="show the loop on the whole terminal")
             output.add_verbosity(part, verbose="print what agents and the judge print")
     return parser
 
@@ -234,7 +240,26 @@ def _dry_run(settings: Any, items: Any, policy: Any, project: str, as_json: bool
     return 0
 
 
+def _show(loop: Loop) -> int:
+    """Run a loop on the whole terminal, and print its summary when the user has left."""
+    from stockade.loop.tui import run_tui
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise PolicyError("--tui needs a terminal", hint="leave it out, or write --json")
+    ended = run_tui(loop)
+    if ended is None:
+        _print_summary(loop.record, "paused", "`stockade loop resume` continues it")
+        return EXIT_PAUSED
+    if ended.outcome == "held" and all(one.phase == "landed" for one in loop.record.items):
+        _print_summary(loop.record, "done", "every item has landed")
+        return 0
+    _print_summary(loop.record, ended.outcome, ended.reason)
+    return ended.exit_code
+
+
 def _run(loop: Loop, args: argparse.Namespace) -> int:
+    if args.tui:
+        return _show(loop)
     reporter = _print_json_event if args.json else _Reporter(loop, verbose=output.Verbosity.verbose)
     loop.listen(reporter)
     with _signals(loop, quiet=args.json):

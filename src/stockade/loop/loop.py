@@ -230,6 +230,16 @@ class Loop:
             self._tell_change(found)
             return found.item
 
+    def release(self, id: str) -> None:
+        """Let what depends on an item go on, if a person has committed or discarded what it held back."""
+        core = self._core
+        with core.changed:
+            found = core.record.find(id)
+            _release(found)
+            core.save()
+            self._tell_change(found)
+            core.changed.notify_all()
+
     def _tell_change(self, found: ItemRecord) -> None:
         title = clean_line(found.item.title)
         self._core.tell(events.ItemChange, item=found.item.id, title=title, phase=found.phase)
@@ -245,8 +255,7 @@ class Loop:
                 core.remove(attempt.fork)
             if item.phase in ("running", "judging"):
                 item.phase = "landing" if item.chosen else "waiting"
-            if item.phase == "held" and landing.open_workspace(item.attempt(item.chosen).workspace) is None:
-                item.phase, item.held = "landed", ()  # a person has committed or discarded them
+            _release(item)
         core.save()
         for item in core.record.items:
             if item.committing:
@@ -397,3 +406,9 @@ class Loop:
         if "held" in phases:
             return "held", "files wait for a person" + (f", and {left} items for them" if left else "")
         return ("incomplete", f"{left} are left") if left else ("done", "every item has landed")
+
+
+def _release(item: ItemRecord) -> None:
+    """Let an item have landed if a person has committed or discarded what was held back of it."""
+    if item.phase == "held" and landing.open_workspace(item.attempt(item.chosen).workspace) is None:
+        item.phase, item.held = "landed", ()

@@ -16,7 +16,7 @@ import msgspec
 from stockade.errors import StockadeError
 from stockade.linux.plain_text import clean_line
 
-Outcome = Literal["passed", "failed", "skipped"]
+TestOutcome = Literal["passed", "failed", "skipped"]
 
 #: The most bytes, tests and nested elements of a report, and characters of a test's id.
 MOST_BYTES = 16 << 20
@@ -26,7 +26,7 @@ MOST_ID = 1000
 #: The most bytes of all attributes of one element.
 MOST_ATTRIBUTES = 1 << 20
 
-_RANK: dict[Outcome, int] = {"skipped": 0, "passed": 1, "failed": 2}
+_RANK: dict[TestOutcome, int] = {"skipped": 0, "passed": 1, "failed": 2}
 
 
 class ReportError(StockadeError):
@@ -36,7 +36,7 @@ class ReportError(StockadeError):
 class Report(msgspec.Struct, frozen=True):
     """The tests that a runner reported, by id. An id that occurs twice has the worst of its outcomes."""
 
-    tests: dict[str, Outcome]
+    tests: dict[str, TestOutcome]
 
 
 def read_report(data: bytes) -> Report:
@@ -61,9 +61,9 @@ class _Tests:
     """The outcomes so far, bounded."""
 
     def __init__(self) -> None:
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, TestOutcome] = {}
 
-    def add(self, name: str, outcome: Outcome) -> None:
+    def add(self, name: str, outcome: TestOutcome) -> None:
         name = clean_line(name.strip()[:MOST_ID])
         before = self.outcomes.get(name)
         if before is None and len(self.outcomes) >= MOST_TESTS:
@@ -79,9 +79,9 @@ class _JUnit:
         self._tests = _Tests()
         self._open: list[str] = []
         #: The id and outcome of the test case that is being read, and how deep its element lies.
-        self._case: tuple[str, Outcome, int] | None = None
+        self._case: tuple[str, TestOutcome, int] | None = None
 
-    def read(self, data: bytes) -> dict[str, Outcome]:
+    def read(self, data: bytes) -> dict[str, TestOutcome]:
         parser = expat.ParserCreate()
         parser.StartElementHandler = self._start
         parser.EndElementHandler = self._end
@@ -118,7 +118,7 @@ class _JUnit:
         if tag == "testcase":
             place = attributes.get("classname") or attributes.get("file") or ""
             name = attributes.get("name", "")
-            outcome: Outcome = "skipped" if attributes.get("status") == "notrun" else "passed"
+            outcome: TestOutcome = "skipped" if attributes.get("status") == "notrun" else "passed"
             self._case = (f"{place}::{name}" if place else name, outcome, len(self._open))
         elif self._case and len(self._open) == self._case[2] + 1:
             name, outcome, depth = self._case
@@ -149,7 +149,7 @@ class _Tap:
         self._planned: int | None = None
         self._seen: dict[str, int] = {}
 
-    def read(self, data: bytes) -> dict[str, Outcome]:
+    def read(self, data: bytes) -> dict[str, TestOutcome]:
         for raw in data.decode("utf-8", "replace").split("\n"):
             self._line(raw.rstrip("\r"))
         if self._planned is None:
@@ -185,7 +185,7 @@ class _Tap:
         # The description is the id: numbers move when a test is added before.
         name = title or number or str(self._lines)
         seen = self._seen[name] = self._seen.get(name, 0) + 1
-        outcome: Outcome = "failed" if failed else "passed"
+        outcome: TestOutcome = "failed" if failed else "passed"
         if directive and (failed or directive[1].lower() == "skip"):
             outcome = "skipped"
         self._tests.add(name if seen == 1 else f"{name} [{seen}]", outcome)

@@ -226,6 +226,23 @@ def test_a_harbor_task_that_needs_an_image_is_refused(tmp_path: Path) -> None:
         load_items(str(tmp_path))
 
 
+def test_a_harbor_task_whose_tests_are_a_link_is_refused(tmp_path: Path) -> None:
+    secret = make_task(tmp_path / "elsewhere") / "tests"
+    task = make_task(tmp_path / "tasks" / "t")
+    (task / "tests" / "test.sh").unlink()
+    (task / "tests").rmdir()
+    (task / "tests").symlink_to(secret)
+    with pytest.raises(ItemsError, match="its tests are a link"):
+        load_items(str(task))
+
+
+@pytest.mark.parametrize("path", ["/etc", "../x", "a/../../x", "", ".", "./"])
+def test_the_judges_files_of_an_item_lie_in_the_project(path: str, tmp_path: Path) -> None:
+    source = write(tmp_path, "x.json", {"items": [{"id": "a", "title": "A", "judge": [path]}]})
+    with pytest.raises(ItemsError, match="not the path of something in the project"):
+        load_items(source)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message", "form"),
     [

@@ -81,6 +81,16 @@ class Entry:
             raise self.error(f'{name} must be a list of texts, such as ["one", "two"], and is {show(value)}')
         return tuple(value)
 
+    def paths(self, name: str) -> tuple[str, ...]:
+        """Return paths in the project, relative to it."""
+        for path in self.texts(name):
+            parts = path.split("/")
+            if not path or path.startswith("/") or ".." in parts or parts in (["."], [".", ""]):
+                raise self.error(
+                    f"{name} has {show(path)}, which is not the path of something in the project"
+                )
+        return self.texts(name)
+
     def number(self, name: str, default: int | None, *, least: int, most: int) -> int | None:
         value = self._table.get(name)
         if value is None:

@@ -76,6 +76,9 @@ def _task(path: str) -> WorkItem:
         raise ItemsError(f"{os.path.join(path, INSTRUCTION)} is empty or too long", hint=FORM)
     if not os.path.isfile(os.path.join(path, TEST)):
         raise ItemsError(f"{clean_line(path)} has no tests/test.sh", hint=FORM)
+    if os.path.realpath(os.path.join(path, "tests")) != os.path.join(os.path.realpath(path), "tests"):
+        # The judge gets to see what the link leads to.
+        raise ItemsError(f"{clean_line(path)}: its tests are a link", hint="copy them there instead")
     metadata = Entry(about.get("metadata", {}), f"{os.path.join(path, TASK)}: metadata", FORM)
     named = Entry({"id": os.path.basename(path)}, clean_line(path), FORM)
     tests = os.path.join(path, "tests")

@@ -78,7 +78,7 @@ def from_ours(value: dict[str, Any], name: str, form: str) -> list[WorkItem]:
                 priority=entry.priority(),
                 labels=entry.texts("labels"),
                 verify=entry.text("verify"),
-                judge=entry.texts("judge"),
+                judge=entry.paths("judge"),
                 attempts=entry.number("attempts", None, least=1, most=MOST_ATTEMPTS),
             )
         )

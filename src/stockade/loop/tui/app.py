@@ -386,6 +386,7 @@ class LoopApp(App[None]):
 
         try:
             done = Workspace.open(id).commit(paths, allow_exec_config=True, protect=(), expect=digest)
+            self.loop.release(item.id)
         except (StockadeError, OSError) as error:
             self._later(self._tell, clean_line(str(error)), "error")
             return
@@ -393,8 +394,8 @@ class LoopApp(App[None]):
             left = ", ".join(clean_line(one.path) for one in done.held[:3])
             self._later(self._tell, f"still held back: {left}: stockade commit {id}", "warning")
             return
-        item.phase, item.held = "landed", ()
-        self._later(self._tell, f"{clean_line(item.id)}: {len(done.changes)} files committed")
+        more = "" if self.running else "; g goes on"
+        self._later(self._tell, f"{clean_line(item.id)}: committed {len(done.changes)}{more}")
 
     def _later(self, call: Callable[..., object], *args: Any) -> None:
         """Call something in the screen's own thread, if there still is a screen."""

@@ -39,5 +39,8 @@ class LoopControl(Protocol):
     def skip(self, id: str) -> None:
         """Leave an item out."""
 
+    def release(self, id: str) -> None:
+        """Let what depends on an item go on, if a person has committed what it held back."""
+
     def edit(self, id: str, **changes: Any) -> WorkItem:
         """Change an item from its next attempt on."""

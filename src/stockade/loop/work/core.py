@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import shutil
 import threading
@@ -25,7 +26,9 @@ from stockade.loop.record import AttemptRecord, ItemRecord, LoopError, Store, po
 from stockade.loop.settings import Budget
 from stockade.loop.work import landing
 from stockade.loop.work.notify import notify
+from stockade.policy.merging import merge
 from stockade.policy.model import Policy
+from stockade.policy.values import literal
 
 Listener = Callable[[LoopEvent], object]
 #: How often waiting threads look around, in seconds.
@@ -120,8 +123,19 @@ class LoopCore:
         return with_toolchain(self.recipe.extend(self._policy), self.recipe.command[0])
 
     def judge_policy(self, command: str) -> Policy:
-        """Return the policy of a judge: the loop's alone, so the agent's key and hosts are not there."""
-        return with_toolchain(self._policy, (command.split() or ["sh"])[0])
+        """Return the policy of a judge: the loop's alone, so the agent's key and hosts are not there.
+
+        It shows the tests that lie beside the project, which attempts do not see.
+        """
+        tests = {
+            literal(path): None
+            for one in self.record.items
+            if self.verify_command(one) == command
+            for path in one.item.judge_reads
+            if self._in_project(path) is None
+        }
+        policy = merge(self._policy, {"read": list(tests)}) if tests else self._policy
+        return with_toolchain(policy, (command.split() or ["sh"])[0])
 
     def tell(self, kind: type[LoopEvent], **fields: Any) -> LoopEvent:
         """Make an event of this kind, which happens now, and pass it to the listener."""
@@ -199,7 +213,13 @@ class LoopCore:
         return item.item.verify or self.settings.verify
 
     def judge_paths(self, item: ItemRecord) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.settings.judge, *item.item.judge)))
+        tests = filter(None, map(self._in_project, item.item.judge_reads))
+        return tuple(dict.fromkeys((*self.settings.judge, *item.item.judge, *tests)))
+
+    def _in_project(self, path: str) -> str | None:
+        """Return a path relative to the project; None if it does not lie there."""
+        inside = os.path.relpath(os.path.realpath(path), os.path.realpath(self.record.project))
+        return None if inside.split("/")[0] == ".." else inside
 
     def judge_request(
         self, command: str, action: str, item: ItemRecord | None = None, number: int = 0
