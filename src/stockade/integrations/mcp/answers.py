@@ -138,7 +138,8 @@ def explanation(run: PastRun) -> CallToolResult:
     ]
     lines += [f"network: {result.network_mode}"]
     lines += [
-        f"enforced: {control} by {kept.mechanism} ({kept.observed}), asked for by {clean_line(kept.requested)}"
+        f"enforced: {control} by {kept.mechanism} ({kept.observed}), "
+        f"asked for by {clean_line(kept.requested)}"
         for control, kept in result.controls.items()
     ]
     if result.receipt is not None:
