@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -64,6 +65,19 @@ def test_a_session_that_is_deleted_during_a_reset_leaves_nothing(server: ServerU
             assert reset.result().status_code in (200, 404, 409)
         assert list((server.home / "workspaces").iterdir()) == []
         assert server.http.post(f"/v1/sandboxes/{box.id}/pause").status_code == 202  # it knows no dead one
+
+
+def test_a_sandbox_is_paused_and_resumed_while_sessions_end(server: ServerUnderTest) -> None:
+    with server.sandbox() as box, ThreadPoolExecutor(2) as pool:
+        for _ in range(12):
+            session = _session(box)
+            ending = pool.submit(session.http.post, f"{session.path}/reset")
+            deleting = pool.submit(_session(box).delete)
+            answers = [server.http.post(f"/v1/sandboxes/{box.id}/{call}") for call in ("pause", "resume") * 2]
+            assert [answer.status_code for answer in answers] == [202] * 4, answers[-1].text
+            ending.result()
+            with contextlib.suppress(AssertionError):  # a paused sandbox takes no call
+                deleting.result()
 
 
 @pytest.mark.parametrize("after", [0.02, 0.2])

@@ -200,12 +200,13 @@ class SandboxSupervisor:
         self, state: str, do: Callable[[AsyncSandbox], None], undo: Callable[[AsyncSandbox], None]
     ) -> None:
         """Stop or continue every process inside; undone if the record cannot say so."""
-        for box in self.boxes:
+        boxes = [box for box in self.boxes if box.gate is not None]  # a session may be about to end
+        for box in boxes:
             do(box)
         try:
             self._write(state=state, changed_at=now())
         except OSError:
-            for box in self.boxes:
+            for box in boxes:
                 undo(box)
             raise
 
