@@ -27,6 +27,7 @@ from stockade.runs.decoder import Decoder
 from stockade.workspace.diff import diff, layer_walk, line_diff
 from stockade.workspace.merge import conflicts
 from support import bubblewraps
+from support.means import applies
 
 MIB = 1 << 20
 ALLOWED = 64 * MIB
@@ -134,6 +135,8 @@ def watched(tree: Path, *words: str, **clauses: Any) -> dict[str, Any]:
 def test_no_command_on_a_hostile_layer_takes_much_memory_or_time(
     workspace: Path, kind: str, count: int, disk: str
 ) -> None:
+    first = (kind, count) == ("links", MANY)
+    applies(first or os.geteuid() != 0, "the same code walks every layer: the ordinary user tries all kinds")
     assert NESTED * 255 * MANY > ALLOWED, "a path for each of them would be too much"
     # As many files as pages fit: more links than those need a larger disk, and have no more memory.
     # Without cgroups the layer is as hostile.

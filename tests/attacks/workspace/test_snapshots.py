@@ -14,6 +14,7 @@ import pytest
 import stockade
 from stockade import ConflictError, Policy, Sandbox, SetupError, StockadeError
 from stockade.linux import dirwalk
+from stockade.sandbox import freeze
 from stockade.workspace import tree_copy
 from support.means import applies, need_program
 from support.trees import PYTHON, changed
@@ -192,8 +193,9 @@ int main(void) { if (vfork() == 0) { sleep(60); _exit(0); } return 0; }
 
 
 def test_a_program_that_cannot_be_stopped_refuses_the_copy_and_nothing_else(
-    workspace: Path, tmp_path: Path
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(freeze, "ATTEMPTS", 3)  # all of them take six seconds, twice
     compiler = need_program("gcc")
     (tmp_path / "hold.c").write_text(VFORK)
     subprocess.run([compiler, "-o", workspace / "hold", tmp_path / "hold.c"], check=True)
