@@ -10,6 +10,7 @@ server.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import threading
@@ -46,15 +47,17 @@ def filtered(parts: list[bytes], allowed: Collection[str], sign: Sign) -> list[b
         start = parts.index(_DELIMITER)
         _, header_bytes, parent, metadata, content_bytes = parts[start + 1 : start + 6]
         header, content = json.loads(header_bytes), json.loads(content_bytes)
-    except (ValueError, RecursionError):
+        if not isinstance(header, dict) or not isinstance(content, dict):
+            return None
+        kind, id = header.get("msg_type"), header.get("msg_id")
+        if not isinstance(kind, str) or not isinstance(id, str):
+            return None
+        shown = _shown(kind, content, allowed)
+        if shown is None:
+            return None
+        signed = [json.dumps(header).encode(), parent, metadata, json.dumps(shown).encode()]
+    except (ValueError, RecursionError):  # content can be too deep to be written, though it could be read
         return None
-    kind = header.get("msg_type") if isinstance(header, dict) else None
-    if not isinstance(kind, str) or not isinstance(content, dict):
-        return None
-    shown = _shown(kind, content, allowed)
-    if shown is None:
-        return None
-    signed = [json.dumps(header).encode(), parent, metadata, json.dumps(shown).encode()]
     # What follows the content are buffers, which only widgets have.
     return [*parts[: start + 1], sign(signed), *signed]
 
@@ -160,4 +163,6 @@ class KernelRelay:
                 if self._allowed is not None and socket in self._kernel_side:
                     parts = filtered(parts or [], self._allowed, self._sign)
                 if parts:
-                    self._peers[socket].send_multipart(parts, zmq.NOBLOCK)
+                    # What has no receiver, or one that has stopped reading, is lost, as with a kernel's own.
+                    with contextlib.suppress(zmq.ZMQError):
+                        self._peers[socket].send_multipart(parts, zmq.NOBLOCK)

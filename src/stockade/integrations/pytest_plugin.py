@@ -238,9 +238,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     _refuse_inside()
     from stockade.functions.sandboxed_function import sandboxed
 
-    options = dict(marker.kwargs)
-    policy = options.pop("policy", None) or pyfuncitem.funcargs["stockade_policy"]
-    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    options, values = dict[str, Any](marker.kwargs), dict[str, Any](pyfuncitem.funcargs)
+    policy = options.pop("policy", None) or values["stockade_policy"]
+    arguments = {name: values[name] for name in pyfuncitem._fixtureinfo.argnames}
     call = sandboxed(
         policy,
         on_exit="discard",

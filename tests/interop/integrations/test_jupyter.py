@@ -240,6 +240,53 @@ def test_a_restarted_kernel_finds_the_files_of_the_one_before(kernel: Kernel, ju
     assert kernel.manager.is_alive()
 
 
+#: A kernel that sends what it likes instead of a protocol.
+HOSTILE = """
+import json, sys, time, zmq
+info = json.load(open(sys.argv[1]))
+context = zmq.Context()
+def bound(kind, name):
+    socket = context.socket(kind)
+    socket.bind(f"ipc://{info['ip']}-{info[name + '_port']}")
+    return socket
+shell, iopub = bound(zmq.ROUTER, "shell"), bound(zmq.XPUB, "iopub")
+for socket in (bound(zmq.ROUTER, "control"), bound(zmq.ROUTER, "stdin"), bound(zmq.REP, "hb")):
+    pass
+while True:
+    relay, *request = shell.recv_multipart()
+    for answer in ([], [b""], [b"", b""], [b"nobody", b"x"], [request[0]], [request[0], b"<IDS|MSG>"],
+                   [request[0], b"<IDS|MSG>", b"", b"{", b"{}", b"{}", b"{}"],
+                   [request[0], b"<IDS|MSG>", b"", b'{"msg_type": "stream"}', b"{}", b"{}", b"{}"],
+                   request[:1] + [b"x" * 10] * 999):
+        shell.send_multipart([relay, *answer])
+        iopub.send_multipart(answer or [b"x"])
+    header = json.dumps({"msg_id": str(time.time()), "msg_type": "is_complete_reply"}).encode()
+    shell.send_multipart(
+        [relay, request[0], b"<IDS|MSG>", b"forged", header, b"{}", b"{}", b'{"status": "complete"}'])
+"""
+
+
+def test_a_kernel_that_breaks_the_protocol_does_not_stop_the_relay(
+    jupyter_home: Path, kernel_with: Callable[[dict[str, Any]], str]
+) -> None:
+    name = kernel_with({})
+    place = jupyter_home / "share/jupyter/kernels" / name / "kernel.json"
+    spec = json.loads(place.read_text())
+    place.write_text(json.dumps(spec | {"argv": [sys.executable, "-c", HOSTILE, "{connection_file}"]}))
+    manager = KernelManager(kernel_name=name)
+    manager.start_kernel()
+    client = manager.client()
+    client.start_channels(stdin=False, hb=False)
+    try:
+        for _ in range(2):
+            asked = client.is_complete("1")
+            reply = client.get_shell_msg(timeout=60)
+            assert reply["content"] == {"status": "complete"} and asked
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
 def notebook(*cells: str) -> Any:
     made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     return nbformat.from_dict(made)

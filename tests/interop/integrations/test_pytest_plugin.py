@@ -180,6 +180,16 @@ def test_a_path_after_the_option_is_not_taken_for_a_policy(project: pytest.Pytes
     ran.stderr.fnmatch_lines(["*--stockade data: is not a policy file; write `pytest data --stockade`*"])
 
 
+def test_a_policy_that_cannot_be_kept_is_refused_before_a_worker_starts(
+    project: pytest.Pytester, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("nett = []\n")
+    ran = project.runpytest_inprocess(*PLUGINS, f"--stockade={policy}")
+    assert ran.ret == pytest.ExitCode.USAGE_ERROR
+    ran.stderr.fnmatch_lines(["*--stockade: no worker could start", "stockade: error:*nett*"])
+
+
 def test_the_fixture_is_an_open_sandbox_over_tmp_path(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

@@ -102,7 +102,7 @@ def test_what_one_reader_could_read_otherwise_is_written_anew() -> None:
     assert passed("display_data", twice) == {"data": {"text/plain": "1"}}
     parts = filtered(message("display_data", twice), PLAIN_TYPES, sign)
     assert parts is not None and b"html" not in parts[6]
-    header = b'{"msg_type": "comm_open", "msg_type": "stream"}'
+    header = b'{"msg_id": "1", "msg_type": "comm_open", "msg_type": "stream"}'
     parts = filtered(message("", {"text": "1"}, header=header), PLAIN_TYPES, sign)
     assert parts is not None and b"comm_open" not in parts[3]
 
@@ -119,14 +119,22 @@ def test_buffers_do_not_pass() -> None:
         [DELIMITER],
         [DELIMITER, b"", b"{}", b"{}", b"{}"],
         [DELIMITER, b"", b"[]", b"{}", b"{}", b"{}"],
-        [DELIMITER, b"", b'{"msg_type": ["stream"]}', b"{}", b"{}", b"{}"],
-        [DELIMITER, b"", b'{"msg_type": "stream"}', b"{}", b"{}", b"[]"],
-        [DELIMITER, b"", b'{"msg_type": "stream"}', b"{}", b"{}", b"\xff"],
-        [DELIMITER, b"", b'{"msg_type": "stream"}', b"{}", b"{}", b"[" * 100_000],
+        [DELIMITER, b"", b'{"msg_type": "stream"}', b"{}", b"{}", b"{}"],
+        [DELIMITER, b"", b'{"msg_id": "1", "msg_type": ["stream"]}', b"{}", b"{}", b"{}"],
+        [DELIMITER, b"", b'{"msg_id": "1", "msg_type": "stream"}', b"{}", b"{}", b"[]"],
+        [DELIMITER, b"", b'{"msg_id": "1", "msg_type": "stream"}', b"{}", b"{}", b"\xff"],
+        [DELIMITER, b"", b'{"msg_id": "1", "msg_type": "stream"}', b"{}", b"{}", b"[" * 100_000],
     ],
 )
 def test_a_malformed_message_does_not_pass(parts: list[bytes]) -> None:
     assert filtered(parts, PLAIN_TYPES, sign) is None
+
+
+@pytest.mark.parametrize("depth", [900, 960, 980, 985, 990, 995, 1000])
+def test_content_that_is_almost_too_deep_passes_or_does_not(depth: int) -> None:
+    deep = b'{"text": ' + b"[" * depth + b"]" * depth + b"}"
+    parts = filtered(message("stream", deep), PLAIN_TYPES, sign)
+    assert parts is None or content_of(parts)
 
 
 JSON = st.recursive(
