@@ -29,7 +29,7 @@ from pydantic_ai.workspaces import (
 from stockade.policy import values
 from stockade.policy.model import PolicyLike
 from stockade.result import Outcome
-from stockade.sandbox.held_sandbox import HeldFile, HeldRun, HeldSandbox, SandboxGoneError
+from stockade.sandbox.held_sandbox import HeldEntry, HeldRun, HeldSandbox, SandboxGoneError
 
 __all__ = ["StockadeWorkspace"]
 
@@ -198,7 +198,7 @@ def _result(done: HeldRun, limit: int) -> CommandResult:
     return CommandResult(exit_code=done.exit_code, stdout=stdout, stderr=stderr)
 
 
-def _entry(file: HeldFile) -> FileEntry:
+def _entry(file: HeldEntry) -> FileEntry:
     return FileEntry(name=posixpath.basename(file.path), path=file.path, is_dir=file.is_dir, size=file.size)
 
 

@@ -27,7 +27,7 @@ from stockade.sandbox.held_sandbox import (
     CallRefusal,
     EndCall,
     FileCall,
-    HeldFile,
+    HeldEntry,
     HeldReport,
     HeldRun,
     HoldRequest,
@@ -189,24 +189,24 @@ class CallDaemon:
                 return CallAnswer(files=[self._seen_in_listing(name) for name in names])
         return CallAnswer()
 
-    def _seen(self, path: str) -> HeldFile:
+    def _seen(self, path: str) -> HeldEntry:
         """Describe a file through links."""
         files = self._box._open_files()
         info = files.info(path)
         if info.kind != "link":
-            return HeldFile(path, info.kind == "directory", info.size if info.kind == "file" else None)
+            return HeldEntry(path, info.kind == "directory", info.size if info.kind == "file" else None)
         try:
             files.list(f"{path}/", limit=1)
-            return HeldFile(path, True, None)
+            return HeldEntry(path, True, None)
         except NotADirectoryError:
-            return HeldFile(path, False, None)
+            return HeldEntry(path, False, None)
 
-    def _seen_in_listing(self, path: str) -> HeldFile:
+    def _seen_in_listing(self, path: str) -> HeldEntry:
         """Describe a file of a listing; a link that leads nowhere is there, but no directory."""
         try:
             return self._seen(path)
         except OSError:
-            return HeldFile(path, False, None)
+            return HeldEntry(path, False, None)
 
 
 def _refusal(error: StockadeError) -> CallRefusal:

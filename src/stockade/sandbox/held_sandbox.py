@@ -102,7 +102,7 @@ class HeldRun(msgspec.Struct, frozen=True, kw_only=True):
     truncated: bool
 
 
-class HeldFile(msgspec.Struct, frozen=True):
+class HeldEntry(msgspec.Struct, frozen=True):
     """A file inside, as seen through links."""
 
     path: str
@@ -126,7 +126,7 @@ class CallAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     report: HeldReport | None = None
     run: HeldRun | None = None
     data: bytes | None = None
-    files: list[HeldFile] | None = None
+    files: list[HeldEntry] | None = None
 
 
 class HeldSandbox:
@@ -206,11 +206,11 @@ class HeldSandbox:
         """Replace the content of a file, with the directories above it."""
         await self._call(FileCall("write", path, data))
 
-    async def stat(self, path: str) -> HeldFile:
+    async def stat(self, path: str) -> HeldEntry:
         """Describe a file or directory; links are followed."""
         return ((await self._call(FileCall("stat", path))).files or [])[0]
 
-    async def list(self, path: str) -> list[HeldFile]:
+    async def list(self, path: str) -> list[HeldEntry]:
         """List a directory."""
         return (await self._call(FileCall("list", path))).files or []
 
