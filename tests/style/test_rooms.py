@@ -141,9 +141,12 @@ NOUNS = frozenset(
         "Finding",
         "Grade",
         "Keyring",
+        "Landing",
         "Listing",
+        "LoopWarning",
         "RequestScreen",
         "RunEnding",
+        "Spending",
         "Screening",
         "Setting",
     }
