@@ -202,3 +202,19 @@ def test_control_characters_of_an_agent_reach_no_listener(project: Path) -> None
     done = run_loop(project, r"printf '\033]0;title\007 \342\200\256x\n'; " + right("a"))
     assert all(event.text.isprintable() for event in done.all(events.AgentLine))
     assert "title" in done.all(events.AgentLine)[0].text
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "mkdir -p a/a; chmod 0 a/a",
+        "mkfifo tests/pipe; rm -r tests; mkfifo tests",
+    ],
+    ids=["unreadable", "pipes"],
+)
+def test_changes_that_no_commit_can_take_are_the_attempts_failure_and_not_the_loops(
+    project: Path, left: str
+) -> None:
+    done = run_loop(project, f"{right('a')}; ({left}); true", attempts=1)
+    assert done.end is not None and done.end.outcome in ("done", "held", "incomplete"), done.end
+    assert done.all(events.SandboxFailure) == [] and done.outcomes("a") in (["passed"], ["rejected"])

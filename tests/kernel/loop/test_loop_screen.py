@@ -157,6 +157,33 @@ def test_the_command_shows_a_loop_on_a_terminal_of_tmux(project: Path, tmp_path:
     assert "a=1" in (project / "values.sh").read_text()
 
 
+def test_an_agent_that_is_not_there_is_one_line_on_the_screen_and_an_error_of_the_command(
+    project: Path, tmp_path: Path
+) -> None:
+    need_program("tmux")
+    (tmp_path / "todo.md").write_text("- [ ] Set a\n")
+    words = [
+        STOCKADE,
+        "loop",
+        "--tui",
+        "--items",
+        str(tmp_path / "todo.md"),
+        "--verify",
+        VERIFY,
+        "--",
+        "no-such",
+    ]
+    terminal = Tmux(tmp_path / "tmux", f"{shlex.join(words)}; echo ended with $?; exec sleep 600", project)
+    try:
+        shown = terminal.until(lambda text: "there is no program no-such" in text)
+        assert "Set a" in shown and "Traceback" not in shown
+        terminal.press("q")
+        shown = terminal.until(lambda text: "ended with" in text)
+        assert "ended with 125" in shown and "stockade: error: there is no program no-such" in shown
+    finally:
+        terminal.close()
+
+
 def test_without_a_terminal_or_without_textual_the_command_says_what_to_do(project: Path) -> None:
     words = ["loop", "--tui", "--items", "x.md", "--verify", VERIFY, "--", "true"]
     (project / "x.md").write_text("- [ ] Set a\n")

@@ -19,8 +19,9 @@ from typing import BinaryIO
 import msgspec
 
 from stockade.errors import NotFoundError, StockadeError
+from stockade.linux import dirwalk
 from stockade.linux.plain_text import clean
-from stockade.loop.judge.files import SECTIONS, judge_matcher, restore_sections
+from stockade.loop.judge.files import LARGEST, SECTIONS, judge_matcher, restore_sections
 from stockade.loop.judge.judgement import VerifyRun
 from stockade.loop.reports import MOST_BYTES, Report, ReportError, read_report
 from stockade.loop.work.watch import watch
@@ -88,9 +89,14 @@ def fork_for_judge(
         raise
 
 
+def is_hosts_fault(error: Exception) -> bool:
+    """Whether an error about an attempt's changes is the host's: a full disk, too many open files."""
+    return getattr(error, "errno", 0) in HOSTS_FAULT
+
+
 def _blamed(error: Exception) -> Exception:
     """Return the error that says that an attempt failed; the host's own troubles stay what they are."""
-    if isinstance(error, JudgeFilesError) or getattr(error, "errno", 0) in HOSTS_FAULT:
+    if isinstance(error, JudgeFilesError) or is_hosts_fault(error):
         return error
     return JudgeFilesError(f"the judge's files cannot be restored in this attempt: {error}")
 
@@ -102,7 +108,7 @@ def _restore_all_sections(fork: Workspace, matches: Callable[[str], bool]) -> se
     with fork.files as files:
         for change in changed:
             path = f"{fork.path}/{change.path}"
-            base = None if change.kind == "added" else _read_base(path)
+            base = None if change.kind == "added" else _read_base(fork.path, change.path)
             try:
                 made = None
                 if change.kind != "deleted":
@@ -120,12 +126,19 @@ def _restore_all_sections(fork: Workspace, matches: Callable[[str], bool]) -> se
     return restored
 
 
-def _read_base(path: str) -> bytes | None:
-    """Return the base's version; None if it is no plain file."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            return file.read(MOST_BYTES)
+def _read_base(tree: str, path: str) -> bytes | None:
+    """Return the base's version, through no link; None if it is no plain file."""
+    parent, name = dirwalk.split(path)
+    root = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with (
+            contextlib.suppress(OSError),
+            dirwalk.listed(root, parent) as directory,
+            dirwalk.content(directory, name) as file,
+        ):
+            return os.read(file, LARGEST + 1)
+    finally:
+        os.close(root)
     return None
 
 

@@ -92,6 +92,8 @@ class LoopApp(App[None]):
         self._thread: threading.Thread | None = None
         #: What ended the loop's thread, until the screen has told the user.
         self._errors: list[BaseException] = []
+        #: What ended the loop the last time, if it was not its own end.
+        self.error: BaseException | None = None
         self._was_running = False
         self._chosen = ""
         #: The attempt that the user has chosen; 0 for the latest.
@@ -143,6 +145,7 @@ class LoopApp(App[None]):
         if self.running:
             return
         self.board.begin()
+        self.error = None
         self._thread = threading.Thread(target=self._run_loop, name="loop", daemon=True)
         self._thread.start()
 
@@ -184,6 +187,7 @@ class LoopApp(App[None]):
 
     def _tell_error(self, error: BaseException) -> None:
         """Show an error as one line; its details go to the loop's log, once."""
+        self.error = error
         try:
             log = self.loop.store.log_error("".join(traceback.format_exception(error)))
         except (OSError, StockadeError):

@@ -14,7 +14,7 @@ from stockade.loop import events
 from stockade.loop.events import AttemptOutcome, Spending
 from stockade.loop.judge.files import withheld_paths
 from stockade.loop.judge.judgement import JudgeBaseline, JudgedRun, Judgement, judge_run
-from stockade.loop.judge.verify import JudgeFilesError, fork_for_judge, run_verify
+from stockade.loop.judge.verify import JudgeFilesError, fork_for_judge, is_hosts_fault, run_verify
 from stockade.loop.record import UNCOUNTED, AttemptRecord, ItemRecord, file_name
 from stockade.loop.work import landing
 from stockade.loop.work.agent_run import AgentRun, AttemptListener, run_agent
@@ -131,23 +131,36 @@ class AttemptWork:
         return "surpassed", "another attempt passed first"
 
     def _conclude(self, ran: AgentRun, before: JudgeBaseline) -> RateLimitHit | None:
-        workspace = landing.open_workspace(self._attempt.workspace) if self._attempt.workspace else None
         if ran.stopped is not None:
             self.finish(ran.stopped, ran.reason)
         elif ran.rate_limit is not None and ran.exit_code != 0:
             reason = f"the model's server answered {ran.rate_limit.status}"
             self.finish("rate-limited", reason)
             return RateLimitHit(self._number, ran.rate_limit.seconds or 0.0, reason)
-        elif workspace is None or not _has_effect(workspace):
-            if ran.exit_code == 0:
+        else:
+            try:
+                workspace = self._changed_workspace()
+            except (StockadeError, OSError) as error:
+                if is_hosts_fault(error):
+                    raise
+                self.finish("rejected", f"its changes cannot be read: {clean_line(str(error))}")
+                return None
+            if workspace is not None:
+                self._core.set_phase(self._item, "judging")
+                self._finish_judged(self.judge(workspace, before), workspace)
+            elif ran.exit_code == 0:
                 self.finish("no-change", "the agent changed nothing")
             else:
                 self.finish("crashed", f"the agent changed nothing and failed: {ran.reason or ran.ended}")
-        else:
-            self._attempt.diff = landing.diff_stat(workspace)
-            self._core.set_phase(self._item, "judging")
-            self._finish_judged(self.judge(workspace, before), workspace)
         return None
+
+    def _changed_workspace(self) -> Workspace | None:
+        """Return the workspace with the agent's changes and record their size; None if there are none."""
+        workspace = landing.open_workspace(self._attempt.workspace) if self._attempt.workspace else None
+        if workspace is None or not _has_effect(workspace):
+            return None
+        self._attempt.diff = landing.diff_stat(workspace)
+        return workspace
 
     def _finish_judged(self, judged: JudgedRun | None, workspace: Workspace) -> None:
         if judged is None:

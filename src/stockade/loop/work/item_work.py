@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 
-from stockade.errors import ConflictError
+from stockade.errors import ConflictError, SetupError
 from stockade.linux.plain_text import clean_line
 from stockade.loop import events
-from stockade.loop.events import HeldFile
+from stockade.loop.events import AttemptOutcome, HeldFile
 from stockade.loop.judge.judgement import make_baseline
+from stockade.loop.judge.verify import is_hosts_fault
 from stockade.loop.record import UNCOUNTED, AttemptRecord, ItemRecord, LoopError, file_name
 from stockade.loop.work import landing
 from stockade.loop.work.attempt import AttemptWork, RateLimitHit
@@ -180,6 +181,14 @@ class ItemWork:
             except ConflictError as error:
                 self._conflict(attempt, error)
                 return self._leave()
+            except SetupError as error:
+                # The attempt has made something that cannot be committed, such as very deep directories.
+                if is_hosts_fault(error):
+                    raise
+                self._give_up(
+                    attempt, "rejected", f"its changes cannot be committed: {clean_line(str(error))}"
+                )
+                return self._leave()
             self._record_landing(attempt, done)
         self._finish_landing(attempt)
         return True
@@ -205,11 +214,8 @@ class ItemWork:
         if judged is None:
             return False
         if not judged.judgement.passed:
-            with core.changed:
-                item.chosen = 0
-                core.set_phase(item, "running")
             reason = f"together with what has landed meanwhile: {judged.judgement.reason}"
-            work.finish("rejected", reason, "" if judged.run is None else judged.run.output)
+            self._give_up(attempt, "rejected", reason, "" if judged.run is None else judged.run.output)
             return False
         with core.changed:
             attempt.landed = core.record.landed
@@ -217,14 +223,21 @@ class ItemWork:
         return True
 
     def _conflict(self, attempt: AttemptRecord, error: ConflictError) -> None:
-        core, item = self._core, self._item
+        core = self._core
         paths = tuple(clean_line(path) for path in error.paths)
         core.tell(events.LandingConflict, item=self._id, attempt=attempt.number, paths=paths)
+        reason = f"the project changed in the same places: {', '.join(paths[:5])}"
+        self._give_up(attempt, "conflict", reason, clean_line(str(error))[:4000])
+
+    def _give_up(
+        self, attempt: AttemptRecord, outcome: AttemptOutcome, reason: str, feedback: str = ""
+    ) -> None:
+        """Record that a chosen attempt does not land; the item needs another one."""
+        core, item = self._core, self._item
         with core.changed:
             item.chosen, item.committing, item.paths = 0, False, ()
             core.set_phase(item, "running")
-        reason = f"the project changed in the same places: {', '.join(paths[:5])}"
-        AttemptWork(core, item, attempt).finish("conflict", reason, clean_line(str(error))[:4000])
+        AttemptWork(core, item, attempt).finish(outcome, reason, feedback)
 
     def _record_landing(self, attempt: AttemptRecord, done: landing.LandedChanges) -> None:
         core, item = self._core, self._item
