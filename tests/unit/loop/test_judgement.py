@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from stockade.loop.judge.judgement import JudgeBaseline, VerifyRun, judge_run, make_baseline
-from stockade.loop.reports import Outcome, Report
+from stockade.loop.reports import Report, TestOutcome
 
 BEFORE = JudgeBaseline(
     command="x", exit_code=1, reported=True, passed=frozenset({"a", "b"}), failed=frozenset({"old"})
 )
 
 
-def run(code: int, tests: dict[str, Outcome] | None = None, **more: Any) -> VerifyRun:
+def run(code: int, tests: dict[str, TestOutcome] | None = None, **more: Any) -> VerifyRun:
     return VerifyRun(exit_code=code, report=None if tests is None else Report(tests), **more)
 
 
@@ -38,7 +38,7 @@ def run(code: int, tests: dict[str, Outcome] | None = None, **more: Any) -> Veri
     ],
 )
 def test_success_needs_every_test_that_passed_and_no_new_failure(
-    code: int, tests: dict[str, Outcome] | None, passed: bool, words: str
+    code: int, tests: dict[str, TestOutcome] | None, passed: bool, words: str
 ) -> None:
     found = judge_run(run(code, tests), BEFORE)
     assert found.passed is passed and words in found.reason
