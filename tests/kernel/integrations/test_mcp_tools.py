@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from mcp import Client
 
 from stockade import Policy
 from stockade.integrations.mcp.workbench import Workbench
@@ -129,19 +130,23 @@ async def test_policy_shows_what_applies(tree: Path) -> None:
         assert 'net = ["api.example.com:443"]' in found and str(tree) in found and "# network.rules" in found
 
 
-async def test_a_cancelled_call_ends_its_command_and_nothing_else(tree: Path) -> None:
-    async with connected(workbench(tree)) as client:
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_cancelled_call_ends_its_command_and_nothing_else(mode: str, tree: Path) -> None:
+    async with connected(workbench(tree), mode=mode) as client:
         await text(client, "shell", code="kept=yes")
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await client.call_tool(
-                    "run", {"argv": ["sh", "-c", "trap 'echo ended > ended; exit' TERM; sleep 77 & wait"]}
-                )
-        found = ""
-        async with asyncio.timeout(30):
-            while "ended" not in found:
-                found = await text(client, "list")
+        code = "trap 'touch ended; exit' TERM; touch began; sleep 77 & wait"
+        call = asyncio.create_task(client.call_tool("run", {"argv": ["sh", "-c", code]}))
+        await _until_listed(client, "began")
+        call.cancel()
+        await _until_listed(client, "ended")
         assert "stdout:\nyes\n" in await text(client, "shell", code="echo $kept; pgrep -f 'sleep 77'")
+
+
+async def _until_listed(client: Client, name: str) -> None:
+    """Wait until a file exists inside."""
+    async with asyncio.timeout(60):
+        while name not in await text(client, "list"):
+            await asyncio.sleep(0.05)
 
 
 async def test_an_idle_sandbox_is_closed_and_opened_again_over_its_changes(tree: Path) -> None:
