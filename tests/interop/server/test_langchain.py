@@ -22,10 +22,7 @@ class TestLangChain(SandboxIntegrationTests):
             "host",
             connection_config=connection,
             extensions={"stockade.line-endings": "cut"},
-            env={"PATH": "/root/bin:/usr/local/bin:/usr/bin:/bin"},
         )
-        # The suite says `python`, which Debian does not have.
-        box.commands.run("mkdir /root/bin; ln -s $(command -v python3) /root/bin/python")
         yield OpenSandboxBackend(sandbox=box, timeout=60)
         box.destroy()
 
