@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -123,23 +123,20 @@ def test_an_idempotency_key_survives_the_server(server: ServerUnderTest) -> None
 
 def test_a_create_that_is_slower_than_the_servers_restart_is_found(server: ServerUnderTest) -> None:
     headers, body = {"Idempotency-Key": "slow"}, {"image": {"uri": "host"}, "timeout": 60}
-    everything = {KEY_HEADER: server.key, **headers}
 
-    def create() -> None:
-        with contextlib.suppress(httpx.HTTPError):  # the server dies meanwhile
-            httpx.post(f"{server.url}/v1/sandboxes", json=body, headers=everything, timeout=20)
+    def create() -> httpx.Response:
+        return httpx.post(
+            f"{server.url}/v1/sandboxes", json=body, headers={KEY_HEADER: server.key, **headers}, timeout=60
+        )
 
-    before = set((server.home / "sandboxes").iterdir())
-    asking = threading.Thread(target=create)
-    asking.start()
-    made, supervisor = _stop_new_supervisor(server.home / "sandboxes", before)
-    try:
-        server.stop(signal.SIGKILL)
-        asking.join()
-        assert not (made / "record.json").exists(), "the supervisor was stopped too late"
-        server.start()
-    finally:
-        os.kill(supervisor, signal.SIGCONT)
+    with ThreadPoolExecutor(1) as pool:
+        made, supervisor, asked = _half_made(server, lambda: pool.submit(create))
+        try:
+            server.stop(signal.SIGKILL)
+            assert isinstance(asked.exception(), httpx.HTTPError)
+            server.start()
+        finally:
+            os.kill(supervisor, signal.SIGCONT)
     again = server.http.post("/v1/sandboxes", json=body, headers=headers).json()
     assert again["id"] == made.name
     assert server.http.delete(f"/v1/sandboxes/{made.name}").status_code == 204
@@ -147,17 +144,31 @@ def test_a_create_that_is_slower_than_the_servers_restart_is_found(server: Serve
 
 
 def test_a_supervisor_that_dies_while_it_opens_its_sandbox_leaves_nothing(server: ServerUnderTest) -> None:
-    before = set((server.home / "sandboxes").iterdir())
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(server.create)
-        made, supervisor = _stop_new_supervisor(server.home / "sandboxes", before)
+        made, supervisor, asked = _half_made(server, lambda: pool.submit(server.create))
         os.kill(supervisor, signal.SIGKILL)
         assert asked.result().status_code == 500
     wait_until(lambda: not made.exists())
 
 
+def _half_made(
+    server: ServerUnderTest, ask: Callable[[], Future[httpx.Response]]
+) -> tuple[Path, int, Future[httpx.Response]]:
+    """Ask for a sandbox, and stop its supervisor before that has written a record; return it stopped."""
+    root = server.home / "sandboxes"
+    for _ in range(50):
+        before = set(root.iterdir())
+        asked = ask()
+        made, supervisor = _stop_new_supervisor(root, before)
+        if not (made / "record.json").exists():
+            return made, supervisor, asked
+        os.kill(supervisor, signal.SIGCONT)  # it was quicker: the next one
+        assert server.http.delete(f"/v1/sandboxes/{asked.result().json()['id']}").status_code == 204
+    raise AssertionError("every supervisor was quicker than this test")
+
+
 def _stop_new_supervisor(root: Path, before: set[Path]) -> tuple[Path, int]:
-    """Stop the supervisor that makes a new directory as soon as it holds the lock."""
+    """Stop the supervisor that makes a new directory, soon after it holds the lock."""
     end = time.monotonic() + 20
     while time.monotonic() < end:
         for path in set(root.iterdir()) - before:
@@ -166,8 +177,10 @@ def _stop_new_supervisor(root: Path, before: set[Path]) -> tuple[Path, int]:
                 for line in Path("/proc/locks").read_text().splitlines():
                     fields = line.split()
                     if fields[5].rpartition(":")[2] == str(inode):
-                        os.kill(int(fields[4]), signal.SIGSTOP)
-                        return path, int(fields[4])
+                        pid = int(fields[4])
+                        os.kill(pid, signal.SIGSTOP)
+                        wait_until(lambda: " T " in Path(f"/proc/{pid}/stat").read_text())  # noqa: B023
+                        return path, pid
     raise AssertionError("no supervisor began")
 
 
