@@ -83,13 +83,18 @@ async def test_files_that_were_not_read_to_the_end_or_changed_since_are_not_comm
     assert not (project / "pyvenv.cfg").exists()
 
 
-async def test_kill_ends_the_whole_tree_of_an_attempt_and_go_starts_anew(project: Path) -> None:
-    agent = f"echo working; [ -e {project}/now ] || {{ sleep 4321 & sleep 4321; }}; {right('a')}"
+async def test_changes_can_be_read_while_an_attempt_runs_and_kill_ends_its_whole_tree(
+    project: Path,
+) -> None:
+    work = f"[ -e {project}/now ] || {{ sleep 4321 & sleep 4321; }}; {right('a')}"
+    agent = f"echo draft > notes.txt; echo working; {work}"
     loop = make_loop(project, agent).loop
     app = LoopApp(loop)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await until(pilot, app, lambda: "working" in screen_text(app))
-        await pilot.press("k")
+        await pilot.press("d")
+        await until(pilot, app, lambda: "+draft" in screen_text(app))
+        await pilot.press("escape", "k")
         await until(pilot, app, lambda: not app.running and "paused" in screen_text(app))
         assert "a=0" in (project / "values.sh").read_text()
         assert subprocess.run(["pgrep", "-f", "sleep 4321"], capture_output=True, check=False).stdout == b""
@@ -150,6 +155,33 @@ def test_the_command_shows_a_loop_on_a_terminal_of_tmux(project: Path, tmp_path:
     finally:
         terminal.close()
     assert "a=1" in (project / "values.sh").read_text()
+
+
+def test_an_agent_that_is_not_there_is_one_line_on_the_screen_and_an_error_of_the_command(
+    project: Path, tmp_path: Path
+) -> None:
+    need_program("tmux")
+    (tmp_path / "todo.md").write_text("- [ ] Set a\n")
+    words = [
+        STOCKADE,
+        "loop",
+        "--tui",
+        "--items",
+        str(tmp_path / "todo.md"),
+        "--verify",
+        VERIFY,
+        "--",
+        "no-such",
+    ]
+    terminal = Tmux(tmp_path / "tmux", f"{shlex.join(words)}; echo ended with $?; exec sleep 600", project)
+    try:
+        shown = terminal.until(lambda text: "there is no program no-such" in text)
+        assert "Set a" in shown and "Traceback" not in shown
+        terminal.press("q")
+        shown = terminal.until(lambda text: "ended with" in text)
+        assert "ended with 125" in shown and "stockade: error: there is no program no-such" in shown
+    finally:
+        terminal.close()
 
 
 def test_without_a_terminal_or_without_textual_the_command_says_what_to_do(project: Path) -> None:

@@ -47,7 +47,7 @@ class Table:
         while not true():
             assert self.app._exception is None, self.app._exception
             assert time.monotonic() < end, f"{why} is not on the screen:\n{screen_text(self.app)}"
-            await self.pilot.pause(0.02)
+            await self.pilot.pause(0.05)
         return screen_text(self.app)
 
     async def press(self, *keys: str) -> None:

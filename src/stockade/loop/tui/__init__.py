@@ -13,7 +13,7 @@ agent or by what it ran: text is cleaned, and none of it is markup.
 
 from __future__ import annotations
 
-from stockade.errors import UnsupportedError
+from stockade.errors import StockadeError, UnsupportedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +25,10 @@ LAST_WAIT = 15.0
 
 
 def run_tui(loop: LoopControl) -> LoopEnd | None:
-    """Run a loop and show it until the user leaves; return how it ended, None if nobody knows."""
+    """Run a loop and show it until the user leaves; return how it ended, None if it was left before.
+
+    Raises what the loop refused to start for, once the screen is gone.
+    """
     try:
         from stockade.loop.tui.app import LoopApp
     except ModuleNotFoundError as error:
@@ -38,4 +41,6 @@ def run_tui(loop: LoopControl) -> LoopEnd | None:
     app = LoopApp(loop)
     app.run()
     app.end_loop(LAST_WAIT)
+    if isinstance(app.error, StockadeError):
+        raise app.error
     return app.board.end

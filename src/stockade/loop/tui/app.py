@@ -92,6 +92,9 @@ class LoopApp(App[None]):
         self._thread: threading.Thread | None = None
         #: What ended the loop's thread, until the screen has told the user.
         self._errors: list[BaseException] = []
+        #: What ended the loop the last time, if it was not its own end.
+        self.error: BaseException | None = None
+        self._was_running = False
         self._chosen = ""
         #: The attempt that the user has chosen; 0 for the latest.
         self._number = 0
@@ -142,6 +145,7 @@ class LoopApp(App[None]):
         if self.running:
             return
         self.board.begin()
+        self.error = None
         self._thread = threading.Thread(target=self._run_loop, name="loop", daemon=True)
         self._thread.start()
 
@@ -170,16 +174,20 @@ class LoopApp(App[None]):
             self.board.apply(event)
         while self._errors:
             self._tell_error(self._errors.pop())
+        news = bool(taken or self.board.messages) or self.running is not self._was_running
         for words, severity in self.board.messages:
             self._tell(words, severity)
         self.board.messages.clear()
-        self._refresh_all()
+        if news:
+            self._was_running = self.running
+            self._refresh_all()
 
     def _tell(self, words: str, severity: Any = "information") -> None:
         self.notify(words, severity=severity, markup=False, timeout=10)
 
     def _tell_error(self, error: BaseException) -> None:
         """Show an error as one line; its details go to the loop's log, once."""
+        self.error = error
         try:
             log = self.loop.store.log_error("".join(traceback.format_exception(error)))
         except (OSError, StockadeError):
@@ -325,8 +333,9 @@ class LoopApp(App[None]):
     def action_diff(self) -> None:
         """Open the changes of the attempt."""
         item, attempt = self._item(), self._attempt()
-        workspace = (attempt.workspace if attempt else "") or (item.workspace if item else "")
-        self._open_changes(item, workspace, commit=False)
+        known = self.loop.record.find(item.id).attempts if item else []
+        now = [one.workspace for one in known if attempt is not None and one.number == attempt.number]
+        self._open_changes(item, now[0] if now else item.workspace if item else "", commit=False)
 
     def action_commit(self) -> None:
         """Show the files that were held back, and commit them if the user has read them and says so."""

@@ -36,7 +36,7 @@ class AttemptView:
 
     def __init__(self, number: int, of: int = 0) -> None:
         self.number, self.of = number, of
-        self.outcome, self.reason, self.workspace = "", "", ""
+        self.outcome, self.reason = "", ""
         self.used, self.diff = Spending(), DiffStat()
         self.output, self.judge, self.decisions = Tail(), Tail(), Tail(MOST_DECISIONS)
 
@@ -181,6 +181,5 @@ class Board:
                 attempt = self._attempt(event.item, event.attempt)
                 attempt.outcome, attempt.reason = event.outcome, clean_line(event.reason)
                 attempt.used, attempt.diff = event.spending, event.diff
-                attempt.workspace = event.workspace
             case events.LandingConflict():
                 self.say(f"{event.item}: the project changed in {', '.join(event.paths[:3])}", "warning")
