@@ -48,7 +48,9 @@ def started(*argv: str) -> list[str]:
         (["gemini"], "gemini-cli", "stdin", "gemini --yolo --output-format stream-json"),
         (
             ["aider", "--model", "sonnet"], "aider", "file",
-            "aider --yes-always --message-file /tmp/stockade-prompt.md --no-pretty --model sonnet",
+            "aider --yes-always --message-file /tmp/stockade-prompt.md --no-pretty --no-auto-commits "
+            "--no-gitignore --chat-history-file /tmp/aider--chat-history --input-history-file "
+            "/tmp/aider--input-history --model sonnet",
         ),
         (["./agent.sh"], "command", "stdin", "./agent.sh"),
         (["./agent.sh", "--in={prompt_file}"], "command", "file", "./agent.sh --in=/tmp/stockade-prompt.md"),

@@ -23,7 +23,7 @@ def read(program: str, *data: bytes) -> tuple[AgentStream, list[tuple[str, str]]
 
 
 def replay(name: str) -> tuple[AgentStream, list[tuple[str, str]]]:
-    data = (RECORDED / f"{name}.jsonl").read_bytes()
+    data = next(RECORDED.glob(f"{name}.*")).read_bytes()
     whole = read(name.partition("-")[0], data)
     byte_by_byte = read(name.partition("-")[0], *(data[at : at + 1] for at in range(len(data))))
     assert whole[1] == byte_by_byte[1], "where the stream is cut makes no difference"
@@ -59,6 +59,9 @@ def test_gemini_cli_says_what_it_does() -> None:
 
 
 def test_aider_says_its_cost_in_its_text() -> None:
+    reader, events = replay("aider-ok")
+    assert (reader.cost_usd, reader.input_tokens, reader.output_tokens) == (0.0075, 2500, 3)
+    assert ("text", "All done.") in events and reader.rate_limited is None
     reader, _ = read(
         "aider",
         b"Tokens: 4.2k sent, 1.1k cache hit, 120 received. Cost: $0.01 message, $0.01 session.\n"
@@ -74,6 +77,7 @@ def test_aider_says_its_cost_in_its_text() -> None:
         ("claude-429", RateLimit(429, 7.0)),
         ("claude-529", RateLimit(529, 7.0)),
         ("codex-429", RateLimit(429)),
+        ("aider-429", RateLimit(429)),
     ],
 )
 def test_a_rate_limit_is_seen_in_the_agents_own_events(name: str, limit: RateLimit) -> None:
@@ -155,5 +159,5 @@ def test_output_that_the_user_wants_as_text_is_text() -> None:
 
 def test_recordings_are_there() -> None:
     assert {path.stem for path in Path(RECORDED).iterdir()} == {
-        "claude-ok", "claude-429", "claude-529", "codex-ok", "codex-429", "gemini-ok"
+        "aider-ok", "aider-429", "claude-ok", "claude-429", "claude-529", "codex-ok", "codex-429", "gemini-ok"
     }  # fmt: skip

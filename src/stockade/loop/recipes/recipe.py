@@ -213,8 +213,13 @@ def _aider(words: list[str], prompt: Prompt) -> list[str]:
     added = ["--yes-always"] if _absent(words, "--yes-always", "--yes") else []
     if _absent(words, "--message", "--msg", "-m", "--message-file", "-f"):
         added += ["--message-file", PROMPT_FILE]
-    if _absent(words, "--no-pretty", "--pretty"):
-        added.append("--no-pretty")
+    # What it would leave in the project is no work: the loop lands the changes, and commits them if asked to.
+    for switch in ("pretty", "auto-commits", "gitignore"):
+        if _absent(words, f"--no-{switch}", f"--{switch}"):
+            added.append(f"--no-{switch}")
+    for history in ("--chat-history-file", "--input-history-file"):
+        if _absent(words, history):
+            added += [history, f"/tmp/aider{history.removesuffix('-file')}"]
     return [words[0], *added, *words[1:]]
 
 

@@ -25,7 +25,7 @@ from stockade.sandbox.workspace import Workspace
 #: How often a budget is reported, in seconds.
 REPORT_EVERY = 2.0
 #: Caches that tools write by themselves: an attempt that changed only these has changed nothing.
-CACHES = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"})
+CACHES = frozenset({"__pycache__", ".aider.tags.cache.v4", ".pytest_cache", ".mypy_cache", ".ruff_cache"})
 
 
 class RateLimitHit(msgspec.Struct, frozen=True):
