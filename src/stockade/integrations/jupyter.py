@@ -189,7 +189,8 @@ class StockadeProvisioner(KernelProvisionerBase):
         """Log what the kernel prints outside of cells; it chooses the bytes, so they are escaped."""
         with contextlib.suppress(OSError, ValueError):  # the process was closed
             while line := stream.readline(_LONGEST_LINE):
-                self.log.info("kernel %s: %s", self.kernel_id, ascii(line.decode("utf-8", "replace"))[1:-1])
+                text = line.decode("utf-8", "replace").rstrip()
+                self.log.info("kernel %s: %s", self.kernel_id, ascii(text)[1:-1])
 
     async def cleanup(self, restart: bool = False) -> None:
         """Close the relay; without `restart` also end the sandbox, and say where its changes are."""
