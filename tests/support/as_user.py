@@ -144,7 +144,7 @@ def _link_packages(source: Path, target: Path) -> bool:
         shutil.rmtree(own) if own.is_dir() else own.unlink()
     for script in (source / "bin").iterdir():
         copy = target / "bin" / script.name
-        if script.is_symlink() or copy.exists() or script.name == "stockade":
+        if not script.is_file() or script.is_symlink() or copy.exists() or script.name == "stockade":
             continue
         text = script.read_bytes()
         # A script's first line names its interpreter.

@@ -152,7 +152,7 @@ def test_without_a_compiler_the_build_stops_with_one_sentence(
 def test_a_compiler_without_headers_is_told_from_one_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CC", "gcc -nostdinc")
+    monkeypatch.setenv("CC", f"gcc -nostdinc -isystem {tmp_path}")
     with pytest.raises(gate_build.BuildError, match=r"header \S+\.h is missing: `apt install libc6-dev`"):
         gate_build.library(tmp_path / "library.so")
 
