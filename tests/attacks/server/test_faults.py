@@ -69,7 +69,7 @@ def test_a_session_that_is_deleted_during_a_reset_leaves_nothing(server: ServerU
 
 def test_a_sandbox_is_paused_and_resumed_while_sessions_end(server: ServerUnderTest) -> None:
     with server.sandbox() as box, ThreadPoolExecutor(2) as pool:
-        for _ in range(12):
+        for _ in range(8):
             session = _session(box)
             ending = pool.submit(session.http.post, f"{session.path}/reset")
             deleting = pool.submit(_session(box).delete)
@@ -80,18 +80,17 @@ def test_a_sandbox_is_paused_and_resumed_while_sessions_end(server: ServerUnderT
                 deleting.result()
 
 
-@pytest.mark.parametrize("after", [0.02, 0.2])
 def test_a_session_that_is_deleted_during_a_commit_is_committed_whole_or_not_at_all(
-    server: ServerUnderTest, after: float
+    server: ServerUnderTest,
 ) -> None:
     with server.sandbox() as box, ThreadPoolExecutor(1) as pool:
         session = _session(box)
-        session.text("for n in $(seq 1000); do echo > $n; done")
+        session.text("for n in $(seq 300); do echo > $n; done")
         commit = pool.submit(session.commit)
-        time.sleep(after)
+        time.sleep(0.05)
         session.delete()
         status, (count,) = commit.result().status_code, command(box.execd, "ls /workspace | wc -l").texts()
-        assert (status, count.strip()) in ((200, "1000"), (404, "0"), (409, "0"))
+        assert (status, count.strip()) in ((200, "300"), (404, "0"), (409, "0"))
 
 
 def test_what_a_dead_supervisor_left_can_be_deleted_by_several_at_once(server: ServerUnderTest) -> None:
