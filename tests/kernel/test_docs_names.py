@@ -44,7 +44,8 @@ EXAMPLES = frozenset(
 _FENCE = re.compile(r"^```(?!text).*?^```$", re.MULTILINE | re.DOTALL)
 _FROM_THE_TOP = re.compile(r"(?<![\w./~*-])(?:src|tests|scripts|docs|\.ci)/[\w./*-]*\w")
 _IN_A_ROOM = re.compile(rf"(?<![\w./~*-])(?:{'|'.join(ROOMS)})/[\w./*-]*\.(?:py|c|h)\b")
-_DOTTED = re.compile(r"\bstockade(?:\.\w+)+")
+#: A name with a dash in it is none of Python's: such as a key of the server's extensions.
+_DOTTED = re.compile(r"\bstockade(?:\.\w+)+\b(?!-)")
 _IN_CODE = re.compile(r"`([^`\n]+)`")
 
 
