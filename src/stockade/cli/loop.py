@@ -204,7 +204,7 @@ def _policy(args: argparse.Namespace, caller: Caller) -> tuple[Any, str]:
         caller.cwd, caller.environ, caller.home, flags={}, file=args.policy, workspace=caller.cwd
     )
     rule = found.policy.workspace
-    project = os.path.realpath(caller.cwd if rule is None else rule.path)
+    project = os.path.realpath(caller.cwd if rule is None else rule.path.replace("$$", "$"))
     if reason := unfit(project, caller, state.state_dir(caller.environ, caller.home)):
         raise PolicyError(f"a loop cannot work here: {reason}", hint="go to the directory of a project")
     return found.policy, project
@@ -285,7 +285,9 @@ def _signals(loop: Loop, *, quiet: bool) -> Iterator[None]:
             loop.request_kill()
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, interrupted) for number in numbers}
+    # A signal that is ignored stays ignored: nohup wants the loop to survive its terminal.
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupted) for number in heeded}
     try:
         yield
     finally:

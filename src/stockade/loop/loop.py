@@ -31,6 +31,7 @@ from stockade.loop.work import landing
 from stockade.loop.work.core import TICK, Listener, LoopCore, StopLoopError, excess
 from stockade.loop.work.item_work import ItemWork, commit_to_git
 from stockade.policy.model import Policy
+from stockade.policy.values import literal
 
 #: The exit codes of `stockade loop`.
 EXIT_CODES: dict[LoopOutcome, int] = {
@@ -60,7 +61,9 @@ def check_policy(policy: Policy, project: str) -> Policy:
                 f"write = {path!r}: lies in the project or contains it, so a failed attempt could change it",
                 hint="remove it from the policy: what a passed attempt has changed lands anyway",
             )
-    return Policy(**{**policy.table(full=True), "workspace": {"path": project, "mode": "overlay"}})
+    durable = rule is not None and rule.durable
+    workspace = {"path": literal(project), "mode": "overlay", "durable": durable}
+    return Policy(**{**policy.table(full=True), "workspace": workspace})
 
 
 def check_request(settings: LoopSettings, items: Sequence[WorkItem], project: str) -> None:

@@ -13,7 +13,7 @@ from stockade.linux.plain_text import clean_line
 from stockade.loop.events import DiffStat, HeldFile
 from stockade.loop.record import LoopError
 from stockade.policy.model import PROTECT, Policy
-from stockade.policy.values import quote_protected
+from stockade.policy.values import literal, quote_protected
 from stockade.sandbox.sandbox import run
 from stockade.sandbox.workspace import Workspace
 from stockade.workspace.holdback.holdback import covers
@@ -88,7 +88,7 @@ def git_commit(project: str, paths: Sequence[str], message: str, mark: str) -> s
     Files that git ignores are left out; "" is returned if nothing is left to commit.
     """
     policy = Policy(
-        workspace={"path": project, "mode": "rw"},
+        workspace={"path": literal(project), "mode": "rw"},
         protect=[name for name in PROTECT if os.path.lexists(f"{project}/{name}")],
         unprotect=[".git"],
     )
