@@ -27,7 +27,7 @@ PAGES = [
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page not in DECISIONS),
 ]
 #: Blocks that nobody can run here. A new one is written down on purpose, with its reason beside it.
-NOT_RUN = 8
+NOT_RUN = 17
 #: How many lines a page may have.
 LONGEST = 300
 
