@@ -218,3 +218,12 @@ def test_changes_that_no_commit_can_take_are_the_attempts_failure_and_not_the_lo
     done = run_loop(project, f"{right('a')}; ({left}); true", attempts=1)
     assert done.end is not None and done.end.outcome in ("done", "held", "incomplete"), done.end
     assert done.all(events.SandboxFailure) == [] and done.outcomes("a") in (["passed"], ["rejected"])
+
+
+@pytest.mark.parametrize("way", ["> report.tap", "> other; ln -s other report.tap"], ids=["file", "link"])
+def test_a_report_that_the_attempt_left_is_not_the_judges(project: Path, way: str) -> None:
+    (project / "tests/run.sh").write_text(". ./values.sh\nsh tests/check.sh > report.tap\n")
+    forged = f"printf '1..2\\nok - a\\nok - b\\n' {way}; echo 'exit 0' > values.sh"
+    made = run_loop(project, forged, verify="sh tests/run.sh", report="report.tap", attempts=1)
+    assert made.phases == {"a": "failed"}
+    assert "report is missing" in made.reasons("a")[0]
