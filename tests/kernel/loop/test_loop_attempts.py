@@ -64,6 +64,14 @@ def test_tests_that_the_attempt_changed_are_restored_before_they_judge(project: 
     assert any(path.startswith("tests") for path in done.all(events.JudgeStart)[0].restored)
 
 
+def test_tests_behind_a_link_are_the_judges_too(project: Path) -> None:
+    (project / "tests").rename(project / "checks")
+    (project / "tests").symlink_to("checks")
+    cheat = "echo 'echo 1..2; echo ok - a; echo ok - b' > checks/check.sh"
+    done = run_loop(project, cheat, attempts=1)
+    assert done.phases == {"a": "failed"} and "checks/check.sh" in done.reasons("a")[0]
+
+
 def test_code_under_test_that_exits_early_does_not_pass(project: Path) -> None:
     done = run_loop(project, "echo 'exit 0' > values.sh", attempts=1)
     assert done.outcomes("a") == ["rejected"] and "exited with 0, but its report" in done.reasons("a")[0]
