@@ -76,6 +76,8 @@ class AttemptRecord(msgspec.Struct, kw_only=True):
     score: float | None = None
     spending: Spending = Spending()
     diff: DiffStat = DiffStat()
+    #: The state of its workspace that the judge saw: no other lands.
+    digest: str = ""
     receipts: tuple[str, ...] = ()
 
 

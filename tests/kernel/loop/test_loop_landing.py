@@ -195,6 +195,21 @@ def test_each_item_becomes_a_git_commit_with_its_receipt_and_no_hook_runs(
     assert not (tmp_path / "ran").exists()
 
 
+def test_what_someone_adds_to_a_workspace_after_the_judgement_does_not_land(project: Path) -> None:
+    def add(event: LoopEvent) -> None:
+        if isinstance(event, events.AttemptEnd) and (event.item, event.attempt) == ("b", 1):
+            with stockade.Workspace.open(event.workspace).files as files:
+                files.write(f"{project}/added", "nobody judged this")
+
+    # The second item passes and waits for the first, which takes its time and fails.
+    agent = 'case "$(cat)" in *"Set a"*) sleep 2;; *) sed -i s/^b=0/b=1/ values.sh;; esac'
+    items = (WorkItem(id="a", title="Set a", attempts=1), ITEMS[1])
+    done = make_loop(project, agent, items, on_event=add, parallel=2)
+    done.run()
+    assert done.phases == {"a": "failed", "b": "landed"} and done.outcomes("b") == ["rejected", "passed"]
+    assert not (project / "added").exists()
+
+
 def test_names_that_are_not_text_land_or_wait_like_others(project: Path, tmp_path: Path) -> None:
     odd = b"x\xff\x1b[2J"
     told = tmp_path / "told"

@@ -26,8 +26,8 @@ NAMES = (
     "setup.cfg", "noxfile.py", ".coveragerc", "Makefile", "makefile", "GNUmakefile",
     "jest.config.*", "vitest.config.*", "vitest.workspace.*", ".mocharc*", "karma.conf.*", "ava.config.*",
     "playwright.config.*", "cypress.config.*", ".nycrc*", ".c8rc*", ".taprc",
-    "vite.config.*", ".npmrc", ".yarnrc", ".yarnrc.yml", ".pnpmfile.*", "bunfig.toml", ".rspec", "phpunit.xml*",
-    "[Jj]ustfile", ".justfile", "Taskfile.y*ml", "*.pth", "entry_points.txt",
+    "vite.config.*", ".npmrc", ".yarnrc", ".yarnrc.yml", ".pnpmfile.*", "bunfig.toml", ".rspec",
+    "phpunit.xml*", "[Jj]ustfile", ".justfile", "Taskfile.y*ml", "*.pth", "entry_points.txt",
     *(f"{module}.*" for module in MODULES),
 )  # fmt: skip
 #: Directories that have the runners themselves, or code that runs instead of a source: in a cache of
