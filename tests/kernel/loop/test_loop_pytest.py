@@ -31,7 +31,7 @@ CHEATS = {
     "settings": "printf '[tool.pytest.ini_options]\\naddopts = \"-k zero\"\\n' > pyproject.toml; touch x",
     "shadow": "mkdir pytest; echo 'raise SystemExit(0)' > pytest/__main__.py; touch pytest/__init__.py x",
     "compiled": f"echo 'raise SystemExit(0)' > e.py; {PYTHON} -c {shlex.quote(COMPILE)}; touch x",
-    "skip": "printf 'import unittest\\ndef add(a, b):\\n  if a: raise unittest.SkipTest\\n  return 0' > adding.py",
+    "skip": "printf 'import pytest\\ndef add(a, b):\\n  if a: pytest.skip()\\n  return 0\\n' > adding.py",
     "honest": "sed -i s/-/+/ adding.py",
 }
 
