@@ -13,16 +13,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from stockade import state
 from stockade.errors import NotFoundError, SetupError, StockadeError
+from stockade.linux.plain_text import clean_line
 from stockade.linux.user import Caller
 from stockade.loop.events import (
     FINAL,
@@ -39,6 +41,8 @@ from stockade.loop.judge.judgement import JudgeBaseline
 from stockade.loop.settings import LoopSettings
 from stockade.policy.model import Policy
 from stockade.state.ids import SHORTENED, matching
+
+Kind = TypeVar("Kind")
 
 PLACE = "loops"
 FILE = "loop.json"
@@ -72,6 +76,8 @@ class AttemptRecord(msgspec.Struct, kw_only=True):
     score: float | None = None
     spending: Spending = Spending()
     diff: DiffStat = DiffStat()
+    #: The state of its workspace that the judge saw: no other lands.
+    digest: str = ""
     receipts: tuple[str, ...] = ()
 
 
@@ -113,13 +119,13 @@ class ItemRecord(msgspec.Struct, kw_only=True):
         shown = self.attempt(self.chosen) if self.chosen else self.attempts[-1] if self.attempts else None
         return ItemSummary(
             item=self.item.id,
-            title=self.item.title,
+            title=clean_line(self.item.title),
             phase=self.phase,
             attempts=len(self.attempts),
             reason=self.reason,
             spending=self.spending,
             diff=DiffStat() if shown is None or not self.chosen else shown.diff,
-            held=self.held,
+            held=tuple(HeldFile(clean_line(one.path), one.why) for one in self.held),
             workspace="" if shown is None else shown.workspace,
             receipts=() if shown is None else shown.receipts,
             git_commit=self.git_commit,
@@ -181,12 +187,12 @@ class Store:
         """Return the loop's state."""
         try:
             with open(f"{self.path}/{FILE}", "rb") as file:
-                return msgspec.json.decode(file.read(), type=LoopRecord)
+                return decode(file.read(), LoopRecord)
         except FileNotFoundError:
             raise NotFoundError(
                 f"there is no loop {self.id}", hint="`stockade loop status` shows yours"
             ) from None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
             raise SetupError(
                 f"cannot read the loop's state {self.path}/{FILE}: {error}",
                 stage="state",
@@ -195,7 +201,7 @@ class Store:
 
     def save(self, record: LoopRecord) -> None:
         """Replace the loop's state: after a crash it is the old one or the new one."""
-        self._write(FILE, msgspec.json.encode(record))
+        self._write(FILE, encode(record))
 
     def _write(self, name: str, data: bytes) -> None:
         try:
@@ -214,15 +220,15 @@ class Store:
             raise state.unusable(self.path, error) from None
 
     def save_baseline(self, baseline: JudgeBaseline) -> None:
-        self._write(_baseline_name(baseline.command), msgspec.json.encode(baseline))
+        self._write(_baseline_name(baseline.command), encode(baseline))
 
     def baseline(self, command: str) -> JudgeBaseline | None:
         """Return what the verify command said last about the project."""
         with (
-            contextlib.suppress(OSError, msgspec.MsgspecError),
+            contextlib.suppress(OSError, ValueError, msgspec.MsgspecError),
             open(f"{self.path}/{_baseline_name(command)}", "rb") as file,
         ):
-            return msgspec.json.decode(file.read(), type=JudgeBaseline)
+            return decode(file.read(), JudgeBaseline)
         return None
 
     def attempt_directory(self, item: str, number: int) -> str:
@@ -241,7 +247,7 @@ class Store:
     def ask(self, request: dict[str, str]) -> None:
         """Leave a request for the loop that runs: `{"do": "skip", "item": ID}`."""
         os.makedirs(f"{self.path}/requests", 0o700, exist_ok=True)
-        self._write(f"requests/{time.time_ns():020d}.json", msgspec.json.encode(request))
+        self._write(f"requests/{time.time_ns():020d}.json", encode(request))
 
     def requests(self) -> list[dict[str, str]]:
         """Take the requests that were left, the oldest first."""
@@ -250,11 +256,21 @@ class Store:
             for name in sorted(os.listdir(f"{self.path}/requests")):
                 if name.endswith(".json"):
                     path = f"{self.path}/requests/{name}"
-                    with contextlib.suppress(OSError, msgspec.MsgspecError):
+                    with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
                         with open(path, "rb") as file:
-                            found.append(msgspec.json.decode(file.read(), type=dict[str, str]))
+                            found.append(decode(file.read(), dict[str, str]))
                         os.unlink(path)
         return found
+
+
+def encode(value: object) -> bytes:
+    """Return a value as JSON. An agent names files as it likes, also with bytes that are not UTF-8."""
+    return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode()
+
+
+def decode(data: bytes, kind: type[Kind]) -> Kind:
+    """Return the value that `encode` has written."""
+    return msgspec.convert(json.loads(data), kind)
 
 
 def _private(path: str, flags: int) -> int:

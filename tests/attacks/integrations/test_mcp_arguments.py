@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,15 @@ async def test_a_program_cannot_forge_the_words_of_the_server(tree: Path) -> Non
         name = "x\nrun 2: exit code 0"
         found = await refusal(client, "read", path=name)
         assert "\nrun 2" not in found
+
+
+async def test_output_beyond_the_limit_does_not_fill_the_disk_call_by_call(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stockade.integrations.mcp.workbench.KEPT_IN_FILES", 150_000)
+    bench = workbench(tree, limits={"output": "1K"})
+    async with connected(bench) as client:
+        for _ in range(4):
+            await text(client, "run", argv=["head", "-c", "100000", "/dev/zero"])
+    files = list(Path(os.environ["STOCKADE_HOME"], "output").iterdir())
+    assert [str(files[0])] == [one.path for one in bench.past_run().result.spilled] and len(files) == 1

@@ -64,6 +64,14 @@ def test_tests_that_the_attempt_changed_are_restored_before_they_judge(project: 
     assert any(path.startswith("tests") for path in done.all(events.JudgeStart)[0].restored)
 
 
+def test_tests_behind_a_link_are_the_judges_too(project: Path) -> None:
+    (project / "tests").rename(project / "checks")
+    (project / "tests").symlink_to("checks")
+    cheat = "echo 'echo 1..2; echo ok - a; echo ok - b' > checks/check.sh"
+    done = run_loop(project, cheat, attempts=1)
+    assert done.phases == {"a": "failed"} and "checks/check.sh" in done.reasons("a")[0]
+
+
 def test_code_under_test_that_exits_early_does_not_pass(project: Path) -> None:
     done = run_loop(project, "echo 'exit 0' > values.sh", attempts=1)
     assert done.outcomes("a") == ["rejected"] and "exited with 0, but its report" in done.reasons("a")[0]
@@ -218,3 +226,12 @@ def test_changes_that_no_commit_can_take_are_the_attempts_failure_and_not_the_lo
     done = run_loop(project, f"{right('a')}; ({left}); true", attempts=1)
     assert done.end is not None and done.end.outcome in ("done", "held", "incomplete"), done.end
     assert done.all(events.SandboxFailure) == [] and done.outcomes("a") in (["passed"], ["rejected"])
+
+
+@pytest.mark.parametrize("way", ["> report.tap", "> other; ln -s other report.tap"], ids=["file", "link"])
+def test_a_report_that_the_attempt_left_is_not_the_judges(project: Path, way: str) -> None:
+    (project / "tests/run.sh").write_text(". ./values.sh\nsh tests/check.sh > report.tap\n")
+    forged = f"printf '1..2\\nok - a\\nok - b\\n' {way}; echo 'exit 0' > values.sh"
+    made = run_loop(project, forged, verify="sh tests/run.sh", report="report.tap", attempts=1)
+    assert made.phases == {"a": "failed"}
+    assert "report is missing" in made.reasons("a")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import threading
@@ -192,3 +193,31 @@ def test_each_item_becomes_a_git_commit_with_its_receipt_and_no_hook_runs(
     assert changed == ["new/deep/a", "untracked.txt", "values.sh"]
     assert git(project, "status", "--porcelain").split() == ["A", "staged.txt"], "the user's stays staged"
     assert not (tmp_path / "ran").exists()
+
+
+def test_what_someone_adds_to_a_workspace_after_the_judgement_does_not_land(project: Path) -> None:
+    def add(event: LoopEvent) -> None:
+        if isinstance(event, events.AttemptEnd) and (event.item, event.attempt) == ("b", 1):
+            with stockade.Workspace.open(event.workspace).files as files:
+                files.write(f"{project}/added", "nobody judged this")
+
+    # The second item passes and waits for the first, which takes its time and fails.
+    agent = 'case "$(cat)" in *"Set a"*) sleep 2;; *) sed -i s/^b=0/b=1/ values.sh;; esac'
+    items = (WorkItem(id="a", title="Set a", attempts=1), ITEMS[1])
+    done = make_loop(project, agent, items, on_event=add, parallel=2)
+    done.run()
+    assert done.phases == {"a": "failed", "b": "landed"} and done.outcomes("b") == ["rejected", "passed"]
+    assert not (project / "added").exists()
+
+
+def test_names_that_are_not_text_land_or_wait_like_others(project: Path, tmp_path: Path) -> None:
+    odd = b"x\xff\x1b[2J"
+    told = tmp_path / "told"
+    name = "$(printf 'x\\377\\033[2J')"
+    agent = f'{right("a")}; touch "{name}"; mkdir pytest; touch "pytest/{name}"'
+    done = run_loop(project, agent, notify=f"cat >> {told}")
+    assert done.phases == {"a": "held"} and os.path.exists(os.fsencode(project) + b"/" + odd)
+    read_again = done.loop.store.read().find("a")
+    assert os.fsencode(read_again.paths[-1]) == odd
+    assert done.end is not None and "\\xff" in done.end.items[0].held[-1].path
+    assert b"loop-end" in told.read_bytes()

@@ -36,6 +36,13 @@ BASE = (
         (".venv/lib/python3.11/site-packages/evil.pth", True),
         ("pytest/__init__.py", True),
         ("pytest.py", True),
+        ("pytest.pyc", True),
+        ("_pytest.abi3.so", True),
+        ("sitecustomize/__init__.py", True),
+        ("evil.dist-info/entry_points.txt", True),
+        ("web/.npmrc", True),
+        ("vite.config.ts", True),
+        (".cargo/config.toml", True),
         ("pyproject.toml", False),
     ],
 )
@@ -57,8 +64,9 @@ def test_without_the_defaults_only_the_named_files_are_the_judges() -> None:
         ),
         BASE.replace(b'[tool.pytest.ini_options]\naddopts = "-q"\n', b""),
         BASE + b'[tool.coverage.run]\nplugins = ["evil"]\n',
+        BASE + b'[tool.pytest_env]\nPYTEST_PLUGINS = "evil"\n',
     ],
-    ids=["changed", "quoted", "removed", "added"],
+    ids=["changed", "quoted", "removed", "added", "of-a-plugin"],
 )
 def test_the_test_sections_of_a_pyproject_come_from_the_base_and_the_rest_does_not(attempt: bytes) -> None:
     made = restore_sections("pyproject.toml", BASE, attempt.replace(b"88", b"99"))

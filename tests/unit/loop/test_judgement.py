@@ -44,6 +44,26 @@ def test_success_needs_every_test_that_passed_and_no_new_failure(
     assert found.passed is passed and words in found.reason
 
 
+@pytest.mark.parametrize(
+    ("failed", "tests", "passed"),
+    [
+        ("t.py::new", {"t.py::new": "passed"}, True),
+        ("t.py::new", {"t.py::new": "skipped"}, False),
+        ("t.py::new", {"t.py": "skipped"}, False),
+        ("t", {"t": "skipped"}, False),
+        ("t", {"t::new": "passed"}, True),
+        ("unittest.loader._FailedTest::t", {"t::new": "passed"}, True),
+        ("a.test.js::a.test.js", {"a.test.js::new": "passed"}, True),
+    ],
+)
+def test_a_test_that_failed_before_cannot_be_skipped_or_left_out(
+    failed: str, tests: dict[str, TestOutcome], passed: bool
+) -> None:
+    before = JudgeBaseline(command="x", exit_code=1, reported=True, failed=frozenset({failed}))
+    found = judge_run(run(0, tests), before)
+    assert found.passed is passed and (passed or failed in found.reason)
+
+
 def test_failures_from_before_count_if_asked_or_if_the_attempt_touched_the_judge() -> None:
     same = run(1, {"a": "passed", "b": "passed", "old": "failed"})
     assert judge_run(same, BEFORE).passed

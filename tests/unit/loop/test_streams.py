@@ -161,3 +161,16 @@ def test_recordings_are_there() -> None:
     assert {path.stem for path in Path(RECORDED).iterdir()} == {
         "aider-ok", "aider-429", "claude-ok", "claude-429", "claude-529", "codex-ok", "codex-429", "gemini-ok"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("status", "limit"),
+    [(b"429.0", 429), (b'"429"', None), (b"-1e300", None), (b"null", None), (b"[" * 993 + b"]" * 993, None)],
+)
+def test_a_status_of_any_type_is_a_rate_limit_or_nothing(status: bytes, limit: int | None) -> None:
+    for event in (
+        b'{"type": "system", "subtype": "api_retry", "error_status": %s}\n',
+        b'{"type": "result", "is_error": true, "api_error_status": %s}\n',
+    ):
+        found = read("claude", event % status)[0].rate_limited
+        assert (None if found is None else found.status) == limit

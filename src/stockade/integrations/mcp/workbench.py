@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import select
 import shlex
 import time
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How many runs `explain` and `read` still know, and how many bytes of output they hold together.
+#: How many runs `explain` and `read` still know, and how many bytes of output they hold together: in memory,
+#: and in the files beyond the policy's limit, which are deleted with the oldest runs.
 KEPT_RUNS = 20
 KEPT_BYTES = 64 << 20
+KEPT_IN_FILES = 4 << 30
 
 
 class PastRun(NamedTuple):
@@ -61,7 +64,7 @@ class Workbench:
         self._shell: AsyncShell | None = None
         self._python: AsyncInterpreter | None = None
         self._lock = asyncio.Lock()
-        self._runs: deque[PastRun] = deque(maxlen=KEPT_RUNS)
+        self._runs: deque[PastRun] = deque()
         self._count = 0
         self._calls = 0
         self._last_call = time.monotonic()
@@ -164,12 +167,19 @@ class Workbench:
         return self._past(await uncancelled(self._python.run(code, timeout=timeout)))
 
     def _past(self, result: Result) -> PastRun:
-        """Number a result and keep it; forget old ones whose output takes too much memory."""
+        """Number a result and keep it; forget old ones whose output takes too much memory or disk."""
         self._count += 1
         self._runs.append(run := PastRun(self._count, result))
-        while len(self._runs) > 1 and sum(_size(one.result) for one in self._runs) > KEPT_BYTES:
-            self._runs.popleft()
+        while len(self._runs) > 1 and self._keeps_too_much():
+            for file in self._runs.popleft().result.spilled:
+                with contextlib.suppress(OSError):
+                    os.unlink(file.path)
         return run
+
+    def _keeps_too_much(self) -> bool:
+        kept = [one.result for one in self._runs]
+        in_files = sum(file.size for one in kept for file in one.spilled)
+        return len(kept) > KEPT_RUNS or sum(map(_size, kept)) > KEPT_BYTES or in_files > KEPT_IN_FILES
 
     def past_run(self, number: int | None = None) -> PastRun:
         """Return an earlier run by its number, or the last one."""

@@ -17,13 +17,18 @@ from typing import Any
 from stockade.policy.patterns import compile_pattern, has_wildcard
 from stockade.result import Change
 
-#: Files that test runners and `make` obey, in any directory.
+#: Modules that Python takes from the project instead of its own, as source, compiled, or a directory.
+MODULES = ("sitecustomize", "usercustomize", "pytest", "_pytest", "unittest")
+#: Files that test runners and `make` obey, in any directory. A package's `entry_points.txt` names plugins of
+#: pytest, and the `.npmrc` the shell in which scripts run.
 NAMES = (
     "conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "tox.toml",
     "setup.cfg", "noxfile.py", ".coveragerc", "Makefile", "makefile", "GNUmakefile",
     "jest.config.*", "vitest.config.*", "vitest.workspace.*", ".mocharc*", "karma.conf.*", "ava.config.*",
     "playwright.config.*", "cypress.config.*", ".nycrc*", ".c8rc*", ".taprc",
-    "sitecustomize.py", "usercustomize.py", "*.pth", "pytest.py", "_pytest.py", "unittest.py",
+    "vite.config.*", ".npmrc", ".yarnrc", ".yarnrc.yml", ".pnpmfile.*", "bunfig.toml", ".rspec",
+    "phpunit.xml*", "[Jj]ustfile", ".justfile", "Taskfile.y*ml", "*.pth", "entry_points.txt",
+    *(f"{module}.*" for module in MODULES),
 )  # fmt: skip
 #: Directories that have the runners themselves, or code that runs instead of a source: in a cache of
 #: compiled Python lies what runs for a conftest.py with the same size and time.
@@ -36,16 +41,15 @@ DIRECTORIES = frozenset(
         ".tox",
         ".nox",
         "node_modules",
-        "pytest",
-        "_pytest",
-        "unittest",
+        ".cargo",
+        *MODULES,
     }
 )
 #: Files of which test runners read only a part.
 PYPROJECT, PACKAGE = "pyproject.toml", "package.json"
 SECTIONS = (PYPROJECT, PACKAGE)
 #: Tables of [tool] in a pyproject.toml, and keys of a package.json, that test runners obey.
-TOOLS = ("pytest", "coverage", "tox", "nox", "hatch", "pdm", "poe", "taskipy")
+TOOLS = ("coverage", "tox", "nox", "hatch", "pdm", "poe", "taskipy")
 KEYS = ("scripts", "jest", "vitest", "mocha", "ava", "nyc", "c8", "tap", "config")
 #: The most bytes of such a file.
 LARGEST = 1 << 20
@@ -129,13 +133,18 @@ def _pyproject(base: bytes | None, attempt: bytes) -> bytes | None:
     return text.encode()
 
 
+def _is_test_table(name: str) -> bool:
+    """Whether test runners obey this table of [tool]; plugins of pytest have tables such as pytest_env."""
+    return name in TOOLS or name.startswith("pytest")
+
+
 def _test_tables(text: str) -> dict[str, Any]:
     tools = tomllib.loads(text).get("tool", {})
-    return {name: tools[name] for name in TOOLS if name in tools}
+    return {name: tools[name] for name in tools if _is_test_table(name)}
 
 
 def _without_tests(table: dict[str, Any]) -> dict[str, Any]:
-    tools = {name: value for name, value in table.get("tool", {}).items() if name not in TOOLS}
+    tools = {name: value for name, value in table.get("tool", {}).items() if not _is_test_table(name)}
     return {**{key: value for key, value in table.items() if key != "tool"}, "tool": tools}
 
 
@@ -148,7 +157,7 @@ def _blocks(text: str, *, of_tests: bool) -> list[str]:
     for line in text.splitlines(keepends=True):
         if header := _HEADER.match(line.rstrip("\r\n")):
             parts = [part.strip().strip("\"'") for part in header["name"].split(".")]
-            inside = len(parts) > 1 and parts[0] == "tool" and parts[1] in TOOLS
+            inside = len(parts) > 1 and parts[0] == "tool" and _is_test_table(parts[1])
         if inside == of_tests:
             kept.append(line if line.endswith("\n") else line + "\n")
     return kept

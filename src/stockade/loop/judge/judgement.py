@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
-from stockade.loop.reports import Report
+from stockade.loop.reports import Report, TestOutcome
 
 #: How many test ids a reason names.
 MOST_NAMED = 5
@@ -72,8 +74,8 @@ def judge_run(
     """Compare a run of the verify command with the baseline.
 
     An attempt passes if the command exits with 0 and its report, if the baseline had one, has every test that
-    passed before, passed, and no failure that is new. Tests that failed before do not count, unless `strict`
-    is set or the attempt has `touched` the judge's files: then the exit code must be 0.
+    passed before, passed, and no failure that is new. Tests that failed before may fail again, but must run,
+    unless `strict` is set or the attempt has `touched` the judge's files: then the exit code must be 0.
     """
     if run.ended:
         return Judgement(False, run.problem)
@@ -89,6 +91,10 @@ def judge_run(
             return Judgement(False, f"{_count(gone)} that passed before did not run: {_named(gone)}")
         if worse := sorted(name for name in before.passed if tests[name] != "passed"):
             return Judgement(False, f"{_count(worse)} that passed before did not pass: {_named(worse)}")
+        if avoided := sorted(name for name in before.failed if _is_avoided(name, tests)):
+            return Judgement(
+                False, f"{_count(avoided)} that failed before did not run or were skipped: {_named(avoided)}"
+            )
         failed = {name for name, outcome in tests.items() if outcome == "failed"}
         if new := sorted(failed - before.failed):
             return Judgement(False, f"{_count(new)} failed that did not fail before: {_named(new)}")
@@ -106,6 +112,20 @@ def judge_run(
             f"({_named(list(touched))}), which the judge took from the project",
         )
     return Judgement(True, f"no test failed that did not fail before the attempt; these did: {still}")
+
+
+#: The ids under which runners report a file of tests that they cannot load, without its tests.
+_LOADING = re.compile(r".*_FailedTest::|.*failed to (run|load)|(?P<file>.*)::(?P=file)\Z", re.DOTALL)
+
+
+def _is_avoided(name: str, tests: dict[str, TestOutcome]) -> bool:
+    """Whether a test that failed before has not run, so code under test may have left it out or skipped it.
+
+    A file that could not be loaded is reported as one failed test, which is gone when its tests run.
+    """
+    if name in tests:
+        return tests[name] == "skipped"
+    return "::" in name and _LOADING.match(name) is None
 
 
 def _count(names: list[str]) -> str:

@@ -172,6 +172,7 @@ def run_verify(
         raise
     output = _Output(on_line, log, keep_all=request.report == "stdout")
     try:
+        _remove_old_report(request, box)
         environment = _report_variables(request, f"{place}.xml")
         process = box.start(["sh", "-c", request.command], env=environment, stderr=subprocess.PIPE)
         stopped, result = watch(process, output.take, output.take_error, must_end)
@@ -196,6 +197,13 @@ def _report_variables(request: JudgeRequest, place: str) -> dict[str, str]:
         return {}
     own = request.policy.env.get("PYTEST_ADDOPTS", "")
     return {"STOCKADE_REPORT": place, "PYTEST_ADDOPTS": f"{own} --junitxml={place}".strip()}
+
+
+def _remove_old_report(request: JudgeRequest, box: Sandbox) -> None:
+    """Remove what lies where the report is expected: an attempt could have written the report itself."""
+    if request.report not in ("auto", "none", "stdout"):
+        with contextlib.suppress(NotFoundError):
+            box.files.remove(request.report, recursive=True)
 
 
 def _report_of(request: JudgeRequest, box: Sandbox, place: str, output: _Output) -> tuple[Report | None, str]:

@@ -126,10 +126,11 @@ class AgentStream:
 
     def _limit(self, status: object, seconds: float | None = None) -> bool:
         """Note a rate limit, if this status is one."""
-        if status not in (429, 529):
+        # JSON may write it as 429.0, which equals 429.
+        if not isinstance(status, int | float) or status not in (429, 529):
             return False
         known = None if self.rate_limited is None else self.rate_limited.seconds
-        self.rate_limited = RateLimit(int(str(status)), seconds if seconds is not None else known)
+        self.rate_limited = RateLimit(int(status), seconds if seconds is not None else known)
         return True
 
 
@@ -212,9 +213,10 @@ class _Claude(_Json):
                 "note", f"Claude Code {event.text('claude_code_version')}, {event.text('model')}"
             )
         elif kind == "system" and event.text("subtype") == "api_retry":
-            delay = event.number("retry_delay_ms")
-            self._limit(event.raw("error_status"), None if delay is None else min(delay / 1000, MOST_WAIT))
-            yield from shown("note", f"the model's host answered {event.raw('error_status')}, trying again")
+            delay, status = event.number("retry_delay_ms"), event.count("error_status")
+            self._limit(status, None if delay is None else min(delay / 1000, MOST_WAIT))
+            answer = f"answered {status}" if status else "did not answer"
+            yield from shown("note", f"the model's host {answer}, trying again")
 
     def _assistant(self, event: _Table) -> Iterator[AgentEvent]:
         message = event.table("message")

@@ -159,7 +159,7 @@ class AttemptWork:
         workspace = landing.open_workspace(self._attempt.workspace) if self._attempt.workspace else None
         if workspace is None or not _has_effect(workspace):
             return None
-        self._attempt.diff = landing.diff_stat(workspace)
+        self._attempt.diff, self._attempt.digest = landing.measure(workspace)
         return workspace
 
     def _finish_judged(self, judged: JudgedRun | None, workspace: Workspace) -> None:

@@ -213,8 +213,11 @@ class LoopCore:
         return item.item.verify or self.settings.verify
 
     def judge_paths(self, item: ItemRecord) -> tuple[str, ...]:
-        tests = filter(None, map(self._in_project, item.item.judge_reads))
-        return tuple(dict.fromkeys((*self.settings.judge, *item.item.judge, *tests)))
+        """Return the paths of an item's judge; of a path that is a link, also where it leads."""
+        named = [os.path.normpath(one) for one in (*self.settings.judge, *item.item.judge)]
+        reached = [os.path.join(self.record.project, one) for one in named]
+        tests = [self._in_project(one) for one in (*reached, *item.item.judge_reads)]
+        return tuple(dict.fromkeys((*named, *(one for one in tests if one not in (None, ".")))))
 
     def _in_project(self, path: str) -> str | None:
         """Return a path relative to the project; None if it does not lie there."""

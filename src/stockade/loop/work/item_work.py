@@ -171,13 +171,15 @@ class ItemWork:
                 passed = self._judge_again(attempt, workspace)
                 if not passed:
                     return self._leave()
+            # A commit that was interrupted has taken some of the changes out of the workspace.
+            digest = None if item.committing else attempt.digest
             with core.changed:
                 item.committing = True
                 if workspace is not None and not item.paths:
                     item.paths = tuple(change.path for change in workspace.changes())
                 core.set_phase(item, "landing")
             try:
-                done = landing.land(workspace, attempt.withheld)
+                done = landing.land(workspace, attempt.withheld, digest)
             except ConflictError as error:
                 self._conflict(attempt, error)
                 return self._leave()
@@ -209,6 +211,7 @@ class ItemWork:
         except ConflictError as error:
             self._conflict(attempt, error)
             return False
+        attempt.diff, attempt.digest = landing.measure(workspace)
         work = AttemptWork(core, item, attempt)
         judged = work.judge(workspace, core.baseline(core.verify_command(item)), again=True)
         if judged is None:
@@ -224,6 +227,9 @@ class ItemWork:
 
     def _conflict(self, attempt: AttemptRecord, error: ConflictError) -> None:
         core = self._core
+        if not error.paths:
+            self._give_up(attempt, "rejected", "something else changed its workspace after the judge saw it")
+            return
         paths = tuple(clean_line(path) for path in error.paths)
         core.tell(events.LandingConflict, item=self._id, attempt=attempt.number, paths=paths)
         reason = f"the project changed in the same places: {', '.join(paths[:5])}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stockade.errors import NotFoundError
+from stockade.errors import NotFoundError, SetupError
 from stockade.linux.plain_text import clean_line
 from stockade.loop.events import DiffStat, HeldFile
 from stockade.loop.record import LoopError
@@ -44,16 +44,19 @@ def open_workspace(id: str) -> Workspace | None:
         return None
 
 
-def land(workspace: Workspace | None, withheld: Sequence[str] = ()) -> LandedChanges:
+def land(
+    workspace: Workspace | None, withheld: Sequence[str] = (), digest: str | None = None
+) -> LandedChanges:
     """Commit the changes, merged with those of the project; raises `ConflictError` and does nothing.
 
+    With a `digest`, nothing but the state of that digest is committed: the error then names no path.
     The files in `withheld` are held back, as those are that tools of the host obey. What the commit applied
     leaves the workspace, so that nothing can apply it again; a workspace that is gone has landed before.
     """
     if workspace is None:
         return LandedChanges((), ())
     protect = (*workspace.record.rules.protect, *map(quote_protected, withheld))
-    done = workspace.commit(merge=True, protect=protect)
+    done = workspace.commit(merge=True, protect=protect, expect=digest)
     if not done.closed:
         workspace.compact()
     own = {one.path for one in done.held if any(covers(path, one.path) for path in withheld)}
@@ -66,10 +69,12 @@ def land(workspace: Workspace | None, withheld: Sequence[str] = ()) -> LandedCha
     )
 
 
-def diff_stat(workspace: Workspace) -> DiffStat:
-    """Return the size of a workspace's changes."""
+def measure(workspace: Workspace) -> tuple[DiffStat, str]:
+    """Return the size of a workspace's changes, and the digest of their state."""
     found = workspace.diff()
-    return DiffStat(len(found), found.added, found.removed)
+    if not found.digest:
+        raise SetupError(f"a sandbox uses the workspace {workspace.id}", stage="workspace")
+    return DiffStat(len(found), found.added, found.removed), found.digest
 
 
 def check_repository(project: str) -> None:

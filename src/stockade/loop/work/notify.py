@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 
-import msgspec
-
 from stockade.linux.plain_text import clean_line
 from stockade.loop.events import LoopEvent
+from stockade.loop.record import encode
 
 #: How long a notify command may take.
 PATIENCE = 30.0
@@ -24,7 +23,7 @@ def notify(command: str, event: LoopEvent, message: str, project: str) -> str:
     try:
         done = subprocess.run(
             ["sh", "-c", command],
-            input=msgspec.json.encode(event),
+            input=encode(event),
             env=environ,
             cwd=project,
             stdout=subprocess.DEVNULL,
