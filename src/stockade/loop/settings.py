@@ -10,12 +10,13 @@ import msgspec
 
 from stockade.errors import PolicyError
 from stockade.linux.plain_text import clean_line
+from stockade.loop.items.entries import MOST_ATTEMPTS
 from stockade.policy.values import nearest
 from stockade.runs.limits import seconds_of
 
 #: How long an attempt may take, and its verify command, if nothing else is said.
 ATTEMPT_SECONDS, VERIFY_SECONDS = 3600.0, 1800.0
-MOST_ATTEMPTS, MOST_PARALLEL = 100, 64
+MOST_PARALLEL = 64
 SCOPES = ("attempt", "item", "loop")
 LIMITS = ("time", "idle", "tokens", "cost")
 
