@@ -191,11 +191,17 @@ def _locked(descriptor: int) -> bool:
 def _workspace_of(root: str, *, free: bool) -> str:
     """Return the id of the workspace of a directory that changed last; "" if it has none.
 
-    A `free` one is used by no sandbox, such as a kept shell of the user's.
+    A `free` one is used by no sandbox, such as a kept shell of the user's. Those of a loop's attempts are
+    left out: a judge may have rejected what is in them.
     """
     from stockade.sandbox.workspace import Workspace
 
-    ours = (one for one in Workspace.list() if one.path == root)
+    ours = [one for one in Workspace.list() if one.path == root]
+    if ours:
+        from stockade.loop.record import attempt_workspaces
+
+        attempts = attempt_workspaces(root)
+        ours = [one for one in ours if one.id not in attempts]
     return next((one.id for one in ours if not free or not one.in_use()), "")
 
 

@@ -73,6 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's options."""
     parser = Parser(
         prog="stockade loop",
+        usage=f"stockade loop [OPTIONS] -- AGENT ...\n       stockade loop {' | '.join(PARTS)} ...",
         description="Let a coding agent work on items without you. Each attempt runs in a sandbox over a\n"
         "fresh copy-on-write view of this directory. A verify command judges it in a second sandbox, with\n"
         "the judge's files as they were; only then do the changes land, and files that your tools would\n"
@@ -85,10 +86,12 @@ def build_parser() -> argparse.ArgumentParser:
         "  stockade loop status\n\n" + EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.note = "the agent's command comes after --"
     add = parser.add_argument
     add("--items", metavar="FILE", help="the work items: TOML, JSON, prd.json, a Markdown checklist, a "
         "directory of Harbor tasks, or '!COMMAND' that prints JSON")  # fmt: skip
-    add("--kind", metavar="KIND", help="what the items are, if their name does not say it")
+    add("--kind", metavar="KIND", help="what the items are, if their name does not say it: toml, json, "
+        "markdown, harbor or command")  # fmt: skip
     add("--verify", metavar="COMMAND", help="the command that judges an attempt: 0 is success")
     add("--judge", metavar="PATH", action="append", help="what judges, besides the settings of test runners: "
         "the judge sees it as it was, whatever the attempt did to it")  # fmt: skip
@@ -114,7 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="print every event as a line of JSON, the summary last"
     )
     output.add_verbosity(parser, verbose="print what agents and the judge print")
-    parts = parser.add_subparsers(dest="part", metavar=" | ".join(PARTS))
+    parts = parser.add_subparsers(dest="part", metavar=" | ".join(PARTS), prog="stockade loop")
     for name, (line, text, example) in PARTS.items():
         part = parts.add_parser(
             name,
@@ -165,8 +168,8 @@ def _start(args: argparse.Namespace) -> int:
     if args.dry_run:
         check_request(settings, items, project)
         return _dry_run(settings, items, check_policy(policy, project), project, args.json)
-    loop = create_loop(settings, items, policy, project)
-    return _run(loop, args)
+    _check_terminal(args)
+    return _run(create_loop(settings, items, policy, project), args)
 
 
 def _flags(args: argparse.Namespace) -> dict[str, Any]:
@@ -231,21 +234,27 @@ def _dry_run(settings: Any, items: Any, policy: Any, project: str, as_json: bool
     print(f"agent    {output.clean(recipe.describe())}")
     print(f"key      {recipe.key}")
     print(f"walls    {chosen.backend}: {many(len(chosen.controls), 'control')} enforced")
-    print(
-        f"network  {', '.join(whole.net) if not isinstance(whole.net, str) else whole.net}".rstrip() or "none"
-    )
+    print(f"network  {whole.net if isinstance(whole.net, str) else ', '.join(whole.net) or 'none'}")
     print(f"verify   {output.name(settings.verify)}")
     rows = [[item.id, item.title, ", ".join(item.depends_on), item.verify] for item in ordered]
     print(output.table(rows, ["ITEM", "TITLE", "AFTER", "OWN VERIFY"], cut=(1,)))
     return 0
 
 
+def _check_terminal(args: argparse.Namespace) -> None:
+    """Refuse --tui where no terminal is, or without its extra, before a loop has been made."""
+    if args.tui:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise PolicyError("--tui needs a terminal", hint="leave it out, or write --json")
+        from stockade.loop.tui import import_app
+
+        import_app()
+
+
 def _show(loop: Loop) -> int:
     """Run a loop on the whole terminal, and print its summary when the user has left."""
     from stockade.loop.tui import run_tui
 
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise PolicyError("--tui needs a terminal", hint="leave it out, or write --json")
     ended = run_tui(loop)
     if ended is None:
         _print_summary(loop.record, "paused", "`stockade loop resume` continues it")
@@ -266,6 +275,8 @@ def _run(loop: Loop, args: argparse.Namespace) -> int:
         ended = loop.run()
     if not args.json:
         _print_summary(loop.record, ended.outcome, ended.reason)
+        if ended.exit_code == EXIT_PAUSED:
+            output.say("`stockade loop resume` continues it")
     return ended.exit_code
 
 
@@ -314,15 +325,16 @@ class _Reporter:
         match event:
             case events.LoopStart():
                 word = "goes on" if event.resumed else "begins"
-                version = f" {event.version}" if event.version else ""
                 output.say(
-                    f"loop {event.loop} {word}: {many(len(event.items), 'item')}, {event.agent}{version}, "
+                    f"loop {event.loop} {word}: {many(len(event.items), 'item')}, agent {event.shown_agent}, "
                     f"behind the walls of {event.backend}"
                 )
                 output.say(f"the agent's key: {self._loop.recipe.key}")
             case events.BaselineEnd():
                 tests = (
-                    f"{event.passed} tests passed, {event.failed} failed" if event.reported else "no report"
+                    f"{many(event.passed, 'test')} passed, {event.failed} failed"
+                    if event.reported
+                    else "no report"
                 )
                 output.say(f"before any change: the verify command exits with {event.exit_code}, {tests}")
             case events.AttemptStart():
@@ -354,6 +366,8 @@ class _Reporter:
                 )
             case events.ItemEnd() if event.phase in ("failed", "skipped"):
                 output.say(f"{output.name(event.item)}: {event.phase}: {event.reason}")
+                if event.phase == "failed":
+                    output.say(f"read what was printed: stockade loop logs {output.name(event.item)}")
             case events.LoopWarning():
                 output.say(f"warning: {event.text}")
             case events.SandboxFailure():
@@ -421,6 +435,7 @@ def _status(args: argparse.Namespace) -> int:
 def _resume(args: argparse.Namespace) -> int:
     from stockade.loop.loop import Loop
 
+    _check_terminal(args)
     return _run(Loop(_store(args)), args)
 
 
@@ -453,6 +468,8 @@ def _logs(args: argparse.Namespace) -> int:
     store = _store(args)
     record = store.read()
     if args.item is None:
+        if not any(one.attempts for one in record.items):
+            output.say(f"loop {record.id} has had no attempt yet")
         for one in record.items:
             for attempt in one.attempts:
                 path = f"{store.path}/attempts/{file_name(one.item.id)}-{attempt.number}"
@@ -461,7 +478,10 @@ def _logs(args: argparse.Namespace) -> int:
         return 0
     found = record.find(args.item)
     if not found.attempts:
-        raise NotFoundError(f"{output.name(found.item.id)} has had no attempt")
+        raise NotFoundError(
+            f"{output.name(found.item.id)} has had no attempt",
+            hint="`stockade loop status` shows how far it is",
+        )
     number = args.attempt or found.attempts[-1].number
     place = f"{store.path}/attempts/{file_name(found.item.id)}-{number}"
     if not os.path.isdir(place):

@@ -57,7 +57,12 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_policy_options(parser)
     add = parser.add_argument
     add("--http", metavar="[HOST:]PORT", help="serve over HTTP, by default on 127.0.0.1; 0 is any free port")
-    add("--idle", metavar="T", default=IDLE, help=f"over HTTP, close a sandbox without calls ({IDLE})")
+    add(
+        "--idle",
+        metavar="T",
+        default=IDLE,
+        help=f"over HTTP, close a sandbox without calls (default: {IDLE})",
+    )
     add("--allow-commit", action="store_true", help="add the tool `commit`, which asks the user each time")
     add("--discard", action="store_true", help="delete the changes when the server ends")
     output.add_verbosity(parser)
@@ -78,7 +83,9 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example: stockade mcp install codex --write -- -p ~/agent.toml",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    install.add_argument("client", choices=CLIENTS, help="the client whose settings get the entry")
+    install.add_argument(
+        "client", metavar="|".join(CLIENTS), choices=CLIENTS, help="the client whose settings get the entry"
+    )
     install.add_argument("--name", default="stockade", help="what the client calls the server")
     install.add_argument("--write", action="store_true", help="write it without asking")
     output.add_verbosity(install)
@@ -91,7 +98,7 @@ def _serve(args: argparse.Namespace) -> int:
     found = run.discover_policy(args, caller, home)
     start = run.start_directory(args, found)
     http = None if args.http is None else _address(args.http)
-    idle = run.seconds(args.idle) or 0.0
+    idle = run.seconds(args.idle, "--idle") or 0.0
     token = _token() if http is not None else ""
     try:
         from stockade.integrations.mcp import serving

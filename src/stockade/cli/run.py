@@ -621,8 +621,8 @@ def _terminal(until: float | None) -> UserTerminal:
     return UserTerminal(until)
 
 
-def seconds(text: str | None) -> float | None:
-    """Parse the value of --timeout: a duration as policies write it, or a number of seconds."""
+def seconds(text: str | None, option: str = "--timeout") -> float | None:
+    """Parse the value of an option: a duration as policies write it, or a number of seconds."""
     from stockade.policy import Limits
 
     if text is None:
@@ -631,7 +631,7 @@ def seconds(text: str | None) -> float | None:
         number = text.isascii() and text.replace(".", "", 1).isdigit()
         return Limits(wall=float(text) if number else text).wall
     except PolicyError as error:
-        raise PolicyError(f"--timeout {text!r} is not a time", hint=error.hint) from None
+        raise PolicyError(f"{option} {text!r} is not a time", hint=error.hint) from None
 
 
 def _cancel(number: int, _: object) -> NoReturn:

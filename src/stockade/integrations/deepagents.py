@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import errno
 
-from deepagents.backends.protocol import (
-    FILE_NOT_FOUND,
-    INVALID_PATH,
-    IS_DIRECTORY,
-    PERMISSION_DENIED,
-    ExecuteResponse,
-    FileDownloadResponse,
-    FileUploadResponse,
-)
-from deepagents.backends.sandbox import BaseSandbox
-
 import stockade
 from stockade.errors import StockadeError
+from stockade.integrations import needs_extra
 from stockade.result import Outcome
 from stockade.runs.io.captured_output import CapturedOutput
+
+with needs_extra("deepagents"):
+    from deepagents.backends.protocol import (
+        FILE_NOT_FOUND,
+        INVALID_PATH,
+        IS_DIRECTORY,
+        PERMISSION_DENIED,
+        ExecuteResponse,
+        FileDownloadResponse,
+        FileUploadResponse,
+    )
+    from deepagents.backends.sandbox import BaseSandbox
 
 __all__ = ["StockadeBackend"]
 

@@ -12,21 +12,8 @@ import os
 import pwd
 from typing import Any, Literal, overload
 
-from inspect_ai.util import (
-    ExecResult,
-    OutputLimitExceededError,
-    SandboxConnection,
-    SandboxEnvironment,
-    SandboxEnvironmentConfigType,
-    SandboxEnvironmentLimits,
-    SandboxUnavailableError,
-    SandboxUserUnsupportedError,
-    sandboxenv,
-)
-from inspect_ai.util import concurrency as limited
-from pydantic import BaseModel
-
 from stockade.errors import LimitError, SetupError
+from stockade.integrations import needs_extra
 from stockade.resolve.environment import Environment, IdMaps
 from stockade.result import Outcome, Result
 from stockade.runs.io.captured_output import CapturedOutput
@@ -34,6 +21,21 @@ from stockade.runs.options import LONGEST_NAME
 from stockade.sandbox.async_sandbox import AsyncSandbox
 from stockade.sandbox.attach_listener import AttachListener
 from stockade.sandbox.identity import run_as
+
+with needs_extra("inspect"):
+    from inspect_ai.util import (
+        ExecResult,
+        OutputLimitExceededError,
+        SandboxConnection,
+        SandboxEnvironment,
+        SandboxEnvironmentConfigType,
+        SandboxEnvironmentLimits,
+        SandboxUnavailableError,
+        SandboxUserUnsupportedError,
+        sandboxenv,
+    )
+    from inspect_ai.util import concurrency as limited
+    from pydantic import BaseModel
 
 __all__ = ["StockadeConfig", "StockadeSandboxEnvironment"]
 

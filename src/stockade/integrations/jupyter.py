@@ -23,11 +23,9 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 import msgspec
-from jupyter_client.connect import KernelConnectionInfo
-from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
-from traitlets import Dict, Enum, List, Unicode, Union
 
-from stockade.errors import PolicyError
+from stockade.errors import PolicyError, StockadeError
+from stockade.integrations import needs_extra
 from stockade.integrations.jupyter_relay import PLAIN_TYPES, KernelRelay
 from stockade.linux import dirwalk
 from stockade.policy.model import Policy, policy_or_default
@@ -36,6 +34,11 @@ from stockade.runs.options import WAYS
 from stockade.sandbox.process import Process
 from stockade.sandbox.sandbox import Sandbox
 from stockade.sandbox.workspace import Workspace
+
+with needs_extra("jupyter"):
+    from jupyter_client.connect import KernelConnectionInfo
+    from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
+    from traitlets import Dict, Enum, List, Unicode, Union
 
 #: The name in kernel.json.
 NAME = "stockade-provisioner"
@@ -333,8 +336,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m stockade.integrations.jupyter",
         description="Register a Python kernel that runs behind walls the kernel of the system keeps.",
+        epilog="example: python -m stockade.integrations.jupyter install --user",
     )
-    parser.add_argument("command", choices=["install"])
+    parser.add_argument("command", metavar="install", choices=["install"], help="write the kernel's files")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--user", action="store_true", help="for you alone")
     place.add_argument("--sys-prefix", action="store_true", help="in this virtual environment")
@@ -355,5 +359,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def main(arguments: Sequence[str]) -> str:
+    """Install the kernel, and return what to say about it; an error ends the process with its text."""
+    try:
+        return f"installed in {install(arguments)}"
+    except PermissionError as error:
+        sys.exit(f"stockade: error: {error}\nstockade: hint: --user installs for you alone")
+    except StockadeError as error:
+        sys.exit(f"stockade: error: {error.message}\nstockade: hint: {error.hint}")
+
+
 if __name__ == "__main__":
-    print(f"installed in {install(sys.argv[1:])}")
+    print(main(sys.argv[1:]))

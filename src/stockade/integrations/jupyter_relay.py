@@ -17,7 +17,10 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import zmq
+from stockade.integrations import needs_extra
+
+with needs_extra("jupyter"):
+    import zmq
 
 #: What a frontend shows without running anything of it.
 PLAIN_TYPES = ("text/plain", "image/png", "image/jpeg", "image/gif")

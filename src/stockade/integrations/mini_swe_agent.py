@@ -19,15 +19,17 @@ import os
 import platform
 from typing import Any
 
-from minisweagent.environments.local import LocalEnvironment
-from minisweagent.utils.serialize import recursive_merge
-from pydantic import BaseModel
-
+from stockade.integrations import needs_extra
 from stockade.policy.model import Policy, policy_or_default
 from stockade.policy.values import literal
 from stockade.result import Outcome
 from stockade.runs.options import OnExit
 from stockade.sandbox.sandbox import Sandbox
+
+with needs_extra("mini-swe-agent"):
+    from minisweagent.environments.local import LocalEnvironment
+    from minisweagent.utils.serialize import recursive_merge
+    from pydantic import BaseModel
 
 logger = logging.getLogger("stockade")
 

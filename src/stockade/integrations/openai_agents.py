@@ -24,29 +24,31 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
-from agents.sandbox.errors import (
-    ExecTimeoutError,
-    ExecTransportError,
-    WorkspaceArchiveReadError,
-    WorkspaceArchiveWriteError,
-    WorkspaceReadNotFoundError,
-)
-from agents.sandbox.manifest import Manifest
-from agents.sandbox.session import SandboxSession, SandboxSessionState
-from agents.sandbox.session.base_sandbox_session import BaseSandboxSession
-from agents.sandbox.session.sandbox_client import BaseSandboxClient, BaseSandboxClientOptions
-from agents.sandbox.session.workspace_payloads import coerce_write_payload
-from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec, resolve_snapshot
-from agents.sandbox.types import ExecResult, User
-from agents.tool import ShellCallOutcome, ShellCommandOutput, ShellCommandRequest, ShellResult
-
 from stockade.errors import NotFoundError, PolicyError, StockadeError
+from stockade.integrations import needs_extra
 from stockade.policy.model import Policy, PolicyLike, policy_or_default
 from stockade.result import Outcome, Result
 from stockade.runs.options import OnExit, valid_on_exit
 from stockade.sandbox.async_sandbox import AsyncSandbox
 from stockade.sandbox.workspace import Workspace
 from stockade.workspace.files.files import DOWNLOAD_LIMIT
+
+with needs_extra("openai-agents"):
+    from agents.sandbox.errors import (
+        ExecTimeoutError,
+        ExecTransportError,
+        WorkspaceArchiveReadError,
+        WorkspaceArchiveWriteError,
+        WorkspaceReadNotFoundError,
+    )
+    from agents.sandbox.manifest import Manifest
+    from agents.sandbox.session import SandboxSession, SandboxSessionState
+    from agents.sandbox.session.base_sandbox_session import BaseSandboxSession
+    from agents.sandbox.session.sandbox_client import BaseSandboxClient, BaseSandboxClientOptions
+    from agents.sandbox.session.workspace_payloads import coerce_write_payload
+    from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec, resolve_snapshot
+    from agents.sandbox.types import ExecResult, User
+    from agents.tool import ShellCallOutcome, ShellCommandOutput, ShellCommandRequest, ShellResult
 
 #: Where the files of a session are if the policy has no workspace: in the private /tmp.
 PRIVATE_ROOT = "/tmp/workspace"

@@ -16,20 +16,22 @@ import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 
-from pydantic_ai.workspaces import (
-    CommandResult,
-    FileEntry,
-    WorkspaceCommand,
-    WorkspaceOutputLimitError,
-    WorkspaceRef,
-    WorkspaceTimeoutError,
-    WorkspaceUnavailableError,
-)
-
+from stockade.integrations import needs_extra
 from stockade.policy import values
 from stockade.policy.model import PolicyLike
 from stockade.result import Outcome
 from stockade.sandbox.held_sandbox import HeldEntry, HeldRun, HeldSandbox, SandboxGoneError
+
+with needs_extra("pydantic-ai"):
+    from pydantic_ai.workspaces import (
+        CommandResult,
+        FileEntry,
+        WorkspaceCommand,
+        WorkspaceOutputLimitError,
+        WorkspaceRef,
+        WorkspaceTimeoutError,
+        WorkspaceUnavailableError,
+    )
 
 __all__ = ["StockadeWorkspace"]
 

@@ -118,6 +118,11 @@ class LoopStart(LoopEvent, frozen=True, kw_only=True):
     items: tuple[ItemSummary, ...]
     resumed: bool
 
+    @property
+    def shown_agent(self) -> str:
+        """The agent for a person: its name and version, or the program of a plain command."""
+        return f"{self.agent} {self.version}" if self.version else self.program.rpartition("/")[2]
+
 
 class BaselineStart(LoopEvent, frozen=True, kw_only=True):
     """The verify command runs on the project as it is."""

@@ -31,6 +31,7 @@ from stockade.loop.work import landing
 from stockade.loop.work.core import TICK, Listener, LoopCore, StopLoopError, excess
 from stockade.loop.work.item_work import ItemWork, commit_to_git
 from stockade.policy.model import Policy
+from stockade.policy.patterns import has_wildcard
 from stockade.policy.values import literal
 
 #: The exit codes of `stockade loop`.
@@ -67,7 +68,7 @@ def check_policy(policy: Policy, project: str) -> Policy:
 
 
 def check_request(settings: LoopSettings, items: Sequence[WorkItem], project: str) -> None:
-    """Refuse a loop that could not work: without an agent, without items, or without a judge for one."""
+    """Refuse a loop that could not work: without an agent or items, or without its judge's files."""
     if not items:
         raise LoopError("there are no items to work on", hint="docs/how-to/loop.md shows their forms")
     if not settings.verify and (plain := [item.id for item in items if not item.verify]):
@@ -75,6 +76,14 @@ def check_request(settings: LoopSettings, items: Sequence[WorkItem], project: st
             f"nothing judges the item {clean_line(plain[0])}",
             hint="name the command that does: --verify 'pytest -q'",
         )
+    for path in settings.judge:
+        # A misspelled path would leave the tests to the agent.
+        if not has_wildcard(path) and not os.path.lexists(os.path.join(project, path)):
+            raise LoopError(
+                f"the judge's file {clean_line(path)} is not in the project",
+                hint="check its name; for files that do not exist yet, write a pattern: "
+                f"'{clean_line(path.rstrip('/'))}/**'",
+            )
     if settings.git_commit:
         landing.check_repository(project)
     recipe_for(settings.agent)
@@ -287,6 +296,8 @@ class Loop:
             items=core.record.summaries(),
             resumed=resumed,
         )
+        if text := core.recipe.missing_key(core.agent_policy):
+            core.tell(events.LoopWarning, text=text)
         if any(one.phase not in FINAL and not one.item.verify for one in core.record.items):
             core.baseline(core.settings.verify)
 
@@ -407,7 +418,9 @@ class Loop:
         if "failed" in phases or "skipped" in phases:
             return "incomplete", f"{phases.count('failed')} failed, {phases.count('skipped')} skipped"
         if "held" in phases:
-            return "held", "files wait for a person" + (f", and {left} items for them" if left else "")
+            return "held", "files wait for a person" + (
+                f", and {left} of the items for these" if left else ""
+            )
         return ("incomplete", f"{left} are left") if left else ("done", "every item has landed")
 
 

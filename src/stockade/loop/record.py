@@ -332,6 +332,25 @@ def find_store(word: str | None, project: str, home: str | None = None) -> Store
     return Store(f"{place}/{max(dated)[1]}")
 
 
+def attempt_workspaces(project: str) -> frozenset[str]:
+    """Return the ids of the workspaces that belong to attempts of the project's loops.
+
+    They wait for a person, or were rejected by a judge: nothing else may go on in them by itself.
+    """
+    place, found = loops_place(), set[str]()
+    for name in os.listdir(place):
+        with contextlib.suppress(SetupError, NotFoundError):
+            record = Store(f"{place}/{name}").read()
+            if record.project == project:
+                found |= {
+                    id
+                    for one in record.items
+                    for tried in one.attempts
+                    for id in (tried.workspace, tried.fork)
+                }
+    return frozenset(found - {""})
+
+
 @contextlib.contextmanager
 def project_lock(project: str, home: str | None = None) -> Iterator[None]:
     """Hold the lock on a project: two loops over one tree would land over each other's changes."""

@@ -10,12 +10,13 @@ import msgspec
 
 from stockade.errors import PolicyError
 from stockade.linux.plain_text import clean_line
+from stockade.loop.items.entries import MOST_ATTEMPTS
 from stockade.policy.values import nearest
 from stockade.runs.limits import seconds_of
 
 #: How long an attempt may take, and its verify command, if nothing else is said.
 ATTEMPT_SECONDS, VERIFY_SECONDS = 3600.0, 1800.0
-MOST_ATTEMPTS, MOST_PARALLEL = 100, 64
+MOST_PARALLEL = 64
 SCOPES = ("attempt", "item", "loop")
 LIMITS = ("time", "idle", "tokens", "cost")
 
@@ -121,7 +122,13 @@ def parse_budgets(words: list[str]) -> dict[str, dict[str, Any]]:
         try:
             number = _limit(limit, value) if limit in ("time", "idle") else float(value)
         except ValueError:
-            raise PolicyError(f"--budget {clean_line(word)}: {clean_line(value)} is not a number") from None
+            raise PolicyError(
+                f"--budget {clean_line(word)}: {clean_line(value)!r} is not a number",
+                hint=f"write --budget {name}=20",
+            ) from None
+        except PolicyError as error:
+            problem = error.message.rpartition(": ")[2]
+            raise PolicyError(f"--budget {clean_line(word)}: {problem}", hint=error.hint) from None
         found.setdefault(scope, {})[limit] = int(number) if limit == "tokens" else number
     return found
 
@@ -135,6 +142,11 @@ def make_settings(found: Mapping[str, Any], name: str) -> LoopSettings:
     for key, most in (("attempts", MOST_ATTEMPTS), ("best_of", MOST_PARALLEL), ("parallel", MOST_PARALLEL)):
         if not 1 <= getattr(made, key) <= most:
             raise PolicyError(f"{name}: {key} = {getattr(made, key)}", hint=f"write 1 to {most}")
+    if made.score and made.best_of == 1:
+        raise PolicyError(
+            f"{name}: score chooses between passed attempts, and there is only one at a time",
+            hint="write --best-of N too, or leave --score out",
+        )
     for path in made.judge:
         check_judge_path(path, name)
     if made.report not in ("auto", "none", "stdout"):

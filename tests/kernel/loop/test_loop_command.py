@@ -67,6 +67,9 @@ def test_a_dry_run_starts_nothing(project: Path) -> None:
         (("--items", "items.toml", "--verify", "true"), "", "no agent is named"),
         ((*OPTIONS, "--budget", "attempt.tmie=3"), "true", "is not a budget"),
         ((*OPTIONS, "--judge", "/etc"), "true", "is not a path in the project"),
+        ((*OPTIONS, "--budget", "attempt.time=abc"), "true", "--budget attempt.time=abc: is not a time"),
+        ((*OPTIONS, "--judge", "tset"), "true", "the judge's file tset is not in the project"),
+        ((*OPTIONS, "--score", "true"), "true", "score chooses between passed attempts"),
         ((*OPTIONS, "--git-commit"), "true", "not the top of a git repository"),
         (("retry", "x"), "", "no loop has worked in"),
     ],
@@ -76,6 +79,35 @@ def test_a_wrong_request_is_refused_with_its_reason(
 ) -> None:
     done = loop(project, *words, agent=agent)
     assert done.returncode == 125 and told in done.stderr and "hint" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--items", "items.toml", "--verfy", "true"), "unknown option --verfy"),
+        (("--items", "items.toml", "claude"), "the agent's command comes after --"),
+    ],
+)
+def test_a_misspelled_option_and_a_missing_separator_are_named(
+    project: Path, words: tuple[str, ...], told: str
+) -> None:
+    done = loop(project, *words)
+    assert done.returncode == 2 and told in done.stderr, done.stderr
+
+
+def test_a_refused_screen_leaves_no_loop_behind(project: Path) -> None:
+    done = loop(project, *OPTIONS, "--tui", agent="true")
+    assert done.returncode == 125 and "--tui needs a terminal" in done.stderr
+    assert "no loop has worked in" in loop(project, "status").stderr
+
+
+def test_commands_of_the_hook_do_not_go_on_in_a_rejected_attempt(project: Path) -> None:
+    done = loop(project, *OPTIONS, "--strict", "--attempts", "1", agent="echo > rejected")
+    assert done.returncode == 1 and "stockade loop logs a" in done.stderr, done.stderr
+    kept = json.loads(stockade_command("workspaces", "--json", cwd=project).stdout)
+    assert kept, "the attempts' workspaces are kept"
+    ran = stockade_command("hook", "run", "--", "ls", cwd=project)
+    assert ran.returncode == 0 and "values.sh" in ran.stdout and "rejected" not in ran.stdout
 
 
 def test_the_project_may_set_the_commands_of_a_loop_only_if_it_is_trusted(project: Path) -> None:

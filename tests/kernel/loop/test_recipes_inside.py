@@ -145,8 +145,8 @@ def test_items_come_from_a_command_that_the_user_asks_for(tmp_path: Path) -> Non
     ("command", "message"),
     [
         ("echo no such database >&2; exit 3", "exit code 3: no such database"),
-        ("echo not json", "its output is not JSON"),
-        ("echo '{}'", "its output has no items"),
+        ("echo not json", "the output of echo not json is not JSON"),
+        ("echo '{}'", "has no items"),
         ("head -c 17000000 /dev/zero", "more than 16 MiB"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from stockade.cli.ui import output
@@ -16,6 +17,15 @@ UNKNOWN = "unrecognized arguments: "
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that prints `stockade: error:` and a hint instead of its whole usage."""
+
+    #: What else a hint says about this command.
+    note = ""
+    _parsed: Sequence[str] = ()
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        """Parse, and remember the words for errors."""
+        self._parsed = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line, with exit code 2."""
@@ -30,8 +40,13 @@ class Parser(argparse.ArgumentParser):
         elif message.endswith("expected one argument"):
             hint = f"write the value after the option; {hint}"
         elif ": invalid choice: " in message:
-            message, choice = _wrong_choice(message)
-            hint = f"{choice}; {hint}"
+            if word := self._unknown_before(message):
+                message, choice = f"unknown option {word}", self._nearest(word).rstrip("; ")
+            else:
+                message, choice = _wrong_choice(message)
+            hint = f"{choice} {hint}" if choice.endswith("?") else f"{choice}; {hint}".removeprefix("; ")
+        if self.note:
+            hint += f"; {self.note}"
         output.error(message, hint=hint)
         raise SystemExit(2)
 
@@ -48,6 +63,18 @@ class Parser(argparse.ArgumentParser):
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
         """Print the help, or raise if that fails: argparse's own (3.13) ignores a full disk."""
         (file or sys.stdout).write(self.format_help())
+
+    def _unknown_before(self, message: str) -> str:
+        """Return the unknown option whose value argparse took for an action; "" if there is none."""
+        wrong = message.partition(": invalid choice: ")[2].partition(" (choose")[0].strip("'\"")
+        known = [option for action in self._actions for option in action.option_strings]
+        for word in self._parsed:
+            name = word.partition("=")[0]
+            if word in (wrong, "--"):
+                break
+            if name.startswith("--") and not any(option.startswith(name) for option in known):
+                return name
+        return ""
 
     def _nearest(self, word: str) -> str:
         from stockade.policy import Policy

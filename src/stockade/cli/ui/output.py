@@ -242,7 +242,7 @@ def error(text: str, hint: str = "") -> None:
 def _lines_of(text: str) -> list[str]:
     """Return the cleaned lines, indented after the first, since a newline in a name may have begun them."""
     first, *rest = clean(text).splitlines() or [""]
-    return [first, *(f"  {line}" for line in rest)] if first or rest else []
+    return [first, *(f"  {line}".rstrip() for line in rest)] if first or rest else []
 
 
 def _print_line(line: str) -> None:

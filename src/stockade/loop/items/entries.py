@@ -14,7 +14,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 MOST_TITLE = 1000
 MOST_BODY = 1 << 20
 MOST_PRIORITY = 1_000_000
-MOST_ATTEMPTS = 1000
+MOST_ATTEMPTS = 100
 
 
 class Entry:

@@ -44,8 +44,8 @@ def load_items(source: str, *, kind: str | None = None, commands: bool = False) 
             )
         if not command:
             raise ItemsError("there is no command after !", hint="write --items '!bd ready --json'")
-        items = tables.from_table(_json(printed_by(command), "its output", tables.LIST_FORM),
-                                  "its output", tables.LIST_FORM)  # fmt: skip
+        name = f"the output of {clean_line(command[:200])}"
+        items = tables.from_table(_json(printed_by(command), name, tables.LIST_FORM), name, tables.LIST_FORM)
     elif kind == "harbor":
         items = harbor.from_directory(source)
     elif kind == "markdown":

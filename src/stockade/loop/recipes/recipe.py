@@ -88,6 +88,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         added["env"] = {**self.env, **policy.env}
         return merge(policy, added)
 
+    def missing_key(self, policy: Policy) -> str:
+        """Return a warning if none of the variables that hold the agent's key is set; else ""."""
+        names = self.policy.get("pass_env", [])
+        if not names or any(name in os.environ for name in policy.pass_env) or set(names) & set(policy.env):
+            return ""
+        return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not set, so the agent has no key"
+
     def describe(self) -> str:
         """Return the command that is started inside, for a person to read; no shell would run this text."""
         return f"inside the sandbox: {shlex.join(_with_switches(self, 'PROMPT', PLACE))}"

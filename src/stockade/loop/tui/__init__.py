@@ -18,17 +18,15 @@ from stockade.errors import StockadeError, UnsupportedError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from stockade.loop.events import LoopEnd
+    from stockade.loop.tui.app import LoopApp
     from stockade.loop.tui.control import LoopControl
 
 #: How long to wait for the loop's threads after the screen is gone, in seconds.
 LAST_WAIT = 15.0
 
 
-def run_tui(loop: LoopControl) -> LoopEnd | None:
-    """Run a loop and show it until the user leaves; return how it ended, None if it was left before.
-
-    Raises what the loop refused to start for, once the screen is gone.
-    """
+def import_app() -> type[LoopApp]:
+    """Return the screen's class, or refuse if the extra `loop` is not installed."""
     try:
         from stockade.loop.tui.app import LoopApp
     except ModuleNotFoundError as error:
@@ -38,7 +36,15 @@ def run_tui(loop: LoopControl) -> LoopEnd | None:
             "the screen of a loop needs textual, which is not installed",
             hint="install it: pip install 'stockade[loop]'; or leave --tui out",
         ) from None
-    app = LoopApp(loop)
+    return LoopApp
+
+
+def run_tui(loop: LoopControl) -> LoopEnd | None:
+    """Run a loop and show it until the user leaves; return how it ended, None if it was left before.
+
+    Raises what the loop refused to start for, once the screen is gone.
+    """
+    app = import_app()(loop)
     app.run()
     app.end_loop(LAST_WAIT)
     if isinstance(app.error, StockadeError):

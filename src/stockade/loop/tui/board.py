@@ -107,7 +107,7 @@ class Board:
         """Fold one event into the board."""
         match event:
             case events.LoopStart():
-                self.agent = clean_line(f"{event.agent} {event.version}".strip())
+                self.agent = clean_line(event.shown_agent)
                 self.backend, self.mechanisms = event.backend, event.mechanisms
                 self.doing = "running"
                 self._summarize(event.items)

@@ -270,6 +270,12 @@ class LoopCore:
                 passed=len(made.passed),
                 failed=len(made.failed),
             )
+            if made.failed and command == self.settings.verify and not self.settings.strict:
+                self.tell(
+                    events.LoopWarning,
+                    text="an attempt may leave the tests that fail now as they are; "
+                    "--strict asks for exit code 0",
+                )
             return made
 
     def discard(self, attempt: AttemptRecord) -> None:
