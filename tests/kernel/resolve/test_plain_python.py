@@ -34,6 +34,11 @@ def test_nothing_can_be_put_beside_the_link() -> None:
     assert result.text == "python\n"
 
 
+def test_nothing_of_the_hosts_run_is_beside_it() -> None:
+    result = stockade.run(["find", "/run"], Policy())
+    assert result.text.split() == ["/run", "/run/stockade", "/run/stockade/bin", "/run/stockade/bin/python"]
+
+
 def test_another_python_of_the_caller_comes_first(tmp_path: Path) -> None:
     python = tmp_path / "project" / "bin" / "python"
     python.parent.mkdir(parents=True)
