@@ -14,8 +14,9 @@ from support.means import applies
 LOOKING = "stat,lstat,open,open-path,readlink,statfs,chdir"
 CHANGING = "chmod,chown,utime,setxattr"
 UNSHOWN = [
-    "/sys", "/sys/kernel", "/boot", "/run/lock", "/run/systemd", "/run/user", "/home", "/mnt", "/media", "/srv",
-    "/opt", "/var/lib", "/var/log", "/var/run", "/etc/shadow", "/etc/gshadow", "/etc/sudoers", "/etc/ssh", "/etc/machine-id", "/etc/fstab",
+    "/sys", "/sys/kernel", "/boot", "/run/lock", "/run/systemd", "/run/user", "/home", "/mnt", "/media",
+    "/srv", "/opt", "/var/lib", "/var/log", "/var/run", "/etc/shadow", "/etc/gshadow", "/etc/sudoers",
+    "/etc/ssh", "/etc/machine-id", "/etc/fstab",
 ]  # fmt: skip
 HOSTILE = [
     "with space", "new\nline", "tab\tbed", "back\\slash", "octal\\040", "#comment", "co:lon,comma",

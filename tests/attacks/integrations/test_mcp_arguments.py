@@ -45,6 +45,13 @@ async def test_no_argument_widens_the_policy(tree: Path) -> None:
     assert (tree / "a.txt").read_text() == "one\n" and secret.read_text() == "private\n"
 
 
+async def test_numbers_with_thousands_of_digits_are_answered_in_words(tree: Path) -> None:
+    async with connected(workbench(tree)) as client:
+        answer = await client.call_tool("python", {"code": "[10**5000]"})
+        assert "more digits than Python writes" in str(answer)
+        assert "is not the output of a run" in await refusal(client, "read", path=f"run:{'9' * 5000}/stdout")
+
+
 async def test_there_is_no_commit_unless_the_user_allowed_it(tree: Path) -> None:
     user = Answers()
     async with connected(workbench(tree), user=user) as client:

@@ -91,7 +91,7 @@ def _bounded(written: bytes, path: str) -> str:
 
 def _code_blocks(result: CodeResult) -> Iterable[ContentBlock]:
     if result.value is not None:
-        yield text(f"value:\n{_cut(clean(repr(result.value)), MOST_VALUE)}")
+        yield text(f"value:\n{_cut(clean(_written(result.value)), MOST_VALUE)}")
     if result.error is not None:
         frames = [f"  {one.file}:{one.line} in {one.name}: {one.text}" for one in result.error.frames]
         lines = [f"{result.error.type}: {result.error.message}", *frames]
@@ -102,6 +102,13 @@ def _code_blocks(result: CodeResult) -> Iterable[ContentBlock]:
     ]  # fmt: skip
     for mime, form in pictures[:MOST_PICTURES]:
         yield ImageContent(type="image", data=base64.b64encode(form).decode(), mime_type=mime)
+
+
+def _written(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return f"a {type(value).__name__} with more digits than Python writes; print it in another form"
 
 
 def _cut(whole: str, most: int) -> str:

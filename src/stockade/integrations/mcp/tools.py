@@ -39,6 +39,8 @@ INSTRUCTIONS = (
 )
 #: Seconds that a call may take unless it says otherwise; the policy's `limits.wall` ends it earlier.
 TIMEOUT = 120.0
+#: The longest number of a run; Python reads no number of more than 4,300 digits.
+MOST_DIGITS = 18
 #: How many paths a question to the user lists: a person reads them.
 MOST_ASKED = 200
 
@@ -120,9 +122,9 @@ def _reading_tools(bench: Workbench) -> list[Tool[...]]:
         """Read a part of a file in the sandbox, or of what an earlier run printed."""
         if path.startswith(answers.OUTPUT):
             number, _, stream = path.removeprefix(answers.OUTPUT).partition("/")
-            if not number.isdecimal() or stream not in ("stdout", "stderr"):
+            if not number.isdecimal() or len(number) > MOST_DIGITS or stream not in ("stdout", "stderr"):
                 raise PolicyError(
-                    f"{path!r} is not the output of a run", hint="write run:1/stdout; a file: ./run:1"
+                    f"{path[:80]!r} is not the output of a run", hint="write run:1/stdout; a file: ./run:1"
                 )
             whole = answers.output_of(bench.past_run(int(number)).result, stream)
             return answers.content(path, whole[offset : offset + length], offset, len(whole))
