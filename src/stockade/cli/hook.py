@@ -80,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_options(inside, "run")
     inside.add_argument("--copy", action="store_true", help="run on a copy of the workspace at once")
-    return parser
+    return output.add_verbosity(parser)
 
 
 def _answer(words: list[str]) -> int:
