@@ -59,7 +59,8 @@ def find(log: Chain, before: float) -> Prunable | None:
     rows = log.look(f"SELECT sequence, hash, started {old} ORDER BY sequence DESC LIMIT 1", (end,))
     if not rows:
         return None
-    [(count,)] = log.look(f"SELECT COUNT(*) {old}", (end,))
+    through = rows[0][0]  # another process may have appended one since
+    [(count,)] = log.look(f"SELECT COUNT(*) {old}", (through + 1,))
     return Prunable(count, *rows[0])
 
 

@@ -57,6 +57,10 @@ with stockade.Sandbox(stockade.Policy(net=["api.good.example"])) as box:
 def test_an_egress_process_killed_in_the_middle_ends_every_connection(reach: Reach) -> None:
     control = reach.internet.popen(["python3", "-c", DOWNLOAD], stdout=subprocess.PIPE, text=True)
     assert control.stdout is not None and control.stdout.readline() == "begun\n"
+    # It can say so before the server has taken the connection.
+    until = time.monotonic() + 20
+    while not reach.internet.events("connection") and time.monotonic() < until:
+        time.sleep(0.02)
     os.killpg(control.pid, signal.SIGKILL)
     control.communicate()
     reach.internet.clear()

@@ -178,7 +178,8 @@ def test_tls_on_another_port_must_name_the_name(tmp_path: Path) -> None:
             str(authority.certificate),
         )
         assert said.splitlines() == ["b'x'", "TLSV1_UNRECOGNIZED_NAME", "b'x'"]
-        assert [one.reason for one in rig.ended_records(3)] == ["", "SNI differs", ""]
+        # The connections end in an order of their own.
+        assert sorted(one.reason for one in rig.ended_records(3)) == ["", "", "SNI differs"]
         assert rig.totals()[:2] == (2, 1)
 
 

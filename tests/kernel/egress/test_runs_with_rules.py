@@ -166,6 +166,8 @@ with stockade.Sandbox(POLICY) as box:
     print(json.dumps([said(first), said(second), said(third), third.usage.bytes_sent]))
 """,
     )
+    # The end of the first run's connection can be seen as late as in the second.
+    found[1][1] = [one for one in found[1][1] if one not in API[1]]
     assert found == [API, WEB, ["", []], 0]
 
 

@@ -17,7 +17,7 @@ from packaging.utils import parse_wheel_filename
 
 from stockade.gate import build as gate_build
 from support.means import applies
-from support.paths import PACKAGE, ROOT
+from support.paths import GATE_SOURCES, PACKAGE, ROOT
 from support.wheel import OFFLINE, PIP, SCRIPT, build, call
 
 applies(os.geteuid() != 0, "a build is the same for everybody, and the ordinary user makes it")
@@ -154,7 +154,7 @@ def test_a_compiler_without_headers_is_told_from_one_with_an_error(
 ) -> None:
     monkeypatch.setenv("CC", f"gcc -nostdinc -isystem {tmp_path}")
     with pytest.raises(gate_build.BuildError, match=r"header \S+\.h is missing: `apt install libc6-dev`"):
-        gate_build.library(tmp_path / "library.so")
+        gate_build.library(tmp_path / "library.so", sources=GATE_SOURCES)  # a wheel has no sources
 
 
 def test_sources_without_a_date_are_not_built(
