@@ -97,7 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
         "the judge sees it as it was, whatever the attempt did to it")  # fmt: skip
     add("--no-judge-defaults", action="store_true", help="only what --judge names is the judge's")
     add("--report", metavar="FILE|stdout|none", help="where the verify command writes JUnit XML or TAP "
-        "(default: pytest is told to write it)")  # fmt: skip
+        "(default: the loop tells pytest to write it)")  # fmt: skip
     add("--strict", action="store_true", help="success needs exit code 0, even if some tests failed before")
     add("--attempts", metavar="N", type=int, help="how many attempts an item gets (default: 3)")
     add("--best-of", metavar="N", type=int, help="run N attempts at a time and keep the first that passes")

@@ -26,7 +26,7 @@ EPILOG = """examples:
   stockade mcp                                over stdin and stdout, for a client that starts it
   stockade mcp -p agent.toml --allow-commit   the user is asked before changes are applied
   stockade mcp --http 8765                    over HTTP on 127.0.0.1, with a token
-  stockade mcp wrap -- npx some-server        run somebody else's server behind the policy
+  stockade mcp wrap -- npx some-server        run a foreign server behind the policy
   stockade mcp install claude                 show what registers the server, and ask whether to write it"""
 
 

@@ -152,7 +152,7 @@ class StockadeSandboxSession(BaseSandboxSession):
         try:
             found = Workspace.open(self.state.workspace_id)
         except NotFoundError:
-            return None  # it had no changes, or somebody committed or discarded them
+            return None  # it had no changes, or the user committed or discarded them
         if found.path != self.state.manifest.root:
             raise PolicyError(
                 f"the saved session names workspace {found.id}, which is not of {self.state.manifest.root}",

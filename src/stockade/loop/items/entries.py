@@ -1,4 +1,4 @@
-"""Fields of a work item as somebody wrote them, and where: what all formats share."""
+"""Fields of a work item as its author wrote them, and where: what all formats share."""
 
 from __future__ import annotations
 
