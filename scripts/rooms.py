@@ -36,6 +36,7 @@ ROOMS = {
     "functions": "functions in sandboxes: packing, channel, executor, warm Python",
     "sandbox": "the objects that users hold: Sandbox, Process, Workspace, Pool, Spawner; delegation",
     "sessions": "a shell or an interpreter that serves many runs; `attach/` for kept ones",
+    "observe": "explain and learn: what a program tried, which wall refused it, what would allow it",
     "runs": "one run from start to end: prepare, launch, evidence, supervise, outcome; the register",
     "egress": "what reaches the network: names, decoders, relay, resolver, records",
     "receipt": "the signed record of a run, the chain of them, verification",
