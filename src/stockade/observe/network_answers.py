@@ -87,7 +87,12 @@ def _answer_rules(access: Access, host: str, port: int, walls: Walls) -> Answer:
         reason = f"the rule {rule} denies {host}:{wanted}"
         return _refused(access, Control.NETWORK_RULES, clause, reason, PolicyChange(remove=clause))
     reason = f"no rule of the policy allows {host}:{wanted}"
-    return _refused(access, Control.NETWORK_RULES, clause, reason, _rule(host, wanted, walls))
+    return _refused(access, Control.NETWORK_RULES, clause, reason, _rule(host, port, walls))
+
+
+def is_address(text: str) -> bool:
+    """Whether text is an IPv4 or IPv6 address."""
+    return _address(text) is not None
 
 
 def port_taken(port: int, rules: tuple[str, ...]) -> bool:
