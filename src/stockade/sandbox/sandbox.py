@@ -48,6 +48,7 @@ from stockade.workspace.overlay import OverlayLayer
 if TYPE_CHECKING:
     from stockade.gate.template import Template
     from stockade.linux.user import Caller
+    from stockade.observe.records import Observed
     from stockade.resolve.environment import Environment
     from stockade.runs.network.published_ports import PublishedPort
     from stockade.sandbox.process import ProcessHandles
@@ -558,6 +559,8 @@ class RunExtras(NamedTuple):
     on_decision: Callable[[Decision], object] | None = None
     #: Gets the published ports as soon as the host listens on them.
     on_published: Callable[[tuple[PublishedPort, ...]], object] | None = None
+    #: Gets what the programs tried, refused or not, when an observed run has ended.
+    on_observed: Callable[[Observed, RunPreparation], object] | None = None
 
 
 NO_EXTRAS = RunExtras()
