@@ -11,18 +11,19 @@ import re
 from collections.abc import Iterable, Mapping
 
 from stockade.observe.learning.lesson import LearnedEntry, LearnQuestion
+from stockade.policy.values import quote
 
 #: By the beginning of a program's name: the variables that it obeys, `*` at the end of one for any ending.
 READS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("git",), ("GIT_AUTHOR_*", "GIT_COMMITTER_*", "GIT_DEFAULT_HASH", "GIT_TERMINAL_PROMPT")),
     (("pip",), ("PIP_*",)),
-    (("python", "pypy", "pytest"), ("PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONUTF8", "PYTEST_*", "PIP_*")),
+    (("python", "pypy", "pytest"), ("PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTEST_*", "PIP_*")),
     (("uv",), ("UV_*",)),
     (("node", "npm", "npx", "yarn", "pnpm"), ("NODE_ENV", "NPM_CONFIG_*", "npm_config_*", "COREPACK_*")),
     (("make", "gmake"), ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "CC", "CXX", "CPP", "LD", "AR")),
     (
         ("make", "gcc", "g++", "cc", "c++", "clang", "cmake", "ninja", "meson", "ld"),
-        ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CPATH", "LIBRARY_PATH", "SOURCE_DATE_EPOCH", "DESTDIR"),
+        ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CPATH", "LIBRARY_PATH", "SOURCE_DATE_EPOCH"),
     ),
     (("cargo", "rustc"), ("CARGO_BUILD_*", "CARGO_PROFILE_*", "RUSTFLAGS", "RUST_BACKTRACE")),
     (("go",), ("GOFLAGS", "GOPROXY", "GOOS", "GOARCH", "CGO_ENABLED")),
@@ -30,7 +31,9 @@ READS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 )  # fmt: skip
 #: How many names a learned policy passes on.
 MOST_NAMES = 32
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH(?!OR)|API_?KEY|ACCESS_?KEY|PRIVATE|SIGNING", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH(?!OR)|API_?KEY|ACCESS_?KEY|PRIVATE|SIGNING", re.IGNORECASE
+)
 #: A password in an address, or something long that looks random.
 _SECRET_VALUE = re.compile(r"://[^/\s]*@|(?=[^\s/]*\d)(?=[^\s/]*[A-Za-z])[A-Za-z0-9+_=-]{32,}")
 
@@ -55,7 +58,9 @@ def learn_environment(
                 continue
             if _SECRET_NAME.search(name) or _SECRET_VALUE.search(environ[name]):
                 questions[name] = LearnQuestion(
-                    f"the variable {name}", "its name or value looks like a secret", "pass_env", name
+                    f"read the variable {name}",
+                    "its name or value looks like a secret",
+                    f"pass_env = [{quote(name)}]",
                 )
             elif len(entries) < MOST_NAMES:
                 entries.setdefault(name, LearnedEntry(name, programs[0]))

@@ -1,8 +1,8 @@
 """The hosts that a program asked for: rules for the public ones, and questions about the others.
 
 The egress refuses a name that no rule allows, and records it. So a host is learned in steps: its name in one
-run, the port in the next, and the rule in the end allows no more ports than the program used. A name without a
-connection keeps the ports of a web server. Rules for addresses that are not public, and rules that pass on
+run, the port in the next, and the rule in the end allows no more ports than the program used. A name without
+a connection keeps the ports of a web server. Rules for addresses that are not public, and rules that pass on
 bytes unseen, are questions.
 """
 
@@ -13,14 +13,15 @@ from collections.abc import Iterable
 from stockade.observe.access import Access, Action
 from stockade.observe.learning.lesson import LearnedEntry, LearnQuestion, by_programs
 from stockade.policy.net_rules import NetRuleError, RuleSet, forbidden_address, normal_name, parse_rule
+from stockade.policy.values import quote
 from stockade.result import Decision
 
 #: How many hosts a learned policy allows, and how many ports besides those of web servers are tried.
 MOST_HOSTS = 64
 MOST_PORTS = 8
 MOST_QUESTIONS = 16
-#: Denies a name that nobody can own: with this rule alone a sandbox reaches nothing, and what programs ask for
-#: is recorded.
+#: Denies a name that nobody can own: with this rule alone a sandbox reaches nothing, and Stockade records
+#: what programs ask for.
 RECORDING = "!learn.stockade.invalid"
 WEB = (80, 443)
 #: How the addresses begin that stand for names inside: only the egress knows which.
@@ -48,12 +49,16 @@ class HostLearner:
         self._questions: dict[str, LearnQuestion] = {}
 
     def add(self, decisions: Iterable[Decision], connects: Iterable[Access] = ()) -> None:
-        """Take in what the egress decided in one run, and the connections that the kernel refused."""
+        """Take in what the egress decided in one run, and the connections that it could not see.
+
+        Those are the ones that the kernel refused, and all to addresses that stand for names: no rule has
+        their port yet.
+        """
         for one in decisions:
             if one.kind in ("name", "connect"):
                 self._take(one)
         for access in connects:
-            if access.action is Action.CONNECT and access.error and not access.target.startswith("unix:"):
+            if access.action is Action.CONNECT and not access.target.startswith("unix:"):
                 self._take_access(access)
 
     def rules(self, *, settled: bool = False) -> tuple[LearnedEntry, ...]:
@@ -80,7 +85,9 @@ class HostLearner:
         if one.verdict == "denied" and one.reason == "deny rule":
             self._ask(one.target, f"a rule of the policy denies it: {one.rule}")
         elif one.verdict == "denied" and one.reason in _NOT_SEEN_THROUGH and one.name and one.port:
-            why = f"{_NOT_SEEN_THROUGH[one.reason]}: this rule passes on bytes that Stockade does not look into"
+            why = (
+                f"{_NOT_SEEN_THROUGH[one.reason]}: this rule passes on bytes that Stockade does not look into"
+            )
             self._ask(one.target, why, f"tcp://{one.name}:{one.port}")
         elif one.verdict == "denied" and one.reason.endswith(" address"):
             rule = f"{one.address}:{one.port}" if one.address and one.port and ":" not in one.address else ""
@@ -136,5 +143,5 @@ class HostLearner:
         if len(self._questions) >= MOST_QUESTIONS:
             target, why, rule = "more than is listed here", "the program tried too many", ""
         self._questions.setdefault(
-            target, LearnQuestion(f"connect to {target}", why, "net" if rule else "", rule)
+            target, LearnQuestion(f"connect to {target}", why, f"net = [{quote(rule)}]" if rule else "")
         )

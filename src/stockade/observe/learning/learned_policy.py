@@ -63,9 +63,7 @@ class LearnedPolicy(msgspec.Struct, frozen=True, kw_only=True):
         if narrowed and self.limits:
             known = self.start.limits
             flags["limits"] = {
-                name: one.text.strip('"')
-                for name, one in self.limits.items()
-                if getattr(known, name) is None
+                name: one.text.strip('"') for name, one in self.limits.items() if getattr(known, name) is None
             }
         return merge(self.start, flags)
 

@@ -1,4 +1,4 @@
-"""What learning finds: an entry of the policy with its reason, or a question that only the user can answer."""
+"""What learning finds: an entry of the policy with its reason, or a question that only the user answers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ class LearnQuestion(msgspec.Struct, frozen=True):
     wanted: str
     #: Why that is not granted.
     why: str
-    #: The clause that would allow it, and its value; "" if no clause would.
-    clause: str = ""
-    value: str = ""
+    #: The line of a policy that would allow it; "" if none would.
+    allow: str = ""
 
 
 def by_programs(programs: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from stockade.policy.model import limit_text
 from stockade.policy.values import LONGEST, size_text
 from stockade.result import Usage
 
-#: How much more than it used a program may use: another machine may be slower, another day there is more to do.
+#: How much more a program may use than it did: another machine is slower, another day there is more to do.
 TIMES_LONGER, TIMES_LARGER = 4, 2
 #: Times that people write, in seconds.
 TIMES = (30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 4 * 3600, 8 * 3600, 24 * 3600)

@@ -4,7 +4,8 @@
 |---|---|
 | /proc, /sys, /dev | nothing: no policy can show them |
 | a cache of a package manager | nothing: the program makes its own in the private home |
-| settings in the home, a name that secrets have, a file that only the user may read, /etc but for public names | a question |
+| settings in the home, a name that secrets have, a file that only the user may read | a question |
+| /etc, but for names that every system has | a question |
 | a name that a policy cannot write | a question |
 | a device, a socket, a network file system | a question |
 | writing outside the workspace | a question: such writes are real |
@@ -13,8 +14,8 @@
 | a directory that was listed | the directory if it has no secrets, or else a question |
 | any other file | the file |
 
-Every path is judged by its real name, so that a link cannot lead to a secret, and granted by its real name, so
-that a link that changes later cannot either.
+Every path is judged by its real name, so that a link cannot lead to a secret, and granted by its real name,
+so that a link that changes later cannot either.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ import msgspec
 from stockade.linux.path_lookup import covers
 from stockade.linux.quiet_lookup import look_quietly, remote_devices
 from stockade.observe.access import Access, Action
+from stockade.observe.answer_values import Answer
 from stockade.observe.learning.lesson import LearnedEntry, LearnQuestion, by_programs
 from stockade.observe.learning.secret_paths import SecretPlaces
 from stockade.policy.profile import profile
-from stockade.policy.values import literal
+from stockade.policy.values import literal, quote
 
 #: From how many paths in one directory on it is granted as a whole.
 FEW = 4
@@ -65,6 +67,8 @@ class LearnedPaths(msgspec.Struct, frozen=True):
     """What a policy must show, and what was left out."""
 
     read: tuple[LearnedEntry, ...] = ()
+    #: Programs of the system that an `exec` clause does not list.
+    programs: tuple[str, ...] = ()
     questions: tuple[LearnQuestion, ...] = ()
     #: Caches that the program fills itself, and paths that no policy can show.
     caches: tuple[str, ...] = ()
@@ -74,28 +78,30 @@ class LearnedPaths(msgspec.Struct, frozen=True):
 class PathLearner:
     """Sorts the file accesses that walls refused."""
 
-    def __init__(self, places: SecretPlaces, workspace: str = "", writable: Iterable[str] = ()) -> None:
+    def __init__(self, places: SecretPlaces, workspace: str = "", system: Iterable[str] = ()) -> None:
         self._places = places
         self._workspace = workspace
-        self._writable = tuple(writable)
+        #: What the profile shows, by real names.
+        self._system = tuple(system)
         self._remote = remote_devices()
         self._needs: dict[str, PathNeed] = {}
+        self._programs: dict[str, None] = {}
         self._questions: dict[str, LearnQuestion] = {}
         self._caches: dict[str, None] = {}
         self._impossible: dict[str, None] = {}
         self._left = MOST_ACCESSES
 
-    def add(self, refused: Iterable[Access]) -> None:
+    def add(self, refused: Iterable[Answer]) -> None:
         """Take in accesses that a wall refused."""
-        for access in refused:
+        for answer in refused:
             self._left -= 1
             if self._left < 0:
-                self._ask("", "more paths than are looked at", "the program tried too many")
+                self._ask("", "use more paths than are looked at", "the program tried too many")
                 return
-            if access.action in _READS:
-                self._take_read(access)
-            elif access.action in _WRITES:
-                self._take_write(access)
+            if answer.access.action in _READS:
+                self._take_read(answer.access)
+            elif answer.access.action in _WRITES:
+                self._take_write(answer)
 
     def learned(self) -> LearnedPaths:
         """Return what was found, with paths collapsed."""
@@ -107,11 +113,12 @@ class PathLearner:
         if len(entries) > MOST_PATHS:
             self._ask(
                 "",
-                f"{len(entries) - MOST_PATHS} more paths",
+                f"read {len(entries) - MOST_PATHS} more paths",
                 f"a learned policy grants at most {MOST_PATHS}; show the directory that they are in",
             )
         return LearnedPaths(
             tuple(entries[:MOST_PATHS]),
+            tuple(self._programs),
             tuple(self._questions.values()),
             tuple(self._caches),
             tuple(self._impossible),
@@ -132,28 +139,30 @@ class PathLearner:
         if found.exists is None:
             self._ask(path, f"{verb} {path}", "it is behind a network file system, or you may not look there")
         elif self._workspace and covers(self._workspace, real):
-            self._ask(real, f"{verb} {real}", "the policy hides it in the workspace", remove=True)
+            self._ask(real, f"{verb} {real}", "the policy hides it in the workspace: see deny")
+        elif any(covers(tree, real) for tree in self._system):
+            if access.action is Action.EXECUTE and len(self._programs) < MOST_PATHS:
+                self._programs[real] = None
         elif cache := self._cache(real):
             _note(self._caches, cache)
         elif not (stat.S_ISREG(found.mode) or stat.S_ISDIR(found.mode)):
             self._ask(real, f"{verb} {real}", "it is neither a file nor a directory")
         elif not self._known_tree(real) and (why := self._places.secret(real, found.mode)):
-            self._ask(real, f"{verb} {real}", why, clause="read")
+            self._ask(real, f"{verb} {real}", why, "read")
         elif not _can_be_written(real):
             self._ask(real, f"{verb} {real}", "a policy cannot write such a name")
         else:
             need = self._needs.setdefault(real, PathNeed(real, stat.S_ISDIR(found.mode), set()))
             need.programs.add(access.program)
 
-    def _take_write(self, access: Access) -> None:
-        path = access.other or access.target
-        found = look_quietly(path, self._remote)
-        verb = {Action.REMOVE: "remove", Action.RENAME: "rename to"}.get(access.action, "write to")
-        if self._workspace and covers(self._workspace, found.name):
-            self._ask(path, f"{verb} {path}", "it is read-only in the workspace, or protected")
-        else:
-            why = self._places.secret(found.name) or "writes outside the workspace are real"
-            self._ask(path, f"{verb} {path}", why, clause="write" if found.exists else "")
+    def _take_write(self, answer: Answer) -> None:
+        path = answer.access.other or answer.access.target
+        verb = {Action.REMOVE: "remove", Action.RENAME: "rename something to"}.get(
+            answer.access.action, "write to"
+        )
+        allow = answer.change.toml if answer.change is not None else ""
+        danger = f"; {answer.change.danger}" if answer.change is not None and answer.change.danger else ""
+        self._ask_in_words(f"write {path}", f"{verb} {path}", f"{answer.reason}{danger}", allow)
 
     def _cache(self, real: str) -> str:
         home = self._places.home
@@ -164,15 +173,16 @@ class PathLearner:
                 return self._text(f"{tree}/{inner}".rstrip("/"))
         return ""
 
-    def _ask(self, key: str, wanted: str, why: str, *, clause: str = "", remove: bool = False) -> None:
-        if key in self._questions:
-            return
-        if len(self._questions) >= MOST_QUESTIONS:
-            wanted, why, clause, key = "more than is listed here", "the program tried too many", "", "more"
-        value = self._text(key) if clause and _can_be_written(key) else ""
-        if remove:
-            clause = "deny"
-        self._questions.setdefault(key, LearnQuestion(wanted, why, clause if value or remove else "", value))
+    def _ask(self, path: str, wanted: str, why: str, clause: str = "") -> None:
+        allow = f"{clause} = [{quote(self._text(path))}]" if clause and _can_be_written(path) else ""
+        self._ask_in_words(path, wanted, why, allow)
+
+    def _ask_in_words(self, key: str, wanted: str, why: str, allow: str) -> None:
+        if len(self._questions) < MOST_QUESTIONS:
+            self._questions.setdefault(key, LearnQuestion(wanted, why, allow))
+        elif key not in self._questions:
+            more = LearnQuestion("use more than is listed here", "the program tried too many")
+            self._questions.setdefault("more", more)
 
     def _collapsed(self) -> list[PathNeed]:
         granted: dict[str, PathNeed] = {}
@@ -183,7 +193,7 @@ class PathLearner:
             elif not need.is_dir:
                 granted.setdefault(need.path, need)
             elif why := self._unfit(need.path):
-                self._ask(need.path, f"list {need.path}", why, clause="read")
+                self._ask(need.path, f"list {need.path}", why, "read")
             else:
                 granted.setdefault(need.path, need)
         self._collapse_directories(granted)

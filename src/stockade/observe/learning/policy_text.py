@@ -39,9 +39,7 @@ def policy_text(learned: LearnedPolicy, command: Sequence[str], *, workspace: st
     table = _plain(learned, workspace)
     lines = [*_heading(learned, command), ""]
     own = {name for name in LISTS if learned.additions.get(name)}
-    plain = {
-        name: value for name, value in table.items() if name not in own and not isinstance(value, dict)
-    }
+    plain = {name: value for name, value in table.items() if name not in own and not isinstance(value, dict)}
     if plain:
         lines += ["# What the runs began with.", *write(plain).splitlines(), ""]
     for name in LISTS:
@@ -88,12 +86,10 @@ def merged_text(text: str, learned: LearnedPolicy, name: str) -> str:
 
 def question_line(one: LearnQuestion) -> str:
     """Return a question on one line."""
-    allow = ""
-    if one.clause == "deny":
-        allow = " (take the pattern out of deny to show it)"
-    elif one.value:
-        allow = f" ({one.clause} = [{quote(one.value)}] allows it)"
-    return comment(f"{one.wanted}: {one.why}{allow}")
+    words = comment(f"{one.wanted}: {one.why}")
+    allow = comment(one.allow)
+    # Half of a line could grant something else.
+    return f"{words}; to allow it: {allow}" if allow and not allow.endswith("…") else words
 
 
 def comment(words: str, most: int = LONGEST_COMMENT) -> str:
@@ -123,15 +119,15 @@ def _heading(learned: LearnedPolicy, command: Sequence[str]) -> list[str]:
 def _comments(learned: LearnedPolicy) -> list[str]:
     lines = [f"# {comment(note)}" for note in learned.notes]
     if learned.questions:
-        lines += ["", "# Not granted. Decide for yourself:"] if lines else ["# Not granted. Decide for yourself:"]
+        lines += (
+            ["", "# Not granted. Decide for yourself:"] if lines else ["# Not granted. Decide for yourself:"]
+        )
         lines += [f"# - {question_line(one)}" for one in learned.questions]
     return [*lines, ""] if lines else []
 
 
 def _limits(learned: LearnedPolicy) -> list[str]:
-    known = {
-        name: getattr(learned.start.limits, name) for name in learned.start.limits.__struct_fields__
-    }
+    known = {name: getattr(learned.start.limits, name) for name in learned.start.limits.__struct_fields__}
     written = {name: value for name, value in known.items() if value is not None}
     new = {name: one for name, one in learned.limits.items() if name not in written}
     if not (written or new):

@@ -1,4 +1,4 @@
-"""The programs that a run executed: an `exec` clause if one can list them, and the installs that were missing."""
+"""The programs that a run executed, for an `exec` clause, and the commands that it did not find."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from stockade.resolve.toolchain.installs import looks_like_home
 #: Names of files and directories that usually hold a secret, wherever they are, in lower case.
 NAMES = (
     ".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf",
-    ".git", ".git-credentials", ".gnupg", ".ssh", ".aws", ".azure", ".kube", ".docker", ".htpasswd", ".dockercfg",
+    ".git", ".git-credentials", ".gnupg", ".ssh", ".aws", ".azure", ".kube", ".docker", ".htpasswd",
+    ".dockercfg",
     "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore",
     "*.kdbx", "*.ovpn", "*.gpg", "*.asc", "*key.pem", "privkey*.pem", "*.ppk", "*.keytab",
     "*credential*", "*secret*", "*password*", "*passwd*", "*token*.json", "auth.json", "kubeconfig",
