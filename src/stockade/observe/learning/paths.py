@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -78,8 +78,16 @@ class LearnedPaths(msgspec.Struct, frozen=True):
 class PathLearner:
     """Sorts the file accesses that walls refused."""
 
-    def __init__(self, places: SecretPlaces, workspace: str = "", system: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        places: SecretPlaces,
+        workspace: str = "",
+        system: Iterable[str] = (),
+        ungrantable: Callable[[str], str] = lambda path: "",
+    ) -> None:
         self._places = places
+        #: Says why no policy can show a path; empty if one can.
+        self._ungrantable = ungrantable
         self._workspace = workspace
         #: What the profile shows, by real names.
         self._system = tuple(system)
@@ -151,6 +159,8 @@ class PathLearner:
             self._ask(real, f"{verb} {real}", why, "read")
         elif not _can_be_written(real):
             self._ask(real, f"{verb} {real}", "a policy cannot write such a name")
+        elif not stat.S_ISDIR(found.mode) and (why := self._ungrantable(real)):
+            self._ask(real, f"{verb} {real}", why)
         else:
             need = self._needs.setdefault(real, PathNeed(real, stat.S_ISDIR(found.mode), set()))
             need.programs.add(access.program)
@@ -224,7 +234,10 @@ class PathLearner:
     def _unfit(self, tree: str) -> str:
         if not _can_be_written(tree):
             return "a policy cannot write such a name"
-        return self._places.in_the_way(tree) or self._places.secret(tree) or self._places.in_tree(tree)
+        places = self._places
+        return (
+            places.in_the_way(tree) or places.secret(tree) or places.in_tree(tree) or self._ungrantable(tree)
+        )
 
     def _known_tree(self, path: str) -> str:
         """Return the tree of the profile `dev` that a path is in, as far as it may be granted."""
@@ -237,7 +250,7 @@ class PathLearner:
 
     def _text(self, path: str) -> str:
         home = self._places.home
-        if covers(home, path) and path != home:
+        if self._places.tilde and covers(home, path) and path != home:
             return f"~{literal(path[len(home) :])}"
         return literal(path)
 

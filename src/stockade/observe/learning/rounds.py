@@ -61,6 +61,8 @@ class LearningPlace(msgspec.Struct, frozen=True, kw_only=True):
     #: The workspace, and the trees that the profile shows.
     workspace: str = ""
     system: tuple[str, ...] = ()
+    #: Says why no policy can show a path; empty if one can.
+    ungrantable: Callable[[str], str] = lambda path: ""
     #: The limits that this host can enforce.
     enforceable: frozenset[Control] = frozenset()
     #: Whether hosts are learned; otherwise they are questions.
@@ -75,7 +77,7 @@ class Learner:
     def __init__(self, start: Policy, place: LearningPlace) -> None:
         self._start = start
         self._place = place
-        self._paths = PathLearner(place.places, place.workspace, place.system)
+        self._paths = PathLearner(place.places, place.workspace, place.system, place.ungrantable)
         self._hosts = HostLearner(() if start.net == "open" else start.net)
         self._executed: dict[str, None] = {}
         self._commands: dict[str, None] = {}

@@ -50,6 +50,8 @@ class SecretPlaces(msgspec.Struct, frozen=True):
 
     #: The home, by its real name.
     home: str
+    #: Whether `~` stands for the real name of the home.
+    tilde: bool = True
     #: Trees that no grant may contain: the workspace, what the program may write, Stockade's own.
     kept_out: tuple[str, ...] = ()
     #: Entries of /etc that a profile shows or could show.

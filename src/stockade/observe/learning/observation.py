@@ -1,0 +1,36 @@
+"""Sort what an observed run tried: what walls refused, what was executed, and where it wanted to connect."""
+
+from __future__ import annotations
+
+from stockade.observe.access import Action
+from stockade.observe.answers import answer
+from stockade.observe.learning.hosts import SYNTHETIC
+from stockade.observe.learning.paths import MOST_ACCESSES
+from stockade.observe.learning.rounds import LearningRun
+from stockade.observe.records import Observed
+from stockade.observe.view import Walls
+from stockade.result import Result
+
+#: Stockade's own: the gate executes the command, and programs of the sandbox's own lead to the system's.
+_OWN = "/run/stockade/"
+
+
+def sort_observed(observed: Observed, walls: Walls, result: Result) -> LearningRun:
+    """Return what a run showed; at most `MOST_ACCESSES` that failed are looked at."""
+    failed = [access for access in observed.accesses if access.error]
+    refused = [found for access in failed[:MOST_ACCESSES] if not (found := answer(access, walls)).allowed]
+    connects = [found.access for found in refused if found.access.action is Action.CONNECT]
+    connects += [
+        access
+        for access in observed.accesses
+        if access.action is Action.CONNECT and access.target.lstrip("[").startswith(SYNTHETIC)
+    ]
+    programs = [access for access in observed.accesses if access.action is Action.EXECUTE]
+    return LearningRun(
+        result,
+        tuple(refused),
+        tuple(connects),
+        tuple(dict.fromkeys(one.target for one in programs if not one.error)),
+        tuple(dict.fromkeys(one.target for one in programs if one.error)),
+        observed.cut,
+    )
