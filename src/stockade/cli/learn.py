@@ -32,14 +32,14 @@ _EXAMPLES = """examples:
   stockade learn --net none -o policy.toml -- ./job
                                               reaches no host; those that it asks for become questions
 
-The command runs several times, with empty input, and its changes to the workspace are thrown away. In each run it
-gets what it missed in the one before: files and hosts, but nothing that may be a secret. What may be one, and what
-would write for real, is listed as a question and never granted.
+The command runs several times, with empty input, and its changes to the workspace are thrown away.
+In each run it gets what it missed in the one before: files and hosts, but nothing that may be a secret.
+What may be one, and what would write for real, is listed as a question and never granted.
 
-Learn only from commands that you would run yourself: a hostile one chooses what it asks for. It can reach every
-public host that it names, and send what it reads of the workspace there; --net none prevents that.
+Learn only from commands that you would run yourself: a hostile one chooses what it asks for. It can reach
+every public host that it names, and send what it reads in the workspace there; --net none prevents that.
 
-exit codes: the command's own from the last run; 1 if the policy is not complete; 125 refused, nothing was run"""
+exit codes: the command's own from the last run; 1 if the policy is not complete; 125 refused"""
 
 #: How many questions are printed; the file has them all.
 SHOWN_QUESTIONS = 20
@@ -80,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     parser = Parser(
         prog="stockade learn",
-        description="Run a command in walls, see what it misses, and write the smallest policy that lets it pass.",
+        description="Run a command, see what it misses, and write the smallest policy that lets it pass.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -149,9 +149,8 @@ def _learn(args: argparse.Namespace, words: list[str]) -> tuple[LearnedPolicy, P
     if not (args.quiet or args.json):
         output.say(f"learning from {shown if len(shown) <= 80 else f'{shown[:79]}…'}")
         output.say(
-            "it runs several times and its changes are thrown away; it can read what it asks for except what may "
-            f"be a secret, and {'reach every public host that it names' if place.reach else 'reach no host'}: "
-            "learn only from commands that you trust"
+            "it runs several times and its changes are thrown away; it can read what it asks for, except "
+            f"what may be a secret, and {_reach(place.reach)}: learn only from commands that you trust"
         )
     policy = found.policy
     if policy.workspace is not None and policy.workspace.mode == "rw":
@@ -176,6 +175,10 @@ def _learn(args: argparse.Namespace, words: list[str]) -> tuple[LearnedPolicy, P
     import msgspec
 
     return msgspec.structs.replace(learned, start=found.policy), found, last[0] if last else None
+
+
+def _reach(reach: bool) -> str:
+    return "reach every public host that it names" if reach else "reach no host"
 
 
 def _run_observed(
@@ -342,7 +345,7 @@ def _report(
     if not learned.settled:
         output.error(
             "the policy is not complete: the runs did not come to an end that stays the same",
-            hint="`-v` shows what each run missed; a command that does something else each time cannot be learned",
+            hint="`-v` shows what each run missed; what differs from run to run cannot be learned",
         )
     if learned.exit_code:
         output.say(f"the command failed in the last run too: {output.name(learned.ended)}")
