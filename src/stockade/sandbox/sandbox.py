@@ -33,7 +33,7 @@ from stockade.runs.options import (
     valid_name,
     valid_on_exit,
 )
-from stockade.runs.prepare import RunPreparation, prepare
+from stockade.runs.prepare import Observation, RunPreparation, prepare
 from stockade.runs.supervise import Run, RunEnding, supervise, template_of
 from stockade.sandbox.workspace_lifecycle import (
     commit_and_close,
@@ -73,6 +73,7 @@ class SandboxBase:
         name: str = "",
         publish: Sequence[str] = (),
         who: stockade.receipt.Who | Mapping[str, str] | None = None,
+        explain: bool = False,
         _environment: Any = None,
     ) -> None:
         self.policy = policy_or_default(policy)
@@ -100,6 +101,7 @@ class SandboxBase:
         self._continued = open_workspace(resume)
         self._snapshot = snapshot
         self._publish = publish
+        self._explain = explain
         #: Whether the policy's paths are real names (`resolve.discovery`).
         self._pinned = False
         self._who = resolve_who(who)
@@ -163,7 +165,7 @@ class SandboxBase:
             prepared = prepare(
                 self.policy, pinned=self._pinned, living=True, command=self._command, name=self.name,
                 workspace=self._continued, template=self._template, publish=self._publish,
-                environment=self._environment,
+                environment=self._environment, observe="refusals" if self._explain else "",
             )  # fmt: skip
             account.prepared, self._log = prepared, prepared.state
             try:
@@ -615,6 +617,7 @@ def run_once_steps(
             chosen, pinned=extras.pinned, command=argv, cwd=options.get("cwd"), name=name,
             workspace=open_workspace(options.get("resume")), template=template_of(cmd), caller=extras.caller,
             state=extras.state, publish=options.get("publish", ()),
+            observe=_observation(options, extras),
         )  # fmt: skip
         account.prepared = prepared
         if extras.on_published is not None and prepared.made.published is not None:
@@ -628,7 +631,17 @@ def run_once_steps(
             )  # fmt: skip
 
         snapshot = options.get("snapshot", False)
-        return (yield from one_shot(prepared, make_run, account, events, end, snapshot=snapshot))
+        return (
+            yield from one_shot(
+                prepared, make_run, account, events, end, snapshot=snapshot, on_observed=extras.on_observed
+            )
+        )
+
+
+def _observation(options: OneShotOptions, extras: RunExtras) -> Observation:
+    if extras.on_observed is not None:
+        return "everything"
+    return "refusals" if options.get("explain", False) else ""
 
 
 def with_delegation(run: Run, prepared: RunPreparation, account: Account | None) -> Run:
@@ -651,6 +664,7 @@ def one_shot(
     end: OnExit,
     *,
     snapshot: bool = False,
+    on_observed: Callable[[Observed, RunPreparation], object] | None = None,
 ) -> Steps[Result]:
     """Run one command in a new sandbox, then keep, commit or discard its changes."""
     discard = False
@@ -659,6 +673,10 @@ def one_shot(
         if snapshot:
             yield from in_thread(lambda: snapshot_before(prepared, RUN), events)
         result = yield from _launch_and_run(prepared, one, account, events)
+        if on_observed is not None:
+            from stockade.observe import records
+
+            on_observed(records.read(prepared.observations), prepared)
         if end != "discard" and result.workspace_id and prepared.layer is not None:
             result = msgspec.structs.replace(result, lost=prepared.layer.bring_last())
         if end == "commit":

@@ -314,6 +314,14 @@ int wall_inner(int rules);
 int wall_seccomp(struct walls *walls, const struct op *op);
 long session_keyring(void);
 
+/* The observer of a sandbox whose plan has one, observer.c: maps what it writes to, while the launch's descriptors are
+ * open; starts it behind every wall but the filter; and hands it what the filter that is loaded with these flags
+ * notifies. */
+int observer_map(const struct launch *launch);
+int observer_start(const struct op *op);
+int observer_flags(void);
+int observer_listen(int listener);
+
 /* Each confirms something through other calls than those that did it: 0, or -1 with errno set. */
 int confirm_tree(const struct tree *tree, const struct op *op, const char **culprit);
 int confirm_op(const struct walls *walls, const struct op *op, const char **culprit);
