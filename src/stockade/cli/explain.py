@@ -28,9 +28,9 @@ _EXAMPLES = """examples:
   stockade explain -p stockade.toml --to create /opt/data/new
   stockade explain --json --host db | jq '.answers[].change'
 
-What each word is: /x, ./x and ~/x are paths; HOST:PORT, an address and a URL are hosts; unix:/PATH is a socket;
-the name of a system call is a call. Of the others, a name that exists here is a path, and a name with a dot is
-a host. --path, --host and --call say so themselves.
+What each word is: /x, ./x and ~/x are paths; HOST:PORT, an address and a URL are hosts; unix:/PATH is a
+socket; the name of a system call is a call. Of the others, a name that exists here is a path, and a name with
+a dot is a host. --path, --host and --call say so themselves.
 
 The policy is the one that `stockade run` would use here with the same options.
 
