@@ -57,7 +57,7 @@ def _power_of_two(number: int) -> int:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
+    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def _mib(size: int) -> int:

@@ -11,7 +11,7 @@ from stockade.observe.records import Observed
 from stockade.observe.view import Walls
 from stockade.result import Result
 
-#: Stockade's own: the gate executes the command, and programs of the sandbox's own lead to the system's.
+#: Links of the sandbox's own to programs of the system.
 _OWN = "/run/stockade/"
 
 
@@ -26,11 +26,14 @@ def sort_observed(observed: Observed, walls: Walls, result: Result) -> LearningR
         if access.action is Action.CONNECT and access.target.lstrip("[").startswith(SYNTHETIC)
     ]
     programs = [access for access in observed.accesses if access.action is Action.EXECUTE]
+    # Stockade itself executes the first one.
+    executed = [one.target for one in programs if not one.error]
+    executed += [path for one in observed.accesses if (path := one.program) and not path.startswith(_OWN)]
     return LearningRun(
         result,
         tuple(refused),
         tuple(connects),
-        tuple(dict.fromkeys(one.target for one in programs if not one.error)),
+        tuple(dict.fromkeys(executed)),
         tuple(dict.fromkeys(one.target for one in programs if one.error)),
         observed.cut,
     )

@@ -43,7 +43,7 @@ def learn_programs(executed: Iterable[str], system: Sequence[str]) -> LearnedPro
     Only programs of the `system`'s trees can be listed: an `exec` clause makes everything that the program
     can write not executable, and ends the search for installs.
     """
-    found: set[str] = set()
+    found: dict[str, str] = {}
     for path in executed:
         for name in (path, *_interpreters(path)):
             real = os.path.realpath(name)
@@ -51,11 +51,11 @@ def learn_programs(executed: Iterable[str], system: Sequence[str]) -> LearnedPro
                 return LearnedPrograms(why_not=f"it executes {name}, which is not a program of the system")
             if has_wildcard(name):
                 return LearnedPrograms(why_not=f"a pattern cannot name {name}")
-            found.add(name)
+            found.setdefault(real, name)  # a program has several names: the one that was executed comes first
     if len(found) > MOST_PROGRAMS:
         return LearnedPrograms(why_not=f"it executes {len(found)} programs, too many to list")
     by_directory: dict[str, list[str]] = {}
-    for name in sorted(found):
+    for name in sorted(found.values()):
         by_directory.setdefault(os.path.dirname(name), []).append(name)
     patterns: list[LearnedEntry] = []
     for directory, names in by_directory.items():

@@ -218,26 +218,18 @@ def learn(
         if learner.trial() == trial:
             settled = True
             break
-    learned = learner.learned()
+    before = learner.learned()
     while settled and learner.runs < MOST_RUNS:
-        before = learned
-        confirmed = run(learned.policy())
-        learner.add(confirmed)
-        now = learner.learned()
-        if _is_same(before, now) and confirmed.result.exit_code == before.exit_code:
-            on_round(learner.runs, now)
-            return msgspec.structs.replace(now, limits=before.limits, settled=True)
-        if not before.exec or start.exec is not None:
-            settled = False
+        learner.add(run(before.policy()))
+        now = msgspec.structs.replace(learner.learned(), limits=before.limits)
+        on_round(learner.runs, now)
+        if before.policy() == now.policy() and before.exit_code == now.exit_code:
+            return msgspec.structs.replace(now, settled=True)
+        settled = bool(before.exec) and start.exec is None
         learner.give_up_programs("the command ends in another way if its programs are listed")
-        learned = learner.learned()
-        on_round(learner.runs, learned)
-    return msgspec.structs.replace(learner.learned(), settled=False)
-
-
-def _is_same(before: LearnedPolicy, now: LearnedPolicy) -> bool:
-    """Whether a run under a policy showed nothing that the policy lacks."""
-    return before.policy() == msgspec.structs.replace(now, limits=before.limits).policy()
+        now = msgspec.structs.replace(learner.learned(), limits=before.limits)
+        before = msgspec.structs.replace(now, exit_code=before.exit_code)
+    return learner.learned()
 
 
 def _commands(names: Collection[str]) -> tuple[LearnedEntry, ...]:
