@@ -1,4 +1,7 @@
-"""`stockade explain`: say whether a program may use a path, a host or a system call, and why."""
+"""`stockade explain`: say whether a program may use a path, a host or a system call, and why.
+
+With a command after `--` it runs the command, as `stockade run --explain` does.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ USUAL = ("read", "write")
 PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443, "ssh": 22, "git": 9418, "ftp": 21}
 
 _EXAMPLES = """examples:
+  stockade explain -- make check              run it, and explain each refusal; all options of `stockade run`
   stockade explain ~/.ssh                     may a program read it, or write it?
   stockade explain ./build api.example.com:443 ptrace
   stockade explain -p stockade.toml --to create /opt/data/new
@@ -38,7 +42,11 @@ exit codes: 0 if every answer is yes, 1 if one is no, 125 if there is no answer"
 
 
 def main(argv: list[str]) -> int:
-    """Answer every question of the command line."""
+    """Answer every question of the command line, or run its command and explain what was refused."""
+    if "--" in argv:
+        from stockade.cli import run
+
+        return run.main(["--explain", *argv])
     args = build_parser().parse_intermixed_args(argv)
     return _print_answers(args, _questions(args))
 
@@ -49,7 +57,11 @@ def build_parser() -> argparse.ArgumentParser:
 
     parser = Parser(
         prog="stockade explain",
-        description="Say whether a program may use a path, a host or a system call, and why. Nothing runs.",
+        usage="stockade explain [OPTION ...] PATH|HOST|CALL ...\n"
+        "       stockade explain [OPTION OF stockade run ...] -- COMMAND ...",
+        description="Say whether a program may use a path, a host or a system call, and why. Nothing runs. "
+        "With a command after --, run it behind the walls of the policy, observe what it tries, and explain "
+        "each refusal.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

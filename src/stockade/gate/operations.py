@@ -620,6 +620,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         assert isinstance(last, Seccomp)
         return sha256(last.program).hexdigest()
 
+    @property
+    def observed(self) -> bool:
+        """Whether an observer watches the programs."""
+        return any(isinstance(op, Observe) for op in self.ops[-2:])
+
     @cached_property
     def limits(self) -> dict[str, int]:
         """The limits of each process, by resource."""

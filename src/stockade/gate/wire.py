@@ -98,13 +98,15 @@ OPERATIONS = (
 )  # fmt: skip
 
 #: struct resident_request, struct reply, struct request, struct exec_body, struct plan_header,
-#: struct plan_record and struct id_row.
+#: struct plan_record, struct observations, struct observation and struct id_row.
 RESIDENT_REQUEST = struct.Struct(f"=II{MAX_PORTS}HH")
 REPLY = struct.Struct(f"=IIiIIIQQQQQ{REPLY_TEXT}s")
 REQUEST = struct.Struct("=IIIIQ")
 EXEC_BODY = struct.Struct(f"=IIIIII{SETTINGS_SIZE}s")
 PLAN_HEADER = struct.Struct("=8sIIII")
 PLAN_RECORD = struct.Struct("=IIQQ")
+OBSERVATIONS = struct.Struct("=8sQQQ")
+OBSERVATION = struct.Struct("=IHHiIQIHH")
 ID_ROW = struct.Struct("=III")
 
 _ANCILLARY = socket.CMSG_SPACE(16 * 4) + socket.CMSG_SPACE(CREDENTIALS.size)

@@ -1,47 +1,40 @@
 """What the observer of a sandbox has written down, decoded.
 
-The observer is a thread of init (`gate/src/observer.c`). It shares a piece of memory with the supervisor, whose
-size never changes: a header, then one record for each different access, with a count. What does not fit is
-counted. The supervisor only reads; nothing in the sandbox waits for it. The program chose the paths in the
-records, so the decoder trusts no number in them.
+The observer is a thread of init (`gate/src/observer.c`). It shares memory of a fixed size with the
+supervisor: a header, then one record for each different access, with a count. What does not fit is counted.
+The supervisor only reads; nothing in the sandbox waits for it. The program chose the paths in the records, so
+the decoder trusts no number in them.
 """
 
 from __future__ import annotations
 
 import os
-import struct
 from functools import lru_cache
 
 import msgspec
 
+from stockade.gate import wire
 from stockade.observe.access import Access, Action
 
-#: struct observations of `gate/src/wire.h`: magic, bytes of records, accesses without room, calls unread.
-HEADER = struct.Struct("=8sQQQ")
-#: struct observation: size, action, unused, error, program, count, call, lengths of the target and of the other.
-RECORD = struct.Struct("=IHHiIQIHH")
-MAGIC = b"STKOBSV1"
-#: The size of the memory.
-SIZE = 16 << 20
-#: The most bytes of a target: the kernel's longest path behind the longest name of a directory.
-LONGEST = 2 * 4096
-
-PROGRAM = 0
 ACTIONS = {
-    1: Action.READ,
-    2: Action.WRITE,
-    3: Action.CREATE,
-    4: Action.REMOVE,
-    5: Action.RENAME,
-    6: Action.EXECUTE,
-    7: Action.CONNECT,
-    8: Action.BIND,
-    9: Action.CALL,
+    wire.OBSERVED_READ: Action.READ,
+    wire.OBSERVED_WRITE: Action.WRITE,
+    wire.OBSERVED_CREATE: Action.CREATE,
+    wire.OBSERVED_REMOVE: Action.REMOVE,
+    wire.OBSERVED_RENAME: Action.RENAME,
+    wire.OBSERVED_EXECUTE: Action.EXECUTE,
+    wire.OBSERVED_CONNECT: Action.CONNECT,
+    wire.OBSERVED_BIND: Action.BIND,
+    wire.OBSERVED_CALL: Action.CALL,
 }
 MOUNTS = frozenset(
-    "mount umount2 umount pivot_root move_mount open_tree open_tree_attr fsopen fsconfig fsmount fspick "
-    "mount_setattr".split()
-)
+    {
+        "mount", "umount2", "umount", "pivot_root", "move_mount", "open_tree", "open_tree_attr", "fsopen",
+        "fsconfig", "fsmount", "fspick", "mount_setattr",
+    }
+)  # fmt: skip
+#: What has a target that is no path.
+_NAMED = frozenset({Action.CALL, Action.MOUNT, Action.CONNECT, Action.BIND})
 
 
 class Observed(msgspec.Struct, frozen=True):
@@ -61,52 +54,52 @@ class Mark(msgspec.Struct, frozen=True):
     unread: int = 0
 
 
-def read(memory: int, since: Mark = Mark()) -> Observed:
+#: Before everything.
+START = Mark()
+
+
+def read(memory: int, since: Mark = START) -> Observed:
     """Return what was observed since then; `memory` is a descriptor of what the observer writes."""
-    return decode(os.pread(memory, SIZE, 0), since)
+    return decode(_content(memory), since)
 
 
 def mark(memory: int) -> Mark:
     """Return this moment, for `read`."""
-    content = os.pread(memory, SIZE, 0)
+    content = _content(memory)
     used, missed, unread = _header(content)
-    counts = {place: fields[5] for place, fields in _records(content, used)}
-    return Mark(counts, missed, unread)
+    return Mark({place: fields[5] for place, fields in _records(content, used)}, missed, unread)
 
 
-def decode(content: bytes, since: Mark = Mark()) -> Observed:
+def decode(content: bytes, since: Mark = START) -> Observed:
     """Decode the memory that an observer wrote, from a moment on."""
     used, missed, unread = _header(content)
     programs: dict[int, str] = {}
     found: list[Access] = []
-    for place, (_, action, _, error, program, count, call, first, second) in _records(content, used):
-        start = place + RECORD.size
+    for place, (_, number, _, error, program, count, call, first, second) in _records(content, used):
+        start = place + wire.OBSERVATION.size
         target = os.fsdecode(content[start : start + first])
-        if action == PROGRAM:
+        if number == wire.OBSERVED_PROGRAM:
             programs[place] = target
             continue
         other = os.fsdecode(content[start + first : start + first + second])
-        count -= since.counts.get(place, 0)
-        kind = ACTIONS.get(action)
-        if kind is None or count <= 0:
+        times = count - since.counts.get(place, 0)
+        action = ACTIONS.get(number)
+        if action is None or times <= 0:
             continue
-        if kind is Action.CALL:
+        if action is Action.CALL:
             target = call_name(call)
-            kind = Action.MOUNT if target in MOUNTS else kind
+            action = Action.MOUNT if target in MOUNTS else action
         found.append(
             Access(
-                action=kind,
-                target=target if kind in _UNPATHED else _normal(target),
-                other=_normal(other) if other else "",
+                action=action,
+                target=target if action in _NAMED else _normal(target),
+                other=_normal(other),
                 program=programs.get(program, ""),
                 error=error,
-                count=count,
+                count=times,
             )
         )
     return Observed(tuple(found), _cut(missed - since.missed, unread - since.unread))
-
-
-_UNPATHED = frozenset({Action.CALL, Action.MOUNT, Action.CONNECT, Action.BIND})
 
 
 def _cut(missed: int, unread: int) -> str:
@@ -118,22 +111,28 @@ def _cut(missed: int, unread: int) -> str:
     return "; ".join(reasons)
 
 
+def _content(memory: int) -> bytes:
+    """Return the part of the memory that has been written."""
+    used, _, _ = _header(os.pread(memory, wire.OBSERVATIONS.size, 0))
+    return os.pread(memory, min(wire.OBSERVATIONS.size + used, wire.OBSERVATIONS_SIZE), 0)
+
+
 def _header(content: bytes) -> tuple[int, int, int]:
-    """Return the size of the records in bytes, and the numbers of accesses without room and of calls unread."""
-    if len(content) < HEADER.size:
+    """Return the bytes of all records, and the numbers of accesses without room and of calls unread."""
+    if len(content) < wire.OBSERVATIONS.size:
         return 0, 0, 0
-    magic, used, missed, unread = HEADER.unpack_from(content)
-    return (used, missed, unread) if magic == MAGIC else (0, 0, 0)
+    magic, used, missed, unread = wire.OBSERVATIONS.unpack_from(content)
+    return (used, missed, unread) if magic == wire.OBSERVATIONS_MAGIC.encode() else (0, 0, 0)
 
 
 def _records(content: bytes, used: int) -> list[tuple[int, tuple[int, ...]]]:
     """Return each whole record and its place; what follows one that is impossible is left out."""
     found = []
-    place, end = HEADER.size, min(len(content), HEADER.size + used)
-    while place + RECORD.size <= end:
-        fields = RECORD.unpack_from(content, place)
+    place, end = wire.OBSERVATIONS.size, min(len(content), wire.OBSERVATIONS.size + used)
+    while place + wire.OBSERVATION.size <= end:
+        fields = wire.OBSERVATION.unpack_from(content, place)
         size, first, second = fields[0], fields[7], fields[8]
-        if size < RECORD.size + first + second or size % 8 or place + size > end:
+        if size < wire.OBSERVATION.size + first + second or size % 8 or place + size > end:
             break
         found.append((place, fields))
         place += size

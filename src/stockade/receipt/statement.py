@@ -255,6 +255,8 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     matched: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
     #: The name that the user gave the sandbox. Left out if it has none.
     name: str = ""
+    #: Whether an observer watched the programs. Left out if none did.
+    observed: bool = False
 
 
 class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,8 +1,9 @@
-"""The filter of an observed sandbox: it notifies the observer where the ordinary one refuses a call on principle.
+"""The filter of an observed sandbox: it notifies the observer where the ordinary one refuses a call.
 
-It also notifies of the calls below, which the ordinary filter allows. Everything else stays as it is: what is
-absent, as calls are that C libraries try as a matter of course, stays a plain refusal, and whatever ends a
-program ends it. The kernel obeys a refusal before a notification, so this is another filter, not one more.
+That is: on principle, with EPERM. It also notifies of the calls below, which the ordinary filter allows.
+Everything else stays as it is: what is absent, as calls are that C libraries try as a matter of course, stays
+a plain refusal, and whatever ends a program ends it. The kernel obeys a refusal before a notification, so
+this is another filter, not one more.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _LINE = struct.Struct("=HBBI")
 
 
 def notifying(program: bytes) -> bytes:
-    """Return the filter that notifies where the ordinary one, `program`, refuses or allows an observed call."""
+    """Return the filter that notifies of what the ordinary one, `program`, refuses, and of observed calls."""
     lines = [_LINE.unpack_from(program, at) for at in range(0, len(program), _LINE.size)]
     allow, refuse = bpf.ENDS["allow"], bpf.ENDS["refuse"]
     changed = []

@@ -318,7 +318,8 @@ static void close_place(struct place *place)
 }
 #define owned_place __attribute__((cleanup(close_place))) struct place
 
-/* Reads a path of the caller, and where it begins. Answers the call itself if that is impossible, and returns -1. */
+/* Reads a path of the caller, and where it begins. Answers the call itself if that is impossible, and returns -1.
+ * Before anything is changed or written down, `still_waits` has to say that this was the caller. */
 static int find(const struct seccomp_notif *call, int dirfd, uint64_t address, int always, struct place *place)
 {
 	pid_t pid = (pid_t)call->pid;
@@ -334,8 +335,6 @@ static int find(const struct seccomp_notif *call, int dirfd, uint64_t address, i
 		go_on(call);
 		return -1;
 	}
-	if (!still_waits(call))
-		return -1;
 	return 0;
 }
 
@@ -347,7 +346,7 @@ static int look_up(int dir, const char *path, uint64_t flags, uint64_t mode, uin
 	return (int)syscall(SYS_openat2, dir, path, &how, sizeof how);
 }
 
-/* In /proc a name means something else to each process. */
+/* In /proc a name means something else to each process; and what is in it of the observer must never reach a program. */
 static int is_in_proc(int fd)
 {
 	struct statfs info;
@@ -386,6 +385,8 @@ static void fail(const struct seccomp_notif *call, enum observed_action action, 
 		 const struct place *other)
 {
 	int links = 0;
+	if (!still_waits(call))
+		return;
 	int differs = error == ELOOP || may_differ(place, &links) || (other && may_differ(other, &links));
 	if (!differs || links)
 		observe((pid_t)call->pid, action, error, place, other);
@@ -516,11 +517,48 @@ static void make_file(const struct seccomp_notif *call, const struct place *plac
 	hand_over(call, made, (flags & O_CLOEXEC) != 0);
 }
 
+/* The common case, in as few calls as possible. A first look finds what may block or have an effect when it is opened.
+ * Another process can put a pipe there after it, so that the observer does not wait for its other end even then. */
+static void open_existing(const struct seccomp_notif *call, const struct place *place, uint64_t flags)
+{
+	pid_t pid = (pid_t)call->pid;
+	struct stat info;
+	if (fstatat(place->dir, place->path, &info, flags & O_NOFOLLOW ? AT_SYMLINK_NOFOLLOW : 0)) {
+		fail(call, action_of(flags), errno, place, NULL);
+		return;
+	}
+	if (!S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode)) {
+		observe(pid, action_of(flags), 0, place, NULL);
+		go_on(call);
+		return;
+	}
+	if (flags & O_TRUNC && !still_waits(call))
+		return;
+	owned_fd opened = look_up(place->dir, place->path, flags | O_NONBLOCK | O_NOCTTY, 0, 0);
+	if (opened < 0) {
+		fail(call, action_of(flags), errno, place, NULL);
+		return;
+	}
+	if (fstat(opened, &info) || (!S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode)) || is_in_proc(opened) ||
+	    (!(flags & O_NONBLOCK) && fcntl(opened, F_SETFL, (int)(flags & (O_APPEND | O_ASYNC | O_DIRECT | O_NOATIME))))) {
+		go_on(call);
+		return;
+	}
+	observe(pid, action_of(flags), 0, place, NULL);
+	hand_over(call, opened, (flags & O_CLOEXEC) != 0);
+}
+
 static void open_file(const struct seccomp_notif *call, int dirfd, uint64_t address, uint64_t flags, uint64_t mode,
 		      uint64_t resolve)
 {
 	owned_place place = {-1, paths[0]};
 	if (find(call, dirfd, address, (resolve & (RESOLVE_BENEATH | RESOLVE_IN_ROOT)) != 0, &place))
+		return;
+	if (!(flags & (O_CREAT | O_PATH | (O_TMPFILE & ~O_DIRECTORY))) && resolve == 0 && observer.performs) {
+		open_existing(call, &place, flags);
+		return;
+	}
+	if (!still_waits(call))
 		return;
 	int excludes = (flags & (O_CREAT | O_EXCL)) == (O_CREAT | O_EXCL) && (flags & O_TMPFILE) != O_TMPFILE;
 	if (excludes) {
@@ -626,6 +664,8 @@ static void change_names(const struct seccomp_notif *call, const struct change *
 		go_on(call);
 		return;
 	}
+	if (!still_waits(call))
+		return;
 	if (!observer.performs) {
 		int error = predict_change(&first);
 		observe(pid, change->action, error || !pair ? error : predict_change(&second), &first, pair ? &second : NULL);
@@ -641,8 +681,6 @@ static void change_names(const struct seccomp_notif *call, const struct change *
 		go_on(call);
 		return;
 	}
-	if (error == 0 && !still_waits(call))
-		return;
 	if (error == 0 && perform(change, &inner, &inner_second))
 		error = errno;
 	if (error) {
@@ -669,6 +707,8 @@ static void observe_execution(const struct seccomp_notif *call, int dirfd, uint6
 {
 	owned_place place = {-1, paths[0]};
 	if (find(call, dirfd, address, 0, &place))
+		return;
+	if (!still_waits(call))
 		return;
 	int error = 0, links = 0;
 	owned_fd found = look_up(place.dir, place.path, O_PATH | (flags & AT_SYMLINK_NOFOLLOW ? O_NOFOLLOW : 0), 0, 0);
