@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stockade.observe.records import Observed
     from stockade.policy import Policy
     from stockade.resolve.discovery import PolicySource
-    from stockade.result import Result
+    from stockade.result import Decision, Result
     from stockade.runs.prepare import RunPreparation
 
 _EXAMPLES = """examples:
@@ -41,6 +41,8 @@ every public host that it names, and send what it reads in the workspace there; 
 
 exit codes: the command's own from the last run; 1 if the policy is not complete; 125 refused"""
 
+#: How many seconds a run goes on after it missed a host.
+PATIENCE = 2.0
 #: How many questions are printed; the file has them all.
 SHOWN_QUESTIONS = 20
 
@@ -158,8 +160,9 @@ def _learn(args: argparse.Namespace, words: list[str]) -> tuple[LearnedPolicy, P
     last: list[Result] = []
 
     def run(trial: Policy) -> LearningRun:
-        one = _run_observed(words, trial, found, start, timeout, caller, state)
-        if one.result.outcome == "cancelled":
+        with _Impatience(place.reach) as impatience:
+            one = _run_observed(words, trial, found, start, timeout, caller, state, impatience)
+        if one.result.outcome == "cancelled" and not impatience.over:
             raise KeyboardInterrupt
         last[:] = [one.result]
         return one
@@ -177,6 +180,34 @@ def _learn(args: argparse.Namespace, words: list[str]) -> tuple[LearnedPolicy, P
     return msgspec.structs.replace(learned, start=found.policy), found, last[0] if last else None
 
 
+class _Impatience:
+    """Ends a run soon after it missed a host: programs try again for a minute, and the next run has it."""
+
+    def __init__(self, reach: bool) -> None:
+        self.over = False
+        self._reach = reach
+        self._armed = False
+
+    def see(self, decision: Decision) -> None:
+        """Take note of a decision of the egress."""
+        missing = decision.verdict == "denied" and decision.reason == "no rule"
+        if self._reach and missing and not self._armed:
+            self._armed = True
+            signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+
+    def __enter__(self) -> _Impatience:
+        self._before = signal.signal(signal.SIGALRM, self._end)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before)
+
+    def _end(self, number: int, _: object) -> NoReturn:
+        self.over = True
+        raise KeyboardInterrupt
+
+
 def _reach(reach: bool) -> str:
     return "reach every public host that it names" if reach else "reach no host"
 
@@ -189,6 +220,7 @@ def _run_observed(
     timeout: float | None,
     caller: Caller,
     state: str,
+    impatience: _Impatience,
 ) -> LearningRun:
     """Run the command once under a policy, throw its changes away, and return what it showed."""
     from stockade.errors import SetupError
@@ -212,12 +244,11 @@ def _run_observed(
             cancelled_by=(KeyboardInterrupt,),
             caller=caller,
             state=state,
+            on_decision=impatience.see,
             on_observed=take,
         ),
     )
-    if result.outcome == "setup-failed":
-        result.check()
-    if not seen and result.outcome != "cancelled":
+    if not seen and result.outcome not in ("cancelled", "setup-failed"):
         raise SetupError("the run was not observed, so there is nothing to learn from", stage="observer")
     for observed, walls in seen:
         sorted_runs.append(sort_observed(observed, walls, result))

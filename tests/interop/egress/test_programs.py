@@ -14,9 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -134,28 +132,6 @@ def test_wget_downloads(do: Any) -> None:
     assert json.loads(out)["path"] == "/by-wget"
 
 
-@pytest.fixture
-def packages(internet: Internet, tmp_path: Path) -> None:
-    """An index of Python packages, at pypi.good.example."""
-    names = {"first": ["second"], "second": []}
-    for name, needs in names.items():
-        place = tmp_path / "index" / "simple" / name
-        place.mkdir(parents=True)
-        info = f"{name}-1.0.dist-info"
-        lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0"]
-        lines += [f"Requires-Dist: {other}" for other in needs]
-        files = {
-            f"{name}.py": f"answer = {name!r}\n",
-            f"{info}/METADATA": "\n".join(lines) + "\n",
-            f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        }
-        record = "".join(f"{file},,\n" for file in files) + f"{info}/RECORD,,\n"
-        with zipfile.ZipFile(place / f"{name}-1.0-py3-none-any.whl", "w") as archive:
-            for file, text in {**files, f"{info}/RECORD": record}.items():
-                archive.writestr(file, text)
-    internet.publish("pypi.good.example", tmp_path / "index")
-
-
 def test_pip_installs_from_an_index(do: Any, packages: None) -> None:
     code = (
         "import subprocess, sys\n"
@@ -167,29 +143,6 @@ def test_pip_installs_from_an_index(do: Any, packages: None) -> None:
         "print(first.answer, second.answer)"
     )
     assert do([sys.executable, "-c", code], ["pypi.good.example:443"]) == "first second\n"
-
-
-@pytest.fixture
-def registry(internet: Internet, tmp_path: Path) -> None:
-    """A registry of Node packages, at npm.good.example."""
-    package = tmp_path / "package"
-    package.mkdir()
-    about = {"name": "thing", "version": "1.0.0", "main": "index.js"}
-    (package / "package.json").write_text(json.dumps(about))
-    (package / "index.js").write_text("module.exports = 'the thing'\n")
-    place = tmp_path / "registry" / "thing" / "-"
-    place.mkdir(parents=True)
-    with tarfile.open(place / "thing-1.0.0.tgz", "w:gz") as archive:
-        archive.add(package, "package")
-    digest = hashlib.sha1((place / "thing-1.0.0.tgz").read_bytes()).hexdigest()
-    dist = {"tarball": "https://npm.good.example/thing/-/thing-1.0.0.tgz", "shasum": digest}
-    document = {
-        "name": "thing",
-        "dist-tags": {"latest": "1.0.0"},
-        "versions": {"1.0.0": {**about, "dist": dist}},
-    }
-    (tmp_path / "registry" / "thing.json").write_text(json.dumps(document))
-    internet.publish("npm.good.example", tmp_path / "registry")
 
 
 def test_npm_installs_from_a_registry(do: Any, registry: None) -> None:

@@ -12,7 +12,14 @@ from collections.abc import Iterable
 
 from stockade.observe.access import Access, Action
 from stockade.observe.learning.lesson import LearnedEntry, LearnQuestion, by_programs
-from stockade.policy.net_rules import NetRuleError, RuleSet, forbidden_address, normal_name, parse_rule
+from stockade.policy.net_rules import (
+    DNS_PORT,
+    NetRuleError,
+    RuleSet,
+    forbidden_address,
+    normal_name,
+    parse_rule,
+)
 from stockade.policy.values import quote
 from stockade.result import Decision
 
@@ -77,6 +84,11 @@ class HostLearner:
         return tuple(found)
 
     @property
+    def knows_ports(self) -> bool:
+        """Whether programs connected to every name, so that its rule need not guess the port."""
+        return all(self._names.values())
+
+    @property
     def questions(self) -> tuple[LearnQuestion, ...]:
         return tuple(self._questions.values())
 
@@ -94,7 +106,7 @@ class HostLearner:
             self._ask(one.target, f"it leads to a {one.reason}, in your own network or machine", rule)
         elif one.name:
             self._take_name(one, program)
-        elif one.kind == "connect" and one.address and one.verdict == "denied":
+        elif one.kind == "connect" and one.address and one.port and one.verdict == "denied":
             self._take_address(one.address, one.port, program)
 
     def _take_name(self, one: Decision, program: str) -> None:
@@ -116,7 +128,7 @@ class HostLearner:
         host, _, digits = access.target.rpartition(":")
         host = host.strip("[]")
         port = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 5 else 0
-        if not 0 < port < 65536:
+        if not 0 < port < 65536 or port == DNS_PORT:
             return
         if host.startswith(SYNTHETIC):
             if len(self._ports) < MOST_PORTS and port not in WEB:
@@ -125,8 +137,6 @@ class HostLearner:
             self._take_address(host, port, access.program)
 
     def _take_address(self, address: str, port: int, program: str) -> None:
-        if port == 53 or not port:
-            return
         kind = forbidden_address(address)
         if kind == "not an address" or self._given.for_address(address, port).allowed:
             return

@@ -5,7 +5,8 @@ alternative, to show the program everything and see what it takes, would give it
 user has agreed. In rounds it never sees more than the policy that is written in the end: what looks like a
 secret stays hidden in all of them and becomes a question, and so does whatever would write for real.
 
-The last run is under the policy itself, with its programs and limits. It must miss nothing and end as before.
+The last run is under the policy itself, with its programs and limits, and with a rule that allows nothing and
+makes the egress record. It must miss nothing, and pass or end as before.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from stockade.observe.learning.secret_paths import SecretPlaces
 from stockade.policy.merging import merge
 from stockade.policy.model import Policy
 from stockade.policy.values import quote
-from stockade.result import Result
+from stockade.result import Outcome, Result, Usage
 
 #: How often a command runs at most.
 MOST_RUNS = 12
@@ -83,14 +84,17 @@ class Learner:
         self._commands: dict[str, None] = {}
         self._others: dict[str, LearnQuestion] = {}
         self._last: LearningRun | None = None
+        self._usage: Usage | None = None
         self._without_programs = ""
         self._cut = ""
         self.runs = 0
 
-    def add(self, run: LearningRun) -> None:
-        """Take in what one run showed."""
+    def add(self, run: LearningRun, *, measured: bool = True) -> None:
+        """Take in what one run showed; `measured` says that no limit of ours could end it."""
         self.runs += 1
         self._last = run
+        if measured:
+            self._usage = run.result.usage
         self._cut = run.cut or self._cut
         self._paths.add(run.refused)
         self._hosts.add(run.result.network, run.connects)
@@ -118,17 +122,24 @@ class Learner:
         """Let the policy restrict no programs, because the command does not work with that."""
         self._without_programs = why
 
-    def trial(self) -> Policy:
-        """Return the policy for the next run: all that was learned, with recording and measuring."""
-        learned = self.learned(settled=False)
-        policy = learned.policy(narrowed=False)
+    @property
+    def knows_ports(self) -> bool:
+        """Whether every host that is known was connected to, so that its rule can name the port."""
+        return self._hosts.knows_ports or not self._place.reach
+
+    def trial(self, learned: LearnedPolicy, *, measured: bool) -> Policy:
+        """Return the policy for the next run: what was learned, with a rule that makes the egress record.
+
+        A `measured` run is not restricted to the programs and limits that are known so far.
+        """
+        policy = learned.policy(narrowed=not measured)
         flags: dict[str, object] = {}
         if policy.net != "open":
             flags["net"] = [RECORDING]
         limits = {
             name: value
             for control, (name, value) in MEASURING.items()
-            if control in self._place.enforceable and getattr(policy.limits, name) is None
+            if measured and control in self._place.enforceable and getattr(policy.limits, name) is None
         }
         if limits:
             flags["limits"] = limits
@@ -152,7 +163,7 @@ class Learner:
         names, asked = learn_environment(self._executed, place.environ, known)
         programs = self._programs(paths.programs)
         limits = (
-            learn_limits(last.result.usage, place.enforceable) if last is not None and place.narrow else {}
+            learn_limits(self._usage, place.enforceable) if self._usage is not None and place.narrow else {}
         )
         result = None if last is None else last.result
         return LearnedPolicy(
@@ -190,7 +201,7 @@ class Learner:
             notes.append(
                 f"The sandbox has its own /proc and /dev, and no /sys; the command looked for {few}."
             )
-        if self._last is not None and self._place.narrow and (disk := disk_advice(self._last.result.usage)):
+        if self._usage is not None and self._place.narrow and (disk := disk_advice(self._usage)):
             notes.append(
                 f"A limit to think about: {disk} keeps changes in memory until the command has ended."
             )
@@ -210,25 +221,30 @@ def learn(
     `run` runs the command once under a policy, with its changes discarded.
     """
     learner = Learner(start, place)
-    settled = False
-    while learner.runs < MOST_RUNS - 2:
-        trial = learner.trial()
-        learner.add(run(trial))
-        on_round(learner.runs, learner.learned())
-        if learner.trial() == trial:
-            settled = True
-            break
-    before = learner.learned()
-    while settled and learner.runs < MOST_RUNS:
-        learner.add(run(before.policy()))
-        now = msgspec.structs.replace(learner.learned(), limits=before.limits)
+    wide: Result | None = None
+    ready = False
+    while learner.runs < MOST_RUNS:
+        before = learner.learned() if ready else learner.learned(settled=False)
+        trial = learner.trial(before, measured=not ready)
+        one = run(trial)
+        if one.result.outcome is Outcome.SETUP_FAILED and not (ready and before.exec):
+            one.result.check()
+        learner.add(one, measured=not ready)
+        now = learner.learned()
         on_round(learner.runs, now)
-        if before.policy() == now.policy() and before.exit_code == now.exit_code:
+        if not ready:
+            wide = one.result
+            ready = learner.trial(learner.learned(settled=False), measured=True) == trial or (
+                one.result.ok and learner.knows_ports
+            )
+            continue
+        good = one.result.ok or (wide is not None and wide.exit_code == one.result.exit_code)
+        if good and before.policy() == now.policy():
             return msgspec.structs.replace(now, settled=True)
-        settled = bool(before.exec) and start.exec is None
-        learner.give_up_programs("the command ends in another way if its programs are listed")
-        now = msgspec.structs.replace(learner.learned(), limits=before.limits)
-        before = msgspec.structs.replace(now, exit_code=before.exit_code)
+        if not good and before.exec and start.exec is None:
+            learner.give_up_programs("the command ends in another way if its programs are listed")
+        elif not good:
+            ready = False
     return learner.learned()
 
 
