@@ -251,7 +251,7 @@ def _run_observed(
     if not seen and result.outcome not in ("cancelled", "setup-failed"):
         raise SetupError("the run was not observed, so there is nothing to learn from", stage="observer")
     for observed, walls in seen:
-        sorted_runs.append(sort_observed(observed, walls, result))
+        sorted_runs.append(sort_observed(observed, walls, result, words[0]))
     from stockade.observe.learning.rounds import LearningRun
 
     return sorted_runs[-1] if sorted_runs else LearningRun(result)

@@ -57,7 +57,7 @@ def test_git(project: Project) -> None:
     (project.directory / "file").write_text("x")
     command = ("sh", "-c", "git add file && git -c user.name=a -c user.email=a@b commit -qm first && git log")
     project.learn(*command)
-    assert {"/usr/bin/git", "/usr/bin/sh"} <= {*project.clauses["exec"]} or "exec" not in project.clauses
+    assert "/usr/bin/git" in project.clauses["exec"]
     assert "first" in project.run(*command)["stdout"]
     assert "net" not in project.clauses
 
@@ -103,7 +103,7 @@ def test_pytest(project: Project, tmp_path: Path) -> None:
     (project.directory / "test_one.py").write_text(
         f"import pathlib\ndef test_one():\n    assert pathlib.Path('{data}/numbers').read_text() == '42'\n"
     )
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:stockade")
-    project.learn(*command)
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    project.learn(*command, options=("--env=PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",))
     assert str(data / "numbers") in project.clauses["read"]
     assert "1 passed" in project.run(*command)["stdout"]

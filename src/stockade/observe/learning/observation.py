@@ -9,14 +9,15 @@ from stockade.observe.learning.paths import MOST_ACCESSES
 from stockade.observe.learning.rounds import LearningRun
 from stockade.observe.records import Observed
 from stockade.observe.view import Walls
+from stockade.resolve.toolchain.needs import which
 from stockade.result import Result
 
-#: Links of the sandbox's own to programs of the system.
-_OWN = "/run/stockade/"
 
+def sort_observed(observed: Observed, walls: Walls, result: Result, command: str) -> LearningRun:
+    """Return what a run showed; at most `MOST_ACCESSES` that failed are looked at.
 
-def sort_observed(observed: Observed, walls: Walls, result: Result) -> LearningRun:
-    """Return what a run showed; at most `MOST_ACCESSES` that failed are looked at."""
+    `command` is the first word of the command, which Stockade itself executes, unobserved.
+    """
     failed = [access for access in observed.accesses if access.error]
     refused = [found for access in failed[:MOST_ACCESSES] if not (found := answer(access, walls)).allowed]
     connects = [found.access for found in refused if found.access.action is Action.CONNECT]
@@ -26,14 +27,14 @@ def sort_observed(observed: Observed, walls: Walls, result: Result) -> LearningR
         if access.action is Action.CONNECT and access.target.lstrip("[").startswith(SYNTHETIC)
     ]
     programs = [access for access in observed.accesses if access.action is Action.EXECUTE]
-    # Stockade itself executes the first one.
-    executed = [one.target for one in programs if not one.error]
-    executed += [path for one in observed.accesses if (path := one.program) and not path.startswith(_OWN)]
+    first = command if command.startswith("/") else which(command, walls.resolved.environ["PATH"], "/")[0]
+    executed = [first, *(one.target for one in programs if not one.error)]
+    executed += [one.program for one in observed.accesses]
     return LearningRun(
         result,
         tuple(refused),
         tuple(connects),
-        tuple(dict.fromkeys(executed)),
+        tuple(dict.fromkeys(path for path in executed if path.startswith("/"))),
         tuple(dict.fromkeys(one.target for one in programs if one.error)),
         observed.cut,
     )

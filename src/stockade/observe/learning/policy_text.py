@@ -24,9 +24,10 @@ LONGEST_COMMAND = 100
 #: The column at which the reason for an entry begins.
 REASON_AT = 36
 
+QUESTIONS = "# Not granted. Decide for yourself:"
 #: What the comment above each clause says.
 WORDS = {
-    "read": "Files and directories of yours that it reads.",
+    "read": "Files and directories that it reads, besides those of the profile.",
     "net": "Hosts that it reaches. It reaches no other.",
     "pass_env": "Variables of your environment that its programs obey.",
     "toolchain": "Commands that it starts by name, and whose installs are elsewhere than the system's.",
@@ -73,8 +74,10 @@ def merged_text(text: str, learned: LearnedPolicy, name: str) -> str:
             raise _cannot(name, f"{key} = {render(had)} is no list")
         expected[key] = [*(had or ()), *(one.text for one in entries)]
         lines = _grown(lines, key, entries) if had is not None else _inserted(lines, key, entries)
-    comments = _comments(learned)
-    result = "\n".join([*lines, *([""] if comments else ()), *comments]).rstrip("\n") + "\n"
+    asked = [f"# - {question_line(one)}" for one in learned.questions]
+    if new := [line for line in asked if line not in lines]:
+        lines = [*lines, "", QUESTIONS, *new]
+    result = "\n".join(lines).rstrip("\n") + "\n"
     try:
         same = clauses(result, name=name) == _normal(expected)
     except PolicyError:
@@ -119,9 +122,7 @@ def _heading(learned: LearnedPolicy, command: Sequence[str]) -> list[str]:
 def _comments(learned: LearnedPolicy) -> list[str]:
     lines = [f"# {comment(note)}" for note in learned.notes]
     if learned.questions:
-        lines += (
-            ["", "# Not granted. Decide for yourself:"] if lines else ["# Not granted. Decide for yourself:"]
-        )
+        lines += ["", QUESTIONS] if lines else [QUESTIONS]
         lines += [f"# - {question_line(one)}" for one in learned.questions]
     return [*lines, ""] if lines else []
 

@@ -47,7 +47,7 @@ def learn_programs(executed: Iterable[str], system: Sequence[str]) -> LearnedPro
     for path in executed:
         for name in (path, *_interpreters(path)):
             real = os.path.realpath(name)
-            if not any(covers(tree, real) for tree in system) or not is_file(real):
+            if not (_in(name, system) and _in(real, system) and is_file(real)):
                 return LearnedPrograms(why_not=f"it executes {name}, which is not a program of the system")
             if has_wildcard(name):
                 return LearnedPrograms(why_not=f"a pattern cannot name {name}")
@@ -79,9 +79,13 @@ def missing_commands(
     found = []
     for name in sorted(name for name in names if _NAME.fullmatch(name)):
         where = shutil.which(name, path=search)
-        if where is not None and where.startswith("/") and not any(covers(tree, where) for tree in shown):
+        if where is not None and where.startswith("/") and not _in(where, shown):
             found.append(name)
     return tuple(found[:MOST_COMMANDS])
+
+
+def _in(path: str, trees: Sequence[str]) -> bool:
+    return any(covers(tree, path) for tree in trees)
 
 
 def _interpreters(path: str) -> list[str]:
