@@ -56,10 +56,12 @@ def test_git(project: Project) -> None:
     project.internet.outside(["git", "init", "-q"], cwd=project.directory)
     (project.directory / "file").write_text("x")
     command = ("sh", "-c", "git add file && git -c user.name=a -c user.email=a@b commit -qm first && git log")
-    project.learn(*command)
-    assert "/usr/bin/git" in project.clauses["exec"]
+    found = project.learn(*command)
+    assert "/usr/bin/git" in project.clauses["exec"] and "net" not in project.clauses
     assert "first" in project.run(*command)["stdout"]
-    assert "net" not in project.clauses
+    again = project.learn(*command, options=("--merge",))
+    assert again["added"] == {}, "a second time there is nothing to add"
+    assert found["text"] == project.policy.read_text()
 
 
 def test_pip(project: Project, packages: None) -> None:
@@ -75,13 +77,10 @@ def test_pip(project: Project, packages: None) -> None:
 def test_npm(project: Project, registry: None) -> None:
     need_program("npm")
     command = ("npm", "install", "--silent", "--no-audit", "--no-fund", "--registry", "https://npm.good.example/", "thing")  # fmt: skip  # noqa: E501
-    found = project.learn(*command)
+    project.learn(*command)
     assert project.clauses["net"] == ["npm.good.example:443"]
     assert not any(".npmrc" in path for path in project.clauses.get("read", ()))
     project.run(*command)
-    again = project.learn(*command, options=("--merge",))
-    assert again["added"] == {}, "a second time there is nothing to add"
-    assert found["text"] == project.policy.read_text()
 
 
 def test_gcc_and_make(project: Project) -> None:

@@ -101,6 +101,19 @@ def comment(words: str, most: int = LONGEST_COMMENT) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
+def quoted(text: str) -> str:
+    """Return text as TOML, with nothing in it that a terminal obeys or does not show."""
+    plain = quote(text)
+    return plain if plain.isprintable() else "".join(map(_escaped, plain))
+
+
+def _escaped(letter: str) -> str:
+    if letter.isprintable():
+        return letter
+    code = ord(letter)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
 def _heading(learned: LearnedPolicy, command: Sequence[str]) -> list[str]:
     shown = comment(shlex.join(command[:50]), LONGEST_COMMAND)
     runs = f"{learned.runs} run{'s' if learned.runs != 1 else ''}"
@@ -141,8 +154,8 @@ def _limits(learned: LearnedPolicy) -> list[str]:
 
 
 def _list(name: str, had: Sequence[str], entries: Iterable[LearnedEntry]) -> list[str]:
-    inner = [f"    {quote(text)}," for text in had]
-    inner += [_with_reason(f"    {quote(one.text)},", one.reason) for one in entries]
+    inner = [f"    {quoted(text)}," for text in had]
+    inner += [_with_reason(f"    {quoted(one.text)},", one.reason) for one in entries]
     return [f"{name} = [", *inner, "]"]
 
 
@@ -186,7 +199,7 @@ def _grown(lines: list[str], key: str, entries: Sequence[LearnedEntry]) -> list[
         elif not head.strip() and last > first:
             _end_with_comma(lines, first, last - 1)
         opened = [head.rstrip()] if head.strip() else []
-        inner = [_with_reason(f"    {quote(one.text)},", one.reason) for one in entries]
+        inner = [_with_reason(f"    {quoted(one.text)},", one.reason) for one in entries]
         return [*lines[:last], *opened, *inner, f"]{tail}", *lines[last + 1 :]]
     return lines
 
