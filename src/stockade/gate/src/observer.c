@@ -12,8 +12,8 @@
  *     program, so what it wrote down is what the program has, also if a thread rewrites the path meanwhile. Making,
  *     removing and renaming names, likewise: the observer does it, relative to directories that it has opened.
  *   - Everything whose meaning depends on who opens it, or that may block, goes on in the program itself, and the
- *     kernel decides there: /proc, devices, pipes, terminals, links into /proc. Executing and connecting do too;
- *     the observer only tries what would become of them.
+ *     kernel decides there: /proc, devices, pipes, terminals, links into /proc, and opening with O_PATH. Executing and
+ *     connecting do too; the observer only tries what would become of them.
  *   - If a descriptor cannot be put into the program, the call fails. If the observer cannot read a program's
  *     memory (it is not dumpable, or another user's), the call goes on unobserved, and is counted.
  *
@@ -444,17 +444,9 @@ static void open_found(const struct seccomp_notif *call, const struct place *pla
 		go_on(call);
 		return;
 	}
-	if (flags & O_PATH) {
-		observe(pid, action, 0, place, NULL);
-		if (observer.performs)
-			hand_over(call, found, (flags & O_CLOEXEC) != 0);
-		else
-			go_on(call);
-		return;
-	}
 	/* A device or a pipe may block, or be another one to the program; a link is refused by the kernel. So is a
-	 * directory that is to be made. */
-	if ((!S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode)) || (S_ISDIR(info.st_mode) && flags & O_CREAT) ||
+	 * directory that is to be made. A descriptor that only names a file cannot be handed over. */
+	if (flags & O_PATH || (!S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode)) || (S_ISDIR(info.st_mode) && flags & O_CREAT) ||
 	    (makes && take_umask(pid))) {
 		observe(pid, action, 0, place, NULL);
 		go_on(call);
