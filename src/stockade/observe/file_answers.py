@@ -290,7 +290,7 @@ def _is_by_wall(access: Access, refusal: _PathRefusal, path: str, looked: QuietL
         return False
     # The kernel looks at the mode of a file before it looks at a read-only mount.
     by_mode = access.error == errno.EACCES and not refusal.unseen and refusal.wall is Control.FILES
-    of_host = not walls.alone and walls.at(path).kind is not Kind.MADE
+    of_host = not walls.alone and (looked.exists or walls.at(path).kind is not Kind.MADE)
     return not (by_mode and of_host and _host_refuses(access.action, looked))
 
 
