@@ -365,7 +365,7 @@ def _granted(path: str, looked: QuietLookup, walls: Walls) -> tuple[str, str]:
         Kind.READ: f"the policy shows {place.tree} read-only",
         Kind.WRITE: f"{place.tree} is shown, and writable for real",
         Kind.OVERLAY: f"{place.tree} is the workspace: changes are kept aside",
-        Kind.PRIVATE: f"{place.tree} is private to the sandbox, and empty at first",
+        Kind.PRIVATE: f"{place.tree} is private to the sandbox: empty at first, and gone with it",
         Kind.MADE: f"{place.tree} is made for the sandbox",
         Kind.WAY: "it is a directory on the way to what the policy shows",
         Kind.HIDDEN: "the program makes a file of its own there, and the host's stays hidden",

@@ -9,7 +9,7 @@ import msgspec
 
 from stockade.backends.native import home_inside
 from stockade.linux.path_lookup import covers
-from stockade.policy.values import show
+from stockade.policy.values import quote, show
 from stockade.resolve import policy_text
 from stockade.resolve.config_files import NAMES as PROJECT_POLICIES
 from stockade.resolve.paths.hidden_paths import directories_of
@@ -104,7 +104,7 @@ class Walls(msgspec.Struct, frozen=True, dict=True):
         """Return what is at an absolute path without `..` and without links on the way."""
         for name in (path, *directories_of(path)):
             if name in self.resolved.hidden.written:
-                return Place(Kind.HIDDEN, name, f"deny = {show(self.resolved.hidden.written[name])}")
+                return Place(Kind.HIDDEN, name, f"deny = {quote(self.resolved.hidden.written[name])}")
             if (found := self.trees.get(name)) is not None:
                 return found
         return Place(Kind.WAY if path in self._ways else Kind.ABSENT)
