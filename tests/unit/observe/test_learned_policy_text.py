@@ -181,7 +181,8 @@ MERGES = {
     "missing": (
         '# top\ndeny = ["x"]\n\n# about limits\n[limits]\nwall = "1m"\n',
         '# top\ndeny = ["x"]\n\n'
-        '# Files and directories that it reads, besides those of the profile.\nread = [\n    "/b",                             # why\n]\n\n# about limits\n[limits]\nwall = "1m"\n',
+        "# Files and directories that it reads, besides those of the profile.\n"
+        'read = [\n    "/b",                             # why\n]\n\n# about limits\n[limits]\nwall = "1m"\n',
     ),
 }
 
