@@ -80,10 +80,11 @@ class Dialer:
     """What a hostile command wants of the network."""
 
     CODE = """
-import socket
+import socket, ssl
 for host in ("metadata.evil.example", "private.evil.example", "local.evil.example", "evil.example"):
     try:
-        socket.create_connection((host, 443), 1).close()
+        with socket.create_connection((host, 443), 1) as plain:
+            ssl.create_default_context().wrap_socket(plain, server_hostname=host)
     except OSError:
         pass
 for address in ("10.0.0.5", "169.254.169.254", "127.0.0.1", "100.100.100.200"):
@@ -102,9 +103,7 @@ def test_no_address_of_the_own_network_is_learned(
     done = internet.stockade(*words, cwd=workspace)
     found: dict[str, Any] = json.loads(done.stdout)
     rules = [parse_rule(rule) for rule in found["policy"].get("net", ())]
-    assert {rule.name for rule in rules} <= {
-        "metadata.evil.example", "private.evil.example", "local.evil.example", "evil.example",
-    }  # fmt: skip
+    assert {rule.name for rule in rules} == {"evil.example"}
     assert not any(rule.network and forbidden_address(rule.network) for rule in rules)
     assert not {"10.0.0.5", "169.254.169.254", "127.0.0.1"} & {host for host, _ in internet.reached()}
     assert "10.0.0.5:80" in str(found["questions"]) and "169.254.169.254:80" in str(found["questions"])

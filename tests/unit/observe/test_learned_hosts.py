@@ -85,13 +85,14 @@ def test_an_address_of_the_own_machine_or_network_is_a_question(target: str) -> 
 
 def test_a_name_that_leads_to_a_private_address_is_a_question() -> None:
     learner = HostLearner()
+    learner.add([name("evil.example")])
     learner.add([connected("evil.example", 443, "denied", "private address", "10.0.0.5")])
     assert rules(learner) == [] and "private address" in learner.questions[0].why
 
 
 def test_a_connection_that_does_not_name_its_host_is_a_question_about_a_tcp_rule() -> None:
     learner = HostLearner()
-    learner.add([connected("odd.example", 443, "denied", "not TLS")])
+    learner.add([name("odd.example"), connected("odd.example", 443, "denied", "not TLS")])
     assert rules(learner) == [] and learner.questions[0].allow == 'net = ["tcp://odd.example:443"]'
 
 

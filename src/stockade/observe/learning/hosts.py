@@ -53,6 +53,8 @@ class HostLearner:
         self._programs: dict[str, set[str]] = {}
         self._addresses: dict[tuple[str, int], set[str]] = {}
         self._ports: set[int] = set()
+        #: Names to which no connection is allowed, although a rule names them: they need none.
+        self._barred: set[str] = set()
         self._questions: dict[str, LearnQuestion] = {}
 
     def add(self, decisions: Iterable[Decision], connects: Iterable[Access] = ()) -> None:
@@ -72,6 +74,8 @@ class HostLearner:
         """Return the rules for the next run, or the ones for the policy, which name only ports in use."""
         found = []
         for name, used in self._names.items():
+            if name in self._barred and not used:
+                continue
             ports = sorted(used) or sorted({*WEB, *(() if settled else self._ports)})
             if not settled:
                 ports = sorted({*ports, *self._ports})
@@ -86,7 +90,7 @@ class HostLearner:
     @property
     def knows_ports(self) -> bool:
         """Whether programs connected to every name, so that its rule need not guess the port."""
-        return all(self._names.values())
+        return all(used or name in self._barred for name, used in self._names.items())
 
     @property
     def questions(self) -> tuple[LearnQuestion, ...]:
@@ -97,11 +101,13 @@ class HostLearner:
         if one.verdict == "denied" and one.reason == "deny rule":
             self._ask(one.target, f"a rule of the policy denies it: {one.rule}")
         elif one.verdict == "denied" and one.reason in _NOT_SEEN_THROUGH and one.name and one.port:
+            self._barred.add(one.name)
             why = (
                 f"{_NOT_SEEN_THROUGH[one.reason]}: this rule passes on bytes that Stockade does not look into"
             )
             self._ask(one.target, why, f"tcp://{one.name}:{one.port}")
         elif one.verdict == "denied" and one.reason.endswith(" address"):
+            self._barred.add(one.name)
             rule = f"{one.address}:{one.port}" if one.address and one.port and ":" not in one.address else ""
             self._ask(one.target, f"it leads to a {one.reason}, in your own network or machine", rule)
         elif one.name:
@@ -112,6 +118,7 @@ class HostLearner:
     def _take_name(self, one: Decision, program: str) -> None:
         try:
             name = normal_name(one.name)
+            parse_rule(parse_rule(f"{name}:80,443").text)  # a host can be called `open`
         except NetRuleError:
             return
         if any(self._given.for_name(name, port).allowed for port in ([one.port] if one.port else WEB)):
