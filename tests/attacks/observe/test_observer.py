@@ -1,4 +1,4 @@
-"""Attacks on the observer: it is in the way of nothing, sees what happens, and gives nobody more than the walls do.
+"""Attacks on the observer: it is in the way of nothing, and gives nobody more than the walls do.
 
 The program of most tests, observed.c, runs with and without an observer: whatever it tries must end alike.
 """
@@ -12,8 +12,6 @@ import pytest
 import stockade
 from attacks.arena import compiled
 from stockade import Policy, Result
-from stockade.host import host
-from support.means import need
 
 PLAIN = ("files", "processes", "devices")
 
@@ -47,10 +45,12 @@ def test_every_call_ends_as_it_does_without_an_observer() -> None:
     assert calls == {"mount", "unshare", "ptrace", "keyctl", "bpf"}, "and not clone3"
 
 
-@pytest.mark.parametrize("game", ["block", "hide", "confine", "attack", "rewrite", "storm"])
+@pytest.mark.parametrize("game", ["block", "confine", "attack"])
 def test_whatever_it_tries_it_gets_what_it_would_get_without_an_observer(game: str) -> None:
     ordinary, observed = play(game, explain=False), play(game, explain=True)
     assert observed.text == ordinary.text
+    if game == "confine":
+        assert "read: EACCES" in observed.text
 
 
 def test_a_thread_that_rewrites_a_path_gets_one_file_or_the_other_and_never_what_is_refused() -> None:
@@ -83,11 +83,6 @@ def test_a_program_that_hides_its_memory_is_said_to_have_been_unobserved() -> No
     assert "hidden mount: EPERM" in result.text
     assert result.denials_cut.endswith("calls came from programs whose memory the observer cannot read")
     assert [one.target for one in result.denials] == ["mount"]
-
-
-def test_a_program_that_confines_itself_gets_nothing_from_the_observer() -> None:
-    need(host().landlock > 0, "this kernel has no Landlock")
-    assert "read: EACCES" in play("confine", explain=True).text
 
 
 def test_without_namespaces_the_observer_is_no_way_around_landlock() -> None:

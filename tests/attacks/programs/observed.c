@@ -416,7 +416,7 @@ static int crowd(void)
 static int flood(void)
 {
 	char path[PATH_MAX];
-	for (int i = 0; i < 12000; i++) {
+	for (int i = 0; i < 6000; i++) {
 		memset(path, 0, sizeof path);
 		int length = snprintf(path, 40, "/none/%08d", i);
 		for (int at = length; at < 4000; at++)

@@ -73,7 +73,7 @@ attempt(os.mkdir, "/usr/directory")
 attempt(os.unlink, "/usr/bin/true")
 attempt(os.rename, "/usr/bin/env", "/usr/bin/moved")
 attempt(os.link, "/usr/bin/env", "/usr/bin/linked")
-attempt(os.symlink, "env", "/usr/bin/link")
+attempt(os.symlink, "env", "/usr/bin/a-link")
 attempt(os.execv, {str(secret)!r}, ["x"])
 attempt(socket.socket(socket.AF_INET).connect, ("192.0.2.1", 80))
 attempt(socket.socket(socket.AF_UNIX).connect, "{secret}.socket")
@@ -82,16 +82,16 @@ os.chdir("/usr/bin")
 attempt(os.open, "relative", os.O_WRONLY | os.O_CREAT)
 attempt(os.open, "below", os.O_WRONLY | os.O_CREAT, 0o600)
 """
-    with socket_at(Path(f"{secret}.socket")):
+    with HostSocket(Path(f"{secret}.socket")):
         found = targets(stockade.run(["/usr/bin/python3", "-I", "-c", script], explain=True))
     assert found.get(str(secret)) in ("read", "execute")
     assert found["/usr/bin/env"] in ("write", "rename")
-    assert found["/usr/directory"] == found["/usr/bin/link"] == found["/usr/bin/relative"] == "create"
+    assert found["/usr/directory"] == found["/usr/bin/a-link"] == found["/usr/bin/relative"] == "create"
     assert found["/usr/bin/true"] == "remove"
     assert found["192.0.2.1:80"] == found[f"unix:{secret}.socket"] == "connect"
 
 
-class socket_at:  # noqa: N801
+class HostSocket:
     """A socket of the host for the time of a `with` statement."""
 
     def __init__(self, path: Path) -> None:
@@ -161,16 +161,14 @@ def test_what_succeeded_is_delivered_to_whoever_asks_for_it(workspace: Path) -> 
 def test_the_receipt_says_that_the_run_was_observed() -> None:
     observed, ordinary = stockade.run(["true"], explain=True), stockade.run(["true"])
     assert observed.receipt is not None and ordinary.receipt is not None
-    assert observed.receipt.predicate.observed and b'"observed"' not in ordinary.receipt.payload
+    assert observed.receipt.predicate.observed and not ordinary.receipt.predicate.observed
     assert observed.receipt.predicate.filter != ordinary.receipt.predicate.filter
 
 
 def test_a_terminal_inside_is_the_programs_own() -> None:
+    script = 'test -t 0 && test "$(stty size < /dev/tty)" = "30 90" && echo > /dev/tty && exit 7'
     with Sandbox(explain=True) as box:
-        script = "tty; test -t 0 && echo yes > /dev/tty; stty size </dev/tty"
-        process = box.start(["sh", "-c", script], pty=(30, 90))
-        ended = process.wait()
-    assert ended.ok and "/dev/pts/" in ended.text and "yes" in ended.text and "30 90" in ended.text
+        assert box.start(["sh", "-c", script], pty=(30, 90)).wait().exit_code == 7
 
 
 def test_an_observed_run_ends_in_time() -> None:
@@ -184,22 +182,27 @@ def test_a_backend_that_cannot_observe_says_so() -> None:
         stockade.run(["true"], Policy(backend="bwrap"), explain=True)
 
 
-def test_a_stopped_supervisor_does_not_stop_an_observed_program(workspace: Path) -> None:
-    script = "touch begun; while [ ! -e go ]; do sleep 0.01; done; for i in $(seq 300); do cat /none; : < go; done 2>/dev/null; touch done"
-    command = [*STOCKADE, "explain", "-q", "-w", ".", "--mode", "rw", "--", "sh", "-c", script]
+def test_a_stopped_supervisor_does_not_stop_an_observed_program(tmp_path: Path, workspace: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    script = (
+        "touch begun; while [ ! -e go ]; do sleep 0.01; done;"
+        "for i in $(seq 300); do cat /none; : < go; done 2> /dev/null; touch done"
+    )
+    command = [*STOCKADE, "explain", "-q", "--write", str(out), "--", "sh", "-c", f"cd {out}; {script}"]
     supervisor = subprocess.Popen(command, cwd=workspace)
     try:
-        appears(workspace / "begun")
+        appears(out / "begun")
         os.kill(supervisor.pid, signal.SIGSTOP)
-        (workspace / "go").touch()
-        appears(workspace / "done")
+        (out / "go").touch()
+        appears(out / "done")
     finally:
         os.kill(supervisor.pid, signal.SIGCONT)
         assert supervisor.wait(60) == 0
 
 
 def appears(file: Path) -> None:
-    late = time.monotonic() + 60
+    late = time.monotonic() + 30
     while not file.exists():
         assert time.monotonic() < late, file
         time.sleep(0.01)
@@ -222,7 +225,6 @@ class TestCommandLine:
         assert done.returncode == 3
         for line in (
             f"read {secret} (cat)",
-            f"the policy does not show {secret}",
             f'to allow it: --read {secret} (read = ["{secret}"])',
             "call mount (mount)",
             "no change of the policy allows it",
