@@ -153,7 +153,7 @@ static unsigned signal_once(const struct runs *runs, int number, enum exemption 
 	size_t count;
 	unsigned active = 0;
 	struct task *tasks = list_tasks(&count);
-	for (size_t i = 0; i < count; i++) {
+	for (size_t i = 0; tasks && i < count; i++) {
 		struct task at = tasks[i];
 		/* The parents of a list that was not read at once might form a circle. */
 		for (size_t steps = 0; at.parent && at.parent != ancestor && steps < count; steps++) {
