@@ -386,16 +386,18 @@ def _private(given: NativeInputs) -> list[ops.Op]:
     if not given.disk and not given.most_private:
         return [ops.Root()]
     if not given.disk:
-        return [_sized_root(given.most_private, f"limits.memory = {given.most_private}")]
+        return [_sized_root(given, given.most_private, f"limits.memory = {given.most_private}")]
     clause = f"limits.disk = {given.disk}"
     if given.image:
         return [ops.Root(), ops.Image(size=given.disk, descriptor=len(given.grants) + 1, clause=clause)]
-    return [_sized_root(given.disk, clause)]
+    return [_sized_root(given, given.disk, clause)]
 
 
-def _sized_root(size: int, clause: str) -> ops.Op:
+def _sized_root(given: NativeInputs, size: int, clause: str) -> ops.Op:
+    # The files of the policy are in it too, and leave the program all that it may use.
+    own = sum(-(-len(content) // PAGE) * PAGE for _, content in given.policy_files)
     # Empty files use memory of the kernel too.
-    return ops.Root(size=size, inodes=max(LEAST_INODES, size // PAGE), clause=clause)
+    return ops.Root(size=size + own, inodes=max(LEAST_INODES, size // PAGE), clause=clause)
 
 
 def cgroup_entries(given: NativeInputs) -> list[ops.Op]:

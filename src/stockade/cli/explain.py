@@ -223,9 +223,7 @@ def lines(answer: Answer) -> list[str]:
     """Return an answer as the lines of a report."""
     verdict = output.paint("yes", "green") if answer.allowed else output.paint("no", "red")
     found = [f"{answer.access.action}: {verdict}, {output.name(answer.reason)}"]
-    where = f", {output.name(answer.place)}" if answer.place else ""
-    clause = "Stockade's own default" if answer.clause == "default" else output.name(answer.clause)
-    found.append(f"  because of {clause}{where} ({answer.wall})")
+    found.append(f"  {_because(answer)} (control: {answer.wall})")
     if answer.allowed:
         return found
     if answer.change is None:
@@ -234,3 +232,13 @@ def lines(answer: Answer) -> list[str]:
     if answer.change.danger:
         found.append(f"  {output.paint('dangerous', 'red')}: {output.name(answer.change.danger)}")
     return found
+
+
+def _because(answer: Answer) -> str:
+    """Return the clause that decides, and where it is written."""
+    if answer.clause == "default":
+        return "Stockade's own default, whatever the policy says" if not answer.allowed else "by default"
+    if " = " not in answer.clause:
+        return f"no `{output.name(answer.clause)}` of the policy allows it"
+    where = f", {output.name(answer.place)}" if answer.place else ""
+    return f"because of {output.name(answer.clause)}{where}"

@@ -51,6 +51,8 @@ def answer_file(access: Access, walls: Walls) -> Answer:
     refusal = _refusal(access.action, path, looked, walls)
     if not access.error:
         return _answer(access, refusal, _granted(path, looked, walls))
+    if refusal is None and access.error in MISSING:
+        refusal = _missed(access.action, path, looked, walls)
     if refusal is not None and _is_by_wall(access, refusal, path, looked, walls):
         return _answer(access, refusal)
     return _ordinary(access, path, looked, walls)
@@ -150,6 +152,16 @@ def _not_shown(action: Action, path: str, looked: QuietLookup, walls: Walls) -> 
         )
     change, never = _read(path, looked, walls)
     return _PathRefusal(Control.FILES, "read", f"{reason}: {never}" if never else reason, change, True)
+
+
+def _missed(action: Action, path: str, looked: QuietLookup, walls: Walls) -> _PathRefusal | None:
+    """Return why a change failed in a private directory that lacks what the host has at its path."""
+    place = walls.at(path)
+    above = os.path.dirname(path)
+    if place.kind is not Kind.PRIVATE or action not in CHANGING or walls.is_there(above):
+        return None
+    change = _write(action, looked, walls)
+    return msgspec.structs.replace(_private(path, place, looked, walls), clause="write", change=change)
 
 
 def _private(path: str, place: Place, looked: QuietLookup, walls: Walls) -> _PathRefusal:
@@ -278,7 +290,8 @@ def _is_by_wall(access: Access, refusal: _PathRefusal, path: str, looked: QuietL
         return False
     # The kernel looks at the mode of a file before it looks at a read-only mount.
     by_mode = access.error == errno.EACCES and not refusal.unseen and refusal.wall is Control.FILES
-    return not (by_mode and not walls.alone and _host_refuses(access.action, looked))
+    of_host = not walls.alone and (looked.exists or walls.at(path).kind is not Kind.MADE)
+    return not (by_mode and of_host and _host_refuses(access.action, looked))
 
 
 def _host_refuses(action: Action, looked: QuietLookup) -> bool:
@@ -333,7 +346,11 @@ def _across(
             "in an overlay the kernel cannot rename a directory that exists on the host: "
             "programs that copy instead, such as mv, can"
         )
-        change = PolicyChange(toml='workspace.mode = "rw"', flag="--mode rw", danger=dangers.REAL_CHANGES)
+        change: PolicyChange | None = PolicyChange(
+            toml='workspace.mode = "rw"', flag="--mode rw", danger=dangers.REAL_CHANGES
+        )
+        if any(covers(places[0].tree, name) for name in walls.resolved.denied):
+            change = None  # in mode rw nothing in the workspace can stay hidden
         return _PathRefusal(Control.WORKSPACE_OVERLAY, 'workspace.mode = "overlay"', reason, change)
     if places[0].tree == places[1].tree:
         return None
@@ -348,7 +365,7 @@ def _granted(path: str, looked: QuietLookup, walls: Walls) -> tuple[str, str]:
         Kind.READ: f"the policy shows {place.tree} read-only",
         Kind.WRITE: f"{place.tree} is shown, and writable for real",
         Kind.OVERLAY: f"{place.tree} is the workspace: changes are kept aside",
-        Kind.PRIVATE: f"{place.tree} is private to the sandbox, and empty at first",
+        Kind.PRIVATE: f"{place.tree} is private to the sandbox: empty at first, and gone with it",
         Kind.MADE: f"{place.tree} is made for the sandbox",
         Kind.WAY: "it is a directory on the way to what the policy shows",
         Kind.HIDDEN: "the program makes a file of its own there, and the host's stays hidden",

@@ -9,7 +9,8 @@ import msgspec
 
 from stockade.backends.native import home_inside
 from stockade.linux.path_lookup import covers
-from stockade.policy.values import show
+from stockade.policy.values import quote, show
+from stockade.resolve import policy_text
 from stockade.resolve.config_files import NAMES as PROJECT_POLICIES
 from stockade.resolve.paths.hidden_paths import directories_of
 from stockade.resolve.resolved import Grant, ResolvedPolicy
@@ -85,7 +86,7 @@ class Walls(msgspec.Struct, frozen=True, dict=True):
         clause = f"profile = {show(self.resolved.profile.name)}"
         for path in shown_by(self.resolved.profile):
             found[path] = Place(Kind.READ, path, clause)
-        for path in ("/proc", "/dev"):
+        for path in ("/proc", "/dev", *(() if self.alone else (policy_text.DIRECTORY,))):
             found[path] = Place(Kind.MADE, path, "default")
         for name in () if self.alone else MADE:
             found[f"/etc/{name}"] = Place(Kind.MADE, f"/etc/{name}", "default")
@@ -103,10 +104,14 @@ class Walls(msgspec.Struct, frozen=True, dict=True):
         """Return what is at an absolute path without `..` and without links on the way."""
         for name in (path, *directories_of(path)):
             if name in self.resolved.hidden.written:
-                return Place(Kind.HIDDEN, name, f"deny = {show(self.resolved.hidden.written[name])}")
+                return Place(Kind.HIDDEN, name, f"deny = {quote(self.resolved.hidden.written[name])}")
             if (found := self.trees.get(name)) is not None:
                 return found
         return Place(Kind.WAY if path in self._ways else Kind.ABSENT)
+
+    def is_there(self, path: str) -> bool:
+        """Whether Stockade itself makes or shows a directory at a path."""
+        return path in self.trees or path in self._ways
 
     def protected_by(self, path: str) -> tuple[str, str]:
         """Return the protected path that a path is, lies in or contains, and its clause; empty if none."""
