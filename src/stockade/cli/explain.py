@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stockade.cli.ui import output
 from stockade.cli.ui.argument_parser import Parser
+from stockade.cli.ui.denial_report import because
 from stockade.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def lines(answer: Answer) -> list[str]:
     """Return an answer as the lines of a report."""
     verdict = output.paint("yes", "green") if answer.allowed else output.paint("no", "red")
     found = [f"{answer.access.action}: {verdict}, {output.name(answer.reason)}"]
-    found.append(f"  {_because(answer)} (control: {answer.wall})")
+    found.append(f"  {because(answer.clause, answer.place, allowed=answer.allowed)} (control: {answer.wall})")
     if answer.allowed:
         return found
     if answer.change is None:
@@ -233,12 +234,3 @@ def lines(answer: Answer) -> list[str]:
         found.append(f"  {output.paint('dangerous', 'red')}: {output.name(answer.change.danger)}")
     return found
 
-
-def _because(answer: Answer) -> str:
-    """Return the clause that decides, and where it is written."""
-    if answer.clause == "default":
-        return "Stockade's own default, whatever the policy says" if not answer.allowed else "by default"
-    if " = " not in answer.clause:
-        return f"no `{output.name(answer.clause)}` of the policy allows it"
-    where = f", {output.name(answer.place)}" if answer.place else ""
-    return f"because of {output.name(answer.clause)}{where}"

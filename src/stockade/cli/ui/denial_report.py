@@ -50,10 +50,8 @@ def lines(one: Denial) -> Sequence[str]:
     times = f", {one.count} times" if one.count > 1 else ""
     painted = output.paint(output.name(what), "bold", sys.stderr)
     found = [f"{painted} ({output.name(by)}{times})" if by else f"{painted}{times}"]
-    clause = "Stockade's own default" if one.clause == "default" else output.name(one.clause)
-    where = f", {output.name(one.place)}" if one.place else ""
     found.append(f"    {output.name(one.reason) or 'refused'}")
-    found.append(f"    because of {clause}{where} ({one.wall})")
+    found.append(f"    {because(one.clause, one.place)} (control: {one.wall})")
     if not one.hint:
         return [*found, "    no change of the policy allows it"]
     change = f" ({output.name(one.change)})" if one.change and one.change != one.hint else ""
@@ -61,3 +59,13 @@ def lines(one: Denial) -> Sequence[str]:
     if one.danger:
         found.append(f"    {output.paint('dangerous', 'red', sys.stderr)}: {output.name(one.danger)}")
     return found
+
+
+def because(clause: str, place: str, *, allowed: bool = False) -> str:
+    """Return the clause that decides, and where it is written."""
+    if clause == "default":
+        return "by default" if allowed else "Stockade's own default, whatever the policy says"
+    if " = " not in clause:
+        return f"no `{output.name(clause)}` of the policy allows it"
+    where = f", {output.name(place)}" if place else ""
+    return f"because of {output.name(clause)}{where}"

@@ -74,14 +74,16 @@ static struct {
 	int performs;   /* whether the observer opens, makes and removes for programs */
 	int listener, proc, own; /* `own`: the directory of this thread's descriptors in /proc */
 	pid_t init;
+	dev_t only_proc; /* the device of /proc, if no other process file system can be seen */
 	struct observations *memory;
-	uint32_t slots[SLOTS]; /* places of records, by hash; 0: free */
 	unsigned taken;
 	sem_t handed, ready;
+	int alone; /* the plan mounts one process file system, over a root of its own */
 	int started, problem;
 	const char *what; /* failed */
 } observer = {.listener = -1, .proc = -1, .own = -1};
 
+static uint32_t slots[SLOTS]; /* places of records, by hash; 0: free */
 static char paths[2][PATH_MAX], texts[2][LONGEST];
 
 /* --- what is written down --- */
@@ -119,10 +121,10 @@ static uint32_t note(struct observation record, const char *target, const char *
 	uint64_t sum = hash(0xcbf29ce484222325u, &record, sizeof record);
 	sum = hash(hash(sum, target, first), other, second);
 	size_t slot = (sum ^ sum >> 32) % SLOTS;
-	for (; observer.slots[slot]; slot = (slot + 1) % SLOTS)
-		if (is_same(observer.slots[slot], &record, target, other)) {
-			__atomic_add_fetch(&record_at(observer.slots[slot])->count, 1, __ATOMIC_RELAXED);
-			return observer.slots[slot];
+	for (; slots[slot]; slot = (slot + 1) % SLOTS)
+		if (is_same(slots[slot], &record, target, other)) {
+			__atomic_add_fetch(&record_at(slots[slot])->count, 1, __ATOMIC_RELAXED);
+			return slots[slot];
 		}
 	uint64_t used = memory->used;
 	if (observer.taken >= SLOTS / 4 * 3 || used + record.size > OBSERVATIONS_SIZE - sizeof *memory) {
@@ -134,7 +136,7 @@ static uint32_t note(struct observation record, const char *target, const char *
 	*fresh = record;
 	memcpy(fresh + 1, target, first);
 	memcpy((char *)(fresh + 1) + first, other, second);
-	observer.slots[slot] = place;
+	slots[slot] = place;
 	observer.taken++;
 	__atomic_store_n(&memory->used, used + record.size, __ATOMIC_RELEASE);
 	return place;
@@ -353,6 +355,12 @@ static int is_in_proc(int fd)
 	return fstatfs(fd, &info) || info.f_type == PROC_SUPER_MAGIC;
 }
 
+/* The same of a file whose device is known, without a call where the sandbox's own /proc is the only one. */
+static int is_of_proc(int fd, const struct stat *info)
+{
+	return observer.only_proc ? info->st_dev == observer.only_proc : is_in_proc(fd);
+}
+
 /* After a failure: whether the path leads through /proc or a link, so that the program may find something there that
  * the observer does not. Goes up to what exists. */
 static int may_differ(const struct place *place, int *links)
@@ -531,7 +539,7 @@ static void open_existing(const struct seccomp_notif *call, const struct place *
 		fail(call, action_of(flags), errno, place, NULL);
 		return;
 	}
-	if (fstat(opened, &info) || (!S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode)) || is_in_proc(opened) ||
+	if (fstat(opened, &info) || (!S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode)) || is_of_proc(opened, &info) ||
 	    (!(flags & O_NONBLOCK) && fcntl(opened, F_SETFL, (int)(flags & (O_APPEND | O_ASYNC | O_DIRECT | O_NOATIME))))) {
 		go_on(call);
 		return;
@@ -965,6 +973,11 @@ static const char *get_ready(void)
 	observer.own = openat(observer.proc, "thread-self/fd", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (observer.proc < 0 || observer.own < 0)
 		return "/proc";
+	struct stat info;
+	if (fstat(observer.proc, &info) || !is_in_proc(observer.proc))
+		return "/proc";
+	if (observer.alone)
+		observer.only_proc = info.st_dev;
 	if (chdir("/"))
 		return "/";
 	/* By value, not by address. Before Linux 6.6 an answer takes longer, and that is all. */
@@ -1006,6 +1019,10 @@ int observer_map(const struct launch *launch)
 		return -1;
 	}
 	observer.memory = mmap(NULL, OBSERVATIONS_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+	unsigned procs = 0;
+	for (unsigned i = plan->base + 1; i < last; i++)
+		procs += plan->ops[i].type == OP_PROC;
+	observer.alone = procs == 1 && !plan_is_plain(plan->ops);
 	if (observer.memory == MAP_FAILED || madvise(observer.memory, OBSERVATIONS_SIZE, MADV_DONTFORK))
 		return -1;
 	memcpy(observer.memory->magic, OBSERVATIONS_MAGIC, sizeof observer.memory->magic);

@@ -54,7 +54,7 @@ _READS = (Action.READ, Action.EXECUTE)
 _WRITES = (Action.WRITE, Action.CREATE, Action.REMOVE, Action.RENAME)
 
 
-class PathNeed(msgspec.Struct):
+class MissingPath(msgspec.Struct):
     """A path of the host that was missing inside."""
 
     path: str
@@ -92,7 +92,7 @@ class PathLearner:
         #: What the profile shows, by real names.
         self._system = tuple(system)
         self._remote = remote_devices()
-        self._needs: dict[str, PathNeed] = {}
+        self._needs: dict[str, MissingPath] = {}
         self._programs: dict[str, None] = {}
         self._questions: dict[str, LearnQuestion] = {}
         self._caches: dict[str, None] = {}
@@ -162,7 +162,7 @@ class PathLearner:
         elif not stat.S_ISDIR(found.mode) and (why := self._ungrantable(real)):
             self._ask(real, f"{verb} {real}", why)
         else:
-            need = self._needs.setdefault(real, PathNeed(real, stat.S_ISDIR(found.mode), set()))
+            need = self._needs.setdefault(real, MissingPath(real, stat.S_ISDIR(found.mode), set()))
             need.programs.add(access.program)
 
     def _take_write(self, answer: Answer) -> None:
@@ -194,12 +194,12 @@ class PathLearner:
             more = LearnQuestion("use more than is listed here", "the program tried too many")
             self._questions.setdefault("more", more)
 
-    def _collapsed(self) -> list[PathNeed]:
-        granted: dict[str, PathNeed] = {}
+    def _collapsed(self) -> list[MissingPath]:
+        granted: dict[str, MissingPath] = {}
         for need in self._needs.values():
             tree = self._known_tree(need.path)
             if tree:
-                _join(granted, PathNeed(tree, True, need.programs, need.files))
+                _join(granted, MissingPath(tree, True, need.programs, need.files))
             elif not need.is_dir:
                 granted.setdefault(need.path, need)
             elif why := self._unfit(need.path):
@@ -213,11 +213,11 @@ class PathLearner:
             if not any(covers(above, one.path) for above in _above(one.path) if above in granted)
         ]
 
-    def _collapse_directories(self, granted: dict[str, PathNeed]) -> None:
+    def _collapse_directories(self, granted: dict[str, MissingPath]) -> None:
         """Replace `FEW` paths of one directory by the directory, from the deepest up."""
         judged: dict[str, bool] = {}
         for depth in range(max((path.count("/") for path in granted), default=0), 2, -1):
-            inner: dict[str, list[PathNeed]] = {}
+            inner: dict[str, list[MissingPath]] = {}
             for path, need in granted.items():
                 if path.count("/") == depth:
                     inner.setdefault(os.path.dirname(path), []).append(need)
@@ -229,7 +229,7 @@ class PathLearner:
                         del granted[need.path]
                     programs = set().union(*(need.programs for need in needs))
                     files = sum(need.files for need in needs)
-                    granted[directory] = PathNeed(directory, True, programs, files)
+                    granted[directory] = MissingPath(directory, True, programs, files)
 
     def _unfit(self, tree: str) -> str:
         if not _can_be_written(tree):
@@ -255,8 +255,8 @@ class PathLearner:
         return literal(path)
 
 
-def _join(granted: dict[str, PathNeed], need: PathNeed) -> None:
-    known = granted.setdefault(need.path, PathNeed(need.path, True, set(), 0))
+def _join(granted: dict[str, MissingPath], need: MissingPath) -> None:
+    known = granted.setdefault(need.path, MissingPath(need.path, True, set(), 0))
     known.programs |= need.programs
     known.files += need.files
 
@@ -280,6 +280,6 @@ def _can_be_written(path: str) -> bool:
     return not path.endswith("?") and "\0" not in path
 
 
-def _reason(need: PathNeed) -> str:
+def _reason(need: MissingPath) -> str:
     what = f"{need.files} paths" if need.files > 1 else "listed" if need.is_dir else ""
     return "; ".join(filter(None, (what, by_programs(need.programs))))
