@@ -233,4 +233,3 @@ def lines(answer: Answer) -> list[str]:
     if answer.change.danger:
         found.append(f"  {output.paint('dangerous', 'red')}: {output.name(answer.change.danger)}")
     return found
-
