@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from stockade.cli.ui import output
 from stockade.cli.ui.argument_parser import Parser
 from stockade.cli.ui.denial_report import because
-from stockade.errors import PolicyError
+from stockade.errors import PolicyError, StockadeError
 
 if TYPE_CHECKING:
     from stockade.observe.access import Access
     from stockade.observe.answer_values import Answer
     from stockade.observe.view import Walls
+    from stockade.runs.prepare import RunPreparation
 
 #: What can be asked about a path.
 ACTIONS = ("read", "write", "create", "remove", "execute")
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
 
         return run.main(["--explain", *argv])
     args = build_parser().parse_intermixed_args(argv)
-    return _print_answers(args, _questions(args))
+    return _print_answers(args, _questions(args), argv)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -173,10 +174,26 @@ def _call(word: str, args: argparse.Namespace) -> list[Access]:
 _PARSERS = {"path": _path, "host": _host, "call": _call}
 
 
-def _print_answers(args: argparse.Namespace, questions: list[Access]) -> int:
-    from stockade.cli.run import continued_workspace, discover_policy, user_and_state, with_location
+def _print_answers(args: argparse.Namespace, questions: list[Access], argv: list[str]) -> int:
     from stockade.observe.answers import answer
     from stockade.observe.view import Walls
+
+    prepared, sources = _prepared(args)
+    try:
+        walls = Walls(prepared.resolved, prepared.plan.backend, sources)
+        answers = [_with_possible_change(answer(question, walls), argv) for question in questions]
+    finally:
+        prepared.close(discard=True)
+    if args.json:
+        sys.stdout.buffer.write(output.as_json(_facts(answers, walls)))
+    else:
+        _print(answers, walls)
+    return 0 if all(one.allowed for one in answers) else 1
+
+
+def _prepared(args: argparse.Namespace) -> tuple[RunPreparation, tuple[str, ...]]:
+    """Return what a run with these options would be prepared as, and the files of its policy."""
+    from stockade.cli.run import continued_workspace, discover_policy, user_and_state, with_location
     from stockade.runs.prepare import prepare
 
     workspace = continued_workspace(args)
@@ -187,16 +204,26 @@ def _print_answers(args: argparse.Namespace, questions: list[Access]) -> int:
         )
     except PolicyError as error:
         raise with_location(error, found) from None
+    return prepared, found.sources
+
+
+def _with_possible_change(answer: Answer, argv: list[str]) -> Answer:
+    """Return an answer without its change if a run with it would be refused, such as by a ceiling."""
+    if answer.change is None or not answer.change.flag:
+        return answer
+    import shlex
+
+    import msgspec
+
     try:
-        walls = Walls(prepared.resolved, prepared.plan.backend, found.sources)
-        answers = [answer(question, walls) for question in questions]
-    finally:
-        prepared.close(discard=True)
-    if args.json:
-        sys.stdout.buffer.write(output.as_json(_facts(answers, walls)))
-    else:
-        _print(answers, walls)
-    return 0 if all(one.allowed for one in answers) else 1
+        wider = build_parser().parse_intermixed_args([*argv, *shlex.split(answer.change.flag)])
+        wider.quiet = True
+        _prepared(wider)[0].close(discard=True)
+    except StockadeError as error:
+        why = error.message.partition("\n")[0].rstrip(":")
+        reason = f"{answer.reason}; a run with {answer.change.flag} would be refused: {why}"
+        return msgspec.structs.replace(answer, change=None, reason=reason)
+    return answer
 
 
 def _facts(answers: list[Answer], walls: Walls) -> dict[str, Any]:
@@ -233,4 +260,3 @@ def lines(answer: Answer) -> list[str]:
     if answer.change.danger:
         found.append(f"  {output.paint('dangerous', 'red')}: {output.name(answer.change.danger)}")
     return found
-

@@ -37,7 +37,7 @@ MOUNTS = frozenset(
 _NAMED = frozenset({Action.CALL, Action.MOUNT, Action.CONNECT, Action.BIND})
 
 
-class Observed(msgspec.Struct, frozen=True):
+class Observations(msgspec.Struct, frozen=True):
     """What the programs of an observed run tried."""
 
     #: Each access once, in the order in which they first happened.
@@ -58,7 +58,7 @@ class Mark(msgspec.Struct, frozen=True):
 START = Mark()
 
 
-def read(memory: int, since: Mark = START) -> Observed:
+def read(memory: int, since: Mark = START) -> Observations:
     """Return what was observed since then; `memory` is a descriptor of what the observer writes."""
     return decode(_content(memory), since)
 
@@ -70,7 +70,7 @@ def mark(memory: int) -> Mark:
     return Mark({place: fields[5] for place, fields in _records(content, used)}, missed, unread)
 
 
-def decode(content: bytes, since: Mark = START) -> Observed:
+def decode(content: bytes, since: Mark = START) -> Observations:
     """Decode the memory that an observer wrote, from a moment on."""
     used, missed, unread = _header(content)
     programs: dict[int, str] = {}
@@ -99,7 +99,7 @@ def decode(content: bytes, since: Mark = START) -> Observed:
                 count=times,
             )
         )
-    return Observed(tuple(found), _cut(missed - since.missed, unread - since.unread))
+    return Observations(tuple(found), _cut(missed - since.missed, unread - since.unread))
 
 
 def _cut(missed: int, unread: int) -> str:

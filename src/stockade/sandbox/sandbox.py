@@ -48,7 +48,7 @@ from stockade.workspace.overlay import OverlayLayer
 if TYPE_CHECKING:
     from stockade.gate.template import Template
     from stockade.linux.user import Caller
-    from stockade.observe.records import Observed
+    from stockade.observe.records import Observations
     from stockade.resolve.environment import Environment
     from stockade.runs.network.published_ports import PublishedPort
     from stockade.sandbox.process import ProcessHandles
@@ -581,7 +581,7 @@ class RunExtras(NamedTuple):
     #: The files of the policy, so that denials name the lines of their clauses.
     sources: tuple[str, ...] = ()
     #: Gets what the programs tried, refused or not, when the run has ended; with it the run is observed.
-    on_observed: Callable[[Observed, RunPreparation], object] | None = None
+    on_observed: Callable[[Observations, RunPreparation], object] | None = None
 
 
 NO_EXTRAS = RunExtras()
@@ -695,7 +695,7 @@ def one_shot(
     end: OnExit,
     *,
     snapshot: bool = False,
-    on_observed: Callable[[Observed, RunPreparation], object] | None = None,
+    on_observed: Callable[[Observations, RunPreparation], object] | None = None,
     sources: Sequence[str] = (),
 ) -> Steps[Result]:
     """Run one command in a new sandbox, then keep, commit or discard its changes."""

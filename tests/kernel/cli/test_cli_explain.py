@@ -121,3 +121,16 @@ def test_the_install_of_a_command_is_shown_if_it_is_named(home: Path, workspace:
     words = ["--command", str(tool)] if name else []
     (found,) = answers(workspace, "--to", "read", str(tool), *words)
     assert found["allowed"] is bool(name)
+
+
+def test_a_change_beyond_the_ceiling_is_not_named(home: Path, workspace: Path) -> None:
+    data = home / "data"
+    data.mkdir()
+    (free,) = answers(workspace, "--to", "read", str(data))
+    assert free["change"]["flag"] == f"--read {data}"
+    config = home / ".config/stockade"
+    config.mkdir(parents=True)
+    (config / "policies.toml").write_text(f'[ceiling]\nworkspace = "{workspace}"\n\n[agent.linter]\n')
+    (bound,) = answers(workspace, "--agent", "linter", "--to", "read", str(data))
+    assert bound["change"] is None
+    assert "would be refused" in bound["reason"]

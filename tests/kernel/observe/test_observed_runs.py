@@ -18,7 +18,7 @@ from stockade import Policy, Sandbox
 from stockade.errors import PolicyError, UnsupportedError
 from stockade.host import host
 from stockade.observe.access import Action
-from stockade.observe.records import Observed
+from stockade.observe.records import Observations
 from stockade.sandbox.sandbox import RunExtras, run_once
 from support.means import need
 
@@ -145,7 +145,7 @@ def test_the_async_twins_explain_too(secret: Path) -> None:
 
 def test_what_succeeded_is_delivered_to_whoever_asks_for_it(workspace: Path) -> None:
     (workspace / "input").write_text("x")
-    got: list[Observed] = []
+    got: list[Observations] = []
     policy = Policy(workspace=str(workspace))
     extras = RunExtras(on_observed=lambda observed, prepared: got.append(observed))
     run_once(["sh", "-c", "cat input > output; mv output moved"], policy, {}, extras).check()

@@ -80,7 +80,7 @@ def test_what_did_not_fit_is_said() -> None:
 
 def test_memory_that_no_observer_has_written_is_empty() -> None:
     for content in (b"", bytes(10), bytes(4096)):
-        assert records.decode(content) == records.Observed()
+        assert records.decode(content) == records.Observations()
 
 
 def test_a_record_that_is_impossible_ends_the_list() -> None:
