@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stockade.linux.user import Caller
     from stockade.observe.learning.learned_policy import LearnedPolicy
     from stockade.observe.learning.rounds import LearningPlace, LearningRun
-    from stockade.observe.records import Observed
+    from stockade.observe.records import Observations
     from stockade.policy import Policy
     from stockade.resolve.discovery import PolicySource
     from stockade.result import Decision, Result
@@ -228,10 +228,10 @@ def _run_observed(
     from stockade.observe.view import Walls
     from stockade.sandbox import sandbox
 
-    seen: list[tuple[Observed, Walls]] = []
+    seen: list[tuple[Observations, Walls]] = []
     sorted_runs: list[LearningRun] = []
 
-    def take(observed: Observed, prepared: RunPreparation) -> None:
+    def take(observed: Observations, prepared: RunPreparation) -> None:
         walls = Walls(prepared.resolved, prepared.plan.backend, found.sources)
         seen.append((observed, walls))
 

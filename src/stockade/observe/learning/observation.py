@@ -7,13 +7,13 @@ from stockade.observe.answers import answer
 from stockade.observe.learning.hosts import SYNTHETIC
 from stockade.observe.learning.paths import MOST_ACCESSES
 from stockade.observe.learning.rounds import LearningRun
-from stockade.observe.records import Observed
+from stockade.observe.records import Observations
 from stockade.observe.view import Walls
 from stockade.resolve.toolchain.needs import which
 from stockade.result import Result
 
 
-def sort_observed(observed: Observed, walls: Walls, result: Result, command: str) -> LearningRun:
+def sort_observed(observed: Observations, walls: Walls, result: Result, command: str) -> LearningRun:
     """Return what a run showed; at most `MOST_ACCESSES` that failed are looked at.
 
     `command` is the first word of the command, which Stockade itself executes, unobserved.
