@@ -154,14 +154,24 @@ def _learn(args: argparse.Namespace, words: list[str]) -> tuple[LearnedPolicy, P
             "it runs several times and its changes are thrown away; it can read what it asks for, except "
             f"what may be a secret, and {_reach(place.reach)}: learn only from commands that you trust"
         )
-    policy = found.policy
+    policy = begin = found.policy
+    if place.workspace and not args.merge:
+        from stockade.cli.init import hidden_in_projects, secrets_in
+
+        policy = begin = merge(policy, {"deny": hidden_in_projects(secrets_in(place.workspace))})
     if policy.workspace is not None and policy.workspace.mode == "rw":
         policy = merge(policy, {"workspace": {"mode": "overlay"}})
     last: list[Result] = []
 
     def run(trial: Policy) -> LearningRun:
-        with _Impatience(place.reach) as impatience:
-            one = _run_observed(words, trial, found, start, timeout, caller, state, impatience)
+        try:
+            with _Impatience(place.reach) as impatience:
+                one = _run_observed(words, trial, found, start, timeout, caller, state, impatience)
+        except KeyboardInterrupt:
+            if not impatience.over:
+                raise
+            with _Impatience(False) as patience:  # the run was over, and the alarm met its end
+                one = _run_observed(words, trial, found, start, timeout, caller, state, patience)
         if one.result.outcome == "cancelled" and not impatience.over:
             raise KeyboardInterrupt
         last[:] = [one.result]
@@ -177,7 +187,7 @@ def _learn(args: argparse.Namespace, words: list[str]) -> tuple[LearnedPolicy, P
         raise with_location(error, found) from None
     import msgspec
 
-    return msgspec.structs.replace(learned, start=found.policy), found, last[0] if last else None
+    return msgspec.structs.replace(learned, start=begin), found, last[0] if last else None
 
 
 class _Impatience:

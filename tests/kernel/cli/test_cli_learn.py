@@ -64,6 +64,15 @@ def test_a_secret_is_a_question_and_the_command_never_sees_it(call: Call, tmp_pa
     assert '; to allow it: read = ["~/.ssh/id_rsa"]' in policy.read_text()
 
 
+def test_a_secret_of_the_project_is_hidden_too(call: Call, tmp_path: Path, workspace: Path) -> None:
+    (workspace / "sub").mkdir()
+    (workspace / "sub" / ".env").write_text("SECRET")
+    done = call("learn", "--json", "--", "sh", "-c", "cat sub/.env; true")
+    found = json.loads(done.stdout)
+    assert "**/.env?" in found["policy"]["deny"]
+    assert [one["wanted"] for one in found["questions"]] == [f"read {workspace}/sub/.env"]
+
+
 def test_a_file_that_exists_is_neither_replaced_nor_run_for(call: Call, tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text("# mine\n")
@@ -152,6 +161,14 @@ def test_a_command_of_the_users_path_that_is_missing_inside_is_learned(
     assert table(policy)["toolchain"] == ["mytool"]
     ran = call("run", "-q", "--discard", "-p", str(policy), "--", "sh", "-c", "mytool", PATH=path)
     assert ran.stdout == "from the tool\n"
+
+
+def test_a_directory_that_the_command_makes_in_its_home_is_no_question(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "home" / "made" / "deep").mkdir(parents=True)
+    done = call(
+        "learn", "--json", "--", "sh", "-c", "mkdir ~/made/deep; mkdir -p ~/made/deep && touch ~/made/deep/x"
+    )
+    assert json.loads(done.stdout)["questions"] == []
 
 
 def test_writing_elsewhere_is_a_question_with_the_danger(call: Call, tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ def test_a_name_that_leads_to_a_private_address_is_a_question() -> None:
     learner.add([name("evil.example")])
     learner.add([connected("evil.example", 443, "denied", "private address", "10.0.0.5")])
     assert rules(learner) == [] and "private address" in learner.questions[0].why
+    assert learner.questions[0].allow == 'net = ["evil.example:443", "10.0.0.5:443"]'
 
 
 def test_a_connection_that_does_not_name_its_host_is_a_question_about_a_tcp_rule() -> None:

@@ -108,8 +108,9 @@ class HostLearner:
             self._ask(one.target, why, f"tcp://{one.name}:{one.port}")
         elif one.verdict == "denied" and one.reason.endswith(" address"):
             self._barred.add(one.name)
-            rule = f"{one.address}:{one.port}" if one.address and one.port and ":" not in one.address else ""
-            self._ask(one.target, f"it leads to a {one.reason}, in your own network or machine", rule)
+            host = f"[{one.address}]" if ":" in one.address else one.address
+            rules = [f"{name}:{one.port}" for name in (one.name, host) if name and one.port]
+            self._ask(one.target, f"it leads to a {one.reason}, in your own network or machine", *rules)
         elif one.name:
             self._take_name(one, program)
         elif one.kind == "connect" and one.address and one.port and one.verdict == "denied":
@@ -156,9 +157,8 @@ class HostLearner:
         else:
             self._ask("more hosts than are listed here", f"a learned policy allows at most {MOST_HOSTS}")
 
-    def _ask(self, target: str, why: str, rule: str = "") -> None:
+    def _ask(self, target: str, why: str, *rules: str) -> None:
         if len(self._questions) >= MOST_QUESTIONS:
-            target, why, rule = "more than is listed here", "the program tried too many", ""
-        self._questions.setdefault(
-            target, LearnQuestion(f"connect to {target}", why, f"net = [{quote(rule)}]" if rule else "")
-        )
+            target, why, rules = "more than is listed here", "the program tried too many", ()
+        allow = f"net = [{', '.join(map(quote, rules))}]" if rules else ""
+        self._questions.setdefault(target, LearnQuestion(f"connect to {target}", why, allow))

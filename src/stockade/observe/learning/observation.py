@@ -5,12 +5,15 @@ from __future__ import annotations
 from stockade.observe.access import Action
 from stockade.observe.answers import answer
 from stockade.observe.learning.hosts import SYNTHETIC
-from stockade.observe.learning.paths import MOST_ACCESSES
+from stockade.observe.learning.paths import MOST_ACCESSES, WRITES
 from stockade.observe.learning.rounds import LearningRun
 from stockade.observe.records import Observations
 from stockade.observe.view import Walls
 from stockade.resolve.toolchain.needs import which
 from stockade.result import Result
+
+#: The most directories above a path that is looked at: a program can make it as deep as it likes.
+DEEPEST = 64
 
 
 def sort_observed(observed: Observations, walls: Walls, result: Result, command: str) -> LearningRun:
@@ -18,8 +21,17 @@ def sort_observed(observed: Observations, walls: Walls, result: Result, command:
 
     `command` is the first word of the command, which Stockade itself executes, unobserved.
     """
-    failed = [access for access in observed.accesses if access.error]
-    refused = [found for access in failed[:MOST_ACCESSES] if not (found := answer(access, walls)).allowed]
+    done = {one.other or one.target for one in observed.accesses if not one.error and one.action in WRITES}
+    failed = [
+        one
+        for one in observed.accesses
+        # What succeeded in the end was only early: a directory that the program then made, for example.
+        if one.error and one.target.count("/") <= DEEPEST and (one.other or one.target) not in done
+    ]
+    refused = [found for one in failed[:MOST_ACCESSES] if not (found := answer(one, walls)).allowed]
+    left = (
+        f"{len(failed) - MOST_ACCESSES} failed accesses were not looked at" if failed[MOST_ACCESSES:] else ""
+    )
     connects = [found.access for found in refused if found.access.action is Action.CONNECT]
     connects += [
         access
@@ -36,5 +48,5 @@ def sort_observed(observed: Observations, walls: Walls, result: Result, command:
         tuple(connects),
         tuple(dict.fromkeys(path for path in executed if path.startswith("/"))),
         tuple(dict.fromkeys(one.target for one in programs if one.error)),
-        observed.cut,
+        "; ".join(filter(None, (observed.cut, left))),
     )

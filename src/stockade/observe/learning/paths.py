@@ -40,6 +40,8 @@ FEW = 4
 #: How many paths a learned policy grants, and how many questions are listed.
 MOST_PATHS = 64
 MOST_QUESTIONS = 32
+#: How many directories are looked through for secrets.
+MOST_TREES = 256
 #: How many accesses are looked at: a program can try as many as it likes.
 MOST_ACCESSES = 20_000
 
@@ -51,7 +53,7 @@ CACHES = (
     "Library/Caches",
 )  # fmt: skip
 _READS = (Action.READ, Action.EXECUTE)
-_WRITES = (Action.WRITE, Action.CREATE, Action.REMOVE, Action.RENAME)
+WRITES = (Action.WRITE, Action.CREATE, Action.REMOVE, Action.RENAME)
 
 
 class MissingPath(msgspec.Struct):
@@ -98,6 +100,7 @@ class PathLearner:
         self._caches: dict[str, None] = {}
         self._impossible: dict[str, None] = {}
         self._left = MOST_ACCESSES
+        self._judged: dict[str, str] = {}
 
     def add(self, refused: Iterable[Answer]) -> None:
         """Take in accesses that a wall refused."""
@@ -108,7 +111,7 @@ class PathLearner:
                 return
             if answer.access.action in _READS:
                 self._take_read(answer.access)
-            elif answer.access.action in _WRITES:
+            elif answer.access.action in WRITES:
                 self._take_write(answer)
 
     def learned(self) -> LearnedPaths:
@@ -167,6 +170,9 @@ class PathLearner:
 
     def _take_write(self, answer: Answer) -> None:
         path = answer.access.other or answer.access.target
+        if cache := self._cache(path):
+            _note(self._caches, cache)
+            return
         verb = {Action.REMOVE: "remove", Action.RENAME: "rename something to"}.get(
             answer.access.action, "write to"
         )
@@ -215,7 +221,6 @@ class PathLearner:
 
     def _collapse_directories(self, granted: dict[str, MissingPath]) -> None:
         """Replace `FEW` paths of one directory by the directory, from the deepest up."""
-        judged: dict[str, bool] = {}
         for depth in range(max((path.count("/") for path in granted), default=0), 2, -1):
             inner: dict[str, list[MissingPath]] = {}
             for path, need in granted.items():
@@ -224,7 +229,7 @@ class PathLearner:
             for directory, needs in inner.items():
                 if len(needs) < FEW or directory in granted:
                     continue
-                if judged.setdefault(directory, not self._unfit(directory)):
+                if not self._unfit(directory):
                     for need in needs:
                         del granted[need.path]
                     programs = set().union(*(need.programs for need in needs))
@@ -232,6 +237,13 @@ class PathLearner:
                     granted[directory] = MissingPath(directory, True, programs, files)
 
     def _unfit(self, tree: str) -> str:
+        """Say why a directory is not granted as a whole; each is looked through once, and not too many."""
+        if tree not in self._judged:
+            many = len(self._judged) >= MOST_TREES
+            self._judged[tree] = "the program tried too many directories" if many else self._judge(tree)
+        return self._judged[tree]
+
+    def _judge(self, tree: str) -> str:
         if not _can_be_written(tree):
             return "a policy cannot write such a name"
         places = self._places

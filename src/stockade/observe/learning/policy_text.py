@@ -24,6 +24,7 @@ LONGEST_COMMAND = 100
 #: The column at which the reason for an entry begins.
 REASON_AT = 36
 
+HIDDEN = "Hidden in the workspace. ** means any depth, ? means it may be missing."
 QUESTIONS = "# Not granted. Decide for yourself:"
 #: What the comment above each clause says.
 WORDS = {
@@ -41,6 +42,8 @@ def policy_text(learned: LearnedPolicy, command: Sequence[str], *, workspace: st
     lines = [*_heading(learned, command), ""]
     own = {name for name in LISTS if learned.additions.get(name)}
     plain = {name: value for name, value in table.items() if name not in own and not isinstance(value, dict)}
+    if hidden := plain.pop("deny", None):
+        lines += [f"# {HIDDEN}", f"deny = {render(hidden)}", ""]
     if plain:
         lines += ["# What the runs began with.", *write(plain).splitlines(), ""]
     for name in LISTS:

@@ -197,9 +197,9 @@ class Learner:
         if paths.caches:
             notes.append(f"Empty at first, and filled by the command itself: {', '.join(paths.caches)}.")
         if paths.impossible:
-            few = ", ".join(paths.impossible[:3])
+            more = f" and {len(paths.impossible) - 1} more" if len(paths.impossible) > 1 else ""
             notes.append(
-                f"The sandbox has its own /proc and /dev, and no /sys; the command looked for {few}."
+                f"The sandbox has its own /proc and /dev and no /sys: {paths.impossible[0]}{more} is not there."
             )
         if self._usage is not None and self._place.narrow and (disk := disk_advice(self._usage)):
             notes.append(
