@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import signal
 import sys
 import time
@@ -13,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from stockade.cli.ui import output
 from stockade.cli.ui.fast_args import REST, FastParser, NeedsArgparseError
-from stockade.errors import PolicyError, ReceiptError, SetupError, StockadeError
+from stockade.errors import PolicyError, ReceiptError, StockadeError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
 
     from stockade.agents.registry import Agent
-    from stockade.cli.ui.terminal import UserTerminal
+    from stockade.sessions.attach.user_terminal import UserTerminal
     from stockade.linux.user import Caller
     from stockade.policy import Policy
     from stockade.receipt.statement import Receipt
@@ -464,6 +463,7 @@ def _run_and_report(
             f"--{args.on_exit}: this run has no workspace, so its changes are deleted when it ends",
             hint="name a directory to work in: -w DIRECTORY",
         )
+    from stockade.runs.io.streams import OutputCopy
     from stockade.sandbox import sandbox
 
     start = start_directory(args, found)
@@ -479,7 +479,7 @@ def _run_and_report(
     timeout = seconds(args.timeout)
     limits = [limit for limit in (timeout, found.policy.limits.wall) if limit is not None]
     until = time.monotonic() + min(limits) + STALLED_SECONDS if limits else None
-    sinks = None if args.json else (_OutputCopy(1, until), _OutputCopy(2, until))
+    sinks = None if args.json else (OutputCopy(1, until), OutputCopy(2, until))
     for words in commands:
         terminal = _terminal(until) if at_terminal and sinks else None
         try:
@@ -616,7 +616,7 @@ def _prompt(command: list[str], policy: Policy) -> dict[str, str]:
 
 
 def _terminal(until: float | None) -> UserTerminal:
-    from stockade.cli.ui.terminal import UserTerminal
+    from stockade.sessions.attach.user_terminal import UserTerminal
 
     return UserTerminal(until)
 
@@ -644,43 +644,6 @@ def _is_open_for(descriptor: int, way: int) -> bool:
         return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE in (way, os.O_RDWR)
     except (OSError, ValueError, OverflowError):  # the last two for numbers that are no descriptor
         return False
-
-
-class _OutputCopy:
-    """Writes everything to a descriptor, blocking or not.
-
-    While we wait here, nothing checks the run's time limit. So from `until` on we do not wait for a stalled
-    reader, and further output is lost, as when a program is killed while it writes to a full pipe.
-    """
-
-    def __init__(self, descriptor: int, until: float | None = None) -> None:
-        self.lost = False
-        self._descriptor = descriptor
-        self._until = until
-        # A pipe that is ready takes this much; more may block, which matters only with a time limit.
-        self._most = None if until is None else select.PIPE_BUF
-        self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLOUT)
-
-    def __call__(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view and not self.lost:
-            patience = None if self._until is None else max(0.0, self._until - time.monotonic()) * 1000
-            if not self._poll.poll(patience):
-                self.lost = True
-                break
-            try:
-                view = view[os.write(self._descriptor, view[: self._most]) :]
-            except BlockingIOError:
-                continue
-            except BrokenPipeError:
-                raise
-            except OSError as error:
-                raise SetupError(
-                    f"cannot write to descriptor {self._descriptor}: {error.strerror}",
-                    stage="output",
-                    errno=error.errno or 0,
-                ) from None
 
 
 def report_end(result: Result, *, quiet: bool, why: str = "") -> None:
@@ -791,6 +754,8 @@ def _plain(result: Result) -> dict[str, Any]:
 def _write_json(args: argparse.Namespace, value: dict[str, Any]) -> None:
     if args.json:
         sys.stdout.flush()
-    write = _OutputCopy(1 if args.json else args.json_fd)
+    from stockade.runs.io.streams import OutputCopy
+
+    write = OutputCopy(1 if args.json else args.json_fd)
     for piece in output.json_pieces(value):
         write(piece)

@@ -267,6 +267,7 @@ def _run_fields(account: Account, ending: RunEnd, used: ResourceUse, duration: i
         "children": tuple(account.children),
         "matched": {} if prepared is None or box is None else _matched(prepared.resolved.hidden.matched),
         "name": account.name,
+        "pipeline": account.pipeline,
     }
 
 

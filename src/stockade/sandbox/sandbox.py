@@ -34,7 +34,7 @@ from stockade.runs.options import (
     valid_on_exit,
 )
 from stockade.runs.prepare import RunPreparation, prepare
-from stockade.runs.supervise import Run, RunEnding, supervise, template_of
+from stockade.runs.supervise import Run, RunEnding, StageTies, supervise, template_of
 from stockade.sandbox.workspace_lifecycle import (
     commit_and_close,
     living_files,
@@ -48,6 +48,7 @@ from stockade.workspace.overlay import OverlayLayer
 if TYPE_CHECKING:
     from stockade.gate.template import Template
     from stockade.linux.user import Caller
+    from stockade.receipt.statement import PipelinePlace
     from stockade.resolve.environment import Environment
     from stockade.runs.network.published_ports import PublishedPort
     from stockade.sandbox.process import ProcessHandles
@@ -539,7 +540,7 @@ class UseGuard:
 
 
 class RunExtras(NamedTuple):
-    """What only the command line gives a run."""
+    """What only the command line, or a pipeline, gives a run."""
 
     #: The program reads the content of this descriptor, which must not be a terminal.
     stdin: int | None = None
@@ -558,6 +559,9 @@ class RunExtras(NamedTuple):
     on_decision: Callable[[Decision], object] | None = None
     #: Gets the published ports as soon as the host listens on them.
     on_published: Callable[[tuple[PublishedPort, ...]], object] | None = None
+    #: What ties a stage to the others of its pipeline, and its place there, for the receipt.
+    stage: StageTies | None = None
+    place: PipelinePlace | None = None
 
 
 NO_EXTRAS = RunExtras()
@@ -607,6 +611,7 @@ def run_once_steps(
     argv, end = words(cmd), valid_on_exit(options.get("on_exit", "keep"))
     chosen, name = policy_or_default(policy), valid_name(options.get("name", ""))
     account = Account(chosen, argv, resolve_who(options.get("who")), name=name)
+    account.pipeline = extras.place
     with account.telling():
         prepared = prepare(
             chosen, pinned=extras.pinned, command=argv, cwd=options.get("cwd"), name=name,
@@ -621,7 +626,7 @@ def run_once_steps(
             return command(
                 prepared, cmd, options, source=extras.stdin, keep=extras.keep_output, kept=False,
                 cancelled_by=extras.cancelled_by, meanwhile=account.ready, terminal=extras.terminal,
-                on_decision=extras.on_decision,
+                on_decision=extras.on_decision, stage=extras.stage,
             )  # fmt: skip
 
         snapshot = options.get("snapshot", False)
@@ -684,6 +689,8 @@ def _launch_and_run(prepared: RunPreparation, run: Run, account: Account, events
         box = yield from launch(prepared, events, meanwhile)
         account.box = box
         try:
+            if run.stage is not None:
+                yield from run.stage.walls_up(events)
             ended = yield from supervise(box, run, pipes[0], events)
         finally:
             yield from box.closed(events)

@@ -1,0 +1,110 @@
+"""The pipes between the stages of a pipeline, and the start of all stages together.
+
+The supervisor makes the pipes and hands both ends of each to stages. It closes its own copies as soon as the
+gate has been asked to start the program, and never reads from them. The programs start when the walls of all
+stages are up; if one stage cannot be set up, none of them starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+
+from stockade.linux import os_errors
+from stockade.runs.io.eventloop import Events, Steps
+
+#: The ends that this process may have open, and the inodes of their pipes, so that a forked child can close its
+#: copies: with a copy of a writing end, it would keep the next stage waiting for the end of its input.
+_open: dict[int, int] = {}
+
+
+def _after_fork() -> None:
+    while _open:
+        end, inode = _open.popitem()
+        with contextlib.suppress(OSError):
+            if os.fstat(end).st_ino == inode:  # not another file that has got the number since
+                os.close(end)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Links:
+    """The pipes between stages: each leads from the output of one to a descriptor of another."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, dict[int, int]] = {}
+        self._made: list[int] = []
+
+    def connect(self, writer: int, reader: int, number: int) -> None:
+        """Make a pipe from the stdout of one stage to the descriptor `number` of another."""
+        with os_errors.setup_errors():
+            reading, writing = os.pipe()
+        self._made += (reading, writing)
+        _open.update(dict.fromkeys((reading, writing), os.fstat(reading).st_ino))
+        self._ends.setdefault(reader, {})[number] = reading
+        self._ends.setdefault(writer, {})[1] = writing
+
+    def numbers(self, stage: int) -> frozenset[int]:
+        """Return the numbers of a stage's descriptors that lead to other stages."""
+        return frozenset(self._ends.get(stage, ()))
+
+    def take(self, stage: int) -> dict[int, int]:
+        """Hand over the ends of one stage; the caller closes them."""
+        return self._ends.pop(stage, {})
+
+    def close(self) -> None:
+        """Close what no stage has taken. Those that took theirs must have closed them."""
+        for stage in tuple(self._ends):
+            for end in self.take(stage).values():
+                os.close(end)
+        for end in self._made:
+            _open.pop(end, None)
+
+
+class StartBarrier:
+    """Keeps every stage from starting its program until the walls of all are up."""
+
+    def __init__(self, stages: int) -> None:
+        self._missing = stages
+        with os_errors.setup_errors():
+            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the walls of all stages are up."""
+        return self._missing == 0
+
+    def wait(self, events: Events) -> Steps[None]:
+        """Note that the walls of one stage are up, and wait for the others."""
+        self._missing -= 1
+        if self.is_open:
+            os.eventfd_write(self._bell, 1)
+            return
+        events.watch(self._bell)
+        try:
+            while not self.is_open:
+                yield None
+        finally:
+            events.forget(self._bell)
+
+    def close(self) -> None:
+        os.close(self._bell)
+
+
+class Ties:
+    """What ties one stage to the others (`runs.supervise.StageTies`)."""
+
+    def __init__(self, number: int, links: Links, barrier: StartBarrier) -> None:
+        self._number, self._links, self._barrier = number, links, barrier
+        #: The program's descriptors that lead to other stages.
+        self.numbers = links.numbers(number)
+
+    def take_ends(self) -> Mapping[int, int]:
+        """Return the ends of pipes that the program gets, by its number for each; the caller closes them."""
+        return self._links.take(self._number)
+
+    def walls_up(self, events: Events) -> Steps[None]:
+        """Note that the walls of this stage are up, and wait until those of all others are."""
+        yield from self._barrier.wait(events)
