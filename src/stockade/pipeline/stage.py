@@ -207,7 +207,7 @@ class Stage:
     def steps(self, settings: StageSettings, events: Events) -> Steps[Result]:
         """Return the steps of one run of this stage."""
         mine, given = self.options, settings
-        own = given.ties is None or 0 not in given.ties.numbers
+        own = given.ties is None or 0 not in given.ties.handles
         input = (given.input or mine.get("input", b"")) if own else b""
         source = descriptor(given.stdin if given.stdin is not None else mine.get("stdin")) if own else None
         on_stderr = given.on_stderr

@@ -10,6 +10,7 @@ import msgspec
 
 from stockade.errors import PolicyError, SetupError
 from stockade.inside.inputs import VARIABLE, encode
+from stockade.linux.user import Caller
 from stockade.pipeline.stage import Stage, StageSettings
 from stockade.pipeline.wiring import Links, StartBarrier, Ties
 from stockade.receipt.statement import PipelinePlace
@@ -17,6 +18,7 @@ from stockade.result import Outcome, Result
 from stockade.runs.io.concurrent_steps import together
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.options import valid_name
+from stockade.state import state_dir
 
 #: Each stage takes processes and descriptors of the host; a longer pipeline is a mistake.
 MOST_STAGES = 64
@@ -62,7 +64,8 @@ def run_stages(
     """
     name = settings.name or f"pipeline-{os.urandom(3).hex()}"
     places = _places(name, placed)
-    links, barrier = Links(), StartBarrier(len(placed))
+    caller = Caller.current()
+    links, barrier = Links(state_dir(caller.environ, caller.home)), StartBarrier(len(placed))
     try:
         for number, one in enumerate(placed):
             for reading, source in _reads(one).items():

@@ -8,9 +8,11 @@ stages are up; if one stage cannot be set up, none of them starts.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Mapping
 
+from stockade import state
 from stockade.linux import os_errors
 from stockade.runs.io.eventloop import Events, Steps
 
@@ -33,22 +35,28 @@ os.register_at_fork(after_in_child=_after_fork)
 class Links:
     """The pipes between stages: each leads from the output of one to a descriptor of another."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: str) -> None:
+        """Make none yet; `home` is the state directory."""
+        self._home = home
         self._ends: dict[int, dict[int, int]] = {}
+        self._named: dict[int, dict[int, int]] = {}
+        self._handles: list[int] = []
         self._made: list[int] = []
 
     def connect(self, writer: int, reader: int, number: int) -> None:
         """Make a pipe from the stdout of one stage to the descriptor `number` of another."""
         with os_errors.setup_errors():
-            reading, writing = os.pipe()
-        self._made += (reading, writing)
-        _open.update(dict.fromkeys((reading, writing), os.fstat(reading).st_ino))
-        self._ends.setdefault(reader, {})[number] = reading
-        self._ends.setdefault(writer, {})[1] = writing
+            reading, writing, handle = _one_way_pipe(self._home)
+        self._handles.append(handle)
+        _open.update(dict.fromkeys((reading, writing), os.fstat(handle).st_ino))
+        for stage, own, end in ((reader, number, reading), (writer, 1, writing)):
+            self._ends.setdefault(stage, {})[own] = end
+            self._named.setdefault(stage, {})[own] = handle
+            self._made.append(end)
 
-    def numbers(self, stage: int) -> frozenset[int]:
-        """Return the numbers of a stage's descriptors that lead to other stages."""
-        return frozenset(self._ends.get(stage, ()))
+    def handles(self, stage: int) -> Mapping[int, int]:
+        """Return descriptors that name the pipes of one stage and hold none of their ends open."""
+        return self._named.get(stage, {})
 
     def take(self, stage: int) -> dict[int, int]:
         """Hand over the ends of one stage; the caller closes them."""
@@ -59,8 +67,44 @@ class Links:
         for stage in tuple(self._ends):
             for end in self.take(stage).values():
                 os.close(end)
+        while self._handles:
+            os.close(self._handles.pop())
         for end in self._made:
             _open.pop(end, None)
+
+
+def _one_way_pipe(home: str) -> tuple[int, int, int]:
+    """Make a pipe, and return its reading end, its writing end, and a descriptor that only names it.
+
+    A program can open an end of a pipe again through /proc, also in the other direction, and so pass data back to
+    the stage before it. Landlock refuses that, but only for pipes that have a name in a file system. No policy
+    grants the state directory. The name goes at once; one that a killed process left is removed here.
+    """
+    directory = f"{state.ensure(home)}/{state.CACHE}"
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    name = f"{directory}/pipe"
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        os.mkfifo(name, 0o600)
+        made: list[int] = []
+        try:
+            # Without waiting for a writer; afterwards there is one.
+            for way in (os.O_RDONLY | os.O_NONBLOCK | os.O_NOATIME, os.O_WRONLY, os.O_PATH):
+                made.append(os.open(name, way | os.O_NOFOLLOW | os.O_CLOEXEC))
+        except BaseException:
+            for end in made:
+                os.close(end)
+            raise
+        finally:
+            os.unlink(name)
+    finally:
+        os.close(lock)
+    reading, writing, handle = made
+    os.set_blocking(reading, True)
+    return reading, writing, handle
 
 
 class StartBarrier:
@@ -98,11 +142,10 @@ class Ties:
 
     def __init__(self, number: int, links: Links, barrier: StartBarrier) -> None:
         self._number, self._links, self._barrier = number, links, barrier
-        #: The program's descriptors that lead to other stages.
-        self.numbers = links.numbers(number)
+        self.handles = links.handles(number)
 
     def take_ends(self) -> Mapping[int, int]:
-        """Return the ends of pipes that the program gets, by its number for each; the caller closes them."""
+        """Hand over the ends of pipes that the program gets, by its number for each; the caller closes them."""
         return self._links.take(self._number)
 
     def walls_up(self, events: Events) -> Steps[None]:

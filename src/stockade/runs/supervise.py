@@ -78,8 +78,12 @@ class SideChannel(Protocol):
 class StageTies(Protocol):
     """What ties the run of a stage to the others of its pipeline."""
 
+    @property
+    def handles(self) -> Mapping[int, int]:
+        """Descriptors that only name the pipes of which the program gets ends, by its number for each."""
+
     def take_ends(self) -> Mapping[int, int]:
-        """Return the ends of pipes that the program gets, by its number for each; the caller closes them."""
+        """Hand over the ends of pipes that the program gets, by its number for each; the caller closes them."""
 
     def walls_up(self, events: Events) -> Steps[None]:
         """Note that the walls of this stage are up, and wait until those of all others are."""
