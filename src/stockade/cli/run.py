@@ -89,13 +89,13 @@ def run(args: argparse.Namespace, commands: Callable[[], list[list[str]]], *, sh
     except BrokenPipeError:
         raise
     except (StockadeError, OSError) as error:
-        if not args.json and (args.json_fd is None or not _is_open_for(args.json_fd, os.O_WRONLY)):
+        if not args.json and (args.json_fd is None or not is_open_for(args.json_fd, os.O_WRONLY)):
             raise
         refused = {"outcome": "setup-failed", "ok": False, "exit_code": 125}
         why = (error.message, error.hint) if isinstance(error, StockadeError) else (output.reason(error), "")
         if isinstance(error, ReceiptError) and error.result is not None:
             # The command has run, and the reader of the JSON must learn how it ended.
-            _write_json(args, {**_plain(error.result), "ok": False, "receipt_error": why[0]})
+            _write_json(args, {**plain_result(error.result), "ok": False, "receipt_error": why[0]})
         else:
             _write_json(args, {**refused, "reason": why[0], "hint": why[1]})
         return 125
@@ -435,7 +435,7 @@ def _pairs(option: str, words: list[str] | None) -> dict[str, str]:
 
 
 def _run_with_receipt(args: argparse.Namespace, commands: list[list[str]], shell: bool) -> int:
-    if args.json_fd is not None and not _is_open_for(args.json_fd, os.O_WRONLY):
+    if args.json_fd is not None and not is_open_for(args.json_fd, os.O_WRONLY):
         raise PolicyError(
             f"--json-fd {args.json_fd}: the descriptor is not open for writing",
             hint="open it: --json-fd 3 3> result.json",
@@ -470,9 +470,9 @@ def _run_and_report(
     quiet = args.quiet or args.json
     earlier = None if workspace is None or quiet else _marks(workspace)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _cancel)
+        signal.signal(number, cancel)
     # `nohup` gives its command a stdin that it cannot read.
-    stdin: int | None = 0 if _is_open_for(0, os.O_RDONLY) else None
+    stdin: int | None = 0 if is_open_for(0, os.O_RDONLY) else None
     at_terminal = stdin is not None and os.isatty(stdin)
     if at_terminal:
         stdin = None
@@ -524,7 +524,7 @@ def _run_and_report(
         error.result = result
         raise
     if args.json or args.json_fd is not None:
-        _write_json(args, _plain(result))
+        _write_json(args, plain_result(result))
     if not quiet:
         result = report_denials(result)
         report_handoffs(result, printed=_warnings(found.policy))
@@ -634,11 +634,12 @@ def seconds(text: str | None, option: str = "--timeout") -> float | None:
         raise PolicyError(f"{option} {text!r} is not a time", hint=error.hint) from None
 
 
-def _cancel(number: int, _: object) -> NoReturn:
+def cancel(number: int, _: object) -> NoReturn:
+    """Handle a signal that ends the run, as Ctrl-C does."""
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _is_open_for(descriptor: int, way: int) -> bool:
+def is_open_for(descriptor: int, way: int) -> bool:
     """Whether the descriptor is open for `way`, O_RDONLY or O_WRONLY, or for both."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE in (way, os.O_RDWR)
@@ -733,7 +734,7 @@ def report(
             output.say(f"{name}: {kept.mechanism} ({kept.observed})")
 
 
-def _plain(result: Result) -> dict[str, Any]:
+def plain_result(result: Result) -> dict[str, Any]:
     """Return the result as JSON shows it: output as text, or base64 if it is not UTF-8."""
     import msgspec
 
