@@ -147,8 +147,6 @@ class Backend(Enforcer):
     scratch: ClassVar[bool] = False
     #: Whether its sandboxes begin as copies of a resident, and so can begin as copies of a template.
     copies: ClassVar[bool] = False
-    #: Whether a program can open the pipes to other stages of its pipeline again, as `cat /dev/stdin` does.
-    grants_pipes: ClassVar[bool] = True
 
     @classmethod
     @abc.abstractmethod

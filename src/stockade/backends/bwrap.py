@@ -90,7 +90,6 @@ class Bwrap(Backend):
 
     name: ClassVar[str] = "bwrap"
     system: ClassVar[str] = "linux"
-    grants_pipes = False  # a helper would have to pass them on
     foundation = ("bwrap", "landlock", "seccomp", "pidfd")
     mechanisms = MECHANISMS
     helped = True

@@ -14,7 +14,7 @@ from stockade.receipt.account import Account
 from stockade.result import Result
 from stockade.runs.command import command
 from stockade.runs.io.eventloop import Events, Steps
-from stockade.runs.io.streams import NOTHING_PASSED, Sink
+from stockade.runs.io.streams import Sink
 from stockade.runs.options import RunOptions, Variables
 from stockade.runs.prepare import prepare
 from stockade.runs.supervise import GRACE, Run, StageTies, template_of
@@ -69,9 +69,8 @@ def run_worker(start: WorkerStarter, talk: FunctionChannel, events: Events) -> S
     account.pipeline = start.place
     with account.telling():
         prepared = prepare(
-            start.policy, pinned=start.pinned, command=argv, name=start.name, template=template_of(argv),
-            pipes=NOTHING_PASSED if start.stage is None else start.stage.handles,
-        )  # fmt: skip
+            start.policy, pinned=start.pinned, command=argv, name=start.name, template=template_of(argv)
+        )
         account.prepared = prepared
 
         def make_run() -> Run:

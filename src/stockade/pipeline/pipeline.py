@@ -90,7 +90,7 @@ class Gather(_StageGroup):
     """Sources that run at once and are read by one consumer, each under its name.
 
     >>> import stockade
-    >>> read = "cat /dev/fd/3; echo and; cat"
+    >>> read = "cat <&3; echo and; cat"
     >>> sources = {"data": stockade.Stage({}, ["echo", "data"]), "code": stockade.Stage({}, ["echo", "code"])}
     >>> stockade.Gather(sources, into=stockade.Stage({}, ["sh", "-c", read])).run().text
     'data\\nand\\ncode\\n'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -207,7 +206,7 @@ class Stage:
     def steps(self, settings: StageSettings, events: Events) -> Steps[Result]:
         """Return the steps of one run of this stage."""
         mine, given = self.options, settings
-        own = given.ties is None or 0 not in given.ties.handles
+        own = given.ties is None or 0 not in given.ties.numbers
         input = (given.input or mine.get("input", b"")) if own else b""
         source = descriptor(given.stdin if given.stdin is not None else mine.get("stdin")) if own else None
         on_stderr = given.on_stderr
@@ -246,6 +245,8 @@ class Stage:
 
 
 def _refuse_for_function(function: Callable[..., Any], options: StageOptions) -> None:
+    import inspect  # slow to load
+
     if inspect.isgeneratorfunction(inspect.unwrap(function)):
         raise PolicyError("a generator cannot be a stage", hint="print what it would yield")
     for name in ("cwd", "publish", "resume"):

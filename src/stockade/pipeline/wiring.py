@@ -39,24 +39,20 @@ class Links:
         """Make none yet; `home` is the state directory."""
         self._home = home
         self._ends: dict[int, dict[int, int]] = {}
-        self._named: dict[int, dict[int, int]] = {}
-        self._handles: list[int] = []
         self._made: list[int] = []
 
     def connect(self, writer: int, reader: int, number: int) -> None:
         """Make a pipe from the stdout of one stage to the descriptor `number` of another."""
         with os_errors.setup_errors():
-            reading, writing, handle = _one_way_pipe(self._home)
-        self._handles.append(handle)
-        _open.update(dict.fromkeys((reading, writing), os.fstat(handle).st_ino))
-        for stage, own, end in ((reader, number, reading), (writer, 1, writing)):
-            self._ends.setdefault(stage, {})[own] = end
-            self._named.setdefault(stage, {})[own] = handle
-            self._made.append(end)
+            reading, writing = _one_way_pipe(self._home)
+        self._made += (reading, writing)
+        _open.update(dict.fromkeys((reading, writing), os.fstat(reading).st_ino))
+        self._ends.setdefault(reader, {})[number] = reading
+        self._ends.setdefault(writer, {})[1] = writing
 
-    def handles(self, stage: int) -> Mapping[int, int]:
-        """Return descriptors that name the pipes of one stage and hold none of their ends open."""
-        return self._named.get(stage, {})
+    def numbers(self, stage: int) -> frozenset[int]:
+        """Return the numbers of a stage's descriptors that lead to other stages."""
+        return frozenset(self._ends.get(stage, ()))
 
     def take(self, stage: int) -> dict[int, int]:
         """Hand over the ends of one stage; the caller closes them."""
@@ -67,18 +63,17 @@ class Links:
         for stage in tuple(self._ends):
             for end in self.take(stage).values():
                 os.close(end)
-        while self._handles:
-            os.close(self._handles.pop())
         for end in self._made:
             _open.pop(end, None)
 
 
-def _one_way_pipe(home: str) -> tuple[int, int, int]:
-    """Make a pipe, and return its reading end, its writing end, and a descriptor that only names it.
+def _one_way_pipe(home: str) -> tuple[int, int]:
+    """Make a pipe and return its reading and its writing end.
 
     A program can open an end of a pipe again through /proc, also in the other direction, and so pass data back to
-    the stage before it. Landlock refuses that, but only for pipes that have a name in a file system. No policy
-    grants the state directory. The name goes at once; one that a killed process left is removed here.
+    the stage before it. Landlock, which every backend has, refuses that, but only for a pipe that has a name in a
+    file system. This one has had a name in the state directory, which no policy grants. The name goes at once; one
+    that a killed process left is removed here.
     """
     directory = f"{state.ensure(home)}/{state.CACHE}"
     os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -89,22 +84,20 @@ def _one_way_pipe(home: str) -> tuple[int, int, int]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         os.mkfifo(name, 0o600)
-        made: list[int] = []
         try:
             # Without waiting for a writer; afterwards there is one.
-            for way in (os.O_RDONLY | os.O_NONBLOCK | os.O_NOATIME, os.O_WRONLY, os.O_PATH):
-                made.append(os.open(name, way | os.O_NOFOLLOW | os.O_CLOEXEC))
-        except BaseException:
-            for end in made:
-                os.close(end)
-            raise
+            reading = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOATIME | os.O_CLOEXEC)
+            try:
+                writing = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except BaseException:
+                os.close(reading)
+                raise
         finally:
             os.unlink(name)
     finally:
         os.close(lock)
-    reading, writing, handle = made
     os.set_blocking(reading, True)
-    return reading, writing, handle
+    return reading, writing
 
 
 class StartBarrier:
@@ -142,7 +135,8 @@ class Ties:
 
     def __init__(self, number: int, links: Links, barrier: StartBarrier) -> None:
         self._number, self._links, self._barrier = number, links, barrier
-        self.handles = links.handles(number)
+        #: The program's descriptors that lead to other stages.
+        self.numbers = links.numbers(number)
 
     def take_ends(self) -> Mapping[int, int]:
         """Hand over the ends of pipes that the program gets, by its number for each; the caller closes them."""

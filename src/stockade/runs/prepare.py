@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -12,12 +12,11 @@ import msgspec
 
 from stockade import backends
 from stockade.backends.backend import PlanInputs
-from stockade.backends.plan_parts import READ_FILE, WRITE_FILE
 from stockade.backends.selection import chosen
 from stockade.controls import Control
 from stockade.errors import SetupError, StockadeError, UnsupportedError
 from stockade.gate import wire
-from stockade.gate.operations import BindGrant, Plan
+from stockade.gate.operations import Plan
 from stockade.host import host
 from stockade.host.capabilities import Host
 from stockade.linux import os_errors
@@ -30,7 +29,6 @@ from stockade.result import Enforcement
 from stockade.runs.cgroup import SandboxCgroups
 from stockade.runs.evidence import BackendChoice, of_environment, reported, with_notes
 from stockade.runs.limits import CgroupLimits, cgroup_limits, most_files
-from stockade.runs.io.streams import NOTHING_PASSED
 from stockade.runs.options import directory
 from stockade.runs.register import register
 from stockade.runs.register.register import RegisterEntry
@@ -73,8 +71,6 @@ class RunPreparation(msgspec.Struct, frozen=True):
     network: int = -1
     #: The user and the group inside that its programs run as; None for root, or for the caller.
     ids: tuple[int | None, int | None] = (None, None)
-    #: Descriptors that name the pipes to other stages of a pipeline, by the program's number for its end.
-    pipes: Mapping[int, int] = NOTHING_PASSED
 
     @property
     def controls(self) -> dict[str, Enforcement]:
@@ -93,7 +89,7 @@ class RunPreparation(msgspec.Struct, frozen=True):
             passed += self._own_descriptors(self.resolved.environment)
         if self.made.scratch is not None:
             passed.append(self.made.scratch.descriptor)
-        return (*passed, *self.made.image, *self.made.entrances, *self.pipes.values())
+        return (*passed, *self.made.image, *self.made.entrances)
 
     def _own_descriptors(self, private: Environment) -> Iterator[int]:
         """Yield the descriptors of an environment's mounts, each with those of its layer."""
@@ -353,7 +349,6 @@ def prepare(
     state: str = "",
     publish: Sequence[str] = (),
     environment: Environment | None = None,
-    pipes: Mapping[int, int] = NOTHING_PASSED,
 ) -> RunPreparation:
     """Select a backend, resolve the policy, make the host's resources and compile the plan.
 
@@ -362,41 +357,17 @@ def prepare(
     is the workspace to continue, and `template` is what the sandbox's first process is copied from.
     `caller` and `state`, the state directory, are found if they are not given. `publish` are the ports of the
     host that lead inside, as `[HOST:]PORT:PORT`. `environment` is the private environment of the server's
-    sandboxes; its maker keeps the descriptors open while the sandbox lives. `pipes` are descriptors that
-    name the pipes to other stages of a pipeline, by the program's number for its end.
+    sandboxes; its maker keeps the descriptors open while the sandbox lives.
     """
     with os_errors.setup_errors():
         caller = caller or Caller.current()
         home = state or state_dir(caller.environ, caller.home)
         first = tuple(command)
         start = directory(cwd)
-        prepared = _resolve_and_plan(
+        return _resolve_and_plan(
             policy, caller, home, pinned, dry, living, first, start, name, workspace, template, publish,
             environment,
         )  # fmt: skip
-        return _with_pipes(prepared, pipes) if pipes and prepared.chosen.backend.grants_pipes else prepared
-
-
-def _with_pipes(prepared: RunPreparation, pipes: Mapping[int, int]) -> RunPreparation:
-    """Return the preparation of a stage, which may open its ends again (`/dev/stdin`), in their direction only.
-
-    Without these rules Landlock refuses both directions. It does not look at pipes without a name, which is why
-    those between stages have one: else two stages could use one pipe in the wrong direction.
-    """
-    first = len(prepared.descriptors) + 1
-    grants = [
-        BindGrant(
-            path=f"/dev/fd/{number}",
-            rights=WRITE_FILE if number == 1 else READ_FILE,
-            words="open again to write" if number == 1 else "open again to read",
-            grant=first + place,
-            clause="pipeline",
-        )
-        for place, number in enumerate(pipes)
-    ]
-    *others, last = prepared.plan.ops
-    plan = msgspec.structs.replace(prepared.plan, ops=(*others, *grants, last))
-    return msgspec.structs.replace(prepared, plan=plan, pipes=pipes)
 
 
 def _resolve_and_plan(

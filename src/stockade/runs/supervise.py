@@ -78,10 +78,6 @@ class SideChannel(Protocol):
 class StageTies(Protocol):
     """What ties the run of a stage to the others of its pipeline."""
 
-    @property
-    def handles(self) -> Mapping[int, int]:
-        """Descriptors that only name the pipes of which the program gets ends, by its number for each."""
-
     def take_ends(self) -> Mapping[int, int]:
         """Hand over the ends of pipes that the program gets, by its number for each; the caller closes them."""
 

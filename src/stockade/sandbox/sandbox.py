@@ -21,7 +21,7 @@ from stockade.result import Decision, Handoff, Result, describe_lost
 from stockade.runs.command import command, wait_until_thawed, words
 from stockade.runs.finish import left_by_run, left_by_sandbox, result_of, with_handoffs
 from stockade.runs.io.eventloop import Events, Steps, drive, in_thread
-from stockade.runs.io.streams import NOTHING_PASSED, PIPE, Streams, TerminalHandler
+from stockade.runs.io.streams import PIPE, Streams, TerminalHandler
 from stockade.runs.launch import LaunchedSandbox, launch
 from stockade.runs.options import (
     BackgroundOptions,
@@ -617,7 +617,6 @@ def run_once_steps(
             chosen, pinned=extras.pinned, command=argv, cwd=options.get("cwd"), name=name,
             workspace=open_workspace(options.get("resume")), template=template_of(cmd), caller=extras.caller,
             state=extras.state, publish=options.get("publish", ()),
-            pipes=NOTHING_PASSED if extras.stage is None else extras.stage.handles,
         )  # fmt: skip
         account.prepared = prepared
         if extras.on_published is not None and prepared.made.published is not None:

@@ -178,23 +178,6 @@ static void confirm_again(struct init *init, int waits)
 	}
 }
 
-/* Whether one of Landlock's rules is about what a descriptor leads to. */
-static int is_in_rules(const struct plan *plan, unsigned descriptor)
-{
-	for (unsigned i = plan->base + 1; i < plan->count; i++)
-		if (plan->ops[i].type == OP_GRANT && (uint32_t)plan->ops[i].b == descriptor + 1)
-			return 1;
-	return 0;
-}
-
-/* Those that Landlock's rules are about, or all others, which are needed only for the mounts. */
-static void close_passed(const struct launch *launch, int in_rules)
-{
-	for (unsigned d = 0; d < launch->descriptor_count; d++)
-		if (is_in_rules(&launch->plan, d) == in_rules)
-			close(launch->descriptors[d]);
-}
-
 /* What comes last: Landlock, which hangs on what is mounted, the second look, and the filter. */
 static void finish_walls(struct init *init)
 {
@@ -206,8 +189,8 @@ static void finish_walls(struct init *init)
 	if (walls->ruleset >= 0 && wall_landlock_enforce(walls))
 		refuse(init, last, OP_LANDLOCK, errno, "enforce");
 	if (walls->warden)
-		close_passed(launch, 0);
-	close_passed(launch, 1);
+		for (unsigned d = 0; d < launch->descriptor_count; d++)
+			close(launch->descriptors[d]);
 	confirm_again(init, 0);
 	if (confirm_walls(walls, &launch->plan, tree->canary, &culprit))
 		refuse(init, last, OP_LANDLOCK, errno, culprit);
@@ -255,7 +238,8 @@ static void raise_walls(struct init *init)
 		/* No operation after this one mounts anything: the decoder saw to that as well. The
 		 * supervisor can read the mounts while init goes on. */
 		if (plan->ops[i].type == OP_PIVOT) {
-			close_passed(launch, 0);
+			for (unsigned d = 0; d < launch->descriptor_count; d++)
+				close(launch->descriptors[d]);
 			if (init->walls.helped)
 				held_close(plan);
 			struct reply mounted = {.kind = REPLY_MOUNTED};
