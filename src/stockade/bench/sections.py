@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from stockade import gate
-from stockade.bench import egress_costs, receipt_costs, server_costs
+from stockade.bench import egress_costs, pipeline_costs, receipt_costs, server_costs
 from stockade.bench import warm_costs as warmth
 from stockade.bench.bars import BARS
 from stockade.bench.competitors import (
@@ -455,6 +455,13 @@ def walls(ground: BenchFixture) -> Section:
     return Section((Figure("walls/open", count),), walls=rows)
 
 
+def pipeline(ground: BenchFixture) -> Section:
+    """Time data through three stages, and the start of three stages."""
+    rival = ground.contenders.get(SANDLOCK)
+    options = None if rival is None else rival.sandlock_options()
+    return pipeline_costs.measure(ground.rounds(5, 15), 10**9 // (4 if ground.quick else 1), options)
+
+
 SECTIONS: dict[str, Callable[[BenchFixture], Section]] = {
     "cold": cold,
     "rate": rate,
@@ -467,6 +474,7 @@ SECTIONS: dict[str, Callable[[BenchFixture], Section]] = {
     "shell": shell,
     "egress": egress,
     "server": server,
+    "pipeline": pipeline,
     "start": start,
     "walls": walls,
 }

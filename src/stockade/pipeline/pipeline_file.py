@@ -133,5 +133,5 @@ def _known(table: dict[str, Any], keys: Iterable[str], where: str) -> None:
     for key in table:
         if key not in keys:
             near = closest(key, keys)
-            hint = f"did you mean {near}?" if near else f"the keys are {', '.join(keys)}"
+            hint = f"{f'did you mean {near}? ' if near else ''}the keys are {', '.join(keys)}"
             raise PolicyError(f"{where}: there is no key {clean_line(key)!r:.100}", hint=hint)
