@@ -123,7 +123,8 @@ _LAZY = {
 }
 #: The packages that have the other names which users write; they load on first use, too.
 _ROOMS = (
-    "client", "errors", "functions", "inside", "pipeline", "policy", "receipt", "result", "sandbox", "workspace",
+    "client", "errors", "functions", "inside", "pipeline", "policy", "receipt", "result", "sandbox",
+    "workspace",
 )  # fmt: skip
 
 

@@ -107,7 +107,9 @@ BARS = {
     "pipeline/data": Bar(
         0.9, "bytes per second through three stages, by those through the same shell pipeline", "higher"
     ),
-    "pipeline/start": Bar(1.5, "time of `stockade pipe` with three stages of true, by `stockade run -- true`"),
+    "pipeline/start": Bar(
+        1.5, "time of `stockade pipe` with three stages of true, by `stockade run -- true`"
+    ),
     "pipeline/warm start": Bar(
         1.5, "time of three stages of /bin/true in a warm process, by that of one", aim=True
     ),

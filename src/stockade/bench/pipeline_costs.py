@@ -16,7 +16,7 @@ TRUE, NO_PIPE = ["/bin/true"], "sandlock's pipeline was not measured: it is not 
 
 
 def measure(rounds: int, size: int, sandlock: dict[str, Any] | None) -> Section:
-    """Time all contenders in turns; `size` bytes go through, and `sandlock` are its options if it is there."""
+    """Time all contenders in turns; `size` bytes go through; `sandlock` has its options if it is there."""
     moving = [["head", "-c", str(size), "/dev/zero"], ["cat"], ["wc", "-c"]]
     starting = [TRUE] * 3
     turns: dict[str, Callable[[], float]] = {

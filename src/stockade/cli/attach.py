@@ -20,7 +20,6 @@ import msgspec
 
 from stockade.cli.ui import output
 from stockade.cli.ui.argument_parser import Parser
-from stockade.sessions.attach.user_terminal import WAY_OUT_WORDS, UserTerminal
 from stockade.errors import NotFoundError, PolicyError, SetupError
 from stockade.gate import client
 from stockade.linux.user import Caller
@@ -40,6 +39,7 @@ from stockade.sessions.attach.protocol import (
     WindowSize,
 )
 from stockade.sessions.attach.terminal_modes import as_text
+from stockade.sessions.attach.user_terminal import WAY_OUT_WORDS, UserTerminal
 from stockade.state import state_dir
 
 if TYPE_CHECKING:

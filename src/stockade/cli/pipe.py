@@ -34,7 +34,8 @@ def main(argv: list[str]) -> int:
     output.set_verbosity(quiet=args.quiet, verbose=args.verbose)
     if args.command:
         raise PolicyError(
-            f"unexpected argument {args.command[0]!r:.200}", hint="commands come after --: stockade pipe -- a '|' b"
+            f"unexpected argument {args.command[0]!r:.200}",
+            hint="commands come after --: stockade pipe -- a '|' b",
         )
     words = argv[place + 1 :]
     try:
@@ -70,7 +71,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--name",
         metavar="NAME",
         default="",
-        help="a name for the pipeline: its stages are NAME-stage-0 and so on in `stockade ps`, logs and receipts",
+        help="a name for the pipeline: its stages are NAME-stage-0 and so on in `stockade ps`, logs and "
+        "receipts",
     )
     add("--json", action="store_true", help="print JSON and nothing else, with the result of each stage")
     output.add_verbosity(parser, verbose="print how each stage ended")
@@ -91,7 +93,9 @@ def _run_and_report(args: argparse.Namespace, words: list[str]) -> int:
     stages, timeout, pinned = _from_file(args) if args.file is not None else _from_words(args, words)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, run_command.cancel)
-    has_stdin = run_command.is_open_for(0, os.O_RDONLY) and not os.isatty(0) and not hasattr(stages, "sources")
+    has_stdin = (
+        run_command.is_open_for(0, os.O_RDONLY) and not os.isatty(0) and not hasattr(stages, "sources")
+    )
     own = stages.placed[0].stage.options
     result = stages.run_with(
         StageSettings(
@@ -180,7 +184,7 @@ def _report(result: PipelineResult, *, verbose: bool) -> None:
 
 
 def _is_ordinary(result: Result) -> bool:
-    """Whether a stage failed as stages of pipelines do: with an exit code, or because its reader had ended."""
+    """Whether a stage failed as stages of pipelines do: with an exit code, or because its reader ended."""
     return result.outcome == "exited" or result.signal == signal.SIGPIPE
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from stockade.agents.registry import Agent
-    from stockade.sessions.attach.user_terminal import UserTerminal
     from stockade.linux.user import Caller
     from stockade.policy import Policy
     from stockade.receipt.statement import Receipt
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from stockade.result import Decision, Result
     from stockade.runs.network.published_ports import PublishedPort
     from stockade.sandbox.workspace import Workspace
+    from stockade.sessions.attach.user_terminal import UserTerminal
     from stockade.workspace.diff.change_details import Mark
 
 ABOUT = {

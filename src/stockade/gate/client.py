@@ -86,8 +86,8 @@ class Connection(Channel):
         """Start a program in the sandbox, and return the channel of its run.
 
         For a program on a terminal, `stdio` has only the streams that are `apart` from the terminal. The
-        descriptors in `more`, or beyond three in `stdio`, become the program's 3, 4 and so on. Unless the run is
-        `kept`, the sandbox ends with it. `entrance` is the file through which the program enters a cgroup.
+        descriptors in `more`, or beyond three in `stdio`, become the program's 3, 4 and so on. Unless the run
+        is `kept`, the sandbox ends with it. `entrance` is the file through which the program enters a cgroup.
         """
         stdio, more = stdio[:3], (*stdio[3:], *more)
         if len(more) > wire.EXEC_MORE_MOST:

@@ -1,7 +1,7 @@
 """`inputs`: what the consumer of a `Gather` reads, by name.
 
-The variable `STOCKADE_INPUTS` says which name has which descriptor, as in `data:3,code:0`: pairs of a name and a
-number, separated by commas. A program without Stockade opens the descriptors itself.
+The variable `STOCKADE_INPUTS` says which name has which descriptor, as in `data:3,code:0`: pairs of a name
+and a number, separated by commas. A program without Stockade opens the descriptors itself.
 """
 
 import os
@@ -29,7 +29,7 @@ class Inputs(Mapping[str, BinaryIO]):
     def __getitem__(self, name: str) -> BinaryIO:
         if name not in self._opened:
             number = self._descriptors()[name]
-            self._opened[name] = sys.stdin.buffer if number == 0 else open(number, "rb")
+            self._opened[name] = sys.stdin.buffer if number == 0 else os.fdopen(number, "rb")
         return self._opened[name]
 
     def __iter__(self) -> Iterator[str]:

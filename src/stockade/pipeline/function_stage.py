@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def call_steps(called: Stage, events: Events, *, who: Any, **given: Any) -> Steps[Result]:
-    """Call the function of a stage inside and return the result of its run; `given` is for `WorkerStarter`."""
+    """Call the function of a stage inside and return the result of its run; `given` is for the worker."""
     function, options = called.function, called.options
     assert function is not None
     plain = getattr(function, "__wrapped__", function)

@@ -24,9 +24,9 @@ class _StageGroup:
     def run(self, **options: Unpack[PipelineOptions]) -> PipelineResult:
         """Run all stages to their end and return the result of the last one, with the results of all.
 
-        The options are `timeout`, `on_stdout`, `on_stderr`, `name` and `who`, as for `stockade.run`; the first
-        stage of a pipeline reads `input` or `stdin`. `stdin`, `stdout` and `stderr` can be "inherit": `stderr` of
-        all stages then.
+        The options are `timeout`, `on_stdout`, `on_stderr`, `name` and `who`, as for `stockade.run`; the
+        first stage of a pipeline reads `input` or `stdin`. `stdin`, `stdout` and `stderr` can be "inherit":
+        `stderr` of all stages then.
         """
         return self.run_with(self._settings("run", options))
 
@@ -61,8 +61,9 @@ class Pipeline(_StageGroup):
     >>> result.text, list(result.stages)
     ('1000\\n', ['stage-0', 'stage-1'])
 
-    The data passes through pipes of the kernel and not through the calling process. A stage that writes to one
-    that has ended gets SIGPIPE, as in a shell. With `pipefail` the last stage that failed decides the outcome.
+    The data passes through pipes of the kernel and not through the calling process. A stage that writes to
+    one that has ended gets SIGPIPE, as in a shell. With `pipefail` the last stage that failed decides the
+    outcome.
     """
 
     def __init__(self, stages: Iterable[Stage | Pipeline], *, name: str = "", pipefail: bool = False) -> None:
@@ -95,10 +96,10 @@ class Gather(_StageGroup):
     >>> stockade.Gather(sources, into=stockade.Stage({}, ["sh", "-c", read])).run().text
     'data\\nand\\ncode\\n'
 
-    The last source is the consumer's stdin, the others are its descriptors 3, 4, 5 and so on. A Python program
-    inside reads them as `stockade.inputs["data"]`; any program finds the numbers in the variable STOCKADE_INPUTS,
-    here `data:3,code:0`. A source may be a pipeline. A source's own stdin is empty unless its stage has `input` or
-    `stdin`.
+    The last source is the consumer's stdin, the others are its descriptors 3, 4, 5 and so on. A Python
+    program inside reads them as `stockade.inputs["data"]`; any program finds the numbers in the variable
+    STOCKADE_INPUTS, here `data:3,code:0`. A source may be a pipeline. A source's own stdin is empty unless
+    its stage has `input` or `stdin`.
     """
 
     def __init__(
@@ -110,9 +111,13 @@ class Gather(_StageGroup):
         pipefail: bool = False,
     ) -> None:
         if not isinstance(into, Stage):
-            raise PolicyError(f"into = {into!r:.200}: is not a Stage", hint="write into=Stage(policy, command)")
+            raise PolicyError(
+                f"into = {into!r:.200}: is not a Stage", hint="write into=Stage(policy, command)"
+            )
         if not isinstance(sources, Mapping) or not sources:
-            raise PolicyError("a Gather needs at least one source", hint='write {"data": Stage(policy, command)}')
+            raise PolicyError(
+                "a Gather needs at least one source", hint='write {"data": Stage(policy, command)}'
+            )
         placed: list[PlacedStage] = []
         ends: dict[str, int] = {}
         for source, given in sources.items():

@@ -101,7 +101,7 @@ def _stage(table: Any, where: str, name: str, base: str) -> Stage:
     options: StageOptions = {}
     for key in ("env", "cwd", "grace", "on_exit"):
         if key in table:
-            options[key] = table[key]  # type: ignore[literal-required]
+            options[key] = table[key]
     if "stdin" in table:
         options["stdin"] = _opened(table["stdin"], where, base)
     try:

@@ -82,7 +82,8 @@ class PipelineOptions(TypedDict, total=False):
     #: "inherit" also writes the last stage's stdout, or the stderr of all stages, to the caller's.
     stdout: Inherit | None
     stderr: Inherit | None
-    #: The name of the pipeline: its stages are NAME-stage-0 and so on in `stockade ps`, in logs and in receipts.
+    #: The name of the pipeline: its stages are NAME-stage-0 and so on in `stockade ps`, in logs and in
+    #: receipts.
     name: str
     #: Who asks for the run, for the receipts: agent, category, action and words.
     who: Asker
@@ -124,8 +125,8 @@ class Stage:
     >>> words.run(input="one two three").text
     '3\\n'
 
-    `policy` is a `Policy`, its clauses as a dict, or the path of a policy file. A function is called inside with
-    `args` and `kwargs`; it reads `sys.stdin` and prints, and its value is dropped. For a function that
+    `policy` is a `Policy`, its clauses as a dict, or the path of a policy file. A function is called inside
+    with `args` and `kwargs`; it reads `sys.stdin` and prints, and its value is dropped. For a function that
     `sandboxed` made, the policy None is its own. The other options are `env`, `cwd`, `grace`, `on_exit`,
     `resume` and `publish`, as for `stockade.run`; `input` or `stdin`, which the stage reads if no other stage
     writes to it; and `stderr="inherit"`.
@@ -168,8 +169,8 @@ class Stage:
         """Run the stage alone, to its end.
 
         The options are `input` or `stdin`, `timeout`, `on_stdout`, `on_stderr`, `name` and `who`, as for
-        `stockade.run`; `stdin`, `stdout` and `stderr` can be "inherit". With `terminal=True` the program gets a
-        terminal of its own, which is connected with the caller's.
+        `stockade.run`; `stdin`, `stdout` and `stderr` can be "inherit". With `terminal=True` the program gets
+        a terminal of its own, which is connected with the caller's.
         """
         settings = self._alone("run", options)
         try:
@@ -287,7 +288,9 @@ def until(timeout: float | None) -> float | None:
 def inherits(name: str, value: object) -> bool:
     """Whether an option for an output stream says "inherit"; refuse any other value but None."""
     if value not in (None, "inherit"):
-        raise PolicyError(f"{name} = {value!r:.200}: is not known", hint=f'write {name}="inherit", or leave it out')
+        raise PolicyError(
+            f"{name} = {value!r:.200}: is not known", hint=f'write {name}="inherit", or leave it out'
+        )
     return value is not None
 
 

@@ -41,14 +41,14 @@ class PlacedStage(msgspec.Struct, frozen=True):
 class PipelineResult(Result, frozen=True, kw_only=True):
     """The result of a pipeline: that of its last stage, with the results of all.
 
-    With `pipefail` the outcome is that of the last stage that failed; if the time of the pipeline was over, it is
-    "timed-out".
+    With `pipefail` the outcome is that of the last stage that failed; if the time of the pipeline was over,
+    it is "timed-out".
     """
 
     #: The pipeline's name.
     name: str = ""
     #: The result of each stage by its place, such as `stage-0`, `source-data` or `consumer`.
-    stages: dict[str, Result] = {}
+    stages: dict[str, Result] = msgspec.field(default_factory=dict)
 
 
 class AbandonedStageError(Exception):
@@ -132,9 +132,7 @@ def _places(name: str, placed: Sequence[PlacedStage]) -> list[PipelinePlace]:
     ]
 
 
-def _whole(
-    name: str, stages: dict[str, Result], timeout: float | None, *, pipefail: bool
-) -> PipelineResult:
+def _whole(name: str, stages: dict[str, Result], timeout: float | None, *, pipefail: bool) -> PipelineResult:
     """Return the result of the pipeline: that of its last stage, unless another one decides its outcome."""
     *_, last = stages.values()
     deciding, place = last, ""

@@ -16,8 +16,8 @@ from stockade import state
 from stockade.linux import os_errors
 from stockade.runs.io.eventloop import Events, Steps
 
-#: The ends that this process may have open, and the inodes of their pipes, so that a forked child can close its
-#: copies: with a copy of a writing end, it would keep the next stage waiting for the end of its input.
+#: The ends that this process may have open, and the inodes of their pipes, so that a forked child can close
+#: its copies: with a copy of a writing end, it would keep the next stage waiting for the end of its input.
 _open: dict[int, int] = {}
 
 
@@ -70,10 +70,10 @@ class Links:
 def _one_way_pipe(home: str) -> tuple[int, int]:
     """Make a pipe and return its reading and its writing end.
 
-    A program can open an end of a pipe again through /proc, also in the other direction, and so pass data back to
-    the stage before it. Landlock, which every backend has, refuses that, but only for a pipe that has a name in a
-    file system. This one has had a name in the state directory, which no policy grants. The name goes at once; one
-    that a killed process left is removed here.
+    A program can open an end of a pipe again through /proc, also in the other direction, and so pass data
+    back to the stage before it. Landlock, which every backend has, refuses that, but only for a pipe that has
+    a name in a file system. This one has had a name in the state directory, which no policy grants. The name
+    goes at once; one that a killed process left is removed here.
     """
     directory = f"{state.ensure(home)}/{state.CACHE}"
     os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -139,7 +139,7 @@ class Ties:
         self.numbers = links.numbers(number)
 
     def take_ends(self) -> Mapping[int, int]:
-        """Hand over the ends of pipes that the program gets, by its number for each; the caller closes them."""
+        """Hand over the ends of pipes that the program gets, by number; the caller closes them."""
         return self._links.take(self._number)
 
     def walls_up(self, events: Events) -> Steps[None]:

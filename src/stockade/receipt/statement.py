@@ -230,8 +230,8 @@ class PipelinePlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: `stage-0`, `source-data`, `consumer` and so on, and how many stages there are.
     place: str
     stages: int
-    #: The place of the stage at the other end of each descriptor that led to one. What passed there went through
-    #: a pipe of the kernel: the supervisor did not read it, so no receipt has a digest of it.
+    #: The place of the stage at the other end of each descriptor that led to one. What passed there went
+    #: through a pipe of the kernel: the supervisor did not read it, so no receipt has a digest of it.
     not_digested: dict[str, str]
 
 

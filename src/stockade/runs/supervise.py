@@ -79,7 +79,7 @@ class StageTies(Protocol):
     """What ties the run of a stage to the others of its pipeline."""
 
     def take_ends(self) -> Mapping[int, int]:
-        """Hand over the ends of pipes that the program gets, by its number for each; the caller closes them."""
+        """Hand over the ends of pipes that the program gets, by number; the caller closes them."""
 
     def walls_up(self, events: Events) -> Steps[None]:
         """Note that the walls of this stage are up, and wait until those of all others are."""

@@ -39,7 +39,8 @@ found = {}
 for entry in os.listdir("/proc/self/fd"):
     try: found[entry] = os.readlink("/proc/self/fd/" + entry)
     except OSError: pass
-print(json.dumps({"fds": found, "pids": [int(p) for p in os.listdir("/proc") if p.isdigit()]}), file=sys.stderr)
+print(json.dumps({"fds": found, "pids": [int(p) for p in os.listdir("/proc") if p.isdigit()]}),
+file=sys.stderr)
 """
 
 
@@ -120,7 +121,9 @@ def test_a_stage_that_reads_ahead_or_closes_early_harms_only_itself() -> None:
 def test_a_flood_on_every_stream_is_bounded() -> None:
     flood = sh("cat /dev/zero >&2 & exec cat /dev/zero")
     bounded = {"limits": {"output": "64K"}}
-    last = Stage(bounded, ["sh", "-c", "cat >/dev/null & head -c 2000000 /dev/zero; head -c 2000000 /dev/zero >&2"])
+    last = Stage(
+        bounded, ["sh", "-c", "cat >/dev/null & head -c 2000000 /dev/zero; head -c 2000000 /dev/zero >&2"]
+    )
     first = Stage(bounded, flood.command)
     result = (first | last).run(timeout=2)
     assert result.outcome is Outcome.TIMED_OUT or result.stages["stage-0"].exit_code

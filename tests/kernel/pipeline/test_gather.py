@@ -67,9 +67,7 @@ def test_stockade_inputs_reads_by_name_where_stockade_is_importable() -> None:
     into = Stage(policy, [sys.executable, "-c", script])
     result = Gather({"data": sh("echo 1; echo 2"), "code": say("xyz")}, into=into).run(timeout=SECONDS)
     assert result.stderr_text == ""
-    assert result.text == (
-        "['code', 'data'] 2 <inputs data, code>\nb'1\\n'\nb'2\\n'\nb'x' b'yz\\n'\n"
-    )
+    assert result.text == ("['code', 'data'] 2 <inputs data, code>\nb'1\\n'\nb'2\\n'\nb'x' b'yz\\n'\n")
 
 
 def consume() -> None:

@@ -35,7 +35,9 @@ def pipe(*words: str, cwd: Path, given: bytes = b"") -> subprocess.CompletedProc
 
 
 def test_commands_with_bars_between_them(workspace: Path) -> None:
-    done = pipe("--", "cat", "|", "sh", "-c", "cat; echo said >&2", "|", "wc", "-c", cwd=workspace, given=b"12345")
+    done = pipe(
+        "--", "cat", "|", "sh", "-c", "cat; echo said >&2", "|", "wc", "-c", cwd=workspace, given=b"12345"
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"5\n", b"said\n")
 
 

@@ -54,7 +54,9 @@ def test_the_result_has_the_stderr_of_each_stage() -> None:
 @pytest.mark.parametrize("stream", ["1", "2"])
 def test_more_output_than_a_pipe_holds_does_not_stop_anything(stream: str) -> None:
     flood = f"head -c 1000000 /dev/zero >&{stream}; echo end"
-    result = (sh(f"head -c 300000 /dev/zero >&2; {flood}") | sh(f"cat >/dev/null; {flood}")).run(timeout=SECONDS)
+    result = (sh(f"head -c 300000 /dev/zero >&2; {flood}") | sh(f"cat >/dev/null; {flood}")).run(
+        timeout=SECONDS
+    )
     assert result.ok
     assert len(result.stdout) + len(result.stderr) == 1_000_004
     assert len(result.stages["stage-0"].stderr) == 300_000 + (1_000_000 if stream == "2" else 0)
@@ -235,7 +237,9 @@ def fail() -> None:
 
 
 def test_a_function_can_be_a_stage() -> None:
-    result = (sh("echo a; echo b") | Stage({}, shout, args=("!",)) | Stage({}, ["sort", "-r"])).run(timeout=SECONDS)
+    result = (sh("echo a; echo b") | Stage({}, shout, args=("!",)) | Stage({}, ["sort", "-r"])).run(
+        timeout=SECONDS
+    )
     assert result.text == "B!\nA!\n"
     own = stockade.sandboxed(timeout=5)(shout)
     assert (sh("echo a") | Stage(None, own, args=("?",))).run(timeout=SECONDS).text == "A?\n"
@@ -281,7 +285,9 @@ def test_a_stage_alone_is_a_run() -> None:
 def test_a_stage_alone_can_have_the_callers_terminal() -> None:
     import pty
 
-    script = "from stockade import Stage; print(Stage({}, ['sh', '-c', 'tty; stty size']).run(terminal=True).ok)"
+    script = (
+        "from stockade import Stage; print(Stage({}, ['sh', '-c', 'tty; stty size']).run(terminal=True).ok)"
+    )
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-c", script])

@@ -60,7 +60,7 @@ def test_sources_and_a_consumer() -> None:
         ('[[stage]]\ncmd = ["a"]\n', "p.toml: stage 0: there is no key 'cmd'", "command"),
         ('[[stage]]\ncommand = "a b"\n', "p.toml: stage 0: command is not a list of words", "sort"),
         ("[[stage]]\ncommand = []\n", "p.toml: stage 0: command is not a list of words", "sort"),
-        (TWO + 'policy = { nett = [] }\n', "p.toml: stage 1: ", "net"),
+        (TWO + "policy = { nett = [] }\n", "p.toml: stage 1: ", "net"),
         (TWO + "policy = 3\n", "p.toml: stage 1: policy is neither", ""),
         (TWO + 'stdin = "no-such-file"\n', "p.toml: stage 1: cannot read 'no-such-file'", ""),
         (TWO + "env = { A = 1.5 }\n", "p.toml: stage 1: env: A", ""),

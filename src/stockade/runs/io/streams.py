@@ -258,7 +258,7 @@ class Streams:
         apart: tuple[int, ...] = (1, 2),
         passed: Mapping[int, int] = NOTHING_PASSED,
     ) -> None:
-        """Make them. `passed` are descriptors that the program gets as they are, by the number that it sees."""
+        """Make them. `passed` are descriptors that the program gets as they are, by its numbers."""
         self._open: set[int] = set(passed.values())
         self._spills: list[Spill] = []
         self.terminal = terminal
