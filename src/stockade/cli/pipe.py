@@ -151,7 +151,11 @@ def _from_words(args: argparse.Namespace, words: list[str]) -> tuple[Pipeline, f
             commands[-1].append(word)
     if [] in commands:
         raise PolicyError("a stage has no command", hint="write a command on each side of '|'")
-    run_command.continued_workspace(args)
+    if args.workspace is not None and args.workspace.startswith("@"):
+        raise PolicyError(
+            f"-w {args.workspace}: several stages cannot continue one workspace",
+            hint="name a directory: each stage has its own changes",
+        )
     caller, home = run_command.user_and_state()
     found = run_command.discover_policy(args, caller, home)
     start = run_command.start_directory(args, found)

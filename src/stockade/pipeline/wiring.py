@@ -39,14 +39,15 @@ class Links:
         """Make none yet; `home` is the state directory."""
         self._home = home
         self._ends: dict[int, dict[int, int]] = {}
-        self._made: list[int] = []
+        self._made: dict[int, int] = {}
 
     def connect(self, writer: int, reader: int, number: int) -> None:
         """Make a pipe from the stdout of one stage to the descriptor `number` of another."""
         with os_errors.setup_errors():
             reading, writing = _one_way_pipe(self._home)
-        self._made += (reading, writing)
-        _open.update(dict.fromkeys((reading, writing), os.fstat(reading).st_ino))
+        made = dict.fromkeys((reading, writing), os.fstat(reading).st_ino)
+        self._made |= made
+        _open.update(made)
         self._ends.setdefault(reader, {})[number] = reading
         self._ends.setdefault(writer, {})[1] = writing
 
@@ -63,8 +64,9 @@ class Links:
         for stage in tuple(self._ends):
             for end in self.take(stage).values():
                 os.close(end)
-        for end in self._made:
-            _open.pop(end, None)
+        for end, inode in self._made.items():
+            if _open.get(end) == inode:
+                del _open[end]
 
 
 def _one_way_pipe(home: str) -> tuple[int, int]:

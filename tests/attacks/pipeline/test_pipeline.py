@@ -82,6 +82,16 @@ except OSError as error: print(error.strerror)
     assert result.text == "Permission denied\nPermission denied\nBad file descriptor\n"
 
 
+def test_a_pipe_gets_no_name_inside_by_which_it_could_be_opened() -> None:
+    link = """
+import os
+try: os.link("/proc/self/fd/0", "/tmp/pipe", follow_symlinks=True); print("linked")
+except OSError as error: print(error.strerror)
+"""
+    result = (sh("sleep 0.5") | python(link)).run(timeout=SECONDS)
+    assert result.text in ("No such file or directory\n", "Invalid cross-device link\n")
+
+
 def test_a_stage_sees_no_descriptor_and_no_process_of_another() -> None:
     result = Pipeline([python(LOOK), python(LOOK + "sys.stdin.read()"), python(LOOK)]).run(timeout=SECONDS)
     for place, stage in result.stages.items():

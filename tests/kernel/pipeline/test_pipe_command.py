@@ -75,6 +75,7 @@ def test_pipefail_and_a_timeout(workspace: Path) -> None:
         (["p.toml", "--", "a", "|", "b"], "a file and commands"),
         (["--read", "/etc", "p.toml"], "--read: the stages of a file have their own policies"),
         (["missing.toml"], "missing.toml"),
+        (["-w", "@12ab", "--", "a", "|", "b"], "several stages cannot continue one workspace"),
         (["p.toml", "more"], "unexpected argument 'more'"),
     ],
 )
