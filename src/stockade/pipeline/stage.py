@@ -5,27 +5,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, Unpack, cast
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, Unpack, cast
 
 import msgspec
 
 import stockade
 from stockade.errors import PolicyError
+from stockade.pipeline.wiring import Ties
 from stockade.policy.model import PolicyLike, policy_or_default
+from stockade.receipt.statement import PipelinePlace
 from stockade.result import Result
 from stockade.runs.command import words
 from stockade.runs.io.eventloop import Events, Steps, drive
-from stockade.runs.io.streams import OutputCopy, Sink
+from stockade.runs.io.streams import OutputCopy, Sink, TerminalHandler
 from stockade.runs.limits import seconds_of
 from stockade.runs.options import Asker, OneShotOptions, OnExit, Variables, refuse_unknown, variables
 from stockade.runs.supervise import GRACE
 from stockade.sandbox.sandbox import RunExtras, run_once_steps
-
-if TYPE_CHECKING:
-    from stockade.pipeline.pipeline import Pipeline
-    from stockade.pipeline.wiring import Ties
-    from stockade.receipt.statement import PipelinePlace
-    from stockade.sessions.attach.user_terminal import UserTerminal
 
 #: How long after the time limit output still waits for a stalled reader of an inherited stream, in seconds.
 STALLED_SECONDS = 1.0
@@ -108,7 +104,7 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     who: Asker = None
     env: Mapping[str, str] = {}
-    terminal: UserTerminal | None = None
+    terminal: TerminalHandler | None = None
     keep_output: bool = True
     #: Whether the policy's paths are real names (`resolve.discovery`).
     pinned: bool = False
@@ -158,7 +154,7 @@ class Stage:
         what = self.function if self.function is not None else list(self.command)
         return f"<Stage {what!r:.200}>"
 
-    def __or__(self, other: Stage | Pipeline) -> Pipeline:
+    def __or__(self, other: Stage | stockade.Pipeline) -> stockade.Pipeline:
         from stockade.pipeline.pipeline import Pipeline
 
         if not isinstance(other, Stage | Pipeline):
@@ -256,7 +252,7 @@ def _refuse_for_function(function: Callable[..., Any], options: StageOptions) ->
 
 
 def settings_of(
-    options: StageRunOptions | PipelineOptions, timeout: float | None, terminal: UserTerminal | None = None
+    options: StageRunOptions | PipelineOptions, timeout: float | None, terminal: TerminalHandler | None = None
 ) -> StageSettings:
     """Validate the options of a run and return what they add to a stage."""
     if options.get("input") and options.get("stdin") is not None:
