@@ -275,6 +275,14 @@ def test_a_cancelled_task_ends_all_stages() -> None:
     assert asyncio.run(main()) < 10
 
 
+@pytest.mark.parametrize(
+    "script", ["cat /dev/stdin", "echo x > /dev/stdout", "python3 -c 'open(\"/dev/fd/0\")'"]
+)
+def test_a_stage_that_opens_its_pipe_by_a_name_is_told_what_to_do(script: str) -> None:
+    result = Pipeline([CAT, sh(script), CAT]).run(timeout=SECONDS)
+    assert "cannot open a pipe to another stage by its name" in result.stages["stage-1"].hint
+
+
 def test_a_stage_alone_is_a_run() -> None:
     result = Stage({}, ["cat"]).run(input="x", name="alone", timeout=SECONDS)
     assert type(result) is stockade.Result and result.text == "x"
