@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import sys
 import time
@@ -9,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from stockade import Policy, Stage
-from stockade.bench.measure import Figure, Section, interleaved, ratio, timing
+from stockade.bench.measure import Figure, Section, interleaved, peers, ratio, timing
 
+SERVE = "from stockade.bench.pipeline_costs import serve; serve({options!r})"
 STOCKADE = (sys.executable, "-m", "stockade")
 TRUE, NO_PIPE = ["/bin/true"], "sandlock's pipeline was not measured: it is not installed"
 
@@ -27,11 +30,15 @@ def measure(rounds: int, size: int, sandlock: dict[str, Any] | None) -> Section:
         "stockade, one run, warm": _timed(lambda: Stage(Policy(), TRUE).run().check()),
         "stockade, three stages, warm": _timed(lambda: _ours(starting, None)),
     }
-    if sandlock is not None:
-        turns["sandlock, data"] = _timed(lambda: _theirs(moving, sandlock))
-        turns["sandlock, three stages, warm"] = _timed(lambda: _theirs(starting, sandlock))
-    interleaved(turns, 1)
-    times = interleaved(turns, rounds)
+    with contextlib.ExitStack() as stack:
+        if sandlock is not None:
+            # In a separate process: sandlock's supervision stays in there.
+            command = [sys.executable, "-c", SERVE.format(options=sandlock)]
+            rival = stack.enter_context(peers({"sandlock": command}))["sandlock"]
+            turns["sandlock, data"] = lambda: float(rival.ask(json.dumps(moving)))
+            turns["sandlock, three stages, warm"] = lambda: float(rival.ask(json.dumps(starting)))
+        interleaved(turns, 1)
+        times = interleaved(turns, rounds)
     figures = [
         Figure("pipeline/data", ratio(times["shell, data"], times["stockade, data"])),
         Figure(
@@ -78,10 +85,14 @@ def _ours(commands: list[list[str]], size: int | None) -> None:
     assert size is None or int(result.stdout) == size
 
 
-def _theirs(commands: list[list[str]], options: dict[str, Any]) -> None:
+def serve(options: dict[str, Any]) -> None:
+    """Serve as a peer: a line has the commands of a pipeline of sandlock; the answer is its time in ms."""
     import sandlock
 
-    first, second, third = (sandlock.Sandbox(**options).cmd(words) for words in commands)
-    result = (first | second | third).run()
-    if not result.success:
-        raise RuntimeError(f"sandlock: {result}: {result.stderr!r}")
+    for line in sys.stdin:
+        began = time.perf_counter()
+        first, second, third = (sandlock.Sandbox(**options).cmd(words) for words in json.loads(line))
+        result = (first | second | third).run()
+        if not result.success:
+            raise RuntimeError(f"sandlock: {result}: {result.stderr!r}")
+        print((time.perf_counter() - began) * 1000, flush=True)

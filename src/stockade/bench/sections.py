@@ -459,7 +459,7 @@ def pipeline(ground: BenchFixture) -> Section:
     """Time data through three stages, and the start of three stages."""
     rival = ground.contenders.get(SANDLOCK)
     options = None if rival is None else rival.sandlock_options()
-    return pipeline_costs.measure(ground.rounds(5, 15), 10**9 // (2 if ground.quick else 1), options)
+    return pipeline_costs.measure(ground.rounds(3, 15), 10**9 // (2 if ground.quick else 1), options)
 
 
 SECTIONS: dict[str, Callable[[BenchFixture], Section]] = {

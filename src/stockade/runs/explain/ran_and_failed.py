@@ -53,8 +53,8 @@ NAMED_PIPE = re.compile(
     rb"|Permission denied[^\n]{0,80}/dev/(?:stdin|stdout|fd/\d+)\b"
 )
 NO_NAMES = (
-    "a stage of a pipeline cannot open a pipe to another stage by its name: let it read stdin and write stdout "
-    "as they are, or in a shell `<&3`"
+    "a stage of a pipeline cannot open a pipe to another stage by its name: let it read stdin and write "
+    "stdout as they are, or in a shell `<&3`"
 )
 #: Words that `printed` has hints for.
 LAST_WORDS = (
