@@ -15,7 +15,7 @@ class Bar(msgspec.Struct, frozen=True):
     at: float
     about: str
     better: Literal["lower", "higher"] = "lower"
-    unit: Literal["×", "/s", "ms", "bytes", "walls", "connections"] = "×"
+    unit: Literal["×", "/s", "ms", "µs", "bytes", "walls", "connections"] = "×"
     #: An aim: shown, but missing it is no failure.
     aim: bool = False
     #: The value does not vary from run to run, so it gets no slack.
@@ -82,6 +82,12 @@ BARS = {
     "egress/memory": Bar(
         6e6, "memory of a sandbox with network rules beyond that of one without", unit="bytes", aim=True
     ),
+    "observe/open": Bar(
+        2.5, "time that an observer adds to opening a file, by that of a byte to another process and back"
+    ),
+    "observe/added open": Bar(12, "the same as a time", unit="µs", aim=True),
+    "observe/refusal": Bar(2.5, "the same for a file that a wall refuses, which the observer writes down"),
+    "observe/added refusal": Bar(12, "the same as a time", unit="µs", aim=True),
     "server/session": Bar(
         1.5, "time to make an isolated session over HTTP, by that of a bare python -c pass"
     ),

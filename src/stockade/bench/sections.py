@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from stockade import gate
-from stockade.bench import egress_costs, pipeline_costs, receipt_costs, server_costs
+from stockade.bench import egress_costs, observe_costs, pipeline_costs, receipt_costs, server_costs
 from stockade.bench import warm_costs as warmth
 from stockade.bench.bars import BARS
 from stockade.bench.competitors import (
@@ -361,6 +361,11 @@ def warm(ground: BenchFixture) -> Section:
     return Section((*code.figures, Figure("warm/run", value)), {**code.timings, **timings}, code.notes)
 
 
+def observe(ground: BenchFixture) -> Section:
+    """Measure what an observer adds to a call."""
+    return observe_costs.measure(ground.rounds(8, 30))
+
+
 def shell(ground: BenchFixture) -> Section:
     """Measure a run in a living shell, with all that the library does around it, and the shell's memory."""
     with peers({OURS: BenchJob(ground.contenders[OURS], "shell", command=("true",)).argv()}) as found:
@@ -473,6 +478,7 @@ SECTIONS: dict[str, Callable[[BenchFixture], Section]] = {
     "warm": warm,
     "shell": shell,
     "egress": egress,
+    "observe": observe,
     "server": server,
     "pipeline": pipeline,
     "start": start,

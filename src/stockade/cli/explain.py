@@ -1,4 +1,7 @@
-"""`stockade explain`: say whether a program may use a path, a host or a system call, and why."""
+"""`stockade explain`: say whether a program may use a path, a host or a system call, and why.
+
+With a command after `--` it runs the command, as `stockade run --explain` does.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stockade.cli.ui import output
 from stockade.cli.ui.argument_parser import Parser
+from stockade.cli.ui.denial_report import because
 from stockade.errors import PolicyError, StockadeError
 
 if TYPE_CHECKING:
@@ -24,6 +28,7 @@ USUAL = ("read", "write")
 PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443, "ssh": 22, "git": 9418, "ftp": 21}
 
 _EXAMPLES = """examples:
+  stockade explain -- make check              run it, and explain each refusal; all options of `stockade run`
   stockade explain ~/.ssh                     may a program read it, or write it?
   stockade explain ./build api.example.com:443 ptrace
   stockade explain -p stockade.toml --to create /opt/data/new
@@ -39,7 +44,11 @@ exit codes: 0 if every answer is yes, 1 if one is no, 125 if there is no answer"
 
 
 def main(argv: list[str]) -> int:
-    """Answer every question of the command line."""
+    """Answer every question of the command line, or run its command and explain what was refused."""
+    if "--" in argv:
+        from stockade.cli import run
+
+        return run.main(["--explain", *argv])
     args = build_parser().parse_intermixed_args(argv)
     return _print_answers(args, _questions(args), argv)
 
@@ -50,7 +59,11 @@ def build_parser() -> argparse.ArgumentParser:
 
     parser = Parser(
         prog="stockade explain",
-        description="Say whether a program may use a path, a host or a system call, and why. Nothing runs.",
+        usage="stockade explain [OPTION ...] PATH|HOST|CALL ...\n"
+        "       stockade explain [OPTION OF stockade run ...] -- COMMAND ...",
+        description="Say whether a program may use a path, a host or a system call, and why. Nothing runs. "
+        "With a command after --, run it behind the walls of the policy, observe what it tries, and explain "
+        "each refusal.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -238,7 +251,7 @@ def lines(answer: Answer) -> list[str]:
     """Return an answer as the lines of a report."""
     verdict = output.paint("yes", "green") if answer.allowed else output.paint("no", "red")
     found = [f"{answer.access.action}: {verdict}, {output.name(answer.reason)}"]
-    found.append(f"  {_because(answer)} (control: {answer.wall})")
+    found.append(f"  {because(answer.clause, answer.place, allowed=answer.allowed)} (control: {answer.wall})")
     if answer.allowed:
         return found
     if answer.change is None:
@@ -247,13 +260,3 @@ def lines(answer: Answer) -> list[str]:
     if answer.change.danger:
         found.append(f"  {output.paint('dangerous', 'red')}: {output.name(answer.change.danger)}")
     return found
-
-
-def _because(answer: Answer) -> str:
-    """Return the clause that decides, and where it is written."""
-    if answer.clause == "default":
-        return "Stockade's own default, whatever the policy says" if not answer.allowed else "by default"
-    if " = " not in answer.clause:
-        return f"no `{output.name(answer.clause)}` of the policy allows it"
-    where = f", {output.name(answer.place)}" if answer.place else ""
-    return f"because of {output.name(answer.clause)}{where}"

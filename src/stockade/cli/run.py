@@ -181,6 +181,12 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
             help="let the host reach a port inside: 8080:80 leads from 127.0.0.1:8080 to port 80; 8080 is "
             "the same port on both sides; 0 on the host is any free one",
         )
+        if command == "run":
+            add(
+                "--explain",
+                action="store_true",
+                help="observe the command, and explain each refusal: by which wall, and what would allow it",
+            )
         add("--timeout", metavar="T", help="end the command after this long: 30, 250ms, 5m")
         if command == "shell":
             add(
@@ -498,6 +504,7 @@ def _run_and_report(
                     "name": args.name,
                     "publish": args.publish or (),
                     "who": who_asks(args),
+                    "explain": getattr(args, "explain", False),
                 },
                 sandbox.RunExtras(
                     stdin=stdin,
@@ -509,6 +516,7 @@ def _run_and_report(
                     state=home,
                     on_decision=_decision_printer(args, found.policy, raw=terminal is not None),
                     on_published=_published_printer(args),
+                    sources=tuple(found.sources),
                 ),
             )
         except PolicyError as error:
@@ -676,14 +684,19 @@ def report_kept(result: Result, command: list[str], start: str | None, policy: P
 
 
 def report_denials(result: Result) -> Result:
-    """Print what network rules refused; return the result without a hint that says the same."""
+    """Print what walls refused; return the result without a hint that says the same."""
+    if result.observed:
+        from stockade.cli.ui import denial_report
+
+        denial_report.report(result)
     if not result.denials:
         return result
     import msgspec
 
     from stockade.cli.ui.network_report import other_hints, refused_line
 
-    output.say(refused_line(result.denials))
+    if not result.observed:
+        output.say(refused_line(result.denials))
     return msgspec.structs.replace(result, hint=other_hints(result.hint))
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from stockade.errors import ReceiptError, StockadeError
 
 if TYPE_CHECKING:
+    from stockade.observe.records import Mark
     from stockade.policy import Policy
     from stockade.receipt.statement import (
         NetworkCounts,
@@ -83,6 +84,8 @@ class Account:
         self.network_changes: tuple[RuleChange, ...] = ()
         #: How much the sandbox's egress had recorded when the run began.
         self.network_mark: NetworkMark | None = None
+        #: In an observed sandbox: how much its observer had written down when the run began.
+        self.observation_mark: Mark | None = None
         #: Why the run is being cancelled, if the caller gave a reason.
         self.because = ""
         self.started = time.time()

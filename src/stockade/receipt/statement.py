@@ -271,6 +271,8 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     name: str = ""
     #: Left out unless the run was a stage of a pipeline.
     pipeline: PipelinePlace | None = None
+    #: Whether an observer watched the programs. Left out if none did.
+    observed: bool = False
 
 
 class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -108,7 +108,7 @@ int program_terminal(struct program *program)
 	struct winsize size = {.ws_row = (unsigned short)(program->request.value >> 16),
 			       .ws_col = (unsigned short)program->request.value};
 	int unlocked = 0, inner = -1;
-	owned_fd outer = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
+	owned_fd outer = sys_open("/dev/ptmx", O_RDWR | O_NOCTTY);
 	if (outer < 0)
 		return -1;
 	if (ioctl(outer, TIOCSPTLCK, &unlocked) == 0 && ioctl(outer, TIOCSWINSZ, &size) == 0)
@@ -139,7 +139,7 @@ static void execute_program(const struct program *program)
 {
 	const char *name = program->argv[0], *path = path_of(program->envp);
 	if (strchr(name, '/') || !*name) {
-		execve(name, program->argv, program->envp);
+		sys_execve(name, program->argv, program->envp);
 		return;
 	}
 	int refused = 0;
@@ -150,7 +150,7 @@ static void execute_program(const struct program *program)
 				     length ? path : ".", name);
 		errno = ENAMETOOLONG;
 		if (wrote > 0 && (size_t)wrote < sizeof candidate)
-			execve(candidate, program->argv, program->envp);
+			sys_execve(candidate, program->argv, program->envp);
 		if (errno == EACCES)
 			refused = 1;
 		else if (errno != ENOENT && errno != ENOTDIR)

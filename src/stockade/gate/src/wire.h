@@ -234,8 +234,47 @@ enum op_type {
 			  b: length */
 	OP_DEVICES,    /* path; a: mount attributes of the nodes in it */
 	OP_PORT,       /* a: network rights, b: the TCP port that they are granted for */
+	OP_OBSERVE,    /* blob: the filter that says what is refused; a: OBSERVE_REFUSALS or OBSERVE_EVERYTHING, b: length;
+			  the last descriptor of the launch is the memory for struct observations */
 	OP_END
 };
+
+enum { OBSERVE_REFUSALS = 1, OBSERVE_EVERYTHING = 2 /* and what succeeds */ };
+
+/* What an observer shares with the supervisor: this, and then a record for each different access. The observer only
+ * appends and counts, and never waits for the supervisor. */
+#define OBSERVATIONS_MAGIC "STKOBSV1"
+enum { OBSERVATIONS_SIZE = 16 << 20, OBSERVATIONS_HEADER_SIZE = 32, OBSERVATION_SIZE = 32 };
+struct observations {
+	char magic[8];
+	uint64_t used;   /* bytes of records */
+	uint64_t missed; /* accesses for which there was no room */
+	uint64_t unread; /* calls of programs whose memory could not be read */
+};
+_Static_assert(sizeof(struct observations) == OBSERVATIONS_HEADER_SIZE, "struct observations");
+
+enum observed_action {
+	OBSERVED_PROGRAM, /* no access: an executable, to which other records refer */
+	OBSERVED_READ,
+	OBSERVED_WRITE,
+	OBSERVED_CREATE,
+	OBSERVED_REMOVE,
+	OBSERVED_RENAME, /* or link: from the target to the other */
+	OBSERVED_EXECUTE,
+	OBSERVED_CONNECT,
+	OBSERVED_BIND,
+	OBSERVED_CALL, /* one that the filter refuses */
+};
+struct observation {
+	uint32_t size; /* with the two texts, which follow without a NUL, and up to the next multiple of 8 */
+	uint16_t action, unused;
+	int32_t error;
+	uint32_t program; /* the place of its record, counted from the start of the memory, or 0 */
+	uint64_t count;
+	uint32_t call; /* its number */
+	uint16_t target, other; /* lengths */
+};
+_Static_assert(sizeof(struct observation) == OBSERVATION_SIZE, "struct observation");
 
 #define MAPS_EVERY_ID 1u
 /* A helper executes the plan as far as the pivot, and loads the filter; the gate confirms what it did. */
