@@ -110,6 +110,21 @@ BARS = {
     "server/cycles memory": Bar(
         20_000, "growth of the server and its supervisors by a session that was made and ended", unit="bytes"
     ),
+    "pipeline/data": Bar(
+        0.9, "bytes per second through three stages, by those through the same shell pipeline", "higher"
+    ),
+    "pipeline/start": Bar(
+        1.5, "time of `stockade pipe` with three stages of true, by `stockade run -- true`"
+    ),
+    "pipeline/warm start": Bar(
+        1.5, "time of three stages of /bin/true in a warm process, by that of one", aim=True
+    ),
+    "pipeline/data by sandlock": Bar(
+        1.0, "bytes per second through three stages, by those through sandlock's pipeline", "higher", aim=True
+    ),
+    "pipeline/start by sandlock": Bar(
+        1.0, "time of three stages of /bin/true in a warm process, by sandlock's", aim=True
+    ),
     "start/import": Bar(2.0, "time to import stockade in a new interpreter, by that of an empty one"),
     "start/run": Bar(5.5, "time of `stockade run -- true`, by that of an empty interpreter"),
     "walls/open": Bar(0, "attacks of the probe that get through", unit="walls", exact=True),

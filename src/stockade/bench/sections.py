@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from stockade import gate
-from stockade.bench import egress_costs, observe_costs, receipt_costs, server_costs
+from stockade.bench import egress_costs, observe_costs, pipeline_costs, receipt_costs, server_costs
 from stockade.bench import warm_costs as warmth
 from stockade.bench.bars import BARS
 from stockade.bench.competitors import (
@@ -460,6 +460,13 @@ def walls(ground: BenchFixture) -> Section:
     return Section((Figure("walls/open", count),), walls=rows)
 
 
+def pipeline(ground: BenchFixture) -> Section:
+    """Time data through three stages, and the start of three stages."""
+    rival = ground.contenders.get(SANDLOCK)
+    options = None if rival is None else rival.sandlock_options()
+    return pipeline_costs.measure(ground.rounds(3, 15), 10**9 // (2 if ground.quick else 1), options)
+
+
 SECTIONS: dict[str, Callable[[BenchFixture], Section]] = {
     "cold": cold,
     "rate": rate,
@@ -473,6 +480,7 @@ SECTIONS: dict[str, Callable[[BenchFixture], Section]] = {
     "egress": egress,
     "observe": observe,
     "server": server,
+    "pipeline": pipeline,
     "start": start,
     "walls": walls,
 }

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": ("stockade.cli.run", "run a command behind every wall of the policy"),
     "shell": ("stockade.cli.shell", "start a shell behind every wall of the policy"),
+    "pipe": ("stockade.cli.pipe", "run commands at once, each in its own sandbox, connected by pipes"),
     "attach": ("stockade.cli.attach", "return to a kept shell, or open another one beside it"),
     "init": ("stockade.cli.init", "write a policy for this project that lets its tests run"),
     "learn": ("stockade.cli.learn", "run a command and write the smallest policy that lets it pass"),

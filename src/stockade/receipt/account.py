@@ -18,7 +18,14 @@ from stockade.errors import ReceiptError, StockadeError
 if TYPE_CHECKING:
     from stockade.observe.records import Mark
     from stockade.policy import Policy
-    from stockade.receipt.statement import NetworkCounts, Parent, Receipt, RuleChange, Who
+    from stockade.receipt.statement import (
+        NetworkCounts,
+        Parent,
+        PipelinePlace,
+        Receipt,
+        RuleChange,
+        Who,
+    )
     from stockade.result import Result
     from stockade.runs.launch import LaunchedSandbox
     from stockade.runs.network.egress import NetworkMark
@@ -65,6 +72,8 @@ class Account:
         self.parent: Parent | None = None
         self.depth = 0
         self.children: list[str] = []
+        #: The place of the run in a pipeline, if it is a stage of one.
+        self.pipeline: PipelinePlace | None = None
         #: Shared with all descendants, whose number would be unlimited otherwise.
         self.asked = Requests()
         #: Processor time of all descendants.

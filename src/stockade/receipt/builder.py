@@ -268,6 +268,7 @@ def _run_fields(account: Account, ending: RunEnd, used: ResourceUse, duration: i
         "observed": prepared is not None and prepared.plan.observed,
         "matched": {} if prepared is None or box is None else _matched(prepared.resolved.hidden.matched),
         "name": account.name,
+        "pipeline": account.pipeline,
     }
 
 

@@ -34,7 +34,7 @@ from stockade.runs.options import (
     valid_on_exit,
 )
 from stockade.runs.prepare import Observation, RunPreparation, prepare
-from stockade.runs.supervise import Run, RunEnding, supervise, template_of
+from stockade.runs.supervise import Run, RunEnding, StageTies, supervise, template_of
 from stockade.sandbox.workspace_lifecycle import (
     commit_and_close,
     living_files,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from stockade.gate.template import Template
     from stockade.linux.user import Caller
     from stockade.observe.records import Observations
+    from stockade.receipt.statement import PipelinePlace
     from stockade.resolve.environment import Environment
     from stockade.runs.network.published_ports import PublishedPort
     from stockade.sandbox.process import ProcessHandles
@@ -559,7 +560,7 @@ class UseGuard:
 
 
 class RunExtras(NamedTuple):
-    """What only the command line gives a run."""
+    """What only the command line, or a pipeline, gives a run."""
 
     #: The program reads the content of this descriptor, which must not be a terminal.
     stdin: int | None = None
@@ -578,6 +579,9 @@ class RunExtras(NamedTuple):
     on_decision: Callable[[Decision], object] | None = None
     #: Gets the published ports as soon as the host listens on them.
     on_published: Callable[[tuple[PublishedPort, ...]], object] | None = None
+    #: What ties a stage to the others of its pipeline, and its place there, for the receipt.
+    stage: StageTies | None = None
+    place: PipelinePlace | None = None
     #: The files of the policy, so that denials name the lines of their clauses.
     sources: tuple[str, ...] = ()
     #: Gets what the programs tried, refused or not, when the run has ended; with it the run is observed.
@@ -632,6 +636,7 @@ def run_once_steps(
     argv, end = words(cmd), valid_on_exit(options.get("on_exit", "keep"))
     chosen, name = policy_or_default(policy), valid_name(options.get("name", ""))
     account = Account(chosen, argv, resolve_who(options.get("who")), name=name)
+    account.pipeline = extras.place
     with account.telling():
         prepared = prepare(
             chosen, pinned=extras.pinned, command=argv, cwd=options.get("cwd"), name=name,
@@ -647,7 +652,7 @@ def run_once_steps(
             return command(
                 prepared, cmd, options, source=extras.stdin, keep=extras.keep_output, kept=False,
                 cancelled_by=extras.cancelled_by, meanwhile=account.ready, terminal=extras.terminal,
-                on_decision=extras.on_decision,
+                on_decision=extras.on_decision, stage=extras.stage,
             )  # fmt: skip
 
         snapshot = options.get("snapshot", False)
@@ -739,6 +744,8 @@ def _launch_and_run(
         box = yield from launch(prepared, events, meanwhile)
         account.box = box
         try:
+            if run.stage is not None:
+                yield from run.stage.walls_up(events)
             ended = yield from supervise(box, run, pipes[0], events)
         finally:
             yield from box.closed(events)
