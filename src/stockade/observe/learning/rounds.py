@@ -199,7 +199,7 @@ class Learner:
         if paths.impossible:
             more = f" and {len(paths.impossible) - 1} more" if len(paths.impossible) > 1 else ""
             notes.append(
-                f"The sandbox has its own /proc and /dev and no /sys: {paths.impossible[0]}{more} is not there."
+                f"The sandbox has its own /proc and /dev and no /sys, so no {paths.impossible[0]}{more}."
             )
         if self._usage is not None and self._place.narrow and (disk := disk_advice(self._usage)):
             notes.append(
