@@ -484,7 +484,9 @@ class EgressLoop:
         return partial(self._serve_other, looks=looks)
 
     def _start(
-        self, work: Any, group: dict[asyncio.Task[None], Relay | None] | set[asyncio.Task[None]]
+        self,
+        work: Any,
+        group: dict[asyncio.Task[None], Relay | TerminatedConnection | None] | set[asyncio.Task[None]],
     ) -> None:
         task: asyncio.Task[None] = self._loop.create_task(work)
         if isinstance(group, set):
