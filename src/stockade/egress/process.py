@@ -78,6 +78,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from stockade.egress.termination.connection import HttpTermination, TerminatedConnection
 
+    _Served = Relay | TerminatedConnection | None
+
 #: A control message with all rules, and its descriptors: records, nudge, resolver, listeners.
 _MESSAGE_SIZE = 1024 * 1024
 _DESCRIPTORS = 253
@@ -192,7 +194,7 @@ class EgressLoop:
         self._name_server = NameServer(self, ipv6=message.get("ipv6") is not False)
         self._pool = PipePool()
         #: What is under way, by its task; the relay once there is one.
-        self._connections: dict[asyncio.Task[None], Relay | TerminatedConnection | None] = {}
+        self._connections: dict[asyncio.Task[None], _Served] = {}
         #: Those whose client has to say something first, and how many bytes of it are held: they may use up
         #: neither all connections nor the memory.
         self._silent: dict[socket.socket, int] = {}
