@@ -1,7 +1,8 @@
 """Sends prepared bytes over TLS or plain TCP: a list of [HOST, PORT, PROTOCOL, [PIECE, ...], PAUSE].
 
-A piece is bytes in hexadecimal, and after a * how often they are sent. PROTOCOL is "" for no TLS, else what the client offers. All connections at once, each with a pause between its
-pieces. The verdict is, for each, all that came back within a moment, in hexadecimal, or the name of the error.
+A piece is bytes in hexadecimal, and after a * how often they are sent. PROTOCOL is "" for no TLS, else what
+the client offers. All connections at once, each with a pause between its pieces. The verdict is, for each,
+all that came back within a moment, in hexadecimal, or the name of the error.
 """
 
 import contextlib
