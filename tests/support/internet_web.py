@@ -171,7 +171,8 @@ class Web:
                             *((k.lower(), v) for k, v in response.headers.items()),
                         ],
                     )
-                    waiting[event.stream_id] = bytearray(response.body)
+                    wants = headers[":method"] != "HEAD"
+                    waiting[event.stream_id] = bytearray(response.body if wants else b"")
                     if response.stream is not None:
                         waiting[event.stream_id] = bytearray(b"".join([one async for one in response.stream]))
             _send_waiting(connection, waiting)

@@ -19,8 +19,8 @@ NO_CONNECTION = re.compile(
     rb"|failed to connect|unable to connect|FailedToOpenSocket|SSL_ERROR_SYSCALL|unexpected eof|EOF occurred"
     rb"|network is unreachable|no matching distribution"
     # A certificate that the program does not accept.
-    rb"|CERTIFICATE_VERIFY_FAILED|certificate (?:problem|verif)|issuer certificate|SELF_SIGNED|unknown authority"
-    rb"|PKIX path|UnknownIssuer|public key hash|pinned",
+    rb"|CERTIFICATE_VERIFY_FAILED|certificate (?:problem|verif)|issuer certificate|SELF_SIGNED"
+    rb"|unknown authority|PKIX path|UnknownIssuer|public key hash|pinned",
     re.IGNORECASE,
 )
 #: What they print if they want to listen on a port that is taken.
