@@ -59,6 +59,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.WORKSPACE_OVERLAY: Mechanism("overlayfs with userxattr, by bubblewrap", ("bwrap.overlay",)),
     Control.NETWORK_NONE: Mechanism("own network namespace"),
     Control.NETWORK_RULES: NATIVE[Control.NETWORK_RULES],
+    Control.SECRETS: NATIVE[Control.SECRETS],
     Control.PROCESSES: Mechanism("pid namespace"),
     Control.IPC: Mechanism(_ipc),
     Control.SYSCALLS: Mechanism("seccomp filter, loaded by bubblewrap"),

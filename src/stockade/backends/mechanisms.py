@@ -36,6 +36,9 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_RULES: Mechanism(
         "own network namespace whose only way out is a confined egress process", ("netns",)
     ),
+    Control.SECRETS: Mechanism(
+        "placeholders inside; values in locked memory of the egress process", ("netns", "memlock")
+    ),
     Control.PROCESSES: Mechanism("pid namespace"),
     Control.IPC: Mechanism(_ipc),
     Control.SYSCALLS: Mechanism("seccomp filter"),

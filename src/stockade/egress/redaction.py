@@ -66,7 +66,13 @@ _HEX, _LOWER_HEX = b"0123456789ABCDEF", b"0123456789abcdef"
 _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _BASE64_URL = _BASE64[:62] + b"-_"
-_ENTITIES = {ord("&"): b"&amp;", ord("<"): b"&lt;", ord(">"): b"&gt;", ord('"'): b"&quot;", ord("'"): b"&#39;"}
+_ENTITIES = {
+    ord("&"): b"&amp;",
+    ord("<"): b"&lt;",
+    ord(">"): b"&gt;",
+    ord('"'): b"&quot;",
+    ord("'"): b"&#39;",
+}
 _JSON = {ord('"'): b'\\"', ord("\\"): b"\\\\"}
 
 Writer = Callable[[memoryview], Iterator[int]]

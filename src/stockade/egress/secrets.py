@@ -213,7 +213,10 @@ def _secret(described: Mapping[str, Any]) -> BoundSecret:
 def _has_placeholder(secret: BoundSecret, target: bytes, headers: Headers) -> bool:
     wanted = secret.placeholder
     return wanted in target or any(
-        wanted in value or wanted in name or wanted.lower() in name or wanted in _decoded_basic(name, value)[1]
+        wanted in value
+        or wanted in name
+        or wanted.lower() in name
+        or wanted in _decoded_basic(name, value)[1]
         for name, value in headers
     )
 

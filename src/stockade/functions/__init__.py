@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         sandboxed,
         stream,
     )
-    from stockade.linux.secure_buffer import SecureBuffer
     from stockade.functions.warm_python import WarmPython
+    from stockade.linux.secure_buffer import SecureBuffer
 
 __all__ = [
     "AsyncStream",

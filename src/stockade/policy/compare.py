@@ -67,6 +67,8 @@ RULES: dict[str, str] = {
     "`tcp://` only by `tcp://`; and every rule of the other that denies something of it, or an address that "
     "a name could lead to, is there too, or a wider one; the certificates and proxies that come with a "
     "network are those of your environment, the same for both",
+    "secrets": "only secrets that the other has, from the same source, with no more hosts and no further "
+    "places in a request; the prefix of a placeholder and where it is inside are not compared",
     "on_egress_end": '`"continue"` only if the other has it too; without rules in `net` nothing is compared',
     "env": "every variable that the other sets, with the same value; further variables are allowed",
     "pass_env": "only names that the other or its profile passes",
@@ -256,6 +258,7 @@ def excess(mine: Policy, other: Policy, home: str = "") -> list[str]:
         found += _net(mine.net, other.net)
     if mine.net and mine.net != "open" and (mine.on_egress_end, other.on_egress_end) == ("continue", "end"):
         found.append('on_egress_end = "continue": the program goes on without its egress process')
+    found += _secrets(mine, other)
     found += _variables(mine, other)
     if mine.image != other.image:
         found.append(f"image = {show(mine.image)} where {show(other.image)} is asked for")
@@ -297,6 +300,21 @@ def _net(mine: tuple[str, ...] | Literal["open"], other: tuple[str, ...]) -> lis
     from stockade.policy.net_comparison import excess as net_excess
 
     return net_excess(mine, other)
+
+
+def _secrets(mine: Policy, other: Policy) -> Iterator[str]:
+    for name, secret in mine.secrets.items():
+        known = other.secrets.get(name)
+        source = getattr(secret, secret.source)
+        if known is None:
+            yield f"secrets.{name}: its value goes to {', '.join(secret.hosts)}"
+        elif (known.source, getattr(known, known.source)) != (secret.source, source):
+            yield f"secrets.{name}.{secret.source} = {show(source)}: another value"
+        else:
+            yield from (
+                f"secrets.{name}.hosts = {show(one)}" for one in secret.hosts if one not in known.hosts
+            )
+            yield from (f"secrets.{name}.as = {show(one)}" for one in secret.as_ if one not in known.as_)
 
 
 def _tops(mine: PathAccess, other: PathAccess) -> tuple[str, str]:

@@ -194,6 +194,7 @@ OBSERVED = {
     Control.NETWORK_NONE: "namespace descriptor compared",
     Control.NETWORK_RULES: "routes, listeners and namespace read back; the egress process observed like a "
     "sandbox",
+    Control.SECRETS: "locked memory and core limit of the egress process read from the kernel",
     Control.PROCESSES: "namespace descriptor compared",
     Control.IPC: "namespace descriptor compared",
     Control.SYSCALLS: "filter count read from the kernel, its bytes and a refused call by the gate",
@@ -222,6 +223,7 @@ GRADES = {
     Control.WORKSPACE_OVERLAY: Grade.KERNEL,
     Control.NETWORK_NONE: Grade.NAMESPACES,
     Control.NETWORK_RULES: Grade.NAMESPACES,
+    Control.SECRETS: Grade.KERNEL,
     Control.PROCESSES: Grade.NAMESPACES,
     Control.IPC: Grade.NAMESPACES,
     Control.SYSCALLS: Grade.GATE,

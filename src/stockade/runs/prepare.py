@@ -71,6 +71,8 @@ class RunPreparation(msgspec.Struct, frozen=True):
     network: int = -1
     #: The user and the group inside that its programs run as; None for root, or for the caller.
     ids: tuple[int | None, int | None] = (None, None)
+    #: What programs have instead of each secret, by its name.
+    placeholders: dict[str, str] = {}
 
     @property
     def controls(self) -> dict[str, Enforcement]:
@@ -102,7 +104,9 @@ class RunPreparation(msgspec.Struct, frozen=True):
     def environ(self) -> dict[str, str]:
         """The environment of every command inside."""
         private = {} if self.made.scratch is None else {"TMPDIR": self.home}
-        return {**private, **self.resolved.environ, "HOME": self.home}
+        secrets = self.resolved.policy.secrets
+        held = {name: text for name, text in self.placeholders.items() if secrets[name].inside != "file"}
+        return {**private, **self.resolved.environ, **held, "HOME": self.home}
 
     @property
     def keeps_privately(self) -> bool:
@@ -458,11 +462,22 @@ def _resolve_and_plan(
         inside = backend.home(resolved, "" if made.scratch is None else made.scratch.path)
         scoped = kept is not None and kept.scoped
         joined = -1 if environment is None else environment.network
-        return RunPreparation(decided, resolved, plan, gate, inside, home, made, scoped, template, joined)
+        return RunPreparation(
+            decided, resolved, plan, gate, inside, home, made, scoped, template, joined,
+            placeholders=_placeholders(policy),
+        )  # fmt: skip
     except BaseException:
         made.close(discard=True)
         resolved.close()
         raise
+
+
+def _placeholders(policy: Policy) -> dict[str, str]:
+    if not policy.secrets:
+        return {}
+    from stockade.runs.network.secret_values import make_placeholders
+
+    return make_placeholders(policy)
 
 
 def warnings_before(policy: Policy) -> list[str]:

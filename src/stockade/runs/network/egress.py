@@ -39,6 +39,10 @@ from stockade.runs.network.published_ports import PublishedListeners, PublishedP
 from stockade.runs.network.resolver_process import connect_resolver
 from stockade.runs.prepare import RunPreparation
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.runs.network.secret_values import SandboxSecrets, SecretValues
+
 #: How many connections an egress process relays at once, and how long one may be silent, in seconds.
 MOST_CONNECTIONS, IDLE_SECONDS = 1024, 3600
 #: How long the resident may take to open the listeners.
@@ -174,7 +178,10 @@ class EgressHandle:
         resolver: ResolverWalls | None,
         published: tuple[PublishedPort, ...] = (),
         questions: int = -1,
+        secrets: SandboxSecrets | None = None,
     ) -> None:
+        #: None without secrets.
+        self.secrets = secrets
         #: None without rules.
         self.resolver = resolver
         self.generations = [EgressGeneration(process, records)]
@@ -497,8 +504,14 @@ class NetworkSetup:
     """Opens the network of one sandbox while its walls come up."""
 
     def __init__(
-        self, rules: tuple[str, ...], home: str, published: PublishedListeners | None = None
+        self,
+        rules: tuple[str, ...],
+        home: str,
+        published: PublishedListeners | None = None,
+        secrets: SandboxSecrets | None = None,
     ) -> None:
+        self._secrets = secrets
+        self._values: SecretValues | None = None
         self.rules = rules
         self.ports = ports_of([parse_rule(rule) for rule in rules])
         self._home = home
@@ -534,12 +547,14 @@ class NetworkSetup:
             nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             settings = {"rules": list(self.rules)}
             records, resolver = yield from configure(
-                process, box, self._home, nudge, settings, opened, self._published, events
-            )
+                process, box, self._home, nudge, settings, opened, self._published, events,
+                secrets=self._values,
+            )  # fmt: skip
             ports = () if self._published is None else self._published.ports
             return EgressHandle(
-                process, records, nudge, self.rules, observed, self._pid, resolver, ports, questions
-            )
+                process, records, nudge, self.rules, observed, self._pid, resolver, ports, questions,
+                self._secrets,
+            )  # fmt: skip
         except BaseException:
             for descriptor in (nudge, questions):
                 if descriptor >= 0:
@@ -554,9 +569,16 @@ class NetworkSetup:
                 self._published.close()
             self.close()
 
+    def read_secrets(self, events: Events) -> Steps[None]:
+        """Read the values of secrets, before anything is launched: a source may fail."""
+        if self._secrets is not None:
+            self._values = yield from self._secrets.read(events)
+
     def close(self) -> None:
-        """Drop a request whose answer is not needed any more."""
+        """Drop a request whose answer is not needed any more, and wipe what is secret."""
         self._drop_request()
+        if self._values is not None:
+            self._values.memory.close()
 
     def _drop_request(self) -> None:
         if self._request is not None:
@@ -574,12 +596,14 @@ def configure(
     published: PublishedListeners | None,
     events: Events,
     names: tuple[int, ...] = (),
+    secrets: SecretValues | None = None,
 ) -> Steps[tuple[int, ResolverWalls | None]]:
     """Hand an egress process its listeners and the rest, and wait until it relays.
 
     Returns its records, and the walls of the resolver that it asks, if it has one.
 
     `names` is a file with the names of the process before it, if there is one; `settings` have the rules.
+    The memory of `secrets` is wiped.
     """
     records = create_records()
     held: list[int] = []
@@ -603,12 +627,19 @@ def configure(
             channel = _serve_connections(box)
             held.append(channel)
             passed += [*published.descriptors, channel]
-        yield from process.configure(message, (*passed, *names), events)
+        values = None
+        if secrets is not None:
+            message["secrets"], values = secrets.described, secrets.view
+        yield from process.configure(message, (*passed, *names), events, values)
+        if secrets is not None:
+            secrets.observe(process.pid)
         return records, walls
     except BaseException:
         os.close(records)
         raise
     finally:
+        if secrets is not None:
+            secrets.memory.close()
         for descriptor in held:
             os.close(descriptor)
 
@@ -653,8 +684,16 @@ def launch_with_egress(
     prepared: RunPreparation, events: Events, meanwhile: Callable[[], object]
 ) -> Steps[LaunchedSandbox]:
     """Launch a sandbox and its egress process; a failure of either leaves nothing behind."""
-    setup = NetworkSetup(tuple(prepared.resolved.policy.net), prepared.state, prepared.made.published)
+    secrets = None
+    if prepared.placeholders:
+        from stockade.runs.network.secret_values import SandboxSecrets
+
+        secrets = SandboxSecrets(prepared.resolved.policy, prepared.placeholders, prepared.resolved.caller)
+    setup = NetworkSetup(
+        tuple(prepared.resolved.policy.net), prepared.state, prepared.made.published, secrets
+    )
     try:
+        yield from setup.read_secrets(events)
         box, process, failure = yield from together(
             launch_with_retry(prepared, events, meanwhile, setup.begin), setup.egress(events)
         )

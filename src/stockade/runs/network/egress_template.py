@@ -27,6 +27,7 @@ _FILES = (
     "inside/template_interpreter.py",
     "lazy.py",
     "linux/__init__.py",
+    "linux/secure_buffer.py",
     "linux/sha256.py",
     "policy/__init__.py",
     "policy/net_rules.py",
