@@ -1,13 +1,13 @@
 """Take the values of secrets out of what servers answer.
 
-A server that is sent a secret may answer with it: in an error message, a header, a debug page. The program must
-not see it there. Values are searched for in the forms in which programs write text (`written_forms`), and each
-occurrence is masked by as many asterisks, so that lengths stay as they were announced.
+A server that is sent a secret may answer with it: in an error message, a header, a debug page. The program
+must not see it there. Values are searched for in the forms in which programs write text (`written_forms`),
+and each occurrence is masked by as many asterisks, so that lengths stay as they were announced.
 
-An occurrence can be split anywhere, so the last bytes of what has arrived wait for what follows. How many wait
-must not depend on the values: a program that could see whether a byte is held back would guess a value byte by
-byte. All bytes wait that could belong to any value: those since the last control character, at most one less
-than the longest form has. Values have no control characters, so a line or an event is never late.
+An occurrence can be split anywhere, so the last bytes of what has arrived wait for what follows. How many
+wait must not depend on the values: a program that could see whether a byte is held back would guess a value
+byte by byte. All bytes wait that could belong to any value: those since the last control character, at most
+one less than the longest form has. Values have no control characters, so a line or an event is never late.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class UnreadableError(Exception):
 def written_forms(value: memoryview, room: memoryview) -> list[memoryview]:
     """Write the forms in which a value may come back into `room`, and return them with the value itself.
 
-    They are the value quoted, escaped, in base64 and in hexadecimal. Base64 differs with what stands before the
-    value, so there are three forms of it, without the characters that depend on what is beside. The forms are
-    written byte by byte, so that no copy of a value stays in memory that is not locked. A `room` that is too
-    small is a ValueError; `room_for` says how much is enough.
+    They are the value quoted, escaped, in base64 and in hexadecimal. Base64 differs with what stands before
+    the value, so there are three forms of it, without the characters that depend on what is beside. The forms
+    are written byte by byte, so that no copy of a value stays in memory that is not locked. A `room` that is
+    too small is a ValueError; `room_for` says how much is enough.
     """
     forms = [value]
     at = 0
@@ -214,8 +214,8 @@ def redact_headers(
 class BodyRedactor:
     """Masks values in the body of one answer, which may be compressed; what it passes on is not.
 
-    Memory is bounded: `feed` returns pieces as they are decoded, and the caller passes on each before it takes
-    the next.
+    Memory is bounded: `feed` returns pieces as they are decoded, and the caller passes on each before it
+    takes the next.
     """
 
     def __init__(self, forms: Sequence[memoryview], encodings: Sequence[str] = ()) -> None:

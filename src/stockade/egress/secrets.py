@@ -1,8 +1,8 @@
 """The secrets of one sandbox: where their values are, and where a placeholder is replaced by one.
 
-Programs inside have placeholders only. Once a rule has allowed a request, `SecretStore.rewrite` puts the values
-into it, if the request goes to a host that the secret is bound to and has the placeholder at a place that the
-policy names. A placeholder anywhere else stays what it is, and is reported.
+Programs inside have placeholders only. Once a rule has allowed a request, `SecretStore.rewrite` puts the
+values into it, if the request goes to a host that the secret is bound to and has the placeholder at a place
+that the policy names. A placeholder anywhere else stays what it is, and is reported.
 
 The values and the forms in which servers may send them back are in one arena: memory that is locked, left out
 of core dumps and wiped when other values take their place. It is filled straight from the control socket.

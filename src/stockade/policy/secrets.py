@@ -1,7 +1,7 @@
 """The checks of `[secrets.NAME]`: what a secret is called, where it may go, and how it is written there.
 
-A policy never holds a value. It says where the supervisor finds it, and which hosts may get it. So that a value
-that was written here by mistake is not repeated, errors about a source do not show what was written.
+A policy never holds a value. It says where the supervisor finds it, and which hosts may get it. So that a
+value that was written here by mistake is not repeated, errors about a source do not show what was written.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The values of a sandbox's secrets: from their sources to its egress process, and nowhere else.
 
 The supervisor reads each value into locked memory, sends it from there over the control socket, and wipes the
-memory. A variable of the environment is in the supervisor's memory anyway, where it stays. No error here has a
-value, or anything that a command has printed.
+memory. A variable of the environment is in the supervisor's memory anyway, where it stays. No error here has
+a value, or anything that a command has printed.
 """
 
 from __future__ import annotations
