@@ -150,7 +150,7 @@ class Redactor:
         self.found = 0
 
     def feed(self, data: bytes, *, end: bool = False) -> bytes:
-        """Return what may be passed on now, with all occurrences masked. Nothing is held back at the `end`."""
+        """Return what may be passed on now, with all occurrences masked; at the `end` nothing waits."""
         passed = [
             self._step(data[at : at + SLICE], end=end and at + SLICE >= len(data))
             for at in range(0, max(1, len(data)), SLICE)
@@ -190,10 +190,10 @@ def _mask(seen: bytes, spans: list[tuple[int, int]], cut: int) -> bytes:
     masked = bytearray(seen[:cut])
     done = 0
     for first, last in sorted(spans):
-        first, last = max(first, done), min(last, cut)
-        if last > first:
-            masked[first:last] = MASK * (last - first)
-            done = last
+        begin, end = max(first, done), min(last, cut)
+        if end > begin:
+            masked[begin:end] = MASK * (end - begin)
+            done = end
     return bytes(masked)
 
 

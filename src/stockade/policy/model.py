@@ -282,6 +282,10 @@ def _secret_check(name: str) -> values.Check:
     return check
 
 
+#: Where the value of a secret may be found.
+_SOURCES = ("from_env", "from_file", "from_command")
+
+
 class Secret(_Clauses, frozen=True, rename={"as_": "as"}):
     """A value that stays outside: programs have a placeholder, which the egress process replaces.
 
@@ -321,9 +325,7 @@ class Secret(_Clauses, frozen=True, rename={"as_": "as"}):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sources = [
-            name for name in ("from_env", "from_file", "from_command") if getattr(self, name) is not None
-        ]
+        sources = [name for name in _SOURCES if getattr(self, name) is not None]
         if len(sources) != 1:
             problem = f"has {' and '.join(sources)}" if sources else "does not say where its value is"
             hint = "write one of from_env, from_file and from_command"
@@ -332,9 +334,7 @@ class Secret(_Clauses, frozen=True, rename={"as_": "as"}):
     @property
     def source(self) -> str:
         """Which of the three says where the value is."""
-        return next(
-            name for name in ("from_env", "from_file", "from_command") if getattr(self, name) is not None
-        )
+        return next(name for name in _SOURCES if getattr(self, name) is not None)
 
 
 def _secrets(key: str, value: Any) -> Any:

@@ -23,23 +23,12 @@ _FIELD = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _PARAMETER = re.compile(r"[A-Za-z0-9_.~-]{1,64}")
 #: Headers that say where a request goes, how long it is, or what the connection does.
 _FRAMING = frozenset(
-    [
-        "accept-encoding",
-        "connection",
-        "content-encoding",
-        "content-length",
-        "content-type",
-        "expect",
-        "host",
-        "keep-alive",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    ]
-)
+    (
+        "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect",
+        "host", "keep-alive", "proxy-authorization", "proxy-connection", "te", "trailer",
+        "transfer-encoding", "upgrade",
+    )
+)  # fmt: skip
 _PLAIN_FORMS = ("bearer", "basic", "body")
 _FORM_HINT = 'write "bearer", "basic", "header:X-Api-Key", "query:key" or "body", or a list of these'
 #: What programs inside never get from a secret: they would run, or look for things, somewhere else.
