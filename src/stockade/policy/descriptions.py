@@ -66,8 +66,14 @@ CLAUSES: dict[str, Clause] = {
         "values that stay outside, by the name of the variable that has a placeholder inside",
         Control.SECRETS,
     ),
-    "secrets.NAME.from_env": Clause("a name", "the variable of your environment that has the value"),
-    "secrets.NAME.from_file": Clause("a path", "the file that has the value"),
+    "secrets.NAME.from_env": Clause(
+        "a name",
+        "the variable of your environment that has the value; with `?` at the end the secret is left out if "
+        "there is none",
+    ),
+    "secrets.NAME.from_file": Clause(
+        "a path", "the file that has the value; with `?` at the end only if it exists"
+    ),
     "secrets.NAME.from_command": Clause(
         "a list of words", "the command that prints the value, which no shell reads"
     ),

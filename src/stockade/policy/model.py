@@ -292,8 +292,9 @@ class Secret(_Clauses, frozen=True, rename={"as_": "as"}):
     Exactly one of `from_env`, `from_file` and `from_command` says where the supervisor finds the value.
 
     Attributes:
-        from_env: The variable of your environment that has the value (a name).
-        from_file: The file that has the value (a path).
+        from_env: The variable of your environment that has the value; with `?` at the end the secret is left
+            out if there is none (a name).
+        from_file: The file that has the value; with `?` at the end only if it exists (a path).
         from_command: The command that prints the value, which no shell reads (a list of words).
         hosts: The only hosts that get the value, each with a rule for requests in `net` (hosts:
             `api.example.com`, `api.example.com:8443`, `http://intranet.example`).

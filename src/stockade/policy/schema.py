@@ -43,7 +43,7 @@ _FORMS: dict[tuple[str, str], dict[str, Any]] = {
         "default": True,
     },
     ("Policy", "reuse"): {"$ref": "#/$defs/Reuse"},
-    ("Secret", "from_env"): {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+    ("Secret", "from_env"): {"type": "string", "pattern": r"^[A-Za-z_][A-Za-z0-9_]*\??$"},
     ("Secret", "from_file"): {"type": "string", "minLength": 1},
     ("Secret", "from_command"): {"type": "array", "items": {"type": "string"}, "minItems": 1},
     ("Secret", "hosts"): {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},

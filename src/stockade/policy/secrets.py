@@ -118,7 +118,7 @@ def variable(key: str, value: Any) -> str | None:
     """Check the variable of the user's environment that has the value."""
     if value is None:
         return None
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
+    if not isinstance(value, str) or not _NAME.fullmatch(value.removesuffix("?")):
         raise InvalidValueError(
             key,
             None,
@@ -209,12 +209,13 @@ def check_together(
     rules = [] if isinstance(net, str) else [parse_rule(text) for text in net]
     for name, secret in secrets.items():
         key = f"secrets.{name}"
-        if secret.from_env is not None and secret.from_env in pass_env:
+        variable = (secret.from_env or "").removesuffix("?")
+        if variable and variable in pass_env:
             raise InvalidValueError(
                 f"{key}.from_env",
-                secret.from_env,
+                variable,
                 "the program gets this variable itself",
-                f"remove {secret.from_env} from pass_env",
+                f"remove {variable} from pass_env",
             )
         for clause, names in (("env", env), ("pass_env", pass_env)):
             if name in names and secret.inside != "file":
@@ -235,6 +236,13 @@ def check_together(
                     problem,
                     f'add to net: "{where}", or only the requests that you need',
                 )
+
+
+def rules_for(hosts: Iterable[str], net: Iterable[str]) -> list[str]:
+    """Return a rule that allows all requests to each of these hosts to which no rule allows some."""
+    rules = [parse_rule(text) for text in net]
+    wanted = dict.fromkeys(map(_host_rule, hosts))
+    return [one.text for one in wanted if not any(_covers(rule, one) for rule in rules)]
 
 
 def _covers(rule: NetRule, host: NetRule) -> bool:

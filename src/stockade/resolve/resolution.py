@@ -181,7 +181,13 @@ def _refuse_shown_secrets(resolved: ResolvedPolicy) -> None:
         if secret.from_file is None:
             continue
         clause = f"secrets.{name}.from_file = {show(secret.from_file)}"
-        written = expand(secret.from_file, clause, home=caller.home, cwd=caller.cwd, environ=caller.environ)
+        written = expand(
+            secret.from_file.removesuffix("?"),
+            clause,
+            home=caller.home,
+            cwd=caller.cwd,
+            environ=caller.environ,
+        )
         for path in dict.fromkeys((os.path.realpath(written), os.path.normpath(written))):
             if any(covers(tree, path) for tree in trees) and not resolved.hidden.covers(path):
                 raise PolicyError(

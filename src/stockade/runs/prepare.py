@@ -464,7 +464,7 @@ def _resolve_and_plan(
         joined = -1 if environment is None else environment.network
         return RunPreparation(
             decided, resolved, plan, gate, inside, home, made, scoped, template, joined,
-            placeholders=_placeholders(policy),
+            placeholders=_placeholders(policy, caller),
         )  # fmt: skip
     except BaseException:
         made.close(discard=True)
@@ -472,12 +472,12 @@ def _resolve_and_plan(
         raise
 
 
-def _placeholders(policy: Policy) -> dict[str, str]:
+def _placeholders(policy: Policy, caller: Caller) -> dict[str, str]:
     if not policy.secrets:
         return {}
     from stockade.runs.network.secret_values import make_placeholders
 
-    return make_placeholders(policy)
+    return make_placeholders(policy, caller)
 
 
 def warnings_before(policy: Policy) -> list[str]:

@@ -71,14 +71,30 @@ class SandboxSecrets:
         return (yield from read_values(self.policy, self.placeholders, self._caller, events))
 
 
-def make_placeholders(policy: Policy) -> dict[str, str]:
-    """Return a placeholder for each secret: its prefix, a word and random digits, letters and digits only."""
+def make_placeholders(policy: Policy, caller: Caller) -> dict[str, str]:
+    """Return a placeholder for each secret: its prefix, a word and random digits, letters and digits only.
+
+    A secret whose source ends in `?` and is not there has none, and no program gets its value.
+    """
     if not policy.net:
         return {}
     return {
         name: f"{secret.prefix}{MARK}{random.token_hex(RANDOM_BYTES)}"
         for name, secret in policy.secrets.items()
+        if not _is_left_out(name, secret, caller)
     }
+
+
+def _is_left_out(name: str, secret: Secret, caller: Caller) -> bool:
+    if (secret.from_env or "").endswith("?"):
+        return not caller.environ.get((secret.from_env or "")[:-1])
+    if (secret.from_file or "").endswith("?"):
+        return not os.path.lexists(_full_path(name, (secret.from_file or "")[:-1], caller))
+    return False
+
+
+def _full_path(name: str, path: str, caller: Caller) -> str:
+    return expand(path, f"secrets.{name}.from_file", home=caller.home, cwd=caller.cwd, environ=caller.environ)
 
 
 def read_values(
@@ -105,9 +121,9 @@ def read_values(
 
 def _read(name: str, secret: Secret, room: memoryview, caller: Caller, events: Events) -> Steps[int]:
     if secret.from_env is not None:
-        size = _from_environment(name, secret.from_env, room, caller)
+        size = _from_environment(name, secret.from_env.removesuffix("?"), room, caller)
     elif secret.from_file is not None:
-        size = _from_file(name, secret.from_file, room, caller)
+        size = _from_file(name, secret.from_file.removesuffix("?"), room, caller)
     else:
         assert secret.from_command is not None
         size = yield from _from_command(name, secret.from_command, room, caller, events)
@@ -138,8 +154,7 @@ def _from_environment(name: str, variable: str, room: memoryview, caller: Caller
 
 
 def _from_file(name: str, path: str, room: memoryview, caller: Caller) -> int:
-    clause = f"secrets.{name}.from_file"
-    full = expand(path, clause, home=caller.home, cwd=caller.cwd, environ=caller.environ)
+    full = _full_path(name, path, caller)
     try:
         # A pipe would block, and a device could have effects.
         file = os.open(full, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
