@@ -415,6 +415,7 @@ def _net_rules(key: str, value: Iterable[Any]) -> tuple[str, ...]:
         raise InvalidValueError(key, None, problem, "write *.example.com for several hosts of one domain")
     try:
         net_rules.ports_of(found.values())
+        net_rules.check_rules(tuple(found.values()))
     except net_rules.NetRuleError as error:
         raise InvalidValueError(key, written, error.problem, error.hint) from None
     return tuple(found)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from stockade.policy.net_rules import (
     NetRule,
     Ranges,
+    covers_name,
     network_of,
     parse_rule,
     ports_text,
@@ -71,10 +72,7 @@ def covers(wide: NetRule, narrow: NetRule) -> bool:
     outer, inner = network_of(wide), network_of(narrow)
     if outer is not None or inner is not None:
         return outer is not None and inner is not None and outer.contains(inner)
-    if wide.wildcard:
-        below = narrow.name.endswith(f".{wide.name}")
-        return below or (narrow.wildcard and narrow.name == wide.name)
-    return wide.name == narrow.name and not narrow.wildcard
+    return covers_name(wide, narrow)
 
 
 def _allows_all_of(wide: NetRule, narrow: NetRule) -> bool:

@@ -20,8 +20,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from stockade._version import __version__
-from stockade.egress.records import RawRecord, RecordReader, Totals, create_records
+from stockade.egress.records import NO_TOTALS, RawRecord, RecordReader, Totals, create_records
 from stockade.errors import SetupError
 from stockade.gate import client
 from stockade.gate.network import DNS_PORT, NetworkListeners, NetworkRequest
@@ -49,7 +51,6 @@ MOST_CONNECTIONS, IDLE_SECONDS = 1024, 3600
 LISTEN_SECONDS = 10.0
 #: Between two looks at the records: seconds at least, and times as long as the last look took.
 LOOK_SECONDS, LOOK_SHARE = 0.05, 10
-NO_TOTALS = Totals(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class GenerationMark(NamedTuple):
@@ -272,7 +273,12 @@ class EgressHandle:
             decisions=found,
             cut=_cut(total.dropped),
             denials=denials(found),
-            counts=NetworkCounts(*total[:4], published=total.published),
+            counts=NetworkCounts(
+                *total[:4],
+                published=total.published,
+                requests_allowed=total.requests_allowed or msgspec.UNSET,
+                requests_refused=total.requests_refused or msgspec.UNSET,
+            ),
             sent=total.bytes_sent,
             received=total.bytes_received,
             warnings=self._warnings(),
