@@ -57,9 +57,9 @@ def written_forms(value: memoryview, room: memoryview) -> list[memoryview]:
     return forms
 
 
-def room_for(size: int) -> int:
-    """Return how many bytes the forms of a value of this size take at most."""
-    return 40 * size
+def room_for(value: memoryview) -> int:
+    """Return how many bytes the forms of a value take at most."""
+    return sum(1 for writer in _WRITERS for _ in writer(value))
 
 
 _HEX, _LOWER_HEX = b"0123456789ABCDEF", b"0123456789abcdef"

@@ -4,8 +4,8 @@ Programs inside have placeholders only. Once a rule has allowed a request, `Secr
 values into it, if the request goes to a host that the secret is bound to and has the placeholder at a place
 that the policy names. A placeholder anywhere else stays what it is, and is reported.
 
-The values and the forms in which servers may send them back are in one arena: memory that is locked, left out
-of core dumps and wiped when other values take their place. It is filled straight from the control socket.
+The values and the forms in which servers may send them back are in memory that is locked, left out of core
+dumps and wiped when other values have taken their place. It is filled straight from the control socket.
 A request that has a value is a copy of it, which HTTP and TLS code handles until it is sent.
 """
 
@@ -16,11 +16,9 @@ import binascii
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stockade.egress.redaction import LEAST_VALUE, Writer, json_escape, percent, written_forms
+from stockade.egress.redaction import LEAST_VALUE, Writer, json_escape, percent, room_for, written_forms
 from stockade.linux.secure_buffer import SecureBuffer
 
-#: All values and their forms together. An ordinary user may lock 64 KiB on older systems.
-ARENA_SIZE = 64 * 1024
 #: One value, and all of them.
 MOST_VALUE, MOST_VALUES = 4096, 16 * 1024
 #: The longest user and password in base64 that is looked into.
@@ -53,58 +51,73 @@ class RewrittenRequest(NamedTuple):
     misplaced: tuple[str, ...]
 
 
+class SecretMemory:
+    """The values of all secrets, and the forms in which they may come back, in locked memory.
+
+    What is under way keeps the memory that it began with. The memory is wiped when nothing uses it any more.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], fill: Callable[[memoryview], int]) -> None:
+        self._buffers: list[SecureBuffer] = []
+        self.values: dict[str, memoryview] = {}
+        #: Everything that is masked in answers.
+        self.forms: tuple[memoryview, ...] = ()
+        if not sizes:
+            return
+        try:
+            values = self._lock(sum(sizes.values()))
+            if fill(values) != len(values):
+                raise ValueError("the values are not as long as was said")
+            at = 0
+            for name, size in sizes.items():
+                self.values[name] = values[at : at + size]
+                at += size
+            room = self._lock(sum(map(room_for, self.values.values())))
+            forms: list[memoryview] = []
+            for value in self.values.values():
+                found = written_forms(value, room)
+                room = room[sum(map(len, found[1:])) :]
+                forms += found
+            self.forms = tuple(forms)
+        except BaseException:
+            self.wipe()
+            raise
+
+    def _lock(self, size: int) -> memoryview:
+        self._buffers.append(SecureBuffer(max(1, size)))
+        return self._buffers[-1].view
+
+    def wipe(self) -> None:
+        """Wipe it now, whatever is under way."""
+        for buffer in self._buffers:
+            buffer.close()
+
+
 class SecretStore:
     """The secrets of this sandbox. It is empty until `load`."""
 
     def __init__(self) -> None:
-        self._arena: SecureBuffer | None = None
         self._secrets: tuple[BoundSecret, ...] = ()
-        self._values: dict[str, memoryview] = {}
-        #: Everything that is masked in answers.
-        self.forms: tuple[memoryview, ...] = ()
+        self.memory = SecretMemory({}, len)
         self._longest = 0
+        #: How many bytes of compressed answers are under way, decoded.
+        self.decoded = 0
 
     def __bool__(self) -> bool:
         return bool(self._secrets)
 
-    @property
-    def size(self) -> int:
-        """How many bytes of memory are locked."""
-        return 0 if self._arena is None else ARENA_SIZE
-
     def load(self, described: Sequence[Mapping[str, Any]], fill: Callable[[memoryview], int]) -> None:
-        """Take other secrets. `fill` writes their values, one after another, and returns how many bytes.
-
-        The values that were there are wiped.
-        """
+        """Take other secrets. `fill` writes their values, one after another, and returns how many bytes."""
         secrets = tuple(_secret(one) for one in described)
-        sizes = [int(one["size"]) for one in described]
-        self.clear()
-        arena = SecureBuffer(ARENA_SIZE)
-        try:
-            if fill(arena.view[:MOST_VALUES]) != sum(sizes):
-                raise ValueError("the values are not as long as was said")
-            values: dict[str, memoryview] = {}
-            forms: list[memoryview] = []
-            at, free = 0, sum(sizes)
-            for secret, size in zip(secrets, sizes, strict=True):
-                values[secret.name] = value = arena.view[at : at + size]
-                at += size
-                found = written_forms(value, arena.view[free:])
-                forms += found
-                free += sum(map(len, found[1:]))
-        except BaseException:
-            arena.close()
-            raise
-        self._arena, self._secrets, self._values, self.forms = arena, secrets, values, tuple(forms)
+        sizes = {str(one["name"]): int(one["size"]) for one in described}
+        self.memory = SecretMemory(sizes, fill)
+        self._secrets = secrets
         self._longest = max((len(one.placeholder) for one in secrets), default=0)
 
     def clear(self) -> None:
         """Wipe all values."""
-        arena, self._arena = self._arena, None
-        self._secrets, self._values, self.forms = (), {}, ()
-        if arena is not None:
-            arena.close()
+        self.memory.wipe()
+        self._secrets, self.memory = (), SecretMemory({}, len)
 
     def is_bound(self, scheme: str, host: str, port: int) -> bool:
         """Whether some secret is bound to a host, so that its answers are redacted."""
@@ -129,7 +142,7 @@ class SecretStore:
     def _insert(
         self, secret: BoundSecret, target: bytes, headers: Headers, used: set[str]
     ) -> tuple[bytes, Headers]:
-        value = self._values[secret.name]
+        value = self.memory.values[secret.name]
         rewritten = []
         for name, text in headers:
             fresh = _header(secret, value, name.lower(), text)
@@ -141,31 +154,54 @@ class SecretStore:
             used.add(secret.name)
         return fresh, rewritten
 
-    def wants_body(self, scheme: str, host: str, port: int) -> bool:
-        """Whether a placeholder in a body for this host is replaced, so that the body must be whole."""
-        return any((scheme, host, port) in one.hosts and "body" in one.forms for one in self._secrets)
-
-    def rewrite_body(
-        self, scheme: str, host: str, port: int, body: bytes, media_type: str
-    ) -> tuple[bytes, tuple[str, ...], tuple[str, ...]]:
-        """Return a whole body with values in it, those used, and those whose placeholders stay there.
+    def body_rewriter(self, scheme: str, host: str, port: int, headers: Headers) -> BodyRewriter | None:
+        """Return what puts values into a body for this host; None if no secret may be there.
 
         Values are escaped for forms and JSON. In bodies of other types nothing is replaced.
         """
-        used = set()
-        kind = media_type.partition(";")[0].strip().lower()
-        escape = _BODY_ESCAPES.get("application/json" if kind.endswith("+json") else kind)
-        for secret in self._secrets:
-            bound = (scheme, host, port) in secret.hosts and "body" in secret.forms
-            if escape is not None and bound and secret.placeholder in body:
-                body = body.replace(secret.placeholder, bytes(escape(self._values[secret.name])), 8)
-                used.add(secret.name)
-        misplaced = {one.name for one in self._secrets if one.placeholder in body}
-        return body, tuple(sorted(used)), tuple(sorted(misplaced))
+        bound = [one for one in self._secrets if (scheme, host, port) in one.hosts and "body" in one.forms]
+        fields = dict(headers)
+        kind = fields.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        escape = _BODY_ESCAPES.get(b"application/json" if kind.endswith(b"+json") else kind)
+        if not bound or escape is None or b"content-encoding" in fields:
+            return None
+        return BodyRewriter([(one, self.memory.values[one.name]) for one in bound], escape)
 
     def scan(self) -> PlaceholderScan:
         """Return what looks for placeholders in a body as it passes."""
         return PlaceholderScan(self._secrets, self._longest)
+
+
+class BodyRewriter:
+    """Puts values in place of placeholders in one body, also where pieces of it meet."""
+
+    def __init__(self, secrets: Sequence[tuple[BoundSecret, memoryview]], escape: Writer) -> None:
+        self._secrets, self._escape = secrets, escape
+        self._held = b""
+        #: The secrets whose values are in the body.
+        self.used: set[str] = set()
+        self._left = _MOST_IN_BODY
+
+    def feed(self, data: bytes, *, end: bool = False) -> bytes:
+        """Return what can be sent now."""
+        seen = self._held + data
+        for secret, value in self._secrets:
+            count = min(seen.count(secret.placeholder), self._left)
+            if count:
+                self.used.add(secret.name)
+                self._left -= count
+                seen = seen.replace(secret.placeholder, bytes(self._escape(value)), count)
+        keep = 0 if end else max(_begun(seen, one.placeholder) for one, _ in self._secrets)
+        self._held = seen[len(seen) - keep :]
+        return seen[: len(seen) - keep]
+
+
+def _begun(seen: bytes, wanted: bytes) -> int:
+    """Return how many bytes at the end are the beginning of a placeholder."""
+    for size in range(min(len(seen), len(wanted) - 1), 0, -1):
+        if seen.endswith(wanted[:size]):
+            return size
+    return 0
 
 
 class PlaceholderScan:
@@ -264,7 +300,9 @@ def _query(secret: BoundSecret, value: memoryview, target: bytes) -> bytes:
     return target if fresh == target else fresh
 
 
-_BODY_ESCAPES: dict[str, Writer] = {
-    "application/x-www-form-urlencoded": percent,
-    "application/json": json_escape,
+_BODY_ESCAPES: dict[bytes, Writer] = {
+    b"application/x-www-form-urlencoded": percent,
+    b"application/json": json_escape,
 }
+#: How often placeholders are replaced in one body.
+_MOST_IN_BODY = 8

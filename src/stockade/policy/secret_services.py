@@ -1,4 +1,4 @@
-"""Ready-made bindings: for the usual variable of a service, its hosts and where its key stands in a request."""
+"""Ready-made bindings: for the variable of a service, its hosts and where its key stands in a request."""
 
 from __future__ import annotations
 
@@ -60,9 +60,8 @@ def from_words(words: Iterable[str]) -> dict[str, dict[str, Any]]:
         name, at, host = word.partition("@")
         service = SERVICES.get(name)
         if not name or (at and not host) or "=" in name:
-            raise PolicyError(
-                f"--secret {word!r:.80} is not NAME@HOST", hint="write --secret API_KEY@api.example.com"
-            )
+            # What was written is not shown: it may be a value.
+            raise PolicyError("--secret takes NAME@HOST", hint="write --secret API_KEY@api.example.com")
         if not at and service is None:
             near = nearest(name, SERVICES)
             hint = near if near.startswith("did") else f"write --secret {name}@api.example.com"

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from stockade.egress.redaction import LEAST_VALUE
-from stockade.egress.secrets import ARENA_SIZE, MOST_VALUE, MOST_VALUES, describe
+from stockade.egress.secrets import MOST_VALUE, MOST_VALUES, describe
 from stockade.errors import SetupError
 from stockade.linux import os_errors
 from stockade.linux.secure_buffer import SecureBuffer
@@ -52,7 +52,7 @@ class SecretValues(NamedTuple):
         with os_errors.setup_errors():
             locked = _number(f"/proc/{pid}/status", b"VmLck:")
             core = _number(f"/proc/{pid}/limits", b"Max core file size")
-        if locked * 1024 < ARENA_SIZE:
+        if locked * 1024 < self.size:
             raise _unprotected("the egress process has not locked the memory of its secrets")
         if core != 0:
             raise _unprotected("the egress process could leave its secrets in a core file")
