@@ -29,7 +29,7 @@ NAME_SLOTS, REFUSED_SLOTS, ALLOWED_SLOTS, REQUEST_SLOTS, PLACE_SLOTS = 1024, 102
 _FIRST_PLACE = SLOTS - PLACE_SLOTS
 _FIRST_REQUEST = _FIRST_PLACE - REQUEST_SLOTS
 
-KINDS = ("connect", "name", "publish", "request")
+KINDS = ("connect", "name", "publish", "request", "secret")
 VERDICTS = ("allowed", "denied", "failed")
 #: The order is the format: add new words at the end.
 REASONS = (
@@ -65,6 +65,9 @@ REASONS = (
     "bad certificate",
     "certificate refused",
     "bad response",
+    "another host",
+    "another place",
+    "echoed",
 )
 _REASON_NUMBERS = {word: number for number, word in enumerate(REASONS)}
 _FAILED = _REASON_NUMBERS["failed"]
@@ -228,6 +231,11 @@ class RecordWriter:
         elif not reason and key not in self._shared:
             self._requests += 1
         self.share(pool, "request", name, "", port, verdict, reason, rule, request)
+
+    def secret(self, host: str, port: int, name: str, reason: str) -> None:
+        """Record that the value of a secret was sent or, with a reason, that a placeholder was not replaced."""
+        pool, verdict = ("refused", "denied") if reason else ("place", "allowed")
+        self.share(pool, "secret", host, "", port, verdict, reason, -1, name)
 
     def published_connection(self, address: str, port: int) -> ConnectionRecord:
         """Record a connection from outside that goes on from now."""

@@ -43,7 +43,7 @@ from stockade.runs.prepare import RunPreparation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from stockade.runs.network.secret_values import SandboxSecrets, SecretValues
+    from stockade.runs.network.secret_values import SecretSources, SecretValues
 
 #: How many connections an egress process relays at once, and how long one may be silent, in seconds.
 MOST_CONNECTIONS, IDLE_SECONDS = 1024, 3600
@@ -179,7 +179,7 @@ class EgressHandle:
         resolver: ResolverWalls | None,
         published: tuple[PublishedPort, ...] = (),
         questions: int = -1,
-        secrets: SandboxSecrets | None = None,
+        secrets: SecretSources | None = None,
     ) -> None:
         #: None without secrets.
         self.secrets = secrets
@@ -514,7 +514,7 @@ class NetworkSetup:
         rules: tuple[str, ...],
         home: str,
         published: PublishedListeners | None = None,
-        secrets: SandboxSecrets | None = None,
+        secrets: SecretSources | None = None,
     ) -> None:
         self._secrets = secrets
         self._values: SecretValues | None = None
@@ -692,9 +692,9 @@ def launch_with_egress(
     """Launch a sandbox and its egress process; a failure of either leaves nothing behind."""
     secrets = None
     if prepared.placeholders:
-        from stockade.runs.network.secret_values import SandboxSecrets
+        from stockade.runs.network.secret_values import SecretSources
 
-        secrets = SandboxSecrets(prepared.resolved.policy, prepared.placeholders, prepared.resolved.caller)
+        secrets = SecretSources(prepared.resolved.policy, prepared.placeholders, prepared.resolved.caller)
     setup = NetworkSetup(
         tuple(prepared.resolved.policy.net), prepared.state, prepared.made.published, secrets
     )

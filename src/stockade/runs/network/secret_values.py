@@ -58,7 +58,7 @@ class SecretValues(NamedTuple):
             raise _unprotected("the egress process could leave its secrets in a core file")
 
 
-class SandboxSecrets:
+class SecretSources:
     """The secrets of one sandbox: what programs have instead of them, and where their values are read."""
 
     def __init__(self, policy: Policy, placeholders: Mapping[str, str], caller: Caller) -> None:
