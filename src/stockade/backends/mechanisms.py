@@ -36,6 +36,9 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_RULES: Mechanism(
         "own network namespace whose only way out is a confined egress process", ("netns",)
     ),
+    Control.NETWORK_HTTP: Mechanism(
+        "TLS ends in the egress process, which judges every request and encodes it anew", ("netns",)
+    ),
     Control.SECRETS: Mechanism(
         "placeholders inside; values in locked memory of the egress process", ("netns", "memlock")
     ),

@@ -221,7 +221,7 @@ class RecordWriter:
         return self._begin("connect", name, address, port, rule, inside)
 
     def request(self, name: str, port: int, request: str, *, reason: str = "", rule: int = -1) -> None:
-        """Record a request, which is allowed without a reason. Once there were many, only their hosts count."""
+        """Record a request, allowed without a reason. Once there were many, only their methods count."""
         self._add(_REQUESTS_REFUSED if reason else _REQUESTS_ALLOWED)
         request = request[:MOST_REQUEST]
         pool, verdict = ("refused", "denied") if reason else ("request", "allowed")

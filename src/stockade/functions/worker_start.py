@@ -11,6 +11,7 @@ import msgspec
 from stockade.functions.channel import FunctionChannel
 from stockade.policy import Policy
 from stockade.receipt.account import Account
+from stockade.receipt.statement import Protection
 from stockade.result import Result
 from stockade.runs.command import command
 from stockade.runs.io.eventloop import Events, Steps
@@ -58,6 +59,7 @@ def run_worker(start: WorkerStarter, talk: FunctionChannel, events: Events) -> S
     """Run a Python in its own sandbox from start to end; its call and answer go through the channel."""
     argv = start.command(talk.boot())
     account = Account(start.policy, argv, start.who)
+    account.protection = lambda: Protection(sealed="observed" if talk.is_sealed else "absent")
     with account.telling():
         prepared = prepare(start.policy, pinned=start.pinned, command=argv, template=template_of(argv))
         account.prepared = prepared

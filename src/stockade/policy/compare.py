@@ -67,6 +67,7 @@ RULES: dict[str, str] = {
     "`tcp://` only by `tcp://`; and every rule of the other that denies something of it, or an address that "
     "a name could lead to, is there too, or a wider one; the certificates and proxies that come with a "
     "network are those of your environment, the same for both",
+    "net_roots": "the same; without rules for requests in `net` nothing is compared",
     "secrets": "only secrets that the other has, from the same source, with no more hosts and no further "
     "places in a request; the prefix of a placeholder and where it is inside are not compared",
     "on_egress_end": '`"continue"` only if the other has it too; without rules in `net` nothing is compared',
@@ -258,6 +259,8 @@ def excess(mine: Policy, other: Policy, home: str = "") -> list[str]:
         found += _net(mine.net, other.net)
     if mine.net and mine.net != "open" and (mine.on_egress_end, other.on_egress_end) == ("continue", "end"):
         found.append('on_egress_end = "continue": the program goes on without its egress process')
+    if any(" " in rule for rule in mine.net) and other.net != "open" and mine.net_roots != other.net_roots:
+        found.append(f"net_roots = {show(mine.net_roots)} where {show(other.net_roots)} is asked for")
     found += _secrets(mine, other)
     found += _variables(mine, other)
     if mine.image != other.image:

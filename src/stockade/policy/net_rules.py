@@ -755,9 +755,10 @@ class RuleSet:
                 continue
             if rule.deny and (rule.http is None or matches(rule.http, method, target, deny=True)):
                 return NetDecision(False, index, False)
-            if not found.allowed and rule.http and not rule.deny:
-                if matches(rule.http, method, target, deny=False):
-                    found = NetDecision(True, index, False, rule.http.scheme)
+            if found.allowed or rule.http is None or rule.deny:
+                continue
+            if matches(rule.http, method, target, deny=False):
+                found = NetDecision(True, index, False, rule.http.scheme)
         return found
 
     def for_address(self, ip: str, port: int) -> NetDecision:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from stockade.errors import ReceiptError, StockadeError
 
 if TYPE_CHECKING:
     from stockade.policy import Policy
-    from stockade.receipt.statement import NetworkCounts, Parent, Receipt, RuleChange, Who
+    from stockade.receipt.statement import NetworkCounts, Parent, Protection, Receipt, RuleChange, Who
     from stockade.result import Result
     from stockade.runs.launch import LaunchedSandbox
     from stockade.runs.network.egress import NetworkMark
@@ -74,6 +74,8 @@ class Account:
         self.network_changes: tuple[RuleChange, ...] = ()
         #: How much the sandbox's egress had recorded when the run began.
         self.network_mark: NetworkMark | None = None
+        #: For the call of a function: says what protected its arguments and its result.
+        self.protection: Callable[[], Protection] | None = None
         #: Why the run is being cancelled, if the caller gave a reason.
         self.because = ""
         self.started = time.time()

@@ -194,6 +194,8 @@ OBSERVED = {
     Control.NETWORK_NONE: "namespace descriptor compared",
     Control.NETWORK_RULES: "routes, listeners and namespace read back; the egress process observed like a "
     "sandbox",
+    Control.NETWORK_HTTP: "the authority's certificate checked and shown inside by the supervisor; the "
+    "egress process observed like a sandbox",
     Control.SECRETS: "locked memory and core limit of the egress process read from the kernel",
     Control.PROCESSES: "namespace descriptor compared",
     Control.IPC: "namespace descriptor compared",
@@ -223,6 +225,7 @@ GRADES = {
     Control.WORKSPACE_OVERLAY: Grade.KERNEL,
     Control.NETWORK_NONE: Grade.NAMESPACES,
     Control.NETWORK_RULES: Grade.NAMESPACES,
+    Control.NETWORK_HTTP: Grade.KEPT,
     Control.SECRETS: Grade.KERNEL,
     Control.PROCESSES: Grade.NAMESPACES,
     Control.IPC: Grade.NAMESPACES,

@@ -148,6 +148,9 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_RULES: Mechanism(
         never="a profile knows ports and the local host, and no names of other hosts"
     ),
+    Control.NETWORK_HTTP: Mechanism(
+        never="a profile knows ports and the local host, and nothing of requests"
+    ),
     Control.SECRETS: Mechanism(never="there is no egress process that could hold them"),
     Control.PROCESSES: Mechanism(
         never="that a process exists can be told from the answer to a signal",

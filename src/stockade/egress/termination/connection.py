@@ -100,6 +100,8 @@ class HttpTermination:
 
 
 _PASSED = Exchange()
+# Loads, in the template, what the libraries load when they are used first. These keys are never used.
+CertificateAuthority().certificate_for("localhost")
 
 
 class TerminatedConnection:

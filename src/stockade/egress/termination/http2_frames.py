@@ -14,7 +14,7 @@ _HEADER = 9
 _MOST = 16384
 _DATA, _HEADERS, _RESET, _PUSH, _GOAWAY, _WINDOW, _CONTINUATION = 0, 1, 3, 5, 7, 8, 9
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-#: What a peer may send beyond what it has earned; and what it earns with a request or response, and with data.
+#: What a peer may send beyond what it has earned; and what it earns with a head, and with data.
 SPARE_FRAMES, SPARE_RESETS = 1000, 100
 FRAMES_FOR_HEAD, BYTES_FOR_FRAME = 20, 512
 

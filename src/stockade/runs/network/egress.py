@@ -28,6 +28,7 @@ from stockade.errors import SetupError
 from stockade.gate import client
 from stockade.gate.network import DNS_PORT, NetworkListeners, NetworkRequest
 from stockade.gate.operations import Plan
+from stockade.linux.root_certificates import system_bundle
 from stockade.policy.net_rules import parse_rule, ports_of
 from stockade.receipt.statement import EgressWalls, NetworkCounts, ResolverWalls, RuleChange
 from stockade.result import Decision
@@ -39,6 +40,7 @@ from stockade.runs.network.network_evidence import NetworkEvidence, observe_netw
 from stockade.runs.network.process_names import ProcessNames
 from stockade.runs.network.published_ports import PublishedListeners, PublishedPort
 from stockade.runs.network.resolver_process import connect_resolver
+from stockade.runs.network.trust_files import TrustFiles, read_roots
 from stockade.runs.prepare import RunPreparation
 
 TYPE_CHECKING = False
@@ -514,11 +516,16 @@ class NetworkSetup:
         rules: tuple[str, ...],
         home: str,
         published: PublishedListeners | None = None,
+        trust: TrustFiles | None = None,
+        roots: str = "",
         secrets: SecretSources | None = None,
     ) -> None:
         self._secrets = secrets
         self._values: SecretValues | None = None
         self.rules = rules
+        #: With rules for requests: where programs find the authority's certificate, and by which file
+        #: servers are verified, if it is not the system's.
+        self._trust, self._roots = trust, roots
         self.ports = ports_of([parse_rule(rule) for rule in rules])
         self._home = home
         self._published = published
@@ -535,7 +542,8 @@ class NetworkSetup:
 
     def egress(self, events: Events) -> Steps[EgressProcess]:
         """Start the egress process."""
-        return (yield from launch_egress(self.ports, events, home=self._home))
+        judges = self._trust is not None
+        return (yield from launch_egress(self.ports, events, home=self._home, judges=judges))
 
     def finish(self, process: EgressProcess, box: LaunchedSandbox, events: Events) -> Steps[EgressHandle]:
         """Check the listeners, and hand them to the egress process. A failure ends it."""
@@ -551,10 +559,9 @@ class NetworkSetup:
             if opened is not None:
                 questions = os.dup(opened.questions)
             nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            settings = {"rules": list(self.rules)}
             records, resolver = yield from configure(
-                process, box, self._home, nudge, settings, opened, self._published, events,
-                secrets=self._values,
+                process, box, self._home, nudge, {"rules": list(self.rules)}, opened, self._published, events,
+                trust=self._trust, roots=self._roots, secrets=self._values,
             )  # fmt: skip
             ports = () if self._published is None else self._published.ports
             return EgressHandle(
@@ -602,6 +609,8 @@ def configure(
     published: PublishedListeners | None,
     events: Events,
     names: tuple[int, ...] = (),
+    trust: TrustFiles | None = None,
+    roots: str = "",
     secrets: SecretValues | None = None,
 ) -> Steps[tuple[int, ResolverWalls | None]]:
     """Hand an egress process its listeners and the rest, and wait until it relays.
@@ -633,12 +642,20 @@ def configure(
             channel = _serve_connections(box)
             held.append(channel)
             passed += [*published.descriptors, channel]
+        own_roots = read_roots(roots) if trust is not None and roots else b""
+        if trust is not None:
+            message["http"] = len(own_roots)
+            if own_roots:
+                held.append(_in_memory(own_roots))
+                passed.append(held[-1])
         values = None
         if secrets is not None:
             message["secrets"], values = secrets.described, secrets.view
-        yield from process.configure(message, (*passed, *names), events, values)
+        authority = yield from process.configure(message, (*passed, *names), events, values)
         if secrets is not None:
             secrets.observe(process.pid)
+        if trust is not None:
+            trust.fill(authority, own_roots or read_roots(system_bundle()))
         return records, walls
     except BaseException:
         os.close(records)
@@ -648,6 +665,13 @@ def configure(
             secrets.memory.close()
         for descriptor in held:
             os.close(descriptor)
+
+
+def _in_memory(content: bytes) -> int:
+    """Return a descriptor from which an egress process, which has no files, reads content."""
+    descriptor = os.memfd_create("roots", os.MFD_CLOEXEC)
+    os.write(descriptor, content)
+    return descriptor
 
 
 def _serve_connections(box: LaunchedSandbox) -> int:
@@ -695,8 +719,14 @@ def launch_with_egress(
         from stockade.runs.network.secret_values import SecretSources
 
         secrets = SecretSources(prepared.resolved.policy, prepared.placeholders, prepared.resolved.caller)
+    network = prepared.resolved.network
     setup = NetworkSetup(
-        tuple(prepared.resolved.policy.net), prepared.state, prepared.made.published, secrets
+        tuple(prepared.resolved.policy.net),
+        prepared.state,
+        prepared.made.published,
+        prepared.made.trust,
+        "" if network is None else network.roots,
+        secrets,
     )
     try:
         yield from setup.read_secrets(events)
