@@ -93,8 +93,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the egress decided about one connection, name that a program looked up, or HTTP request.
 
     The kind "publish" is a connection from outside to a published port: `address` is the client's and `port`
-    the one inside. The kind "rule" is a change of the rules: `rule` was added or taken back. The kind "secret"
-    is about a value that was sent to a host, a placeholder that stayed one, or an answer with a value in it.
+    the one inside. The kind "rule" is a change of the rules: `rule` was added or taken back. The kind
+    "secret" is about a value that was sent, a placeholder that stayed one, or an answer with a value in it.
     """
 
     kind: Literal["connect", "name", "publish", "request", "rule", "secret"] = "connect"

@@ -79,6 +79,7 @@ from stockade.policy.net_rules import NetDecision, NetRule, RuleSet, parse_rule
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from stockade.egress.termination.connection import HttpTermination, TerminatedConnection
+    from stockade.egress.termination.messages import Exchange, RequestHead
 
 #: A control message with all rules, and its descriptors: records, nudge, resolver, listeners.
 _MESSAGE_SIZE = 1024 * 1024
@@ -238,7 +239,16 @@ class EgressLoop:
         if roots >= 0:
             trusted = os.pread(roots, min(size, _ROOTS_SIZE), 0)
             os.close(roots)
-        return HttpTermination(self._loop, self._records, lambda: self._rules, trusted)
+        made = HttpTermination(self._loop, self._records, lambda: self._rules, trusted)
+        if self._secrets:
+            made.exchange = self._exchange
+        return made
+
+    def _exchange(self, head: RequestHead) -> Exchange:
+        """Return what puts values into a request that the rules have allowed, and out of its response."""
+        from stockade.egress.termination.secret_exchange import SecretExchange
+
+        return SecretExchange(self._secrets, head, partial(self._records.secret, head.host, head.port))
 
     # The supervisor
 

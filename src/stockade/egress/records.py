@@ -233,7 +233,7 @@ class RecordWriter:
         self.share(pool, "request", name, "", port, verdict, reason, rule, request)
 
     def secret(self, host: str, port: int, name: str, reason: str) -> None:
-        """Record that the value of a secret was sent or, with a reason, that a placeholder was not replaced."""
+        """Record that the value of a secret was sent; with a reason, that it was not, or came back."""
         pool, verdict = ("refused", "denied") if reason else ("place", "allowed")
         self.share(pool, "secret", host, "", port, verdict, reason, -1, name)
 

@@ -211,7 +211,7 @@ class Network(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     more_changes: int = 0
     #: The published ports, each as HOST:PORT:PORT with the host's side first.
     published: tuple[str, ...] = ()
-    #: The secrets whose values the egress process had, how often they were read again, and what protected them.
+    #: The secrets whose values the egress process had, how often they were read anew, and their protection.
     secrets: tuple[SecretUse, ...] = ()
     secrets_refreshed: int = 0
     secrets_protection: Protection | None = None

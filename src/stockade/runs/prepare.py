@@ -457,6 +457,11 @@ def _resolve_and_plan(
                 home, resolved, kept, living=living, command=command, name=name, again=again,
                 scratch=backend.scratch, publish=wanted,
             )  # fmt: skip
+        placeholders = _placeholders(policy, caller)
+        if made.trust is not None and any(one.inside != "env" for one in policy.secrets.values()):
+            made.trust.show_placeholders(
+                {name: text for name, text in placeholders.items() if policy.secrets[name].inside != "env"}
+            )
         plan = backend.plan(
             PlanInputs(
                 resolved=resolved,
@@ -475,7 +480,7 @@ def _resolve_and_plan(
         joined = -1 if environment is None else environment.network
         return RunPreparation(
             decided, resolved, plan, gate, inside, home, made, scoped, template, joined,
-            placeholders=_placeholders(policy, caller),
+            placeholders=placeholders,
         )  # fmt: skip
     except BaseException:
         made.close(discard=True)

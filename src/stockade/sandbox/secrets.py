@@ -37,8 +37,8 @@ class SandboxSecrets(SecretsView):
     def refresh(self) -> None:
         """Read all values from their sources again; requests that begin from now on get the new ones.
 
-        Programs keep their placeholders, so nothing has to be started again. If a source fails, the values that
-        the sandbox has stay in use, and a `SetupError` says which source it was.
+        Programs keep their placeholders, so nothing has to be started again. If a source fails, the values
+        that the sandbox has stay in use, and a `SetupError` says which source it was.
         """
         with self._living._in_use() as (box, _), Events() as events:
             drive(self._refresh_steps(box, events), events)
