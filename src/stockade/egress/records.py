@@ -506,7 +506,9 @@ def _parse(slot: int, block: bytes) -> RawRecord | None:
     ) = _SLOT.unpack(block)  # fmt: skip
     if kind >= len(KINDS) or verdict >= len(VERDICTS) or length > 253 or times == 0 or is_open > 1:
         return None
-    if shown_length > MOST_REQUEST or bool(shown_length) is not (KINDS[kind] == "request"):
+    # Of the kind "secret" it is the name; that of an echoed value is not known.
+    wanted = KINDS[kind] == "request" or (shown_length > 0 and KINDS[kind] == "secret")
+    if shown_length > MOST_REQUEST or bool(shown_length) is not wanted:
         return None
     # NaN fails the comparison too.
     if not 0 <= when < 2**40 or not 0 <= duration < 2**40 or max(sent, received) >= _LIMIT or rule < -1:

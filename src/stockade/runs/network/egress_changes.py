@@ -305,11 +305,7 @@ def _take_over(
     names = os.memfd_create("egress names", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     handed: tuple[int, ...] = ()
     published: PublishedListeners | None = None
-    values = None
     try:
-        if handle.secrets is not None:
-            # Before the listeners change hands: a source may fail.
-            values = yield from handle.secrets.read(events)
         os.ftruncate(names, WRITTEN_SIZE)
         fcntl.fcntl(names, fcntl.F_ADD_SEALS, _SEALS)
         handle.expect_end(True)
@@ -326,7 +322,7 @@ def _take_over(
                 published = PublishedListeners.again(handle.published, of_host)
             settings = {**message, "names": _size(answer), "budget": _budget(answer)}
             records, handle.resolver = yield from configure(
-                process, box, home, handle.nudge, settings, listeners, published, events, (names,), values
+                process, box, home, handle.nudge, settings, listeners, published, events, (names,)
             )
         except BaseException as error:
             if refused:
@@ -338,8 +334,6 @@ def _take_over(
             raise
         return observed, EgressGeneration(process, records)
     finally:
-        if values is not None:
-            values.memory.close()
         os.close(names)
         if published is not None:
             published.close()
