@@ -81,6 +81,8 @@ if TYPE_CHECKING:
     from stockade.egress.termination.connection import HttpTermination, TerminatedConnection
     from stockade.egress.termination.messages import Exchange, RequestHead
 
+    _Served = Relay | TerminatedConnection | None
+
 #: A control message with all rules, and its descriptors: records, nudge, resolver, listeners.
 _MESSAGE_SIZE = 1024 * 1024
 _DESCRIPTORS = 253
@@ -197,7 +199,7 @@ class EgressLoop:
         self._name_server = NameServer(self, ipv6=message.get("ipv6") is not False)
         self._pool = PipePool()
         #: What is under way, by its task; the relay once there is one.
-        self._connections: dict[asyncio.Task[None], Relay | TerminatedConnection | None] = {}
+        self._connections: dict[asyncio.Task[None], _Served] = {}
         #: Those whose client has to say something first, and how many bytes of it are held: they may use up
         #: neither all connections nor the memory.
         self._silent: dict[socket.socket, int] = {}
@@ -509,7 +511,9 @@ class EgressLoop:
         return partial(self._serve_other, looks=looks)
 
     def _start(
-        self, work: Any, group: dict[asyncio.Task[None], Relay | None] | set[asyncio.Task[None]]
+        self,
+        work: Any,
+        group: dict[asyncio.Task[None], Relay | TerminatedConnection | None] | set[asyncio.Task[None]],
     ) -> None:
         task: asyncio.Task[None] = self._loop.create_task(work)
         if isinstance(group, set):

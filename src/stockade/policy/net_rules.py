@@ -24,6 +24,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from stockade.policy import net_errors
 from stockade.policy.http_rules import (
     SCHEMES,
     HttpPattern,
@@ -33,8 +34,8 @@ from stockade.policy.http_rules import (
     rule_text,
     split_rule,
 )
-from stockade.policy.net_errors import NetRuleError
 
+NetRuleError = net_errors.NetRuleError
 #: Each port needs two listeners in the sandbox, and one message carries the descriptors of them all.
 MOST_PORTS = 64
 #: The rules of one policy.
@@ -478,10 +479,10 @@ def _http_rule(deny: bool, methods: str, scheme: str, authority: str, target: st
     port = ranges[0][0]
     if port == DNS_PORT:
         raise NetRuleError(f"Stockade answers port {DNS_PORT} inside itself", "name another port")
-    if _rule_network(host) is not None:
+    if (network := _rule_network(host)) is not None:
         raise NetRuleError(
             "requests are judged by the name of their host",
-            f"write {network_text(_rule_network(host))}:{port} to allow connections to the address",
+            f"write {network_text(network)}:{port} to allow connections to the address",
         )
     name, wildcard = _rule_name(host, ports)
     shown = (f"*.{name}" if wildcard else name) + ("" if port == SCHEMES[pattern.scheme] else f":{port}")

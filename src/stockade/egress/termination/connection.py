@@ -26,7 +26,7 @@ from stockade.egress.termination.http1_connection import ClientGoneError, Http1C
 from stockade.egress.termination.http1_heads import refusal, refusal_text
 from stockade.egress.termination.http2_connection import Http2Connection
 from stockade.egress.termination.judge import JudgedRequest, RequestJudge, RequestRules
-from stockade.egress.termination.messages import Exchange, RequestHead
+from stockade.egress.termination.messages import HttpExchange, RequestHead
 from stockade.egress.termination.streams import (
     HTTP1,
     HTTP2,
@@ -72,7 +72,7 @@ class HttpTermination:
             client_context(x509.load_pem_x509_certificates(roots)) if roots else SYSTEM_CONTEXT
         )
         #: What an allowed request and its response pass through.
-        self.exchange: Callable[[RequestHead], Exchange] = lambda _: _PASSED
+        self.exchange: Callable[[RequestHead], HttpExchange] = lambda _: _PASSED
 
     async def hello(self, connection: socket.socket, name: str) -> list[bytes]:
         """Look at a program's TLS hello without taking it; return the protocols that it offers."""
@@ -99,7 +99,7 @@ class HttpTermination:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
 
-_PASSED = Exchange()
+_PASSED = HttpExchange()
 # Loads, in the template, what the libraries load when they are used first. These keys are never used.
 CertificateAuthority().certificate_for("localhost")
 

@@ -29,7 +29,7 @@ from stockade.egress.termination.http1_heads import (
     refusal_text,
 )
 from stockade.egress.termination.judge import JudgedRequest, RequestJudge
-from stockade.egress.termination.messages import Exchange, RequestHead
+from stockade.egress.termination.messages import HttpExchange, RequestHead
 from stockade.egress.termination.reader import StreamReader, TooLongError
 from stockade.egress.termination.streams import ByteStream, StreamError
 
@@ -57,7 +57,7 @@ class Http1Connection:
         client: ByteStream,
         server: ByteStream,
         judge: RequestJudge,
-        exchange: Callable[[RequestHead], Exchange],
+        exchange: Callable[[RequestHead], HttpExchange],
         report: Callable[[JudgedRequest], None],
     ) -> None:
         self._client, self._server = client, server
@@ -152,7 +152,7 @@ class Http1Connection:
             return False
         return not (request.closes or response.closes or self._sending)
 
-    async def _pass_both(self, request: Http1Request, exchange: Exchange) -> Http1Response:
+    async def _pass_both(self, request: Http1Request, exchange: HttpExchange) -> Http1Response:
         """Pass on a body and, at the same time, the response."""
         self._sending = True
         sending = asyncio.ensure_future(self._send_body(request, exchange))
@@ -172,7 +172,7 @@ class Http1Connection:
                 one.cancel()
             await asyncio.gather(sending, responding, return_exceptions=True)
 
-    async def _send_body(self, request: Http1Request, exchange: Exchange) -> None:
+    async def _send_body(self, request: Http1Request, exchange: HttpExchange) -> None:
         left = request.body.length
         frame = _chunk if exchange.reframes_request else bytes
         if not request.body.chunked:
@@ -201,7 +201,7 @@ class Http1Connection:
         trailers = exchange.request_trailers(trailers)
         await self._server.write(_chunk(exchange.request_end()) + encode_trailers(trailers))
 
-    async def _pass_response(self, request: Http1Request, exchange: Exchange) -> Http1Response:
+    async def _pass_response(self, request: Http1Request, exchange: HttpExchange) -> Http1Response:
         """Pass on the interim responses and the final one."""
         for _ in range(_INTERIM):
             try:
@@ -237,7 +237,7 @@ class Http1Connection:
         raise ResponseRefusedError("too many interim responses")
 
     async def _pass_response_body(
-        self, response: Http1Response, exchange: Exchange, encoded: bytes, *, chunks: bool
+        self, response: Http1Response, exchange: HttpExchange, encoded: bytes, *, chunks: bool
     ) -> None:
         """Pass on a body; the head goes with its first bytes, unless they are late."""
         source, frame = self._from_server, _chunk if chunks else bytes

@@ -24,7 +24,7 @@ from hpack import NeverIndexedHeaderTuple
 from stockade.egress.termination.http1_heads import ResponseRefusedError, refusal_text
 from stockade.egress.termination.http2_frames import FrameGate, FrameRefusedError
 from stockade.egress.termination.judge import JudgedRequest, RequestJudge
-from stockade.egress.termination.messages import Exchange, Fields, RequestHead, ResponseHead
+from stockade.egress.termination.messages import Fields, HttpExchange, RequestHead, ResponseHead
 from stockade.egress.termination.streams import ByteStream, StreamError
 
 #: Streams that a program may have at once.
@@ -59,7 +59,7 @@ class BadHeadError(ValueError):
         self.status = status
 
 
-class _Direction:
+class _StreamHalf:
     """What waits to be sent on one stream, and what its sender has not been told yet."""
 
     __slots__ = ("data", "done", "ended", "trailers", "unacknowledged")
@@ -78,9 +78,9 @@ class _Stream:
 
     __slots__ = ("answered", "down", "exchange", "interim", "request", "response", "up")
 
-    def __init__(self, down: int, up: int, exchange: Exchange) -> None:
+    def __init__(self, down: int, up: int, exchange: HttpExchange) -> None:
         self.down, self.up, self.exchange = down, up, exchange
-        self.request, self.response = _Direction(), _Direction()
+        self.request, self.response = _StreamHalf(), _StreamHalf()
         self.interim = 0
         self.answered = False
 
@@ -122,7 +122,7 @@ class Http2Connection:
         client: ByteStream,
         server: ByteStream,
         judge: RequestJudge,
-        exchange: Callable[[RequestHead], Exchange],
+        exchange: Callable[[RequestHead], HttpExchange],
         report: Callable[[JudgedRequest], None],
     ) -> None:
         self._down, self._up = _Side(client, client=False), _Side(server, client=True)
@@ -415,7 +415,7 @@ class Http2Connection:
             self._send(stream.response, self._down, stream.down, self._up, stream.up)
             self._finish(stream)
 
-    def _send(self, direction: _Direction, to: _Side, number: int, source: _Side, from_number: int) -> None:
+    def _send(self, direction: _StreamHalf, to: _Side, number: int, source: _Side, from_number: int) -> None:
         """Send what the other side's window has room for, and give the sender as much room again."""
         if direction.done:
             return

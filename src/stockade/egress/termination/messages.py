@@ -32,7 +32,7 @@ class ResponseHead(NamedTuple):
     fields: Fields
 
 
-class Exchange:
+class HttpExchange:
     """One request that the rules allowed, and its response, on their way through the egress process.
 
     The connection calls the methods in this order and sends on what they return. A request's head comes after

@@ -12,8 +12,10 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable
+from typing import Any
 
 from cryptography import x509
+from cryptography.hazmat.bindings.openssl.binding import Binding
 from OpenSSL import SSL
 from OpenSSL.crypto import X509, X509Store
 
@@ -27,8 +29,10 @@ HTTP2, HTTP1 = b"h2", b"http/1.1"
 _CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20"
 #: How long the other side may take to read what is written, in seconds.
 _WRITE_SECONDS = 600.0
-# <openssl/x509_vfy.h> and <openssl/x509v3.h>
+# <openssl/x509v3.h>
 _NO_PARTIAL_WILDCARDS = 0x4
+#: What pyOpenSSL has no name for: more randomness, and the name that a certificate must have.
+_LIBRARY: Any = Binding().lib
 
 
 class StreamError(Exception):
@@ -158,7 +162,7 @@ def _stream_error(error: SSL.Error) -> StreamError:
     return StreamError("not TLS")
 
 
-def _choose_protocol(connection: SSL.Connection, offered: list[bytes]) -> object:
+def _choose_protocol(connection: SSL.Connection, offered: list[bytes]) -> Any:
     wanted = connection.get_app_data()
     return wanted if wanted in offered else SSL.NO_OVERLAPPING_PROTOCOLS
 
@@ -206,7 +210,7 @@ def mix_randomness() -> None:
 
     OpenSSL notices a fork by the number of the process, and copies can have equal ones, each in a namespace.
     """
-    SSL._lib.RAND_add(os.urandom(64), 64, 64.0)
+    _LIBRARY.RAND_add(os.urandom(64), 64, 64.0)
 
 
 def serve_tls(
@@ -238,9 +242,9 @@ def connect_tls(
     tls.set_tlsext_host_name(host.encode("ascii"))
     if protocols:
         tls.set_alpn_protos(protocols)
-    name, check = host.encode("ascii"), SSL._lib.SSL_get0_param(tls._ssl)
-    SSL._lib.X509_VERIFY_PARAM_set_hostflags(check, _NO_PARTIAL_WILDCARDS)
-    if SSL._lib.X509_VERIFY_PARAM_set1_host(check, name, len(name)) != 1:
+    name, check = host.encode("ascii"), _LIBRARY.SSL_get0_param(tls._ssl)
+    _LIBRARY.X509_VERIFY_PARAM_set_hostflags(check, _NO_PARTIAL_WILDCARDS)
+    if _LIBRARY.X509_VERIFY_PARAM_set1_host(check, name, len(name)) != 1:
         raise CertificateError("certificate verify failed")
     tls.set_connect_state()
     return TlsStream(loop, connection, tls)

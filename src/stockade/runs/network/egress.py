@@ -199,6 +199,8 @@ class EgressHandle:
         #: The ports inside that have listeners, besides that of DNS.
         self.ports = ports_of([parse_rule(rule) for rule in rules])
         self.published = published
+        #: Whether the egress process can judge requests, because it has an authority that programs trust.
+        self.judges = False
         self.changes: list[RuleChange] = []
         #: Held while the rules change.
         self.changing = threading.Lock()
@@ -564,10 +566,12 @@ class NetworkSetup:
                 trust=self._trust, roots=self._roots, secrets=self._values,
             )  # fmt: skip
             ports = () if self._published is None else self._published.ports
-            return EgressHandle(
+            handle = EgressHandle(
                 process, records, nudge, self.rules, observed, self._pid, resolver, ports, questions,
                 self._secrets,
             )  # fmt: skip
+            handle.judges = self._trust is not None
+            return handle
         except BaseException:
             for descriptor in (nudge, questions):
                 if descriptor >= 0:
