@@ -79,7 +79,7 @@ from stockade.policy.net_rules import NetDecision, NetRule, RuleSet, parse_rule
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from stockade.egress.termination.connection import HttpTermination, TerminatedConnection
-    from stockade.egress.termination.messages import Exchange, RequestHead
+    from stockade.egress.termination.messages import HttpExchange, RequestHead
 
     _Served = Relay | TerminatedConnection | None
 
@@ -246,7 +246,7 @@ class EgressLoop:
             made.exchange = self._exchange
         return made
 
-    def _exchange(self, head: RequestHead) -> Exchange:
+    def _exchange(self, head: RequestHead) -> HttpExchange:
         """Return what puts values into a request that the rules have allowed, and out of its response."""
         from stockade.egress.termination.secret_exchange import SecretExchange
 

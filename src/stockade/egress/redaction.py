@@ -163,6 +163,7 @@ class Redactor:
         cut = len(seen) if end else self._cut(seen)
         # One that lies in what is held is found again.
         past = max((last for first, last in spans if first < cut), default=0)
+        past = max(past, self._masked)
         self._held, self._masked = seen[cut:], max(0, past - cut)
         return _mask(seen, spans, cut)
 

@@ -34,6 +34,7 @@ from stockade.policy.model import (
     Limits,
     Policy,
     Reuse,
+    Secret,
     limit_text,
 )
 from stockade.policy.patterns import is_included, is_pattern, is_relative, quote, unquote
@@ -68,8 +69,14 @@ RULES: dict[str, str] = {
     "a name could lead to, is there too, or a wider one; the certificates and proxies that come with a "
     "network are those of your environment, the same for both",
     "net_roots": "the same; without rules for requests in `net` nothing is compared",
-    "secrets": "only secrets that the other has, from the same source, with no more hosts and no further "
-    "places in a request; the prefix of a placeholder and where it is inside are not compared",
+    "secrets": "only secrets that the other has, by their own clauses",
+    **dict.fromkeys(
+        (f"secrets.NAME.{name}" for name in ("from_env", "from_file", "from_command")), "the same"
+    ),
+    "secrets.NAME.hosts": "only hosts of the other's secret",
+    "secrets.NAME.as": "only places that the other's secret names",
+    "secrets.NAME.prefix": "anything: it changes placeholders alone",
+    "secrets.NAME.inside": "anything: it says where placeholders are",
     "on_egress_end": '`"continue"` only if the other has it too; without rules in `net` nothing is compared',
     "env": "every variable that the other sets, with the same value; further variables are allowed",
     "pass_env": "only names that the other or its profile passes",
@@ -235,6 +242,8 @@ def clauses() -> Iterator[str]:
         yield name
         if name in TABLES:
             yield from (f"{name}.{inner}" for inner in TABLES[name].__struct_fields__)
+        if name == "secrets":
+            yield from (f"{name}.NAME.{inner}" for inner in Secret.__struct_encode_fields__)
 
 
 def excess(mine: Policy, other: Policy, home: str = "") -> list[str]:

@@ -169,8 +169,9 @@ def line_of(text: str, key: tuple[str, ...], value: object) -> int:
         if names[: len(key)] == key:
             found = number
             break
-        # An inline table has the key on the line of its parent.
-        if names == key[: len(names)] and not found and not bare.startswith("["):
+        # An inline table has the key on the line of its parent, and a secret that lacks one its header.
+        of_secret = len(names) == len(key) - 1 and "secrets" in key
+        if names == key[: len(names)] and not found and (of_secret or not bare.startswith("[")):
             found = number
     if found and isinstance(value, str) and value and "]" not in lines[found - 1]:
         for number in range(found, len(lines)):

@@ -57,6 +57,7 @@ def arrived(file: Path) -> list[str]:
     return lines
 
 
+LONG = "x" * 220
 AUTHORIZED = "Authorization: Bearer {KEY}"
 MISPLACED = {
     "in a header for another host": (OTHER, request("GET /", OTHER, AUTHORIZED), []),
@@ -73,7 +74,7 @@ MISPLACED = {
     ),
     "in chunks, split": (
         BOUND,
-        request("POST /", BOUND, "Transfer-Encoding: chunked", body="100\r\n{KEY}" + "x" * 220 + "\r\n0\r\n\r\n"),
+        request("POST /", BOUND, "Transfer-Encoding: chunked", body="100\r\n{KEY}" + LONG + "\r\n0\r\n\r\n"),
         [112, 3, 5],
     ),
     "in a trailer": (

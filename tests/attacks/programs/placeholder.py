@@ -1,8 +1,8 @@
 """Sends its key, or what it has instead, in a list of requests, and says what comes back.
 
-Each request is [HOST, TEXT, PIECES, PAUSE]: TEXT is an HTTP/1.1 request in which {KEY} stands for the key, and
-{BASIC} for "user:KEY" in base64. PIECES are the sizes in which it is written. The verdict has the whole answer
-to each, or the name of the error.
+Each request is [HOST, TEXT, PIECES, PAUSE]: TEXT is an HTTP/1.1 request in which {KEY} stands for the key,
+and {BASIC} for "user:KEY" in base64. PIECES are the sizes in which it is written. The verdict has the whole
+answer to each, or the name of the error.
 """
 
 import base64

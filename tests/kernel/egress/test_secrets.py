@@ -82,8 +82,10 @@ def test_each_form_is_replaced_where_the_policy_names_it(
         internet,
         f"""
 forms = ["bearer", "basic", "header:X-Api-Key", "query:key", "body"]
-run = lambda *words: box.run(["sh", "-c", 'exec curl -sS --http{version} https://{host}/v1 ' + " ".join(words)]).check()
-with stockade.Sandbox(policy(["* https://h2.good.example/**"], **{{"as": forms, "hosts": ["{host}"]}})) as box:
+def run(words):
+    box.run(["sh", "-c", 'exec curl -sS --http{version} https://{host}/v1 ' + words]).check()
+rules = ["* https://h2.good.example/**"]
+with stockade.Sandbox(policy(rules, **{{"as": forms, "hosts": ["{host}"]}})) as box:
     run('-H "Authorization: Bearer $API_KEY"')
     run('-u "user:$API_KEY"')
     run('-H "x-api-key: $API_KEY"')
@@ -137,7 +139,8 @@ def test_values_come_from_files_and_commands(internet: Internet, kept: Path, tmp
     library(
         internet,
         f"""
-for source in ({{"from_file": {str(tmp_path / "token")!r}}}, {{"from_command": ["printf", "%s\\\\n", "from a command; $(x)"]}}):
+command = ["printf", "%s\\\\n", "from a command; $(x)"]
+for source in ({{"from_file": {str(tmp_path / "token")!r}}}, {{"from_command": command}}):
     with stockade.Sandbox(policy(from_env=None, **source)) as box:
         box.run(["sh", "-c", 'curl -sS -H "Authorization: Bearer $API_KEY" https://{HOST}/']).check()
 print("1")

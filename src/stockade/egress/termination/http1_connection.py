@@ -280,7 +280,7 @@ class Http1Connection:
         last = frame(exchange.response_end()) + (encode_trailers(trailers) if chunks else b"")
         await self._client.write(encoded + last)
 
-    async def _pass_bytes(self, exchange: Exchange) -> None:
+    async def _pass_bytes(self, exchange: HttpExchange) -> None:
         """Pass on the bytes of a WebSocket in both directions until one ends."""
         self._from_server.wait = self._server.wait
         directions = [

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from stockade.egress.redaction import BodyRedactor, Redactor, UnreadableError, redact_headers
 from stockade.egress.secrets import BodyRewriter, PlaceholderScan, SecretStore
 from stockade.egress.termination.http1_heads import ResponseRefusedError
-from stockade.egress.termination.messages import Exchange, Fields, RequestHead, ResponseHead
+from stockade.egress.termination.messages import Fields, HttpExchange, RequestHead, ResponseHead
 
 #: How many bytes of compressed answers may be under way at once, decoded; those that a program has read count
 #: until the end of the answer.
@@ -25,7 +25,7 @@ _LEFT_OUT = (b"accept-encoding", b"range", b"if-range")
 Report = Callable[[str, str], None]
 
 
-class SecretExchange(Exchange):
+class SecretExchange(HttpExchange):
     """One request and its response, while the sandbox has secrets."""
 
     def __init__(self, store: SecretStore, head: RequestHead, report: Report) -> None:
