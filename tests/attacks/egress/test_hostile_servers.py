@@ -17,7 +17,8 @@ RESPONSES = {
     "/two": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
     b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nunasked",
     "/lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 50\r\n\r\nok",
-    "/both": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    "/both": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"2\r\nok\r\n0\r\n\r\n",
     "/short": b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nok",
     "/status": b"HTTP/1.1 2000 OK\r\nContent-Length: 2\r\n\r\nok",
     "/other": b"SSH-2.0-OpenSSH\r\n\r\n",
