@@ -298,7 +298,7 @@ class Secret(_Clauses, frozen=True, rename={"as_": "as"}):
         from_command: The command that prints the value, which no shell reads (a list of words).
         hosts: The only hosts that get the value, each with a rule for requests in `net` (hosts:
             `api.example.com`, `api.example.com:8443`, `http://intranet.example`).
-        as: Where in a request the placeholder is replaced (`"bearer"`, `"basic"`, `"header:X-Api-Key"`,
+        as_: Where in a request the placeholder is replaced (`"bearer"`, `"basic"`, `"header:X-Api-Key"`,
             `"query:key"`, `"body"`, or a list of these).
         prefix: What the placeholder begins with, for programs that check how a key looks (text).
         inside: Where programs find the placeholder: in a variable with the secret's name, or in the file
