@@ -548,7 +548,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     toolchain: bool | tuple[str, ...] = True
     delegate: bool = False
     reuse: Reuse | None = None
-    secrets: Mapping[str, Secret] = FrozenMap()
+    secrets: Mapping[str, Secret] = FrozenMap()  # type: ignore[assignment]
 
     _checks = {
         "profile": values.one_of(*PROFILES),

@@ -63,7 +63,7 @@ def hosts(key: str, value: Any) -> tuple[str, ...]:
         raise InvalidValueError(key, value or None, "names no host", f'write {key} = ["api.example.com"]')
     if len(value) > MOST_HOSTS:
         raise InvalidValueError(key, None, f"names more than {MOST_HOSTS} hosts", "use several secrets")
-    found = {}
+    found: dict[str, None] = {}
     for text in sorted(value, key=str) if isinstance(value, set | frozenset) else value:
         if not isinstance(text, str):
             raise InvalidValueError(key, text, "must be a host as text", 'such as "api.example.com"')
