@@ -68,6 +68,7 @@ from stockade.egress.dialer import (
 )
 from stockade.egress.inner_connections import InnerConnections
 from stockade.egress.names import WRITTEN_SIZE, SyntheticNames, is_synthetic
+from stockade.egress.network_budget import SPENT_SIZE, NetworkBudget
 from stockade.egress.records import InsideEnds, RecordWriter
 from stockade.egress.relay import PipePool, Relay, limit_buffers, reset
 from stockade.policy.net_rules import NetDecision, NetRule, RuleSet, parse_rule
@@ -171,6 +172,7 @@ class EgressLoop:
         )
         self._names = SyntheticNames()
         self._budget = NameBudget(spent=_spent(message))
+        self._limits = NetworkBudget(message.get("limits", {}))
         self._names_full = False
         self._name_server = NameServer(self, ipv6=message.get("ipv6") is not False)
         self._pool = PipePool()
@@ -199,6 +201,7 @@ class EgressLoop:
         if "names" in message:
             names = next(taken)
             self._names.read(os.pread(names, min(message["names"], WRITTEN_SIZE), 0))
+            self._limits.take_over(os.pread(names, min(message["spent"], SPENT_SIZE), WRITTEN_SIZE))
             os.close(names)
         control.setblocking(False)
         loop.add_reader(control, self._read_control)
@@ -251,10 +254,10 @@ class EgressLoop:
         The names go to a file in memory: there can be more of them than a message has room for.
         """
         written = self._names.written()
-        at = 0
-        while at < len(written):
-            at += os.pwrite(names, written[at : at + _WRITE_SIZE], at)
-        answer = {"names": len(written), "budget": self._budget.spent}
+        _write_all(names, written, 0)
+        spent = self._limits.hand_over(busy=bool(self._connections))
+        _write_all(names, spent, WRITTEN_SIZE)
+        answer = {"names": len(written), "budget": self._budget.spent, "spent": len(spent)}
         descriptors = [listener.fileno() for listener in self._listeners]
         socket.send_fds(self._control, [json.dumps(answer).encode()], descriptors)
         self._handed_over = True
@@ -504,7 +507,9 @@ class EgressLoop:
         await self._finish(relay)
 
     async def _serve_http(self, connection: socket.socket, destination: _Destination, rule: int) -> None:
-        screen, first, data = RequestScreen(destination.name, destination.port), b"", b""
+        budget = self._limits.of_host(destination.name)
+        spend = None if budget is None else budget.spend_request
+        screen, first, data = RequestScreen(destination.name, destination.port, spend), b"", b""
         async with asyncio.timeout(self._bounds.hello):
             while not screen.requests:
                 before, data = data, await self._receive(connection)
@@ -571,6 +576,7 @@ class EgressLoop:
 
     async def _dial(self, destination: _Destination) -> tuple[socket.socket, str]:
         self._check_rules(destination)
+        self._spend_connection(destination)
         addresses: Sequence[str] = (destination.address,)
         try:
             async with asyncio.timeout(self._bounds.dial):
@@ -579,6 +585,14 @@ class EgressLoop:
                 return await connect_first(self._loop, addresses, destination.port)
         except OSError as error:
             raise DialError(reason_for(error), address=addresses[0]) from None
+
+    def _spend_connection(self, destination: _Destination) -> None:
+        budget = self._limits.of_host(destination.name or destination.address)
+        if budget is None:
+            return
+        if clause := budget.exhausted():
+            raise DialError(clause, denied=True)
+        budget.spend("connections")
 
     async def _resolve(self, destination: _Destination) -> Sequence[str]:
         """Return the addresses of a name that may be dialled, by the rules of this moment."""
@@ -610,7 +624,8 @@ class EgressLoop:
         record = self._records.connection(
             destination.name, address, destination.port, rule, _inside_ends(inside)
         )
-        return self._started(Relay(self._loop, self._pool, inside, outside, record))
+        budget = self._limits.of_host(destination.name or destination.address)
+        return self._started(Relay(self._loop, self._pool, inside, outside, record, budget))
 
     def _started(self, relay: Relay) -> Relay:
         if len(self._connections) > _LARGE_BUFFERS:
@@ -755,6 +770,12 @@ def _spent(message: dict[str, Any]) -> tuple[int, int]:
     """Return what another egress process of this sandbox has spent of the budget for names."""
     names, long = message.get("budget", (0, 0))
     return max(0, int(names)), max(0, int(long))
+
+
+def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+    at = 0
+    while at < len(data):
+        at += os.pwrite(descriptor, data[at : at + _WRITE_SIZE], offset + at)
 
 
 def _client_of(connection: socket.socket) -> str:

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
+from stockade.egress.network_budget import CLAUSES
+
 SLOTS = 4096
 #: How many slots each class may use: names, connections that were refused or failed, those that were allowed,
 #: and places that further allowed ones went to.
@@ -60,6 +62,7 @@ REASONS = (
     "nothing sent",
     "ended",
     "failed",
+    *(f"limits.{clause}" for clause in CLAUSES),
 )
 _REASON_NUMBERS = {word: number for number, word in enumerate(REASONS)}
 _FAILED = _REASON_NUMBERS["failed"]

@@ -107,6 +107,18 @@ CLAUSES: dict[str, Clause] = {
         "changes, private `/tmp`, `/dev/shm` and home together",
         Control.LIMITS_DISK,
     ),
+    "limits.connections": Clause(
+        "a number", "connections to the outside, in the life of the sandbox", Control.LIMITS_NETWORK
+    ),
+    "limits.requests": Clause(
+        "a number", "HTTP requests; every rule must let Stockade look into HTTP", Control.LIMITS_NETWORK
+    ),
+    "limits.upload": Clause(A_SIZE, "bytes to the outside", Control.LIMITS_NETWORK),
+    "limits.download": Clause(A_SIZE, "bytes from the outside", Control.LIMITS_NETWORK),
+    "limits.host_connections": Clause("a number", "connections to each single host", Control.LIMITS_NETWORK),
+    "limits.host_requests": Clause("a number", "HTTP requests to each single host", Control.LIMITS_NETWORK),
+    "limits.host_upload": Clause(A_SIZE, "bytes to each single host", Control.LIMITS_NETWORK),
+    "limits.host_download": Clause(A_SIZE, "bytes from each single host", Control.LIMITS_NETWORK),
     "syscalls": Clause(
         "a table", "additions to the built-in list of system calls, and removals from it", Control.SYSCALLS
     ),
@@ -141,6 +153,7 @@ CONTROLS: dict[Control, str] = {
     Control.LIMITS_OUTPUT: "output kept in memory",
     Control.LIMITS_FILES: "open descriptors of each process",
     Control.LIMITS_DISK: "bytes and files written",
+    Control.LIMITS_NETWORK: "connections, requests and bytes to the outside, in all and for each host",
     Control.CLEANUP: "everything inside ends with the run and with its supervisor",
 }
 

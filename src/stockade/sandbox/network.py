@@ -58,7 +58,7 @@ class NetworkView:
         own = _policy_rules(prepared)
         return (
             yield from change_rules(
-                box, prepared.state, lambda now: with_allowed(now, rules, own), refuse_above_ceiling, events
+                box, prepared.state, lambda now: with_allowed(now, rules, own), _check(prepared), events
             )
         )
 
@@ -80,9 +80,7 @@ class NetworkView:
 
         _policy_rules(prepared)
         wanted = exactly(rules)
-        return (
-            yield from change_rules(box, prepared.state, lambda now: wanted, refuse_above_ceiling, events)
-        )
+        return (yield from change_rules(box, prepared.state, lambda now: wanted, _check(prepared), events))
 
 
 class SandboxNetwork(NetworkView):
@@ -146,6 +144,18 @@ def _policy_rules(prepared: RunPreparation) -> tuple[str, ...]:
             hint='write net = ["api.example.com"] in its policy instead of net = "open"',
         )
     return net
+
+
+def _check(prepared: RunPreparation) -> Callable[[tuple[str, ...]], object]:
+    """Return what refuses rules that are beyond the ceiling, or with which a limit could not be kept."""
+
+    def check(rules: tuple[str, ...]) -> None:
+        from stockade.policy.network_limits import refuse_unseen_requests
+
+        refuse_unseen_requests(prepared.resolved.limits, rules)
+        refuse_above_ceiling(rules)
+
+    return check
 
 
 def refuse_above_ceiling(rules: tuple[str, ...]) -> None:

@@ -127,8 +127,8 @@ def denials(found: Iterable[Decision]) -> tuple[Denial, ...]:
         Denial(
             what="name" if one.kind == "name" else "connection",
             target=one.target,
-            wall=Control.NETWORK_RULES.value,
-            clause=f'net = "{one.rule}"' if one.rule else "net",
+            wall=(Control.LIMITS_NETWORK if _limit(one) else Control.NETWORK_RULES).value,
+            clause=_limit(one) or (f'net = "{one.rule}"' if one.rule else "net"),
             hint=_hint(one),
             reason=reason_text(one),
             count=counts[key],
@@ -137,8 +137,15 @@ def denials(found: Iterable[Decision]) -> tuple[Denial, ...]:
     )
 
 
+def _limit(one: Decision) -> str:
+    """Return the limit of the policy that was used up; "" if another wall refused it."""
+    return one.reason if one.reason.startswith("limits.") else ""
+
+
 def reason_text(one: Decision) -> str:
     """Return why it was denied or failed, as a clause of a sentence."""
+    if clause := _limit(one):
+        return f"the sandbox has used up {clause}"
     if one.reason.endswith(" address"):
         return f"the name leads to the {one.reason} {one.address}"
     text = REASON_TEXTS.get(one.reason)

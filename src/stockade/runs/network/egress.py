@@ -26,6 +26,7 @@ from stockade.errors import SetupError
 from stockade.gate import client
 from stockade.gate.network import DNS_PORT, NetworkListeners, NetworkRequest
 from stockade.gate.operations import Plan
+from stockade.policy.model import NETWORK_LIMITS
 from stockade.policy.net_rules import parse_rule, ports_of
 from stockade.receipt.statement import EgressWalls, NetworkCounts, ResolverWalls, RuleChange
 from stockade.result import Decision
@@ -174,7 +175,10 @@ class EgressHandle:
         resolver: ResolverWalls | None,
         published: tuple[PublishedPort, ...] = (),
         questions: int = -1,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
+        #: What every egress process of the sandbox is told besides the rules.
+        self.settings = settings or {}
         #: None without rules.
         self.resolver = resolver
         self.generations = [EgressGeneration(process, records)]
@@ -497,9 +501,14 @@ class NetworkSetup:
     """Opens the network of one sandbox while its walls come up."""
 
     def __init__(
-        self, rules: tuple[str, ...], home: str, published: PublishedListeners | None = None
+        self,
+        rules: tuple[str, ...],
+        home: str,
+        published: PublishedListeners | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
         self.rules = rules
+        self._settings = settings or {}
         self.ports = ports_of([parse_rule(rule) for rule in rules])
         self._home = home
         self._published = published
@@ -532,14 +541,15 @@ class NetworkSetup:
             if opened is not None:
                 questions = os.dup(opened.questions)
             nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            settings = {"rules": list(self.rules)}
+            settings = {**self._settings, "rules": list(self.rules)}
             records, resolver = yield from configure(
                 process, box, self._home, nudge, settings, opened, self._published, events
             )
             ports = () if self._published is None else self._published.ports
             return EgressHandle(
-                process, records, nudge, self.rules, observed, self._pid, resolver, ports, questions
-            )
+                process, records, nudge, self.rules, observed, self._pid, resolver, ports, questions,
+                self._settings,
+            )  # fmt: skip
         except BaseException:
             for descriptor in (nudge, questions):
                 if descriptor >= 0:
@@ -649,11 +659,22 @@ def await_listeners(request: NetworkRequest | None, events: Events) -> Steps[Net
     return request.receive_listeners()
 
 
+def egress_settings(prepared: RunPreparation) -> dict[str, object]:
+    """Return what the policy says to every egress process of a sandbox besides the rules."""
+    limits = {name: getattr(prepared.resolved.limits, name) for name in NETWORK_LIMITS}
+    return {"limits": {name: value for name, value in limits.items() if value is not None}}
+
+
 def launch_with_egress(
     prepared: RunPreparation, events: Events, meanwhile: Callable[[], object]
 ) -> Steps[LaunchedSandbox]:
     """Launch a sandbox and its egress process; a failure of either leaves nothing behind."""
-    setup = NetworkSetup(tuple(prepared.resolved.policy.net), prepared.state, prepared.made.published)
+    setup = NetworkSetup(
+        tuple(prepared.resolved.policy.net),
+        prepared.state,
+        prepared.made.published,
+        egress_settings(prepared),
+    )
     try:
         box, process, failure = yield from together(
             launch_with_retry(prepared, events, meanwhile, setup.begin), setup.egress(events)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from stockade.egress.names import WRITTEN_SIZE
+from stockade.egress.network_budget import SPENT_SIZE
 from stockade.errors import PolicyError, SetupError
 from stockade.gate.network import NetworkListeners
 from stockade.linux import os_errors
@@ -302,7 +303,7 @@ def _take_over(
     handed: tuple[int, ...] = ()
     published: PublishedListeners | None = None
     try:
-        os.ftruncate(names, WRITTEN_SIZE)
+        os.ftruncate(names, WRITTEN_SIZE + SPENT_SIZE)
         fcntl.fcntl(names, fcntl.F_ADD_SEALS, _SEALS)
         handle.expect_end(True)
         refused = False
@@ -316,7 +317,10 @@ def _take_over(
             observed = observe_network(listeners, ports, handle.pid, inode)
             if of_host:
                 published = PublishedListeners.again(handle.published, of_host)
-            settings = {**message, "names": _size(answer), "budget": _budget(answer)}
+            settings = {
+                **handle.settings, **message, "names": _size(answer, "names", WRITTEN_SIZE),
+                "spent": _size(answer, "spent", SPENT_SIZE), "budget": _budget(answer),
+            }  # fmt: skip
             records, handle.resolver = yield from configure(
                 process, box, home, handle.nudge, settings, listeners, published, events, (names,)
             )
@@ -370,9 +374,9 @@ def _order(handle: EgressHandle, opened: NetworkListeners) -> list[tuple[int, in
     return [(port, family) for family in ((4, 6) if opened.ipv6 else (4,)) for port in ports]
 
 
-def _size(answer: dict[str, object]) -> int:
-    size = answer.get("names")
-    return min(size, WRITTEN_SIZE) if isinstance(size, int) and size > 0 else 0
+def _size(answer: dict[str, object], name: str, most: int) -> int:
+    size = answer.get(name)
+    return min(size, most) if isinstance(size, int) and size > 0 else 0
 
 
 def _budget(answer: dict[str, object]) -> list[int]:

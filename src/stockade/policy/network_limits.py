@@ -1,0 +1,47 @@
+"""Whether the limits of a policy on its network can be kept with its rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stockade.errors import PolicyError
+from stockade.policy.model import NETWORK_LIMITS, Limits, Policy, limit_text
+from stockade.policy.net_rules import NetRule, parse_rule
+
+_HTTP_PORTS = ((80, 80),)
+
+
+def refuse_uncountable(policy: Policy) -> None:
+    """Refuse limits on a network that no egress process relays, or on requests that it cannot see."""
+    written = _written(policy.limits, NETWORK_LIMITS)
+    if written and policy.net == "open":
+        raise PolicyError(
+            f'{written[0]}: with net = "open" the program connects by itself, and nothing counts that',
+            hint='write rules in net instead of "open", or leave the limit out',
+        )
+    if policy.net != "open":
+        refuse_unseen_requests(policy.limits, policy.net)
+
+
+def refuse_unseen_requests(limits: Limits, rules: Iterable[str]) -> None:
+    """Refuse a limit on requests if a rule allows connections whose requests Stockade does not see."""
+    written = _written(limits, ("requests", "host_requests"))
+    unseen = [rule for rule in map(parse_rule, rules) if not rule.deny and not _shows_requests(rule)]
+    if written and unseen:
+        raise PolicyError(
+            f"{written[0]}: Stockade does not see the requests that {unseen[0].text} allows",
+            hint="limit connections, upload or download, or let every rule name port 80 alone: "
+            f"{unseen[0].name or 'host'}:80",
+        )
+
+
+def _shows_requests(rule: NetRule) -> bool:
+    return bool(rule.name) and not rule.opaque and rule.ports == _HTTP_PORTS
+
+
+def _written(limits: Limits, names: Iterable[str]) -> list[str]:
+    return [
+        f"limits.{name} = {limit_text(name, value)}"
+        for name in names
+        if (value := getattr(limits, name)) is not None
+    ]
