@@ -103,6 +103,10 @@ def _network(prepared: RunPreparation) -> dict[str, object]:
     return {"mode": "rules", "rules": list(net), "listeners": list(ports), "egress": egress}
 
 
+#: What the rule `ask` does.
+ASKS = ": a connection to a name that no rule covers waits for your answer; without a terminal it is refused"
+
+
 def _print_network(prepared: RunPreparation) -> None:
     """Print what the program reaches of the network, and the plan of its egress process."""
     net = prepared.resolved.policy.net
@@ -116,7 +120,7 @@ def _print_network(prepared: RunPreparation) -> None:
     plan, ports = planned_egress(net, prepared.state)
     print("\nnetwork: only what these rules allow")
     for rule in net:
-        print(f"  {output.name(rule)}")
+        print(f"  {output.name(rule)}{ASKS if rule == 'ask' else ''}")
     print(f"listeners inside: TCP {', '.join(map(str, ports))}; UDP 53 for names")
     print(f"\nthe egress process, which relays, has walls of its own (plan {plan.hash}):")
     rows = [[str(number), op.describe(), op.clause] for number, op in enumerate(plan.ops, 1)]

@@ -69,6 +69,7 @@ from stockade.egress.dialer import (
 from stockade.egress.inner_connections import InnerConnections
 from stockade.egress.names import WRITTEN_SIZE, SyntheticNames, is_synthetic
 from stockade.egress.network_budget import SPENT_SIZE, NetworkBudget
+from stockade.egress.questions import BY_RULE, ONCE, Questions
 from stockade.egress.records import InsideEnds, RecordWriter
 from stockade.egress.relay import PipePool, Relay, limit_buffers, reset
 from stockade.policy.net_rules import NetDecision, NetRule, RuleSet, parse_rule
@@ -147,8 +148,8 @@ class ActiveRules:
 
     def wildcard(self, index: int) -> str:
         """Return the name below which the rule allows all names; empty if it names one."""
-        rule = self._rules[index]
-        return rule.name if rule.wildcard else ""
+        rule = self._rules[index] if index >= 0 else None
+        return rule.name if rule is not None and rule.wildcard else ""
 
 
 class EgressLoop:
@@ -198,6 +199,10 @@ class EgressLoop:
         self._inside = (
             InnerConnections(loop, socket.socket(fileno=next(taken))) if message.get("publish") else None
         )
+        #: Asks the user about connections that no rule covers; None if the policy or nobody can be asked.
+        self._questions = Questions(loop, socket.socket(fileno=next(taken))) if message.get("ask") else None
+        #: The connections that the user has allowed once.
+        self._allowed_once: set[asyncio.Task[None]] = set()
         if "names" in message:
             names = next(taken)
             self._names.read(os.pread(names, min(message["names"], WRITTEN_SIZE), 0))
@@ -282,7 +287,8 @@ class EgressLoop:
         for relay in relays:
             if relay is not None and relay.outgoing.is_idle():
                 relay.abort(reason="ended")
-        dialled = relays.count(None) > len(self._silent)
+        held = 0 if self._questions is None else self._questions.held
+        dialled = relays.count(None) > len(self._silent) + held
         if dialled or any(one is not None and not one.outgoing.ended for one in relays):
             last = now + _LAST_ANSWERS_SECONDS
         elif not any(one is not None for one in relays):
@@ -306,13 +312,22 @@ class EgressLoop:
 
     def lookup(self, name: str) -> NameAnswer | None:
         """Return the synthetic addresses of a name that the rules allow."""
-        if not self._rules.set.knows(name):
+        if not self._rules.set.knows(name) and not self._can_ask(name, _TLS_PORT, _HTTP_PORT):
             return None
         found = self._names.addresses(name)
         if found is None:
             self._names_full = True
             return None
         return NameAnswer(*found)
+
+    def _can_ask(self, name: str, *ports: int) -> bool:
+        """Whether the user can be asked about a name, because no rule decides about one of the ports."""
+        rules = self._rules.set
+        return (
+            self._questions is not None
+            and rules.is_name(name)
+            and any(rules.for_name(name, port).rule < 0 for port in ports)
+        )
 
     def reverse(self, address: str) -> str | None:
         """Return the name that a synthetic address stands for."""
@@ -425,6 +440,9 @@ class EgressLoop:
         if not decision.allowed and port == _DNS_PORT:
             self._begin_dns(connection)
             return
+        if not decision.allowed and destination.name and self._can_ask(destination.name, port):
+            self._begin_question(connection, destination)
+            return
         if not decision.allowed:
             self._refuse(connection, destination, _denial(decision), self._rules.place(decision.rule))
             return
@@ -454,6 +472,39 @@ class EgressLoop:
     def _forget(self, done: asyncio.Task[None]) -> None:
         self._connections.pop(done, None)
         self._end_if_idle()
+
+    def _begin_question(self, connection: socket.socket, destination: _Destination) -> None:
+        if len(self._connections) >= self._bounds.connections:
+            self._refuse(connection, destination, "limit")
+            return
+        self._start(self._ask_and_serve(connection, destination), self._connections)
+
+    async def _ask_and_serve(self, connection: socket.socket, destination: _Destination) -> None:
+        """Hold a connection that no rule covers until the user has answered."""
+        assert self._questions is not None
+        name, _, port = destination
+        try:
+            answer = await self._questions.ask(name, port, _inside_ends(connection))
+        except BaseException:
+            reset(connection)
+            raise
+        # The rules may have changed meanwhile, and deny rules win over the user's answer.
+        decision = self._rules.decide(destination)
+        refused = _denial(decision) if decision.rule >= 0 or answer == BY_RULE else answer
+        if not decision.allowed and (answer != ONCE or decision.rule >= 0):
+            self._refuse(connection, destination, refused, self._rules.place(decision.rule))
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        if answer == ONCE:
+            self._allowed_once.add(task)
+        if not decision.opaque and port in (_TLS_PORT, _HTTP_PORT):
+            self._silent[connection] = 0
+        try:
+            rule = self._rules.place(decision.rule)
+            await self._serve(connection, destination, rule, looks=not decision.opaque)
+        finally:
+            self._allowed_once.discard(task)
 
     def _refuse(
         self, connection: socket.socket, destination: _Destination, reason: str, rule: int = -1
@@ -570,7 +621,8 @@ class EgressLoop:
     def _check_rules(self, destination: _Destination) -> NetDecision:
         """Refuse what the rules do not allow any more: they may have changed since it was accepted."""
         decision = self._rules.decide(destination)
-        if not decision.allowed:
+        allowed_once = decision.rule < 0 and asyncio.current_task() in self._allowed_once
+        if not decision.allowed and not allowed_once:
             raise DialError(_denial(decision), denied=True, rule=self._rules.place(decision.rule))
         return decision
 

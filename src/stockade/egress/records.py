@@ -63,6 +63,9 @@ REASONS = (
     "ended",
     "failed",
     *(f"limits.{clause}" for clause in CLAUSES),
+    "refused when asked",
+    "no answer",
+    "too many questions",
 )
 _REASON_NUMBERS = {word: number for number, word in enumerate(REASONS)}
 _FAILED = _REASON_NUMBERS["failed"]

@@ -345,6 +345,8 @@ def _reuse(key: str, value: Any) -> Any:
 def _net(key: str, value: Any) -> tuple[str, ...] | str:
     if isinstance(value, str) and value in ("open", "none"):
         return "open" if value == "open" else ()
+    if value == "ask":
+        return ("ask",)
     if isinstance(value, list | tuple | set | frozenset):
         return _net_rules(key, value) if value else ()
     if isinstance(value, str) and any(letter in value for letter in ".:/"):
@@ -447,7 +449,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         exec: The only files that may be executed (patterns).
         net: No network, all of the host's, or only what the rules allow; a rule without ports means 80 and
             443 (`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `address[:ports]`,
-            `network[:ports]`, `tcp://host:port`, and `!` before a rule that denies).
+            `network[:ports]`, `tcp://host:port`, `!` before a rule that denies, and `ask`: you are asked
+            about names that no rule covers).
         on_egress_end: What a run does if the process that relays its connections ends: it goes on and reaches
             nothing, or it ends too (`"continue"`, `"end"`).
         env: Variables to set inside (a table).

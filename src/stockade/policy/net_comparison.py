@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from stockade.policy.net_rules import (
+    ASK,
     NetRule,
     Ranges,
     network_of,
@@ -59,6 +60,8 @@ def _own_denials(mine: list[NetRule], denial: NetRule, rule: NetRule) -> list[Ne
 
 
 def _shared_ports(one: NetRule, other: NetRule) -> Ranges:
+    if other.text == ASK:  # it is about the ports of all other rules too
+        return one.ports
     return without(one.ports, without(one.ports, other.ports))
 
 
@@ -91,6 +94,8 @@ def _allows_all_of(wide: NetRule, narrow: NetRule) -> bool:
 
 def _meets(denial: NetRule, rule: NetRule) -> bool:
     """Whether a deny rule could deny something that an allowing rule allows."""
+    if rule.text == ASK:  # the user could allow any name
+        return True
     if denial.name:
         return bool(rule.name) and (covers(denial, rule) or covers(rule, denial))
     if rule.name:  # the name could lead to a denied address

@@ -31,7 +31,7 @@ def refuse_unseen_requests(limits: Limits, rules: Iterable[str]) -> None:
         raise PolicyError(
             f"{written[0]}: Stockade does not see the requests that {unseen[0].text} allows",
             hint="limit connections, upload or download, or let every rule name port 80 alone: "
-            f"{unseen[0].name or 'host'}:80",
+            f"{unseen[0].name or 'host.example'}:80",
         )
 
 

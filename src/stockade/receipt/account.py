@@ -72,6 +72,8 @@ class Account:
         self.network: NetworkCounts | None = None
         #: How the rules changed during the run.
         self.network_changes: tuple[RuleChange, ...] = ()
+        #: What the user was asked about connections during the run, and answered.
+        self.network_answers: tuple[str, ...] = ()
         #: How much the sandbox's egress had recorded when the run began.
         self.network_mark: NetworkMark | None = None
         #: Why the run is being cancelled, if the caller gave a reason.

@@ -294,6 +294,7 @@ def _network(account: Account, result: Result | None) -> Network:
         more_changes=len(changes) - len(listed),
         published=() if egress is None else tuple(map(str, egress.published)),
         resolver=None if egress is None else egress.resolver,
+        asked=account.network_answers,
     )
 
 

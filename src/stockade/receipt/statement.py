@@ -182,6 +182,8 @@ class Network(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     more_changes: int = 0
     #: The published ports, each as HOST:PORT:PORT with the host's side first.
     published: tuple[str, ...] = ()
+    #: What the user was asked about and answered, in order: `HOST:PORT once`, `run`, `policy` or `no`.
+    asked: tuple[str, ...] = ()
 
 
 class Removal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

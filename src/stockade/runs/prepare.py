@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from stockade.gate.template import Template
     from stockade.resolve.environment import Environment
     from stockade.runs.network.published_ports import PublishedListeners, PublishedPort
+    from stockade.runs.network.user_questions import OnAsk
     from stockade.runs.scratch import ScratchDirectory
     from stockade.sandbox.workspace import Workspace
 
@@ -153,6 +154,8 @@ class HostResources:
         self.group: SandboxCgroups | None = None
         #: The ports of the host that lead inside.
         self.published: PublishedListeners | None = None
+        #: Answers questions about names that no network rule covers.
+        self.on_ask: OnAsk | None = None
         #: The descriptors through which the gate enters its cgroups, and the mount of an image.
         self.entrances: tuple[int, ...] = ()
         self.image: tuple[int, ...] = ()

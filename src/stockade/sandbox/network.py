@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import stockade
 from stockade.errors import PolicyError
-from stockade.linux.user import Caller
-from stockade.resolve.config_files import config_dir, find_layers
 from stockade.runs.io import async_eventloop
 from stockade.runs.io.eventloop import Events, Steps, drive
 from stockade.runs.network.published_ports import PublishedPort
@@ -55,10 +53,10 @@ class NetworkView:
     ) -> Steps[None]:
         from stockade.runs.network.egress_changes import change_rules, with_allowed
 
-        own = _policy_rules(prepared)
+        own, check = _policy_rules(prepared), _check_of(box, prepared)
         return (
             yield from change_rules(
-                box, prepared.state, lambda now: with_allowed(now, rules, own), _check(prepared), events
+                box, prepared.state, lambda now: with_allowed(now, rules, own), check, events
             )
         )
 
@@ -80,7 +78,9 @@ class NetworkView:
 
         _policy_rules(prepared)
         wanted = exactly(rules)
-        return (yield from change_rules(box, prepared.state, lambda now: wanted, _check(prepared), events))
+        return (
+            yield from change_rules(box, prepared.state, lambda now: wanted, _check_of(box, prepared), events)
+        )
 
 
 class SandboxNetwork(NetworkView):
@@ -146,23 +146,8 @@ def _policy_rules(prepared: RunPreparation) -> tuple[str, ...]:
     return net
 
 
-def _check(prepared: RunPreparation) -> Callable[[tuple[str, ...]], object]:
-    """Return what refuses rules that are beyond the ceiling, or with which a limit could not be kept."""
+def _check_of(box: LaunchedSandbox, prepared: RunPreparation) -> Callable[[tuple[str, ...]], object]:
+    from stockade.runs.network.rule_checks import check_of
 
-    def check(rules: tuple[str, ...]) -> None:
-        from stockade.policy.network_limits import refuse_unseen_requests
-
-        refuse_unseen_requests(prepared.resolved.limits, rules)
-        refuse_above_ceiling(rules)
-
-    return check
-
-
-def refuse_above_ceiling(rules: tuple[str, ...]) -> None:
-    """Refuse rules that allow more than the ceiling of the user's layers, as it is now."""
-    caller = Caller.current()
-    place = find_layers(config_dir(caller.environ, caller.home))
-    if place is not None:
-        from stockade.resolve.agent_layers import Layers
-
-        Layers.load(place).refuse_net(rules)
+    questions = None if box.egress is None else box.egress.questions
+    return check_of(prepared, frozenset() if questions is None else frozenset(questions.rules))

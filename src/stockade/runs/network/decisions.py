@@ -6,6 +6,7 @@ are reduced to the letters that they can have, numbers to their range, words to 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -36,6 +37,9 @@ REASON_TEXTS = {
     "not TLS": "it does not speak TLS",
     "not HTTP": "it does not speak HTTP",
     "limit": "the egress process was at one of its limits",
+    "refused when asked": "the answer to the question about it was no",
+    "no answer": "nobody answered the question about it",
+    "too many questions": "there were too many questions about other hosts",
     "too many names": "the program used too many names",
     "name not found": "this machine finds no such name",
     "resolver failed": "this machine could not look up the name",
@@ -58,6 +62,8 @@ class NetworkUse(NamedTuple):
     warnings: tuple[str, ...] = ()
     #: How the rules changed, in order.
     changes: tuple[RuleChange, ...] = ()
+    #: What the user was asked, and the answers: `HOST:PORT ANSWER`.
+    answers: tuple[str, ...] = ()
 
 
 def decisions(
@@ -91,6 +97,11 @@ def _decision(record: RawRecord, rules: Sequence[str], process: str | None) -> D
         duration=round(max(0.0, record.duration), 3),
         count=max(1, _bytes(record.times)),
     )
+
+
+def change_time() -> float:
+    """Return the time of a change or an answer: seconds since 1970."""
+    return round(time.time(), 3)
 
 
 def change_decision(change: RuleChange) -> Decision:

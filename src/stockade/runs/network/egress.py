@@ -27,7 +27,7 @@ from stockade.gate import client
 from stockade.gate.network import DNS_PORT, NetworkListeners, NetworkRequest
 from stockade.gate.operations import Plan
 from stockade.policy.model import NETWORK_LIMITS
-from stockade.policy.net_rules import parse_rule, ports_of
+from stockade.policy.net_rules import ASK, parse_rule, ports_of
 from stockade.receipt.statement import EgressWalls, NetworkCounts, ResolverWalls, RuleChange
 from stockade.result import Decision
 from stockade.runs.io.eventloop import Events, Steps
@@ -39,6 +39,10 @@ from stockade.runs.network.process_names import ProcessNames
 from stockade.runs.network.published_ports import PublishedListeners, PublishedPort
 from stockade.runs.network.resolver_process import connect_resolver
 from stockade.runs.prepare import RunPreparation
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.runs.network.user_questions import UserQuestions
 
 #: How many connections an egress process relays at once, and how long one may be silent, in seconds.
 MOST_CONNECTIONS, IDLE_SECONDS = 1024, 3600
@@ -62,8 +66,9 @@ class NetworkMark(NamedTuple):
     """How much all egress processes of a sandbox had recorded at some moment."""
 
     generations: tuple[GenerationMark, ...]
-    #: How many changes of the rules there had been.
+    #: How many changes of the rules there had been, and how many answers of the user.
     changes: int
+    answers: int = 0
 
 
 #: How an egress process ends that has handed over and has no connection left.
@@ -176,7 +181,10 @@ class EgressHandle:
         published: tuple[PublishedPort, ...] = (),
         questions: int = -1,
         settings: Mapping[str, object] | None = None,
+        user_questions: UserQuestions | None = None,
     ) -> None:
+        #: Puts questions about names that no rule covers to the user; None if nobody is asked.
+        self.questions = user_questions
         #: What every egress process of the sandbox is told besides the rules.
         self.settings = settings or {}
         #: None without rules.
@@ -240,7 +248,8 @@ class EgressHandle:
         return self._reported
 
     def _mark_now(self) -> NetworkMark:
-        return NetworkMark(tuple(one.mark() for one in self.generations), len(self.changes))
+        answers = 0 if self.questions is None else len(self.questions.answered)
+        return NetworkMark(tuple(one.mark() for one in self.generations), len(self.changes), answers)
 
     def since(self, mark: NetworkMark | None) -> NetworkUse:
         """Return what was decided since a mark; without one, since the sandbox began."""
@@ -263,8 +272,10 @@ class EgressHandle:
             ]
         total = Totals(*counted)
         found = self.decisions(fresh)
-        if changes or len(generations) > 1:
-            found = sorted([*found, *map(change_decision, changes)], key=lambda one: one.time)
+        answers = () if self.questions is None else tuple(self.questions.answered[mark.answers :])
+        if changes or answers or len(generations) > 1:
+            more = [*map(change_decision, changes), *(one.decision() for one in answers)]
+            found = sorted([*found, *more], key=lambda one: one.time)
         return NetworkUse(
             decisions=found,
             cut=_cut(total.dropped),
@@ -274,6 +285,7 @@ class EgressHandle:
             received=total.bytes_received,
             warnings=self._warnings(),
             changes=changes,
+            answers=tuple(f"{one.question.target} {one.answer}" for one in answers),
         )
 
     def changed_decisions(self, cursors: dict[int, int]) -> list[Decision]:
@@ -357,6 +369,8 @@ class EgressHandle:
             except BaseException as error:  # raised once all have ended
                 interruption = interruption or error
         os.close(self.nudge)
+        if self.questions is not None:
+            self.questions.close()
         self.names.close()
         if self._end_watch is not None:
             self._end_watch.close()
@@ -375,7 +389,7 @@ class EgressHandle:
             found.append(
                 f"the egress process ended at {_clock(at)} ({how}): every connection was refused from then on"
             )
-        return tuple(found)
+        return (*found, *(() if self.questions is None else self.questions.warnings))
 
 
 def _clock(at: float) -> str:
@@ -506,9 +520,10 @@ class NetworkSetup:
         home: str,
         published: PublishedListeners | None = None,
         settings: Mapping[str, object] | None = None,
+        questions: UserQuestions | None = None,
     ) -> None:
         self.rules = rules
-        self._settings = settings or {}
+        self._settings, self._questions = settings or {}, questions
         self.ports = ports_of([parse_rule(rule) for rule in rules])
         self._home = home
         self._published = published
@@ -543,12 +558,13 @@ class NetworkSetup:
             nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             settings = {**self._settings, "rules": list(self.rules)}
             records, resolver = yield from configure(
-                process, box, self._home, nudge, settings, opened, self._published, events
-            )
+                process, box, self._home, nudge, settings, opened, self._published, events,
+                questions=self._questions,
+            )  # fmt: skip
             ports = () if self._published is None else self._published.ports
             return EgressHandle(
                 process, records, nudge, self.rules, observed, self._pid, resolver, ports, questions,
-                self._settings,
+                self._settings, self._questions,
             )  # fmt: skip
         except BaseException:
             for descriptor in (nudge, questions):
@@ -584,6 +600,7 @@ def configure(
     published: PublishedListeners | None,
     events: Events,
     names: tuple[int, ...] = (),
+    questions: UserQuestions | None = None,
 ) -> Steps[tuple[int, ResolverWalls | None]]:
     """Hand an egress process its listeners and the rest, and wait until it relays.
 
@@ -613,6 +630,10 @@ def configure(
             channel = _serve_connections(box)
             held.append(channel)
             passed += [*published.descriptors, channel]
+        if questions is not None:
+            held.append(asked_on := questions.connect())
+            message["ask"] = True
+            passed.append(asked_on)
         yield from process.configure(message, (*passed, *names), events)
         return records, walls
     except BaseException:
@@ -669,11 +690,17 @@ def launch_with_egress(
     prepared: RunPreparation, events: Events, meanwhile: Callable[[], object]
 ) -> Steps[LaunchedSandbox]:
     """Launch a sandbox and its egress process; a failure of either leaves nothing behind."""
+    questions: UserQuestions | None = None
+    if ASK in prepared.resolved.policy.net and prepared.made.on_ask is not None:
+        from stockade.runs.network.user_questions import UserQuestions
+
+        questions = UserQuestions(prepared, prepared.made.on_ask)
     setup = NetworkSetup(
         tuple(prepared.resolved.policy.net),
         prepared.state,
         prepared.made.published,
         egress_settings(prepared),
+        questions,
     )
     try:
         box, process, failure = yield from together(
@@ -682,11 +709,15 @@ def launch_with_egress(
         if failure is None:
             try:
                 box.egress = yield from setup.finish(process, box, events)
+                if questions is not None:
+                    questions.start(box, box.egress)
                 if prepared.resolved.policy.on_egress_end == "end":
                     box.egress_needed = box.egress.watch_end()
                 return box  # type: ignore[no-any-return]
             except BaseException as error:
                 process, failure = None, error
+        if questions is not None:
+            questions.close()
         if process is not None:
             yield from process.closed(events)
         if box is not None:

@@ -322,8 +322,9 @@ def _take_over(
                 "spent": _size(answer, "spent", SPENT_SIZE), "budget": _budget(answer),
             }  # fmt: skip
             records, handle.resolver = yield from configure(
-                process, box, home, handle.nudge, settings, listeners, published, events, (names,)
-            )
+                process, box, home, handle.nudge, settings, listeners, published, events, (names,),
+                handle.questions,
+            )  # fmt: skip
         except BaseException as error:
             if refused:
                 handle.expect_end(False)
