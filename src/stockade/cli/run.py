@@ -151,6 +151,7 @@ def add_policy_options(parser: argparse.ArgumentParser | FastParser) -> None:
         metavar="RULE",
         action="append",
         help="allow HOST[:PORTS], *.HOST[:PORTS], an address or network, or tcp://HOST:PORT; !RULE denies; "
+        "ask asks you about names that no rule covers; "
         "open shares the host's whole network; none, the default, has none",
     )
     add("--env", metavar="K=V", action="append", help="set a variable inside")
@@ -497,6 +498,7 @@ def _run_and_report(
                     "snapshot": args.snapshot,
                     "name": args.name,
                     "publish": args.publish or (),
+                    "on_ask": terminal.ask if terminal is not None else None,
                     "who": who_asks(args),
                 },
                 sandbox.RunExtras(
