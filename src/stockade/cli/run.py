@@ -154,9 +154,10 @@ def add_policy_options(parser: argparse.ArgumentParser | FastParser) -> None:
         "ask asks you about names that no rule covers; "
         "open shares the host's whole network; none, the default, has none",
     )
+    add("--proxy", action="store_true", help="put a proxy inside, for programs that insist on one")
     add("--env", metavar="K=V", action="append", help="set a variable inside")
     add("--pass-env", metavar="K", action="append", help="pass one of your variables")
-    limits = "a limit: memory, tasks, cpu, cpu_time, wall, files, output, disk"
+    limits = "a limit: memory, tasks, cpu, cpu_time, wall, files, output, disk, connections, upload, ..."
     add("--limit", metavar="K=V", action="append", help=limits)
     add(
         "-w",
@@ -376,6 +377,7 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
         "unprotect": args.unprotect,
         "pass_env": args.pass_env,
         "net": _net(args.net),
+        "proxy": True if args.proxy else None,
         "backend": args.backend,
         "env": _pairs("--env", args.env),
         "limits": _pairs("--limit", args.limit),

@@ -56,12 +56,14 @@ from stockade.egress.decoders.dns import (
     frame,
 )
 from stockade.egress.decoders.http_requests import RequestScreen
+from stockade.egress.decoders.proxy_requests import ProxyRequestError
 from stockade.egress.decoders.tls_hello import HelloReader
 from stockade.egress.dialer import (
     DialError,
     ResolverClient,
     choose_addresses,
     connect_first,
+    is_address,
     reason_for,
     wait_readable,
     wait_writable,
@@ -69,10 +71,19 @@ from stockade.egress.dialer import (
 from stockade.egress.inner_connections import InnerConnections
 from stockade.egress.names import WRITTEN_SIZE, SyntheticNames, is_synthetic
 from stockade.egress.network_budget import SPENT_SIZE, NetworkBudget
+from stockade.egress.proxy_service import ProxyRequest, read_request
 from stockade.egress.questions import BY_RULE, ONCE, Questions
 from stockade.egress.records import InsideEnds, RecordWriter
 from stockade.egress.relay import PipePool, Relay, limit_buffers, reset
-from stockade.policy.net_rules import NetDecision, NetRule, RuleSet, parse_rule
+from stockade.egress.upstream import UpstreamProxies, UpstreamProxy, open_tunnel
+from stockade.policy.net_rules import (
+    PROXY_ADDRESSES,
+    PROXY_PORT,
+    NetDecision,
+    NetRule,
+    RuleSet,
+    parse_rule,
+)
 
 #: A control message with all rules, and its descriptors: records, nudge, resolver, listeners.
 _MESSAGE_SIZE = 1024 * 1024
@@ -199,6 +210,11 @@ class EgressLoop:
         self._inside = (
             InnerConnections(loop, socket.socket(fileno=next(taken))) if message.get("publish") else None
         )
+        #: Whether there is a proxy inside, and the proxies of the host.
+        self._has_proxy = message.get("proxy") is True
+        self._upstream = UpstreamProxies(message.get("upstream", {}))
+        #: The ports that Landlock lets this process dial, unless they are those of the host's proxies.
+        self._ports = {port for port, _ in message["tcp"]} - {_DNS_PORT, PROXY_PORT if self._has_proxy else 0}
         #: Asks the user about connections that no rule covers; None if the policy or nobody can be asked.
         self._questions = Questions(loop, socket.socket(fileno=next(taken))) if message.get("ask") else None
         #: The connections that the user has allowed once.
@@ -326,7 +342,7 @@ class EgressLoop:
         return (
             self._questions is not None
             and rules.is_name(name)
-            and any(rules.for_name(name, port).rule < 0 for port in ports)
+            and any(port in self._ports and rules.for_name(name, port).rule < 0 for port in ports)
         )
 
     def reverse(self, address: str) -> str | None:
@@ -431,12 +447,11 @@ class EgressLoop:
     def _begin(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         address, port = _destination_of(connection)
-        name = self._names.name_of(address)
-        destination = _Destination(name or "", "" if name else address, port)
-        decision = self._rules.decide(destination)
-        if name is None and is_synthetic(address):
-            # It stands for no name, so no rule can mean it.
-            decision = NetDecision(False, -1, False)
+        if self._has_proxy and port == PROXY_PORT and address in PROXY_ADDRESSES:
+            self._begin_proxied(connection, address)
+            return
+        destination, decision = self._judge("", address, port)
+        name = destination.name
         if not decision.allowed and port == _DNS_PORT:
             self._begin_dns(connection)
             return
@@ -473,18 +488,74 @@ class EgressLoop:
         self._connections.pop(done, None)
         self._end_if_idle()
 
+    def _judge(self, name: str, address: str, port: int) -> tuple[_Destination, NetDecision]:
+        """Return what a program means by a name, or by an address that may stand for one, and decide."""
+        found = name or self._names.name_of(address) or ""
+        destination = _Destination(found, "" if found else address, port)
+        if not found and is_synthetic(address):
+            # It stands for no name, so no rule can mean it.
+            return destination, NetDecision(False, -1, False)
+        return destination, self._rules.decide(destination)
+
+    def _begin_proxied(self, connection: socket.socket, address: str) -> None:
+        many = len(self._silent) >= self._bounds.connections * 3 // 4
+        if many or len(self._connections) >= self._bounds.connections:
+            self._refuse(connection, _Destination("", address, PROXY_PORT), "limit")
+            return
+        self._silent[connection] = 0
+        self._start(self._serve_proxied(connection, address), self._connections)
+
+    async def _serve_proxied(self, connection: socket.socket, address: str) -> None:
+        """Read what a client of the proxy asks for, decide about that, and serve it like any connection."""
+        try:
+            async with asyncio.timeout(self._bounds.hello):
+                asked = await read_request(self._loop, connection)
+        except (ProxyRequestError, OSError) as error:
+            self._records.refuse("", address, PROXY_PORT, "no proxy request")
+            self._heard(connection)
+            if isinstance(error, ProxyRequestError) and error.reply:
+                await self._say_and_close(connection, error.reply)
+            reset(connection)
+            return
+        self._heard(connection)
+        try:
+            await self._serve_target(connection, asked)
+        finally:
+            reset(connection)
+
+    async def _serve_target(self, connection: socket.socket, asked: ProxyRequest) -> None:
+        destination, decision = self._judge(*asked.target)
+        if not decision.allowed and destination.name and self._can_ask(destination.name, destination.port):
+            await self._ask_and_serve(connection, destination, asked)
+        elif not decision.allowed:
+            self._records.refuse(*destination, _denial(decision), rule=self._rules.place(decision.rule))
+            await self._say_and_close(connection, asked.refused)
+        else:
+            await self._accept_target(connection, destination, decision, asked.accepted)
+
+    async def _accept_target(
+        self, connection: socket.socket, destination: _Destination, decision: NetDecision, words: bytes
+    ) -> None:
+        connection.send(words)
+        looks = bool(destination.name) and not decision.opaque
+        if looks and destination.port in (_TLS_PORT, _HTTP_PORT):
+            self._silent[connection] = 0
+        await self._serve(connection, destination, self._rules.place(decision.rule), looks=looks)
+
     def _begin_question(self, connection: socket.socket, destination: _Destination) -> None:
         if len(self._connections) >= self._bounds.connections:
             self._refuse(connection, destination, "limit")
             return
         self._start(self._ask_and_serve(connection, destination), self._connections)
 
-    async def _ask_and_serve(self, connection: socket.socket, destination: _Destination) -> None:
+    async def _ask_and_serve(
+        self, connection: socket.socket, destination: _Destination, proxied: ProxyRequest | None = None
+    ) -> None:
         """Hold a connection that no rule covers until the user has answered."""
         assert self._questions is not None
         name, _, port = destination
         try:
-            answer = await self._questions.ask(name, port, _inside_ends(connection))
+            answer = await self._questions.ask(name, port, connection)
         except BaseException:
             reset(connection)
             raise
@@ -492,17 +563,18 @@ class EgressLoop:
         decision = self._rules.decide(destination)
         refused = _denial(decision) if decision.rule >= 0 or answer == BY_RULE else answer
         if not decision.allowed and (answer != ONCE or decision.rule >= 0):
-            self._refuse(connection, destination, refused, self._rules.place(decision.rule))
+            self._records.refuse(*destination, refused, rule=self._rules.place(decision.rule))
+            if proxied is not None:
+                await self._say_and_close(connection, proxied.refused)
+            reset(connection)
             return
         task = asyncio.current_task()
         assert task is not None
         if answer == ONCE:
             self._allowed_once.add(task)
-        if not decision.opaque and port in (_TLS_PORT, _HTTP_PORT):
-            self._silent[connection] = 0
         try:
-            rule = self._rules.place(decision.rule)
-            await self._serve(connection, destination, rule, looks=not decision.opaque)
+            accepted = b"" if proxied is None else proxied.accepted
+            await self._accept_target(connection, destination, decision, accepted)
         finally:
             self._allowed_once.discard(task)
 
@@ -632,11 +704,48 @@ class EgressLoop:
         addresses: Sequence[str] = (destination.address,)
         try:
             async with asyncio.timeout(self._bounds.dial):
+                if (proxy := self._proxy_for(destination)) is not None:
+                    addresses = await self._addresses_of(proxy.host)
+                    return await self._dial_through(proxy, addresses, destination)
                 if destination.name:
                     addresses = await self._resolve(destination)
                 return await connect_first(self._loop, addresses, destination.port)
         except OSError as error:
             raise DialError(reason_for(error), address=addresses[0]) from None
+
+    def _proxy_for(self, destination: _Destination) -> UpstreamProxy | None:
+        name, address, port = destination
+        decision = self._check_rules(destination)
+        proxy = self._upstream.choose(name, address, port, opaque=decision.opaque)
+        if proxy is not None and name:
+            self._spend_name(name, decision.rule)
+        return proxy
+
+    async def _addresses_of(self, host: str) -> Sequence[str]:
+        """Return the addresses of a proxy of the host, which no rule need name."""
+        if is_address(host):
+            return (host,)
+        if self._resolver is None:
+            raise DialError("resolver failed")
+        return await self._resolver.addresses(host)
+
+    async def _dial_through(
+        self, proxy: UpstreamProxy, addresses: Sequence[str], destination: _Destination
+    ) -> tuple[socket.socket, str]:
+        connection, address = await connect_first(self._loop, addresses, proxy.port)
+        try:
+            host = destination.name or destination.address
+            await open_tunnel(self._loop, connection, proxy, host, destination.port)
+        except BaseException:
+            connection.close()
+            raise
+        return connection, address
+
+    def _spend_name(self, name: str, rule: int) -> None:
+        """Count a name below a wildcard: each could carry a few bytes out."""
+        wildcard = self._rules.wildcard(rule)
+        if wildcard and not self._budget.spend(name, wildcard):
+            raise DialError("too many names", denied=True, rule=self._rules.place(rule))
 
     def _spend_connection(self, destination: _Destination) -> None:
         budget = self._limits.of_host(destination.name or destination.address)
@@ -648,11 +757,8 @@ class EgressLoop:
 
     async def _resolve(self, destination: _Destination) -> Sequence[str]:
         """Return the addresses of a name that may be dialled, by the rules of this moment."""
-        rules, name = self._rules, destination.name
-        decision = self._check_rules(destination)
-        wildcard = rules.wildcard(decision.rule)
-        if wildcard and not self._budget.spend(name, wildcard):
-            raise DialError("too many names", denied=True, rule=rules.place(decision.rule))
+        name = destination.name
+        self._spend_name(name, self._check_rules(destination).rule)
         if self._resolver is None:
             raise DialError("resolver failed")
         found = await self._resolver.addresses(name)

@@ -12,8 +12,6 @@ import json
 import socket
 import time
 
-from stockade.egress.records import InsideEnds
-
 #: How long a connection waits for an answer.
 HOLD_SECONDS = 60.0
 #: How many questions wait at once, how many there are at most, and how many connections wait for answers.
@@ -40,14 +38,14 @@ class Questions:
         channel.setblocking(False)
         loop.add_reader(channel, self._read)
 
-    async def ask(self, name: str, port: int, inside: InsideEnds | None) -> str:
+    async def ask(self, name: str, port: int, connection: socket.socket) -> str:
         """Return ONCE or BY_RULE for a connection that may go on, otherwise the reason of its refusal."""
         place = name, port
         if place in self._refused:
             return self._refused[place]
         if self.held >= MOST_HELD:
             return TOO_MANY
-        future = self._asked.get(place) or self._send(place, inside)
+        future = self._asked.get(place) or self._send(place, connection)
         if future is None:
             return TOO_MANY
         self.held += 1
@@ -61,13 +59,13 @@ class Questions:
             self.held -= 1
         return answer
 
-    def _send(self, place: tuple[str, int], inside: InsideEnds | None) -> asyncio.Future[str] | None:
+    def _send(self, place: tuple[str, int], connection: socket.socket) -> asyncio.Future[str] | None:
         if len(self._asked) >= MOST_WAITING or self._count >= MOST_QUESTIONS:
             return None
         self._count += 1
         question = {
             "id": self._count, "name": place[0], "port": place[1], "at": time.monotonic(),
-            "inside": None if inside is None else list(inside),
+            "inside": _ends_of(connection),
         }  # fmt: skip
         try:
             self._channel.send(json.dumps(question).encode())
@@ -102,3 +100,12 @@ class Questions:
         if place is not None:
             said = answer["answer"]
             self._settle(place, said if said in (ONCE, BY_RULE) else REFUSED)
+
+
+def _ends_of(connection: socket.socket) -> list[object] | None:
+    """Return the ends of a connection as its program has them; None if the program has gone."""
+    try:
+        own, other = connection.getpeername(), connection.getsockname()
+    except OSError:
+        return None
+    return [own[0].partition("%")[0], own[1], other[0].partition("%")[0], other[1]]

@@ -66,6 +66,8 @@ REASONS = (
     "refused when asked",
     "no answer",
     "too many questions",
+    "no proxy request",
+    "proxy refused",
 )
 _REASON_NUMBERS = {word: number for number, word in enumerate(REASONS)}
 _FAILED = _REASON_NUMBERS["failed"]

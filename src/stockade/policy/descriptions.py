@@ -51,7 +51,8 @@ CLAUSES: dict[str, Clause] = {
     "exec": Clause("patterns", "the only files that may be executed", Control.EXEC),
     "net": Clause(
         '`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `address[:ports]`, '
-        "`network[:ports]`, `tcp://host:port`, and `!` before a rule that denies",
+        "`network[:ports]`, `tcp://host:port`, `!` before a rule that denies, and `ask`: you are asked about "
+        "names that no rule covers",
         "no network, all of the host's, or only what the rules allow; a rule without ports means 80 and 443",
         Control.NETWORK_RULES,
     ),
@@ -59,6 +60,12 @@ CLAUSES: dict[str, Clause] = {
         '`"continue"`, `"end"`',
         "what a run does if the process that relays its connections ends: it goes on and reaches nothing, or "
         "it ends too",
+        Control.NETWORK_RULES,
+    ),
+    "proxy": Clause(
+        "true or false",
+        "whether programs find a proxy inside, at `198.18.0.1:3128`, for HTTP CONNECT and SOCKS5, and "
+        "`HTTPS_PROXY` names it; it reaches what `net` allows",
         Control.NETWORK_RULES,
     ),
     "env": Clause("a table", "variables to set inside", Control.ENVIRONMENT),

@@ -453,6 +453,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             about names that no rule covers).
         on_egress_end: What a run does if the process that relays its connections ends: it goes on and reaches
             nothing, or it ends too (`"continue"`, `"end"`).
+        proxy: Whether programs find a proxy inside, at `198.18.0.1:3128`, for HTTP CONNECT and SOCKS5, and
+            `HTTPS_PROXY` names it; it reaches what `net` allows (true or false).
         env: Variables to set inside (a table).
         pass_env: Variables of your environment to pass on (names).
         image: The root file system (`"host"`).
@@ -481,6 +483,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     exec: tuple[str, ...] | None = None
     net: tuple[str, ...] | Literal["open"] = ()
     on_egress_end: Literal["continue", "end"] = "continue"
+    proxy: bool = False
     env: Mapping[str, str] = FrozenMap()
     pass_env: tuple[str, ...] = ()
     image: Literal["host"] = "host"
@@ -510,6 +513,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "exec": _programs,
         "net": _net,
         "on_egress_end": values.one_of("continue", "end"),
+        "proxy": values.flag,
         "env": values.variables,
         "pass_env": values.many(values.variable),
         "image": values.one_of("host"),
@@ -539,6 +543,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             exec: Sequence[str] | None = None,
             net: Sequence[str] | str = (),
             on_egress_end: str = "continue",
+            proxy: bool = False,
             env: Mapping[str, str] = ...,
             pass_env: Sequence[str] = (),
             image: str = "host",

@@ -38,6 +38,8 @@ ALL_PORTS = ((1, 65535),)
 #: Stockade answers the sandbox's DNS questions itself, on this port.
 DNS_PORT = 53
 
+#: Where programs inside find a proxy, if the policy has one: at the address of the name server.
+PROXY_PORT, PROXY_ADDRESSES = 3128, ("198.18.0.1", "fd00:5afe::1")
 #: The rule by which the user is asked.
 ASK = "ask"
 

@@ -295,6 +295,7 @@ def _network(account: Account, result: Result | None) -> Network:
         published=() if egress is None else tuple(map(str, egress.published)),
         resolver=None if egress is None else egress.resolver,
         asked=account.network_answers,
+        proxies=() if egress is None else egress.proxies,
     )
 
 

@@ -398,10 +398,10 @@ def _resolve_and_plan(
 
         wanted = parse_all(publish, policy.net)
     has_rules = bool(policy.net) and policy.net != "open"
-    if policy.net and Control.LIMITS_NETWORK in policy.controls():
-        from stockade.policy.network_limits import refuse_uncountable
+    if policy.net and (policy.proxy or Control.LIMITS_NETWORK in policy.controls()):
+        from stockade.policy.network_clauses import refuse_unfitting
 
-        refuse_uncountable(policy)
+        refuse_unfitting(policy)
     if not dry and (has_rules or wanted):
         from stockade.runs.network import egress_template, resolver_process
 

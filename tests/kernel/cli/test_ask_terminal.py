@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import json
 import os
 import pty
 import select
 import struct
 import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +36,13 @@ ASKED = "letter and Enter: "
 class Seat:
     """A terminal with somebody at it. Like a real one it answers a query for its state."""
 
-    def __init__(self, internet: Internet, place: Path, *words: str, rules: tuple[str, ...] = ("ask",)) -> None:
+    def __init__(
+        self, internet: Internet, place: Path, *words: str, rules: tuple[str, ...] = ("ask",)
+    ) -> None:
         self._controller, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-        options = [f"--net={rule}" for rule in rules]
         self.process = internet.popen(
-            [STOCKADE, "run", "--discard", *options, "--", *words],
+            [STOCKADE, "run", "--discard", "--net", rule, "--", *words],
             cwd=place,
             env={"TERM": "xterm", "XDG_CONFIG_HOME": str(place / "config")},
             stdin=terminal,
@@ -100,7 +98,9 @@ def sit(internet: Internet, tmp_path: Path) -> Any:
 def test_each_answer_does_what_it_says(sit: Any, internet: Internet, tmp_path: Path) -> None:
     config = tmp_path / "config" / "stockade"
     config.mkdir(parents=True)
-    before = '# My own rules.\nnet = [  # as few as possible\n    "db.good.example",\n]\n\n[limits]\nwall = "5m"\n'
+    before = (
+        '# My own rules.\nnet = [  # as few as possible\n    "db.good.example",\n]\n\n[limits]\nwall = "5m"\n'
+    )
     (config / "config.toml").write_text(before)
     names = ["api.good.example", "www.good.example", "web.good.example", "git.good.example"]
     places = [f"{name}:80" for name in names]
@@ -108,7 +108,9 @@ def test_each_answer_does_what_it_says(sit: Any, internet: Internet, tmp_path: P
     for number, letter in enumerate("orwn" + "n", 1):
         seat.answer(letter, number)
     shown = seat.end()
-    assert "python3 (" in shown and "wants to connect to api.good.example:80, and no rule covers that" in shown
+    assert (
+        "python3 (" in shown and "wants to connect to api.good.example:80, and no rule covers that" in shown
+    )
     ok, refused = "HTTP/1.1 200", "ConnectionResetError"
     got = [line.removeprefix("got ").split(" ", 1) for line in shown.splitlines() if line.startswith("got ")]
     assert got == [
@@ -121,8 +123,8 @@ def test_each_answer_does_what_it_says(sit: Any, internet: Internet, tmp_path: P
     assert "git.good.example" not in internet.asked()
 
 
-#: Types ahead, shows a question of its own, and makes the terminal answer with words that it chose: it sets the
-#: title of the window to an answer, and asks for the title.
+#: Types ahead, shows a question of its own, and makes the terminal answer with words that it chose: it sets
+#: the title of the window to an answer, and asks for the title.
 TRICKS = """
 import sys, termios, time, threading, socket
 print("stockade: curl (2) wants to connect to good.example:443, and no rule covers that.")
@@ -172,7 +174,8 @@ def test_nothing_inside_can_answer(sit: Any, internet: Internet) -> None:
 def test_a_program_that_ends_takes_its_question_with_it(sit: Any) -> None:
     code = (
         "import os, socket, threading, time\n"
-        "threading.Thread(target=lambda: socket.create_connection(('api.good.example', 80)).recv(1)).start()\n"
+        "place = 'api.good.example', 80\n"
+        "threading.Thread(target=lambda: socket.create_connection(place).recv(1)).start()\n"
         "time.sleep(3); print('bye', flush=True); os._exit(7)\n"
     )
     seat = sit(PYTHON, "-c", code)

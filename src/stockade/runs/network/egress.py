@@ -27,7 +27,7 @@ from stockade.gate import client
 from stockade.gate.network import DNS_PORT, NetworkListeners, NetworkRequest
 from stockade.gate.operations import Plan
 from stockade.policy.model import NETWORK_LIMITS
-from stockade.policy.net_rules import ASK, parse_rule, ports_of
+from stockade.policy.net_rules import ASK, PROXY_PORT, parse_rule, ports_of
 from stockade.receipt.statement import EgressWalls, NetworkCounts, ResolverWalls, RuleChange
 from stockade.result import Decision
 from stockade.runs.io.eventloop import Events, Steps
@@ -42,8 +42,11 @@ from stockade.runs.prepare import RunPreparation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from stockade.runs.network.upstream_proxy import HostProxies
     from stockade.runs.network.user_questions import UserQuestions
 
+#: Variables that name a proxy of the host.
+PROXY_VARIABLES = ("https_proxy", "http_proxy", "all_proxy", "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 #: How many connections an egress process relays at once, and how long one may be silent, in seconds.
 MOST_CONNECTIONS, IDLE_SECONDS = 1024, 3600
 #: How long the resident may take to open the listeners.
@@ -200,6 +203,8 @@ class EgressHandle:
         self.active = list(range(len(rules)))
         #: The ports inside that have listeners, besides that of DNS.
         self.ports = ports_of([parse_rule(rule) for rule in rules])
+        #: A port inside of Stockade's own, which has listeners too.
+        self.proxy_port = (PROXY_PORT,) if self.settings.get("proxy") else ()
         self.published = published
         self.changes: list[RuleChange] = []
         #: Held while the rules change.
@@ -223,6 +228,13 @@ class EgressHandle:
     def walls(self) -> EgressWalls:
         """The walls of the process that accepts connections."""
         return _walls(self.process)
+
+    @property
+    def proxies(self) -> tuple[str, ...]:
+        """The proxies of the host through which connections leave, each as `KIND HOST:PORT`."""
+        upstream = self.settings.get("upstream")
+        found = upstream["proxies"].items() if isinstance(upstream, dict) else ()
+        return tuple(f"{kind} {f'[{one[1]}]' if ':' in one[1] else one[1]}:{one[2]}" for kind, one in found)
 
     @property
     def in_force(self) -> tuple[str, ...]:
@@ -505,10 +517,13 @@ def _walls(process: EgressProcess) -> EgressWalls:
     )
 
 
-def planned_egress(rules: Sequence[str], home: str) -> tuple[Plan, tuple[int, ...]]:
-    """Return the plan of the egress process for these rules, and the ports of the listeners inside."""
-    ports = ports_of([parse_rule(rule) for rule in rules])
-    return egress_plan(ports, home), tuple(sorted({*ports, DNS_PORT}))
+def planned_egress(prepared: RunPreparation) -> tuple[Plan, tuple[int, ...]]:
+    """Return the plan of the egress process, and the ports of the listeners inside."""
+    ports = ports_of([parse_rule(rule) for rule in prepared.resolved.policy.net])
+    settings = egress_settings(prepared)
+    own = (PROXY_PORT,) if settings.get("proxy") else ()
+    plan = egress_plan(dialled_ports(ports, settings), prepared.state)
+    return plan, tuple(sorted({*ports, *own, DNS_PORT}))
 
 
 class NetworkSetup:
@@ -525,6 +540,7 @@ class NetworkSetup:
         self.rules = rules
         self._settings, self._questions = settings or {}, questions
         self.ports = ports_of([parse_rule(rule) for rule in rules])
+        self._listening = (*self.ports, *((PROXY_PORT,) if self._settings.get("proxy") else ()))
         self._home = home
         self._published = published
         self._request: NetworkRequest | None = None
@@ -536,11 +552,12 @@ class NetworkSetup:
         self._drop_request()
         self._pid = pid
         if self.rules:
-            self._request = resident.open_network(namespace, self.ports)
+            self._request = resident.open_network(namespace, self._listening)
 
     def egress(self, events: Events) -> Steps[EgressProcess]:
         """Start the egress process."""
-        return (yield from launch_egress(self.ports, events, home=self._home))
+        ports = dialled_ports(self.ports, self._settings)
+        return (yield from launch_egress(ports, events, home=self._home))
 
     def finish(self, process: EgressProcess, box: LaunchedSandbox, events: Events) -> Steps[EgressHandle]:
         """Check the listeners, and hand them to the egress process. A failure ends it."""
@@ -552,7 +569,7 @@ class NetworkSetup:
                 request, self._request = self._request, None
                 opened = yield from await_listeners(request, events)
                 inode = os.fstat(box.network_fd).st_ino
-                observed = observe_network(opened, self.ports, self._pid, inode)
+                observed = observe_network(opened, self._listening, self._pid, inode)
             if opened is not None:
                 questions = os.dup(opened.questions)
             nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -682,8 +699,34 @@ def await_listeners(request: NetworkRequest | None, events: Events) -> Steps[Net
 
 def egress_settings(prepared: RunPreparation) -> dict[str, object]:
     """Return what the policy says to every egress process of a sandbox besides the rules."""
+    policy, found = prepared.resolved.policy, dict[str, object]()
     limits = {name: getattr(prepared.resolved.limits, name) for name in NETWORK_LIMITS}
-    return {"limits": {name: value for name, value in limits.items() if value is not None}}
+    if written := {name: value for name, value in limits.items() if value is not None}:
+        found["limits"] = written
+    if not policy.net or policy.net == "open":
+        return found
+    if policy.proxy:
+        found["proxy"] = True
+    if proxies := proxies_of(prepared.resolved.caller.environ):
+        found["upstream"] = proxies.settings()
+    return found
+
+
+def proxies_of(environ: Mapping[str, str]) -> HostProxies | None:
+    """Return the proxies that an environment names; None if there are none."""
+    if not any(name in environ for name in PROXY_VARIABLES):
+        return None
+    from stockade.runs.network.upstream_proxy import host_proxies
+
+    found = host_proxies(environ)
+    return found if found.proxies else None
+
+
+def dialled_ports(ports: Sequence[int], settings: Mapping[str, object]) -> tuple[int, ...]:
+    """Return the ports that the egress process may dial: those of the rules and of the host's proxies."""
+    upstream = settings.get("upstream")
+    proxies = upstream["proxies"].values() if isinstance(upstream, dict) else ()
+    return tuple(sorted({*ports, *(one[2] for one in proxies)}))
 
 
 def launch_with_egress(

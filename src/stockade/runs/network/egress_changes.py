@@ -34,6 +34,7 @@ from stockade.policy.net_rules import (
     ports_of,
     without,
 )
+from stockade.policy.network_clauses import refuse_taken_proxy_port
 from stockade.receipt.statement import RuleChange
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.launch import LaunchedSandbox
@@ -42,6 +43,7 @@ from stockade.runs.network.egress import (
     EgressHandle,
     await_listeners,
     configure,
+    dialled_ports,
     together,
 )
 from stockade.runs.network.egress_process import EgressProcess, launch_egress
@@ -253,6 +255,8 @@ def _replace_process(
     events: Events,
 ) -> Steps[None]:
     ports = tuple(sorted({*handle.ports, *fresh}))
+    if handle.proxy_port:
+        refuse_taken_proxy_port(f"tcp://any.example:{port}" for port in ports)
     try:
         ports_of([parse_rule(f"tcp://any.example:{port}") for port in ports])
     except NetRuleError:
@@ -269,7 +273,8 @@ def _replace_process(
             )
     request = box.connection.resident.open_network(box.network_fd, fresh, more=True)
     opened, process, failure = yield from together(
-        await_listeners(request, events), launch_egress(ports, events, home=home)
+        await_listeners(request, events),
+        launch_egress(dialled_ports(ports, handle.settings), events, home=home),
     )
     try:
         if failure is not None:
@@ -314,7 +319,7 @@ def _take_over(
                 raise _refused()
             listeners, of_host = _joined(handle, opened, handed)
             inode = os.fstat(box.network_fd).st_ino
-            observed = observe_network(listeners, ports, handle.pid, inode)
+            observed = observe_network(listeners, (*ports, *handle.proxy_port), handle.pid, inode)
             if of_host:
                 published = PublishedListeners.again(handle.published, of_host)
             settings = {
@@ -371,7 +376,7 @@ def _joined(
 
 
 def _order(handle: EgressHandle, opened: NetworkListeners) -> list[tuple[int, int]]:
-    ports = sorted({*handle.ports, 53, *(port for port, _, _ in opened.tcp)})
+    ports = sorted({*handle.ports, *handle.proxy_port, 53, *(port for port, _, _ in opened.tcp)})
     return [(port, family) for family in ((4, 6) if opened.ipv6 else (4,)) for port in ports]
 
 

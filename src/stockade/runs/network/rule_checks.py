@@ -21,7 +21,7 @@ def check_of(
     """
 
     def check(rules: tuple[str, ...]) -> None:
-        from stockade.policy.network_limits import refuse_unseen_requests
+        from stockade.policy.network_clauses import refuse_unseen_requests
 
         refuse_unseen_requests(prepared.resolved.limits, rules)
         refuse_above_ceiling(rules, asked)

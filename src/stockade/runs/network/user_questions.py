@@ -139,7 +139,7 @@ class UserQuestions:
             asked = msgspec.json.decode(text, type=_EgressQuestion)
             if normal_name(asked.name) != asked.name or asked.port not in handle.ports:
                 return False
-            process = None if asked.inside is None else handle.names.find((*asked.inside, asked.port))
+            process = None if asked.inside is None else handle.names.find(asked.inside)
         except (msgspec.MsgspecError, NetRuleError, RecursionError, OSError):
             return False
         answer = self._answer(asked, process, box, handle)
@@ -210,8 +210,8 @@ class _EgressQuestion(msgspec.Struct):
     port: int
     #: When it was asked, by the monotonic clock.
     at: float
-    #: The program's own address and port, and the address that it asked for.
-    inside: tuple[str, int, str] | None
+    #: The program's own address and port, and those that it connected to.
+    inside: tuple[str, int, str, int] | None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.at):

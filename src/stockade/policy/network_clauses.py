@@ -1,4 +1,4 @@
-"""Whether the limits of a policy on its network can be kept with its rules."""
+"""Whether a policy's limits on its network, and its proxy inside, fit its rules."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from collections.abc import Iterable
 
 from stockade.errors import PolicyError
 from stockade.policy.model import NETWORK_LIMITS, Limits, Policy, limit_text
-from stockade.policy.net_rules import NetRule, parse_rule
+from stockade.policy.net_rules import MOST_PORTS, PROXY_PORT, NetRule, parse_rule, ports_of
 
 _HTTP_PORTS = ((80, 80),)
 
 
-def refuse_uncountable(policy: Policy) -> None:
-    """Refuse limits on a network that no egress process relays, or on requests that it cannot see."""
+def refuse_unfitting(policy: Policy) -> None:
+    """Refuse what needs an egress process without one, and limits on requests that it cannot see."""
+    if policy.proxy and policy.net == "open":
+        raise PolicyError(
+            'proxy = true: with net = "open" the program connects by itself, and there is no proxy inside',
+            hint="write rules in net, or leave proxy out",
+        )
+    if policy.proxy:
+        refuse_taken_proxy_port(policy.net)
     written = _written(policy.limits, NETWORK_LIMITS)
     if written and policy.net == "open":
         raise PolicyError(
@@ -21,6 +28,22 @@ def refuse_uncountable(policy: Policy) -> None:
         )
     if policy.net != "open":
         refuse_unseen_requests(policy.limits, policy.net)
+
+
+def refuse_taken_proxy_port(rules: Iterable[str]) -> None:
+    """Refuse rules that name the port of the proxy inside, or leave no room for it."""
+    ports = ports_of(map(parse_rule, rules))
+    if PROXY_PORT in ports:
+        raise PolicyError(
+            f"proxy = true: a rule names port {PROXY_PORT}, which is the proxy's inside",
+            hint="leave the proxy out: without it programs reach that port directly",
+        )
+    if len(ports) >= MOST_PORTS:
+        raise PolicyError(
+            f"proxy = true: the rules name {len(ports)} ports, and with the proxy's there is room for "
+            f"{MOST_PORTS - 1}",
+            hint="name fewer ports",
+        )
 
 
 def refuse_unseen_requests(limits: Limits, rules: Iterable[str]) -> None:
