@@ -96,10 +96,9 @@ class Questions:
             self._count = MOST_QUESTIONS
             return
         answer = json.loads(text)
-        place = self._places.pop(answer["id"], None)
-        if place is not None:
-            said = answer["answer"]
-            self._settle(place, said if said in (ONCE, BY_RULE) else REFUSED)
+        number, said = answer["id"], answer["answer"]
+        if number in self._places:
+            self._settle(self._places.pop(number), said if said in (ONCE, BY_RULE) else REFUSED)
 
 
 def _ends_of(connection: socket.socket) -> list[object] | None:

@@ -74,8 +74,8 @@ def test_no_proxy_names_what_is_dialled_directly(internet: Internet, direct: str
 
 def test_socks_takes_everything_else_too(internet: Internet) -> None:
     code = (
-        "import socket; one = socket.create_connection(('echo.good.example', %d)); one.sendall(b'hi'); "
-        "print(one.recv(2).decode())" % ECHO
+        f"import socket; one = socket.create_connection(('echo.good.example', {ECHO})); one.sendall(b'hi'); "
+        "print(one.recv(2).decode())"
     )
     with upstream(internet) as proxy:
         env = {"ALL_PROXY": f"socks5h://ada:s3cret%2Fword@127.0.0.1:{PORT}"}

@@ -83,6 +83,14 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
         Control.NETWORK_RULES,
         ("test_a_run_ends_with_its_egress_process_if_the_policy_says_so",),
     ),
+    "proxy": (
+        Control.NETWORK_RULES,
+        (
+            "test_no_way_leads_to_anything_else",
+            "test_messages_that_are_no_request_for_a_connection_are_refused",
+            "test_no_process_of_the_host_can_use_it",
+        ),
+    ),
     "env": (Control.ENVIRONMENT, ("test_a_variable_goes_in_only_by_its_name",)),
     "pass_env": (Control.ENVIRONMENT, ("test_a_variable_goes_in_only_by_its_name",)),
     "image": (Control.FILES, ("test_an_image_that_is_not_there_is_never_replaced_by_the_host",)),

@@ -200,6 +200,11 @@ WIDER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"limits": {"host_requests": 5}}, "limits.host_requests: none where "),
     ({}, {"limits": {"host_upload": "1M"}}, "limits.host_upload: none where "),
     ({}, {"limits": {"host_download": "1M"}}, "limits.host_download: none where "),
+    ({"proxy": True}, {}, "proxy = true: a proxy inside"),
+    ({"net": ["ask"]}, {"net": ["a.example"]}, 'net = "ask"'),
+    ({"net": ["a.example"]}, {"net": ["ask"]}, 'net = "a.example"'),
+    ({"net": ["ask"]}, {"net": ["ask", "!a.example"]}, 'without net = "!a.example"'),
+    ({"net": ["ask"]}, {"net": ["ask", "!a.example:8080"]}, 'without net = "!a.example:8080"'),
     ({"net": "open"}, {}, "net = "),
     ({"net": "open"}, {"net": ["a.example"]}, 'net = "open"'),
     ({"net": ["a.example"]}, {}, 'net = "a.example"'),
@@ -287,6 +292,10 @@ def test_what_goes_beyond_is_said_in_words(mine: dict[str, Any], other: dict[str
 
 
 WITHIN: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"net": ["ask", "a.example:8080"]}, {"net": ["ask", "a.example:8080", "b.example"]}),
+    ({"net": ["ask", "!a.example"]}, {"net": ["ask", "!a.example:22"]}),
+    ({"net": "ask"}, {"net": "open"}),
+    ({"net": ["a.example"], "proxy": True}, {"net": ["a.example"], "proxy": True}),
     ({"read": ["/a/b"]}, {"read": ["/a"]}),
     ({"read": ["/a//b/"]}, {"read": ["/a/b?"]}),
     ({"read": ["/a"]}, {"write": ["/a"]}),
