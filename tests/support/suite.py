@@ -1,10 +1,10 @@
 """Runs the whole suite: `make test`.
 
 As the current user; for root also as an ordinary user, because half of what
-Stockade promises is a promise to those without privileges. The two go on at
-the same time, and what does not depend on the user beside them, once: the tests
-wait as much as they compute, and each looks for leaks only among what it has
-started itself. If a few fail then, the suite runs them
+Stockade promises is a promise to those without privileges. Two passes of each go
+on at the same time, and what does not depend on the user beside them, once: the
+tests wait as much as they compute, and each looks for leaks only among what it
+has started itself. If a few fail then, the suite runs them
 again by themselves, and the summary names them: a busy machine is no failure.
 A wall that gives way only sometimes has given way, so an attack must then hold
 ten times in a row. Only what compares times follows, one after the other.
@@ -25,8 +25,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import IO
 from xml.etree import ElementTree
 
 from support import as_user, wheel
@@ -35,6 +35,8 @@ from support.paths import ROOT
 TIMED = "tests/performance"
 ONCE = ("tests/style", "tests/unit")
 OPTIONS = ["--durations=15"]
+#: Into how many passes at the same time each user's tests are dealt out.
+PARTS = 2
 #: More failures than this are no accident.
 FEW = 10
 #: How often an attack that failed once must hold.
@@ -59,44 +61,38 @@ def main() -> int:
         dist.chmod(0o755)
         os.environ[wheel.DIST] = str(dist)
         name = pwd.getpwuid(os.geteuid()).pw_name
-        _say(f"the suite as {name}")
-        arguments = [f"--ignore={TIMED}", "tests"]
-        once: Pass | None = None
+        user = base = None
+        begun: list[Pass] = []
+        folders = [*ONCE]
         if os.geteuid() == 0:
-            # As root: the kernel counts the tasks of an ordinary user, and tests there let them run out.
-            told = stack.enter_context(open(directory / "once", "w+b"))
-            once = stack.enter_context(
-                _running(directory, own, f"{name}, once", [*ONCE], output=told, report="once")
-            )
-            arguments = [*(f"--ignore={folder}" for folder in ONCE), *arguments]
-        first = stack.enter_context(_running(directory, own, name, arguments))
-        passes = [first]
-        left: list[str] = []
-        if once is not None:
             user = stack.enter_context(as_user.ordinary_user())
             base = stack.enter_context(as_user.ground(user, dist))
             os.chown(others, user.pw_uid, user.pw_gid)
-            log = stack.enter_context(open(directory / "log", "w+b"))
-            second = stack.enter_context(_running(base / "t", others, as_user.NAME, arguments, user, log))
-            for begun in (first, second, once):
-                begun.wait()
-            _say(f"the suite as the ordinary user {as_user.NAME}, at the same time")
-            _show(log)
-            _say("what does not depend on the user, at the same time")
-            _show(told)
-            passes += [second, *_again(stack, second, base / "t", others, as_user.NAME, user)]
-            passes += [once, *_again(stack, once, directory, own, name)]
+            # As root: the kernel counts the tasks of an ordinary user, and tests there let them run out.
+            begun.append(_begin(stack, directory, own, f"{name}, once", "once", [*ONCE]))
+            folders = []
+        for number, files in enumerate(_parts(folders)):
+            report = f"part-{number}"
+            begun.append(_begin(stack, directory, own, name, report, files, live=number == 0))
+            if user is not None and base is not None:
+                begun.append(_begin(stack, base / "t", others, as_user.NAME, report, files, user))
+        for each in begun:
+            each.wait()
+            _say(f"as {each.name}, at the same time as the others")
+            each.show()
+        passes = begun + [again for each in begun for again in _again(stack, each)]
+        left: list[str] = []
+        if user is not None and base is not None:
             _say(f"what is timed, as the ordinary user {as_user.NAME}")
-            third = stack.enter_context(_running(base / "t", base / "t", as_user.NAME, [TIMED], user))
-            third.wait()
+            passes.append(
+                _begin(stack, base / "t", base / "t", as_user.NAME, "timed", [TIMED], user, live=True)
+            )
+            passes[-1].wait()
             left = as_user.left_over(user)
-            passes.append(third)
-        first.wait()
-        passes += _again(stack, first, directory, own, name)
         _say(f"what is timed, as {name}")
-        last = stack.enter_context(_running(directory, directory, name, [TIMED]))
-        last.wait()
-        summaries = [each.summary() for each in [*passes, last]]
+        passes.append(_begin(stack, directory, directory, name, "timed", [TIMED], live=True))
+        passes[-1].wait()
+        summaries = [each.summary() for each in passes]
     print()
     for line, _ in summaries:
         print(line)
@@ -105,26 +101,29 @@ def main() -> int:
     return 0 if all(ok for _, ok in summaries) and not left else 1
 
 
-def _again(
-    stack: contextlib.ExitStack,
-    begun: Pass,
-    directory: Path,
-    ground: Path,
-    name: str,
-    user: pwd.struct_passwd | None = None,
-) -> list[Pass]:
+def _parts(folders: list[str]) -> list[list[str]]:
+    """Deal the files whose tests depend on the user, and those of `folders`, out in turn.
+
+    Neighbours in one folder take about as long, so the parts do too.
+    """
+    apart = tuple(f"{folder}/" for folder in (TIMED, *ONCE) if folder not in folders)
+    found = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob("test_*.py"))
+    files = [file for file in found if not file.startswith(apart)]
+    return [files[number::PARTS] for number in range(PARTS)]
+
+
+def _again(stack: contextlib.ExitStack, begun: Pass) -> list[Pass]:
     """Run what failed in a pass again and alone; that verdict counts instead."""
     failed = begun.failed()
     if not 0 < len(failed) <= FEW:
         return []
-    _say(f"what failed as {name}, by itself")
+    _say(f"what failed as {begun.name}, by itself")
     tests = [*json.loads((begun.cache / "v/cache/lastfailed").read_bytes())]
     times = ATTACK_TIMES if any(test.startswith("tests.attacks") for test in failed) else 1
     begun.replaced = True
     passes: list[Pass] = []
     for number in range(times):
-        report = f"{begun.cache.stem}-{number}"
-        again = stack.enter_context(_running(directory, ground, name, tests, user, report=report))
+        again = begun.again(stack, f"{begun.cache.stem}-{number}", tests)
         again.wait()
         passes.append(again)
         if not again.summary()[1]:
@@ -133,16 +132,51 @@ def _again(
 
 
 class Pass:
-    """One run of pytest, as somebody."""
+    """One run of pytest, as somebody, on a ground of its own."""
 
-    def __init__(self, name: str, report: Path, cache: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        ground: Path,
+        name: str,
+        report: str,
+        arguments: list[str],
+        user: pwd.struct_passwd | None,
+        *,
+        live: bool,
+    ) -> None:
         #: Whether another pass has tried again what failed in this one.
         self.replaced = False
+        self.name = name
+        self._begin = partial(_begin, directory=directory, ground=ground, name=name, user=user, live=True)
+        self._report = directory / f"{report}.xml"
         #: What pytest remembers, such as what failed.
-        self.cache = cache
-        self._name = name
-        self._report = report
-        self._process = process
+        self.cache = self._report.with_suffix(".cache")
+        self._output = None if live else self._report.with_suffix(".log")
+        places = [
+            f"--basetemp={ground / report}",
+            f"--junitxml={self._report}",
+            "-o",
+            f"cache_dir={self.cache}",
+        ]
+        arguments = [*OPTIONS, *places, *arguments]
+        with open(self._output, "wb") if self._output else contextlib.nullcontext() as output:
+            if user is None:
+                command = [sys.executable, "-m", "pytest", *arguments]
+                self._process = subprocess.Popen(
+                    command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                )
+            else:
+                self._process = as_user.pytest(directory.parent, user, arguments, output)
+
+    def again(self, stack: contextlib.ExitStack, report: str, tests: list[str]) -> Pass:
+        """Begin another pass with some of its tests."""
+        return self._begin(stack, report=report, arguments=tests)
+
+    def show(self) -> None:
+        """Print what pytest has printed, unless it did so while it ran."""
+        if self._output is not None:
+            print(self._output.read_text(errors="replace"), flush=True)
 
     def wait(self) -> None:
         self._process.wait()
@@ -165,14 +199,14 @@ class Pass:
         """The counts, from the report that pytest wrote, and the verdict."""
         status, suite = self._process.wait(), self._counted()
         if not suite:
-            return f"as {self._name}: pytest did not come to an end (exit code {status})", False
+            return f"as {self.name}: pytest did not come to an end (exit code {status})", False
         total, failed, errors, skipped = (
             int(suite[key]) for key in ("tests", "failures", "errors", "skipped")
         )
         passed = total - failed - errors - skipped
         counts = f"{passed} passed, {failed} failed, {errors} errors, {skipped} skipped"
         after = f"; tried again: {', '.join(self.failed())}" if self.replaced else ""
-        line = f"as {self._name}: {counts} in {float(suite['time']):.0f} s (exit code {status}){after}"
+        line = f"as {self.name}: {counts} in {float(suite['time']):.0f} s (exit code {status}){after}"
         return line, status == 0 or (self.replaced and status == 1)
 
     def _counted(self) -> dict[str, str]:
@@ -220,36 +254,21 @@ def _free() -> int:
     return min(limit.f_bavail * limit.f_frsize, int(available) << 10)
 
 
-@contextlib.contextmanager
-def _running(
+def _begin(
+    stack: contextlib.ExitStack,
     directory: Path,
     ground: Path,
     name: str,
+    report: str,
     arguments: list[str],
     user: pwd.struct_passwd | None = None,
-    output: IO[bytes] | None = None,
-    report: str = "",
-) -> Iterator[Pass]:
-    """A pass that has begun and works on its ground; it does not outlive its context."""
-    file = directory / f"{report or Path(arguments[-1]).name}.xml"
-    cache = file.with_suffix(".cache")
-    places = [f"--basetemp={ground / file.stem}", f"--junitxml={file}", "-o", f"cache_dir={cache}"]
-    arguments = [*OPTIONS, *places, *arguments]
-    if user is None:
-        command = [sys.executable, "-m", "pytest", *arguments]
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-    else:
-        process = as_user.pytest(directory.parent, user, arguments, output)
-    begun = Pass(name, file, cache, process)
-    try:
-        yield begun
-    finally:
-        begun.end()
-
-
-def _show(log: IO[bytes]) -> None:
-    log.seek(0)
-    print(log.read().decode(errors="replace"), flush=True)
+    *,
+    live: bool = False,
+) -> Pass:
+    """Begin a pass that does not outlive the stack; `live` lets pytest print while it runs."""
+    begun = Pass(directory, ground, name, report, arguments, user, live=live)
+    stack.callback(begun.end)
+    return begun
 
 
 def _say(line: str) -> None:
