@@ -90,14 +90,14 @@ class Handoff(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the egress decided about one connection, or about one name that a program looked up.
+    """What the egress decided about one connection, name that a program looked up, or HTTP request.
 
     The kind "publish" is a connection from outside to a published port: `address` is the client's and `port`
     the one inside. The kind "rule" is a change of the rules: `rule` was added or taken back. The kind "ask"
     is an answer to a question about a connection that no rule covers.
     """
 
-    kind: Literal["connect", "name", "publish", "rule", "ask"] = "connect"
+    kind: Literal["connect", "name", "publish", "request", "rule", "ask"] = "connect"
     #: Seconds since 1970.
     time: float
     #: The program that made the connection and its PID inside, as in `curl (7)`; None if the connection was
@@ -120,12 +120,16 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     duration: float = 0.0
     #: How many such decisions there were: repeated ones are counted and not listed.
     count: int = 1
+    #: Method and URL of a request, without its query; "" for the other kinds.
+    request: str = ""
 
     @property
     def target(self) -> str:
-        """What the program wanted to reach: HOST:PORT, or the name alone."""
+        """What the program wanted to reach: HOST:PORT, the name alone, or the request."""
         if self.kind == "rule":
             return self.rule
+        if self.kind == "request":
+            return self.request
         if self.kind == "publish":
             return f"port {self.port} from {self.address}"
         host = self.name or self.address
@@ -155,7 +159,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 class Denial(msgspec.Struct, frozen=True, kw_only=True):
     """Something that a wall refused: what, which control refused it, and what would allow it."""
 
-    what: Literal["connection", "name"]
+    what: Literal["connection", "name", "request"]
     target: str
     #: The control.
     wall: str

@@ -67,6 +67,7 @@ RULES: dict[str, str] = {
     "`tcp://` only by `tcp://`, `ask` only by `ask`; and every rule of the other that denies something of "
     "it, or an address that a name could lead to, is there too, or a wider one; the certificates and proxies "
     "that come with a network are those of your environment, the same for both",
+    "net_roots": "the same; without rules for requests in `net` nothing is compared",
     "on_egress_end": '`"continue"` only if the other has it too; without rules in `net` nothing is compared',
     "proxy": "`true` only if the other has it",
     "env": "every variable that the other sets, with the same value; further variables are allowed",
@@ -259,6 +260,8 @@ def excess(mine: Policy, other: Policy, home: str = "") -> list[str]:
         found.append('on_egress_end = "continue": the program goes on without its egress process')
     if mine.proxy and not other.proxy:
         found.append("proxy = true: a proxy inside")
+    if any(" " in rule for rule in mine.net) and other.net != "open" and mine.net_roots != other.net_roots:
+        found.append(f"net_roots = {show(mine.net_roots)} where {show(other.net_roots)} is asked for")
     found += _variables(mine, other)
     if mine.image != other.image:
         found.append(f"image = {show(mine.image)} where {show(other.image)} is asked for")

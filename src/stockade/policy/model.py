@@ -359,6 +359,15 @@ def _net(key: str, value: Any) -> tuple[str, ...] | str:
     )
 
 
+def _roots(key: str, value: Any) -> str:
+    if value == "":
+        return ""
+    text = values.path(key, value)
+    if not text.startswith(("/", "~/")):
+        raise InvalidValueError(key, value, "is not an absolute path", f"write ~/{text} or /etc/ssl/{text}")
+    return text
+
+
 def _net_rules(key: str, value: Iterable[Any]) -> tuple[str, ...]:
     """Check the rules of `net` and return each in its one spelling."""
     from stockade.policy import net_rules
@@ -379,6 +388,7 @@ def _net_rules(key: str, value: Iterable[Any]) -> tuple[str, ...]:
         raise InvalidValueError(key, None, problem, "write *.example.com for several hosts of one domain")
     try:
         net_rules.ports_of(found.values())
+        net_rules.check_rules(tuple(found.values()))
     except net_rules.NetRuleError as error:
         raise InvalidValueError(key, written, error.problem, error.hint) from None
     return tuple(found)
@@ -451,6 +461,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             443 (`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `address[:ports]`,
             `network[:ports]`, `tcp://host:port`, `!` before a rule that denies, and `ask`: you are asked
             about names that no rule covers).
+        net_roots: The file of certificates by which Stockade verifies servers whose requests rules judge;
+            without it, the file that your `SSL_CERT_FILE` names, or the system's (a path).
         on_egress_end: What a run does if the process that relays its connections ends: it goes on and reaches
             nothing, or it ends too (`"continue"`, `"end"`).
         proxy: Whether programs find a proxy inside, at `198.18.0.1:3128`, for HTTP CONNECT and SOCKS5, and
@@ -482,6 +494,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     allow_commit: tuple[str, ...] = ()
     exec: tuple[str, ...] | None = None
     net: tuple[str, ...] | Literal["open"] = ()
+    net_roots: str = ""
     on_egress_end: Literal["continue", "end"] = "continue"
     proxy: bool = False
     env: Mapping[str, str] = FrozenMap()
@@ -512,6 +525,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "allow_commit": values.many(values.inside),
         "exec": _programs,
         "net": _net,
+        "net_roots": _roots,
         "on_egress_end": values.one_of("continue", "end"),
         "proxy": values.flag,
         "env": values.variables,
@@ -542,6 +556,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             allow_commit: Sequence[str] = (),
             exec: Sequence[str] | None = None,
             net: Sequence[str] | str = (),
+            net_roots: str = "",
             on_egress_end: str = "continue",
             proxy: bool = False,
             env: Mapping[str, str] = ...,
@@ -638,6 +653,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             needed[Control.NETWORK_NONE] = "default"
         elif self.net != "open":
             needed[Control.NETWORK_RULES] = f"net = {values.show(self.net)}"
+            if requests := tuple(rule for rule in self.net if " " in rule):
+                needed[Control.NETWORK_HTTP] = f"net = {values.show(requests)}"
         if self.workspace is not None:
             if self.workspace.mode == "overlay":
                 needed[Control.WORKSPACE_OVERLAY] = 'workspace.mode = "overlay"'

@@ -53,13 +53,13 @@ def refuse_unseen_requests(limits: Limits, rules: Iterable[str]) -> None:
     if written and unseen:
         raise PolicyError(
             f"{written[0]}: Stockade does not see the requests that {unseen[0].text} allows",
-            hint="limit connections, upload or download, or let every rule name port 80 alone: "
-            f"{unseen[0].name or 'host.example'}:80",
+            hint="limit connections, upload or download, or write a rule for requests: "
+            f"GET,POST https://{unseen[0].name or 'host.example'}/**",
         )
 
 
 def _shows_requests(rule: NetRule) -> bool:
-    return bool(rule.name) and not rule.opaque and rule.ports == _HTTP_PORTS
+    return rule.http is not None or (bool(rule.name) and not rule.opaque and rule.ports == _HTTP_PORTS)
 
 
 def _written(limits: Limits, names: Iterable[str]) -> list[str]:

@@ -193,3 +193,27 @@ def test_limits_that_nothing_could_count_are_refused(reach: Reach) -> None:
     )
     assert len(found) == 4
     assert "nothing counts" in found[0] and all("does not see the requests" in one for one in found[1:])
+
+
+@pytest.mark.parametrize("version", ["--http1.1", "--http2"])
+def test_requests_inside_tls_count_too(reach: Reach, version: str) -> None:
+    net = ["GET https://h2.good.example/**"]
+    urls = ["https://h2.good.example/a", "https://h2.good.example/b", "https://h2.good.example/c"]
+    reach.internet.clear()
+    result = reach.supervisor.run(
+        [
+            "curl",
+            "-sS",
+            version,
+            "-w",
+            "%{http_code} ",
+            *(word for url in urls for word in ("-o", "/dev/null", url)),
+        ],
+        net,
+        limits={"requests": 2},
+    )
+    assert result["stdout"].split() == ["200", "200", "403"], result
+    assert len(reach.internet.events("request")) == 2
+    assert denied_by(result) == {"limits.requests"}
+    limited = reach.supervisor.run(["curl", "-sS", version, urls[0]], net, limits={"download": 20})
+    assert limited["ended"][1] != 0 and denied_by(limited) == {"limits.download"}

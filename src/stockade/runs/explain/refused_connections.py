@@ -63,7 +63,7 @@ def hint(
 
 
 def _refusal(one: Denial) -> str:
-    what = "the lookup of" if one.what == "name" else "a connection to"
+    what = {"name": "the lookup of", "request": "the request"}.get(one.what, "a connection to")
     why = f" ({one.reason})" if one.reason not in ("", "no rule") else ""
     allow = f": `{one.hint}` allows it" if one.hint else ""
     if one.clause.startswith("limits."):
@@ -122,6 +122,8 @@ def _named(last: bytes) -> list[tuple[str, int]]:
 
 
 def _host(denial: Denial) -> str:
+    if denial.what == "request":
+        return denial.target.partition("://")[2].partition("/")[0].partition(":")[0]
     return denial.target.rpartition(":")[0].strip("[]") if denial.what == "connection" else denial.target
 
 

@@ -20,12 +20,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from stockade._version import __version__
-from stockade.egress.records import RawRecord, RecordReader, Totals, create_records
+from stockade.egress.records import NO_TOTALS, RawRecord, RecordReader, Totals, create_records
 from stockade.errors import SetupError
 from stockade.gate import client
 from stockade.gate.network import DNS_PORT, NetworkListeners, NetworkRequest
 from stockade.gate.operations import Plan
+from stockade.linux.root_certificates import system_bundle
 from stockade.policy.model import NETWORK_LIMITS
 from stockade.policy.net_rules import ASK, PROXY_PORT, parse_rule, ports_of
 from stockade.receipt.statement import EgressWalls, NetworkCounts, ResolverWalls, RuleChange
@@ -38,6 +41,7 @@ from stockade.runs.network.network_evidence import NetworkEvidence, observe_netw
 from stockade.runs.network.process_names import ProcessNames
 from stockade.runs.network.published_ports import PublishedListeners, PublishedPort
 from stockade.runs.network.resolver_process import connect_resolver
+from stockade.runs.network.trust_files import TrustFiles, read_roots
 from stockade.runs.prepare import RunPreparation
 
 TYPE_CHECKING = False
@@ -53,7 +57,6 @@ MOST_CONNECTIONS, IDLE_SECONDS = 1024, 3600
 LISTEN_SECONDS = 10.0
 #: Between two looks at the records: seconds at least, and times as long as the last look took.
 LOOK_SECONDS, LOOK_SHARE = 0.05, 10
-NO_TOTALS = Totals(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class GenerationMark(NamedTuple):
@@ -206,6 +209,8 @@ class EgressHandle:
         #: A port inside of Stockade's own, which has listeners too.
         self.proxy_port = (PROXY_PORT,) if self.settings.get("proxy") else ()
         self.published = published
+        #: Whether the egress process can judge requests, because it has an authority that programs trust.
+        self.judges = False
         self.changes: list[RuleChange] = []
         #: Held while the rules change.
         self.changing = threading.Lock()
@@ -292,7 +297,12 @@ class EgressHandle:
             decisions=found,
             cut=_cut(total.dropped),
             denials=denials(found),
-            counts=NetworkCounts(*total[:4], published=total.published),
+            counts=NetworkCounts(
+                *total[:4],
+                published=total.published,
+                requests_allowed=total.requests_allowed or msgspec.UNSET,
+                requests_refused=total.requests_refused or msgspec.UNSET,
+            ),
             sent=total.bytes_sent,
             received=total.bytes_received,
             warnings=self._warnings(),
@@ -536,9 +546,14 @@ class NetworkSetup:
         published: PublishedListeners | None = None,
         settings: Mapping[str, object] | None = None,
         questions: UserQuestions | None = None,
+        trust: TrustFiles | None = None,
+        roots: str = "",
     ) -> None:
         self.rules = rules
         self._settings, self._questions = settings or {}, questions
+        #: With rules for requests: where programs find the authority's certificate, and by which file
+        #: servers are verified, if it is not the system's.
+        self._trust, self._roots = trust, roots
         self.ports = ports_of([parse_rule(rule) for rule in rules])
         self._listening = (*self.ports, *((PROXY_PORT,) if self._settings.get("proxy") else ()))
         self._home = home
@@ -556,8 +571,8 @@ class NetworkSetup:
 
     def egress(self, events: Events) -> Steps[EgressProcess]:
         """Start the egress process."""
-        ports = dialled_ports(self.ports, self._settings)
-        return (yield from launch_egress(ports, events, home=self._home))
+        ports, judges = dialled_ports(self.ports, self._settings), self._trust is not None
+        return (yield from launch_egress(ports, events, home=self._home, judges=judges))
 
     def finish(self, process: EgressProcess, box: LaunchedSandbox, events: Events) -> Steps[EgressHandle]:
         """Check the listeners, and hand them to the egress process. A failure ends it."""
@@ -576,13 +591,15 @@ class NetworkSetup:
             settings = {**self._settings, "rules": list(self.rules)}
             records, resolver = yield from configure(
                 process, box, self._home, nudge, settings, opened, self._published, events,
-                questions=self._questions,
+                questions=self._questions, trust=self._trust, roots=self._roots,
             )  # fmt: skip
             ports = () if self._published is None else self._published.ports
-            return EgressHandle(
+            handle = EgressHandle(
                 process, records, nudge, self.rules, observed, self._pid, resolver, ports, questions,
                 self._settings, self._questions,
             )  # fmt: skip
+            handle.judges = self._trust is not None
+            return handle
         except BaseException:
             for descriptor in (nudge, questions):
                 if descriptor >= 0:
@@ -618,6 +635,8 @@ def configure(
     events: Events,
     names: tuple[int, ...] = (),
     questions: UserQuestions | None = None,
+    trust: TrustFiles | None = None,
+    roots: str = "",
 ) -> Steps[tuple[int, ResolverWalls | None]]:
     """Hand an egress process its listeners and the rest, and wait until it relays.
 
@@ -651,7 +670,15 @@ def configure(
             held.append(asked_on := questions.connect())
             message["ask"] = True
             passed.append(asked_on)
-        yield from process.configure(message, (*passed, *names), events)
+        own_roots = read_roots(roots) if trust is not None and roots else b""
+        if trust is not None:
+            message["http"] = len(own_roots)
+            if own_roots:
+                held.append(_in_memory(own_roots))
+                passed.append(held[-1])
+        authority = yield from process.configure(message, (*passed, *names), events)
+        if trust is not None:
+            trust.fill(authority, own_roots or read_roots(system_bundle()))
         return records, walls
     except BaseException:
         os.close(records)
@@ -659,6 +686,13 @@ def configure(
     finally:
         for descriptor in held:
             os.close(descriptor)
+
+
+def _in_memory(content: bytes) -> int:
+    """Return a descriptor from which an egress process, which has no files, reads content."""
+    descriptor = os.memfd_create("roots", os.MFD_CLOEXEC)
+    os.write(descriptor, content)
+    return descriptor
 
 
 def _serve_connections(box: LaunchedSandbox) -> int:
@@ -738,12 +772,15 @@ def launch_with_egress(
         from stockade.runs.network.user_questions import UserQuestions
 
         questions = UserQuestions(prepared, prepared.made.on_ask)
+    network = prepared.resolved.network
     setup = NetworkSetup(
         tuple(prepared.resolved.policy.net),
         prepared.state,
         prepared.made.published,
         egress_settings(prepared),
         questions,
+        prepared.made.trust,
+        "" if network is None else network.roots,
     )
     try:
         box, process, failure = yield from together(
