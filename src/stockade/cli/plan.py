@@ -137,7 +137,7 @@ def _print_network(prepared: RunPreparation) -> None:
 
 def _proxies(prepared: RunPreparation) -> tuple[str, ...]:
     """Return the proxies of the host through which connections leave."""
-    from stockade.runs.network.egress import proxies_of
+    from stockade.runs.network.upstream_proxy import proxies_of
 
     found = proxies_of(prepared.resolved.caller.environ)
     return () if found is None else found.names

@@ -409,9 +409,9 @@ def _net(words: list[str] | None) -> list[str] | str | None:
             hint = error.hint.replace('net = "open"', "--net open").replace('net = "none"', "--net none")
             hint = hint.replace("write one rule for", "write --net once for")
             raise PolicyError(f"--net {word or repr(word)}: {error.problem}", hint=hint) from None
-        if near := closest(word, ("open", "none")):
+        if word != "ask" and (near := closest(word, ("open", "none", "ask"))):
             hint = f"did you mean --net {near}? For a host of that name, write --net {word}:443"
-            raise PolicyError(f"--net {word}: is neither none nor open", hint=hint)
+            raise PolicyError(f"--net {word}: is neither none nor open nor ask", hint=hint)
     return words
 
 

@@ -452,6 +452,8 @@ def parse_rule(text: str) -> NetRule:
     if text != text.strip():
         raise NetRuleError("begins or ends with a space", f"write {text.strip()}")
     deny, body = text[0] == "!", text.removeprefix("!")
+    if body == ASK and deny:
+        raise NetRuleError("is no rule", "leave ask out, or write !ask:443 for a host of that name")
     if text == ASK:
         # On the ports that it has, and those that other rules name, there are listeners inside.
         return NetRule(ASK, False, False, "", False, "", WEB_PORTS)
@@ -745,7 +747,7 @@ class RuleSet:
     def is_name(self, name: str) -> bool:
         """Whether it is a name in its one spelling, which a rule could have."""
         try:
-            return name.isascii() and normal_name(name) == name
+            return name.isascii() and _rule_name(name, "")[0] == name
         except NetRuleError:
             return False
 

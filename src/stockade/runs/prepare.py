@@ -412,6 +412,10 @@ def _resolve_and_plan(
         from stockade.policy.network_clauses import refuse_unfitting
 
         refuse_unfitting(policy)
+    if has_rules:
+        from stockade.runs.network.upstream_proxy import proxies_of
+
+        proxies_of(caller.environ)  # an error for one that cannot be used, before anything is made
     if not dry and (has_rules or wanted):
         from stockade.runs.network import egress_template, resolver_process
 

@@ -42,15 +42,13 @@ from stockade.runs.network.process_names import ProcessNames
 from stockade.runs.network.published_ports import PublishedListeners, PublishedPort
 from stockade.runs.network.resolver_process import connect_resolver
 from stockade.runs.network.trust_files import TrustFiles, read_roots
+from stockade.runs.network.upstream_proxy import proxies_of
 from stockade.runs.prepare import RunPreparation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from stockade.runs.network.upstream_proxy import HostProxies
     from stockade.runs.network.user_questions import UserQuestions
 
-#: Variables that name a proxy of the host.
-PROXY_VARIABLES = ("https_proxy", "http_proxy", "all_proxy", "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 #: How many connections an egress process relays at once, and how long one may be silent, in seconds.
 MOST_CONNECTIONS, IDLE_SECONDS = 1024, 3600
 #: How long the resident may take to open the listeners.
@@ -744,16 +742,6 @@ def egress_settings(prepared: RunPreparation) -> dict[str, object]:
     if proxies := proxies_of(prepared.resolved.caller.environ):
         found["upstream"] = proxies.settings()
     return found
-
-
-def proxies_of(environ: Mapping[str, str]) -> HostProxies | None:
-    """Return the proxies that an environment names; None if there are none."""
-    if not any(name in environ for name in PROXY_VARIABLES):
-        return None
-    from stockade.runs.network.upstream_proxy import host_proxies
-
-    found = host_proxies(environ)
-    return found if found.proxies else None
 
 
 def dialled_ports(ports: Sequence[int], settings: Mapping[str, object]) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ VARIABLES = {"https": "https_proxy", "http": "http_proxy", "all": "all_proxy"}
 PORTS = {"http": 80, "socks5": 1080, "socks5h": 1080}
 #: The most that `NO_PROXY` may have.
 MOST_DIRECT, MOST_TEXT = 256, 16_384
-_PROXY = re.compile(
+_PROXY = (
     r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?(?:(?P<user>[^:@/]*)(?::(?P<password>[^@/]*))?@)?"
     r"(?P<host>[A-Za-z0-9._-]+|\[[A-Fa-f0-9.:]+\])(?::(?P<port>[0-9]{1,5}))?/?"
 )
@@ -49,6 +49,14 @@ class HostProxies(NamedTuple):
         return {"proxies": {kind: list(one) for kind, one in self.proxies.items()}, "no_proxy": self.no_proxy}
 
 
+def proxies_of(environ: Mapping[str, str]) -> HostProxies | None:
+    """Return the proxies that an environment names; None if there are none."""
+    if not any(name in environ for one in VARIABLES.values() for name in (one, one.upper())):
+        return None
+    found = host_proxies(environ)
+    return found if found.proxies else None
+
+
 def host_proxies(environ: Mapping[str, str]) -> HostProxies:
     """Read the proxies of an environment; PolicyError for one that Stockade cannot use."""
     found: dict[str, tuple[str, str, int, str, str]] = {}
@@ -67,7 +75,7 @@ def _is_cgi(kind: str, environ: Mapping[str, str]) -> bool:
 
 
 def _parsed(name: str, written: str) -> tuple[str, str, int, str, str]:
-    match = _PROXY.fullmatch(written)
+    match = re.fullmatch(_PROXY, written)
     if match is None:
         # Not with the value: it may have a password in it.
         raise PolicyError(
