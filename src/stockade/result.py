@@ -138,7 +138,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class NetworkQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """A connection that no network rule covers and that waits for the answer of `on_ask`.
 
     The answer is "once" for this connection, "run" for a rule in this sandbox, "policy" for a rule in this

@@ -111,7 +111,7 @@ class SandboxOptions(TypedDict, total=False):
     publish: Sequence[str]
     #: With `ask` in `net`: called, in a thread of its own, with each connection that no rule covers. It
     #: returns "once", "run", "policy" or "no". Without it, such connections are refused.
-    on_ask: "Callable[[stockade.result.Question], Answer] | None"
+    on_ask: "Callable[[stockade.result.NetworkQuestion], Answer] | None"
     #: Who asks for its runs, for their receipts: agent, category, action and words.
     who: Asker
 

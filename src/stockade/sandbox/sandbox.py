@@ -72,7 +72,7 @@ class SandboxBase:
         snapshot: bool = False,
         name: str = "",
         publish: Sequence[str] = (),
-        on_ask: Callable[[stockade.result.Question], Answer] | None = None,
+        on_ask: Callable[[stockade.result.NetworkQuestion], Answer] | None = None,
         who: stockade.receipt.Who | Mapping[str, str] | None = None,
         _environment: Any = None,
     ) -> None:

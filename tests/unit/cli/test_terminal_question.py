@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stockade.cli.ui.terminal_question import TerminalQuestion
-from stockade.result import Question
+from stockade.result import NetworkQuestion
 
-QUESTION = Question(name="api.example.com", port=443, process="cu\x1b[2Jrl (7)")
+QUESTION = NetworkQuestion(name="api.example.com", port=443, process="cu\x1b[2Jrl (7)")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ import msgspec
 from stockade.cli.ui.terminal_flow import MOST_KEYS, Flow
 from stockade.cli.ui.terminal_question import TerminalQuestion
 from stockade.gate import client
-from stockade.result import Question
+from stockade.result import NetworkQuestion
 from stockade.runs.io.eventloop import Events
 from stockade.runs.io.streams import CHUNK, TAIL
 from stockade.runs.options import Answer
@@ -120,7 +120,7 @@ class UserTerminal:
         self._asking: TerminalQuestion | None = None
         self._closed, self._lock = False, threading.Lock()
 
-    def ask(self, question: Question) -> Answer:
+    def ask(self, question: NetworkQuestion) -> Answer:
         """Ask the user, from another thread than the loop's; the answer is no if that is not possible."""
         asked = TerminalQuestion(question)
         with self._lock:

@@ -13,7 +13,7 @@ import threading
 import time
 
 from stockade.cli.ui import output
-from stockade.result import Question
+from stockade.result import NetworkQuestion
 from stockade.runs.options import Answer
 
 #: How long the user may take. The egress process holds a connection for a little longer.
@@ -25,7 +25,7 @@ _PROMPT = "  letter and Enter: "
 _ENTER, _ERASE, _GIVE_UP = b"\r\n", b"\x7f\x08", b"\x03\x04"
 
 
-def question_lines(question: Question) -> list[str]:
+def question_lines(question: NetworkQuestion) -> list[str]:
     """Return what the user is asked."""
     who = output.name(question.process or "a program")
     return [
@@ -38,7 +38,7 @@ def question_lines(question: Question) -> list[str]:
 class TerminalQuestion:
     """One question, from the thread that asks to the loop that owns the terminal, and its answer back."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: NetworkQuestion) -> None:
         self.until = time.monotonic() + SECONDS
         self._lines = question_lines(question)
         self._typed, self._void, self._tries = "", False, 0

@@ -22,7 +22,7 @@ import msgspec
 from stockade.egress.questions import BY_RULE, HOLD_SECONDS, MOST_QUESTIONS, NO, ONCE
 from stockade.errors import PolicyError, StockadeError
 from stockade.policy.net_rules import NetRuleError, normal_name
-from stockade.result import Decision, Question
+from stockade.result import Decision, NetworkQuestion
 from stockade.runs.io.eventloop import Events, drive
 from stockade.runs.network.decisions import change_time
 from stockade.runs.options import Answer
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stockade.runs.network.egress import EgressHandle
     from stockade.runs.prepare import RunPreparation
 
-OnAsk: TypeAlias = Callable[[Question], Answer]
+OnAsk: TypeAlias = Callable[[NetworkQuestion], Answer]
 ANSWERS = get_args(Answer)
 _QUESTION_SIZE = 4096
 
@@ -42,7 +42,7 @@ class AnsweredQuestion(NamedTuple):
 
     #: Seconds since 1970.
     at: float
-    question: Question
+    question: NetworkQuestion
     answer: str
 
     def decision(self) -> Decision:
@@ -152,7 +152,7 @@ class UserQuestions:
     def _answer(
         self, asked: _EgressQuestion, process: str | None, box: LaunchedSandbox, handle: EgressHandle
     ) -> str:
-        question = Question(name=asked.name, port=asked.port, process=process)
+        question = NetworkQuestion(name=asked.name, port=asked.port, process=process)
         age = time.monotonic() - asked.at
         # It has waited behind another one for so long that the connection has been refused.
         if question.target in self._refused or not 0 <= age < HOLD_SECONDS:
