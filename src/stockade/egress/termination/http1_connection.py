@@ -29,11 +29,13 @@ from stockade.egress.termination.http1_heads import (
 )
 from stockade.egress.termination.judge import JudgedRequest, RequestJudge
 from stockade.egress.termination.messages import HttpExchange, RequestHead
-from stockade.egress.termination.reader import StreamReader, TooLongError
+from stockade.egress.termination.reader import BadByteError, StreamReader, TooLongError
 from stockade.egress.termination.streams import ByteStream, StreamError
 
 _CHUNK_SIZE = re.compile(rb"[0-9a-fA-F]{1,15}")
 _PIECE = 65536
+#: How long a head may take from its first byte on.
+_HEAD_SECONDS = 20.0
 #: Responses with a status below 200 before the final one.
 _INTERIM = 16
 _METHOD = re.compile(rb"[!-~]{1,32}")
@@ -73,9 +75,11 @@ class Http1Connection:
         while True:
             self._from_client.wait = self._wait_for_request
             try:
-                block = await self._from_client.head(HEAD_SIZE)
+                block = await self._from_client.head(HEAD_SIZE, _HEAD_SECONDS)
             except TooLongError:
                 return self._refuse(b"", RequestRefusedError("head too long"))
+            except BadByteError as error:
+                return self._refuse(b"", RequestRefusedError(str(error)))
             except ClientGoneError:
                 return b""
             self._from_client.wait = self._client.wait
@@ -189,8 +193,8 @@ class Http1Connection:
                     await self._server.write(_chunk(exchange.request_data(data)))
                 if await self._from_client.line(2):
                     raise RequestRefusedError("end of a chunk")
-            trailers = decode_trailers(await self._from_client.trailers(HEAD_SIZE))
-        except TooLongError:
+            trailers = decode_trailers(await self._from_client.trailers(HEAD_SIZE, _HEAD_SECONDS))
+        except (TooLongError, BadByteError):
             raise RequestRefusedError("chunk size") from None
         await self._server.write(_chunk(exchange.request_end()) + encode_trailers(trailers))
 
@@ -198,9 +202,11 @@ class Http1Connection:
         """Pass on the interim responses and the final one."""
         for _ in range(_INTERIM):
             try:
-                block = await self._from_server.head(HEAD_SIZE)
+                block = await self._from_server.head(HEAD_SIZE, _HEAD_SECONDS)
             except TooLongError:
                 raise ResponseRefusedError("head too long") from None
+            except BadByteError as error:
+                raise ResponseRefusedError(str(error)) from None
             if not block:
                 raise StreamError("ended without a response")
             response = decode_response(block, request.head.method)
@@ -259,8 +265,10 @@ class Http1Connection:
                     encoded = b""
                 if await source.line(2):
                     raise ResponseRefusedError("end of a chunk")
-            trailers = exchange.response_trailers(decode_trailers(await source.trailers(HEAD_SIZE)))
-        except TooLongError:
+            trailers = exchange.response_trailers(
+                decode_trailers(await source.trailers(HEAD_SIZE, _HEAD_SECONDS))
+            )
+        except (TooLongError, BadByteError):
             raise ResponseRefusedError("chunk size") from None
         except RequestRefusedError as error:
             raise ResponseRefusedError(str(error)) from None

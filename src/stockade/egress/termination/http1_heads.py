@@ -227,8 +227,7 @@ def _plain(text: str) -> str:
 
 
 def _lines(block: bytes, refused: type[ValueError]) -> list[bytes]:
-    found = BAD_IN_LINE.search(block)
-    if found is not None:
+    if found := BAD_IN_LINE.search(block):
         raise refused(bad_byte(found[0], -1))
     return block[:-4].split(b"\r\n")
 

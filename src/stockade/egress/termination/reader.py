@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
+from stockade.egress.decoders.http_requests import BAD_IN_LINE, bad_byte
 from stockade.egress.termination.streams import ByteStream, StreamError
 
 #: The line with the size of a chunk: fifteen hexadecimal digits and CRLF.
@@ -12,6 +14,10 @@ CHUNK_LINE = 17
 
 class TooLongError(ValueError):
     """A head or a line has no end within its bound."""
+
+
+class BadByteError(ValueError):
+    """A head has a byte that no line may have; the message is a short fixed reason."""
 
 
 class StreamReader:
@@ -29,28 +35,33 @@ class StreamReader:
         """Whether something was read that nobody asked for yet."""
         return bool(self._data)
 
-    async def head(self, most: int) -> bytes:
-        """Return bytes up to and including an empty line; b"" if the stream ends before the first byte."""
-        searched = 0
-        while True:
-            end = self._data.find(b"\r\n\r\n", searched) + 4
-            if end >= 4:
-                if end > most:
-                    raise TooLongError
-                return self._take(end)
-            if len(self._data) > most:
-                raise TooLongError
-            searched = max(0, len(self._data) - 3)
-            if not await self._more():
-                if self._data:
-                    raise StreamError("ended in a head")
-                return b""
+    async def head(self, most: int, seconds: float) -> bytes:
+        """Return bytes up to and including an empty line; b"" if the stream ends before the first byte.
 
-    async def trailers(self, most: int) -> bytes:
+        From its first byte on, a head may take some seconds. A byte that no line may have ends it at once.
+        """
+        if not self._data and not await self._more():
+            return b""
+        async with asyncio.timeout(seconds):
+            searched = 0
+            while True:
+                end = self._data.find(b"\r\n\r\n", searched) + 4
+                stop = min(end if end >= 4 else len(self._data), most)
+                if found := BAD_IN_LINE.search(self._data, max(0, searched - 1), stop):
+                    raise BadByteError(bad_byte(found[0], -1))
+                if (end if end >= 4 else len(self._data)) > most:
+                    raise TooLongError
+                if end >= 4:
+                    return self._take(end)
+                searched = max(0, len(self._data) - 3)
+                if not await self._more():
+                    raise StreamError("ended in a head")
+
+    async def trailers(self, most: int, seconds: float) -> bytes:
         """Return a section of trailers, with the empty line that ends it."""
         while len(self._data) < 2:
             await self._need_more()
-        return self._take(2) if self._data.startswith(b"\r\n") else await self.head(most)
+        return self._take(2) if self._data.startswith(b"\r\n") else await self.head(most, seconds)
 
     async def line(self, most: int = CHUNK_LINE) -> bytes:
         """Return a line without its CRLF."""

@@ -17,7 +17,10 @@ NO_CONNECTION = re.compile(
     rb"|ENOTFOUND|EAI_AGAIN|nodename nor servname|name resolution|getaddrinfo"
     rb"|connection (?:was )?(?:refused|reset|closed|aborted)|closed connection|ECONNREFUSED|ECONNRESET"
     rb"|failed to connect|unable to connect|FailedToOpenSocket|SSL_ERROR_SYSCALL|unexpected eof|EOF occurred"
-    rb"|network is unreachable|no matching distribution",
+    rb"|network is unreachable|no matching distribution"
+    # A certificate that the program does not accept.
+    rb"|CERTIFICATE_VERIFY_FAILED|certificate (?:problem|verif)|issuer certificate|SELF_SIGNED"
+    rb"|unknown authority|PKIX path|UnknownIssuer|public key hash|pinned",
     re.IGNORECASE,
 )
 #: What they print if they want to listen on a port that is taken.
@@ -32,7 +35,12 @@ _NAMED = re.compile(
     re.IGNORECASE,
 )
 #: Reasons for which a connection that the rules allow is not made.
-FAILURES = frozenset({"name not found", "resolver failed", "connection refused", "unreachable", "timed out"})
+FAILURES = frozenset(
+    {
+        "name not found", "resolver failed", "connection refused", "unreachable", "timed out",
+        "bad certificate", "certificate refused",
+    }
+)  # fmt: skip
 #: The sandbox itself, as programs name it.
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 #: How the addresses begin that our DNS gives to names.
