@@ -590,7 +590,8 @@ class EgressLoop:
         if decision.scheme and self.termination is None:
             self._refuse(connection, destination, "failed", rule)
             return
-        connection.send(words)
+        if words:
+            connection.send(words)
         looks, port = bool(destination.name) and not decision.opaque, destination.port
         if looks and (decision.scheme == "https" or port in (_TLS_PORT, _HTTP_PORT)):
             self._silent[connection] = 0
