@@ -157,9 +157,17 @@ class NetworkQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Denial(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a wall refused: what, which control refused it, and what would allow it."""
+    """Something that a wall refused: what, which control refused it, and what would allow it.
 
-    what: Literal["connection", "name", "request"]
+    The egress reports connections and names. The others come from an observed run (`explain=True`). The
+    program chose the text of `target`, `other` and `programs`: clean it before it reaches a terminal.
+    """
+
+    what: Literal[
+        "connection", "name", "request",
+        "read", "write", "create", "remove", "rename", "execute", "connect", "bind", "mount", "call",
+    ]  # fmt: skip
+    #: HOST:PORT, a name, an absolute path inside, `unix:PATH` or the name of a system call.
     target: str
     #: The control.
     wall: str
@@ -170,6 +178,16 @@ class Denial(msgspec.Struct, frozen=True, kw_only=True):
     #: Why it was refused: `no rule`, or a clause such as "its TLS hello names another host".
     reason: str = ""
     count: int = 1
+    #: Of a rename or a link: the new name.
+    other: str = ""
+    #: The executables that tried it, as paths inside.
+    programs: tuple[str, ...] = ()
+    #: The file and the line of the clause; "" if no file writes it.
+    place: str = ""
+    #: The same change as `hint`, as a line of a policy file.
+    change: str = ""
+    #: Why that change is dangerous; "" if it is not.
+    danger: str = ""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,8 +220,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     network: Sequence[Decision] = ()
     #: Why `network` is incomplete; empty if it is not. A program can ask for more than is recorded.
     network_cut: str = ""
-    #: What walls refused, as far as they report it.
+    #: What walls refused, as far as they report it: with `explain`, everything.
     denials: tuple[Denial, ...] = ()
+    #: Why `denials` is incomplete although the run was observed; empty if it is not.
+    denials_cut: str = ""
+    #: Whether an observer watched the programs (`explain`).
+    observed: bool = False
     #: The published ports, each as HOST:PORT:PORT with the host's side first.
     published: tuple[str, ...] = ()
     #: The workspace that keeps the changes, for `Workspace.open` and `resume=`. In JSON: `workspace`.

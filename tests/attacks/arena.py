@@ -86,7 +86,16 @@ def compiled(name: str) -> Path:
 @functools.cache
 def _compiled(name: str, directory: Path) -> Path:
     target = directory / name.removesuffix(".c")
-    command = [need_program("gcc"), "-static", "-O1", "-Wall", "-o", str(target), str(ATTACKS / name)]
+    command = [
+        need_program("gcc"),
+        "-static",
+        "-pthread",
+        "-O1",
+        "-Wall",
+        "-o",
+        str(target),
+        str(ATTACKS / name),
+    ]
     subprocess.run(command, check=True)
     return target
 

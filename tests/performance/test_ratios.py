@@ -17,7 +17,7 @@ from support.means import need, need_program
 from support.paths import ROOT
 
 SLACK = 1.3
-COMPARED = ("cold", "rate", "walls")
+COMPARED = ("cold", "pipeline", "rate", "walls")
 
 
 @pytest.mark.timeout(300)

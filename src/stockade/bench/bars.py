@@ -15,7 +15,7 @@ class Bar(msgspec.Struct, frozen=True):
     at: float
     about: str
     better: Literal["lower", "higher"] = "lower"
-    unit: Literal["×", "/s", "ms", "bytes", "walls", "connections"] = "×"
+    unit: Literal["×", "/s", "ms", "µs", "bytes", "walls", "connections"] = "×"
     #: An aim: shown, but missing it is no failure.
     aim: bool = False
     #: The value does not vary from run to run, so it gets no slack.
@@ -92,6 +92,12 @@ BARS = {
     "judged/authority": Bar(
         5.0, "time to make a certificate authority and its first certificate", unit="ms", aim=True
     ),
+    "observe/open": Bar(
+        2.5, "time that an observer adds to opening a file, by that of a byte to another process and back"
+    ),
+    "observe/added open": Bar(12, "the same as a time", unit="µs", aim=True),
+    "observe/refusal": Bar(2.5, "the same for a file that a wall refuses, which the observer writes down"),
+    "observe/added refusal": Bar(12, "the same as a time", unit="µs", aim=True),
     "server/session": Bar(
         1.5, "time to make an isolated session over HTTP, by that of a bare python -c pass"
     ),
@@ -113,6 +119,21 @@ BARS = {
     ),
     "server/cycles memory": Bar(
         20_000, "growth of the server and its supervisors by a session that was made and ended", unit="bytes"
+    ),
+    "pipeline/data": Bar(
+        0.9, "bytes per second through three stages, by those through the same shell pipeline", "higher"
+    ),
+    "pipeline/start": Bar(
+        1.5, "time of `stockade pipe` with three stages of true, by `stockade run -- true`"
+    ),
+    "pipeline/warm start": Bar(
+        1.5, "time of three stages of /bin/true in a warm process, by that of one", aim=True
+    ),
+    "pipeline/data by sandlock": Bar(
+        1.0, "bytes per second through three stages, by those through sandlock's pipeline", "higher", aim=True
+    ),
+    "pipeline/start by sandlock": Bar(
+        1.0, "time of three stages of /bin/true in a warm process, by sandlock's", aim=True
     ),
     "start/import": Bar(2.0, "time to import stockade in a new interpreter, by that of an empty one"),
     "start/run": Bar(5.5, "time of `stockade run -- true`, by that of an empty interpreter"),

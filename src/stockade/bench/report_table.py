@@ -114,4 +114,6 @@ def _value(name: str, value: float) -> str:
     unit = BARS[name].unit if name in BARS else "×"
     if unit == "bytes":
         return f"{value / MIB:.2f} MiB"
-    return f"{value:.2f} {unit}" if unit in ("×", "ms") else f"{value:.0f}{unit if unit == '/s' else ''}"
+    if unit in ("×", "ms", "µs"):
+        return f"{value:.2f} {unit}"
+    return f"{value:.0f}{unit if unit == '/s' else ''}"

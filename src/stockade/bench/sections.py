@@ -19,7 +19,14 @@ from pathlib import Path
 import msgspec
 
 from stockade import gate
-from stockade.bench import egress_costs, judged_costs, receipt_costs, server_costs
+from stockade.bench import (
+    egress_costs,
+    judged_costs,
+    observe_costs,
+    pipeline_costs,
+    receipt_costs,
+    server_costs,
+)
 from stockade.bench import warm_costs as warmth
 from stockade.bench.bars import BARS
 from stockade.bench.competitors import (
@@ -361,6 +368,11 @@ def warm(ground: BenchFixture) -> Section:
     return Section((*code.figures, Figure("warm/run", value)), {**code.timings, **timings}, code.notes)
 
 
+def observe(ground: BenchFixture) -> Section:
+    """Measure what an observer adds to a call."""
+    return observe_costs.measure(ground.rounds(8, 30))
+
+
 def shell(ground: BenchFixture) -> Section:
     """Measure a run in a living shell, with all that the library does around it, and the shell's memory."""
     with peers({OURS: BenchJob(ground.contenders[OURS], "shell", command=("true",)).argv()}) as found:
@@ -460,6 +472,13 @@ def walls(ground: BenchFixture) -> Section:
     return Section((Figure("walls/open", count),), walls=rows)
 
 
+def pipeline(ground: BenchFixture) -> Section:
+    """Time data through three stages, and the start of three stages."""
+    rival = ground.contenders.get(SANDLOCK)
+    options = None if rival is None else rival.sandlock_options()
+    return pipeline_costs.measure(ground.rounds(3, 15), 10**9 // (2 if ground.quick else 1), options)
+
+
 SECTIONS: dict[str, Callable[[BenchFixture], Section]] = {
     "cold": cold,
     "rate": rate,
@@ -472,7 +491,9 @@ SECTIONS: dict[str, Callable[[BenchFixture], Section]] = {
     "shell": shell,
     "egress": egress,
     "judged": judged,
+    "observe": observe,
     "server": server,
+    "pipeline": pipeline,
     "start": start,
     "walls": walls,
 }

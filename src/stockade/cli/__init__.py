@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": ("stockade.cli.run", "run a command behind every wall of the policy"),
     "shell": ("stockade.cli.shell", "start a shell behind every wall of the policy"),
+    "pipe": ("stockade.cli.pipe", "run commands at once, each in its own sandbox, connected by pipes"),
     "attach": ("stockade.cli.attach", "return to a kept shell, or open another one beside it"),
     "init": ("stockade.cli.init", "write a policy for this project that lets its tests run"),
     "plan": ("stockade.cli.plan", "show what `run` would do, without doing it"),
+    "explain": ("stockade.cli.explain", "say what a program may use, which wall decides, and what to change"),
     "ps": ("stockade.cli.ps", "list the living sandboxes"),
     "kill": ("stockade.cli.kill", "end sandboxes, whichever process started them"),
     "logs": ("stockade.cli.logs", "list what earlier runs did"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import signal
 import sys
 import time
@@ -13,14 +12,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from stockade.cli.ui import output
 from stockade.cli.ui.fast_args import REST, FastParser, NeedsArgparseError
-from stockade.errors import PolicyError, ReceiptError, SetupError, StockadeError
+from stockade.errors import PolicyError, ReceiptError, StockadeError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
 
     from stockade.agents.registry import Agent
-    from stockade.cli.ui.terminal import UserTerminal
     from stockade.linux.user import Caller
     from stockade.policy import Policy
     from stockade.receipt.statement import Receipt
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from stockade.result import Decision, Result
     from stockade.runs.network.published_ports import PublishedPort
     from stockade.sandbox.workspace import Workspace
+    from stockade.sessions.attach.user_terminal import UserTerminal
     from stockade.workspace.diff.change_details import Mark
 
 ABOUT = {
@@ -90,13 +89,13 @@ def run(args: argparse.Namespace, commands: Callable[[], list[list[str]]], *, sh
     except BrokenPipeError:
         raise
     except (StockadeError, OSError) as error:
-        if not args.json and (args.json_fd is None or not _is_open_for(args.json_fd, os.O_WRONLY)):
+        if not args.json and (args.json_fd is None or not is_open_for(args.json_fd, os.O_WRONLY)):
             raise
         refused = {"outcome": "setup-failed", "ok": False, "exit_code": 125}
         why = (error.message, error.hint) if isinstance(error, StockadeError) else (output.reason(error), "")
         if isinstance(error, ReceiptError) and error.result is not None:
             # The command has run, and the reader of the JSON must learn how it ended.
-            _write_json(args, {**_plain(error.result), "ok": False, "receipt_error": why[0]})
+            _write_json(args, {**plain_result(error.result), "ok": False, "receipt_error": why[0]})
         else:
             _write_json(args, {**refused, "reason": why[0], "hint": why[1]})
         return 125
@@ -184,6 +183,12 @@ def add_options(parser: argparse.ArgumentParser | FastParser, command: str) -> N
             help="let the host reach a port inside: 8080:80 leads from 127.0.0.1:8080 to port 80; 8080 is "
             "the same port on both sides; 0 on the host is any free one",
         )
+        if command == "run":
+            add(
+                "--explain",
+                action="store_true",
+                help="observe the command, and explain each refusal: by which wall, and what would allow it",
+            )
         add("--timeout", metavar="T", help="end the command after this long: 30, 250ms, 5m")
         if command == "shell":
             add(
@@ -439,7 +444,7 @@ def _pairs(option: str, words: list[str] | None) -> dict[str, str]:
 
 
 def _run_with_receipt(args: argparse.Namespace, commands: list[list[str]], shell: bool) -> int:
-    if args.json_fd is not None and not _is_open_for(args.json_fd, os.O_WRONLY):
+    if args.json_fd is not None and not is_open_for(args.json_fd, os.O_WRONLY):
         raise PolicyError(
             f"--json-fd {args.json_fd}: the descriptor is not open for writing",
             hint="open it: --json-fd 3 3> result.json",
@@ -467,22 +472,23 @@ def _run_and_report(
             f"--{args.on_exit}: this run has no workspace, so its changes are deleted when it ends",
             hint="name a directory to work in: -w DIRECTORY",
         )
+    from stockade.runs.io.streams import OutputCopy
     from stockade.sandbox import sandbox
 
     start = start_directory(args, found)
     quiet = args.quiet or args.json
     earlier = None if workspace is None or quiet else _marks(workspace)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _cancel)
+        signal.signal(number, cancel)
     # `nohup` gives its command a stdin that it cannot read.
-    stdin: int | None = 0 if _is_open_for(0, os.O_RDONLY) else None
+    stdin: int | None = 0 if is_open_for(0, os.O_RDONLY) else None
     at_terminal = stdin is not None and os.isatty(stdin)
     if at_terminal:
         stdin = None
     timeout = seconds(args.timeout)
     limits = [limit for limit in (timeout, found.policy.limits.wall) if limit is not None]
     until = time.monotonic() + min(limits) + STALLED_SECONDS if limits else None
-    sinks = None if args.json else (_OutputCopy(1, until), _OutputCopy(2, until))
+    sinks = None if args.json else (OutputCopy(1, until), OutputCopy(2, until))
     for words in commands:
         terminal = _terminal(until) if at_terminal and sinks else None
         try:
@@ -502,6 +508,7 @@ def _run_and_report(
                     "publish": args.publish or (),
                     "on_ask": terminal.ask if terminal is not None else None,
                     "who": who_asks(args),
+                    "explain": getattr(args, "explain", False),
                 },
                 sandbox.RunExtras(
                     stdin=stdin,
@@ -513,6 +520,7 @@ def _run_and_report(
                     state=home,
                     on_decision=_decision_printer(args, found.policy, raw=terminal is not None),
                     on_published=_published_printer(args),
+                    sources=tuple(found.sources),
                 ),
             )
         except PolicyError as error:
@@ -528,7 +536,7 @@ def _run_and_report(
         error.result = result
         raise
     if args.json or args.json_fd is not None:
-        _write_json(args, _plain(result))
+        _write_json(args, plain_result(result))
     if not quiet:
         result = report_denials(result)
         report_handoffs(result, printed=_warnings(found.policy))
@@ -620,7 +628,7 @@ def _prompt(command: list[str], policy: Policy) -> dict[str, str]:
 
 
 def _terminal(until: float | None) -> UserTerminal:
-    from stockade.cli.ui.terminal import UserTerminal
+    from stockade.sessions.attach.user_terminal import UserTerminal
 
     return UserTerminal(until)
 
@@ -638,53 +646,17 @@ def seconds(text: str | None, option: str = "--timeout") -> float | None:
         raise PolicyError(f"{option} {text!r} is not a time", hint=error.hint) from None
 
 
-def _cancel(number: int, _: object) -> NoReturn:
+def cancel(number: int, _: object) -> NoReturn:
+    """Handle a signal that ends the run, as Ctrl-C does."""
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _is_open_for(descriptor: int, way: int) -> bool:
+def is_open_for(descriptor: int, way: int) -> bool:
     """Whether the descriptor is open for `way`, O_RDONLY or O_WRONLY, or for both."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE in (way, os.O_RDWR)
     except (OSError, ValueError, OverflowError):  # the last two for numbers that are no descriptor
         return False
-
-
-class _OutputCopy:
-    """Writes everything to a descriptor, blocking or not.
-
-    While we wait here, nothing checks the run's time limit. So from `until` on we do not wait for a stalled
-    reader, and further output is lost, as when a program is killed while it writes to a full pipe.
-    """
-
-    def __init__(self, descriptor: int, until: float | None = None) -> None:
-        self.lost = False
-        self._descriptor = descriptor
-        self._until = until
-        # A pipe that is ready takes this much; more may block, which matters only with a time limit.
-        self._most = None if until is None else select.PIPE_BUF
-        self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLOUT)
-
-    def __call__(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view and not self.lost:
-            patience = None if self._until is None else max(0.0, self._until - time.monotonic()) * 1000
-            if not self._poll.poll(patience):
-                self.lost = True
-                break
-            try:
-                view = view[os.write(self._descriptor, view[: self._most]) :]
-            except BlockingIOError:
-                continue
-            except BrokenPipeError:
-                raise
-            except OSError as error:
-                raise SetupError(
-                    f"cannot write to descriptor {self._descriptor}: {error.strerror}",
-                    stage="output",
-                    errno=error.errno or 0,
-                ) from None
 
 
 def report_end(result: Result, *, quiet: bool, why: str = "") -> None:
@@ -716,14 +688,19 @@ def report_kept(result: Result, command: list[str], start: str | None, policy: P
 
 
 def report_denials(result: Result) -> Result:
-    """Print what network rules refused; return the result without a hint that says the same."""
+    """Print what walls refused; return the result without a hint that says the same."""
+    if result.observed:
+        from stockade.cli.ui import denial_report
+
+        denial_report.report(result)
     if not result.denials:
         return result
     import msgspec
 
     from stockade.cli.ui.network_report import other_hints, refused_line
 
-    output.say(refused_line(result.denials))
+    if not result.observed:
+        output.say(refused_line(result.denials))
     return msgspec.structs.replace(result, hint=other_hints(result.hint))
 
 
@@ -774,7 +751,7 @@ def report(
             output.say(f"{name}: {kept.mechanism} ({kept.observed})")
 
 
-def _plain(result: Result) -> dict[str, Any]:
+def plain_result(result: Result) -> dict[str, Any]:
     """Return the result as JSON shows it: output as text, or base64 if it is not UTF-8."""
     import msgspec
 
@@ -795,6 +772,8 @@ def _plain(result: Result) -> dict[str, Any]:
 def _write_json(args: argparse.Namespace, value: dict[str, Any]) -> None:
     if args.json:
         sys.stdout.flush()
-    write = _OutputCopy(1 if args.json else args.json_fd)
+    from stockade.runs.io.streams import OutputCopy
+
+    write = OutputCopy(1 if args.json else args.json_fd)
     for piece in output.json_pieces(value):
         write(piece)

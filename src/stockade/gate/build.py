@@ -28,7 +28,7 @@ LANGUAGE = ("-std=gnu11", "-Wall", "-Wextra")
 HARDENED = ("-O2", "-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
 # For the executable only: the library would become empty, since the sources mark almost nothing as exported.
 SMALL = ("-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections")
-LINKED = ("-s", "-Wl,-z,relro,-z,now,-z,noexecstack")
+LINKED = ("-s", "-pthread", "-Wl,-z,relro,-z,now,-z,noexecstack")
 
 
 class BuildError(Exception):
@@ -65,7 +65,7 @@ def library(output: Path, *, sources: Path = SOURCES, defines: Iterable[str] = (
 
 def sanitized(output: Path, *, sources: Path = SOURCES) -> Path:
     """Build an executable that stops at the first memory error or undefined behaviour."""
-    flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    flags = ["-O1", "-g", "-pthread", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     return _compile(output, _c_files(sources), flags)
 
 

@@ -495,6 +495,27 @@ class PortGrant(Op, frozen=True, kw_only=True, tag="port"):
         return f"grant TCP connections to port {self.port}"
 
 
+class Observe(Op, frozen=True, kw_only=True):
+    """Starts the observer, which answers the calls that the filter after it notifies.
+
+    `program` is the ordinary filter: what that refuses, the observer refuses.
+    """
+
+    kind = wire.OP_OBSERVE
+    program: bytes
+    everything: bool = False
+
+    def numbers(self) -> tuple[int, int]:
+        return wire.OBSERVE_EVERYTHING if self.everything else wire.OBSERVE_REFUSALS, len(self.program)
+
+    def data(self) -> bytes:
+        return self.program
+
+    def describe(self) -> str:
+        what = "everything" if self.everything else "whatever is refused"
+        return f"start the observer, which writes down {what}"
+
+
 class Seccomp(Op, frozen=True, kw_only=True):
     kind = wire.OP_SECCOMP
     program: bytes
@@ -598,6 +619,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         last = self.ops[-1]
         assert isinstance(last, Seccomp)
         return sha256(last.program).hexdigest()
+
+    @property
+    def observed(self) -> bool:
+        """Whether an observer watches the programs."""
+        return any(isinstance(op, Observe) for op in self.ops[-2:])
 
     @cached_property
     def limits(self) -> dict[str, int]:

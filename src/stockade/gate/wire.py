@@ -55,7 +55,8 @@ REPLY_SIZE, REPLY_TEXT = 320, 256
 ) = range(1, 9)  # fmt: skip
 CONNECT_ANY, CONNECT_IPV4, CONNECT_IPV6 = range(3)
 EXEC_KEPT, EXEC_TELL, EXEC_ENTER, EXEC_TERMINAL, EXEC_STDOUT = 1, 2, 4, 8, 16
-EXEC_STDERR, EXEC_BEHIND, EXEC_MORE, EXEC_RESUME, EXEC_FIRST = 32, 64, 128, 256, 512
+EXEC_STDERR, EXEC_BEHIND, EXEC_RESUME, EXEC_FIRST = 32, 64, 256, 512
+EXEC_MORE_AT, EXEC_MORE_MOST = 16, 64
 WATCH_MEMORY, WATCH_COUNTED, WATCH_CPU = 1, 2, 4
 SIGNAL_ALL, SIGNAL_INFRONT, SIGNAL_BEHIND = 1, 2, 4
 REQUEST_SIZE = 24
@@ -73,9 +74,16 @@ PLAN_HEADER_SIZE, PLAN_RECORD_SIZE = 24, 24
 (
     OP_NAMESPACES, OP_HOSTNAME, OP_ROOT, OP_DIR, OP_FILE, OP_LINK, OP_BIND, OP_SCRATCH, OP_PROC, OP_PTS,
     OP_OVERLAY, OP_SHOW, OP_VIEW, OP_PIVOT, OP_KEYRING, OP_RLIMIT, OP_PRIVILEGES, OP_LANDLOCK, OP_GRANT,
-    OP_SECCOMP, OP_MASK, OP_CGROUP, OP_IMAGE, OP_HELPER, OP_DEVICES, OP_PORT,
+    OP_SECCOMP, OP_MASK, OP_CGROUP, OP_IMAGE, OP_HELPER, OP_DEVICES, OP_PORT, OP_OBSERVE,
     OP_END,
-) = range(1, 28)  # fmt: skip
+) = range(1, 29)  # fmt: skip
+OBSERVE_REFUSALS, OBSERVE_EVERYTHING = 1, 2
+OBSERVATIONS_MAGIC = "STKOBSV1"
+OBSERVATIONS_SIZE, OBSERVATIONS_HEADER_SIZE, OBSERVATION_SIZE = 16 << 20, 32, 32
+(
+    OBSERVED_PROGRAM, OBSERVED_READ, OBSERVED_WRITE, OBSERVED_CREATE, OBSERVED_REMOVE, OBSERVED_RENAME,
+    OBSERVED_EXECUTE, OBSERVED_CONNECT, OBSERVED_BIND, OBSERVED_CALL,
+) = range(10)  # fmt: skip
 MAPS_EVERY_ID, MADE_BY_HELPER, JOINS_NETWORK = 1, 2, 4
 ID_ROW_SIZE, MOST_ID_ROWS, USER_ROWS_AT, GROUP_ROWS_AT = 12, 8, 32, 40
 KEEPABLE = 0xFB
@@ -87,17 +95,19 @@ SOURCE_ALONE = 1 << 31
 OPERATIONS = (
     "plan", "namespaces", "hostname", "root", "dir", "file", "link", "bind", "scratch", "proc", "pts",
     "overlay", "show", "view", "pivot", "keyring", "rlimit", "privileges", "landlock", "grant", "seccomp",
-    "mask", "cgroup", "image", "helper", "devices", "port",
+    "mask", "cgroup", "image", "helper", "devices", "port", "observe",
 )  # fmt: skip
 
 #: struct resident_request, struct reply, struct request, struct exec_body, struct plan_header,
-#: struct plan_record and struct id_row.
+#: struct plan_record, struct observations, struct observation and struct id_row.
 RESIDENT_REQUEST = struct.Struct(f"=II{MAX_PORTS}HH")
 REPLY = struct.Struct(f"=IIiIIIQQQQQ{REPLY_TEXT}s")
 REQUEST = struct.Struct("=IIIIQ")
 EXEC_BODY = struct.Struct(f"=IIIIII{SETTINGS_SIZE}s")
 PLAN_HEADER = struct.Struct("=8sIIII")
 PLAN_RECORD = struct.Struct("=IIQQ")
+OBSERVATIONS = struct.Struct("=8sQQQ")
+OBSERVATION = struct.Struct("=IHHiIQIHH")
 ID_ROW = struct.Struct("=III")
 
 _ANCILLARY = socket.CMSG_SPACE(16 * 4) + socket.CMSG_SPACE(CREDENTIALS.size)

@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING
 from stockade.errors import ReceiptError, StockadeError
 
 if TYPE_CHECKING:
+    from stockade.observe.records import Mark
     from stockade.policy import Policy
-    from stockade.receipt.statement import NetworkCounts, Parent, Receipt, RuleChange, Who
+    from stockade.receipt.statement import (
+        NetworkCounts,
+        Parent,
+        PipelinePlace,
+        Receipt,
+        RuleChange,
+        Who,
+    )
     from stockade.result import Result
     from stockade.runs.launch import LaunchedSandbox
     from stockade.runs.network.egress import NetworkMark
@@ -64,6 +72,8 @@ class Account:
         self.parent: Parent | None = None
         self.depth = 0
         self.children: list[str] = []
+        #: The place of the run in a pipeline, if it is a stage of one.
+        self.pipeline: PipelinePlace | None = None
         #: Shared with all descendants, whose number would be unlimited otherwise.
         self.asked = Requests()
         #: Processor time of all descendants.
@@ -76,6 +86,8 @@ class Account:
         self.network_answers: tuple[str, ...] = ()
         #: How much the sandbox's egress had recorded when the run began.
         self.network_mark: NetworkMark | None = None
+        #: In an observed sandbox: how much its observer had written down when the run began.
+        self.observation_mark: Mark | None = None
         #: Why the run is being cancelled, if the caller gave a reason.
         self.because = ""
         self.started = time.time()

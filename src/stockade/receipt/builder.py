@@ -265,8 +265,10 @@ def _run_fields(account: Account, ending: RunEnd, used: ResourceUse, duration: i
         "host": _host(os.geteuid()),
         "parent": account.parent,
         "children": tuple(account.children),
+        "observed": prepared is not None and prepared.plan.observed,
         "matched": {} if prepared is None or box is None else _matched(prepared.resolved.hidden.matched),
         "name": account.name,
+        "pipeline": account.pipeline,
     }
 
 

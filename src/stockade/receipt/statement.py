@@ -229,6 +229,20 @@ class Parent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan: str
 
 
+class PipelinePlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The pipeline that a run was a stage of, and its place there."""
+
+    #: The pipeline's name, and an id that the receipts of all its stages have.
+    name: str
+    id: str
+    #: `stage-0`, `source-data`, `consumer` and so on, and how many stages there are.
+    place: str
+    stages: int
+    #: The place of the stage at the other end of each descriptor that led to one. What passed there went
+    #: through a pipe of the kernel: the supervisor did not read it, so no receipt has a digest of it.
+    not_digested: dict[str, str]
+
+
 class Predicate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Everything that a receipt says about one run, or about an event (`event` is not None then)."""
 
@@ -263,6 +277,10 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     matched: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
     #: The name that the user gave the sandbox. Left out if it has none.
     name: str = ""
+    #: Left out unless the run was a stage of a pipeline.
+    pipeline: PipelinePlace | None = None
+    #: Whether an observer watched the programs. Left out if none did.
+    observed: bool = False
 
 
 class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -91,6 +91,9 @@ class SpawnOptions(BackgroundOptions, total=False):
 class RunOptions(BackgroundOptions, total=False):
     """How to run a command to its end."""
 
+    #: Whether to observe what the program tries, so that the result explains each refusal.
+    explain: bool
+
     #: Called with each piece of output as it comes.
     on_stdout: Sink | None
     on_stderr: Sink | None
@@ -98,6 +101,9 @@ class RunOptions(BackgroundOptions, total=False):
 
 class SandboxOptions(TypedDict, total=False):
     """How to make a sandbox, besides its policy."""
+
+    #: Whether to observe what programs try, so that results explain each refusal.
+    explain: bool
 
     #: What happens to the changes in an overlay workspace.
     on_exit: OnExit

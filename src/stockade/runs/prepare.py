@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
@@ -22,6 +22,7 @@ from stockade.host.capabilities import Host
 from stockade.linux import os_errors
 from stockade.linux.user import Caller
 from stockade.policy import Policy
+from stockade.resolve import policy_text
 from stockade.resolve.certificates_inside import judges_requests
 from stockade.resolve.paths.protected_paths import warnings
 from stockade.resolve.resolution import resolve
@@ -52,6 +53,10 @@ if TYPE_CHECKING:
     from stockade.runs.network.user_questions import OnAsk
     from stockade.runs.scratch import ScratchDirectory
     from stockade.sandbox.workspace import Workspace
+
+
+#: What the observer of a sandbox writes down; "" for no observer.
+Observation: TypeAlias = Literal["", "refusals", "everything"]
 
 
 class RunPreparation(msgspec.Struct, frozen=True):
@@ -91,8 +96,8 @@ class RunPreparation(msgspec.Struct, frozen=True):
         if self.resolved.environment is not None:
             passed += self._own_descriptors(self.resolved.environment)
         if self.made.scratch is not None:
-            passed.append(self.made.scratch.descriptor)
-        return (*passed, *self.made.image, *self.made.entrances)
+            passed += self.made.scratch.descriptors
+        return (*passed, *self.made.image, *self.made.entrances, *self.made.observations)
 
     def _own_descriptors(self, private: Environment) -> Iterator[int]:
         """Yield the descriptors of an environment's mounts, each with those of its layer."""
@@ -104,7 +109,10 @@ class RunPreparation(msgspec.Struct, frozen=True):
     @property
     def environ(self) -> dict[str, str]:
         """The environment of every command inside."""
-        private = {} if self.made.scratch is None else {"TMPDIR": self.home}
+        scratch = self.made.scratch
+        private = {}
+        if scratch is not None:
+            private = {"TMPDIR": self.home, policy_text.VARIABLE: f"{scratch.policy}/{policy_text.JSON}"}
         return {**private, **self.resolved.environ, "HOME": self.home}
 
     @property
@@ -117,6 +125,11 @@ class RunPreparation(msgspec.Struct, frozen=True):
         """The layers of all overlays, in the order in which the plan mounts them."""
         own = tuple(self.made.layers[path] for path in sorted(self.made.layers))
         return own if self.layer is None else (self.layer, *own)
+
+    @property
+    def observations(self) -> int:
+        """The descriptor of the memory that the observer writes to; -1 without one."""
+        return self.made.observations[0] if self.made.observations else -1
 
     @property
     def layer(self) -> OverlayLayer | None:
@@ -163,6 +176,8 @@ class HostResources:
         #: The descriptors through which the gate enters its cgroups, and the mount of an image.
         self.entrances: tuple[int, ...] = ()
         self.image: tuple[int, ...] = ()
+        #: The memory that the observer of an observed sandbox writes to.
+        self.observations: tuple[int, ...] = ()
         #: The lock that keeps the image of a private environment from being removed.
         self._image_lock = -1
         self._layer_path = ""
@@ -177,14 +192,18 @@ class HostResources:
         command: tuple[str, ...],
         name: str = "",
         again: str = "",
-        scratch: bool = False,
+        scratch: str = "",
         publish: tuple[PublishedPort, ...] = (),
+        observed: bool = False,
     ) -> None:
         """Make all of it.
 
-        `again` is the id of an existing layer to continue, `scratch` adds a private directory, and `living`
-        says that several commands will run in the sandbox.
+        `again` is the id of an existing layer to continue, `scratch` adds a private directory for the backend
+        of that name, `living` says that several commands will run in the sandbox, and `observed` that an
+        observer watches them.
         """
+        if observed:
+            self.observations = (_observations(),)
         if publish:
             from stockade.runs.network.published_ports import PublishedListeners
 
@@ -219,7 +238,8 @@ class HostResources:
         if scratch:
             from stockade.runs.scratch import ScratchDirectory
 
-            self.scratch = ScratchDirectory(home, id)
+            files = policy_text.policy_files(resolved, scratch, ("~",))
+            self.scratch = ScratchDirectory(home, id, files)
         if trust:
             from stockade.runs.network.trust_files import TrustFiles
 
@@ -256,6 +276,9 @@ class HostResources:
 
     def close(self, *, discard: bool, earlier: bool = False) -> None:
         self.close_entrances()
+        for memory in self.observations:
+            os.close(memory)
+        self.observations = ()
         if self._image_lock >= 0:
             os.close(self._image_lock)
             self._image_lock = -1
@@ -290,6 +313,16 @@ class HostResources:
         layer = self._layer_path and os.path.lexists(self._layer_path)
         layer = layer or any(os.path.lexists(one.path) for one in self.layers.values())
         return bool(layer or (self.group is not None and self.group.paths))
+
+
+def _observations() -> int:
+    """Return new memory for an observer, whose size cannot change."""
+    import fcntl
+
+    memory = os.memfd_create("stockade-observations", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(memory, wire.OBSERVATIONS_SIZE)
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return memory
 
 
 def _lock_image(root: str) -> int:
@@ -362,6 +395,7 @@ def prepare(
     state: str = "",
     publish: Sequence[str] = (),
     environment: Environment | None = None,
+    observe: Observation = "",
 ) -> RunPreparation:
     """Select a backend, resolve the policy, make the host's resources and compile the plan.
 
@@ -370,7 +404,8 @@ def prepare(
     is the workspace to continue, and `template` is what the sandbox's first process is copied from.
     `caller` and `state`, the state directory, are found if they are not given. `publish` are the ports of the
     host that lead inside, as `[HOST:]PORT:PORT`. `environment` is the private environment of the server's
-    sandboxes; its maker keeps the descriptors open while the sandbox lives.
+    sandboxes; its maker keeps the descriptors open while the sandbox lives. `observe` says what an observer
+    writes down, "refusals" or "everything"; "" for no observer.
     """
     with os_errors.setup_errors():
         caller = caller or Caller.current()
@@ -379,7 +414,7 @@ def prepare(
         start = directory(cwd)
         return _resolve_and_plan(
             policy, caller, home, pinned, dry, living, first, start, name, workspace, template, publish,
-            environment,
+            environment, observe,
         )  # fmt: skip
 
 
@@ -397,6 +432,7 @@ def _resolve_and_plan(
     template: Template | None,
     publish: Sequence[str],
     environment: Environment | None,
+    observe: Observation,
 ) -> RunPreparation:
     if workspace is not None:
         from stockade.runs import resume
@@ -462,7 +498,7 @@ def _resolve_and_plan(
             again = "" if workspace is None else workspace.id
             made.make(
                 home, resolved, kept, living=living, command=command, name=name, again=again,
-                scratch=backend.scratch, publish=wanted,
+                scratch=backend.name if backend.scratch else "", publish=wanted, observed=bool(observe),
             )  # fmt: skip
         plan = backend.plan(
             PlanInputs(
@@ -477,6 +513,10 @@ def _resolve_and_plan(
                 trust=made.trust.path if made.trust is not None else _planned_trust(resolved, home),
             )
         )
+        if observe:
+            from stockade.backends.observed_plan import observed
+
+            plan = observed(plan, observe == "everything")
         inside = backend.home(resolved, "" if made.scratch is None else made.scratch.path)
         scoped = kept is not None and kept.scoped
         joined = -1 if environment is None else environment.network

@@ -135,6 +135,7 @@ class AsyncSandbox(SandboxBase):
     async def run(self, cmd: Sequence[str], **options: Unpack[RunOptions]) -> Result:
         """Run a command to its end, as `Sandbox.run` does. The sandbox and its other programs live on."""
         refuse_unknown("run", options, RunOptions.__optional_keys__)
+        self._require_observer(options.get("explain", False))
         account = self._account(cmd, options.get("who"))
         with account.telling():
             async with self._in_use() as (box, prepared):

@@ -34,8 +34,8 @@ from stockade.runs.options import (
     valid_name,
     valid_on_exit,
 )
-from stockade.runs.prepare import RunPreparation, prepare
-from stockade.runs.supervise import Run, RunEnding, supervise, template_of
+from stockade.runs.prepare import Observation, RunPreparation, prepare
+from stockade.runs.supervise import Run, RunEnding, StageTies, supervise, template_of
 from stockade.sandbox.workspace_lifecycle import (
     commit_and_close,
     living_files,
@@ -49,6 +49,8 @@ from stockade.workspace.overlay import OverlayLayer
 if TYPE_CHECKING:
     from stockade.gate.template import Template
     from stockade.linux.user import Caller
+    from stockade.observe.records import Observations
+    from stockade.receipt.statement import PipelinePlace
     from stockade.resolve.environment import Environment
     from stockade.runs.network.published_ports import PublishedPort
     from stockade.sandbox.process import ProcessHandles
@@ -74,6 +76,7 @@ class SandboxBase:
         publish: Sequence[str] = (),
         on_ask: Callable[[stockade.result.NetworkQuestion], Answer] | None = None,
         who: stockade.receipt.Who | Mapping[str, str] | None = None,
+        explain: bool = False,
         _environment: Any = None,
     ) -> None:
         self.policy = policy_or_default(policy)
@@ -100,7 +103,7 @@ class SandboxBase:
         self._on_exit = valid_on_exit(on_exit)
         self._continued = open_workspace(resume)
         self._snapshot = snapshot
-        self._publish, self._on_ask = publish, on_ask
+        self._publish, self._on_ask, self._explain = publish, on_ask, explain
         #: Whether the policy's paths are real names (`resolve.discovery`).
         self._pinned = False
         self._who = resolve_who(who)
@@ -164,7 +167,7 @@ class SandboxBase:
             prepared = prepare(
                 self.policy, pinned=self._pinned, living=True, command=self._command, name=self.name,
                 workspace=self._continued, template=self._template, publish=self._publish,
-                environment=self._environment,
+                environment=self._environment, observe="refusals" if self._explain else "",
             )  # fmt: skip
             account.prepared, self._log = prepared, prepared.state
             prepared.made.on_ask = self._on_ask
@@ -183,6 +186,13 @@ class SandboxBase:
             raise SetupError("the sandbox is not open", stage="sandbox", hint="use it in a `with` statement")
         return self._box, self._prepared
 
+    def _require_observer(self, explain: bool) -> None:
+        if explain and self._require_open()[1].observations < 0:
+            raise PolicyError(
+                "explain: no observer watches this sandbox, and none can join a sandbox that is open",
+                hint=f"open it with {type(self).__name__}(policy, explain=True): then all runs are observed",
+            )
+
     def _account(self, cmd: Sequence[str], who: stockade.receipt.Who | Mapping[str, str] | None) -> Account:
         box, prepared = self._require_open()
         account = Account(
@@ -191,6 +201,10 @@ class SandboxBase:
         account.prepared, account.box = prepared, box
         if box.egress is not None:
             account.network_mark = box.egress.mark()
+        if prepared.observations >= 0:
+            from stockade.observe import records
+
+            account.observation_mark = records.mark(prepared.observations)
         return account
 
     def _run_steps(
@@ -237,7 +251,11 @@ class SandboxBase:
         revised: Callable[[Result], Result] = lambda result: result,
     ) -> Result:
         closed = self._box is not box
-        return result_of(ended, program, prepared, box, account, closed=closed, revised=revised)
+
+        def explained(result: Result) -> Result:
+            return revised(_with_denials(result, prepared, account))
+
+        return result_of(ended, program, prepared, box, account, closed=closed, revised=explained)
 
     @property
     def receipts(self) -> list[stockade.Receipt]:
@@ -378,7 +396,8 @@ class Sandbox(SandboxBase):
     `snapshot` takes a snapshot before each run, named run-1, run-2 and so on. `name` is what `stockade ps`,
     logs and receipts call the sandbox. `publish` lists ports of the host that lead to servers inside, such as
     "8080:80". With `ask` in `net`, `on_ask` answers for connections that no rule covers. `who` tells the
-    receipts who asked: agent, category, action and words; a run may add to it.
+    receipts who asked: agent, category, action and words; a run may add to it. `explain` has an observer
+    watch what programs try, so that `result.denials` explains each refusal.
     """
 
     def _set_up(self) -> None:
@@ -430,8 +449,8 @@ class Sandbox(SandboxBase):
     def run(self, cmd: Sequence[str], **options: Unpack[RunOptions]) -> Result:
         """Run a command to its end. The sandbox and its other programs live on.
 
-        The options are `input`, `env`, `cwd`, `timeout`, `grace`, `on_stdout`, `on_stderr` and `who`, as for
-        `stockade.run`.
+        The options are `input`, `env`, `cwd`, `timeout`, `grace`, `on_stdout`, `on_stderr`, `explain` and
+        `who`, as for `stockade.run`. The sandbox must have been opened with `explain` for that.
         """
         return self._run(cmd, options, kept=True)
 
@@ -444,6 +463,7 @@ class Sandbox(SandboxBase):
 
     def _run(self, cmd: Sequence[str], options: RunOptions, *, kept: bool) -> Result:
         refuse_unknown("run", options, RunOptions.__optional_keys__)
+        self._require_observer(options.get("explain", False))
         account = self._account(cmd, options.get("who"))
         with account.telling():
             run = command(self._require_open()[1], cmd, options, meanwhile=account.ready, kept=kept)
@@ -543,7 +563,7 @@ class UseGuard:
 
 
 class RunExtras(NamedTuple):
-    """What only the command line gives a run."""
+    """What only the command line, or a pipeline, gives a run."""
 
     #: The program reads the content of this descriptor, which must not be a terminal.
     stdin: int | None = None
@@ -562,6 +582,13 @@ class RunExtras(NamedTuple):
     on_decision: Callable[[Decision], object] | None = None
     #: Gets the published ports as soon as the host listens on them.
     on_published: Callable[[tuple[PublishedPort, ...]], object] | None = None
+    #: What ties a stage to the others of its pipeline, and its place there, for the receipt.
+    stage: StageTies | None = None
+    place: PipelinePlace | None = None
+    #: The files of the policy, so that denials name the lines of their clauses.
+    sources: tuple[str, ...] = ()
+    #: Gets what the programs tried, refused or not, when the run has ended; with it the run is observed.
+    on_observed: Callable[[Observations, RunPreparation], object] | None = None
 
 
 NO_EXTRAS = RunExtras()
@@ -583,6 +610,7 @@ def run(cmd: Sequence[str], policy: PolicyLike | None = None, **options: Unpack[
     - `name`: what `stockade ps`, logs and receipts call the sandbox; `who`: who asks, for the receipt
     - `publish`: ports of the host that lead to servers inside, such as "8080:80" or "127.0.0.1:8080:80"
     - `on_ask`: with `ask` in `net`, a function that answers for connections that no rule covers
+    - `explain`: have an observer watch what the program tries, so that `result.denials` explains each refusal
 
     >>> import stockade
     >>> result = stockade.run(["cat"], input="hello")
@@ -612,11 +640,13 @@ def run_once_steps(
     argv, end = words(cmd), valid_on_exit(options.get("on_exit", "keep"))
     chosen, name = policy_or_default(policy), valid_name(options.get("name", ""))
     account = Account(chosen, argv, resolve_who(options.get("who")), name=name)
+    account.pipeline = extras.place
     with account.telling():
         prepared = prepare(
             chosen, pinned=extras.pinned, command=argv, cwd=options.get("cwd"), name=name,
             workspace=open_workspace(options.get("resume")), template=template_of(cmd), caller=extras.caller,
             state=extras.state, publish=options.get("publish", ()),
+            observe=_observation(options, extras),
         )  # fmt: skip
         account.prepared = prepared
         prepared.made.on_ask = options.get("on_ask")
@@ -627,11 +657,32 @@ def run_once_steps(
             return command(
                 prepared, cmd, options, source=extras.stdin, keep=extras.keep_output, kept=False,
                 cancelled_by=extras.cancelled_by, meanwhile=account.ready, terminal=extras.terminal,
-                on_decision=extras.on_decision,
+                on_decision=extras.on_decision, stage=extras.stage,
             )  # fmt: skip
 
         snapshot = options.get("snapshot", False)
-        return (yield from one_shot(prepared, make_run, account, events, end, snapshot=snapshot))
+        steps = one_shot(
+            prepared, make_run, account, events, end, snapshot=snapshot, on_observed=extras.on_observed,
+            sources=extras.sources,
+        )  # fmt: skip
+        return (yield from steps)
+
+
+def _with_denials(
+    result: Result, prepared: RunPreparation, account: Account, sources: Sequence[str] = ()
+) -> Result:
+    """Return the result of an observed run with what the walls refused; others as they are."""
+    if prepared.observations < 0:
+        return result
+    from stockade.observe import denials, records
+
+    return denials.with_denials(result, prepared, account.observation_mark or records.START, sources)
+
+
+def _observation(options: OneShotOptions, extras: RunExtras) -> Observation:
+    if extras.on_observed is not None:
+        return "everything"
+    return "refusals" if options.get("explain", False) else ""
 
 
 def with_delegation(run: Run, prepared: RunPreparation, account: Account | None) -> Run:
@@ -654,6 +705,8 @@ def one_shot(
     end: OnExit,
     *,
     snapshot: bool = False,
+    on_observed: Callable[[Observations, RunPreparation], object] | None = None,
+    sources: Sequence[str] = (),
 ) -> Steps[Result]:
     """Run one command in a new sandbox, then keep, commit or discard its changes."""
     discard = False
@@ -661,7 +714,11 @@ def one_shot(
         one = make_run()
         if snapshot:
             yield from in_thread(lambda: snapshot_before(prepared, RUN), events)
-        result = yield from _launch_and_run(prepared, one, account, events)
+        result = yield from _launch_and_run(prepared, one, account, events, sources)
+        if on_observed is not None:
+            from stockade.observe import records
+
+            on_observed(records.read(prepared.observations), prepared)
         if end != "discard" and result.workspace_id and prepared.layer is not None:
             result = msgspec.structs.replace(result, lost=prepared.layer.bring_last())
         if end == "commit":
@@ -677,7 +734,9 @@ def one_shot(
         prepared.close(discard=discard or end == "discard", earlier=end == "discard")
 
 
-def _launch_and_run(prepared: RunPreparation, run: Run, account: Account, events: Events) -> Steps[Result]:
+def _launch_and_run(
+    prepared: RunPreparation, run: Run, account: Account, events: Events, sources: Sequence[str] = ()
+) -> Steps[Result]:
     """Launch a sandbox, run one command in it and close it."""
     run, pipes = with_delegation(run, prepared, account), list[Streams]()
 
@@ -690,13 +749,17 @@ def _launch_and_run(prepared: RunPreparation, run: Run, account: Account, events
         box = yield from launch(prepared, events, meanwhile)
         account.box = box
         try:
+            if run.stage is not None:
+                yield from run.stage.walls_up(events)
             ended = yield from supervise(box, run, pipes[0], events)
         finally:
             yield from box.closed(events)
         left = yield from left_by_run(prepared, events)
-        return result_of(
-            ended, run.program, prepared, box, account, revised=lambda result: with_handoffs(result, left)
-        )
+
+        def revised(result: Result) -> Result:
+            return with_handoffs(_with_denials(result, prepared, account, sources), left)
+
+        return result_of(ended, run.program, prepared, box, account, revised=revised)
     finally:
         for streams in pipes:
             streams.close()

@@ -13,6 +13,7 @@ import pytest
 
 import stockade
 from stockade import Policy, gate
+from stockade.backends.observed_plan import observed
 from stockade.gate import client, wire
 from stockade.gate import operations as ops
 from stockade.gate.bwrap_operations import Devices, Helper
@@ -34,7 +35,7 @@ FILE, LINK, BIND, PROC, OVERLAY = (
 )
 PIVOT, KEYRING, LIMIT, PRIVILEGES = ops.Pivot.kind, ops.Keyring.kind, ops.Limit.kind, ops.Privileges.kind
 LANDLOCK, GRANT, SECCOMP = ops.LandlockRules.kind, ops.BindGrant.kind, ops.Seccomp.kind
-PORT = ops.PortGrant.kind
+PORT, OBSERVE = ops.PortGrant.kind, ops.Observe.kind
 SCRATCH, VIEW, MASK = ops.ScratchMount.kind, ops.View.kind, ops.Mask.kind
 
 
@@ -314,6 +315,23 @@ def test_a_port_is_granted_with_rights_of_a_port() -> None:
         assert decode(granting(2, port)) == (5, "not a port")
 
 
+def test_an_observer_needs_memory_that_was_passed_and_a_filter() -> None:
+    def observing(how: int, length: int, *more: bytes, first: bytes = FIRST[0]) -> bytes:
+        return plan(
+            first, record(ROOT), *WALLS[:3], record(OBSERVE, how, length, bytes(length)), *more, WALLS[3]
+        )
+
+    assert decode(observing(1, 8), 1) == decode(observing(2, 64), 1) == ACCEPTED
+    assert decode(observing(1, 8), 0) == (5, "names a descriptor that was not passed")
+    for how in (0, 3, 1 << 32):
+        assert decode(observing(how, 8), 1) == (5, "not a way to observe")
+    for length in (0, 7, 8 * 4097):
+        assert decode(observing(1, length), 1) == (5, "not a filter program")
+    assert decode(observing(1, 8, record(OBSERVE, 1, 8, bytes(8))), 1) == (6, "given twice")
+    joining = record(NAMESPACES, 0x70020000, wire.JOINS_NETWORK)
+    assert decode(observing(1, 8, first=joining), 2) == (7, "two operations need the last descriptor")
+
+
 @pytest.fixture
 def policies(workspace: Path, tmp_path: Path) -> list[Policy]:
     (tmp_path / "data").mkdir()
@@ -345,6 +363,7 @@ def compiled(policy: Policy) -> ops.Plan:
 def test_every_plan_that_is_compiled_is_accepted(policies: list[Policy]) -> None:
     for policy in policies:
         assert decode(compiled(policy).encoded, 200) == ACCEPTED
+    assert decode(observed(compiled(policies[1]), everything=True).encoded, 200) == ACCEPTED
 
 
 class TestTheWhole:

@@ -88,18 +88,18 @@ def policy(request: pytest.FixtureRequest, tmp_path: Path, workspace: Path, out:
     )
 
 
-def plan_of(policy: Policy, command: str = "touch") -> ops.Plan:
-    prepared = prepare.prepare(policy, command=[command])
+def plan_of(policy: Policy, command: str = "touch", observe: prepare.Observation = "") -> ops.Plan:
+    prepared = prepare.prepare(policy, command=[command], observe=observe)
     prepared.close(discard=True)
     return prepared.plan
 
 
-def starts(policy: Policy, out: Path) -> bool:
+def starts(policy: Policy, out: Path, *, explain: bool = False) -> bool:
     """Whether the command came to run, by what it would have left and by what the caller was told."""
     marker = out / "marker"
     refused = False
     try:
-        stockade.run(["touch", str(marker)], policy)
+        stockade.run(["touch", str(marker)], policy, explain=explain)
     except SetupError:
         refused = True
     touched = marker.exists()
@@ -194,6 +194,16 @@ def test_the_scopes_of_landlock_cannot_be_left_out(policy: Policy, out: Path, or
     assert not starts(policy, out)
 
 
+def test_the_observer_cannot_be_left_out(out: Path, order: Order) -> None:
+    policy = Policy(write=[str(out)])
+    last = len(plan_of(policy, observe="refusals").ops) - 1
+    order(NOTHING)
+    assert starts(policy, out, explain=True)
+    for left_out in (f"op:{last - 1}", f"op:{last}", "filter", "seccomp:16"):
+        order(left_out)
+        assert not starts(policy, out, explain=True), left_out
+
+
 def test_every_kind_of_operation_was_among_those_left_out(tmp_path: Path, workspace: Path, out: Path) -> None:
     (workspace / ".vscode").mkdir()
     (tmp_path / "data").mkdir()
@@ -209,9 +219,11 @@ def test_every_kind_of_operation_was_among_those_left_out(tmp_path: Path, worksp
         )
         seen |= {type(op) for op in plan_of(policy).ops}
     # An image takes root and a loop device, and has a test of its own; so has what a helper is told.
-    # Ports are granted to egress processes: tests/kernel/egress/test_walls.py.
+    # Ports are granted to egress processes: tests/kernel/egress/test_walls.py. An observer is above.
     kinds = {kind for kind in ops.Op.__subclasses__() if kind.__module__ == ops.__name__}
-    assert seen == kinds - (set() if CGROUPS else {ops.JoinCgroup}) - {ops.Image, ops.PortGrant}
+    assert seen == kinds - (set() if CGROUPS else {ops.JoinCgroup}) - {
+        ops.Image, ops.PortGrant, ops.Observe,
+    }  # fmt: skip
 
 
 class TestMappedIds:

@@ -20,6 +20,7 @@ from stockade.runs.io.eventloop import Events, drive
 from support import gatebuild
 from support.mapped import mapped, programs_as
 from support.means import applies, need_program
+from support.paths import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -215,3 +216,15 @@ def test_a_fault_would_be_seen(tmp_path: Path, fault: str, is_reported: bool) ->
     program = build.sanitized(sources / "program", sources=sources)
     assert subprocess.run([program], env={}, stderr=subprocess.DEVNULL, check=False).returncode != 0
     assert bool(gatebuild.reports(program)) is is_reported
+
+
+def test_an_observed_run(tmp_path: Path) -> None:
+    program = tmp_path / "observed"
+    source = ROOT / "tests/attacks/programs/observed.c"
+    subprocess.run(["gcc", "-static", "-pthread", "-O1", "-o", program, source], check=True)
+    policy = Policy(read=[str(program)])
+    ordinary, observed = (
+        stockade.run([str(program)], policy, explain=explain, timeout=60).check() for explain in (False, True)
+    )
+    assert observed.text == ordinary.text
+    assert stockade.run([str(program), "rewrite"], policy, explain=True, timeout=60).text == "wrong: 0\n"

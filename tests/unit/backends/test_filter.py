@@ -10,7 +10,7 @@ from pathlib import Path
 import pyseccomp
 import pytest
 
-from stockade.backends.seccomp import bpf, syscalls
+from stockade.backends.seccomp import bpf, observed_calls, syscalls
 
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 MACHINE = os.uname().machine
@@ -202,3 +202,43 @@ def test_a_policy_can_allow_filters_but_never_their_listeners(
 
 def test_clone3_does_not_exist(program: bytes) -> None:
     assert decide(program, number("clone3")) == ABSENT
+
+
+NOTIFY = 0x7FC00000
+
+
+class TestObserved:
+    """The filter of an observed sandbox, beside the ordinary one."""
+
+    @pytest.fixture
+    def observed(self, program: bytes) -> bytes:
+        return observed_calls.notifying(program)
+
+    def test_it_gives_the_ordinary_answer_or_notifies(self, program: bytes, observed: bytes) -> None:
+        families = {number(name) for name in observed_calls.CALLS.split()}
+        for call in range(700):
+            for arguments in ((), (1, 2, 3), (17, 3), (0x7E020000,), (0, 0x5412), (0, 0xFFFFFFFF)):
+                ordinary, answer = decide(program, call, *arguments), decide(observed, call, *arguments)
+                notified = ordinary == ERRNO | errno.EPERM or (ordinary == ALLOW and call in families)
+                assert answer == (NOTIFY if notified else ordinary), (call, arguments)
+
+    def test_other_architectures_are_killed_as_ever(self, observed: bytes) -> None:
+        assert decide(observed, 0, architecture=0x40000003) == KILL
+        assert decide(observed, 0x40000000) == KILL
+
+    def test_calls_that_libraries_try_stay_plain_refusals(self, observed: bytes) -> None:
+        assert decide(observed, number("clone3")) == ERRNO | errno.ENOSYS
+        assert decide(observed, number("socket"), 17, 3) == ERRNO | errno.EAFNOSUPPORT
+
+    def test_the_gates_own_calls_notify_nobody_and_what_is_refused_does(self, observed: bytes) -> None:
+        marked = (0, 0, 0, 0, 0, bpf.UNOBSERVED)
+        assert decide(observed, number("openat"), *marked) == ALLOW
+        assert decide(observed, number("mount"), *marked) == NOTIFY
+
+    def test_a_call_that_the_policy_denies_is_notified_as_a_refused_one(self) -> None:
+        ordinary = syscalls.compile_filter((), ("openat", "connect"))
+        observed = observed_calls.notifying(ordinary)
+        assert decide(ordinary, number("openat")) == ERRNO | errno.EPERM
+        # Also with the gate's mark: the observer answers by the ordinary filter, which refuses it.
+        for arguments in ((), (0, 0, 0, 0, 0, bpf.UNOBSERVED)):
+            assert decide(observed, number("openat"), *arguments) == NOTIFY

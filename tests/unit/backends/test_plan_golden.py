@@ -16,6 +16,7 @@ import pytest
 
 from stockade.backends import bwrap, egress_plan, landlock, native
 from stockade.backends.native import NativeInputs
+from stockade.backends.observed_plan import observed
 from stockade.backends.plan_parts import SystemPath
 from stockade.gate import operations as ops
 from stockade.gate.bwrap_operations import Helper
@@ -46,6 +47,7 @@ STRICT = NativeInputs(
     protected=(),
     sockets=False,
     layer="",
+    policy_files=(("/run/stockade/policy.txt", b"words\n"), ("/run/stockade/policy.json", b"{}\n")),
 )
 PROJECT = "/home/ada/project"
 
@@ -160,6 +162,8 @@ PLANS = {
     **{name: egress_plan.compile_egress_plan(inputs) for name, inputs in EGRESS_CASES.items()},
     "resolver": egress_plan.compile_resolver_plan(7, ("/etc", "/usr"), 4096, bytes(80)),
     **{name: native.compile_plan(inputs) for name, inputs in CASES.items()},
+    "observed": observed(native.compile_plan(STRICT), everything=False),
+    "observed-landlock": observed(landlock.compile_plan(PLAIN), everything=True),
     **{name: landlock.compile_plan(inputs) for name, inputs in PLAIN_CASES.items()},
     **{
         name: bwrap.compile_plan(

@@ -47,9 +47,12 @@ IDLE = 4  # a bit of SCHED_IDLE and not of SCHED_OTHER, SCHED_FIFO, SCHED_RR and
 LOAD, EQUAL, AT_LEAST, ANY_BIT, GIVE, JUMP = 0x20, 0x15, 0x35, 0x45, 0x06, 0x05
 FARTHEST = 255  # that a condition can jump
 NUMBER, ARCHITECTURE = 0, 4  # where struct seccomp_data has them
-FIRST, SECOND, THIRD, FOURTH = 16, 24, 32, 40
+FIRST, SECOND, THIRD, FOURTH, SIXTH = 16, 24, 32, 40, 56
 HIGHER = 4  # of the same argument
 ERRNO = 0x00050000  # SECCOMP_RET_ERRNO
+NOTIFY = 0x7FC00000  # SECCOMP_RET_USER_NOTIF
+#: What the gate passes as the sixth argument of its own calls: UNOBSERVED of `gate/src/kernel.h`.
+UNOBSERVED = 0x53544B47
 ENDS = {
     "allow": 0x7FFF0000,
     "refuse": ERRNO | errno.EPERM,
@@ -385,11 +388,26 @@ def program(machine: str, answers: dict[int, str]) -> bytes:
     return _assemble(lines)
 
 
-def _intervals(answers: dict[int, str]) -> list[tuple[int, str]]:
+def notify_of(calls: dict[int, str]) -> bytes:
+    """Assemble what an observed filter does with an allowed call: those in `calls` notify the observer."""
+    lines: list[Line] = [
+        (LOAD, NUMBER, "", ""),
+        *_tree(_intervals(calls, "allow")),
+        "notify",
+        (LOAD, SIXTH, "", ""),
+        (EQUAL, UNOBSERVED, "allow", ""),
+        (GIVE, NOTIFY, "", ""),
+        "allow",
+        (GIVE, ENDS["allow"], "", ""),
+    ]
+    return _assemble(lines)
+
+
+def _intervals(answers: dict[int, str], otherwise: str = "absent") -> list[tuple[int, str]]:
     """Return the first number of each run of equal answers, and the answer."""
     found: list[tuple[int, str]] = []
     for number in range(max(answers) + 2):
-        answer = answers.get(number, "absent")
+        answer = answers.get(number, otherwise)
         if not found or found[-1][1] != answer:
             found.append((number, answer))
     return found

@@ -98,7 +98,7 @@ static struct task read_task(const char *pid)
 	char path[32], text[512];
 	struct task task = {.pid = atoi(pid)};
 	snprintf(path, sizeof path, "/proc/%.16s/stat", pid);
-	owned_fd file = open(path, O_RDONLY | O_CLOEXEC);
+	owned_fd file = sys_open(path, O_RDONLY);
 	if (file < 0)
 		return task;
 	ssize_t got = read(file, text, sizeof text - 1);
@@ -115,7 +115,10 @@ static struct task *list_tasks(size_t *count)
 	struct task *tasks = NULL;
 	size_t room = 0;
 	*count = 0;
-	DIR *proc = opendir("/proc");
+	owned_fd directory = sys_open("/proc", O_RDONLY | O_DIRECTORY);
+	DIR *proc = directory < 0 ? NULL : fdopendir(directory);
+	if (proc)
+		take_fd(&directory);
 	for (struct dirent *entry; proc && (entry = readdir(proc));) {
 		if (entry->d_name[0] < '0' || entry->d_name[0] > '9')
 			continue;
@@ -150,7 +153,7 @@ static unsigned signal_once(const struct runs *runs, int number, enum exemption 
 	size_t count;
 	unsigned active = 0;
 	struct task *tasks = list_tasks(&count);
-	for (size_t i = 0; i < count; i++) {
+	for (size_t i = 0; tasks && i < count; i++) {
 		struct task at = tasks[i];
 		/* The parents of a list that was not read at once might form a circle. */
 		for (size_t steps = 0; at.parent && at.parent != ancestor && steps < count; steps++) {
@@ -285,7 +288,7 @@ static _Noreturn void finish(struct run *run)
 
 static void set_foreground(pid_t group)
 {
-	owned_fd terminal = open("/dev/tty", O_RDWR | O_NOCTTY | O_CLOEXEC);
+	owned_fd terminal = sys_open("/dev/tty", O_RDWR | O_NOCTTY);
 	if (terminal >= 0) /* or it has hung up */
 		tcsetpgrp(terminal, group);
 }
@@ -399,7 +402,7 @@ void attend(struct runs *runs, struct program *program, int children, int all)
 	for (int i = 0; i < 3; i++)
 		if (i == 0 || program->stdio[i] != program->stdio[0]) /* a terminal is one descriptor */
 			close(program->stdio[i]);
-	close_fds(program->more, 2);
+	close_fds(program->more, program->extra);
 	for (;;) {
 		if (has_ended(&run))
 			finish(&run);

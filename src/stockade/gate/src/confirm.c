@@ -284,7 +284,7 @@ static int try_inner(const struct walls *walls, pid_t gate)
 {
 	if (wall_inner(walls->inner))
 		return -1;
-	int refused = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int refused = sys_open("/proc", O_RDONLY | O_DIRECTORY);
 	if (refused >= 0 || errno != EACCES)
 		return missing();
 	return confirm_signal_scope(gate);

@@ -36,6 +36,9 @@
  * socket of its own to the supervisor, the supervisor's pidfd and the signalfd. A sandbox that ends with its
  * only run needs no keeper: init attends to the program itself, as it does to the one that is to be process 2.
  *
+ * The observer (observer.c) exists only in an observed sandbox: a thread of init that the filter notifies of calls, with
+ * descriptors, a directory, a umask and a filter of its own. It shares memory with the supervisor, which it writes.
+ *
  * The warden (warden.c) exists only without namespaces: it stands between the resident and init, as the caller, in
  * the host's namespaces and in a Landlock domain that keeps signals inside. It holds a pidfd of the supervisor,
  * a signalfd and a pipe to init.
@@ -64,6 +67,7 @@
  *   - A run of a living sandbox ends: its keeper reports and ends, and what the run left is init's.
  *   - A keeper is killed or stopped: init kills everything inside, because nobody could end that run any more.
  *   - The warden ends: init kills everything below it. Bubblewrap or the usher ends: the kernel kills init.
+ *   - The observer fails: init ends with it, being the same process. No program can signal it.
  *   - The resident or the template ends: its spare ends with it; living sandboxes go on.
  */
 #ifndef STOCKADE_GATE_H
@@ -233,7 +237,8 @@ struct program {
 	int socket; /* of the run */
 	int entrance; /* of its cgroup, or -1 */
 	int stdio[3];
-	int more[2]; /* the program's descriptors 3 and 4, or -1 */
+	int *more; /* the program's descriptors from 3 on, and how many */
+	unsigned extra;
 	uint32_t uid, gid; /* whom it runs as, or NO_ID */
 };
 
@@ -313,6 +318,14 @@ int wall_landlock_enforce(const struct walls *walls);
 int wall_inner(int rules);
 int wall_seccomp(struct walls *walls, const struct op *op);
 long session_keyring(void);
+
+/* The observer of a sandbox whose plan has one, observer.c: maps what it writes to, while the launch's descriptors are
+ * open; starts it behind every wall but the filter; and hands it what the filter that is loaded with these flags
+ * notifies. */
+int observer_map(const struct launch *launch);
+int observer_start(const struct op *op);
+int observer_flags(void);
+int observer_listen(int listener);
 
 /* Each confirms something through other calls than those that did it: 0, or -1 with errno set. */
 int confirm_tree(const struct tree *tree, const struct op *op, const char **culprit);

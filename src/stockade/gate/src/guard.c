@@ -45,7 +45,7 @@ int guard_open(struct runs *runs)
 	for (unsigned i = plan->base + 1; i < plan->count && table < 0; i++) {
 		const struct op *op = &plan->ops[i];
 		if (op->type == OP_BIND && !(op->a & MOUNT_ATTR_RDONLY)) {
-			table = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
+			table = sys_open("/proc/self/mountinfo", O_RDONLY);
 			if (table < 0)
 				return -1;
 		}

@@ -13,8 +13,8 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-/* The body, three streams and two more, the socket of a keeper and the entrance of a cgroup. */
-enum { EXEC_DESCRIPTORS = 8 };
+/* The body, three streams and those after them, the socket of a keeper and the entrance of a cgroup. */
+enum { EXEC_DESCRIPTORS = 6 + EXEC_MORE_MOST };
 
 enum { KEEPER_ENDED = SIGUSR1 };
 
@@ -101,6 +101,9 @@ static int execute(struct init *init, const struct op *op, const char **culprit)
 		return wall_landlock_grant(&init->walls, init->launch.descriptors, op);
 	case OP_PORT:
 		return wall_landlock_port(&init->walls, op);
+	case OP_OBSERVE:
+		*culprit = "observer";
+		return observer_start(op);
 	case OP_SECCOMP:
 		*culprit = "install";
 		return wall_seccomp(&init->walls, op);
@@ -165,6 +168,14 @@ static void run(struct init *init, unsigned index)
 		refuse(init, index, op->type, errno, culprit);
 }
 
+/* The first operation of those that come last, whatever else waits: the observer, if there is one, and the filter. The
+ * decoder saw to the order. */
+static unsigned last_walls(const struct plan *plan)
+{
+	unsigned filter = plan->count - 1;
+	return filter && plan->ops[filter - 1].type == OP_OBSERVE ? filter - 1 : filter;
+}
+
 /* A second look, either at what waits for the launch or at everything else. */
 static void confirm_again(struct init *init, int waits)
 {
@@ -185,7 +196,7 @@ static void finish_walls(struct init *init)
 	const struct launch *launch = &init->launch;
 	struct walls *walls = &init->walls;
 	struct tree *tree = &init->tree;
-	unsigned last = launch->plan.count - 1; /* the filter: the decoder saw to that */
+	unsigned last = launch->plan.count - 1;
 	if (walls->ruleset >= 0 && wall_landlock_enforce(walls))
 		refuse(init, last, OP_LANDLOCK, errno, "enforce");
 	if (walls->warden)
@@ -194,7 +205,8 @@ static void finish_walls(struct init *init)
 	confirm_again(init, 0);
 	if (confirm_walls(walls, &launch->plan, tree->canary, &culprit))
 		refuse(init, last, OP_LANDLOCK, errno, culprit);
-	run(init, last);
+	for (unsigned i = last_walls(&launch->plan); i <= last; i++)
+		run(init, i);
 	if (confirm_seccomp())
 		refuse(init, last, OP_SECCOMP, errno, "a call that the filter must refuse");
 	if (confirm_inner(walls))
@@ -214,7 +226,7 @@ static void finish_walls(struct init *init)
 static void execute_ahead(struct init *init)
 {
 	const struct plan *plan = &init->launch.plan;
-	unsigned last = plan->count - 1;
+	unsigned last = last_walls(plan);
 	for (unsigned i = plan->base + 1; i < init->ahead && i < last; i++)
 		if (!plan_waits(&plan->ops[i]))
 			run(init, i);
@@ -229,7 +241,9 @@ static void raise_walls(struct init *init)
 {
 	const struct launch *launch = &init->launch;
 	const struct plan *plan = &launch->plan;
-	unsigned last = plan->count - 1;
+	unsigned last = last_walls(plan);
+	if (observer_map(launch))
+		refuse(init, last, OP_OBSERVE, errno, "memory");
 	if (init->walls.helped)
 		confirm_helper_mounts(init);
 	for (unsigned i = plan->base + 1; i < last; i++) {
@@ -296,12 +310,15 @@ static void start(struct runs *runs, const struct request *request, int *descrip
 	int first = (request->flags & EXEC_FIRST) != 0;
 	static const uint32_t apart[3] = {0, EXEC_STDOUT, EXEC_STDERR};
 	struct program program = {
-	    .request = *request, .socket = runs->launch->socket, .entrance = -1, .stdio = {-1, -1, -1}, .more = {-1, -1}};
+	    .request = *request, .socket = runs->launch->socket, .entrance = -1, .stdio = {-1, -1, -1}};
 	for (unsigned i = 0; i < 3; i++)
 		if (next < count && (!(request->flags & EXEC_TERMINAL) || (request->flags & apart[i])))
 			program.stdio[i] = descriptors[next++];
-	for (unsigned i = 0; i < 2 && next < count && (request->flags & EXEC_MORE); i++)
-		program.more[i] = descriptors[next++];
+	program.more = &descriptors[next];
+	program.extra = request->flags >> EXEC_MORE_AT;
+	if (program.extra > EXEC_MORE_MOST)
+		_exit(1);
+	next += program.extra;
 	if (count != next + (unsigned)(kept + enters) || (first && (!kept || (request->flags & EXEC_TERMINAL))))
 		_exit(1);
 	int *socket = &descriptors[next];
@@ -337,12 +354,12 @@ static void start(struct runs *runs, const struct request *request, int *descrip
 static void show_roots(const struct runs *runs)
 {
 	struct reply reply = {.kind = REPLY_ROOTS};
-	int roots[2] = {open("/", O_PATH | O_DIRECTORY | O_CLOEXEC), -1};
+	int roots[2] = {sys_open("/", O_PATH | O_DIRECTORY), -1};
 	unsigned count = 1;
 	const struct plan *plan = &runs->launch->plan;
 	for (unsigned i = plan->base + 1; i < plan->count; i++)
 		if (plan->ops[i].type == OP_OVERLAY && count == 1)
-			roots[count++] = open(plan->ops[i].s[0], O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+			roots[count++] = sys_open(plan->ops[i].s[0], O_PATH | O_DIRECTORY | O_NOFOLLOW);
 	/* Without namespaces that is the host's root. */
 	if (runs->plain || roots[0] < 0 || (count == 2 && roots[1] < 0))
 		count = 0;

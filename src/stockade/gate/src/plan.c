@@ -42,7 +42,8 @@ static const struct shape {
 	[OP_LANDLOCK] = {"landlock", 0, 8, ONCE | NEEDED | AHEAD | PLAIN, HELPED},
 	[OP_GRANT] = {"grant", 1, 9, PATHS | AHEAD | PLAIN, HELPED},
 	[OP_PORT] = {"port", 0, 9, AHEAD | PLAIN, HELPED},
-	[OP_SECCOMP] = {"seccomp", 0, 10, ONCE | NEEDED | BLOB | AHEAD | PLAIN, HELPED},
+	[OP_OBSERVE] = {"observe", 0, 10, ONCE | BLOB | PLAIN},
+	[OP_SECCOMP] = {"seccomp", 0, 11, ONCE | NEEDED | BLOB | AHEAD | PLAIN, HELPED},
 };
 
 const char *op_name(uint32_t type)
@@ -216,6 +217,12 @@ static const char *check(const struct op *op, unsigned descriptors)
 		if (op->b == 0 || op->b > UINT16_MAX)
 			return "not a port";
 		break;
+	case OP_OBSERVE:
+		if (op->a != OBSERVE_REFUSALS && op->a != OBSERVE_EVERYTHING)
+			return "not a way to observe";
+		if (descriptors == 0)
+			return "names a descriptor that was not passed";
+		/* fall through */
 	case OP_SECCOMP:
 		if (op->b == 0 || op->b % 8 || op->b / 8 > 4096)
 			return "not a filter program";
@@ -412,6 +419,8 @@ int plan_decode(const void *bytes, size_t size, unsigned descriptors, struct pla
 	for (unsigned type = 1; type < OP_END; type++)
 		if ((shapes[type].flags & NEEDED) && !seen[type] && !(plan_is_plain(ops) && !(shapes[type].flags & PLAIN)))
 			error->reason = "an operation that every plan needs is missing";
+	if (seen[OP_OBSERVE] && ops[0].b & JOINS_NETWORK)
+		error->reason = "two operations need the last descriptor";
 	if (plan_is_helped(ops) && (!seen[OP_HELPER] || !seen[OP_DEVICES] || header.base))
 		error->reason = "a helper needs its arguments, and makes no base";
 	if (error->reason) {

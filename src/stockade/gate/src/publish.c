@@ -10,6 +10,7 @@
  */
 #define _GNU_SOURCE
 #include "gate.h"
+#include "kernel.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -56,8 +57,7 @@ static int connect_begin(int family, uint16_t port)
 	owned_fd end = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (end < 0)
 		return -1;
-	int failed = family == AF_INET ? connect(end, (const struct sockaddr *)&four, sizeof four)
-				       : connect(end, (const struct sockaddr *)&six, sizeof six);
+	int failed = family == AF_INET ? sys_connect(end, &four, sizeof four) : sys_connect(end, &six, sizeof six);
 	if (failed && errno != EINPROGRESS)
 		return -1;
 	/* On the loopback device the other side has mostly answered by now. */

@@ -140,5 +140,6 @@ int wall_seccomp(struct walls *walls, const struct op *op)
 	errno = sabotaged_seccomp();
 	if (errno)
 		return -1;
-	return sys_seccomp_filter(0, &program);
+	int flags = observer_flags(), listener = sys_seccomp_filter((unsigned)flags, &program);
+	return listener < 0 || flags == 0 ? listener : observer_listen(listener);
 }

@@ -133,10 +133,11 @@ enum {
 	EXEC_STDOUT = 16,  /* with a terminal: stdout is a descriptor all the same */
 	EXEC_STDERR = 32,  /* and stderr */
 	EXEC_BEHIND = 64,  /* with a terminal: in its background, so that the program stops when it wants to read */
-	EXEC_MORE = 128,   /* two more descriptors after stdio: the program's 3 and 4 */
 	EXEC_RESUME = 256, /* nothing is executed: it goes on in the template that init is a copy of */
 	EXEC_FIRST = 512,  /* of a kept run: it is process 2, and init attends to it itself */
 };
+/* So many more descriptors follow stdio, the program's 3, 4 and so on: flags >> EXEC_MORE_AT. */
+enum { EXEC_MORE_AT = 16, EXEC_MORE_MOST = 64 };
 enum { CONNECT_ANY, CONNECT_IPV4, CONNECT_IPV6 };
 enum {
 	WATCH_MEMORY = 1,  /* an eventfd of cgroup v1 */
@@ -233,8 +234,47 @@ enum op_type {
 			  b: length */
 	OP_DEVICES,    /* path; a: mount attributes of the nodes in it */
 	OP_PORT,       /* a: network rights, b: the TCP port that they are granted for */
+	OP_OBSERVE,    /* blob: the filter that says what is refused; a: OBSERVE_REFUSALS or OBSERVE_EVERYTHING, b: length;
+			  the last descriptor of the launch is the memory for struct observations */
 	OP_END
 };
+
+enum { OBSERVE_REFUSALS = 1, OBSERVE_EVERYTHING = 2 /* and what succeeds */ };
+
+/* What an observer shares with the supervisor: this, and then a record for each different access. The observer only
+ * appends and counts, and never waits for the supervisor. */
+#define OBSERVATIONS_MAGIC "STKOBSV1"
+enum { OBSERVATIONS_SIZE = 16 << 20, OBSERVATIONS_HEADER_SIZE = 32, OBSERVATION_SIZE = 32 };
+struct observations {
+	char magic[8];
+	uint64_t used;   /* bytes of records */
+	uint64_t missed; /* accesses for which there was no room */
+	uint64_t unread; /* calls of programs whose memory could not be read */
+};
+_Static_assert(sizeof(struct observations) == OBSERVATIONS_HEADER_SIZE, "struct observations");
+
+enum observed_action {
+	OBSERVED_PROGRAM, /* no access: an executable, to which other records refer */
+	OBSERVED_READ,
+	OBSERVED_WRITE,
+	OBSERVED_CREATE,
+	OBSERVED_REMOVE,
+	OBSERVED_RENAME, /* or link: from the target to the other */
+	OBSERVED_EXECUTE,
+	OBSERVED_CONNECT,
+	OBSERVED_BIND,
+	OBSERVED_CALL, /* one that the filter refuses */
+};
+struct observation {
+	uint32_t size; /* with the two texts, which follow without a NUL, and up to the next multiple of 8 */
+	uint16_t action, unused;
+	int32_t error;
+	uint32_t program; /* the place of its record, counted from the start of the memory, or 0 */
+	uint64_t count;
+	uint32_t call; /* its number */
+	uint16_t target, other; /* lengths */
+};
+_Static_assert(sizeof(struct observation) == OBSERVATION_SIZE, "struct observation");
 
 #define MAPS_EVERY_ID 1u
 /* A helper executes the plan as far as the pivot, and loads the filter; the gate confirms what it did. */
