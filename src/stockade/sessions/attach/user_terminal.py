@@ -36,15 +36,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from stockade.cli.ui.terminal_flow import MOST_KEYS, Flow
-from stockade.cli.ui.terminal_question import TerminalQuestion
 from stockade.gate import client
 from stockade.result import NetworkQuestion
 from stockade.runs.io.eventloop import Events
 from stockade.runs.io.streams import CHUNK, TAIL
 from stockade.runs.options import Answer
 from stockade.runs.supervise import LEFT
+from stockade.sessions.attach.terminal_flow import MOST_KEYS, Flow
 from stockade.sessions.attach.terminal_modes import ABORT, Modes
+from stockade.sessions.attach.terminal_question import TerminalQuestion
 
 #: Ctrl-] TIMES times WITHIN seconds ends the run, whatever the program does with its keys.
 WAY_OUT, TIMES, WITHIN = 0x1D, 3, 1.0

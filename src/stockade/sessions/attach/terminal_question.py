@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 
-from stockade.cli.ui import output
+from stockade.linux.plain_text import clean_line
 from stockade.result import NetworkQuestion
 from stockade.runs.options import Answer
 
@@ -27,9 +27,9 @@ _ENTER, _ERASE, _GIVE_UP = b"\r\n", b"\x7f\x08", b"\x03\x04"
 
 def question_lines(question: NetworkQuestion) -> list[str]:
     """Return what the user is asked."""
-    who = output.name(question.process or "a program")
+    who = clean_line(question.process or "a program")
     return [
-        f"stockade: {who} wants to connect to {output.name(question.target)}, and no rule covers that.",
+        f"stockade: {who} wants to connect to {clean_line(question.target)}, and no rule covers that.",
         "  o  allow this connection       r  allow it in this run",
         "  w  write the rule into your policy       n  refuse",
     ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stockade.cli.ui.terminal_question import TerminalQuestion
 from stockade.result import NetworkQuestion
+from stockade.sessions.attach.terminal_question import TerminalQuestion
 
 QUESTION = NetworkQuestion(name="api.example.com", port=443, process="cu\x1b[2Jrl (7)")
 
