@@ -159,15 +159,15 @@ class NetworkQuestion(msgspec.Struct, frozen=True, kw_only=True):
 class Denial(msgspec.Struct, frozen=True, kw_only=True):
     """Something that a wall refused: what, which control refused it, and what would allow it.
 
-    The egress reports connections and names. The others come from an observed run (`explain=True`). The
-    program chose the text of `target`, `other` and `programs`: clean it before it reaches a terminal.
+    The egress reports connections, names and requests. The others come from an observed run (`explain=True`).
+    The program chose the text of `target`, `other` and `programs`: clean it before it reaches a terminal.
     """
 
     what: Literal[
         "connection", "name", "request",
         "read", "write", "create", "remove", "rename", "execute", "connect", "bind", "mount", "call",
     ]  # fmt: skip
-    #: HOST:PORT, a name, an absolute path inside, `unix:PATH` or the name of a system call.
+    #: HOST:PORT, a name, a method and URL, an absolute path inside, `unix:PATH` or the name of a system call.
     target: str
     #: The control.
     wall: str

@@ -226,13 +226,14 @@ class RecordWriter:
         return self._begin("connect", name, address, port, rule, inside)
 
     def request(self, name: str, port: int, request: str, *, reason: str = "", rule: int = -1) -> None:
-        """Record a request, allowed without a reason. Once there were many, only their methods count."""
+        """Record a request, allowed without a reason. Once there were many, only their hosts count."""
         self._add(_REQUESTS_REFUSED if reason else _REQUESTS_ALLOWED)
         request = request[:MOST_REQUEST]
         pool, verdict = ("refused", "denied") if reason else ("request", "allowed")
         key = ("request", name, "", port, verdict, reason, rule, request)
         if not reason and key not in self._shared and self._requests >= REQUEST_SLOTS:
-            pool, request = "place", request.partition(" ")[0]
+            # The host alone: a program could have a place for each method and path.
+            pool, request = "place", "* " + "/".join(request.partition(" ")[2].split("/")[:3]) + "/**"
         elif not reason and key not in self._shared:
             self._requests += 1
         self.share(pool, "request", name, "", port, verdict, reason, rule, request)

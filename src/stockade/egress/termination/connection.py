@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -45,6 +45,8 @@ from stockade.egress.termination.streams import (
 #: How long a program may take to read why it was refused, and how much it may still send meanwhile.
 _LAST_WORDS_SECONDS, _LAST_WORDS_DRAIN = 1.0, 256 * 1024
 _PEEK_SIZE = 65536
+#: After how many seconds without a byte a connection counts as idle when its sandbox has ended.
+_QUIET_SECONDS = 0.1
 
 
 class TerminatedPlace(NamedTuple):
@@ -177,9 +179,8 @@ class TerminatedConnection:
             await both.run()
         else:
             one = Http1Connection(client, server, judge, self._shared.exchange, self._report)
-            words = await one.run()
-            reset(self.outside)
-            if words:
+            if words := await one.run():
+                reset(self.outside)
                 await self._say(client, words)
                 return
         client.end()
@@ -256,8 +257,3 @@ class TerminatedConnection:
     def _count_received(self, amount: int) -> None:
         self.active = self._shared.loop.time()
         self.record.add(0, amount)
-
-
-#: After how many seconds without a byte a connection counts as idle when its sandbox has ended.
-_QUIET_SECONDS = 0.1
-Dial = Callable[[], Awaitable[tuple[socket.socket, str]]]

@@ -128,6 +128,8 @@ class Http2Connection:
         self._judge, self._exchange, self._report = judge, exchange, report
         self._by_down: dict[int, _Stream] = {}
         self._by_up: dict[int, _Stream] = {}
+        #: Whether the server has sent its settings.
+        self._settled = False
 
     async def run(self) -> None:
         """Pass on streams until one side ends."""
@@ -135,8 +137,9 @@ class Http2Connection:
             _begin(self._up.http, {h2.settings.SettingCodes.ENABLE_PUSH: 0})
             await self._up.flush()
             async with asyncio.timeout(_SETTINGS_SECONDS):
-                while not await self._read(self._up, self._from_server):
-                    pass
+                while not self._settled:
+                    if not await self._read(self._up, self._from_server):
+                        raise StreamError("HTTP/2: ended")
             most = min(STREAMS, self._up.http.remote_settings.max_concurrent_streams)
             _begin(self._down.http, {h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: max(1, most)})
             await self._down.flush()
@@ -347,6 +350,7 @@ class Http2Connection:
         elif isinstance(event, h2.events.StreamReset):
             self._drop(self._by_up.get(event.stream_id), event.error_code, up=False)
         elif isinstance(event, h2.events.WindowUpdated | h2.events.RemoteSettingsChanged):
+            self._settled = self._settled or isinstance(event, h2.events.RemoteSettingsChanged)
             for stream in list(self._by_up.values()):
                 self._send_request(stream)
         elif isinstance(event, h2.events.ConnectionTerminated):

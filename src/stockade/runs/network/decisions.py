@@ -207,7 +207,9 @@ def _hint(one: Decision) -> str:
 
 
 def _request_hint(one: Decision) -> str:
-    """Return the rule for exactly this request."""
+    """Return the rule for exactly this request; "" if its path would be a pattern."""
+    if "*" in one.request:
+        return ""
     from stockade.policy.net_rules import NetRuleError, parse_rule
 
     try:

@@ -33,7 +33,7 @@ class TrustFiles(ScratchDirectory):
     """The directory with these files, for one sandbox."""
 
     def __init__(self, home: str, id: str) -> None:
-        super().__init__(home, id)
+        super().__init__(home, id, {})
         os.chmod(self.path, 0o755)
         for name in FILES:
             with open(f"{self.path}/{name}", "xb") as file:
