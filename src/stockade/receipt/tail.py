@@ -184,6 +184,10 @@ class ReceiptTail:
             return self._last
         if length == len(self._raw):
             return self._start.sequence, self._start.hash
+        return self._at_end(length)
+
+    def _at_end(self, length: int) -> tuple[int, str] | None:
+        """Return the place and the hash of the receipt in the last frame, if the file ends with one."""
         (size,) = _AFTER.unpack(os.pread(self._file, _AFTER.size, length - _AFTER.size))
         at = length - size - _BEFORE.size - _AFTER.size
         if at < len(self._raw):
@@ -201,7 +205,9 @@ class ReceiptTail:
         while at < len(data):
             body = _frame(data, at)
             if body is None:
-                if self._start.boot == boot_id() and not _is_cut_off(data, at):
+                # A killed process leaves a frame that is cut off, and it is the last one.
+                cut_off = _is_cut_off(data, at) and self._at_end(len(data)) is None
+                if self._start.boot == boot_id() and not cut_off:
                     raise self._damaged()
                 break
             found.append(_decode(body))
