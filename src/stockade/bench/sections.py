@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from stockade import gate
-from stockade.bench import egress_costs, receipt_costs, server_costs
+from stockade.bench import egress_costs, growth_costs, receipt_costs, server_costs
 from stockade.bench import warm_costs as warmth
 from stockade.bench.bars import BARS
 from stockade.bench.competitors import (
@@ -92,7 +92,10 @@ def cold(ground: BenchFixture) -> Section:
         times = interleaved(turns, ground.rounds(12, 60))
     rivals = [name for name in (BWRAP, STAGED, SANDLOCK, SPAWN) if name in times]
     figures = [_compared("cold", times, name) for name in rivals]
-    return Section(tuple(figures), {name: timing(list(chain(*turns))) for name, turns in times.items()})
+    timings = {name: timing(list(chain(*turns))) for name, turns in times.items()}
+    if BWRAP in timings:
+        figures.append(Figure("cold/p99", timings[OURS].p99 / timings[BWRAP].p99))
+    return Section(tuple(figures), timings)
 
 
 def run_times(peer: Peer) -> Callable[[], list[float]]:
@@ -341,6 +344,13 @@ def heap(ground: BenchFixture) -> Section:
     return Section(tuple(figures), timings)
 
 
+def growth(ground: BenchFixture) -> Section:
+    """Compare a start beside a thousand living sandboxes with one beside ten."""
+    # An ordinary user cannot have as many: each takes one of 200 keys (sysctl kernel.keys.maxkeys).
+    many = ground.rounds(100, 1000 if os.geteuid() == 0 else 150)
+    return growth_costs.measure(many, ground.rounds(60, 300))
+
+
 def receipt(ground: BenchFixture) -> Section:
     """Measure what receipts cost."""
     return receipt_costs.measure(ground.disk, ground.rounds(10, 40))
@@ -461,6 +471,7 @@ SECTIONS: dict[str, Callable[[BenchFixture], Section]] = {
     "inside": inside,
     "memory": memory,
     "heap": heap,
+    "growth": growth,
     "workspace": workspace,
     "receipt": receipt,
     "warm": warm,
