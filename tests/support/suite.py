@@ -17,6 +17,7 @@ lies in memory. What compares times works on the disk.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pwd
@@ -102,14 +103,20 @@ def main() -> int:
 
 
 def _parts(folders: list[str]) -> list[list[str]]:
-    """Deal the files whose tests depend on the user, and those of `folders`, out in turn.
+    """Deal the files whose tests depend on the user, and those of `folders`, out to passes that take as long.
 
-    Neighbours in one folder take about as long, so the parts do too.
+    The longest files take longest, so they are dealt out first, there and back.
     """
     apart = tuple(f"{folder}/" for folder in (TIMED, *ONCE) if folder not in folders)
-    found = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob("test_*.py"))
-    files = [file for file in found if not file.startswith(apart)]
-    return [files[number::PARTS] for number in range(PARTS)]
+    found = {str(file.relative_to(ROOT)): file.stat().st_size for file in (ROOT / "tests").rglob("test_*.py")}
+    files = sorted(
+        (file for file in found if not file.startswith(apart)), key=lambda file: (-found[file], file)
+    )
+    there_and_back = [*range(PARTS), *reversed(range(PARTS))]
+    parts: list[list[str]] = [[] for _ in range(PARTS)]
+    for file, number in zip(files, itertools.cycle(there_and_back)):
+        parts[number].append(file)
+    return [sorted(part) for part in parts]
 
 
 def _again(stack: contextlib.ExitStack, begun: Pass) -> list[Pass]:

@@ -294,7 +294,7 @@ def test_a_run_ends_in_time_while_its_supervisor_is_stopped(kind: str) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
-            assert leaks.settled(lambda: [] if programs() else ["nothing runs"], 10) == []
+            assert leaks.settled(lambda: [] if programs() else ["nothing runs"], 60) == []
             process.send_signal(signal.SIGSTOP)
             began = time.monotonic()
             assert leaks.settled(programs, STOPPED - 0.5) == []

@@ -309,11 +309,14 @@ def test_the_host_programs_children_and_signals_are_its_own() -> None:
         signal.signal(signal.SIGCHLD, lambda *_: ended.append(1))
         async def main():
             async with AsyncSandbox() as box:
-                own = await asyncio.create_subprocess_exec("sh", "-c", "sleep 0.3; exit 7")
-                plain = subprocess.Popen(["sh", "-c", "sleep 0.3; exit 8"])
+                told, tell = os.pipe()
+                own = await asyncio.create_subprocess_exec("sh", "-c", "read _; exit 7", stdin=told)
+                plain = subprocess.Popen(["sh", "-c", "read _; exit 8"], stdin=told)
+                os.close(told)
                 results = await asyncio.gather(*(box.run(["false"]) for _ in range(20)))
                 assert [result.exit_code for result in results] == [1] * 20
                 assert not ended, "the end of a program inside is no signal to the host program"
+                os.close(tell)
                 assert await own.wait() == 7
                 assert plain.wait() == 8
         handler = signal.getsignal(signal.SIGCHLD)
