@@ -59,7 +59,7 @@ def test_processes_and_threads_make_one_chain(stockade_home: Path) -> None:
 def test_killed_at_any_moment_it_stays_one_chain_with_all_that_was_told(stockade_home: Path) -> None:
     dice = random.Random(4)
     told = set()
-    for turn in range(6):
+    for turn in range(10):
         victim, witness = appender(stockade_home, 10_000, "victim"), appender(stockade_home, 5, "witness")
         assert victim.stdout is not None
         told.add(victim.stdout.readline().strip())
@@ -78,11 +78,11 @@ def test_processes_that_end_leave_no_ever_longer_wal(stockade_home: Path) -> Non
     wal = stockade_home / f"{chain.FILE}-wal"
     lengths = []
     for _ in range(5):
-        appender(stockade_home, 40, "one").communicate()
+        appender(stockade_home, 160, "one").communicate()
         lengths.append(wal.stat().st_size if wal.exists() else 0)
     assert min(lengths) == 0, lengths
     assert max(lengths) <= chain.LEFT, lengths
-    assert whole(stockade_home) == 200
+    assert whole(stockade_home) == 800
 
 
 def test_a_forked_child_appends_by_itself(stockade_home: Path) -> None:
