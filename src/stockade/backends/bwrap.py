@@ -258,6 +258,7 @@ def _tree(wanted: native.NativeInputs) -> list[ops.Op]:
         found.append(ops.Symlink(path="/var/tmp", target="/tmp"))
     found += [ops.ScratchMount(path=path, mode=mode) for path, mode in scratch.items()]
     found += native.toolchain_links(wanted, scratch)
+    found += native.own_policy(wanted)
     found += [
         msgspec.structs.replace(op, bare=True) if isinstance(op, ops.Overlay) else op
         for op in native.shown_grants(wanted)

@@ -208,7 +208,7 @@ def inputs(given: PlanInputs) -> LandlockInputs:
 def compile_plan(given: LandlockInputs) -> ops.Plan:
     """Return the operations that enforce the policy, in the only order that the gate accepts."""
     versions, words = given.groups
-    first = len(given.grants) + 2  # after the private directory
+    first = len(given.grants) + 3  # after the private directory and the one of the policy
     return ops.Plan(
         "landlock",
         0,
@@ -246,6 +246,14 @@ def _rights(given: LandlockInputs) -> list[ops.Op]:
             rights=_writing(given),
             words=f"{CHANGING_WORDS}; the private home",
             grant=len(given.grants) + 1,
+        )
+    )
+    found.append(
+        ops.BindGrant(
+            path="/policy",
+            rights=READ_FILE | READ_DIR,
+            words="read; the files that describe the policy",
+            grant=len(given.grants) + 2,
         )
     )
     return found

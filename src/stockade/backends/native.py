@@ -44,6 +44,7 @@ from stockade.gate.wire import KIND_HOST_NETWORK, KIND_OWN_NETWORK
 from stockade.linux.mount_table import mounted_below
 from stockade.policy import Policy
 from stockade.policy.values import show
+from stockade.resolve import policy_text
 from stockade.resolve.config_files import NAMES as PROJECT_POLICIES
 from stockade.resolve.paths.hidden_paths import HiddenPaths
 from stockade.resolve.paths.programs import Programs, loaders
@@ -169,6 +170,8 @@ class NativeInputs(msgspec.Struct, frozen=True):
     joins_network: bool = False
     #: How many bytes its private memory may hold, whoever writes there; 0 for any number.
     most_private: int = 0
+    #: The files in which a program reads its own policy, by path.
+    policy_files: tuple[tuple[str, bytes], ...] = ()
 
     @property
     def taken(self) -> tuple[str, ...]:
@@ -197,7 +200,7 @@ def inputs(given: PlanInputs) -> NativeInputs:
             system = image_layout(private.image, private.taken, names)
     system = _shown(system, resolved.hidden)
     by_rlimit = any(name.endswith("nproc") for name in selection.controls[Control.LIMITS_TASKS].means)
-    return NativeInputs(
+    found = NativeInputs(
         uid=caller.uid if private is None else 0,
         gid=caller.gid if private is None else 0,
         user=caller.user if private is None else "root",
@@ -235,6 +238,19 @@ def inputs(given: PlanInputs) -> NativeInputs:
         alone=tuple(grant.path for grant in grants if grant.alone),
         **own,
     )
+    return msgspec.structs.replace(found, policy_files=_policy_files(resolved, selection.backend, found))
+
+
+def _policy_files(
+    resolved: ResolvedPolicy, backend: str, given: NativeInputs
+) -> tuple[tuple[str, bytes], ...]:
+    """Return the files in which a program reads its own policy; none if something else is at their place."""
+    taken = (*given.taken, *(shown.path for shown in given.system))
+    if any(within(policy_text.DIRECTORY, path) or within(path, policy_text.DIRECTORY) for path in taken):
+        return ()
+    private = tuple(scratch_places(given))
+    files = policy_text.policy_files(resolved, backend, private)
+    return tuple((f"{policy_text.DIRECTORY}/{name}", content) for name, content in files.items())
 
 
 def _resolv_conf(policy: Policy) -> bytes:
@@ -370,16 +386,18 @@ def _private(given: NativeInputs) -> list[ops.Op]:
     if not given.disk and not given.most_private:
         return [ops.Root()]
     if not given.disk:
-        return [_sized_root(given.most_private, f"limits.memory = {given.most_private}")]
+        return [_sized_root(given, given.most_private, f"limits.memory = {given.most_private}")]
     clause = f"limits.disk = {given.disk}"
     if given.image:
         return [ops.Root(), ops.Image(size=given.disk, descriptor=len(given.grants) + 1, clause=clause)]
-    return [_sized_root(given.disk, clause)]
+    return [_sized_root(given, given.disk, clause)]
 
 
-def _sized_root(size: int, clause: str) -> ops.Op:
+def _sized_root(given: NativeInputs, size: int, clause: str) -> ops.Op:
+    # The files of the policy are in it too, and leave the program all that it may use.
+    own = sum(-(-len(content) // PAGE) * PAGE for _, content in given.policy_files)
     # Empty files use memory of the kernel too.
-    return ops.Root(size=size, inodes=max(LEAST_INODES, size // PAGE), clause=clause)
+    return ops.Root(size=size + own, inodes=max(LEAST_INODES, size // PAGE), clause=clause)
 
 
 def cgroup_entries(given: NativeInputs) -> list[ops.Op]:
@@ -474,6 +492,7 @@ def _root(given: NativeInputs) -> list[ops.Op]:
         for path, mode in scratch.items()
     ]
     found += toolchain_links(given, scratch)
+    found += own_policy(given)
     # Grants come last: they go on top of the scratch directories.
     return [*found, *shown_grants(given), ops.Proc()]
 
@@ -488,6 +507,11 @@ def toolchain_links(given: NativeInputs, scratch: dict[str, int]) -> list[ops.Op
         if not any(within(path, tree) for tree in granted)
         and not any(within(tree, path) for tree in (*taken, *granted))
     ]
+
+
+def own_policy(given: NativeInputs) -> list[ops.Op]:
+    """Return the files that describe the policy to the program. The root, and they with it, is read-only."""
+    return [ops.File(path=path, content=content) for path, content in given.policy_files]
 
 
 def _masks(
@@ -612,6 +636,10 @@ def landlock_rules(given: NativeInputs) -> list[ops.Op]:
             words="use devices",
         ),
     ]
+    if given.policy_files:
+        found.append(
+            ops.BindGrant(path=policy_text.DIRECTORY, rights=READ_FILE | READ_DIR, words="read the policy")
+        )
     for shown in given.system:
         if shown.source and not shown.path.startswith("/etc/"):
             rights = reading if shown.is_dir else reading & OF_FILES

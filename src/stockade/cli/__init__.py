@@ -28,6 +28,7 @@ COMMANDS = {
     "attach": ("stockade.cli.attach", "return to a kept shell, or open another one beside it"),
     "init": ("stockade.cli.init", "write a policy for this project that lets its tests run"),
     "plan": ("stockade.cli.plan", "show what `run` would do, without doing it"),
+    "explain": ("stockade.cli.explain", "say what a program may use, which wall decides, and what to change"),
     "ps": ("stockade.cli.ps", "list the living sandboxes"),
     "kill": ("stockade.cli.kill", "end sandboxes, whichever process started them"),
     "logs": ("stockade.cli.logs", "list what earlier runs did"),

@@ -34,6 +34,14 @@ def located(error: PolicyError, sources: Sequence[str]) -> PolicyError:
     return error
 
 
+def place_of(clause: str, sources: Sequence[str]) -> str:
+    """Return the file and the line of a clause such as `deny = "secrets"`; empty if no file writes it."""
+    key, equals, value = clause.partition(" = ")
+    if not equals:
+        return ""
+    return next((place for source in reversed(sources) if (place := _place(source, key, value))), "")
+
+
 def _place(source: str, key: str, value: str) -> str:
     """Return the file and the line that write a value as a message shows it; empty if this file does not."""
     from stockade.policy.toml import read_file, text_of

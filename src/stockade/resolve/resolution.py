@@ -310,6 +310,21 @@ def unfit(path: str, caller: Caller, state: str) -> str:
     return ""
 
 
+def ungrantable(path: str, access: str, caller: Caller, state: str) -> str:
+    """Say why no policy can show a path of the host, or not with this access; empty if one can."""
+    opener = _PathOpener(caller, state, False, None)
+    try:
+        opener.grant(literal(path), access, access, pinned=False)
+    except PolicyError as error:
+        return error.message.removeprefix(f"{access}: ")
+    except OSError as error:
+        return error.strerror or "it cannot be looked up"
+    finally:
+        for descriptor in opener.open:
+            os.close(descriptor)
+    return "the sandbox has an /etc of its own" if path == "/etc" else ""
+
+
 def _toolchain(
     policy: Policy,
     base: Profile,

@@ -22,6 +22,7 @@ from stockade.host.capabilities import Host
 from stockade.linux import os_errors
 from stockade.linux.user import Caller
 from stockade.policy import Policy
+from stockade.resolve import policy_text
 from stockade.resolve.paths.protected_paths import warnings
 from stockade.resolve.resolution import resolve
 from stockade.resolve.resolved import Grant, ResolvedPolicy
@@ -88,7 +89,7 @@ class RunPreparation(msgspec.Struct, frozen=True):
         if self.resolved.environment is not None:
             passed += self._own_descriptors(self.resolved.environment)
         if self.made.scratch is not None:
-            passed.append(self.made.scratch.descriptor)
+            passed += self.made.scratch.descriptors
         return (*passed, *self.made.image, *self.made.entrances)
 
     def _own_descriptors(self, private: Environment) -> Iterator[int]:
@@ -101,7 +102,10 @@ class RunPreparation(msgspec.Struct, frozen=True):
     @property
     def environ(self) -> dict[str, str]:
         """The environment of every command inside."""
-        private = {} if self.made.scratch is None else {"TMPDIR": self.home}
+        scratch = self.made.scratch
+        private = {}
+        if scratch is not None:
+            private = {"TMPDIR": self.home, policy_text.VARIABLE: f"{scratch.policy}/{policy_text.JSON}"}
         return {**private, **self.resolved.environ, "HOME": self.home}
 
     @property
@@ -170,13 +174,13 @@ class HostResources:
         command: tuple[str, ...],
         name: str = "",
         again: str = "",
-        scratch: bool = False,
+        scratch: str = "",
         publish: tuple[PublishedPort, ...] = (),
     ) -> None:
         """Make all of it.
 
-        `again` is the id of an existing layer to continue, `scratch` adds a private directory, and `living`
-        says that several commands will run in the sandbox.
+        `again` is the id of an existing layer to continue, `scratch` adds a private directory for the backend
+        of that name, and `living` says that several commands will run in the sandbox.
         """
         if publish:
             from stockade.runs.network.published_ports import PublishedListeners
@@ -211,7 +215,8 @@ class HostResources:
         if scratch:
             from stockade.runs.scratch import ScratchDirectory
 
-            self.scratch = ScratchDirectory(home, id)
+            files = policy_text.policy_files(resolved, scratch, ("~",))
+            self.scratch = ScratchDirectory(home, id, files)
         if workspace is not None and overlay:
             rules = _commit_rules(resolved, workspace)
             if again:
@@ -441,7 +446,7 @@ def _resolve_and_plan(
             again = "" if workspace is None else workspace.id
             made.make(
                 home, resolved, kept, living=living, command=command, name=name, again=again,
-                scratch=backend.scratch, publish=wanted,
+                scratch=backend.name if backend.scratch else "", publish=wanted,
             )  # fmt: skip
         plan = backend.plan(
             PlanInputs(

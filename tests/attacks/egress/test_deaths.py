@@ -23,7 +23,7 @@ from support import leaks
 
 #: Downloads without end, then tries to connect again: says why each ended.
 DOWNLOAD = """
-import errno, socket, sys
+import errno, socket, sys, time
 def dial(host, port, text):
     try:
         with socket.create_connection((host, port), 5) as end:
@@ -40,6 +40,7 @@ get = b"GET /big?mb=4000 HTTP/1.1\\r\\nHost: api.good.example\\r\\n\\r\\n"
 address = socket.getaddrinfo("api.good.example", 80, socket.AF_INET)[0][4][0]
 print(dial("api.good.example", 80, get))
 print(dial("api.good.example", 80, get), dial(address, 80, get), dial("11.0.0.66", 80, get))
+time.sleep(0.5)  # a killed process closes its sockets before the supervisor can see its end
 """
 MIDDLE = """
 import signal, threading, time

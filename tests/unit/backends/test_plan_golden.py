@@ -46,6 +46,7 @@ STRICT = NativeInputs(
     protected=(),
     sockets=False,
     layer="",
+    policy_files=(("/run/stockade/policy.txt", b"words\n"), ("/run/stockade/policy.json", b"{}\n")),
 )
 PROJECT = "/home/ada/project"
 

@@ -26,7 +26,7 @@ _BY_BOTH = {
     ("restore", "words"): "workspaces",
     ("snapshot", "name"): "",
     ("profiles", "name"): "profiles",
-    **{(command, "profile"): "profiles" for command in ("run", "shell", "plan")},
+    **{(command, "profile"): "profiles" for command in ("run", "shell", "plan", "explain")},
     ("diff", "a"): "files",
     ("diff", "b"): "files",
     ("logs", "id"): "runs",

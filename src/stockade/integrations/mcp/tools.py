@@ -161,6 +161,7 @@ def _reading_tools(bench: Workbench) -> list[Tool[...]]:
             write_toml(found.policy.table(full=True)),
             "# what is enforced, and the clause that asks for it:",
             *(f"# {control}: {clean_line(clause)}" for control, clause in found.policy.controls().items()),
+            "# commands find it in ${STOCKADE_POLICY:-/run/stockade/policy.json}, and policy.txt beside it",
         )
 
     async def explain(

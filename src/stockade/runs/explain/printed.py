@@ -22,6 +22,16 @@ from stockade.runs.explain.not_started import is_secret, is_shown
 _MISSING = re.compile(rb"No module named '?([A-Za-z_][A-Za-z0-9_]{0,99})\b")
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _PIP = re.compile(r"(^|/)pip[0-9.]*$")
+#: What OpenSSL, curl, Python, Node, Go, Rust, Java and git print about a certificate that they do not trust.
+_UNVERIFIED = re.compile(
+    rb"certificate verify failed|SSL certificate problem|unable to get local issuer|SELF_SIGNED_CERT_IN_CHAIN"
+    rb"|self.signed certificate in certificate chain|UNABLE_TO_(?:GET|VERIFY)[A-Z_]*CERT"
+    rb"|certificate signed by unknown authority|UnknownIssuer|unable to find valid certification path"
+)
+#: Variables that may name certificates.
+_CA_NAME = re.compile(r"(?:^|_)(?:CA|CAS|CACERTS?|CAINFO|CAFILE|CERTS?|SSL|TLS)(?:_|$)", re.IGNORECASE)
+BUNDLE_HEAD = 1 << 20
+PYTHON_PATH = "PYTHONPATH"
 #: How many lines of a .pth file are looked at.
 MOST_LINES = 100
 
@@ -29,6 +39,8 @@ MOST_LINES = 100
 def hints(last: bytes, program: client.Program, resolved: ResolvedPolicy) -> list[str]:
     """Return the hints for what a program printed last."""
     found = [_missing_module(last, program, resolved), _read_only_packages(last, program, resolved)]
+    if _UNVERIFIED.search(last):
+        found.append(_certificates(program, resolved))
     if b"cross-device link" in last:
         found.append(_renamed_directory(resolved))
     if resolved.workspace is not None and any(re.search(r"\bgit\b", word) for word in program.argv[:64]):
@@ -78,6 +90,8 @@ def _missing_module(last: bytes, program: client.Program, resolved: ResolvedPoli
     found = f"the Python inside is {python}"
     if place := _project_with(name, python, resolved):
         return f"{found}, and {place} has a module {name}: run {place}/bin/python3, or activate it first"
+    if place := _on_python_path(name, program, resolved):
+        return f"{found}; {place}"
     for packages, way in _hidden_places(python, resolved):
         if _has(packages, name) and _may_be_shown(os.path.realpath(packages), resolved):
             return (
@@ -115,6 +129,55 @@ def _project_with(name: str, python: str, resolved: ResolvedPolicy) -> str:
     if not venv or covers(venv, python) or not is_venv(venv):
         return ""
     return venv if any(_has(packages, name) for packages in _site_packages(venv)) else ""
+
+
+def _on_python_path(name: str, program: client.Program, resolved: ResolvedPolicy) -> str:
+    """Return a hint if the caller's PYTHONPATH leads to a module, and the program has no such variable."""
+    for place in resolved.caller.environ.get(PYTHON_PATH, "").split(":"):
+        path = os.path.normpath(os.path.join(resolved.caller.cwd or "/", place)) if place else ""
+        # Not listed: it may be in a repository, which must not choose how long the search takes.
+        if not path or not any(os.path.lexists(f"{path}/{name}{end}") for end in ("", ".py")):
+            continue
+        shown = is_shown(path, resolved)
+        if not shown and not _may_be_shown(os.path.realpath(path), resolved):
+            continue
+        flags = [] if PYTHON_PATH in program.env else [f"--pass-env {PYTHON_PATH}"]
+        flags += [] if shown else [f"--read {shlex.quote(path)}"]
+        if flags:
+            return f"a module {name} is in {path}, which your {PYTHON_PATH} names: `{' '.join(flags)}`"
+    return ""
+
+
+def _certificates(program: client.Program, resolved: ResolvedPolicy) -> str:
+    """Return a hint about certificates that the caller's environment names and the program did not get."""
+    from stockade.resolve.host_network import DIRECTORIES, FILES
+
+    known = (*FILES, *DIRECTORIES)
+    network = resolved.network
+    left_out = [] if network is None else [*network.warnings, *network.notes]
+    if why := next((line for line in left_out if line.startswith(known)), ""):
+        return f"the program did not trust a certificate, and {why}"
+    for name, path in sorted(resolved.caller.environ.items()):
+        if not _CA_NAME.search(name) or not path.startswith("/") or not _is_bundle(path):
+            continue
+        real = os.path.realpath(path)
+        shown = is_shown(real, resolved)
+        secret = is_secret(real, resolved) and not covers("/etc", real)
+        if secret or (name in program.env and shown):
+            continue
+        flags = [] if name in program.env else [f"--pass-env {name}"]
+        flags += [] if shown else [f"--read {shlex.quote(real)}"]
+        return (
+            f"the program did not trust a certificate, and does not get the bundle that your {name} names: "
+            f"`{' '.join(flags)}` passes it"
+        )
+    return ""
+
+
+def _is_bundle(path: str) -> bool:
+    """Whether a file has certificates, and no private key, as far as its beginning shows."""
+    head = shims.first_bytes(path, BUNDLE_HEAD)
+    return b"BEGIN CERTIFICATE" in head and b"PRIVATE KEY" not in head
 
 
 def _hidden_places(python: str, resolved: ResolvedPolicy) -> Iterator[tuple[str, str]]:

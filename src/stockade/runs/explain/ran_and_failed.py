@@ -2,8 +2,8 @@
 
 A hint rests on what the kernel counted, on what the policy shows and hides, or on what a well-known program
 cannot do under any policy. It may not be the reason for the failure, but it is always true. What the program
-printed only decides what to look for (`printed`). Only about tasks, whose refusals RLIMIT_NPROC does not
-count, the hint rests on it, and says so.
+printed only decides what to look for (`printed`). Two hints rest on it, and say so: the one about tasks,
+whose refusals RLIMIT_NPROC does not count, and the guess that comes if there is nothing else to say.
 """
 
 from __future__ import annotations
@@ -50,8 +50,16 @@ NO_MORE_TASKS = re.compile(
 #: Words that `printed` has hints for.
 LAST_WORDS = (
     b"No module named", b"cross-device link", b"not a git repository", b"tell me who you are",
-    b"Read-only file system",
+    b"Read-only file system", b"ertificate", b"CERT", b"UnknownIssuer", b"certification path",
 )  # fmt: skip
+#: What programs print about an error that a wall gives, and that may have other reasons.
+MAYBE_REFUSED = re.compile(
+    rb"Permission denied|Operation not permitted|Read-only file system|Function not implemented"
+    rb"|Network is unreachable|name resolution|Could not resolve|Name or service not known"
+    rb"|\b(?:EACCES|EPERM|EROFS|ENOSYS|ENETUNREACH|ENOTFOUND|EAI_AGAIN)\b"
+)
+#: The longest command that a hint repeats.
+MOST_COMMAND = 200
 #: The exit code of git after "fatal:".
 GIT_GAVE_UP = 128
 
@@ -77,7 +85,19 @@ def hints(
         _denied(program, resolved) or _unseen(program, resolved) or _unwritable(program, resolved),
         *_printed(last, program, resolved),
     ]
-    return "; ".join(filter(None, found))
+    return "; ".join(filter(None, found)) or _guess(last, program)
+
+
+def _guess(last: bytes, program: client.Program) -> str:
+    """Return how to find out whether a wall is the reason, if what the program printed sounds like one."""
+    if MAYBE_REFUSED.search(last) is None:
+        return ""
+    command = shlex.join(program.argv)
+    command = command if len(command) <= MOST_COMMAND and command.isprintable() else "COMMAND"
+    return (
+        "a wall of the sandbox may have refused something (a guess from what the program printed): "
+        f"`stockade explain -- {command}` shows what"
+    )
 
 
 def no_more_tasks(printed: bytes, limit: int | None) -> str:

@@ -1,0 +1,135 @@
+"""What a program may know of its own policy: the files that it finds inside, in words and as JSON.
+
+They name what the program can see, reach and use anyway. What `deny` and the denying rules of `net` name is
+counted and not named, and of the environment only names are listed. Nothing in them depends on more than the
+policy and its resolution, so that sandboxes of one policy have one plan.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from stockade.policy.model import limit_text
+from stockade.resolve.resolved import ResolvedPolicy
+
+#: Where the files are, in sandboxes with a file tree of their own.
+DIRECTORY = "/run/stockade"
+WORDS, JSON = "policy.txt", "policy.json"
+#: The variable that names the JSON file, in sandboxes without one.
+VARIABLE = "STOCKADE_POLICY"
+FORMAT = 1
+_ACCESS = {
+    "read": "read-only",
+    "write": "writable for real",
+    "overlay": "the workspace, writable: changes are kept aside until the user commits them",
+    "private": "private, writable, empty at first, deleted at the end",
+}
+_NETWORKS = {
+    "none": ["none: every connection fails, and so does every lookup of a name"],
+    "open": ["the host's"],
+}
+_END = """
+System calls
+  no ptrace, mount, bpf or io_uring, no new namespaces; outside, `stockade explain CALL` explains each one
+
+Nothing inside can change this policy. If you lack something, tell the user what, and which clause would allow
+it: read, write, net, limits, pass_env.
+"""
+
+
+class PolicyFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program may know of its policy."""
+
+    format: int = FORMAT
+    profile: str
+    backend: str
+    #: The path and the access of the workspace; None without one.
+    workspace: dict[str, str] | None
+    #: Trees of the system, read-only.
+    system: list[str]
+    #: The other trees that are shown or private: path and access.
+    files: list[dict[str, str]]
+    #: Paths of the workspace that stay read-only, or that a commit leaves out.
+    protected: list[str]
+    #: How many paths and patterns `deny` has.
+    hidden: int
+    #: What may be executed; None for everything that is shown.
+    exec: list[str] | None
+    #: `mode`, the rules that `allow`, and how many rules deny.
+    network: dict[str, Any]
+    #: The names of the variables that the policy sets or passes on, if the caller has them.
+    environment: list[str]
+    limits: dict[str, float]
+    syscalls: dict[str, list[str]]
+    delegate: bool
+
+
+def policy_files(resolved: ResolvedPolicy, backend: str, private: tuple[str, ...]) -> dict[str, bytes]:
+    """Return the files by name; `private` are the directories that the sandbox has of its own."""
+    facts = _facts(resolved, backend, private)
+    return {WORDS: _words(facts).encode(), JSON: _encoded(facts)}
+
+
+def _facts(resolved: ResolvedPolicy, backend: str, private: tuple[str, ...]) -> PolicyFacts:
+    policy, workspace, limits, net = resolved.policy, resolved.workspace, resolved.limits, resolved.policy.net
+    files = [(one.path, str(one.access)) for one in resolved.grants]
+    files += [] if workspace is None else [(workspace.path, str(workspace.access))]
+    files += [(path, "private") for path in private]
+    rules = () if isinstance(net, str) else net
+    allowed = [rule for rule in rules if not rule.startswith("!")]
+    mode = "open" if net == "open" else "rules" if net else "none"
+    return PolicyFacts(
+        profile=policy.profile,
+        backend=backend,
+        workspace=None if workspace is None else {"path": _plain(workspace.path), "access": workspace.access},
+        system=[path.removesuffix("?") for path in resolved.profile.system],
+        files=[{"path": _plain(path), "access": access} for path, access in sorted(files)],
+        protected=[_plain(name) for name, _ in resolved.protected],
+        hidden=len(policy.deny),
+        exec=None if policy.exec is None else [_plain(path) for path in policy.exec],
+        network={"mode": mode, "allow": allowed, "denying": len(rules) - len(allowed)},
+        environment=sorted({*resolved.profile.pass_env, *policy.pass_env, *policy.env}),
+        limits={
+            name: value for name in limits.__struct_fields__ if (value := getattr(limits, name)) is not None
+        },
+        syscalls={"allow": list(policy.syscalls.allow), "deny": list(policy.syscalls.deny)},
+        delegate=policy.delegate,
+    )
+
+
+def _plain(text: str) -> str:
+    """Return text that fits on a line and is UTF-8."""
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def _encoded(facts: PolicyFacts) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n"
+
+
+def _words(facts: PolicyFacts) -> str:
+    runs = "every executable file that is shown" if facts.exec is None else f"only {' '.join(facts.exec)}"
+    files = [
+        f"{' '.join(facts.system)}: of the system, read-only",
+        *(f"{one['path']}: {_ACCESS[one['access']]}" for one in facts.files),
+        *([f"protected: {' '.join(facts.protected)}"] if facts.protected else []),
+        *([f"hidden by {facts.hidden} patterns of `deny`: looks absent"] if facts.hidden else []),
+        f"may be executed: {runs}",
+    ]
+    rules = [*facts.network["allow"], "nothing else: other names are not found, other connections refused"]
+    limits = [f"{name} = {limit_text(name, value)}" for name, value in facts.limits.items()]
+    sections = {
+        "Files": files,
+        "Network": _NETWORKS.get(facts.network["mode"], rules),
+        "Limits": limits,
+        "Environment": [" ".join(facts.environment)],
+    }
+    head = (
+        "This program runs in a sandbox of Stockade. What is not listed here is refused or absent.\n"
+        f"{JSON}, beside this file, says the same. Both describe the policy at the start of the sandbox.\n"
+    )
+    body = "".join(
+        f"\n{name}\n" + "".join(f"  {line}\n" for line in lines) for name, lines in sections.items()
+    )
+    return head + body + _END
