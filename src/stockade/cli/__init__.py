@@ -28,6 +28,7 @@ COMMANDS = {
     "pipe": ("stockade.cli.pipe", "run commands at once, each in its own sandbox, connected by pipes"),
     "attach": ("stockade.cli.attach", "return to a kept shell, or open another one beside it"),
     "init": ("stockade.cli.init", "write a policy for this project that lets its tests run"),
+    "learn": ("stockade.cli.learn", "run a command and write the smallest policy that lets it pass"),
     "plan": ("stockade.cli.plan", "show what `run` would do, without doing it"),
     "explain": ("stockade.cli.explain", "say what a program may use, which wall decides, and what to change"),
     "ps": ("stockade.cli.ps", "list the living sandboxes"),
