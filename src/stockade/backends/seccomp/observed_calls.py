@@ -15,7 +15,7 @@ from stockade.backends.seccomp.syscalls import by_number
 
 CALLS = """
 open openat openat2 creat execve execveat connect bind rename renameat renameat2 link linkat symlink symlinkat
-mkdir mkdirat rmdir unlink unlinkat landlock_restrict_self
+mkdir mkdirat rmdir unlink unlinkat chdir fchdir umask landlock_restrict_self
 """
 _LINE = struct.Struct("=HBBI")
 

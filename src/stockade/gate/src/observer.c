@@ -31,6 +31,7 @@
 #include <linux/magic.h>
 #include <linux/seccomp.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
@@ -63,8 +64,9 @@ enum { STACK_SIZE = 512 << 10, SLOTS = 1 << 17, LONGEST = 2 * PATH_MAX, PAGE = 4
 
 /* The rest of the path that a program gave, seen from a directory that the observer holds. */
 struct place {
-	int dir;    /* where a relative path begins, or AT_FDCWD */
-	char *path; /* as the program wrote it */
+	int dir;      /* where a relative path begins, or AT_FDCWD */
+	char *path;   /* as the program wrote it */
+	int borrowed; /* what is kept of the caller */
 };
 
 static struct {
@@ -160,15 +162,25 @@ static const char *own_name(int fd)
 	return name;
 }
 
+/* The executable of the last process that was asked for, until any process executes another. */
+static struct {
+	pid_t pid;
+	uint32_t program;
+} executing;
+
 /* The executable of a process, as a record of its own. */
 static uint32_t program_of(pid_t pid)
 {
 	static char path[PATH_MAX];
+	if (pid == executing.pid)
+		return executing.program;
 	ssize_t length = readlinkat(observer.proc, proc_name(pid, "exe", -1), path, sizeof path - 1);
 	if (length <= 0)
 		return 0;
 	path[length] = '\0';
-	return note((struct observation){.action = OBSERVED_PROGRAM}, path, "");
+	executing.pid = pid;
+	executing.program = note((struct observation){.action = OBSERVED_PROGRAM}, path, "");
+	return executing.program;
 }
 
 /* The absolute path of a place. */
@@ -304,19 +316,110 @@ static int read_path(pid_t pid, uint64_t from, char path[PATH_MAX])
 	return -1;
 }
 
-/* Where a path of the caller begins. `always`: also if it is absolute. */
-static int open_directory(pid_t pid, int dirfd, const char *path, int always)
+/* What the observer knows of a caller that makes several calls in a row: its working directory, and that the
+ * observer's own umask is the caller's. Calls that change either notify. Then the observer forgets what it knows, and
+ * keeps nothing while such a call may be under way anywhere: until the process that made it makes another. The number of
+ * a process is not another's while its descriptor does not say that it has ended. */
+static struct {
+	pid_t pid, last;
+	int process, directory, masked;
+	int met; /* whether this call has asked for it already */
+	pid_t changing[32];
+	unsigned changes;
+	int never;
+} caller = {.process = -1, .directory = -1};
+
+static void forget_caller(void)
 {
-	if (path[0] == '/' && !always)
-		return AT_FDCWD;
+	close_fd(&caller.process);
+	close_fd(&caller.directory);
+	caller.pid = 0;
+	caller.masked = 0;
+}
+
+static int has_ended(pid_t pid)
+{
+	return syscall(SYS_faccessat2, observer.proc, own_name(pid), F_OK, 0) != 0;
+}
+
+static void end_change(unsigned index)
+{
+	caller.changing[index] = caller.changing[--caller.changes];
+}
+
+/* A call of this process changes what is known of it, or of a process that shares it. */
+static void caller_changes(pid_t pid)
+{
+	forget_caller();
+	for (unsigned i = caller.changes; i-- > 0;)
+		if (caller.changing[i] == pid || (caller.changes == 32 && has_ended(caller.changing[i])))
+			end_change(i);
+	if (caller.changes == 32)
+		caller.never = 1;
+	else
+		caller.changing[caller.changes++] = pid;
+}
+
+/* It makes another call, so the one before has ended. */
+static void caller_calls(pid_t pid)
+{
+	caller.met = 0;
+	for (unsigned i = caller.changes; i-- > 0;)
+		if (caller.changing[i] == pid)
+			end_change(i);
+}
+
+/* Whether something may be kept of it. Decided once for each call: until its end, what is known stays open. */
+static int is_known(pid_t pid)
+{
+	struct pollfd ended = {caller.process, POLLIN, 0};
+	if (caller.met)
+		return caller.pid == pid;
+	caller.met = 1;
+	if (caller.pid == pid && poll(&ended, 1, 0) == 0)
+		return 1;
+	forget_caller();
+	int again = caller.last == pid;
+	caller.last = pid;
+	if (!again || caller.changes || caller.never)
+		return 0;
+	caller.process = sys_pidfd_open(pid); /* none of a thread that does not lead its process */
+	caller.pid = caller.process < 0 ? 0 : pid;
+	return caller.pid == pid;
+}
+
+/* A thread that does not lead its process takes over the leader's number when it executes, and may have a directory and a
+ * umask of its own. */
+static void caller_executes(pid_t pid)
+{
+	owned_fd process = sys_pidfd_open(pid);
+	forget_caller();
+	caller.never |= process < 0;
+}
+
+/* Where a path of the caller begins. `always`: also if it is absolute. */
+static void open_directory(pid_t pid, int dirfd, int always, struct place *place)
+{
+	if (place->path[0] == '/' && !always) {
+		place->dir = AT_FDCWD;
+		return;
+	}
+	place->borrowed = dirfd == AT_FDCWD && is_known(pid);
+	if (place->borrowed && caller.directory >= 0) {
+		place->dir = caller.directory;
+		return;
+	}
 	const char *name = dirfd == AT_FDCWD ? proc_name(pid, "cwd", -1) : proc_name(pid, "fd", dirfd < 0 ? INT_MAX : dirfd);
-	return openat(observer.proc, name, O_PATH | O_CLOEXEC);
+	place->dir = openat(observer.proc, name, O_PATH | O_CLOEXEC);
+	if (place->borrowed)
+		caller.directory = place->dir;
 }
 
 static void close_place(struct place *place)
 {
-	if (place->dir >= 0)
+	if (place->dir >= 0 && !place->borrowed)
 		close_fd(&place->dir);
+	place->dir = -1;
 }
 #define owned_place __attribute__((cleanup(close_place))) struct place
 
@@ -332,7 +435,7 @@ static int find(const struct seccomp_notif *call, int dirfd, uint64_t address, i
 			count_unread(call);
 		return -1;
 	}
-	place->dir = open_directory(pid, dirfd, place->path, always);
+	open_directory(pid, dirfd, always, place);
 	if (place->dir == -1) {
 		go_on(call);
 		return -1;
@@ -409,6 +512,8 @@ static int take_umask(pid_t pid)
 {
 	char text[256];
 	unsigned mask;
+	if (is_known(pid) && caller.masked)
+		return 0;
 	owned_fd status = openat(observer.proc, proc_name(pid, "status", -1), O_RDONLY | O_CLOEXEC);
 	ssize_t got = status < 0 ? -1 : read(status, text, sizeof text - 1);
 	if (got <= 0)
@@ -418,6 +523,7 @@ static int take_umask(pid_t pid)
 	if (line == NULL || sscanf(line, "\nUmask:\t%o", &mask) != 1)
 		return -1;
 	umask(mask);
+	caller.masked = caller.pid == pid;
 	return 0;
 }
 
@@ -551,7 +657,7 @@ static void open_existing(const struct seccomp_notif *call, const struct place *
 static void open_file(const struct seccomp_notif *call, int dirfd, uint64_t address, uint64_t flags, uint64_t mode,
 		      uint64_t resolve)
 {
-	owned_place place = {-1, paths[0]};
+	owned_place place = {-1, paths[0], 0};
 	if (find(call, dirfd, address, (resolve & (RESOLVE_BENEATH | RESOLVE_IN_ROOT)) != 0, &place))
 		return;
 	if (!(flags & (O_CREAT | O_PATH | (O_TMPFILE & ~O_DIRECTORY))) && resolve == 0 && observer.performs) {
@@ -655,7 +761,7 @@ static void change_names(const struct seccomp_notif *call, const struct change *
 {
 	pid_t pid = (pid_t)call->pid;
 	int pair = change->kind == RENAME || change->kind == MAKE_LINK;
-	owned_place first = {-1, paths[0]}, second = {-1, paths[1]}, inner = {-1, NULL}, inner_second = {-1, NULL};
+	owned_place first = {-1, paths[0], 0}, second = {-1, paths[1], 0}, inner = {-1, NULL, 0}, inner_second = {-1, NULL, 0};
 	if (find(call, change->dirs[0], change->addresses[0], 0, &first))
 		return;
 	if (pair && find(call, change->dirs[1], change->addresses[1], 0, &second))
@@ -705,7 +811,7 @@ static void change_names(const struct seccomp_notif *call, const struct change *
  * the file may be executed. Before, it always says so. */
 static void observe_execution(const struct seccomp_notif *call, int dirfd, uint64_t address, uint64_t flags)
 {
-	owned_place place = {-1, paths[0]};
+	owned_place place = {-1, paths[0], 0};
 	if (find(call, dirfd, address, 0, &place))
 		return;
 	if (!still_waits(call))
@@ -718,6 +824,28 @@ static void observe_execution(const struct seccomp_notif *call, int dirfd, uint6
 		error = errno;
 	if (place.path[0] || !(flags & AT_EMPTY_PATH))
 		observe((pid_t)call->pid, OBSERVED_EXECUTE, error, &place, NULL);
+	executing.pid = 0;
+	close_place(&place);
+	caller_executes((pid_t)call->pid);
+	go_on(call);
+}
+
+static void observe_entry(const struct seccomp_notif *call)
+{
+	owned_place place = {-1, paths[0], 0};
+	int links = 0;
+	if (find(call, AT_FDCWD, call->data.args[0], 0, &place)) {
+		caller_changes((pid_t)call->pid);
+		return;
+	}
+	owned_fd found = look_up(place.dir, place.path, O_PATH | O_DIRECTORY, 0, 0);
+	int error = found < 0 ? errno : 0;
+	if (found >= 0 && syscall(SYS_faccessat2, found, "", X_OK, AT_EMPTY_PATH | AT_EACCESS))
+		error = errno;
+	if (error && still_waits(call) && (!may_differ(&place, &links) || links))
+		observe((pid_t)call->pid, OBSERVED_READ, error, &place, NULL);
+	close_place(&place);
+	caller_changes((pid_t)call->pid);
 	go_on(call);
 }
 
@@ -751,8 +879,8 @@ static void observe_local(const struct seccomp_notif *call, const union address 
 		return;
 	}
 	snprintf(paths[0], PATH_MAX, "%.*s", (int)length, address->local.sun_path);
-	owned_place place = {-1, paths[0]};
-	place.dir = open_directory(pid, AT_FDCWD, paths[0], 0);
+	owned_place place = {-1, paths[0], 0};
+	open_directory(pid, AT_FDCWD, 0, &place);
 	if (length == 0 || place.dir == -1 || !still_waits(call)) {
 		go_on(call);
 		return;
@@ -847,6 +975,7 @@ static void handle(const struct seccomp_notif *call)
 		go_on(call);
 		return;
 	}
+	caller_calls((pid_t)call->pid);
 	switch (call->data.nr) {
 #ifdef SYS_open
 	case SYS_open:
@@ -916,6 +1045,14 @@ static void handle(const struct seccomp_notif *call)
 	case SYS_bind:
 		observe_address(call, 1);
 		return;
+	case SYS_chdir:
+		observe_entry(call);
+		return;
+	case SYS_fchdir:
+	case SYS_umask:
+		caller_changes((pid_t)call->pid);
+		go_on(call);
+		return;
 	case SYS_landlock_restrict_self:
 		observer.performs = 0;
 		go_on(call);
@@ -932,7 +1069,11 @@ static int confine_observer(void)
 	static const int calls[] = {
 	    SYS_ioctl, SYS_process_vm_readv, SYS_openat, SYS_openat2, SYS_close, SYS_fstat, SYS_newfstatat, SYS_fstatfs,
 	    SYS_readlinkat, SYS_read, SYS_fcntl, SYS_umask, SYS_mkdirat, SYS_unlinkat, SYS_renameat2, SYS_linkat, SYS_symlinkat,
-	    SYS_faccessat2, SYS_execveat, SYS_socket, SYS_connect, SYS_bind, SYS_futex, SYS_exit, SYS_exit_group,
+	    SYS_faccessat2, SYS_execveat, SYS_socket, SYS_connect, SYS_bind, SYS_pidfd_open, SYS_ppoll,
+#ifdef SYS_poll
+	    SYS_poll,
+#endif
+	    SYS_futex, SYS_exit, SYS_exit_group,
 	};
 	enum { COUNT = sizeof calls / sizeof *calls };
 	struct sock_filter lines[COUNT + 3] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))};
