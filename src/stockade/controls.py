@@ -19,6 +19,7 @@ class Control(enum.StrEnum):
     WORKSPACE_OVERLAY = "workspace.overlay"
     NETWORK_NONE = "network.none"
     NETWORK_RULES = "network.rules"
+    NETWORK_HTTP = "network.http"
     PROCESSES = "processes"
     IPC = "ipc"
     SYSCALLS = "syscalls"

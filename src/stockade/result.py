@@ -90,13 +90,13 @@ class Handoff(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the egress decided about one connection, or about one name that a program looked up.
+    """What the egress decided about one connection, name that a program looked up, or HTTP request.
 
     The kind "publish" is a connection from outside to a published port: `address` is the client's and `port`
     the one inside. The kind "rule" is a change of the rules: `rule` was added or taken back.
     """
 
-    kind: Literal["connect", "name", "publish", "rule"] = "connect"
+    kind: Literal["connect", "name", "publish", "request", "rule"] = "connect"
     #: Seconds since 1970.
     time: float
     #: The program that made the connection and its PID inside, as in `curl (7)`; None if the connection was
@@ -119,12 +119,16 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     duration: float = 0.0
     #: How many such decisions there were: repeated ones are counted and not listed.
     count: int = 1
+    #: Method and URL of a request, without its query; "" for the other kinds.
+    request: str = ""
 
     @property
     def target(self) -> str:
-        """What the program wanted to reach: HOST:PORT, or the name alone."""
+        """What the program wanted to reach: HOST:PORT, the name alone, or the request."""
         if self.kind == "rule":
             return self.rule
+        if self.kind == "request":
+            return self.request
         if self.kind == "publish":
             return f"port {self.port} from {self.address}"
         host = self.name or self.address
@@ -136,15 +140,15 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Denial(msgspec.Struct, frozen=True, kw_only=True):
     """Something that a wall refused: what, which control refused it, and what would allow it.
 
-    The egress reports connections and names. The others come from an observed run (`explain=True`). The
-    program chose the text of `target`, `other` and `programs`: clean it before it reaches a terminal.
+    The egress reports connections, names and requests. The others come from an observed run (`explain=True`).
+    The program chose the text of `target`, `other` and `programs`: clean it before it reaches a terminal.
     """
 
     what: Literal[
-        "connection", "name",
+        "connection", "name", "request",
         "read", "write", "create", "remove", "rename", "execute", "connect", "bind", "mount", "call",
     ]  # fmt: skip
-    #: HOST:PORT, a name, an absolute path inside, `unix:PATH` or the name of a system call.
+    #: HOST:PORT, a name, a method and URL, an absolute path inside, `unix:PATH` or the name of a system call.
     target: str
     #: The control.
     wall: str

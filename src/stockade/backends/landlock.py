@@ -83,6 +83,9 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_RULES: Mechanism(
         never="without a network namespace connections cannot be led through a process that decides"
     ),
+    Control.NETWORK_HTTP: Mechanism(
+        never="without a network namespace connections cannot be led through a process that decides"
+    ),
     Control.PROCESSES: Mechanism(
         never="without a pid namespace it can be learned that other processes exist",
         optional=True,

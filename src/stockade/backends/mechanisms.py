@@ -36,6 +36,9 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_RULES: Mechanism(
         "own network namespace whose only way out is a confined egress process", ("netns",)
     ),
+    Control.NETWORK_HTTP: Mechanism(
+        "TLS ends in the egress process, which judges every request and encodes it anew", ("netns",)
+    ),
     Control.PROCESSES: Mechanism("pid namespace"),
     Control.IPC: Mechanism(_ipc),
     Control.SYSCALLS: Mechanism("seccomp filter"),

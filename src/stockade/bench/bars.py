@@ -82,6 +82,16 @@ BARS = {
     "egress/memory": Bar(
         6e6, "memory of a sandbox with network rules beyond that of one without", unit="bytes", aim=True
     ),
+    "judged/throughput": Bar(
+        2.0, "requests per second for 100 KB that rules judge, by those of mitmproxy", "higher"
+    ),
+    "judged/added first": Bar(
+        3.0, "time that rules for requests add to a connection and its first request", unit="ms", aim=True
+    ),
+    "judged/added later": Bar(1.0, "the same for later requests", unit="ms", aim=True),
+    "judged/authority": Bar(
+        5.0, "time to make a certificate authority and its first certificate", unit="ms", aim=True
+    ),
     "observe/open": Bar(
         2.5, "time that an observer adds to opening a file, by that of a byte to another process and back"
     ),

@@ -19,7 +19,14 @@ from pathlib import Path
 import msgspec
 
 from stockade import gate
-from stockade.bench import egress_costs, observe_costs, pipeline_costs, receipt_costs, server_costs
+from stockade.bench import (
+    egress_costs,
+    judged_costs,
+    observe_costs,
+    pipeline_costs,
+    receipt_costs,
+    server_costs,
+)
 from stockade.bench import warm_costs as warmth
 from stockade.bench.bars import BARS
 from stockade.bench.competitors import (
@@ -395,6 +402,11 @@ def egress(ground: BenchFixture) -> Section:
     return Section((*figures, Figure("egress/memory", more.value - plain.value)), timings, notes)
 
 
+def judged(ground: BenchFixture) -> Section:
+    """Compare requests that rules judge with direct ones, and with mitmproxy."""
+    return judged_costs.measure(ground.disk, ground.rounds(8, 30))
+
+
 def server(ground: BenchFixture) -> Section:
     """Measure sandboxes and isolated sessions over HTTP, alone and beside many sessions."""
     # An ordinary user cannot have many more shells, see above.
@@ -478,6 +490,7 @@ SECTIONS: dict[str, Callable[[BenchFixture], Section]] = {
     "warm": warm,
     "shell": shell,
     "egress": egress,
+    "judged": judged,
     "observe": observe,
     "server": server,
     "pipeline": pipeline,

@@ -284,7 +284,7 @@ async def wait_writable(loop: asyncio.AbstractEventLoop, connection: socket.sock
     """Wait until a socket can be written to, or has an error to fetch."""
     # By number: for a socket that it does not know yet, the selector formats an error with the socket's repr.
     future, number = loop.create_future(), connection.fileno()
-    loop.add_writer(number, _wake, future)
+    loop.add_writer(number, wake, future)
     try:
         await future
     finally:
@@ -294,13 +294,14 @@ async def wait_writable(loop: asyncio.AbstractEventLoop, connection: socket.sock
 async def wait_readable(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
     """Wait until a socket has bytes, its end, or an error to fetch."""
     future, number = loop.create_future(), connection.fileno()
-    loop.add_reader(number, _wake, future)
+    loop.add_reader(number, wake, future)
     try:
         await future
     finally:
         loop.remove_reader(number)
 
 
-def _wake(future: asyncio.Future[None]) -> None:
+def wake(future: asyncio.Future[None]) -> None:
+    """Let what waits for a future go on."""
     if not future.done():
         future.set_result(None)

@@ -9,6 +9,7 @@ synthetic address means a name (see `names`), any other means itself.
     name, port 443       TLS hello: SNI is the name                 dialled, relayed
     name, port 80        HTTP: the Host of every request            dialled after the first, relayed
     name, other ports    nothing; a TLS hello must name the name    dialled at once, relayed
+    name, HTTP rules     TLS ends here: every request (termination) dialled, encoded anew
     address, tcp://      nothing                                    dialled at once, relayed
     port 53              DNS, unless a rule allows the destination  answered here
 
@@ -33,7 +34,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -68,9 +69,16 @@ from stockade.egress.dialer import (
 )
 from stockade.egress.inner_connections import InnerConnections
 from stockade.egress.names import WRITTEN_SIZE, SyntheticNames, is_synthetic
-from stockade.egress.records import InsideEnds, RecordWriter
+from stockade.egress.records import ConnectionRecord, InsideEnds, RecordWriter
 from stockade.egress.relay import PipePool, Relay, limit_buffers, reset
+from stockade.policy.http_rules import Target
 from stockade.policy.net_rules import NetDecision, NetRule, RuleSet, parse_rule
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.egress.termination.connection import HttpTermination, TerminatedConnection
+
+    _Served = Relay | TerminatedConnection | None
 
 #: A control message with all rules, and its descriptors: records, nudge, resolver, listeners.
 _MESSAGE_SIZE = 1024 * 1024
@@ -81,6 +89,8 @@ _BATCH = 64
 _QUERY_SIZE = 4096
 _READ_SIZE = 16 * 1024
 _WRITE_SIZE = 1024 * 1024
+#: The most certificates of roots.
+_ROOTS_SIZE = 4 * 1024 * 1024
 #: What all clients together may have sent before they are judged. A single one may have 64 KiB.
 _HELD_SIZE = 4 * 1024 * 1024
 #: How many connections may have buffers that grow with the distance of the server. The kernel's memory for
@@ -126,6 +136,10 @@ class _Destination(NamedTuple):
     port: int
 
 
+#: Serves a connection from inside to a destination that a rule allows, by its place.
+_Server = Callable[[socket.socket, _Destination, int], Awaitable[None]]
+
+
 class ActiveRules:
     """The rules that hold now, with their places in the whole list."""
 
@@ -137,6 +151,11 @@ class ActiveRules:
     def place(self, index: int) -> int:
         """Return the place in the whole list of the rule that decided, or -1."""
         return self._places[index] if 0 <= index < len(self._places) else -1
+
+    def for_request(self, name: str, port: int, method: str, target: Target) -> tuple[NetDecision, int]:
+        """Decide about a request; also return the place of the rule that decided, or -1."""
+        decision = self.set.for_request(name, port, method, target)
+        return decision, self.place(decision.rule)
 
     def decide(self, destination: _Destination) -> NetDecision:
         """Decide about a connection."""
@@ -175,7 +194,7 @@ class EgressLoop:
         self._name_server = NameServer(self, ipv6=message.get("ipv6") is not False)
         self._pool = PipePool()
         #: What is under way, by its task; the relay once there is one.
-        self._connections: dict[asyncio.Task[None], Relay | None] = {}
+        self._connections: dict[asyncio.Task[None], _Served] = {}
         #: Those whose client has to say something first, and how many bytes of it are held: they may use up
         #: neither all connections nor the memory.
         self._silent: dict[socket.socket, int] = {}
@@ -196,6 +215,10 @@ class EgressLoop:
         self._inside = (
             InnerConnections(loop, socket.socket(fileno=next(taken))) if message.get("publish") else None
         )
+        self.termination: HttpTermination | None = None
+        if "http" in message:
+            roots = next(taken) if message["http"] else -1
+            self.termination = self._make_termination(roots, message["http"])
         if "names" in message:
             names = next(taken)
             self._names.read(os.pread(names, min(message["names"], WRITTEN_SIZE), 0))
@@ -203,6 +226,17 @@ class EgressLoop:
         control.setblocking(False)
         loop.add_reader(control, self._read_control)
         self._sweep()
+
+    def _make_termination(self, roots: int, size: int) -> HttpTermination:
+        """Make what ends TLS: its authority, and the roots of servers if they are not the system's."""
+        # The template of an egress process that ends TLS has loaded it.
+        from stockade.egress.termination.connection import HttpTermination
+
+        trusted = b""
+        if roots >= 0:
+            trusted = os.pread(roots, min(size, _ROOTS_SIZE), 0)
+            os.close(roots)
+        return HttpTermination(self._loop, self._records, lambda: self._rules, trusted)
 
     # The supervisor
 
@@ -425,8 +459,11 @@ class EgressLoop:
         if not decision.allowed:
             self._refuse(connection, destination, _denial(decision), self._rules.place(decision.rule))
             return
+        if decision.scheme and self.termination is None:
+            self._refuse(connection, destination, "failed", self._rules.place(decision.rule))
+            return
         looks = bool(name) and not decision.opaque
-        silent = looks and port in (_TLS_PORT, _HTTP_PORT)
+        silent = looks and (decision.scheme == "https" or port in (_TLS_PORT, _HTTP_PORT))
         if len(self._connections) >= self._bounds.connections or (
             silent and len(self._silent) >= self._bounds.connections * 3 // 4
         ):
@@ -435,10 +472,23 @@ class EgressLoop:
         if silent:
             self._silent[connection] = 0
         rule = self._rules.place(decision.rule)
-        self._start(self._serve(connection, destination, rule, looks=looks), self._connections)
+        serve = self._server_for(decision, port, looks)
+        self._start(self._serve(connection, destination, rule, serve), self._connections)
+
+    def _server_for(self, decision: NetDecision, port: int, looks: bool) -> _Server:
+        """Return what serves a connection that a rule allows."""
+        if decision.scheme:
+            return partial(self._serve_requests, scheme=decision.scheme)
+        if looks and port == _TLS_PORT:
+            return self._serve_tls
+        if looks and port == _HTTP_PORT:
+            return self._serve_http
+        return partial(self._serve_other, looks=looks)
 
     def _start(
-        self, work: Any, group: dict[asyncio.Task[None], Relay | None] | set[asyncio.Task[None]]
+        self,
+        work: Any,
+        group: dict[asyncio.Task[None], Relay | TerminatedConnection | None] | set[asyncio.Task[None]],
     ) -> None:
         task: asyncio.Task[None] = self._loop.create_task(work)
         if isinstance(group, set):
@@ -459,16 +509,11 @@ class EgressLoop:
         reset(connection)
 
     async def _serve(
-        self, connection: socket.socket, destination: _Destination, rule: int, *, looks: bool
+        self, connection: socket.socket, destination: _Destination, rule: int, serve: _Server
     ) -> None:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if looks and destination.port == _TLS_PORT:
-                await self._serve_tls(connection, destination, rule)
-            elif looks and destination.port == _HTTP_PORT:
-                await self._serve_http(connection, destination, rule)
-            else:
-                await self._serve_other(connection, destination, rule, looks=looks)
+            await serve(connection, destination, rule)
         except RefusalError as error:
             self._records.refuse(*destination, error.reason, rule=rule)
             if error.last_words:
@@ -543,6 +588,24 @@ class EgressLoop:
         relay.outgoing.start()
         await self._finish(relay)
 
+    async def _serve_requests(
+        self, connection: socket.socket, destination: _Destination, rule: int, *, scheme: str
+    ) -> None:
+        """End TLS here, and judge every request."""
+        from stockade.egress.termination.connection import TerminatedConnection, TerminatedPlace
+
+        assert self.termination is not None
+        protocols: list[bytes] = []
+        if scheme == "https":
+            async with asyncio.timeout(self._bounds.hello):
+                protocols = await self.termination.hello(connection, destination.name)
+        self._heard(connection)
+        outside, record = self._recorded(connection, await self._dial(destination), destination, rule)
+        place = TerminatedPlace(scheme, destination.name, destination.port)
+        terminated = TerminatedConnection(self.termination, place, connection, outside, record)
+        self._started(terminated)
+        await terminated.run(protocols, self._bounds.hello)
+
     def _hold(self, connection: socket.socket, amount: int) -> None:
         """Count bytes of a client that are held until they are judged."""
         self._silent[connection] += amount
@@ -601,6 +664,15 @@ class EgressLoop:
     def _relay(
         self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: _Destination, rule: int
     ) -> Relay:
+        outside, record = self._recorded(inside, dialled, destination, rule)
+        relay = Relay(self._loop, self._pool, inside, outside, record)
+        self._started(relay)
+        return relay
+
+    def _recorded(
+        self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: _Destination, rule: int
+    ) -> tuple[socket.socket, ConnectionRecord]:
+        """Begin the record of a connection to a server, if the rules still allow it."""
         outside, address = dialled
         try:
             self._check_rules(destination)
@@ -610,16 +682,15 @@ class EgressLoop:
         record = self._records.connection(
             destination.name, address, destination.port, rule, _inside_ends(inside)
         )
-        return self._started(Relay(self._loop, self._pool, inside, outside, record))
+        return outside, record
 
-    def _started(self, relay: Relay) -> Relay:
+    def _started(self, relay: Relay | TerminatedConnection) -> None:
         if len(self._connections) > _LARGE_BUFFERS:
             limit_buffers(relay.inside)
             limit_buffers(relay.outside)
         task = asyncio.current_task()
         if task is not None:
             self._connections[task] = relay
-        return relay
 
     async def _finish(self, relay: Relay) -> None:
         await relay.finished
@@ -662,7 +733,8 @@ class EgressLoop:
                 server = await self._inside.connect(port)
             server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             record = self._records.published_connection(client, port)
-            relay = self._started(Relay(self._loop, self._pool, server, connection, record))
+            relay = Relay(self._loop, self._pool, server, connection, record)
+            self._started(relay)
             relay.incoming.start()
             relay.outgoing.start()
             await relay.finished
@@ -734,7 +806,10 @@ def main(control: int) -> None:
     loop.set_exception_handler(_ignore)
     process = EgressLoop(loop, connection, message, handed)
     connection.setblocking(True)
-    connection.send(b'{"ready": true}')
+    ready: dict[str, object] = {"ready": True}
+    if process.termination is not None:
+        ready["authority"] = process.termination.authority.pem
+    connection.send(json.dumps(ready).encode())
     connection.setblocking(False)
     loop.run_forever()
     process.close()

@@ -51,9 +51,16 @@ CLAUSES: dict[str, Clause] = {
     "exec": Clause("patterns", "the only files that may be executed", Control.EXEC),
     "net": Clause(
         '`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `address[:ports]`, '
-        "`network[:ports]`, `tcp://host:port`, and `!` before a rule that denies",
+        "`network[:ports]`, `tcp://host:port`, `METHOD[,METHOD] https://host/path/**`, and `!` before a rule "
+        "that denies",
         "no network, all of the host's, or only what the rules allow; a rule without ports means 80 and 443",
         Control.NETWORK_RULES,
+    ),
+    "net_roots": Clause(
+        "a path",
+        "the file of certificates by which Stockade verifies servers whose requests rules judge; without it, "
+        "the file that your `SSL_CERT_FILE` names, or the system's",
+        Control.NETWORK_HTTP,
     ),
     "on_egress_end": Clause(
         '`"continue"`, `"end"`',
@@ -126,6 +133,7 @@ CONTROLS: dict[Control, str] = {
     Control.WORKSPACE_OVERLAY: "changes go to a layer beside the workspace",
     Control.NETWORK_NONE: "no network but a private loopback",
     Control.NETWORK_RULES: "connections only to hosts, addresses and ports that the rules allow",
+    Control.NETWORK_HTTP: "of hosts with rules for requests, only requests that the rules allow",
     Control.PROCESSES: "programs see, signal and trace only processes of their sandbox",
     Control.IPC: "no shared memory, queues or sockets of the host",
     Control.SYSCALLS: "only the calls of an allowlist",

@@ -320,6 +320,15 @@ def _net(key: str, value: Any) -> tuple[str, ...] | str:
     )
 
 
+def _roots(key: str, value: Any) -> str:
+    if value == "":
+        return ""
+    text = values.path(key, value)
+    if not text.startswith(("/", "~/")):
+        raise InvalidValueError(key, value, "is not an absolute path", f"write ~/{text} or /etc/ssl/{text}")
+    return text
+
+
 def _net_rules(key: str, value: Iterable[Any]) -> tuple[str, ...]:
     """Check the rules of `net` and return each in its one spelling."""
     from stockade.policy import net_rules
@@ -340,6 +349,7 @@ def _net_rules(key: str, value: Iterable[Any]) -> tuple[str, ...]:
         raise InvalidValueError(key, None, problem, "write *.example.com for several hosts of one domain")
     try:
         net_rules.ports_of(found.values())
+        net_rules.check_rules(tuple(found.values()))
     except net_rules.NetRuleError as error:
         raise InvalidValueError(key, written, error.problem, error.hint) from None
     return tuple(found)
@@ -410,7 +420,10 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         exec: The only files that may be executed (patterns).
         net: No network, all of the host's, or only what the rules allow; a rule without ports means 80 and
             443 (`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `address[:ports]`,
-            `network[:ports]`, `tcp://host:port`, and `!` before a rule that denies).
+            `network[:ports]`, `tcp://host:port`, `METHOD[,METHOD] https://host/path/**`, and `!` before a
+            rule that denies).
+        net_roots: The file of certificates by which Stockade verifies servers whose requests rules judge;
+            without it, the file that your `SSL_CERT_FILE` names, or the system's (a path).
         on_egress_end: What a run does if the process that relays its connections ends: it goes on and reaches
             nothing, or it ends too (`"continue"`, `"end"`).
         env: Variables to set inside (a table).
@@ -440,6 +453,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     allow_commit: tuple[str, ...] = ()
     exec: tuple[str, ...] | None = None
     net: tuple[str, ...] | Literal["open"] = ()
+    net_roots: str = ""
     on_egress_end: Literal["continue", "end"] = "continue"
     env: Mapping[str, str] = FrozenMap()
     pass_env: tuple[str, ...] = ()
@@ -469,6 +483,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "allow_commit": values.many(values.inside),
         "exec": _programs,
         "net": _net,
+        "net_roots": _roots,
         "on_egress_end": values.one_of("continue", "end"),
         "env": values.variables,
         "pass_env": values.many(values.variable),
@@ -498,6 +513,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             allow_commit: Sequence[str] = (),
             exec: Sequence[str] | None = None,
             net: Sequence[str] | str = (),
+            net_roots: str = "",
             on_egress_end: str = "continue",
             env: Mapping[str, str] = ...,
             pass_env: Sequence[str] = (),
@@ -593,6 +609,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             needed[Control.NETWORK_NONE] = "default"
         elif self.net != "open":
             needed[Control.NETWORK_RULES] = f"net = {values.show(self.net)}"
+            if requests := tuple(rule for rule in self.net if " " in rule):
+                needed[Control.NETWORK_HTTP] = f"net = {values.show(requests)}"
         if self.workspace is not None:
             if self.workspace.mode == "overlay":
                 needed[Control.WORKSPACE_OVERLAY] = 'workspace.mode = "overlay"'

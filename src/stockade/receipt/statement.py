@@ -136,7 +136,7 @@ class ResolverWalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NetworkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many connections and names a run asked for, by what became of them."""
+    """How many connections, names and requests a run asked for, by what became of them."""
 
     connections_allowed: int = 0
     #: Refused by a rule or a bound, or failed.
@@ -145,6 +145,9 @@ class NetworkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names_refused: int = 0
     #: Connections from outside to published ports.
     published: int = 0
+    #: Left out without rules for requests.
+    requests_allowed: int | msgspec.UnsetType = msgspec.UNSET
+    requests_refused: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,6 +22,8 @@ from stockade.errors import PolicyError
 from stockade.linux.mount_table import mounted_below
 from stockade.policy.model import Policy
 from stockade.policy.values import show
+from stockade.resolve.certificates_inside import judges_requests
+from stockade.resolve.certificates_inside import variables as inside_variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,6 +90,8 @@ class HostNetwork(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
     #: The clause that asks for a network.
     clause: str = 'net = "open"'
+    #: With rules for requests, the file by which servers are verified; "" for the system's.
+    roots: str = ""
 
     def without(self, hidden: HiddenPaths) -> HostNetwork:
         """Return it without the variables that name something that the policy hides."""
@@ -120,8 +124,11 @@ def find(
     places: list[tuple[str, str]] = []
     grants: dict[str, Grant] = {}
     notes, warnings = [], []
+    judged = judges_requests(policy)
+    if judged:
+        variables = {name: value for name, value in inside_variables().items() if name not in policy.env}
     real_name = functools.cache(os.path.realpath)
-    for name, value in _certificates(environ, home):
+    for name, value in () if judged else _certificates(environ, home):
         if name in policy.env:
             continue
         try:
@@ -151,8 +158,16 @@ def find(
                 f"{name} is passed without its user and password: --pass-env {name} would show them inside"
             )
     return HostNetwork(
-        variables, tuple(places), tuple(grants.values()), tuple(notes), tuple(warnings), clause(policy)
-    )
+        variables, tuple(places), tuple(grants.values()), tuple(notes), tuple(warnings), clause(policy),
+        _roots(policy, environ, home) if judged else "",
+    )  # fmt: skip
+
+
+def _roots(policy: Policy, environ: Mapping[str, str], home: str) -> str:
+    """Return the file by which servers are verified, if it is not the system's."""
+    if policy.net_roots:
+        return home + policy.net_roots[1:] if policy.net_roots.startswith("~") else policy.net_roots
+    return environ.get("SSL_CERT_FILE", "")
 
 
 def wanted(policy: Policy) -> bool:

@@ -28,6 +28,7 @@ from stockade.policy.model import Limits, Policy
 from stockade.policy.patterns import quote
 from stockade.policy.profile import Profile, profile
 from stockade.policy.values import expand, literal, quote_protected, show
+from stockade.resolve.certificates_inside import judges_requests
 from stockade.resolve.paths import protected_paths
 from stockade.resolve.paths.hidden_paths import hide
 from stockade.resolve.paths.policy_paths import MODES, OWN, SYSTEM, NamedPath, places
@@ -114,7 +115,8 @@ def resolve(
             chain = with_plain_python(chain, policy, base)
         if mounts and workspace is not None and workspace.access != "write" and caller.uid == 0:
             _show_mounted(workspace, opener, grants)
-        shares = policy.net and not (private is not None and private.image)
+        # An image has roots of its own, but not the authority of this sandbox.
+        shares = policy.net and (not (private is not None and private.image) or judges_requests(policy))
         network = _host_network(policy, base, opener, grants, workspace) if shares else None
         if private is not None:
             _refuse_in_environment(grants, private)

@@ -194,6 +194,8 @@ OBSERVED = {
     Control.NETWORK_NONE: "namespace descriptor compared",
     Control.NETWORK_RULES: "routes, listeners and namespace read back; the egress process observed like a "
     "sandbox",
+    Control.NETWORK_HTTP: "the authority's certificate checked and shown inside by the supervisor; the "
+    "egress process observed like a sandbox",
     Control.PROCESSES: "namespace descriptor compared",
     Control.IPC: "namespace descriptor compared",
     Control.SYSCALLS: "filter count read from the kernel, its bytes and a refused call by the gate",
@@ -222,6 +224,7 @@ GRADES = {
     Control.WORKSPACE_OVERLAY: Grade.KERNEL,
     Control.NETWORK_NONE: Grade.NAMESPACES,
     Control.NETWORK_RULES: Grade.NAMESPACES,
+    Control.NETWORK_HTTP: Grade.KEPT,
     Control.PROCESSES: Grade.NAMESPACES,
     Control.IPC: Grade.NAMESPACES,
     Control.SYSCALLS: Grade.GATE,

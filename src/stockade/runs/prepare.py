@@ -23,6 +23,7 @@ from stockade.linux import os_errors
 from stockade.linux.user import Caller
 from stockade.policy import Policy
 from stockade.resolve import policy_text
+from stockade.resolve.certificates_inside import judges_requests
 from stockade.resolve.paths.protected_paths import warnings
 from stockade.resolve.resolution import resolve
 from stockade.resolve.resolved import Grant, ResolvedPolicy
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from stockade.gate.template import Template
     from stockade.resolve.environment import Environment
     from stockade.runs.network.published_ports import PublishedListeners, PublishedPort
+    from stockade.runs.network.trust_files import TrustFiles
     from stockade.runs.scratch import ScratchDirectory
     from stockade.sandbox.workspace import Workspace
 
@@ -163,6 +165,8 @@ class HostResources:
         #: Those of a private environment, by path inside.
         self.layers: dict[str, OverlayLayer] = {}
         self.scratch: ScratchDirectory | None = None
+        #: With rules for requests, the certificates that programs trust.
+        self.trust: TrustFiles | None = None
         self.group: SandboxCgroups | None = None
         #: The ports of the host that lead inside.
         self.published: PublishedListeners | None = None
@@ -206,6 +210,7 @@ class HostResources:
         overlay = workspace is not None and workspace.access == "overlay"
         private = resolved.environment
         overlays = () if private is None else private.overlays
+        trust = resolved.network is not None and judges_requests(resolved.policy)
         own = [register.new_id() if mount.layer is None else mount.layer.id for mount in overlays]
         record = SandboxRecord(
             id=id,
@@ -215,7 +220,7 @@ class HostResources:
             # A sweep must not remove a layer that is continued.
             layer=id if overlay and not again else "",
             layers=tuple(own),
-            scratch=id if scratch else "",
+            scratch=id if scratch or trust else "",
             groups=() if kept is None else kept.paths(id),
             published=() if self.published is None else tuple(map(str, self.published.ports)),
         )
@@ -232,6 +237,10 @@ class HostResources:
 
             files = policy_text.policy_files(resolved, scratch, ("~",))
             self.scratch = ScratchDirectory(home, id, files)
+        if trust:
+            from stockade.runs.network.trust_files import TrustFiles
+
+            self.trust = TrustFiles(home, id)
         if workspace is not None and overlay:
             rules = _commit_rules(resolved, workspace)
             if again:
@@ -284,16 +293,17 @@ class HostResources:
         finally:
             if self.group is not None and self._owner == os.getpid():
                 self.group.close()
-            if self.scratch is not None:
-                with contextlib.suppress(OSError):  # what stays is swept later
-                    self.scratch.close(ours=self._owner == os.getpid())
+            for one in (self.scratch, self.trust):
+                if one is not None:
+                    with contextlib.suppress(OSError):  # what stays is swept later
+                        one.close(ours=self._owner == os.getpid())
             # The register keeps the entry while something is left, so that the next sweep removes it.
             if self.entry is not None and not (self._scratch_left or (discard and self._left)):
                 self.entry.close()
 
     @property
     def _scratch_left(self) -> bool:
-        return self.scratch is not None and self.scratch.left
+        return any(one is not None and one.left for one in (self.scratch, self.trust))
 
     @property
     def _left(self) -> bool:
@@ -435,7 +445,7 @@ def _resolve_and_plan(
         from stockade.runs.network import egress_template, resolver_process
 
         # They load their modules while everything else is prepared.
-        egress_template.warm_up()
+        egress_template.warm_up(judges=judges_requests(policy))
         if has_rules:
             resolver_process.warm_up(home)
     known: Host = host()
@@ -489,6 +499,7 @@ def _resolve_and_plan(
                 layers=tuple(layer.path for layer in made.layers.values()),
                 groups=((), "") if kept is None else (kept.versions, kept.words),
                 state="" if dry else home,
+                trust=made.trust.path if made.trust is not None else _planned_trust(resolved, home),
             )
         )
         if observe:
@@ -503,6 +514,12 @@ def _resolve_and_plan(
         made.close(discard=True)
         resolved.close()
         raise
+
+
+def _planned_trust(resolved: ResolvedPolicy, home: str) -> str:
+    """Return the name of the certificates' directory in a plan that nothing is made for; "" for none."""
+    wanted = resolved.network is not None and judges_requests(resolved.policy)
+    return f"{home}/scratch/plan" if wanted else ""
 
 
 def warnings_before(policy: Policy) -> list[str]:

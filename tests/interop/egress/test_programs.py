@@ -21,43 +21,13 @@ from typing import Any
 
 import pytest
 
+from interop.egress.conftest import GIT
 from support.internet_web import big_hash
 from support.means import need, need_program
 from support.network import Internet
 
 API = "api.good.example:443"
 BIG = int(os.environ.get("STOCKADE_BIG_DOWNLOAD", "64"))
-GIT = {
-    "GIT_CONFIG_GLOBAL": "/dev/null",
-    **{f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
-}
-
-
-@pytest.fixture
-def do(internet: Internet, tmp_path: Path) -> Any:
-    """Run a command without Stockade and then behind rules; return what it printed there."""
-
-    def both(
-        argv: Sequence[str] | str, rules: Sequence[str], *options: str, env: dict[str, str] | None = None
-    ) -> str:
-        words = ["sh", "-ec", argv] if isinstance(argv, str) else list(argv)
-        places = tmp_path / "outside", tmp_path / "inside"
-        for place in places:
-            place.mkdir()
-        variables = env or {}
-        control = internet.outside(words, cwd=places[0], env=variables)
-        assert control.returncode == 0, (control.stdout, control.stderr)
-        internet.clear()
-        named = [f"--env={name}={value}" for name, value in variables.items()]
-        result = internet.run(words, rules, *named, *options, cwd=places[1])
-        assert result["exit_code"] == 0, {
-            key: result[key] for key in ("outcome", "reason", "hint", "stdout", "stderr") if key in result
-        }
-        hosts = {rule.removeprefix("tcp://").rpartition(":")[0] for rule in rules}
-        assert internet.asked() <= hosts, "only names of the rules are looked up"
-        return str(result["stdout"])
-
-    return both
 
 
 def refused(internet: Internet, argv: Sequence[str], rules: Sequence[str], *options: str) -> dict[str, Any]:
@@ -152,21 +122,6 @@ def test_npm_installs_from_a_registry(do: Any, registry: None) -> None:
         "node -e 'console.log(require(\"thing\"))'"
     )
     assert do(script, ["npm.good.example:443"]) == "the thing\n"
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """A bare repository with one commit."""
-    need_program("git")
-    bare, work = tmp_path / "repositories" / "thing.git", tmp_path / "work"
-    bare.parent.mkdir()
-    work.mkdir()
-    (work / "file").write_text("from far away\n")
-    for words in (["init", "-qb", "main"], ["add", "."], ["commit", "-qm", "one"]):
-        subprocess.run(["git", *words], cwd=work, env={**os.environ, **GIT}, check=True)
-    subprocess.run(["git", "clone", "-q", "--bare", str(work), str(bare)], env=os.environ | GIT, check=True)
-    subprocess.run(["git", "update-server-info"], cwd=bare, env={**os.environ, **GIT}, check=True)
-    return bare
 
 
 def test_git_clones_over_https(do: Any, internet: Internet, repository: Path) -> None:

@@ -79,6 +79,10 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
         Control.NETWORK_NONE,
         ("test_no_packet_leaves", "test_an_abstract_socket_of_the_host_cannot_be_reached"),
     ),
+    "net_roots": (
+        Control.NETWORK_HTTP,
+        ("test_a_server_whose_certificate_the_roots_do_not_vouch_for_gets_no_request",),
+    ),
     "on_egress_end": (
         Control.NETWORK_RULES,
         ("test_a_run_ends_with_its_egress_process_if_the_policy_says_so",),
@@ -168,6 +172,10 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
 }
 #: Controls that no clause asks for, because every run has them.
 ALWAYS: dict[Control, tuple[str, ...]] = {
+    Control.NETWORK_HTTP: (
+        "test_every_request_of_a_connection_is_judged",
+        "test_a_request_that_servers_read_in_different_ways_goes_nowhere",
+    ),
     Control.NETWORK_RULES: (
         "test_a_name_outside_the_rules_does_not_exist_and_no_packet_leaves",
         "test_a_port_outside_the_rules_is_refused_at_once",

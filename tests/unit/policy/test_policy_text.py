@@ -34,6 +34,7 @@ backend = "native"
 accept = ["limits.tasks"]
 toolchain = ["cargo"]
 delegate = true
+net_roots = "~/company.pem"
 on_egress_end = "end"
 
 [workspace]

@@ -261,6 +261,20 @@ WIDER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"toolchain": ["node"]}, {}, 'toolchain = "node"'),
     ({"delegate": True}, {}, "delegate = true"),
     (
+        {"net": ["GET https://a.example/"], "net_roots": "/a.pem"},
+        {"net": ["GET https://a.example/"]},
+        'net_roots = "/a.pem" where "" is asked for',
+    ),
+    ({"net": ["GET,POST https://a.example/"]}, {"net": ["GET https://a.example/"]}, "net = "),
+    ({"net": ["GET https://a.example/v1/**"]}, {"net": ["GET https://a.example/v1/*"]}, "net = "),
+    ({"net": ["GET https://a.example/v1?x=*"]}, {"net": ["GET https://a.example/v1?x=1"]}, "net = "),
+    ({"net": ["a.example:443"]}, {"net": ["* https://a.example/**"]}, "net = "),
+    (
+        {"net": ["GET https://a.example/**"]},
+        {"net": ["GET https://a.example/**", "!GET https://a.example/admin/**"]},
+        "without net = ",
+    ),
+    (
         {"net": ["a.example"]},
         {"net": ["a.example"], "on_egress_end": "end"},
         'on_egress_end = "continue": the program goes on without its egress process',

@@ -50,6 +50,9 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_RULES: Mechanism(
         never="the machine's network cannot be led through a process that decides"
     ),
+    Control.NETWORK_HTTP: Mechanism(
+        never="the machine's network cannot be led through a process that decides"
+    ),
     Control.PROCESSES: Mechanism("a kernel of its own"),
     Control.IPC: Mechanism("a kernel of its own; no socket is published"),
     Control.SYSCALLS: Mechanism(

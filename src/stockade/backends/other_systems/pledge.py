@@ -68,6 +68,9 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_RULES: Mechanism(
         never="OpenBSD has no network of a process's own that could be led through a process that decides"
     ),
+    Control.NETWORK_HTTP: Mechanism(
+        never="OpenBSD has no network of a process's own that could be led through a process that decides"
+    ),
     Control.PROCESSES: Mechanism(
         never="a program that may start programs may signal all processes of the same user",
         optional=True,

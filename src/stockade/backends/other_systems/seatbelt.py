@@ -148,6 +148,9 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_RULES: Mechanism(
         never="a profile knows ports and the local host, and no names of other hosts"
     ),
+    Control.NETWORK_HTTP: Mechanism(
+        never="a profile knows ports and the local host, and nothing of requests"
+    ),
     Control.PROCESSES: Mechanism(
         never="that a process exists can be told from the answer to a signal",
         optional=True,

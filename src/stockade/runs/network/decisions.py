@@ -6,6 +6,7 @@ are reduced to the letters that they can have, numbers to their range, words to 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -20,9 +21,21 @@ if TYPE_CHECKING:
 #: How many denials a result has; each is one target.
 MOST_DENIALS = 100
 #: The most characters of a name, and of a reason.
-MOST_NAME, MOST_REASON = 255, 100
+MOST_NAME, MOST_REASON, MOST_REQUEST = 255, 100, 300
+_KINDS: dict[str, Literal["connect", "name", "publish", "request"]] = {
+    "connect": "connect",
+    "name": "name",
+    "publish": "publish",
+    "request": "request",
+}
 #: Larger than any number of bytes that a run can move.
 MOST_BYTES = 1 << 62
+#: Kinds of decisions that are denials, in the words of denials.
+_DENIED: dict[str, Literal["connection", "name", "request"]] = {
+    "connect": "connection",
+    "name": "name",
+    "request": "request",
+}
 #: Reasons why a connection to an allowed name was refused that a `tcp://` rule would not give.
 LOOKED_INTO = frozenset({"no SNI", "not TLS", "not HTTP"})
 #: Kinds of addresses that a rule beside the one for the name may be meant to allow.
@@ -35,6 +48,10 @@ REASON_TEXTS = {
     "Host differs": "one of its requests names another host",
     "not TLS": "it does not speak TLS",
     "not HTTP": "it does not speak HTTP",
+    "ambiguous request": "servers could read it in different ways",
+    "bad certificate": "the server's certificate is not valid for its name",
+    "certificate refused": "the program does not accept Stockade's certificate: it may pin the server's own",
+    "bad response": "the server's response is not HTTP",
     "limit": "the egress process was at one of its limits",
     "too many names": "the program used too many names",
     "name not found": "this machine finds no such name",
@@ -77,7 +94,7 @@ def _decision(record: RawRecord, rules: Sequence[str], process: str | None) -> D
     elif record.verdict == "denied":
         verdict = "denied"
     return Decision(
-        kind="name" if record.kind == "name" else "publish" if record.kind == "publish" else "connect",
+        kind=_KINDS.get(record.kind, "connect"),
         time=round(record.time, 3),
         process=process,
         name=_plain(record.name, MOST_NAME),
@@ -90,6 +107,7 @@ def _decision(record: RawRecord, rules: Sequence[str], process: str | None) -> D
         received=_bytes(record.received),
         duration=round(max(0.0, record.duration), 3),
         count=max(1, _bytes(record.times)),
+        request=_plain(record.request, MOST_REQUEST),
     )
 
 
@@ -119,15 +137,15 @@ def denials(found: Iterable[Decision]) -> tuple[Denial, ...]:
     counts: dict[tuple[str, str], int] = {}
     first: dict[tuple[str, str], Decision] = {}
     for one in found:
-        if one.verdict == "denied" and one.kind in ("connect", "name"):
+        if one.verdict == "denied" and one.kind in _DENIED:
             key = one.kind, one.target
             counts[key] = counts.get(key, 0) + one.count
             first.setdefault(key, one)
     return tuple(
         Denial(
-            what="name" if one.kind == "name" else "connection",
+            what=_DENIED[one.kind],
             target=one.target,
-            wall=Control.NETWORK_RULES.value,
+            wall=(Control.NETWORK_HTTP if one.kind == "request" else Control.NETWORK_RULES).value,
             clause=f'net = "{one.rule}"' if one.rule else "net",
             hint=_hint(one),
             reason=reason_text(one),
@@ -150,6 +168,8 @@ def _hint(one: Decision) -> str:
     from stockade.policy.net_rules import NetRuleError, parse_rule, suggest
 
     rule = ""
+    if one.kind == "request":
+        return _request_hint(one) if one.reason == "no rule" else ""
     if one.name and one.reason in LOOKED_INTO:
         rule = f"tcp://{one.name}:{one.port}"
     elif one.reason in ALLOWED_BY_ADDRESS:
@@ -159,4 +179,16 @@ def _hint(one: Decision) -> str:
     try:
         return f"--net {parse_rule(rule).text}" if rule else ""
     except NetRuleError:  # the program asked for something that is no name
+        return ""
+
+
+def _request_hint(one: Decision) -> str:
+    """Return the rule for exactly this request; "" if its path would be a pattern."""
+    if "*" in one.request:
+        return ""
+    from stockade.policy.net_rules import NetRuleError, parse_rule
+
+    try:
+        return f"--net {shlex.quote(parse_rule(one.request).text)}"
+    except NetRuleError:  # a path that was cut, or one that no rule can name
         return ""

@@ -20,12 +20,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from stockade._version import __version__
-from stockade.egress.records import RawRecord, RecordReader, Totals, create_records
+from stockade.egress.records import NO_TOTALS, RawRecord, RecordReader, Totals, create_records
 from stockade.errors import SetupError
 from stockade.gate import client
 from stockade.gate.network import DNS_PORT, NetworkListeners, NetworkRequest
 from stockade.gate.operations import Plan
+from stockade.linux.root_certificates import system_bundle
 from stockade.policy.net_rules import parse_rule, ports_of
 from stockade.receipt.statement import EgressWalls, NetworkCounts, ResolverWalls, RuleChange
 from stockade.result import Decision
@@ -37,6 +40,7 @@ from stockade.runs.network.network_evidence import NetworkEvidence, observe_netw
 from stockade.runs.network.process_names import ProcessNames
 from stockade.runs.network.published_ports import PublishedListeners, PublishedPort
 from stockade.runs.network.resolver_process import connect_resolver
+from stockade.runs.network.trust_files import TrustFiles, read_roots
 from stockade.runs.prepare import RunPreparation
 
 #: How many connections an egress process relays at once, and how long one may be silent, in seconds.
@@ -45,7 +49,6 @@ MOST_CONNECTIONS, IDLE_SECONDS = 1024, 3600
 LISTEN_SECONDS = 10.0
 #: Between two looks at the records: seconds at least, and times as long as the last look took.
 LOOK_SECONDS, LOOK_SHARE = 0.05, 10
-NO_TOTALS = Totals(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class GenerationMark(NamedTuple):
@@ -189,6 +192,8 @@ class EgressHandle:
         #: The ports inside that have listeners, besides that of DNS.
         self.ports = ports_of([parse_rule(rule) for rule in rules])
         self.published = published
+        #: Whether the egress process can judge requests, because it has an authority that programs trust.
+        self.judges = False
         self.changes: list[RuleChange] = []
         #: Held while the rules change.
         self.changing = threading.Lock()
@@ -265,7 +270,12 @@ class EgressHandle:
             decisions=found,
             cut=_cut(total.dropped),
             denials=denials(found),
-            counts=NetworkCounts(*total[:4], published=total.published),
+            counts=NetworkCounts(
+                *total[:4],
+                published=total.published,
+                requests_allowed=total.requests_allowed or msgspec.UNSET,
+                requests_refused=total.requests_refused or msgspec.UNSET,
+            ),
             sent=total.bytes_sent,
             received=total.bytes_received,
             warnings=self._warnings(),
@@ -497,9 +507,17 @@ class NetworkSetup:
     """Opens the network of one sandbox while its walls come up."""
 
     def __init__(
-        self, rules: tuple[str, ...], home: str, published: PublishedListeners | None = None
+        self,
+        rules: tuple[str, ...],
+        home: str,
+        published: PublishedListeners | None = None,
+        trust: TrustFiles | None = None,
+        roots: str = "",
     ) -> None:
         self.rules = rules
+        #: With rules for requests: where programs find the authority's certificate, and by which file
+        #: servers are verified, if it is not the system's.
+        self._trust, self._roots = trust, roots
         self.ports = ports_of([parse_rule(rule) for rule in rules])
         self._home = home
         self._published = published
@@ -516,7 +534,8 @@ class NetworkSetup:
 
     def egress(self, events: Events) -> Steps[EgressProcess]:
         """Start the egress process."""
-        return (yield from launch_egress(self.ports, events, home=self._home))
+        judges = self._trust is not None
+        return (yield from launch_egress(self.ports, events, home=self._home, judges=judges))
 
     def finish(self, process: EgressProcess, box: LaunchedSandbox, events: Events) -> Steps[EgressHandle]:
         """Check the listeners, and hand them to the egress process. A failure ends it."""
@@ -532,14 +551,16 @@ class NetworkSetup:
             if opened is not None:
                 questions = os.dup(opened.questions)
             nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            settings = {"rules": list(self.rules)}
             records, resolver = yield from configure(
-                process, box, self._home, nudge, settings, opened, self._published, events
-            )
+                process, box, self._home, nudge, {"rules": list(self.rules)}, opened, self._published, events,
+                trust=self._trust, roots=self._roots,
+            )  # fmt: skip
             ports = () if self._published is None else self._published.ports
-            return EgressHandle(
+            handle = EgressHandle(
                 process, records, nudge, self.rules, observed, self._pid, resolver, ports, questions
             )
+            handle.judges = self._trust is not None
+            return handle
         except BaseException:
             for descriptor in (nudge, questions):
                 if descriptor >= 0:
@@ -574,6 +595,8 @@ def configure(
     published: PublishedListeners | None,
     events: Events,
     names: tuple[int, ...] = (),
+    trust: TrustFiles | None = None,
+    roots: str = "",
 ) -> Steps[tuple[int, ResolverWalls | None]]:
     """Hand an egress process its listeners and the rest, and wait until it relays.
 
@@ -603,7 +626,15 @@ def configure(
             channel = _serve_connections(box)
             held.append(channel)
             passed += [*published.descriptors, channel]
-        yield from process.configure(message, (*passed, *names), events)
+        own_roots = read_roots(roots) if trust is not None and roots else b""
+        if trust is not None:
+            message["http"] = len(own_roots)
+            if own_roots:
+                held.append(_in_memory(own_roots))
+                passed.append(held[-1])
+        authority = yield from process.configure(message, (*passed, *names), events)
+        if trust is not None:
+            trust.fill(authority, own_roots or read_roots(system_bundle()))
         return records, walls
     except BaseException:
         os.close(records)
@@ -611,6 +642,13 @@ def configure(
     finally:
         for descriptor in held:
             os.close(descriptor)
+
+
+def _in_memory(content: bytes) -> int:
+    """Return a descriptor from which an egress process, which has no files, reads content."""
+    descriptor = os.memfd_create("roots", os.MFD_CLOEXEC)
+    os.write(descriptor, content)
+    return descriptor
 
 
 def _serve_connections(box: LaunchedSandbox) -> int:
@@ -653,7 +691,14 @@ def launch_with_egress(
     prepared: RunPreparation, events: Events, meanwhile: Callable[[], object]
 ) -> Steps[LaunchedSandbox]:
     """Launch a sandbox and its egress process; a failure of either leaves nothing behind."""
-    setup = NetworkSetup(tuple(prepared.resolved.policy.net), prepared.state, prepared.made.published)
+    network = prepared.resolved.network
+    setup = NetworkSetup(
+        tuple(prepared.resolved.policy.net),
+        prepared.state,
+        prepared.made.published,
+        prepared.made.trust,
+        "" if network is None else network.roots,
+    )
     try:
         box, process, failure = yield from together(
             launch_with_retry(prepared, events, meanwhile, setup.begin), setup.egress(events)

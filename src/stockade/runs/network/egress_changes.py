@@ -29,6 +29,7 @@ from stockade.policy.net_rules import (
     MOST_RULES,
     NetRule,
     NetRuleError,
+    check_rules,
     parse_rule,
     ports_of,
     without,
@@ -128,7 +129,9 @@ def _bounded(rules: list[str], most: int) -> tuple[str, ...]:
             hint="name a network, or everything below a host: *.example.com",
         )
     try:
-        ports_of([parse_rule(text) for text in rules])
+        parsed = [parse_rule(text) for text in rules]
+        ports_of(parsed)
+        check_rules(parsed)
     except NetRuleError as error:
         raise PolicyError(f"net: {error.problem}", hint=error.hint) from None
     return tuple(rules)
@@ -203,10 +206,17 @@ def _change(
         )
     if handle.has_ended:
         raise _dead()
+    _refuse_without_authority(handle, wanted, before)
     active = [texts.index(text) for text in wanted]
     message = {"rules": texts, "active": active}
     asked = ports_of([parse_rule(text) for text in wanted])
     fresh = tuple(port for port in asked if port not in handle.ports)
+    if fresh and handle.judges:
+        raise PolicyError(
+            f"net: port {fresh[0]} needs another egress process, and with it another certificate authority, "
+            "which programs that run already would not trust",
+            hint="name the port in the policy of the sandbox, because its rules judge requests",
+        )
     if fresh:
         yield from _replace_process(box, handle, home, message, fresh, events)
     else:
@@ -216,6 +226,16 @@ def _change(
     handle.rules[:], handle.active[:] = texts, active
     _note(handle, before, wanted)
     yield from _tell_earlier(handle, message, events)
+
+
+def _refuse_without_authority(handle: EgressHandle, wanted: Sequence[str], before: Sequence[str]) -> None:
+    """Refuse the first rule for requests of a sandbox that began without one."""
+    first = next((text for text in wanted if " " in text and text not in before), "")
+    if first and not handle.judges:
+        raise PolicyError(
+            f"net: {first!r:.200} judges requests, and this sandbox has no certificate authority for that",
+            hint="write a rule for requests in the policy of the sandbox; others can be added to it then",
+        )
 
 
 def _note(handle: EgressHandle, before: tuple[str, ...], after: tuple[str, ...]) -> None:

@@ -147,11 +147,12 @@ class EgressProcess:
 
     def configure(
         self, message: Mapping[str, object], descriptors: tuple[int, ...], events: Events
-    ) -> Steps[None]:
-        """Hand it the rules and the listeners, and wait until it relays."""
+    ) -> Steps[object]:
+        """Hand it the rules and the listeners, and wait until it relays; return its authority, if any."""
         answer = yield from self.ask(message, descriptors, events)
         if answer.get("ready") is not True:
             raise _failure("the egress process did not get ready", answer)
+        return answer.get("authority")
 
     def ask(
         self, message: Mapping[str, object], descriptors: tuple[int, ...], events: Events
@@ -201,22 +202,26 @@ class EgressProcess:
         yield from wait_for_end(self.pidfd, events)
 
 
-def launch_egress(ports: tuple[int, ...], events: Events, *, home: str = "") -> Steps[EgressProcess]:
+def launch_egress(
+    ports: tuple[int, ...], events: Events, *, home: str = "", judges: bool = False
+) -> Steps[EgressProcess]:
     """Start an egress process that may connect to these TCP ports, and check its walls.
+
+    With `judges` it can end TLS and judge requests.
 
     `home` is the state directory, where compiled filters are kept. A failure leaves nothing behind.
     """
-    return (yield from launch_in_copy(ports, events, CODE, home=home))
+    return (yield from launch_in_copy(ports, events, CODE, home=home, judges=judges))
 
 
 def launch_in_copy(
-    ports: tuple[int, ...], events: Events, code: str, *, home: str = ""
+    ports: tuple[int, ...], events: Events, code: str, *, home: str = "", judges: bool = False
 ) -> Steps[EgressProcess]:
     """Do what `launch_egress` does with other code, which has to report the second filter as that does."""
     with os_errors.setup_errors():
         plan = egress_plan(ports, home)
         for attempt in range(ATTEMPTS):
-            template = egress_template()
+            template = egress_template(judges=judges)
             try:
                 return (yield from _launch(plan, template, code, home, events))
             except (SetupError, OSError, ValueError) as error:
