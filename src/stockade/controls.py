@@ -20,6 +20,7 @@ class Control(enum.StrEnum):
     NETWORK_NONE = "network.none"
     NETWORK_RULES = "network.rules"
     NETWORK_HTTP = "network.http"
+    SECRETS = "secrets"
     PROCESSES = "processes"
     IPC = "ipc"
     SYSCALLS = "syscalls"

@@ -93,10 +93,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the egress decided about one connection, name that a program looked up, or HTTP request.
 
     The kind "publish" is a connection from outside to a published port: `address` is the client's and `port`
-    the one inside. The kind "rule" is a change of the rules: `rule` was added or taken back.
+    the one inside. The kind "rule" is a change of the rules: `rule` was added or taken back. The kind
+    "secret" is about a value that was sent, a placeholder that stayed one, or an answer with a value in it.
     """
 
-    kind: Literal["connect", "name", "publish", "request", "rule"] = "connect"
+    kind: Literal["connect", "name", "publish", "request", "rule", "secret"] = "connect"
     #: Seconds since 1970.
     time: float
     #: The program that made the connection and its PID inside, as in `curl (7)`; None if the connection was
@@ -119,7 +120,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     duration: float = 0.0
     #: How many such decisions there were: repeated ones are counted and not listed.
     count: int = 1
-    #: Method and URL of a request, without its query; "" for the other kinds.
+    #: Method and URL of a request, without its query; the name of a secret; "" for the other kinds.
     request: str = ""
 
     @property
@@ -134,18 +135,20 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         host = self.name or self.address
         if not self.port:
             return host
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        place = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return f"{self.request or 'a secret'} at {place}" if self.kind == "secret" else place
 
 
 class Denial(msgspec.Struct, frozen=True, kw_only=True):
     """Something that a wall refused: what, which control refused it, and what would allow it.
 
-    The egress reports connections, names and requests. The others come from an observed run (`explain=True`).
-    The program chose the text of `target`, `other` and `programs`: clean it before it reaches a terminal.
+    The egress reports connections, names, requests and secrets. The others come from an observed run
+    (`explain=True`). The program chose the text of `target`, `other` and `programs`: clean it before it
+    reaches a terminal.
     """
 
     what: Literal[
-        "connection", "name", "request",
+        "connection", "name", "request", "secret",
         "read", "write", "create", "remove", "rename", "execute", "connect", "bind", "mount", "call",
     ]  # fmt: skip
     #: HOST:PORT, a name, a method and URL, an absolute path inside, `unix:PATH` or the name of a system call.

@@ -186,7 +186,7 @@ def test_every_error_is_a_stockade_error_with_a_hint() -> None:
         "stockade.receipt.keys",
         "stockade.functions.executor",
         "stockade.functions.sandboxed_function",
-        "stockade.functions.secure_buffer",
+        "stockade.linux.secure_buffer",
     ],
 )
 def test_the_examples_in_the_documentation_are_true(module: str) -> None:

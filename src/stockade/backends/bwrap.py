@@ -60,6 +60,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_NONE: Mechanism("own network namespace"),
     Control.NETWORK_RULES: NATIVE[Control.NETWORK_RULES],
     Control.NETWORK_HTTP: NATIVE[Control.NETWORK_HTTP],
+    Control.SECRETS: NATIVE[Control.SECRETS],
     Control.PROCESSES: Mechanism("pid namespace"),
     Control.IPC: Mechanism(_ipc),
     Control.SYSCALLS: Mechanism("seccomp filter, loaded by bubblewrap"),

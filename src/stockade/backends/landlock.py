@@ -86,6 +86,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_HTTP: Mechanism(
         never="without a network namespace connections cannot be led through a process that decides"
     ),
+    Control.SECRETS: Mechanism(never="there is no egress process that could hold them"),
     Control.PROCESSES: Mechanism(
         never="without a pid namespace it can be learned that other processes exist",
         optional=True,

@@ -39,6 +39,9 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_HTTP: Mechanism(
         "TLS ends in the egress process, which judges every request and encodes it anew", ("netns",)
     ),
+    Control.SECRETS: Mechanism(
+        "placeholders inside; values in locked memory of the egress process", ("netns", "memlock")
+    ),
     Control.PROCESSES: Mechanism("pid namespace"),
     Control.IPC: Mechanism(_ipc),
     Control.SYSCALLS: Mechanism("seccomp filter"),

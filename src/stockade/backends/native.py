@@ -161,6 +161,8 @@ class NativeInputs(msgspec.Struct, frozen=True):
     #: The directory with the certificates of the sandbox's own authority, and the paths at which its bundle
     #: takes the place of the system's.
     trust: tuple[str, tuple[str, ...]] = ("", ())
+    #: Whether programs find placeholders of secrets in files.
+    secret_files: bool = False
     #: The content of /etc/resolv.conf with network rules; empty without.
     resolv_conf: bytes = b""
     #: The mounts of a private environment, and how many descriptors they have.
@@ -239,6 +241,7 @@ def inputs(given: PlanInputs) -> NativeInputs:
         gitconfig=resolved.gitconfig,
         resolv_conf=_resolv_conf(policy),
         trust=_trust(given),
+        secret_files=bool(given.trust) and any(one.inside != "env" for one in policy.secrets.values()),
         alone=tuple(grant.path for grant in grants if grant.alone),
         **own,
     )
@@ -515,6 +518,8 @@ def trust_mounts(given: NativeInputs) -> list[ops.Op]:
     if not source:
         return []
     shown = {certificates_inside.DIRECTORY: source}
+    if given.secret_files:
+        shown[certificates_inside.SECRETS] = f"{source}/{certificates_inside.SECRETS_NAME}"
     bundle = f"{source}/{certificates_inside.BUNDLE}"
     shown |= {path: bundle for path in places if not any(within(path, grant) for grant in given.taken)}
     return [ops.Bind(path=path, source=origin, own=True, clause="net") for path, origin in shown.items()]
@@ -677,8 +682,9 @@ def landlock_rules(given: NativeInputs) -> list[ops.Op]:
             )
         )
     if given.trust[0]:
-        place, rights = certificates_inside.DIRECTORY, reading & ~EXECUTE
-        found.append(ops.BindGrant(path=place, rights=rights, words="read", clause="net"))
+        rights = reading & ~EXECUTE
+        for place in (certificates_inside.DIRECTORY, *([certificates_inside.SECRETS] * given.secret_files)):
+            found.append(ops.BindGrant(path=place, rights=rights, words="read", clause="net"))
     for path, is_dir, clause in given.programs or ():
         words = "execute every file in it" if is_dir else "execute"
         found.append(ops.BindGrant(path=path, rights=EXECUTE, words=words, clause=clause))

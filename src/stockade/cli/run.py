@@ -154,6 +154,13 @@ def add_policy_options(parser: argparse.ArgumentParser | FastParser) -> None:
     )
     add("--env", metavar="K=V", action="append", help="set a variable inside")
     add("--pass-env", metavar="K", action="append", help="pass one of your variables")
+    add(
+        "--secret",
+        metavar="NAME@HOST",
+        action="append",
+        help="give the program a placeholder for your variable NAME, which becomes its value in requests to "
+        "HOST; known names need no HOST",
+    )
     limits = "a limit: memory, tasks, cpu, cpu_time, wall, files, output, disk"
     add("--limit", metavar="K=V", action="append", help=limits)
     add(
@@ -313,7 +320,6 @@ def user_and_state() -> tuple[Caller, str]:
 
 def _policy_of(args: argparse.Namespace, caller: Caller, home: str) -> PolicySource:
     """Return the policy for these arguments, and say so if the run gets no workspace."""
-    from stockade.resolve.discovery import discover
     from stockade.resolve.resolution import unfit
 
     workspace = None
@@ -330,6 +336,21 @@ def _policy_of(args: argparse.Namespace, caller: Caller, home: str) -> PolicySou
         workspace = None if reason else caller.cwd
         if reason and not args.quiet:
             output.say(f"no workspace, but a private home that is deleted when the run ends: {reason}")
+    found = _policy_with(args, caller, home, workspace)
+    if args.secret and not isinstance(found.policy.net, str):
+        from stockade.policy.secrets import rules_for
+
+        # A host of --secret needs a rule for requests; as a flag, so that ceilings hold for it too.
+        hosts = [one for name in _flags(args)["secrets"] for one in found.policy.secrets[name].hosts]
+        if missing := rules_for(hosts, found.policy.net):
+            args.net = [*(args.net or ()), *missing]
+            found = _policy_with(args, caller, home, workspace)
+    return found
+
+
+def _policy_with(args: argparse.Namespace, caller: Caller, home: str, workspace: str | None) -> PolicySource:
+    from stockade.resolve.discovery import discover
+
     if args.agent and args.policy is None and (known := _registered_agent(args, home)) is not None:
         from stockade.agents.policies import policy_for
 
@@ -386,6 +407,10 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
         "workspace": workspace,
         "toolchain": False if args.no_toolchain else args.toolchain,
     }
+    if args.secret:
+        from stockade.policy.secret_services import from_words
+
+        flags["secrets"] = from_words(args.secret)
     return {key: value for key, value in flags.items() if value or value is False}
 
 

@@ -71,12 +71,15 @@ from stockade.egress.inner_connections import InnerConnections
 from stockade.egress.names import WRITTEN_SIZE, SyntheticNames, is_synthetic
 from stockade.egress.records import ConnectionRecord, InsideEnds, RecordWriter
 from stockade.egress.relay import PipePool, Relay, limit_buffers, reset
+from stockade.egress.secrets import SecretStore
+from stockade.errors import StockadeError
 from stockade.policy.http_rules import Target
 from stockade.policy.net_rules import NetDecision, NetRule, RuleSet, parse_rule
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from stockade.egress.termination.connection import HttpTermination, TerminatedConnection
+    from stockade.egress.termination.messages import HttpExchange, RequestHead
 
     _Served = Relay | TerminatedConnection | None
 
@@ -181,6 +184,8 @@ class EgressLoop:
     ) -> None:
         self._loop, self._control = loop, control
         self._bounds = _bounds(message)
+        self._secrets = SecretStore()
+        self._load_secrets(message)
         self._apply_rules(message)
         taken = iter(handed)
         records, self._nudge = next(taken), next(taken)
@@ -236,13 +241,31 @@ class EgressLoop:
         if roots >= 0:
             trusted = os.pread(roots, min(size, _ROOTS_SIZE), 0)
             os.close(roots)
-        return HttpTermination(self._loop, self._records, lambda: self._rules, trusted)
+        made = HttpTermination(self._loop, self._records, lambda: self._rules, trusted)
+        if self._secrets:
+            made.exchange = self._exchange
+        return made
+
+    def _exchange(self, head: RequestHead) -> HttpExchange:
+        """Return what puts values into a request that the rules have allowed, and out of its response."""
+        from stockade.egress.termination.secret_exchange import SecretExchange
+
+        return SecretExchange(self._secrets, head, partial(self._records.secret, head.host, head.port))
 
     # The supervisor
 
     def _apply_rules(self, message: dict[str, Any]) -> None:
         rules = [parse_rule(text) for text in message["rules"]]
         self._rules = ActiveRules(rules, message.get("active", range(len(rules))))
+
+    def _load_secrets(self, message: dict[str, Any]) -> None:
+        """Take the secrets that a message describes; their values are the next packet."""
+        if described := message.get("secrets"):
+            self._control.setblocking(True)
+            try:
+                self._secrets.load(described, self._control.recv_into)
+            finally:
+                self._control.setblocking(False)
 
     def _read_control(self) -> None:
         try:
@@ -266,8 +289,9 @@ class EgressLoop:
                 return
             if "rules" in message:
                 self._apply_rules(message)
+            self._load_secrets(message)
             answer: dict[str, object] = {"ok": True}
-        except (ValueError, KeyError, TypeError, IndexError, OSError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, OSError, StockadeError) as error:
             answer = {"error": str(error)[:200]}
         finally:
             for descriptor in handed:
@@ -324,7 +348,8 @@ class EgressLoop:
             self._loop.stop()
 
     def close(self) -> None:
-        """End all relays, so that no record stays open."""
+        """End all relays, so that no record stays open, and wipe what is secret."""
+        self._secrets.clear()
         for relay in list(self._connections.values()):
             if relay is not None and not relay.finished.done():
                 relay.end()
@@ -804,7 +829,13 @@ def main(control: int) -> None:
     gc.enable()
     # What goes wrong is an end of one connection, which its record tells.
     loop.set_exception_handler(_ignore)
-    process = EgressLoop(loop, connection, message, handed)
+    try:
+        process = EgressLoop(loop, connection, message, handed)
+    except StockadeError as error:
+        # Memory could not be locked: the supervisor says why nothing starts.
+        connection.setblocking(True)
+        connection.send(json.dumps({"error": error.message[:200]}).encode())
+        return
     connection.setblocking(True)
     ready: dict[str, object] = {"ready": True}
     if process.termination is not None:

@@ -29,7 +29,7 @@ NAME_SLOTS, REFUSED_SLOTS, ALLOWED_SLOTS, REQUEST_SLOTS, PLACE_SLOTS = 1024, 102
 _FIRST_PLACE = SLOTS - PLACE_SLOTS
 _FIRST_REQUEST = _FIRST_PLACE - REQUEST_SLOTS
 
-KINDS = ("connect", "name", "publish", "request")
+KINDS = ("connect", "name", "publish", "request", "secret")
 VERDICTS = ("allowed", "denied", "failed")
 #: The order is the format: add new words at the end.
 REASONS = (
@@ -65,6 +65,9 @@ REASONS = (
     "bad certificate",
     "certificate refused",
     "bad response",
+    "another host",
+    "another place",
+    "echoed",
 )
 _REASON_NUMBERS = {word: number for number, word in enumerate(REASONS)}
 _FAILED = _REASON_NUMBERS["failed"]
@@ -229,6 +232,11 @@ class RecordWriter:
         elif not reason and key not in self._shared:
             self._requests += 1
         self.share(pool, "request", name, "", port, verdict, reason, rule, request)
+
+    def secret(self, host: str, port: int, name: str, reason: str) -> None:
+        """Record that the value of a secret was sent; with a reason, that it was not, or came back."""
+        pool, verdict = ("refused", "denied") if reason else ("place", "allowed")
+        self.share(pool, "secret", host, "", port, verdict, reason, -1, name)
 
     def published_connection(self, address: str, port: int) -> ConnectionRecord:
         """Record a connection from outside that goes on from now."""
@@ -499,7 +507,9 @@ def _parse(slot: int, block: bytes) -> RawRecord | None:
     ) = _SLOT.unpack(block)  # fmt: skip
     if kind >= len(KINDS) or verdict >= len(VERDICTS) or length > 253 or times == 0 or is_open > 1:
         return None
-    if shown_length > MOST_REQUEST or bool(shown_length) is not (KINDS[kind] == "request"):
+    # Of the kind "secret" it is the name; that of an echoed value is not known.
+    wanted = KINDS[kind] == "request" or (shown_length > 0 and KINDS[kind] == "secret")
+    if shown_length > MOST_REQUEST or bool(shown_length) is not wanted:
         return None
     # NaN fails the comparison too.
     if not 0 <= when < 2**40 or not 0 <= duration < 2**40 or max(sent, received) >= _LIMIT or rule < -1:

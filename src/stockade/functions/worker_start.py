@@ -11,6 +11,7 @@ import msgspec
 from stockade.functions.channel import FunctionChannel
 from stockade.policy import Policy
 from stockade.receipt.account import Account
+from stockade.receipt.statement import Protection
 from stockade.result import Result
 from stockade.runs.command import command
 from stockade.runs.io.eventloop import Events, Steps
@@ -67,6 +68,7 @@ def run_worker(start: WorkerStarter, talk: FunctionChannel, events: Events) -> S
     argv = start.command(talk.boot())
     account = Account(start.policy, argv, start.who, name=start.name)
     account.pipeline = start.place
+    account.protection = lambda: Protection(sealed="observed" if talk.is_sealed else "absent")
     with account.telling():
         prepared = prepare(
             start.policy, pinned=start.pinned, command=argv, name=start.name, template=template_of(argv)

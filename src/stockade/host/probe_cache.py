@@ -9,6 +9,7 @@ ignored: the walls are checked at every start anyway.
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Mapping
 
 import msgspec
@@ -54,6 +55,7 @@ def key(facts: Host, gate: str, helpers: str | None = None) -> dict[str, str]:
         "label": read("/proc/self/attr/current").rstrip("\0"),
         "namespace": namespace,
         "container": facts.container,
+        "locked": str(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
         _HERE: membership(),
         **({} if helpers is None else {_HELPERS: helpers}),
         **facts.sysctls,

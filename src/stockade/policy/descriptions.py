@@ -68,6 +68,40 @@ CLAUSES: dict[str, Clause] = {
         "it ends too",
         Control.NETWORK_RULES,
     ),
+    "secrets": Clause(
+        "a table for each",
+        "values that stay outside, by the name of the variable that has a placeholder inside",
+        Control.SECRETS,
+    ),
+    "secrets.NAME.from_env": Clause(
+        "a name",
+        "the variable of your environment that has the value; with `?` at the end the secret is left out if "
+        "there is none",
+    ),
+    "secrets.NAME.from_file": Clause(
+        "a path", "the file that has the value; with `?` at the end only if it exists"
+    ),
+    "secrets.NAME.from_command": Clause(
+        "a list of words", "the command that prints the value, which no shell reads"
+    ),
+    "secrets.NAME.hosts": Clause(
+        "hosts: `api.example.com`, `api.example.com:8443`, `http://intranet.example`",
+        "the only hosts that get the value, each with a rule for requests in `net`",
+        Control.SECRETS,
+    ),
+    "secrets.NAME.as": Clause(
+        '`"bearer"`, `"basic"`, `"header:X-Api-Key"`, `"query:key"`, `"body"`, or a list of these',
+        "where in a request the placeholder is replaced",
+        Control.SECRETS,
+    ),
+    "secrets.NAME.prefix": Clause(
+        "text", "what the placeholder begins with, for programs that check how a key looks"
+    ),
+    "secrets.NAME.inside": Clause(
+        '`"env"`, `"file"`, `"both"`',
+        "where programs find the placeholder: in a variable with the secret's name, or in the file "
+        "`/run/secrets/NAME`",
+    ),
     "env": Clause("a table", "variables to set inside", Control.ENVIRONMENT),
     "pass_env": Clause("names", "variables of your environment to pass on", Control.ENVIRONMENT),
     "image": Clause("", "the root file system", Control.FILES),
@@ -134,6 +168,7 @@ CONTROLS: dict[Control, str] = {
     Control.NETWORK_NONE: "no network but a private loopback",
     Control.NETWORK_RULES: "connections only to hosts, addresses and ports that the rules allow",
     Control.NETWORK_HTTP: "of hosts with rules for requests, only requests that the rules allow",
+    Control.SECRETS: "values stay outside, and reach only the hosts that they are bound to",
     Control.PROCESSES: "programs see, signal and trace only processes of their sandbox",
     Control.IPC: "no shared memory, queues or sockets of the host",
     Control.SYSCALLS: "only the calls of an allowlist",

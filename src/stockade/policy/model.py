@@ -35,9 +35,7 @@ NOTHING = object()
 
 #: Clauses that nothing enforces yet: what each would do, and the value that asks for nothing.
 #: When one is built, its row goes and the field comes.
-LATER: dict[str, tuple[str, object]] = {
-    "secrets": ("hold secrets back from the program", {}),
-}
+LATER: dict[str, tuple[str, object]] = {}
 LATER_BACKENDS = ("gvisor", "container", "microvm")
 #: The best first.
 BACKENDS = ("native", "bwrap", "landlock")
@@ -273,6 +271,83 @@ class Reuse(_Clauses, frozen=True):
         ) -> None: ...
 
 
+def _secret_check(name: str) -> values.Check:
+    """Return a check of `policy.secrets`, which is loaded only for policies with secrets."""
+
+    def check(key: str, value: Any) -> Any:
+        from stockade.policy import secrets
+
+        return getattr(secrets, name)(key, value)
+
+    return check
+
+
+#: Where the value of a secret may be found.
+_SOURCES = ("from_env", "from_file", "from_command")
+
+
+class Secret(_Clauses, frozen=True, rename={"as_": "as"}):
+    """A value that stays outside: programs have a placeholder, which the egress process replaces.
+
+    Exactly one of `from_env`, `from_file` and `from_command` says where the supervisor finds the value.
+
+    Attributes:
+        from_env: The variable of your environment that has the value; with `?` at the end the secret is left
+            out if there is none (a name).
+        from_file: The file that has the value; with `?` at the end only if it exists (a path).
+        from_command: The command that prints the value, which no shell reads (a list of words).
+        hosts: The only hosts that get the value, each with a rule for requests in `net` (hosts:
+            `api.example.com`, `api.example.com:8443`, `http://intranet.example`).
+        as_: Where in a request the placeholder is replaced (`"bearer"`, `"basic"`, `"header:X-Api-Key"`,
+            `"query:key"`, `"body"`, or a list of these).
+        prefix: What the placeholder begins with, for programs that check how a key looks (text).
+        inside: Where programs find the placeholder: in a variable with the secret's name, or in the file
+            `/run/secrets/NAME` (`"env"`, `"file"`, `"both"`).
+    """
+
+    from_env: str | None = None
+    from_file: str | None = None
+    from_command: tuple[str, ...] | None = None
+    hosts: tuple[str, ...] = ()
+    as_: tuple[str, ...] = ("bearer", "basic")
+    prefix: str = ""
+    inside: Literal["env", "file", "both"] = "env"
+
+    _prefix = "secrets.NAME."
+    _checks = {
+        "from_env": _secret_check("variable"),
+        "from_file": lambda key, value: None if value is None else values.path(key, value),
+        "from_command": _secret_check("command"),
+        "hosts": _secret_check("hosts"),
+        "as_": _secret_check("forms"),
+        "prefix": _secret_check("prefix"),
+        "inside": values.one_of("env", "file", "both"),
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sources = [name for name in _SOURCES if getattr(self, name) is not None]
+        if len(sources) != 1:
+            problem = f"has {' and '.join(sources)}" if sources else "does not say where its value is"
+            hint = "write one of from_env, from_file and from_command"
+            raise InvalidValueError("secrets.NAME.", None, problem, hint)
+
+    @property
+    def source(self) -> str:
+        """Which of the three says where the value is."""
+        return next(name for name in _SOURCES if getattr(self, name) is not None)
+
+
+def _secrets(key: str, value: Any) -> Any:
+    if type(value) is FrozenMap and all(isinstance(one, Secret) for one in value.values()):
+        return value
+    if not value and isinstance(value, Mapping):
+        return FrozenMap()
+    from stockade.policy import secrets
+
+    return secrets.named(key, value, Secret)
+
+
 def _table(kind: type[_Clauses]) -> values.Check:
     def check(key: str, value: Any) -> _Clauses:
         if isinstance(value, kind):
@@ -441,6 +516,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         delegate: Whether the program may ask for further sandboxes, which never get more than it has itself
             (true or false).
         reuse: A pool may use a sandbox for several runs, one after another (a table).
+        secrets: Values that stay outside, by the name of the variable that has a placeholder inside (a table
+            for each).
     """
 
     profile: Literal["strict", "dev", "net-client", "worker"] = "strict"
@@ -471,6 +548,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     toolchain: bool | tuple[str, ...] = True
     delegate: bool = False
     reuse: Reuse | None = None
+    secrets: Mapping[str, Secret] = FrozenMap()  # type: ignore[assignment]
 
     _checks = {
         "profile": values.one_of(*PROFILES),
@@ -496,6 +574,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "toolchain": _toolchain,
         "delegate": values.flag,
         "reuse": _reuse,
+        "secrets": _secrets,
     }
 
     if TYPE_CHECKING:
@@ -526,6 +605,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             toolchain: bool | Sequence[str] = True,
             delegate: bool = False,
             reuse: Reuse | Mapping[str, Any] | None = None,
+            secrets: Mapping[str, Secret | Mapping[str, Any]] = ...,
         ) -> None: ...
 
     @classmethod
@@ -611,6 +691,9 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             needed[Control.NETWORK_RULES] = f"net = {values.show(self.net)}"
             if requests := tuple(rule for rule in self.net if " " in rule):
                 needed[Control.NETWORK_HTTP] = f"net = {values.show(requests)}"
+        if self.secrets and self.net:
+            name, secret = next(iter(self.secrets.items()))
+            needed[Control.SECRETS] = f"secrets.{name}.hosts = {values.show(secret.hosts)}"
         if self.workspace is not None:
             if self.workspace.mode == "overlay":
                 needed[Control.WORKSPACE_OVERLAY] = 'workspace.mode = "overlay"'
@@ -666,11 +749,12 @@ def policy_or_default(policy: PolicyLike | None) -> Policy:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, _Clauses):
-        items = {name: getattr(value, name) for name in value.__struct_fields__}
+        names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        items = {shown: getattr(value, name) for shown, name in names}
         return {name: _plain(item) for name, item in items.items() if item is not None}
     if isinstance(value, tuple):
         return [str(item) for item in value]
-    return dict(value) if isinstance(value, FrozenMap) else value
+    return {name: _plain(item) for name, item in value.items()} if isinstance(value, FrozenMap) else value
 
 
 def in_repository(path: str) -> bool:

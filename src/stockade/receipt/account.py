@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         NetworkCounts,
         Parent,
         PipelinePlace,
+        Protection,
         Receipt,
         RuleChange,
         Who,
@@ -84,6 +85,8 @@ class Account:
         self.network_changes: tuple[RuleChange, ...] = ()
         #: How much the sandbox's egress had recorded when the run began.
         self.network_mark: NetworkMark | None = None
+        #: For the call of a function: says what protected its arguments and its result.
+        self.protection: Callable[[], Protection] | None = None
         #: In an observed sandbox: how much its observer had written down when the run began.
         self.observation_mark: Mark | None = None
         #: Why the run is being cancelled, if the caller gave a reason.

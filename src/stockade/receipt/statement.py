@@ -159,6 +159,32 @@ class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     in_force: bool
 
 
+class Protection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What protected something secret outside the sandbox: each "observed", or "absent".
+
+    The arguments and results of functions are sealed, and in ordinary memory. The values of secrets are in
+    locked memory, and pass from one to another through a socket that no other process has.
+    """
+
+    #: Encrypted on its way between processes.
+    sealed: str = "absent"
+    #: In memory that is never swapped out, as the kernel shows it.
+    locked: str = "absent"
+    #: Overwritten by the supervisor once it has passed it on.
+    wiped: str = "absent"
+
+
+class SecretUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One secret of a sandbox: never its value."""
+
+    name: str
+    hosts: tuple[str, ...]
+    #: Where in a request it may stand.
+    forms: tuple[str, ...]
+    #: `from_env`, `from_file` or `from_command`.
+    source: str
+
+
 class Network(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The network of a run: "none" (a loopback of its own), "rules" or "open" (the host's).
 
@@ -185,6 +211,10 @@ class Network(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     more_changes: int = 0
     #: The published ports, each as HOST:PORT:PORT with the host's side first.
     published: tuple[str, ...] = ()
+    #: The secrets whose values the egress process had, how often they were read anew, and their protection.
+    secrets: tuple[SecretUse, ...] = ()
+    secrets_refreshed: int = 0
+    secrets_protection: Protection | None = None
 
 
 class Removal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -272,6 +302,8 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     matched: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
     #: The name that the user gave the sandbox. Left out if it has none.
     name: str = ""
+    #: For the call of a function: what protected its arguments and its result. Left out for other runs.
+    protection: Protection | None = None
     #: Left out unless the run was a stage of a pipeline.
     pipeline: PipelinePlace | None = None
     #: Whether an observer watched the programs. Left out if none did.

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from stockade.policy import Policy
 
 DIRECTORY = "/run/stockade/certificates"
+#: Where placeholders of secrets are shown as files, and their directory among the certificates.
+SECRETS, SECRETS_NAME = "/run/secrets", "secrets"
 #: All roots and the authority; the authority alone; all of them as Java wants them.
 BUNDLE, AUTHORITY, TRUST_STORE = "bundle.pem", "authority.pem", "truststore.jks"
 FILES = (BUNDLE, AUTHORITY, TRUST_STORE)

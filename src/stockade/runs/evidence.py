@@ -196,6 +196,7 @@ OBSERVED = {
     "sandbox",
     Control.NETWORK_HTTP: "the authority's certificate checked and shown inside by the supervisor; the "
     "egress process observed like a sandbox",
+    Control.SECRETS: "locked memory and core limit of the egress process read from the kernel",
     Control.PROCESSES: "namespace descriptor compared",
     Control.IPC: "namespace descriptor compared",
     Control.SYSCALLS: "filter count read from the kernel, its bytes and a refused call by the gate",
@@ -225,6 +226,7 @@ GRADES = {
     Control.NETWORK_NONE: Grade.NAMESPACES,
     Control.NETWORK_RULES: Grade.NAMESPACES,
     Control.NETWORK_HTTP: Grade.KEPT,
+    Control.SECRETS: Grade.KERNEL,
     Control.PROCESSES: Grade.NAMESPACES,
     Control.IPC: Grade.NAMESPACES,
     Control.SYSCALLS: Grade.GATE,

@@ -78,6 +78,8 @@ class RunPreparation(msgspec.Struct, frozen=True):
     network: int = -1
     #: The user and the group inside that its programs run as; None for root, or for the caller.
     ids: tuple[int | None, int | None] = (None, None)
+    #: What programs have instead of each secret, by its name.
+    placeholders: dict[str, str] = {}
 
     @property
     def controls(self) -> dict[str, Enforcement]:
@@ -112,7 +114,9 @@ class RunPreparation(msgspec.Struct, frozen=True):
         private = {}
         if scratch is not None:
             private = {"TMPDIR": self.home, policy_text.VARIABLE: f"{scratch.policy}/{policy_text.JSON}"}
-        return {**private, **self.resolved.environ, "HOME": self.home}
+        secrets = self.resolved.policy.secrets
+        held = {name: text for name, text in self.placeholders.items() if secrets[name].inside != "file"}
+        return {**private, **self.resolved.environ, **held, "HOME": self.home}
 
     @property
     def keeps_privately(self) -> bool:
@@ -489,6 +493,11 @@ def _resolve_and_plan(
                 home, resolved, kept, living=living, command=command, name=name, again=again,
                 scratch=backend.name if backend.scratch else "", publish=wanted, observed=bool(observe),
             )  # fmt: skip
+        placeholders = _placeholders(policy, caller)
+        if made.trust is not None and any(one.inside != "env" for one in policy.secrets.values()):
+            made.trust.show_placeholders(
+                {name: text for name, text in placeholders.items() if policy.secrets[name].inside != "env"}
+            )
         plan = backend.plan(
             PlanInputs(
                 resolved=resolved,
@@ -509,11 +518,22 @@ def _resolve_and_plan(
         inside = backend.home(resolved, "" if made.scratch is None else made.scratch.path)
         scoped = kept is not None and kept.scoped
         joined = -1 if environment is None else environment.network
-        return RunPreparation(decided, resolved, plan, gate, inside, home, made, scoped, template, joined)
+        return RunPreparation(
+            decided, resolved, plan, gate, inside, home, made, scoped, template, joined,
+            placeholders=placeholders,
+        )  # fmt: skip
     except BaseException:
         made.close(discard=True)
         resolved.close()
         raise
+
+
+def _placeholders(policy: Policy, caller: Caller) -> dict[str, str]:
+    if not policy.secrets:
+        return {}
+    from stockade.runs.network.secret_values import make_placeholders
+
+    return make_placeholders(policy, caller)
 
 
 def _planned_trust(resolved: ResolvedPolicy, home: str) -> str:

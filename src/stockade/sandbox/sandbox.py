@@ -412,6 +412,13 @@ class Sandbox(SandboxBase):
 
         return SandboxNetwork(self)
 
+    @property
+    def secrets(self) -> stockade.sandbox.SandboxSecrets:
+        """The secrets: their placeholders, and values that can be read again while the sandbox lives."""
+        from stockade.sandbox.secrets import SandboxSecrets
+
+        return SandboxSecrets(self)
+
     def __enter__(self) -> Sandbox:
         self.open()
         return self

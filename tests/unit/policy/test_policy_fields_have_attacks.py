@@ -83,6 +83,15 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
         Control.NETWORK_HTTP,
         ("test_a_server_whose_certificate_the_roots_do_not_vouch_for_gets_no_request",),
     ),
+    "secrets": (
+        Control.SECRETS,
+        (
+            "test_a_placeholder_is_replaced_nowhere_but_where_the_policy_says_and_that_is_recorded",
+            "test_a_value_that_a_server_sends_back_is_masked",
+            "test_nothing_inside_has_the_value_or_the_key_of_the_authority",
+            "test_a_project_that_nobody_trusts_runs_no_command_for_a_secret",
+        ),
+    ),
     "on_egress_end": (
         Control.NETWORK_RULES,
         ("test_a_run_ends_with_its_egress_process_if_the_policy_says_so",),

@@ -53,6 +53,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_HTTP: Mechanism(
         never="the machine's network cannot be led through a process that decides"
     ),
+    Control.SECRETS: Mechanism(never="there is no egress process that could hold them"),
     Control.PROCESSES: Mechanism("a kernel of its own"),
     Control.IPC: Mechanism("a kernel of its own; no socket is published"),
     Control.SYSCALLS: Mechanism(

@@ -71,6 +71,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_HTTP: Mechanism(
         never="OpenBSD has no network of a process's own that could be led through a process that decides"
     ),
+    Control.SECRETS: Mechanism(never="there is no egress process that could hold them"),
     Control.PROCESSES: Mechanism(
         never="a program that may start programs may signal all processes of the same user",
         optional=True,

@@ -151,6 +151,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_HTTP: Mechanism(
         never="a profile knows ports and the local host, and nothing of requests"
     ),
+    Control.SECRETS: Mechanism(never="there is no egress process that could hold them"),
     Control.PROCESSES: Mechanism(
         never="that a process exists can be told from the answer to a signal",
         optional=True,

@@ -47,7 +47,7 @@ def _refusal(one: Denial) -> str:
 
 def decision_line(one: Decision) -> str:
     """Return one line about a decision, as it happens."""
-    what = f"{one.kind} " if one.kind in ("name", "request", "rule") else ""
+    what = f"{one.kind} " if one.kind in ("name", "request", "rule", "secret") else ""
     address = f" at {one.address}" if one.name and one.address else ""
     rule = f"rule {one.rule}" if one.rule and one.kind != "rule" else ""
     why = "; ".join(filter(None, (one.reason, rule)))

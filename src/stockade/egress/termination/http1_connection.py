@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from stockade.egress.decoders.http_requests import RequestRefusedError
 from stockade.egress.termination.http1_heads import (
+    CHUNKS,
     HEAD_SIZE,
     NO_BODY,
     Http1Request,
@@ -128,7 +129,10 @@ class Http1Connection:
         exchange = self._exchange(request.head)
         self._answered = False
         head = exchange.request_head(request.head)
-        await self._server.write(encode_request(request, head, self._judge.authority))
+        sent = request
+        if exchange.reframes_request and request.body != NO_BODY:
+            sent = request._replace(body=CHUNKS)
+        await self._server.write(encode_request(sent, head, self._judge.authority))
         try:
             if request.body == NO_BODY:
                 response = await self._pass_response(request, exchange)
@@ -148,7 +152,7 @@ class Http1Connection:
                 raise StreamError("refused") from None
             return False
         if response.upgrades:
-            await self._pass_bytes()
+            await self._pass_bytes(exchange)
             return False
         return not (request.closes or response.closes or self._sending)
 
@@ -174,14 +178,16 @@ class Http1Connection:
 
     async def _send_body(self, request: Http1Request, exchange: HttpExchange) -> None:
         left = request.body.length
+        frame = _chunk if exchange.reframes_request else bytes
         if not request.body.chunked:
             while left:
                 data = await self._from_client.some(min(_PIECE, left))
                 if not data:
                     raise StreamError("ended in a body")
                 left -= len(data)
-                await self._server.write(exchange.request_data(data))
-            await self._server.write(exchange.request_end())
+                await self._server.write(frame(exchange.request_data(data)))
+            last = encode_trailers(()) if exchange.reframes_request else b""
+            await self._server.write(frame(exchange.request_end()) + last)
             return
         try:
             while size := _chunk_size(await self._from_client.line()):
@@ -196,6 +202,7 @@ class Http1Connection:
             trailers = decode_trailers(await self._from_client.trailers(HEAD_SIZE, _HEAD_SECONDS))
         except (TooLongError, BadByteError):
             raise RequestRefusedError("chunk size") from None
+        trailers = exchange.request_trailers(trailers)
         await self._server.write(_chunk(exchange.request_end()) + encode_trailers(trailers))
 
     async def _pass_response(self, request: Http1Request, exchange: HttpExchange) -> Http1Response:
@@ -219,6 +226,11 @@ class Http1Connection:
             chunks = response.body.chunked and bool(request.minor)
             closes = request.closes or response.closes or (response.body.chunked and not chunks)
             head = exchange.response_head(response.head)
+            response = response._replace(words=exchange.response_words(response.words))
+            if exchange.reframes_response and response.body != NO_BODY:
+                chunks = bool(request.minor)
+                closes = closes or not chunks
+                response = response._replace(length=None)
             self._answered = final
             encoded = encode_response(response, head, chunks=chunks, closes=closes)
             if not final or response.upgrades or response.body == NO_BODY:
@@ -249,10 +261,11 @@ class Http1Connection:
                         raise StreamError("ended in a body")
                     break
                 left -= len(data) if left > 0 else 0
-                await self._client.write(encoded + exchange.response_data(data))
+                await self._client.write(encoded + frame(exchange.response_data(data)))
                 encoded = b""
-            if encoded or (rest := exchange.response_end()):
-                await self._client.write(encoded or rest)
+            rest = encoded + frame(exchange.response_end()) + (encode_trailers(()) if chunks else b"")
+            if rest:
+                await self._client.write(rest)
             return
         try:
             while size := _response_chunk_size(await source.line()):
@@ -275,12 +288,12 @@ class Http1Connection:
         last = frame(exchange.response_end()) + (encode_trailers(trailers) if chunks else b"")
         await self._client.write(encoded + last)
 
-    async def _pass_bytes(self) -> None:
+    async def _pass_bytes(self, exchange: HttpExchange) -> None:
         """Pass on the bytes of a WebSocket in both directions until one ends."""
         self._from_server.wait = self._server.wait
         directions = [
             asyncio.ensure_future(_copy(self._from_client, self._server)),
-            asyncio.ensure_future(_copy(self._from_server, self._client)),
+            asyncio.ensure_future(_copy(self._from_server, self._client, exchange.upgraded_data)),
         ]
         try:
             done, _ = await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
@@ -294,9 +307,11 @@ class Http1Connection:
             await asyncio.gather(*directions, return_exceptions=True)
 
 
-async def _copy(source: StreamReader, target: ByteStream) -> None:
+async def _copy(
+    source: StreamReader, target: ByteStream, change: Callable[[bytes], bytes] = lambda data: data
+) -> None:
     while data := await source.some(_PIECE):
-        await target.write(data)
+        await target.write(change(data))
     target.end()
 
 

@@ -19,8 +19,9 @@ import h2.errors
 import h2.events
 import h2.exceptions
 import h2.settings
+from hpack import NeverIndexedHeaderTuple
 
-from stockade.egress.termination.http1_heads import refusal_text
+from stockade.egress.termination.http1_heads import ResponseRefusedError, refusal_text
 from stockade.egress.termination.http2_frames import FrameGate, FrameRefusedError
 from stockade.egress.termination.judge import JudgedRequest, RequestJudge
 from stockade.egress.termination.messages import Fields, HttpExchange, RequestHead, ResponseHead
@@ -239,8 +240,8 @@ class Http2Connection:
             (b":scheme", sent.scheme.encode("ascii")),
             (b":authority", self._judge.authority.encode("ascii")),
             (b":path", sent.target.encode("ascii")),
-            *sent.fields,
-            *length,
+            *_never_indexed(sent.fields, head.fields),
+            *(() if exchange.reframes_request else length),
         ]
         try:
             up = self._up.http.get_next_available_stream_id()
@@ -322,7 +323,7 @@ class Http2Connection:
         if stream is None:
             return
         try:
-            stream.request.trailers = _trailers(event.headers)
+            stream.request.trailers = stream.exchange.request_trailers(_trailers(event.headers))
         except BadHeadError as error:
             self._report(self._judge.refused("", "not HTTP", 400, str(error)))
             self._drop(stream, _Codes.PROTOCOL_ERROR)
@@ -344,7 +345,11 @@ class Http2Connection:
         elif isinstance(event, h2.events.StreamEnded):
             stream = self._by_up.get(event.stream_id)
             if stream is not None:
-                stream.response.data += stream.exchange.response_end()
+                try:
+                    stream.response.data += stream.exchange.response_end()
+                except ResponseRefusedError as error:
+                    self._refuse_response(stream, error)
+                    return
                 stream.response.ended = True
                 self._send_response(stream)
         elif isinstance(event, h2.events.StreamReset):
@@ -371,9 +376,17 @@ class Http2Connection:
             self._report(self._judge.refused("", "bad response", 502, str(error)))
             self._drop(stream, _Codes.PROTOCOL_ERROR)
             return
-        head = stream.exchange.response_head(ResponseHead(status, fields))
+        try:
+            head = stream.exchange.response_head(ResponseHead(status, fields))
+        except ResponseRefusedError as error:
+            self._refuse_response(stream, error)
+            return
         stream.answered = status >= 200
         self._down.http.send_headers(stream.down, [(b":status", b"%d" % head.status), *head.fields])
+
+    def _refuse_response(self, stream: _Stream, error: ResponseRefusedError) -> None:
+        self._report(self._judge.refused("", "bad response", 502, str(error)))
+        self._drop(stream, _Codes.PROTOCOL_ERROR)
 
     # Both
 
@@ -390,7 +403,11 @@ class Http2Connection:
             direction.data += stream.exchange.request_data(event.data)
             self._send_request(stream)
         else:
-            direction.data += stream.exchange.response_data(event.data)
+            try:
+                direction.data += stream.exchange.response_data(event.data)
+            except ResponseRefusedError as error:
+                self._refuse_response(stream, error)
+                return
             self._send_response(stream)
 
     def _send_request(self, stream: _Stream) -> None:
@@ -520,3 +537,9 @@ def _trailers(headers: list[tuple[bytes, bytes]]) -> Fields:
     if any(name.startswith(b":") or name in _NOT_IN_TRAILERS for name, _ in found):
         raise BadHeadError("trailer that must be a header")
     return found
+
+
+def _never_indexed(sent: Fields, came: Fields) -> list[tuple[bytes, bytes]]:
+    """Return fields so that what was written into them here enters no table of compressed headers."""
+    known = set(came)
+    return [one if one in known else NeverIndexedHeaderTuple(*one) for one in sent]

@@ -35,10 +35,13 @@ class ResponseHead(NamedTuple):
 class HttpExchange:
     """One request that the rules allowed, and its response, on their way through the egress process.
 
-    The connection calls the methods in this order and sends on what they return. A request's head comes
-    after it was judged, so what is written into it here goes to the host that the rules allowed. Data keeps
-    its length: a body whose Content-Length was announced must have as many bytes.
+    The connection calls the methods in this order and sends on what they return. A request's head comes after
+    it was judged, so what is written into it here goes to the host that the rules allowed. Data keeps its
+    length: a body whose Content-Length was announced must have as many bytes, unless `reframes_request` or
+    `reframes_response` says after the head that it has another one.
     """
+
+    reframes_request = reframes_response = False
 
     def request_head(self, head: RequestHead) -> RequestHead:
         """Return the head that is sent to the server."""
@@ -51,6 +54,14 @@ class HttpExchange:
     def request_end(self) -> bytes:
         """Return what of the request's body was held back."""
         return b""
+
+    def request_trailers(self, fields: Fields) -> Fields:
+        """Return the trailers that are sent to the server."""
+        return fields
+
+    def response_words(self, words: bytes) -> bytes:
+        """Return the words of the status line that the program gets."""
+        return words
 
     def response_head(self, head: ResponseHead) -> ResponseHead:
         """Return the head that the program gets; interim responses come here too."""
@@ -67,3 +78,7 @@ class HttpExchange:
     def response_trailers(self, fields: Fields) -> Fields:
         """Return the trailers that the program gets."""
         return fields
+
+    def upgraded_data(self, data: bytes) -> bytes:
+        """Return what the program gets of the server's bytes after an upgrade; nothing is held back."""
+        return data

@@ -58,6 +58,7 @@ def hint(
         return _taken_port(last, rules)
     if NO_CONNECTION.search(last) is None:
         return ""
+    denials = [one for one in denials if one.what != "secret"]
     words = last.decode("ascii", "replace").lower()
     named = next((one for one in reversed(denials) if _host(one) in words), None)
     if named is None and (local := _own_port(last, rules)):

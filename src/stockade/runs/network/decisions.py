@@ -22,20 +22,24 @@ if TYPE_CHECKING:
 MOST_DENIALS = 100
 #: The most characters of a name, and of a reason.
 MOST_NAME, MOST_REASON, MOST_REQUEST = 255, 100, 300
-_KINDS: dict[str, Literal["connect", "name", "publish", "request"]] = {
+_KINDS: dict[str, Literal["connect", "name", "publish", "request", "secret"]] = {
     "connect": "connect",
     "name": "name",
     "publish": "publish",
     "request": "request",
+    "secret": "secret",
 }
 #: Larger than any number of bytes that a run can move.
 MOST_BYTES = 1 << 62
 #: Kinds of decisions that are denials, in the words of denials.
-_DENIED: dict[str, Literal["connection", "name", "request"]] = {
+_DENIED: dict[str, Literal["connection", "name", "request", "secret"]] = {
     "connect": "connection",
     "name": "name",
     "request": "request",
+    "secret": "secret",
 }
+#: The controls that refuse something else than a connection or a name.
+_WALLS = {"request": Control.NETWORK_HTTP, "secret": Control.SECRETS}
 #: Reasons why a connection to an allowed name was refused that a `tcp://` rule would not give.
 LOOKED_INTO = frozenset({"no SNI", "not TLS", "not HTTP"})
 #: Kinds of addresses that a rule beside the one for the name may be meant to allow.
@@ -57,6 +61,9 @@ REASON_TEXTS = {
     "name not found": "this machine finds no such name",
     "resolver failed": "this machine could not look up the name",
     "connection refused": "{address} refused the connection",
+    "another host": "the secret is not bound to this host, so its placeholder was not replaced",
+    "another place": "the secret's `as` does not name this place, so its placeholder was not replaced",
+    "echoed": "the server sent the value back, and it was masked",
     "unreachable": "this machine has no route to {address}",
     "timed out": "{address} did not answer in time",
 }
@@ -137,7 +144,8 @@ def denials(found: Iterable[Decision]) -> tuple[Denial, ...]:
     counts: dict[tuple[str, str], int] = {}
     first: dict[tuple[str, str], Decision] = {}
     for one in found:
-        if one.verdict == "denied" and one.kind in _DENIED:
+        # That a server echoes a value is no doing of the program.
+        if one.verdict == "denied" and one.kind in _DENIED and one.reason != "echoed":
             key = one.kind, one.target
             counts[key] = counts.get(key, 0) + one.count
             first.setdefault(key, one)
@@ -145,14 +153,20 @@ def denials(found: Iterable[Decision]) -> tuple[Denial, ...]:
         Denial(
             what=_DENIED[one.kind],
             target=one.target,
-            wall=(Control.NETWORK_HTTP if one.kind == "request" else Control.NETWORK_RULES).value,
-            clause=f'net = "{one.rule}"' if one.rule else "net",
+            wall=_WALLS.get(one.kind, Control.NETWORK_RULES).value,
+            clause=_clause(one),
             hint=_hint(one),
             reason=reason_text(one),
             count=counts[key],
         )
         for key, one in list(first.items())[:MOST_DENIALS]
     )
+
+
+def _clause(one: Decision) -> str:
+    if one.kind == "secret":
+        return f"secrets.{one.request}.{'hosts' if one.reason == 'another host' else 'as'}"
+    return f'net = "{one.rule}"' if one.rule else "net"
 
 
 def reason_text(one: Decision) -> str:
@@ -168,6 +182,8 @@ def _hint(one: Decision) -> str:
     from stockade.policy.net_rules import NetRuleError, parse_rule, suggest
 
     rule = ""
+    if one.kind == "secret":
+        return ""
     if one.kind == "request":
         return _request_hint(one) if one.reason == "no rule" else ""
     if one.name and one.reason in LOOKED_INTO:

@@ -43,6 +43,10 @@ from stockade.runs.network.resolver_process import connect_resolver
 from stockade.runs.network.trust_files import TrustFiles, read_roots
 from stockade.runs.prepare import RunPreparation
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.runs.network.secret_values import SecretSources, SecretValues
+
 #: How many connections an egress process relays at once, and how long one may be silent, in seconds.
 MOST_CONNECTIONS, IDLE_SECONDS = 1024, 3600
 #: How long the resident may take to open the listeners.
@@ -177,7 +181,10 @@ class EgressHandle:
         resolver: ResolverWalls | None,
         published: tuple[PublishedPort, ...] = (),
         questions: int = -1,
+        secrets: SecretSources | None = None,
     ) -> None:
+        #: None without secrets.
+        self.secrets = secrets
         #: None without rules.
         self.resolver = resolver
         self.generations = [EgressGeneration(process, records)]
@@ -513,7 +520,10 @@ class NetworkSetup:
         published: PublishedListeners | None = None,
         trust: TrustFiles | None = None,
         roots: str = "",
+        secrets: SecretSources | None = None,
     ) -> None:
+        self._secrets = secrets
+        self._values: SecretValues | None = None
         self.rules = rules
         #: With rules for requests: where programs find the authority's certificate, and by which file
         #: servers are verified, if it is not the system's.
@@ -553,12 +563,13 @@ class NetworkSetup:
             nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             records, resolver = yield from configure(
                 process, box, self._home, nudge, {"rules": list(self.rules)}, opened, self._published, events,
-                trust=self._trust, roots=self._roots,
+                trust=self._trust, roots=self._roots, secrets=self._values,
             )  # fmt: skip
             ports = () if self._published is None else self._published.ports
             handle = EgressHandle(
-                process, records, nudge, self.rules, observed, self._pid, resolver, ports, questions
-            )
+                process, records, nudge, self.rules, observed, self._pid, resolver, ports, questions,
+                self._secrets,
+            )  # fmt: skip
             handle.judges = self._trust is not None
             return handle
         except BaseException:
@@ -575,9 +586,16 @@ class NetworkSetup:
                 self._published.close()
             self.close()
 
+    def read_secrets(self, events: Events) -> Steps[None]:
+        """Read the values of secrets, before anything is launched: a source may fail."""
+        if self._secrets is not None:
+            self._values = yield from self._secrets.read(events)
+
     def close(self) -> None:
-        """Drop a request whose answer is not needed any more."""
+        """Drop a request whose answer is not needed any more, and wipe what is secret."""
         self._drop_request()
+        if self._values is not None:
+            self._values.memory.close()
 
     def _drop_request(self) -> None:
         if self._request is not None:
@@ -597,12 +615,14 @@ def configure(
     names: tuple[int, ...] = (),
     trust: TrustFiles | None = None,
     roots: str = "",
+    secrets: SecretValues | None = None,
 ) -> Steps[tuple[int, ResolverWalls | None]]:
     """Hand an egress process its listeners and the rest, and wait until it relays.
 
     Returns its records, and the walls of the resolver that it asks, if it has one.
 
     `names` is a file with the names of the process before it, if there is one; `settings` have the rules.
+    The memory of `secrets` is wiped.
     """
     records = create_records()
     held: list[int] = []
@@ -632,7 +652,12 @@ def configure(
             if own_roots:
                 held.append(_in_memory(own_roots))
                 passed.append(held[-1])
-        authority = yield from process.configure(message, (*passed, *names), events)
+        values = None
+        if secrets is not None:
+            message["secrets"], values = secrets.described, secrets.view
+        authority = yield from process.configure(message, (*passed, *names), events, values)
+        if secrets is not None:
+            secrets.observe(process.pid)
         if trust is not None:
             trust.fill(authority, own_roots or read_roots(system_bundle()))
         return records, walls
@@ -640,6 +665,8 @@ def configure(
         os.close(records)
         raise
     finally:
+        if secrets is not None:
+            secrets.memory.close()
         for descriptor in held:
             os.close(descriptor)
 
@@ -691,6 +718,11 @@ def launch_with_egress(
     prepared: RunPreparation, events: Events, meanwhile: Callable[[], object]
 ) -> Steps[LaunchedSandbox]:
     """Launch a sandbox and its egress process; a failure of either leaves nothing behind."""
+    secrets = None
+    if prepared.placeholders:
+        from stockade.runs.network.secret_values import SecretSources
+
+        secrets = SecretSources(prepared.resolved.policy, prepared.placeholders, prepared.resolved.caller)
     network = prepared.resolved.network
     setup = NetworkSetup(
         tuple(prepared.resolved.policy.net),
@@ -698,8 +730,10 @@ def launch_with_egress(
         prepared.made.published,
         prepared.made.trust,
         "" if network is None else network.roots,
+        secrets,
     )
     try:
+        yield from setup.read_secrets(events)
         box, process, failure = yield from together(
             launch_with_retry(prepared, events, meanwhile, setup.begin), setup.egress(events)
         )

@@ -48,6 +48,10 @@ from stockade.runs.network.egress_process import EgressProcess, launch_egress
 from stockade.runs.network.network_evidence import NetworkEvidence, observe_network
 from stockade.runs.network.published_ports import PublishedListeners, check_listener
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.runs.network.secret_values import SecretValues
+
 #: The rules that one sandbox may have in its life, and how many bytes they may take: one message has them.
 MOST_TEXTS, MOST_BYTES = 1024, 160_000
 #: With those that deny, for which there must always be room.
@@ -388,6 +392,34 @@ def _joined(
 def _order(handle: EgressHandle, opened: NetworkListeners) -> list[tuple[int, int]]:
     ports = sorted({*handle.ports, 53, *(port for port, _, _ in opened.tcp)})
     return [(port, family) for family in ((4, 6) if opened.ipv6 else (4,)) for port in ports]
+
+
+def refresh_secrets(box: LaunchedSandbox, events: Events) -> Steps[None]:
+    """Read the values of all secrets again, and let the egress processes use them from now on."""
+    handle = box.egress
+    if handle is None or handle.secrets is None:
+        raise PolicyError("the sandbox has no secrets", hint="write [secrets.NAME] in its policy")
+    with os_errors.setup_errors():
+        while not handle.changing.acquire(blocking=False):
+            yield LOOK_AGAIN
+        try:
+            values = yield from handle.secrets.read(events)
+            try:
+                for generation in tuple(handle.generations):
+                    if generation.process.alive:
+                        yield from _to_the_end(_send_secrets(generation.process, values, events))
+            finally:
+                values.memory.close()
+            handle.secrets.refreshed += 1
+        finally:
+            handle.changing.release()
+
+
+def _send_secrets(process: EgressProcess, values: SecretValues, events: Events) -> Steps[None]:
+    answer = yield from process.ask({"secrets": values.described}, (), events, values.view)
+    if answer.get("ok") is not True:
+        raise _failed("the egress process did not take the new values")
+    values.observe(process.pid)
 
 
 def _size(answer: dict[str, object]) -> int:

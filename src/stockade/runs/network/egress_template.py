@@ -22,7 +22,7 @@ SECONDS = 30.0
 #: What copies have loaded.
 PRELOAD = ("stockade.egress.confined", "stockade.egress.process")
 #: What copies have loaded besides that judge requests.
-PRELOAD_JUDGES = ("stockade.egress.termination.connection",)
+PRELOAD_JUDGES = ("stockade.egress.termination.connection", "stockade.egress.termination.secret_exchange")
 #: asyncio does without it, and a tenth of the time to start is saved.
 ABSENT = ("ssl",)
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(gate.__file__)))
@@ -36,6 +36,7 @@ _FILES = (
     "lazy.py",
     "linux/__init__.py",
     "linux/root_certificates.py",
+    "linux/secure_buffer.py",
     "linux/sha256.py",
     "policy/__init__.py",
     "policy/http_rules.py",

@@ -13,10 +13,11 @@ import os
 import re
 import struct
 import time
+from collections.abc import Mapping
 from hashlib import sha1
 
 from stockade.errors import SetupError
-from stockade.resolve.certificates_inside import AUTHORITY, BUNDLE, FILES, TRUST_STORE
+from stockade.resolve.certificates_inside import AUTHORITY, BUNDLE, FILES, SECRETS_NAME, TRUST_STORE
 from stockade.runs.scratch import ScratchDirectory
 
 #: The most bytes of roots, as `resolve.host_network` has it.
@@ -46,6 +47,15 @@ class TrustFiles(ScratchDirectory):
         self._write(AUTHORITY, own)
         self._write(BUNDLE, roots + ends + own)
         self._write(TRUST_STORE, trust_store(roots + ends + own))
+
+    def show_placeholders(self, placeholders: Mapping[str, str]) -> None:
+        """Write the placeholders of secrets that programs find in files."""
+        os.mkdir(f"{self.path}/{SECRETS_NAME}", 0o755)
+        os.chmod(f"{self.path}/{SECRETS_NAME}", 0o755)
+        for name, text in placeholders.items():
+            with open(f"{self.path}/{SECRETS_NAME}/{name}", "x") as file:
+                os.fchmod(file.fileno(), 0o644)
+                file.write(text)
 
     def _write(self, name: str, content: bytes) -> None:
         descriptor = os.open(f"{self.path}/{name}", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
