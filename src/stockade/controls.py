@@ -36,6 +36,7 @@ class Control(enum.StrEnum):
     LIMITS_OUTPUT = "limits.output"
     LIMITS_FILES = "limits.files"
     LIMITS_DISK = "limits.disk"
+    LIMITS_NETWORK = "limits.network"
     CLEANUP = "cleanup"
 
 

@@ -95,9 +95,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     The kind "publish" is a connection from outside to a published port: `address` is the client's and `port`
     the one inside. The kind "rule" is a change of the rules: `rule` was added or taken back. The kind
     "secret" is about a value that was sent, a placeholder that stayed one, or an answer with a value in it.
+    The kind "ask" is an answer to a question about a connection that no rule covers.
     """
 
-    kind: Literal["connect", "name", "publish", "request", "rule", "secret"] = "connect"
+    kind: Literal["connect", "name", "publish", "request", "rule", "secret", "ask"] = "connect"
     #: Seconds since 1970.
     time: float
     #: The program that made the connection and its PID inside, as in `curl (7)`; None if the connection was
@@ -137,6 +138,24 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             return host
         place = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         return f"{self.request or 'a secret'} at {place}" if self.kind == "secret" else place
+
+
+class NetworkQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """A connection that no network rule covers and that waits for the answer of `on_ask`.
+
+    The answer is "once" for this connection, "run" for a rule in this sandbox, "policy" for a rule in this
+    sandbox and in your own policy, or "no".
+    """
+
+    name: str
+    port: int
+    #: The program and its PID inside, as in `curl (7)`; None if it is not known. It chose its name itself.
+    process: str | None = None
+
+    @property
+    def target(self) -> str:
+        """What the program wants to reach: HOST:PORT, which is also the rule that would allow it."""
+        return f"{self.name}:{self.port}"
 
 
 class Denial(msgspec.Struct, frozen=True, kw_only=True):

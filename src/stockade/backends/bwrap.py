@@ -83,6 +83,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.LIMITS_DISK: Mechanism(
         never="bubblewrap has no one file system of a given size for all that a program writes"
     ),
+    Control.LIMITS_NETWORK: NATIVE[Control.LIMITS_NETWORK],
     Control.CLEANUP: Mechanism("pid namespace, --die-with-parent, pidfd of the supervisor"),
 }
 

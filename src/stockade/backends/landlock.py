@@ -114,6 +114,9 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.LIMITS_DISK: Mechanism(
         never="without a mount namespace there is no private file system to bound"
     ),
+    Control.LIMITS_NETWORK: Mechanism(
+        never="without a network namespace no process is between the program and the network to count"
+    ),
     Control.CLEANUP: Mechanism(
         "two subreapers that end everything when either dies, by a signal to the whole Landlock domain; "
         "pidfd of the supervisor"

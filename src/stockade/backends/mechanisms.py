@@ -70,5 +70,6 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.LIMITS_OUTPUT: Mechanism("counted by the supervisor"),
     Control.LIMITS_FILES: Mechanism("RLIMIT_NOFILE"),
     Control.LIMITS_DISK: Mechanism("size and inodes of the private tmpfs"),
+    Control.LIMITS_NETWORK: Mechanism("counted by the egress process"),
     Control.CLEANUP: Mechanism("pid namespace, pidfd of the supervisor"),
 }

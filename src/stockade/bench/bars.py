@@ -31,6 +31,7 @@ BARS = {
     "cold/bwrap": Bar(0.5, "time to run /bin/true, by bwrap's"),
     "cold/sandlock": Bar(0.5, "time to run /bin/true, by sandlock's", aim=True),
     "cold/posix_spawn": Bar(3.0, "time to run /bin/true, by that of a bare posix_spawn", aim=True),
+    "cold/p99": Bar(0.6, "99th percentile of the time to run /bin/true, by that of bwrap's", aim=True),
     "rate/bwrap": Bar(1.8, "sandboxes per second with two workers, by bwrap's", "higher"),
     "rate/sandlock": Bar(1.5, "sandboxes per second with two workers, by sandlock's", "higher", aim=True),
     "inside/git": Bar(1.08, "git init, five commits and a clone, by the same outside"),
@@ -40,6 +41,9 @@ BARS = {
     "memory/sandbox": Bar(MIB, "memory of one idle sandbox: its gate, its supervisor's growth", unit="bytes"),
     "memory/gate": Bar(MIB, "size of the gate's executable", unit="bytes", exact=True),
     "heap/1GB": Bar(1.3, "time to run /bin/true from a process of 1 GB, by that from a small one"),
+    "growth/start": Bar(
+        1.3, "time to run /bin/true beside a thousand living sandboxes, by that beside ten", aim=True
+    ),
     "workspace/open": Bar(1.2, "time to run /bin/true in an overlay of very many files, by an empty one's"),
     "workspace/untar": Bar(1.15, "untar of 3,000 files in an overlay, by a plain directory's", aim=True),
     "workspace/install": Bar(1.15, "nested small files made in an overlay, by a plain directory's", aim=True),

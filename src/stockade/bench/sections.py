@@ -21,6 +21,7 @@ import msgspec
 from stockade import gate
 from stockade.bench import (
     egress_costs,
+    growth_costs,
     judged_costs,
     observe_costs,
     pipeline_costs,
@@ -99,7 +100,10 @@ def cold(ground: BenchFixture) -> Section:
         times = interleaved(turns, ground.rounds(12, 60))
     rivals = [name for name in (BWRAP, STAGED, SANDLOCK, SPAWN) if name in times]
     figures = [_compared("cold", times, name) for name in rivals]
-    return Section(tuple(figures), {name: timing(list(chain(*turns))) for name, turns in times.items()})
+    timings = {name: timing(list(chain(*turns))) for name, turns in times.items()}
+    if BWRAP in timings:
+        figures.append(Figure("cold/p99", timings[OURS].p99 / timings[BWRAP].p99))
+    return Section(tuple(figures), timings)
 
 
 def run_times(peer: Peer) -> Callable[[], list[float]]:
@@ -348,6 +352,13 @@ def heap(ground: BenchFixture) -> Section:
     return Section(tuple(figures), timings)
 
 
+def growth(ground: BenchFixture) -> Section:
+    """Compare a start beside a thousand living sandboxes with one beside ten."""
+    # An ordinary user cannot have as many: each takes one of 200 keys (sysctl kernel.keys.maxkeys).
+    many = ground.rounds(100, 1000 if os.geteuid() == 0 else 150)
+    return growth_costs.measure(many, ground.rounds(60, 300))
+
+
 def receipt(ground: BenchFixture) -> Section:
     """Measure what receipts cost."""
     return receipt_costs.measure(ground.disk, ground.rounds(10, 40))
@@ -485,6 +496,7 @@ SECTIONS: dict[str, Callable[[BenchFixture], Section]] = {
     "inside": inside,
     "memory": memory,
     "heap": heap,
+    "growth": growth,
     "workspace": workspace,
     "receipt": receipt,
     "warm": warm,

@@ -12,13 +12,13 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from stockade.cli.ui import output
 from stockade.errors import StockadeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import ModuleType
     from typing import NoReturn
 
 #: Every subcommand: its module, and its line in `stockade --help`.
@@ -168,17 +168,27 @@ def _dispatch(args: list[str], *, own_process: bool = False) -> int:
     return int(module.main(args[1:]))
 
 
-def _load_msgspec() -> None:
-    """Import msgspec without the two slowest imports of a start, which it does not need.
+class _LaterModule(ModuleType):
+    """A module that is loaded when something of it is used."""
 
-    It imports typing_extensions, if that is installed, for a function that Python has as well; and
-    Python's uuid (3.11) imports platform, with all its patterns, to learn the system's name.
+    def __getattr__(self, name: str) -> object:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _load_msgspec() -> None:
+    """Import msgspec without the slowest imports of a start, which it does not need.
+
+    It imports typing_extensions, if that is installed, for a function that Python has as well; textwrap for
+    schemas; and Python's uuid (3.11) imports platform, with all its patterns, to learn the system's name.
     """
     if "msgspec" in sys.modules:
         return
-    stand_ins: dict[str, ModuleType | None] = {"typing_extensions": None}
+    stand_ins: dict[str, ModuleType | None] = {
+        "typing_extensions": None,
+        "textwrap": _LaterModule("textwrap"),
+    }
     if "uuid" not in sys.modules:
-        stand_ins["platform"] = platform = type(sys)("platform")
+        stand_ins["platform"] = platform = ModuleType("platform")
         platform.system = lambda: os.uname().sysname  # type: ignore[attr-defined]
     stand_ins = {name: module for name, module in stand_ins.items() if name not in sys.modules}
     sys.modules.update(stand_ins)  # type: ignore[arg-type]

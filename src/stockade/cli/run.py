@@ -150,8 +150,10 @@ def add_policy_options(parser: argparse.ArgumentParser | FastParser) -> None:
         metavar="RULE",
         action="append",
         help="allow HOST[:PORTS], *.HOST[:PORTS], an address or network, or tcp://HOST:PORT; !RULE denies; "
+        "ask asks you about names that no rule covers; "
         "open shares the host's whole network; none, the default, has none",
     )
+    add("--proxy", action="store_true", help="put a proxy inside, for programs that insist on one")
     add("--env", metavar="K=V", action="append", help="set a variable inside")
     add("--pass-env", metavar="K", action="append", help="pass one of your variables")
     add(
@@ -161,7 +163,7 @@ def add_policy_options(parser: argparse.ArgumentParser | FastParser) -> None:
         help="give the program a placeholder for your variable NAME, which becomes its value in requests to "
         "HOST; known names need no HOST",
     )
-    limits = "a limit: memory, tasks, cpu, cpu_time, wall, files, output, disk"
+    limits = "a limit: memory, tasks, cpu, cpu_time, wall, files, output, disk, connections, upload, ..."
     add("--limit", metavar="K=V", action="append", help=limits)
     add(
         "-w",
@@ -401,6 +403,7 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
         "unprotect": args.unprotect,
         "pass_env": args.pass_env,
         "net": _net(args.net),
+        "proxy": True if args.proxy else None,
         "backend": args.backend,
         "env": _pairs("--env", args.env),
         "limits": _pairs("--limit", args.limit),
@@ -436,9 +439,9 @@ def _net(words: list[str] | None) -> list[str] | str | None:
             hint = error.hint.replace('net = "open"', "--net open").replace('net = "none"', "--net none")
             hint = hint.replace("write one rule for", "write --net once for")
             raise PolicyError(f"--net {word or repr(word)}: {error.problem}", hint=hint) from None
-        if near := closest(word, ("open", "none")):
+        if word != "ask" and (near := closest(word, ("open", "none", "ask"))):
             hint = f"did you mean --net {near}? For a host of that name, write --net {word}:443"
-            raise PolicyError(f"--net {word}: is neither none nor open", hint=hint)
+            raise PolicyError(f"--net {word}: is neither none nor open nor ask", hint=hint)
     return words
 
 
@@ -528,6 +531,7 @@ def _run_and_report(
                     "snapshot": args.snapshot,
                     "name": args.name,
                     "publish": args.publish or (),
+                    "on_ask": terminal.ask if terminal is not None else None,
                     "who": who_asks(args),
                     "explain": getattr(args, "explain", False),
                 },

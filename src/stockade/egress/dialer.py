@@ -79,7 +79,7 @@ def choose_addresses(found: Iterable[str], port: int, rules: AddressRules) -> Ad
     allowed: list[str] = []
     refusal: DialError | None = None
     for address in found:
-        if not _is_plain(address):
+        if not is_address(address):
             continue
         denied = rules.denies_address(address, port)
         reason = "deny rule" if denied >= 0 else _forbidden(address, port, rules)
@@ -90,7 +90,7 @@ def choose_addresses(found: Iterable[str], port: int, rules: AddressRules) -> Ad
     return AddressChoice(tuple(dict.fromkeys(allowed)), refusal)
 
 
-def _is_plain(address: str) -> bool:
+def is_address(address: str) -> bool:
     """Whether a text is an address, in the one spelling that everything here compares by."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
+from stockade.egress.network_budget import CLAUSES
+
 SLOTS = 4608
 #: How many slots each class may use: names, connections and requests that were refused or failed, connections
 #: that were allowed, requests that were allowed, and places that further allowed ones went to.
@@ -68,6 +70,12 @@ REASONS = (
     "another host",
     "another place",
     "echoed",
+    *(f"limits.{clause}" for clause in CLAUSES),
+    "refused when asked",
+    "no answer",
+    "too many questions",
+    "no proxy request",
+    "proxy refused",
 )
 _REASON_NUMBERS = {word: number for number, word in enumerate(REASONS)}
 _FAILED = _REASON_NUMBERS["failed"]

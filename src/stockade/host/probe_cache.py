@@ -16,6 +16,7 @@ import msgspec
 
 from stockade.errors import StockadeError
 from stockade.host.capabilities import CGROUP_PROBES, HELPER_PROBES, PROBES, Host
+from stockade.linux.boot import boot_id
 from stockade.linux.cgroups import membership
 
 _CONFINEMENT = ("NoNewPrivs:", "Seccomp:", "Seccomp_filters:", "CapEff:", "CapBnd:")
@@ -46,7 +47,7 @@ def key(facts: Host, gate: str, helpers: str | None = None) -> dict[str, str]:
     except OSError:
         return {}
     return {
-        "boot": read("/proc/sys/kernel/random/boot_id"),
+        "boot": boot_id(),
         "kernel": facts.kernel,
         "uid": str(facts.uid),
         "gate": f"{gate} {built.st_mtime_ns} {built.st_size}",

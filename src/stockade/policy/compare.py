@@ -65,10 +65,10 @@ RULES: dict[str, str] = {
     "other has none either",
     "net": '`"open"` only if the other has it; otherwise every rule that allows is covered by rules of the '
     "other with the same ports: a host by itself or by `*.` above it, an address by a network around it, "
-    "`tcp://` only by `tcp://`, a rule for requests by one with its methods, path and query or more of them, "
-    "or by a rule for its host; and every rule of the other that denies something of it, or an address that "
-    "a name could lead to, is there too, or a wider one; the certificates and proxies that come with a "
-    "network are those of your environment, the same for both",
+    "`tcp://` only by `tcp://`, `ask` only by `ask`, a rule for requests by one with its methods, path and "
+    "query or more of them, or by a rule for its host; and every rule of the other that denies something of "
+    "it, or an address that a name could lead to, is there too, or a wider one; the certificates and proxies "
+    "that come with a network are those of your environment, the same for both",
     "net_roots": "the same; without rules for requests in `net` nothing is compared",
     "secrets": "only secrets that the other has, by their own clauses",
     **dict.fromkeys(
@@ -79,6 +79,7 @@ RULES: dict[str, str] = {
     "secrets.NAME.prefix": "anything: it changes placeholders alone",
     "secrets.NAME.inside": "anything: it says where placeholders are",
     "on_egress_end": '`"continue"` only if the other has it too; without rules in `net` nothing is compared',
+    "proxy": "`true` only if the other has it",
     "env": "every variable that the other sets, with the same value; further variables are allowed",
     "pass_env": "only names that the other or its profile passes",
     "image": "the same",
@@ -269,6 +270,8 @@ def excess(mine: Policy, other: Policy, home: str = "") -> list[str]:
         found += _net(mine.net, other.net)
     if mine.net and mine.net != "open" and (mine.on_egress_end, other.on_egress_end) == ("continue", "end"):
         found.append('on_egress_end = "continue": the program goes on without its egress process')
+    if mine.proxy and not other.proxy:
+        found.append("proxy = true: a proxy inside")
     if any(" " in rule for rule in mine.net) and other.net != "open" and mine.net_roots != other.net_roots:
         found.append(f"net_roots = {show(mine.net_roots)} where {show(other.net_roots)} is asked for")
     found += _secrets(mine, other)

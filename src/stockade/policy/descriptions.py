@@ -51,8 +51,8 @@ CLAUSES: dict[str, Clause] = {
     "exec": Clause("patterns", "the only files that may be executed", Control.EXEC),
     "net": Clause(
         '`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `address[:ports]`, '
-        "`network[:ports]`, `tcp://host:port`, `METHOD[,METHOD] https://host/path/**`, and `!` before a rule "
-        "that denies",
+        "`network[:ports]`, `tcp://host:port`, `METHOD[,METHOD] https://host/path/**`, `!` before a rule "
+        "that denies, and `ask`: you are asked about names that no rule covers",
         "no network, all of the host's, or only what the rules allow; a rule without ports means 80 and 443",
         Control.NETWORK_RULES,
     ),
@@ -102,6 +102,12 @@ CLAUSES: dict[str, Clause] = {
         "where programs find the placeholder: in a variable with the secret's name, or in the file "
         "`/run/secrets/NAME`",
     ),
+    "proxy": Clause(
+        "true or false",
+        "whether programs find a proxy inside, at `198.18.0.1:3128`, for HTTP CONNECT and SOCKS5, and "
+        "`HTTPS_PROXY` names it; it reaches what `net` allows",
+        Control.NETWORK_RULES,
+    ),
     "env": Clause("a table", "variables to set inside", Control.ENVIRONMENT),
     "pass_env": Clause("names", "variables of your environment to pass on", Control.ENVIRONMENT),
     "image": Clause("", "the root file system", Control.FILES),
@@ -148,6 +154,18 @@ CLAUSES: dict[str, Clause] = {
         "changes, private `/tmp`, `/dev/shm` and home together",
         Control.LIMITS_DISK,
     ),
+    "limits.connections": Clause(
+        "a number", "connections to the outside, in the life of the sandbox", Control.LIMITS_NETWORK
+    ),
+    "limits.requests": Clause(
+        "a number", "HTTP requests; every rule must let Stockade look into HTTP", Control.LIMITS_NETWORK
+    ),
+    "limits.upload": Clause(A_SIZE, "bytes to the outside", Control.LIMITS_NETWORK),
+    "limits.download": Clause(A_SIZE, "bytes from the outside", Control.LIMITS_NETWORK),
+    "limits.host_connections": Clause("a number", "connections to each single host", Control.LIMITS_NETWORK),
+    "limits.host_requests": Clause("a number", "HTTP requests to each single host", Control.LIMITS_NETWORK),
+    "limits.host_upload": Clause(A_SIZE, "bytes to each single host", Control.LIMITS_NETWORK),
+    "limits.host_download": Clause(A_SIZE, "bytes from each single host", Control.LIMITS_NETWORK),
     "syscalls": Clause(
         "a table", "additions to the built-in list of system calls, and removals from it", Control.SYSCALLS
     ),
@@ -184,6 +202,7 @@ CONTROLS: dict[Control, str] = {
     Control.LIMITS_OUTPUT: "output kept in memory",
     Control.LIMITS_FILES: "open descriptors of each process",
     Control.LIMITS_DISK: "bytes and files written",
+    Control.LIMITS_NETWORK: "connections, requests and bytes to the outside, in all and for each host",
     Control.CLEANUP: "everything inside ends with the run and with its supervisor",
 }
 

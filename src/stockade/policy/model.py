@@ -66,6 +66,13 @@ ALWAYS = (
     Control.TERMINAL,
     Control.CLEANUP,
 )
+#: The limits that the egress process keeps.
+NETWORK_LIMITS = (
+    "connections", "requests", "upload", "download",
+    "host_connections", "host_requests", "host_upload", "host_download",
+)  # fmt: skip
+#: The limits that are sizes.
+SIZES = ("memory", "output", "disk", "upload", "download", "host_upload", "host_download")
 #: The limits that may be weaker where the host has no means and only the profile asks for them.
 WEAKER_BY_DEFAULT = (Control.LIMITS_MEMORY, Control.LIMITS_TASKS, Control.LIMITS_CPU_TIME)
 
@@ -160,6 +167,14 @@ class Limits(_Clauses, frozen=True):
         output: How much of each stream is kept in memory; the rest goes to a file (a size).
         files: Open descriptors of one process (a number).
         disk: Changes, private `/tmp`, `/dev/shm` and home together (a size).
+        connections: Connections to the outside, in the life of the sandbox (a number).
+        requests: HTTP requests; every rule must let Stockade look into HTTP (a number).
+        upload: Bytes to the outside (a size).
+        download: Bytes from the outside (a size).
+        host_connections: Connections to each single host (a number).
+        host_requests: HTTP requests to each single host (a number).
+        host_upload: Bytes to each single host (a size).
+        host_download: Bytes from each single host (a size).
     """
 
     memory: int | None = None
@@ -170,6 +185,14 @@ class Limits(_Clauses, frozen=True):
     output: int | None = None
     files: int | None = None
     disk: int | None = None
+    connections: int | None = None
+    requests: int | None = None
+    upload: int | None = None
+    download: int | None = None
+    host_connections: int | None = None
+    host_requests: int | None = None
+    host_upload: int | None = None
+    host_download: int | None = None
 
     _prefix = "limits."
     _checks = {
@@ -181,6 +204,7 @@ class Limits(_Clauses, frozen=True):
         "output": values.size,
         "files": values.count(1 << 20, least=16),  # the gate itself needs a dozen
         "disk": values.size,
+        **{name: values.size if name in SIZES else values.count(1 << 40) for name in NETWORK_LIMITS},
     }
 
     if TYPE_CHECKING:
@@ -195,6 +219,14 @@ class Limits(_Clauses, frozen=True):
             output: int | str | None = None,
             files: int | str | None = None,
             disk: int | str | None = None,
+            connections: int | str | None = None,
+            requests: int | str | None = None,
+            upload: int | str | None = None,
+            download: int | str | None = None,
+            host_connections: int | str | None = None,
+            host_requests: int | str | None = None,
+            host_upload: int | str | None = None,
+            host_download: int | str | None = None,
         ) -> None: ...
 
 
@@ -202,7 +234,12 @@ def limit_text(name: str, value: float) -> str:
     """Return a limit as a policy writes it."""
     if name in ("cpu_time", "wall"):
         return f'"{values.time_text(value)}"'
-    return f'"{values.size_text(int(value))}"' if name in ("memory", "output", "disk") else str(value)
+    return f'"{values.size_text(int(value))}"' if name in SIZES else str(value)
+
+
+def control_of_limit(name: str) -> Control:
+    """Return the control that a key of `limits` asks for."""
+    return Control.LIMITS_NETWORK if name in NETWORK_LIMITS else Control(f"limits.{name}")
 
 
 class Syscalls(_Clauses, frozen=True):
@@ -383,6 +420,8 @@ def _reuse(key: str, value: Any) -> Any:
 def _net(key: str, value: Any) -> tuple[str, ...] | str:
     if isinstance(value, str) and value in ("open", "none"):
         return "open" if value == "open" else ()
+    if value == "ask":
+        return ("ask",)
     if isinstance(value, list | tuple | set | frozenset):
         return _net_rules(key, value) if value else ()
     if isinstance(value, str) and any(letter in value for letter in ".:/"):
@@ -495,12 +534,14 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         exec: The only files that may be executed (patterns).
         net: No network, all of the host's, or only what the rules allow; a rule without ports means 80 and
             443 (`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `address[:ports]`,
-            `network[:ports]`, `tcp://host:port`, `METHOD[,METHOD] https://host/path/**`, and `!` before a
-            rule that denies).
+            `network[:ports]`, `tcp://host:port`, `METHOD[,METHOD] https://host/path/**`, `!` before a rule
+            that denies, and `ask`: you are asked about names that no rule covers).
         net_roots: The file of certificates by which Stockade verifies servers whose requests rules judge;
             without it, the file that your `SSL_CERT_FILE` names, or the system's (a path).
         on_egress_end: What a run does if the process that relays its connections ends: it goes on and reaches
             nothing, or it ends too (`"continue"`, `"end"`).
+        proxy: Whether programs find a proxy inside, at `198.18.0.1:3128`, for HTTP CONNECT and SOCKS5, and
+            `HTTPS_PROXY` names it; it reaches what `net` allows (true or false).
         env: Variables to set inside (a table).
         pass_env: Variables of your environment to pass on (names).
         image: The root file system (`"host"`).
@@ -532,6 +573,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     net: tuple[str, ...] | Literal["open"] = ()
     net_roots: str = ""
     on_egress_end: Literal["continue", "end"] = "continue"
+    proxy: bool = False
     env: Mapping[str, str] = FrozenMap()
     pass_env: tuple[str, ...] = ()
     image: Literal["host"] = "host"
@@ -563,6 +605,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "net": _net,
         "net_roots": _roots,
         "on_egress_end": values.one_of("continue", "end"),
+        "proxy": values.flag,
         "env": values.variables,
         "pass_env": values.many(values.variable),
         "image": values.one_of("host"),
@@ -594,6 +637,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             net: Sequence[str] | str = (),
             net_roots: str = "",
             on_egress_end: str = "continue",
+            proxy: bool = False,
             env: Mapping[str, str] = ...,
             pass_env: Sequence[str] = (),
             image: str = "host",
@@ -705,9 +749,10 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         limits, default = self.limits, profile(self.profile).limits
         for name in limits.__struct_fields__:
             if (value := getattr(limits, name)) is not None:
-                needed[Control(f"limits.{name}")] = f"limits.{name} = {limit_text(name, value)}"
+                clause, control = f"limits.{name} = {limit_text(name, value)}", control_of_limit(name)
+                needed[control] = f"{needed[control]}, {clause}" if control in needed else clause
             elif getattr(default, name) is not None:
-                needed[Control(f"limits.{name}")] = "default"
+                needed[control_of_limit(name)] = "default"
         if self.syscalls != Syscalls():
             name = "deny" if self.syscalls.deny else "allow"
             needed[Control.SYSCALLS] = f"syscalls.{name} = {values.show(getattr(self.syscalls, name))}"
@@ -722,7 +767,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         control = Control(control)
         if control in self.accept or control not in self.controls():
             return False
-        written = control.startswith("limits.") and getattr(self.limits, control[7:]) is not None
+        written = control.startswith("limits.") and getattr(self.limits, control[7:], None) is not None
         return written or control not in WEAKER_BY_DEFAULT
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from stockade.policy import http_rules
 from stockade.policy.net_rules import (
+    ASK,
     NetRule,
     Ranges,
     covers_name,
@@ -61,6 +62,8 @@ def _own_denials(mine: list[NetRule], denial: NetRule, rule: NetRule) -> list[Ne
 
 
 def _shared_ports(one: NetRule, other: NetRule) -> Ranges:
+    if other.text == ASK:  # it is about the ports of all other rules too
+        return one.ports
     return without(one.ports, without(one.ports, other.ports))
 
 
@@ -92,6 +95,8 @@ def _allows_all_of(wide: NetRule, narrow: NetRule) -> bool:
 
 def _meets(denial: NetRule, rule: NetRule) -> bool:
     """Whether a deny rule could deny something that an allowing rule allows."""
+    if rule.text == ASK:  # the user could allow any name
+        return True
     if denial.http and rule.http and not http_rules.meets(denial.http, rule.http):
         return False
     if denial.name:

@@ -7,7 +7,8 @@
 A rule is a host (`api.example.com`), everything below a host (`*.example.com`), an address or a network
 (`10.1.2.3`, `10.1.0.0/16`), each with ports or without (`:443`, `:80,443`, `:8000-8010`); `tcp://host:5432`
 allows bytes that Stockade does not look into; `GET https://api.example.com/v1/**` allows requests
-(`http_rules`); `!` before a rule denies. A deny rule wins over every other.
+(`http_rules`); `!` before a rule denies. A deny rule wins over every other. The rule `ask` allows nothing by
+itself: the user is asked about names that no other rule covers.
 
 Two processes use this module: the supervisor, which reads policies, and the egress process, which reads what
 a hostile program sends. So it needs nothing but the standard library, has no side effect, and every function
@@ -50,6 +51,11 @@ ALL_PORTS = ((1, 65535),)
 #: Stockade answers the sandbox's DNS questions itself, on this port.
 DNS_PORT = 53
 
+#: Where programs inside find a proxy, if the policy has one: at the address of the name server.
+PROXY_PORT, PROXY_ADDRESSES = 3128, ("198.18.0.1", "fd00:5afe::1")
+#: The rule by which the user is asked.
+ASK = "ask"
+
 Ranges = tuple[tuple[int, int], ...]
 
 
@@ -61,7 +67,7 @@ class NetRule(NamedTuple):
     deny: bool
     #: Stockade does not look into what is sent: rules with `tcp://`, and rules for addresses.
     opaque: bool
-    #: In A-labels and lower case, without `*.`; empty for an address.
+    #: In A-labels and lower case, without `*.`; empty for an address, and for `ask`.
     name: str
     wildcard: bool
     #: An address, or a network such as `10.0.0.0/8`; empty for a name.
@@ -446,6 +452,11 @@ def parse_rule(text: str) -> NetRule:
     if text != text.strip():
         raise NetRuleError("begins or ends with a space", f"write {text.strip()}")
     deny, body = text[0] == "!", text.removeprefix("!")
+    if body == ASK and deny:
+        raise NetRuleError("is no rule", "leave ask out, or write !ask:443 for a host of that name")
+    if text == ASK:
+        # On the ports that it has, and those that other rules name, there are listeners inside.
+        return NetRule(ASK, False, False, "", False, "", WEB_PORTS)
     if (parts := split_rule(body)) is not None:
         return _http_rule(deny, *parts)
     _refuse_other_forms(body)
@@ -732,6 +743,13 @@ class RuleSet:
                 self._networks.append((index, network))
             elif rule.name:
                 (self._below if rule.wildcard else self._exact).setdefault(rule.name, []).append(index)
+
+    def is_name(self, name: str) -> bool:
+        """Whether it is a name in its one spelling, which a rule could have."""
+        try:
+            return name.isascii() and _rule_name(name, "")[0] == name
+        except NetRuleError:
+            return False
 
     def knows(self, name: str) -> bool:
         """Whether the rules allow some port of this name."""

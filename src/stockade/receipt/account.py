@@ -83,6 +83,8 @@ class Account:
         self.network: NetworkCounts | None = None
         #: How the rules changed during the run.
         self.network_changes: tuple[RuleChange, ...] = ()
+        #: What the user was asked about connections during the run, and answered.
+        self.network_answers: tuple[str, ...] = ()
         #: How much the sandbox's egress had recorded when the run began.
         self.network_mark: NetworkMark | None = None
         #: For the call of a function: says what protected its arguments and its result.

@@ -301,6 +301,8 @@ def _network(account: Account, result: Result | None) -> Network:
         published=() if egress is None else tuple(map(str, egress.published)),
         resolver=None if egress is None else egress.resolver,
         **_secrets(egress),
+        asked=account.network_answers,
+        proxies=() if egress is None else egress.proxies,
     )
 
 

@@ -215,6 +215,11 @@ class Network(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     secrets: tuple[SecretUse, ...] = ()
     secrets_refreshed: int = 0
     secrets_protection: Protection | None = None
+    #: What the user was asked about and answered, in order: `HOST:PORT once`, `run`, `policy` or `no`.
+    asked: tuple[str, ...] = ()
+    #: The proxies of the host through which connections left, as `https HOST:PORT`: then names were resolved
+    #: there, and no address was checked.
+    proxies: tuple[str, ...] = ()
 
 
 class Removal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

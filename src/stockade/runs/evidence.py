@@ -212,6 +212,7 @@ OBSERVED = {
     Control.LIMITS_DISK: "confirmed by the gate",
     Control.LIMITS_WALL: "kept by the gate",
     Control.LIMITS_OUTPUT: "kept by the supervisor",
+    Control.LIMITS_NETWORK: "kept by the egress process, which is observed like a sandbox",
     Control.CLEANUP: "namespace descriptor compared, process held by pidfd",
 }
 #: The same for controls that a cgroup enforces here and another mechanism elsewhere.
@@ -242,6 +243,7 @@ GRADES = {
     Control.LIMITS_DISK: Grade.GATE,
     Control.LIMITS_WALL: Grade.KEPT,
     Control.LIMITS_OUTPUT: Grade.KEPT,
+    Control.LIMITS_NETWORK: Grade.KEPT,
     Control.CLEANUP: Grade.NAMESPACES,
 }
 #: The grades where a backend without namespaces enforces them: by Landlock, the filter or process parents.

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from stockade.resolve.environment import Environment
     from stockade.runs.network.published_ports import PublishedListeners, PublishedPort
     from stockade.runs.network.trust_files import TrustFiles
+    from stockade.runs.network.user_questions import OnAsk
     from stockade.runs.scratch import ScratchDirectory
     from stockade.sandbox.workspace import Workspace
 
@@ -174,6 +175,8 @@ class HostResources:
         self.group: SandboxCgroups | None = None
         #: The ports of the host that lead inside.
         self.published: PublishedListeners | None = None
+        #: Answers questions about names that no network rule covers.
+        self.on_ask: OnAsk | None = None
         #: The descriptors through which the gate enters its cgroups, and the mount of an image.
         self.entrances: tuple[int, ...] = ()
         self.image: tuple[int, ...] = ()
@@ -445,6 +448,14 @@ def _resolve_and_plan(
 
         wanted = parse_all(publish, policy.net)
     has_rules = bool(policy.net) and policy.net != "open"
+    if policy.net and (policy.proxy or Control.LIMITS_NETWORK in policy.controls()):
+        from stockade.policy.network_clauses import refuse_unfitting
+
+        refuse_unfitting(policy)
+    if has_rules:
+        from stockade.runs.network.upstream_proxy import proxies_of
+
+        proxies_of(caller.environ)  # an error for one that cannot be used, before anything is made
     if not dry and (has_rules or wanted):
         from stockade.runs.network import egress_template, resolver_process
 

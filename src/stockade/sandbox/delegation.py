@@ -240,6 +240,10 @@ class Delegation:
             return
         from stockade.policy.net_comparison import excess
 
+        if Control.LIMITS_NETWORK in self._prepared.resolved.policy.controls():
+            raise ChildRefusedError(
+                "net: the limits on the program's own network do not count the connections of another sandbox"
+            )
         if beyond := excess(policy.net, egress.in_force):
             raise ChildRefusedError(
                 "the request asks for more than the program itself has:\n" + "\n".join(beyond)

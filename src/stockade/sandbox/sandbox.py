@@ -24,6 +24,7 @@ from stockade.runs.io.eventloop import Events, Steps, drive, in_thread
 from stockade.runs.io.streams import PIPE, Streams, TerminalHandler
 from stockade.runs.launch import LaunchedSandbox, launch
 from stockade.runs.options import (
+    Answer,
     BackgroundOptions,
     OneShotOptions,
     OnExit,
@@ -73,6 +74,7 @@ class SandboxBase:
         snapshot: bool = False,
         name: str = "",
         publish: Sequence[str] = (),
+        on_ask: Callable[[stockade.result.NetworkQuestion], Answer] | None = None,
         who: stockade.receipt.Who | Mapping[str, str] | None = None,
         explain: bool = False,
         _environment: Any = None,
@@ -101,8 +103,7 @@ class SandboxBase:
         self._on_exit = valid_on_exit(on_exit)
         self._continued = open_workspace(resume)
         self._snapshot = snapshot
-        self._publish = publish
-        self._explain = explain
+        self._publish, self._on_ask, self._explain = publish, on_ask, explain
         #: Whether the policy's paths are real names (`resolve.discovery`).
         self._pinned = False
         self._who = resolve_who(who)
@@ -169,6 +170,7 @@ class SandboxBase:
                 environment=self._environment, observe="refusals" if self._explain else "",
             )  # fmt: skip
             account.prepared, self._log = prepared, prepared.state
+            prepared.made.on_ask = self._on_ask
             try:
                 self._box = yield from launch(prepared, events)
             except BaseException:
@@ -393,8 +395,9 @@ class Sandbox(SandboxBase):
     earlier workspace, given as a `Workspace` or its id; the policy need not name its directory then.
     `snapshot` takes a snapshot before each run, named run-1, run-2 and so on. `name` is what `stockade ps`,
     logs and receipts call the sandbox. `publish` lists ports of the host that lead to servers inside, such as
-    "8080:80". `who` tells the receipts who asked: agent, category, action and words; a run may add to it.
-    `explain` has an observer watch what programs try, so that `result.denials` explains each refusal.
+    "8080:80". With `ask` in `net`, `on_ask` answers for connections that no rule covers. `who` tells the
+    receipts who asked: agent, category, action and words; a run may add to it. `explain` has an observer
+    watch what programs try, so that `result.denials` explains each refusal.
     """
 
     def _set_up(self) -> None:
@@ -613,6 +616,7 @@ def run(cmd: Sequence[str], policy: PolicyLike | None = None, **options: Unpack[
     - `resume`: the workspace to go on in, or its id; `snapshot`: whether to take a snapshot before the run
     - `name`: what `stockade ps`, logs and receipts call the sandbox; `who`: who asks, for the receipt
     - `publish`: ports of the host that lead to servers inside, such as "8080:80" or "127.0.0.1:8080:80"
+    - `on_ask`: with `ask` in `net`, a function that answers for connections that no rule covers
     - `explain`: have an observer watch what the program tries, so that `result.denials` explains each refusal
 
     >>> import stockade
@@ -652,6 +656,7 @@ def run_once_steps(
             observe=_observation(options, extras),
         )  # fmt: skip
         account.prepared = prepared
+        prepared.made.on_ask = options.get("on_ask")
         if extras.on_published is not None and prepared.made.published is not None:
             extras.on_published(prepared.made.published.ports)
 

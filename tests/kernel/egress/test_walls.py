@@ -222,7 +222,7 @@ def test_a_stale_template_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(ECHO) as process:
         before = egress_template.egress_template()
         stamps = egress_template._stamps()
-        monkeypatch.setattr(egress_template, "_stamps", lambda: (*stamps, None))
+        monkeypatch.setattr(egress_template, "_stamps", lambda *_: (*stamps, None))
         with running(ECHO) as other:
             assert egress_template.egress_template() is not before
             assert before.retired.is_set()

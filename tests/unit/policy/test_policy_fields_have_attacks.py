@@ -96,6 +96,14 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
         Control.NETWORK_RULES,
         ("test_a_run_ends_with_its_egress_process_if_the_policy_says_so",),
     ),
+    "proxy": (
+        Control.NETWORK_RULES,
+        (
+            "test_no_way_leads_to_anything_else",
+            "test_messages_that_are_no_request_for_a_connection_are_refused",
+            "test_no_process_of_the_host_can_use_it",
+        ),
+    ),
     "env": (Control.ENVIRONMENT, ("test_a_variable_goes_in_only_by_its_name",)),
     "pass_env": (Control.ENVIRONMENT, ("test_a_variable_goes_in_only_by_its_name",)),
     "image": (Control.FILES, ("test_an_image_that_is_not_there_is_never_replaced_by_the_host",)),
@@ -141,6 +149,47 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
             "test_filling_the_private_memory_stops_at_the_disk_limit",
             "test_files_without_content_stop_at_the_disk_limit_too",
         ),
+    ),
+    "limits.connections": (
+        Control.LIMITS_NETWORK,
+        (
+            "test_connections_beyond_the_limit_are_refused_before_anything_is_dialled",
+            "test_failed_connections_count_too",
+        ),
+    ),
+    "limits.requests": (
+        Control.LIMITS_NETWORK,
+        (
+            "test_requests_beyond_the_limit_never_arrive",
+            "test_limits_that_nothing_could_count_are_refused",
+        ),
+    ),
+    "limits.upload": (
+        Control.LIMITS_NETWORK,
+        (
+            "test_no_byte_beyond_the_limit_leaves_over_one_connection_or_several",
+            "test_a_change_of_ports_gives_no_fresh_budget",
+        ),
+    ),
+    "limits.download": (
+        Control.LIMITS_NETWORK,
+        ("test_no_byte_beyond_the_limit_comes_in",),
+    ),
+    "limits.host_connections": (
+        Control.LIMITS_NETWORK,
+        ("test_each_host_has_a_limit_of_its_own",),
+    ),
+    "limits.host_requests": (
+        Control.LIMITS_NETWORK,
+        ("test_each_host_has_a_limit_of_its_own",),
+    ),
+    "limits.host_upload": (
+        Control.LIMITS_NETWORK,
+        ("test_each_host_has_a_limit_of_its_own",),
+    ),
+    "limits.host_download": (
+        Control.LIMITS_NETWORK,
+        ("test_each_host_has_a_limit_of_its_own",),
     ),
     "syscalls.allow": (
         Control.SYSCALLS,

@@ -36,6 +36,7 @@ toolchain = ["cargo"]
 delegate = true
 net_roots = "~/company.pem"
 on_egress_end = "end"
+proxy = true
 
 [workspace]
 path = "."

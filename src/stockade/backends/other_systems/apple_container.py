@@ -75,6 +75,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.LIMITS_OUTPUT: Mechanism("counted by the supervisor"),
     Control.LIMITS_FILES: Mechanism("RLIMIT_NOFILE"),
     Control.LIMITS_DISK: Mechanism(never="the size of the machine's disk is not the policy's"),
+    Control.LIMITS_NETWORK: Mechanism(never="no process is between the machine and the network to count"),
     Control.CLEANUP: Mechanism(never=OUTLIVES, optional=True, weaker="`container stop` by its name"),
 }
 

@@ -103,6 +103,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.LIMITS_OUTPUT: Mechanism("counted by the supervisor"),
     Control.LIMITS_FILES: Mechanism("RLIMIT_NOFILE"),
     Control.LIMITS_DISK: Mechanism(never="OpenBSD bounds one file, not all together"),
+    Control.LIMITS_NETWORK: Mechanism(never="no process is between the program and the network to count"),
     Control.CLEANUP: Mechanism(never=LEAVES, optional=True, weaker="the group of the command is ended"),
 }
 

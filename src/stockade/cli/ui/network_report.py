@@ -9,7 +9,7 @@ from stockade.cli.ui.formats import many
 from stockade.result import Decision, Denial
 
 #: How the hint about a refusal begins: see `runs.explain.refused_connections`.
-REFUSED = "the network rules refused"
+REFUSED = ("the network rules refused", "a limit refused")
 #: How many targets the line about refusals names.
 SHOWN_TARGETS = 3
 

@@ -23,6 +23,7 @@ are refused, HTTP/2 without TLS among them.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 #: The longest head, trailer section, and amount of bytes that are held during an upgrade.
 HEAD_SIZE = 65536
@@ -65,7 +66,9 @@ class RequestRefusedError(ValueError):
 class RequestScreen:
     """Judges the requests of one connection, which was opened to `name` and `port`."""
 
-    def __init__(self, name: str, port: int) -> None:
+    def __init__(self, name: str, port: int, spend: Callable[[], str] | None = None) -> None:
+        """Take the host, and what counts a request: it returns why there may be no more, or nothing."""
+        self._spend = spend
         self._name = name.encode("ascii")
         self._port = b":%d" % port
         self._state = _REQUEST
@@ -192,6 +195,8 @@ class RequestScreen:
         request.check()
         if request.upgrades and self.requests:
             raise RequestRefusedError("upgrade after other requests")
+        if self._spend is not None and (clause := self._spend()):
+            raise RequestRefusedError(clause)
         self.requests += 1
         out += self._head
         self._head.clear()

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from cryptography import x509
@@ -19,6 +20,7 @@ from OpenSSL import SSL
 from stockade.egress.client_checks import RefusalError, check_name, read_hello
 from stockade.egress.decoders.tls_hello import HelloReader
 from stockade.egress.dialer import DialError, wait_readable
+from stockade.egress.network_budget import HostBudget
 from stockade.egress.records import ConnectionRecord, RecordWriter
 from stockade.egress.relay import reset
 from stockade.egress.termination.authority import CertificateAuthority
@@ -116,8 +118,10 @@ class TerminatedConnection:
         inside: socket.socket,
         outside: socket.socket,
         record: ConnectionRecord,
+        budget: HostBudget | None = None,
     ) -> None:
         self._shared, self._place, self.record = shared, place, record
+        self._budget = budget
         self.inside, self.outside = inside, outside
         #: When the last byte was moved, by the loop's clock.
         self.active = shared.loop.time()
@@ -130,11 +134,12 @@ class TerminatedConnection:
         try:
             await self._run(protocols, handshake)
         except (StreamError, ClientGoneError) as error:
-            reason = str(error) if str(error) == "certificate refused" else "reset"
+            reason = str(error) if str(error).startswith(("certificate refused", "limits.")) else "reset"
         except TimeoutError:
             reason = "timed out"
         finally:
-            self.record.close("failed" if reason == "certificate refused" else "allowed", reason)
+            verdict = "denied" if reason.startswith("limits.") else "allowed"
+            self.record.close("failed" if reason == "certificate refused" else verdict, reason)
             reset(self.inside)
             reset(self.outside)
             self._finish()
@@ -164,7 +169,11 @@ class TerminatedConnection:
                 raise StreamError("not TLS")
             client, server = shown, secured
         client.on_written, server.on_written = self._count_received, self._count_sent
-        judge = RequestJudge(self._shared.rules, place.scheme, place.name, place.port)
+        if self._budget is not None:
+            client.before_write = partial(self._spend, "download")
+            server.before_write = partial(self._spend, "upload")
+        spend = None if self._budget is None else self._budget.spend_request
+        judge = RequestJudge(self._shared.rules, place.scheme, place.name, place.port, spend)
         if protocol == HTTP2:
             both = Http2Connection(client, server, judge, self._shared.exchange, self._report)
             await both.run()
@@ -236,6 +245,10 @@ class TerminatedConnection:
     def _finish(self) -> None:
         if not self.finished.done():
             self.finished.set_result(None)
+
+    def _spend(self, kind: str, amount: int) -> None:
+        if self._budget is not None and not self._budget.spend(kind, amount):
+            raise StreamError(self._budget.refusal(kind))
 
     def _count_sent(self, amount: int) -> None:
         self.active = self._shared.loop.time()

@@ -44,8 +44,17 @@ class JudgedRequest(NamedTuple):
 class RequestJudge:
     """Judges the requests of connections to one host and port."""
 
-    def __init__(self, rules: Callable[[], RequestRules], scheme: str, host: str, port: int) -> None:
+    def __init__(
+        self,
+        rules: Callable[[], RequestRules],
+        scheme: str,
+        host: str,
+        port: int,
+        spend: Callable[[], str] | None = None,
+    ) -> None:
+        """Take the rules and the host, and what counts a request: it returns the limit that is used up."""
         self._rules, self.scheme, self.host, self.port = rules, scheme, host, port
+        self._spend = spend
         usual = {"https": 443, "http": 80}[scheme] == port
         self.authority = host if usual else f"{host}:{port}"
 
@@ -69,6 +78,8 @@ class RequestJudge:
                 reason = "deny rule" if place >= 0 else "no rule"
                 text = "a rule denies it" if place >= 0 else "no rule allows it"
                 return JudgedRequest(shown, reason, place, 403, text)
+        if self._spend is not None and (clause := self._spend()):
+            return JudgedRequest(shown, clause, -1, 403, f"the sandbox has used up {clause}")
         return JudgedRequest(shown, "", place)
 
     def refused(self, method: str, reason: str, status: int, text: str) -> JudgedRequest:

@@ -52,6 +52,8 @@ class ByteStream:
         self.half_closes = True
         #: What is told how many bytes were written.
         self.on_written: Callable[[int], None] = lambda _: None
+        #: What may refuse to write so many bytes, by raising StreamError.
+        self.before_write: Callable[[int], None] = lambda _: None
 
     async def wait(self) -> None:
         """Wait until something may have come."""
@@ -81,6 +83,7 @@ class ByteStream:
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of it; waits as long as the other side does not read."""
         left = memoryview(data)
+        self.before_write(len(left))
         while left:
             amount = self._write_now(left)
             if amount:

@@ -75,6 +75,8 @@ def _refusal(one: Denial) -> str:
     what = {"name": "the lookup of", "request": "the request"}.get(one.what, "a connection to")
     why = f" ({one.reason})" if one.reason not in ("", "no rule") else ""
     allow = f": `{one.hint}` allows it" if one.hint else ""
+    if one.clause.startswith("limits."):
+        return f"a limit refused {what} {one.target}{why}"
     return f"the network rules refused {what} {one.target}{why}{allow}"
 
 

@@ -7,6 +7,7 @@ are reduced to the letters that they can have, numbers to their range, words to 
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -57,6 +58,9 @@ REASON_TEXTS = {
     "certificate refused": "the program does not accept Stockade's certificate: it may pin the server's own",
     "bad response": "the server's response is not HTTP",
     "limit": "the egress process was at one of its limits",
+    "refused when asked": "the answer to the question about it was no",
+    "no answer": "nobody answered the question about it",
+    "too many questions": "there were too many questions about other hosts",
     "too many names": "the program used too many names",
     "name not found": "this machine finds no such name",
     "resolver failed": "this machine could not look up the name",
@@ -82,6 +86,8 @@ class NetworkUse(NamedTuple):
     warnings: tuple[str, ...] = ()
     #: How the rules changed, in order.
     changes: tuple[RuleChange, ...] = ()
+    #: What the user was asked, and the answers: `HOST:PORT ANSWER`.
+    answers: tuple[str, ...] = ()
 
 
 def decisions(
@@ -116,6 +122,11 @@ def _decision(record: RawRecord, rules: Sequence[str], process: str | None) -> D
         count=max(1, _bytes(record.times)),
         request=_plain(record.request, MOST_REQUEST),
     )
+
+
+def change_time() -> float:
+    """Return the time of a change or an answer: seconds since 1970."""
+    return round(time.time(), 3)
 
 
 def change_decision(change: RuleChange) -> Decision:
@@ -153,8 +164,10 @@ def denials(found: Iterable[Decision]) -> tuple[Denial, ...]:
         Denial(
             what=_DENIED[one.kind],
             target=one.target,
-            wall=_WALLS.get(one.kind, Control.NETWORK_RULES).value,
-            clause=_clause(one),
+            wall=(
+                Control.LIMITS_NETWORK if _limit(one) else _WALLS.get(one.kind, Control.NETWORK_RULES)
+            ).value,
+            clause=_limit(one) or _clause(one),
             hint=_hint(one),
             reason=reason_text(one),
             count=counts[key],
@@ -169,8 +182,15 @@ def _clause(one: Decision) -> str:
     return f'net = "{one.rule}"' if one.rule else "net"
 
 
+def _limit(one: Decision) -> str:
+    """Return the limit of the policy that was used up; "" if another wall refused it."""
+    return one.reason if one.reason.startswith("limits.") else ""
+
+
 def reason_text(one: Decision) -> str:
     """Return why it was denied or failed, as a clause of a sentence."""
+    if clause := _limit(one):
+        return f"the sandbox has used up {clause}"
     if one.reason.endswith(" address"):
         return f"the name leads to the {one.reason} {one.address}"
     text = REASON_TEXTS.get(one.reason)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from stockade.egress.names import WRITTEN_SIZE
+from stockade.egress.network_budget import SPENT_SIZE
 from stockade.errors import PolicyError, SetupError
 from stockade.gate.network import NetworkListeners
 from stockade.linux import os_errors
@@ -34,6 +35,7 @@ from stockade.policy.net_rules import (
     ports_of,
     without,
 )
+from stockade.policy.network_clauses import refuse_taken_proxy_port
 from stockade.receipt.statement import RuleChange
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.launch import LaunchedSandbox
@@ -42,6 +44,7 @@ from stockade.runs.network.egress import (
     EgressHandle,
     await_listeners,
     configure,
+    dialled_ports,
     together,
 )
 from stockade.runs.network.egress_process import EgressProcess, launch_egress
@@ -276,6 +279,8 @@ def _replace_process(
     events: Events,
 ) -> Steps[None]:
     ports = tuple(sorted({*handle.ports, *fresh}))
+    if handle.proxy_port:
+        refuse_taken_proxy_port(f"tcp://any.example:{port}" for port in ports)
     try:
         ports_of([parse_rule(f"tcp://any.example:{port}") for port in ports])
     except NetRuleError:
@@ -292,7 +297,8 @@ def _replace_process(
             )
     request = box.connection.resident.open_network(box.network_fd, fresh, more=True)
     opened, process, failure = yield from together(
-        await_listeners(request, events), launch_egress(ports, events, home=home)
+        await_listeners(request, events),
+        launch_egress(dialled_ports(ports, handle.settings), events, home=home),
     )
     try:
         if failure is not None:
@@ -326,7 +332,7 @@ def _take_over(
     handed: tuple[int, ...] = ()
     published: PublishedListeners | None = None
     try:
-        os.ftruncate(names, WRITTEN_SIZE)
+        os.ftruncate(names, WRITTEN_SIZE + SPENT_SIZE)
         fcntl.fcntl(names, fcntl.F_ADD_SEALS, _SEALS)
         handle.expect_end(True)
         refused = False
@@ -337,13 +343,17 @@ def _take_over(
                 raise _refused()
             listeners, of_host = _joined(handle, opened, handed)
             inode = os.fstat(box.network_fd).st_ino
-            observed = observe_network(listeners, ports, handle.pid, inode)
+            observed = observe_network(listeners, (*ports, *handle.proxy_port), handle.pid, inode)
             if of_host:
                 published = PublishedListeners.again(handle.published, of_host)
-            settings = {**message, "names": _size(answer), "budget": _budget(answer)}
+            settings = {
+                **handle.settings, **message, "names": _size(answer, "names", WRITTEN_SIZE),
+                "spent": _size(answer, "spent", SPENT_SIZE), "budget": _budget(answer),
+            }  # fmt: skip
             records, handle.resolver = yield from configure(
-                process, box, home, handle.nudge, settings, listeners, published, events, (names,)
-            )
+                process, box, home, handle.nudge, settings, listeners, published, events, (names,),
+                handle.questions,
+            )  # fmt: skip
         except BaseException as error:
             if refused:
                 handle.expect_end(False)
@@ -390,7 +400,7 @@ def _joined(
 
 
 def _order(handle: EgressHandle, opened: NetworkListeners) -> list[tuple[int, int]]:
-    ports = sorted({*handle.ports, 53, *(port for port, _, _ in opened.tcp)})
+    ports = sorted({*handle.ports, *handle.proxy_port, 53, *(port for port, _, _ in opened.tcp)})
     return [(port, family) for family in ((4, 6) if opened.ipv6 else (4,)) for port in ports]
 
 
@@ -422,9 +432,9 @@ def _send_secrets(process: EgressProcess, values: SecretValues, events: Events) 
     values.observe(process.pid)
 
 
-def _size(answer: dict[str, object]) -> int:
-    size = answer.get("names")
-    return min(size, WRITTEN_SIZE) if isinstance(size, int) and size > 0 else 0
+def _size(answer: dict[str, object], name: str, most: int) -> int:
+    size = answer.get(name)
+    return min(size, most) if isinstance(size, int) and size > 0 else 0
 
 
 def _budget(answer: dict[str, object]) -> list[int]:

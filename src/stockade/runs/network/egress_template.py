@@ -75,9 +75,13 @@ def loaded_files(*, judges: bool = False) -> list[str]:
     return [*files, system_bundle()] if judges else files
 
 
+def _stamps(judges: bool = False) -> tuple[Stamp, ...]:
+    return tuple(map(_stamp, loaded_files(judges=judges)))
+
+
 def egress_template(*, judges: bool = False) -> Template:
     """Return the template, a new one if the files of the last one have changed. Nothing is started yet."""
-    stamps = tuple(map(_stamp, loaded_files(judges=judges)))
+    stamps = _stamps(judges)
     with _Templates.lock:
         old = _Templates.current.get(judges)
         if old is not None and old[1] == stamps:
