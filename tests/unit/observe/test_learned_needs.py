@@ -71,19 +71,21 @@ def test_a_program_that_is_not_of_the_system_makes_a_list_impossible(tmp_path: P
 )
 def test_a_command_that_is_missing_inside_is_found_in_the_users_path(tmp_path: Path, printed: bytes) -> None:
     program(tmp_path / "mine" / "mytool")
-    assert missing_commands((), (), printed, f"{tmp_path}/mine", ["/usr"]) == ("mytool",)
+    assert missing_commands((), (), printed, f"{tmp_path}/mine", ["/usr"]) == {
+        "mytool": f"{tmp_path}/mine/mytool"
+    }
 
 
 def test_a_command_that_was_tried_and_never_executed_is_missing(tmp_path: Path) -> None:
     program(tmp_path / "mine" / "tool")
     tried = ["/usr/local/bin/tool", "/usr/bin/tool"]
-    assert missing_commands(tried, (), b"", f"{tmp_path}/mine", ["/usr"]) == ("tool",)
-    assert missing_commands(tried, ["/usr/bin/tool"], b"", f"{tmp_path}/mine", ["/usr"]) == ()
+    assert missing_commands(tried, (), b"", f"{tmp_path}/mine", ["/usr"]) == {"tool": f"{tmp_path}/mine/tool"}
+    assert missing_commands(tried, ["/usr/bin/tool"], b"", f"{tmp_path}/mine", ["/usr"]) == {}
 
 
 @given(st.binary(max_size=300))
 def test_whatever_a_program_prints_only_names_of_the_users_path_count(printed: bytes) -> None:
-    assert missing_commands((), (), printed, "/nonexistent", ["/usr"]) == ()
+    assert missing_commands((), (), printed, "/nonexistent", ["/usr"]) == {}
 
 
 def test_variables_that_the_programs_obey_are_passed_if_they_are_set() -> None:

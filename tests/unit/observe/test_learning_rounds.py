@@ -152,6 +152,17 @@ def test_a_program_that_always_wants_more_ends_after_some_runs(files: Callable[[
     assert not learned.settled and learned.runs == count == MOST_RUNS
 
 
+def test_a_program_of_the_user_that_only_the_user_may_read_is_a_question(
+    files: Callable[[str], str],
+) -> None:
+    tool = files("mine/deploy")
+    os.chmod(tool, 0o700)
+    lie = msgspec.structs.replace(FAILED, stderr=b"sh: 1: deploy: not found\n")
+    environ = {"PATH": os.path.dirname(tool)}
+    learned = learn(Policy(), place(files, environ=environ), lambda policy: LearningRun(lie))
+    assert learned.toolchain == () and learned.questions[0].allow == 'toolchain = ["deploy"]'
+
+
 def test_a_sandbox_that_does_not_start_is_an_error(files: Callable[[str], str]) -> None:
     broken = Result(outcome=Outcome.SETUP_FAILED, exit_code=125, reason="no namespaces")
     with pytest.raises(SetupError, match="no namespaces"):

@@ -114,6 +114,11 @@ class PathLearner:
             elif answer.access.action in WRITES:
                 self._take_write(answer)
 
+    def secret(self, path: str) -> str:
+        """Say why a path may hold a secret, as `add` judges it; empty if nothing suggests it."""
+        found = look_quietly(path, self._remote)
+        return "" if self._known_tree(found.name) else self._places.secret(found.name, found.mode)
+
     def learned(self) -> LearnedPaths:
         """Return what was found, with paths collapsed."""
         granted = self._collapsed()

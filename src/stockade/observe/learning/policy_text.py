@@ -50,9 +50,9 @@ def policy_text(learned: LearnedPolicy, command: Sequence[str], *, workspace: st
         if name in own:
             lines += [f"# {WORDS[name]}", *_list(name, _known(table, name), learned.additions[name]), ""]
     lines += _comments(learned)
-    for name in ("env", "workspace", "syscalls", "reuse"):
-        if table.get(name):
-            lines += [f"[{name}]", *(f"{_key(key)} = {render(one)}" for key, one in table[name].items()), ""]
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            lines += [f"[{name}]", *(f"{_key(key)} = {render(one)}" for key, one in value.items()), ""]
     lines += _limits(learned)
     text = "\n".join(lines).rstrip("\n") + "\n"
     _check(text, learned, workspace)

@@ -68,20 +68,22 @@ def learn_programs(executed: Iterable[str], system: Sequence[str]) -> LearnedPro
 
 def missing_commands(
     tried: Iterable[str], executed: Iterable[str], printed: bytes, search: str, shown: Sequence[str]
-) -> tuple[str, ...]:
-    """Return commands that were not found inside and that the user's PATH has outside of what is shown.
+) -> dict[str, str]:
+    """Return commands that were not found inside, and where the user's PATH has each, outside what is shown.
 
     `tried` are the paths that programs tried to execute in vain. What the program printed only decides which
     names are looked for in the user's PATH, and the search for installs shows no home and no secrets.
     """
     names = {os.path.basename(path) for path in tried} - {os.path.basename(path) for path in executed}
     names |= {one.decode() for one in _NOT_FOUND.findall(printed[-20_000:])}
-    found = []
+    found: dict[str, str] = {}
     for name in sorted(name for name in names if _NAME.fullmatch(name)):
         where = shutil.which(name, path=search)
         if where is not None and where.startswith("/") and not _in(where, shown):
-            found.append(name)
-    return tuple(found[:MOST_COMMANDS])
+            found[name] = where
+        if len(found) >= MOST_COMMANDS:
+            break
+    return found
 
 
 def _in(path: str, trees: Sequence[str]) -> bool:

@@ -102,8 +102,12 @@ class Learner:
         shown = (*self._place.system, *filter(None, (self._place.workspace,)))
         search = self._place.environ.get("PATH", "")
         printed = run.result.stderr + b"\n" + run.result.stdout[-4096:] if run.result.exit_code else b""
-        commands = missing_commands(run.tried, run.executed, printed, search, shown)
-        self._commands |= dict.fromkeys(commands)
+        for name, path in missing_commands(run.tried, run.executed, printed, search, shown).items():
+            if why := self._paths.secret(path):
+                wanted, allow = f"start {name}, which is {path}", f"toolchain = [{quote(name)}]"
+                self._others.setdefault(path, LearnQuestion(wanted, why, allow))
+            else:
+                self._commands[name] = None
         for answer in run.refused:
             self._take_other(answer)
 
