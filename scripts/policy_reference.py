@@ -24,7 +24,7 @@ from stockade.policy import Limits, Policy, Reuse
 from stockade.policy.compare import RULES
 from stockade.policy.compare import clauses as names
 from stockade.policy.descriptions import CLAUSES, CONTROLS
-from stockade.policy.model import LATER, LATER_BACKENDS, TABLES, WEAKER_BY_DEFAULT, limit_text
+from stockade.policy.model import LATER_BACKENDS, TABLES, WEAKER_BY_DEFAULT, Secret, limit_text
 from stockade.policy.profile import profile
 from stockade.policy.values import time_text
 from stockade.runs.evidence import OBSERVED
@@ -48,11 +48,8 @@ def clauses() -> Iterator[str]:
         value, default = _form(name, model, field), _default(name, model, field)
         yield f"| `{name}` | {value} | {default} | {known.says} | {control} |"
     yield ""
-    later = ", ".join(f"`{name}`" for name in LATER)
     backends = ", ".join(f"`{name}`" for name in LATER_BACKENDS)
-    yield f"This version knows and refuses these, because it cannot enforce them: {later}, HTTP rules in"
-    yield f"`net` (`GET https://...`), and the backends {backends}."
-    yield "The value that asks for nothing (`secrets = {}`) is allowed."
+    yield f"This version knows and refuses the backends {backends}, because it cannot enforce them."
 
 
 def controls() -> Iterator[str]:
@@ -80,6 +77,9 @@ def _fields() -> Iterator[tuple[str, type[msgspec.Struct], str]]:
         if model := TABLES.get(name):
             for inner in model.__struct_fields__:
                 yield f"{name}.{inner}", model, inner
+        if name == "secrets":
+            for shown, inner in zip(Secret.__struct_encode_fields__, Secret.__struct_fields__, strict=True):
+                yield f"{name}.NAME.{shown}", Secret, inner
 
 
 def _form(name: str, model: type[msgspec.Struct], field: str) -> str:
@@ -93,7 +93,8 @@ def _literals(hint: Any) -> tuple[Any, ...]:
 
 
 def _default(name: str, model: type[msgspec.Struct], field: str) -> str:
-    value = getattr(model(), field)
+    value = next(one.default for one in msgspec.structs.fields(model) if one.name == field)
+    value = getattr(Policy(), field) if model is Policy else value
     if model is Limits:
         value = getattr(profile("strict").limits, field)
         return "none" if value is None else f"`{limit_text(field, value)}`"
@@ -146,8 +147,8 @@ def attributes(name: str) -> str:
 def docstrings(source: str) -> str:
     """The model with the lists of clauses in its docstrings made anew."""
     made, count = ATTRIBUTES.subn(lambda part: part[1] + attributes(part[2]) + part[3], source)
-    if count != len(TABLES) + 1:
-        raise SystemExit(f"{MODEL.name} has {count} lists of clauses instead of {len(TABLES) + 1}")
+    if count != len(TABLES) + 2:
+        raise SystemExit(f"{MODEL.name} has {count} lists of clauses instead of {len(TABLES) + 2}")
     return made
 
 

@@ -33,6 +33,7 @@ ROOMS = {
     "images": "root file systems that sandboxes of the server can have instead of the host's",
     "loop": "unattended coding agents: work items, recipes, attempts, judge",
     "agents": "names, policies, switches, handlers",
+    "pipeline": "stages, gather: commands and functions at once, connected by pipes of the kernel",
     "functions": "functions in sandboxes: packing, channel, executor, warm Python",
     "sandbox": "the objects that users hold: Sandbox, Process, Workspace, Pool, Spawner; delegation",
     "sessions": "a shell or an interpreter that serves many runs; `attach/` for kept ones",

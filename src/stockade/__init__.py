@@ -27,10 +27,22 @@ TYPE_CHECKING = False  # importing it from typing takes as long as starting the 
 if TYPE_CHECKING:
     from typing import Any
 
-    from stockade import client, functions, inside, policy, receipt, result, sandbox, workspace  # noqa: F401
+    from stockade import (  # noqa: F401
+        client,
+        functions,
+        inside,
+        pipeline,
+        policy,
+        receipt,
+        result,
+        sandbox,
+        workspace,
+    )
     from stockade.agents.handler import agent
     from stockade.functions import FunctionError, SandboxExecutor, sandboxed
     from stockade.host import Host
+    from stockade.inside.inputs import inputs
+    from stockade.pipeline import Gather, Pipeline, Stage
     from stockade.policy import Policy
     from stockade.receipt import Receipt, verify
     from stockade.result import Change, Outcome, Result
@@ -52,10 +64,12 @@ __all__ = [
     "ConflictError",
     "DeniedError",
     "FunctionError",
+    "Gather",
     "Host",
     "LimitError",
     "NotFoundError",
     "Outcome",
+    "Pipeline",
     "Policy",
     "PolicyError",
     "Pool",
@@ -66,6 +80,7 @@ __all__ = [
     "SandboxExecutor",
     "SetupError",
     "Spawner",
+    "Stage",
     "StockadeError",
     "TimeoutError",
     "UnsupportedError",
@@ -73,6 +88,7 @@ __all__ = [
     "__version__",
     "agent",
     "confine",
+    "inputs",
     "run",
     "run_async",
     "sandboxed",
@@ -84,8 +100,10 @@ _LAZY = {
     "AsyncSandbox": "stockade.sandbox.async_sandbox",
     "Change": "stockade.result",
     "FunctionError": "stockade.functions.reply",
+    "Gather": "stockade.pipeline.pipeline",
     "Host": "stockade.host.capabilities",
     "Outcome": "stockade.result",
+    "Pipeline": "stockade.pipeline.pipeline",
     "Policy": "stockade.policy.model",
     "Pool": "stockade.sandbox.pool",
     "Receipt": "stockade.receipt.statement",
@@ -93,16 +111,21 @@ _LAZY = {
     "Sandbox": "stockade.sandbox.sandbox",
     "SandboxExecutor": "stockade.functions.executor",
     "Spawner": "stockade.sandbox.spawner",
+    "Stage": "stockade.pipeline.stage",
     "Workspace": "stockade.sandbox.workspace",
     "agent": "stockade.agents.handler",
     "confine": "stockade.sandbox.confine",
+    "inputs": "stockade.inside.inputs",
     "run": "stockade.sandbox.sandbox",
     "run_async": "stockade.sandbox.async_sandbox",
     "sandboxed": "stockade.functions.sandboxed_function",
     "verify": "stockade.receipt.verify",
 }
 #: The packages that have the other names which users write; they load on first use, too.
-_ROOMS = ("client", "errors", "functions", "inside", "policy", "receipt", "result", "sandbox", "workspace")
+_ROOMS = (
+    "client", "errors", "functions", "inside", "pipeline", "policy", "receipt", "result", "sandbox",
+    "workspace",
+)  # fmt: skip
 
 
 def _load(name: str) -> Any:

@@ -19,6 +19,8 @@ class Control(enum.StrEnum):
     WORKSPACE_OVERLAY = "workspace.overlay"
     NETWORK_NONE = "network.none"
     NETWORK_RULES = "network.rules"
+    NETWORK_HTTP = "network.http"
+    SECRETS = "secrets"
     PROCESSES = "processes"
     IPC = "ipc"
     SYSCALLS = "syscalls"
@@ -34,6 +36,7 @@ class Control(enum.StrEnum):
     LIMITS_OUTPUT = "limits.output"
     LIMITS_FILES = "limits.files"
     LIMITS_DISK = "limits.disk"
+    LIMITS_NETWORK = "limits.network"
     CLEANUP = "cleanup"
 
 

@@ -90,13 +90,15 @@ class Handoff(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the egress decided about one connection, or about one name that a program looked up.
+    """What the egress decided about one connection, name that a program looked up, or HTTP request.
 
     The kind "publish" is a connection from outside to a published port: `address` is the client's and `port`
-    the one inside. The kind "rule" is a change of the rules: `rule` was added or taken back.
+    the one inside. The kind "rule" is a change of the rules: `rule` was added or taken back. The kind
+    "secret" is about a value that was sent, a placeholder that stayed one, or an answer with a value in it.
+    The kind "ask" is an answer to a question about a connection that no rule covers.
     """
 
-    kind: Literal["connect", "name", "publish", "rule"] = "connect"
+    kind: Literal["connect", "name", "publish", "request", "rule", "secret", "ask"] = "connect"
     #: Seconds since 1970.
     time: float
     #: The program that made the connection and its PID inside, as in `curl (7)`; None if the connection was
@@ -119,32 +121,56 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     duration: float = 0.0
     #: How many such decisions there were: repeated ones are counted and not listed.
     count: int = 1
+    #: Method and URL of a request, without its query; the name of a secret; "" for the other kinds.
+    request: str = ""
 
     @property
     def target(self) -> str:
-        """What the program wanted to reach: HOST:PORT, or the name alone."""
+        """What the program wanted to reach: HOST:PORT, the name alone, or the request."""
         if self.kind == "rule":
             return self.rule
+        if self.kind == "request":
+            return self.request
         if self.kind == "publish":
             return f"port {self.port} from {self.address}"
         host = self.name or self.address
         if not self.port:
             return host
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        place = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return f"{self.request or 'a secret'} at {place}" if self.kind == "secret" else place
+
+
+class NetworkQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """A connection that no network rule covers and that waits for the answer of `on_ask`.
+
+    The answer is "once" for this connection, "run" for a rule in this sandbox, "policy" for a rule in this
+    sandbox and in your own policy, or "no".
+    """
+
+    name: str
+    port: int
+    #: The program and its PID inside, as in `curl (7)`; None if it is not known. It chose its name itself.
+    process: str | None = None
+
+    @property
+    def target(self) -> str:
+        """What the program wants to reach: HOST:PORT, which is also the rule that would allow it."""
+        return f"{self.name}:{self.port}"
 
 
 class Denial(msgspec.Struct, frozen=True, kw_only=True):
     """Something that a wall refused: what, which control refused it, and what would allow it.
 
-    The egress reports connections and names. The others come from an observed run (`explain=True`). The
-    program chose the text of `target`, `other` and `programs`: clean it before it reaches a terminal.
+    The egress reports connections, names, requests and secrets. The others come from an observed run
+    (`explain=True`). The program chose the text of `target`, `other` and `programs`: clean it before it
+    reaches a terminal.
     """
 
     what: Literal[
-        "connection", "name",
+        "connection", "name", "request", "secret",
         "read", "write", "create", "remove", "rename", "execute", "connect", "bind", "mount", "call",
     ]  # fmt: skip
-    #: HOST:PORT, a name, an absolute path inside, `unix:PATH` or the name of a system call.
+    #: HOST:PORT, a name, a method and URL, an absolute path inside, `unix:PATH` or the name of a system call.
     target: str
     #: The control.
     wall: str

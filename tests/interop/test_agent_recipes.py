@@ -89,7 +89,8 @@ def run(recipe: Path, project: Path, name: str, api: Internet) -> dict[str, Any]
 def test_an_agent_can_work_and_do_nothing_else(name: str, project: Path, home: Path, api: Internet) -> None:
     before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
     found = run(RECIPES / f"{name}.toml", project, name, api)
-    assert (found["settings"], found["key"], found["task"]) == (f"of {name}", KEY, "fix it")
+    assert (found["settings"], found["task"]) == (f"of {name}", "fix it")
+    assert "stockade" in found["key"] and KEY not in json.dumps(found)
     assert found["tests"].startswith("0") and found["commit"] == "0" and found["author"] == "0 Ada"
     assert found["session"] == "done"
     attempts = found["attempts"]

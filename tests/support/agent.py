@@ -51,9 +51,11 @@ def main() -> None:
 
 
 def ask(host: str, key: str) -> str:
+    # Each API has its own header; the others mean nothing to it.
+    headers = {"X-Api-Key": key, "X-Goog-Api-Key": key, "Authorization": f"Bearer {key}"}
     connection = http.client.HTTPSConnection(host, timeout=5)
     try:
-        connection.request("POST", "/task", headers={"X-Key": key})
+        connection.request("POST", "/task", headers=headers)
         return connection.getresponse().read().decode().strip()
     except OSError as error:
         return f"no answer: {error.strerror}"

@@ -142,6 +142,7 @@ class Web:
         connection.initiate_connection()
         writer.write(connection.data_to_send())
         begun: dict[int, tuple[dict[str, str], bytearray]] = {}
+        waiting: dict[int, bytearray] = {}
         while data := await reader.read(65536):
             for event in connection.receive_data(data):
                 if isinstance(event, RequestReceived) and event.stream_id is not None:
@@ -163,7 +164,6 @@ class Web:
                         "2",
                     )
                     response = await self._answer(request)
-                    # Short answers only: the client's window is 64 KiB.
                     connection.send_headers(
                         event.stream_id,
                         [
@@ -171,7 +171,11 @@ class Web:
                             *((k.lower(), v) for k, v in response.headers.items()),
                         ],
                     )
-                    connection.send_data(event.stream_id, response.body, end_stream=True)
+                    wants = headers[":method"] != "HEAD"
+                    waiting[event.stream_id] = bytearray(response.body if wants else b"")
+                    if response.stream is not None:
+                        waiting[event.stream_id] = bytearray(b"".join([one async for one in response.stream]))
+            _send_waiting(connection, waiting)
             writer.write(connection.data_to_send())
             await writer.drain()
 
@@ -230,6 +234,19 @@ def _standard(request: Request) -> Response:
     }
     headers = {"Content-Type": "application/json", "Access-Control-Allow-Origin": "*"}
     return Response(json.dumps(about).encode() + b"\n", headers=headers)
+
+
+def _send_waiting(connection: Any, waiting: dict[int, bytearray]) -> None:
+    """Send what the client's windows have room for."""
+    for stream, body in list(waiting.items()):
+        while room := min(
+            len(body), connection.local_flow_control_window(stream), connection.max_outbound_frame_size
+        ):
+            connection.send_data(stream, bytes(body[:room]))
+            del body[:room]
+        if not body:
+            connection.end_stream(stream)
+            del waiting[stream]
 
 
 async def _big(megabytes: int) -> AsyncIterator[bytes]:

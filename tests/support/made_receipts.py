@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stockade import state
 from stockade.controls import Grade
-from stockade.receipt import chain, keys
+from stockade.receipt import chain, keys, tail
 from stockade.receipt.statement import (
     CommandDigest,
     EvidenceSummary,
@@ -75,8 +75,12 @@ def public(home: Path, id: str = "") -> bytes:
 
 
 def main() -> None:
-    """Append until killed or for so many times, and say after each that it is there."""
+    """Append until killed or for so many times, and say after each that it is there.
+
+    The newest receipts are moved into the database every few receipts, so that processes are killed then too.
+    """
     home, count = Path(sys.argv[1]), int(sys.argv[2])
+    tail.LONG = 10_000
     for _ in range(count):
         made = append(home, agent=sys.argv[3])
         sys.stdout.write(f"{made.predicate.sequence} {made.hash}\n")

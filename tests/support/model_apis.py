@@ -20,7 +20,9 @@ _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 def task(request: Request, key: str) -> Response:
     """What `support/agent.py` asks; it needs no model."""
-    return Response(b"fix it\n" if request.headers.get("x-key") == key else b"who are you\n")
+    names = ("x-api-key", "x-goog-api-key", "authorization")
+    given = [request.headers.get(name, "").removeprefix("Bearer ") for name in names]
+    return Response(b"fix it\n" if key in given else b"who are you\n")
 
 
 def messages(

@@ -82,6 +82,7 @@ def summary(result: Any) -> dict[str, Any]:
         "network": msgspec.to_builtins(list(result.network)),
         "denials": msgspec.to_builtins(list(result.denials)),
         "warnings": list(result.warnings),
+        "controls": msgspec.to_builtins(result.controls),
     }
 
 

@@ -76,6 +76,8 @@ class PlanInputs(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[tuple[int, ...], str] = ((), "")
     #: The state directory, in which compiled filters are kept; empty if they are not kept.
     state: str
+    #: The directory with the certificates of the sandbox's own authority; empty for none.
+    trust: str = ""
 
 
 class Enforcer(abc.ABC):

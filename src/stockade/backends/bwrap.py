@@ -59,6 +59,8 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.WORKSPACE_OVERLAY: Mechanism("overlayfs with userxattr, by bubblewrap", ("bwrap.overlay",)),
     Control.NETWORK_NONE: Mechanism("own network namespace"),
     Control.NETWORK_RULES: NATIVE[Control.NETWORK_RULES],
+    Control.NETWORK_HTTP: NATIVE[Control.NETWORK_HTTP],
+    Control.SECRETS: NATIVE[Control.SECRETS],
     Control.PROCESSES: Mechanism("pid namespace"),
     Control.IPC: Mechanism(_ipc),
     Control.SYSCALLS: Mechanism("seccomp filter, loaded by bubblewrap"),
@@ -81,6 +83,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.LIMITS_DISK: Mechanism(
         never="bubblewrap has no one file system of a given size for all that a program writes"
     ),
+    Control.LIMITS_NETWORK: NATIVE[Control.LIMITS_NETWORK],
     Control.CLEANUP: Mechanism("pid namespace, --die-with-parent, pidfd of the supervisor"),
 }
 
@@ -263,6 +266,7 @@ def _tree(wanted: native.NativeInputs) -> list[ops.Op]:
         msgspec.structs.replace(op, bare=True) if isinstance(op, ops.Overlay) else op
         for op in native.shown_grants(wanted)
     ]
+    found += native.trust_mounts(wanted)
     return [*found, ops.Proc()]
 
 

@@ -83,6 +83,10 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_RULES: Mechanism(
         never="without a network namespace connections cannot be led through a process that decides"
     ),
+    Control.NETWORK_HTTP: Mechanism(
+        never="without a network namespace connections cannot be led through a process that decides"
+    ),
+    Control.SECRETS: Mechanism(never="there is no egress process that could hold them"),
     Control.PROCESSES: Mechanism(
         never="without a pid namespace it can be learned that other processes exist",
         optional=True,
@@ -109,6 +113,9 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.LIMITS_FILES: NATIVE[Control.LIMITS_FILES],
     Control.LIMITS_DISK: Mechanism(
         never="without a mount namespace there is no private file system to bound"
+    ),
+    Control.LIMITS_NETWORK: Mechanism(
+        never="without a network namespace no process is between the program and the network to count"
     ),
     Control.CLEANUP: Mechanism(
         "two subreapers that end everything when either dies, by a signal to the whole Landlock domain; "

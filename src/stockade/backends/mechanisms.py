@@ -36,6 +36,12 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_RULES: Mechanism(
         "own network namespace whose only way out is a confined egress process", ("netns",)
     ),
+    Control.NETWORK_HTTP: Mechanism(
+        "TLS ends in the egress process, which judges every request and encodes it anew", ("netns",)
+    ),
+    Control.SECRETS: Mechanism(
+        "placeholders inside; values in locked memory of the egress process", ("netns", "memlock")
+    ),
     Control.PROCESSES: Mechanism("pid namespace"),
     Control.IPC: Mechanism(_ipc),
     Control.SYSCALLS: Mechanism("seccomp filter"),
@@ -64,5 +70,6 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.LIMITS_OUTPUT: Mechanism("counted by the supervisor"),
     Control.LIMITS_FILES: Mechanism("RLIMIT_NOFILE"),
     Control.LIMITS_DISK: Mechanism("size and inodes of the private tmpfs"),
+    Control.LIMITS_NETWORK: Mechanism("counted by the egress process"),
     Control.CLEANUP: Mechanism("pid namespace, pidfd of the supervisor"),
 }

@@ -44,7 +44,7 @@ from stockade.gate.wire import KIND_HOST_NETWORK, KIND_OWN_NETWORK
 from stockade.linux.mount_table import mounted_below
 from stockade.policy import Policy
 from stockade.policy.values import show
-from stockade.resolve import policy_text
+from stockade.resolve import certificates_inside, policy_text
 from stockade.resolve.config_files import NAMES as PROJECT_POLICIES
 from stockade.resolve.paths.hidden_paths import HiddenPaths
 from stockade.resolve.paths.programs import Programs, loaders
@@ -158,6 +158,11 @@ class NativeInputs(msgspec.Struct, frozen=True):
     alone: tuple[str, ...] = ()
     #: The content of /etc/gitconfig; empty for none.
     gitconfig: bytes = b""
+    #: The directory with the certificates of the sandbox's own authority, and the paths at which its bundle
+    #: takes the place of the system's.
+    trust: tuple[str, tuple[str, ...]] = ("", ())
+    #: Whether programs find placeholders of secrets in files.
+    secret_files: bool = False
     #: The content of /etc/resolv.conf with network rules; empty without.
     resolv_conf: bytes = b""
     #: The mounts of a private environment, and how many descriptors they have.
@@ -235,6 +240,8 @@ def inputs(given: PlanInputs) -> NativeInputs:
         links=tuple(sorted(resolved.links.items())),
         gitconfig=resolved.gitconfig,
         resolv_conf=_resolv_conf(policy),
+        trust=_trust(given),
+        secret_files=bool(given.trust) and any(one.inside != "env" for one in policy.secrets.values()),
         alone=tuple(grant.path for grant in grants if grant.alone),
         **own,
     )
@@ -251,6 +258,14 @@ def _policy_files(
     private = tuple(scratch_places(given))
     files = policy_text.policy_files(resolved, backend, private)
     return tuple((f"{policy_text.DIRECTORY}/{name}", content) for name, content in files.items())
+
+
+def _trust(given: PlanInputs) -> tuple[str, tuple[str, ...]]:
+    if not given.trust:
+        return "", ()
+    private, hidden = given.resolved.environment, given.resolved.hidden
+    root = private.image if private is not None else ""
+    return given.trust, tuple(path for path in certificates_inside.shown_at(root) if not hidden.covers(path))
 
 
 def _resolv_conf(policy: Policy) -> bytes:
@@ -494,7 +509,20 @@ def _root(given: NativeInputs) -> list[ops.Op]:
     found += toolchain_links(given, scratch)
     found += own_policy(given)
     # Grants come last: they go on top of the scratch directories.
-    return [*found, *shown_grants(given), ops.Proc()]
+    return [*found, *shown_grants(given), *trust_mounts(given), ops.Proc()]
+
+
+def trust_mounts(given: NativeInputs) -> list[ops.Op]:
+    """Return the mounts of the certificates that programs trust, with rules for requests."""
+    source, places = given.trust
+    if not source:
+        return []
+    shown = {certificates_inside.DIRECTORY: source}
+    if given.secret_files:
+        shown[certificates_inside.SECRETS] = f"{source}/{certificates_inside.SECRETS_NAME}"
+    bundle = f"{source}/{certificates_inside.BUNDLE}"
+    shown |= {path: bundle for path in places if not any(within(path, grant) for grant in given.taken)}
+    return [ops.Bind(path=path, source=origin, own=True, clause="net") for path, origin in shown.items()]
 
 
 def toolchain_links(given: NativeInputs, scratch: dict[str, int]) -> list[ops.Op]:
@@ -653,6 +681,10 @@ def landlock_rules(given: NativeInputs) -> list[ops.Op]:
                 path=path, rights=rights if is_dir else rights & OF_FILES, words=words, clause=clause
             )
         )
+    if given.trust[0]:
+        rights = reading & ~EXECUTE
+        for place in (certificates_inside.DIRECTORY, *([certificates_inside.SECRETS] * given.secret_files)):
+            found.append(ops.BindGrant(path=place, rights=rights, words="read", clause="net"))
     for path, is_dir, clause in given.programs or ():
         words = "execute every file in it" if is_dir else "execute"
         found.append(ops.BindGrant(path=path, rights=EXECUTE, words=words, clause=clause))

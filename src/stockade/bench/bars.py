@@ -31,6 +31,7 @@ BARS = {
     "cold/bwrap": Bar(0.5, "time to run /bin/true, by bwrap's"),
     "cold/sandlock": Bar(0.5, "time to run /bin/true, by sandlock's", aim=True),
     "cold/posix_spawn": Bar(3.0, "time to run /bin/true, by that of a bare posix_spawn", aim=True),
+    "cold/p99": Bar(0.6, "99th percentile of the time to run /bin/true, by that of bwrap's", aim=True),
     "rate/bwrap": Bar(1.8, "sandboxes per second with two workers, by bwrap's", "higher"),
     "rate/sandlock": Bar(1.5, "sandboxes per second with two workers, by sandlock's", "higher", aim=True),
     "inside/git": Bar(1.08, "git init, five commits and a clone, by the same outside"),
@@ -40,6 +41,9 @@ BARS = {
     "memory/sandbox": Bar(MIB, "memory of one idle sandbox: its gate, its supervisor's growth", unit="bytes"),
     "memory/gate": Bar(MIB, "size of the gate's executable", unit="bytes", exact=True),
     "heap/1GB": Bar(1.3, "time to run /bin/true from a process of 1 GB, by that from a small one"),
+    "growth/start": Bar(
+        1.3, "time to run /bin/true beside a thousand living sandboxes, by that beside ten", aim=True
+    ),
     "workspace/open": Bar(1.2, "time to run /bin/true in an overlay of very many files, by an empty one's"),
     "workspace/untar": Bar(1.15, "untar of 3,000 files in an overlay, by a plain directory's", aim=True),
     "workspace/install": Bar(1.15, "nested small files made in an overlay, by a plain directory's", aim=True),
@@ -82,6 +86,16 @@ BARS = {
     "egress/memory": Bar(
         6e6, "memory of a sandbox with network rules beyond that of one without", unit="bytes", aim=True
     ),
+    "judged/throughput": Bar(
+        2.0, "requests per second for 100 KB that rules judge, by those of mitmproxy", "higher"
+    ),
+    "judged/added first": Bar(
+        3.0, "time that rules for requests add to a connection and its first request", unit="ms", aim=True
+    ),
+    "judged/added later": Bar(1.0, "the same for later requests", unit="ms", aim=True),
+    "judged/authority": Bar(
+        5.0, "time to make a certificate authority and its first certificate", unit="ms", aim=True
+    ),
     "observe/open": Bar(
         2.5, "time that an observer adds to opening a file, by that of a byte to another process and back"
     ),
@@ -109,6 +123,21 @@ BARS = {
     ),
     "server/cycles memory": Bar(
         20_000, "growth of the server and its supervisors by a session that was made and ended", unit="bytes"
+    ),
+    "pipeline/data": Bar(
+        0.9, "bytes per second through three stages, by those through the same shell pipeline", "higher"
+    ),
+    "pipeline/start": Bar(
+        1.5, "time of `stockade pipe` with three stages of true, by `stockade run -- true`"
+    ),
+    "pipeline/warm start": Bar(
+        1.5, "time of three stages of /bin/true in a warm process, by that of one", aim=True
+    ),
+    "pipeline/data by sandlock": Bar(
+        1.0, "bytes per second through three stages, by those through sandlock's pipeline", "higher", aim=True
+    ),
+    "pipeline/start by sandlock": Bar(
+        1.0, "time of three stages of /bin/true in a warm process, by sandlock's", aim=True
     ),
     "start/import": Bar(2.0, "time to import stockade in a new interpreter, by that of an empty one"),
     "start/run": Bar(5.5, "time of `stockade run -- true`, by that of an empty interpreter"),

@@ -59,7 +59,7 @@ class Contender(msgspec.Struct, frozen=True):
 
     def describe(self) -> str:
         if self.name == SANDLOCK:
-            options = ", ".join(f"{key}={value!r}" for key, value in self._sandlock_options().items())
+            options = ", ".join(f"{key}={value!r}" for key, value in self.sandlock_options().items())
             return f"sandlock.Sandbox({options}).run(command)"
         if self.flags:
             return " ".join([*self.flags, "command"])
@@ -70,7 +70,8 @@ class Contender(msgspec.Struct, frozen=True):
             return "stockade.run(command), the default policy: every wall"
         return f"{self.name}(command): no wall"
 
-    def _sandlock_options(self) -> dict[str, Any]:
+    def sandlock_options(self) -> dict[str, Any]:
+        """Return the options of a sandbox of sandlock."""
         rules = {"net_allow": list(self.net)} if self.net else {}
         return {
             "fs_readable": list(self.readable),
@@ -109,7 +110,7 @@ class Contender(msgspec.Struct, frozen=True):
     def _sandlock(self) -> Run:
         import sandlock
 
-        box = sandlock.Sandbox(**self._sandlock_options())
+        box = sandlock.Sandbox(**self.sandlock_options())
 
         def run(command: Sequence[str]) -> bytes:
             result = box.run(list(command))
@@ -124,7 +125,7 @@ class Contender(msgspec.Struct, frozen=True):
         if self.name == SANDLOCK:
             import sandlock
 
-            return int(sandlock.Sandbox(**self._sandlock_options()).run_interactive(list(command)))
+            return int(sandlock.Sandbox(**self.sandlock_options()).run_interactive(list(command)))
         if self.name == OURS:
             from stockade.sandbox.sandbox import RunExtras, run_once
 

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from stockade.bench.measure import Figure, Section, interleaved, ratio, timing
+from stockade.bench.measure import Figure, Section, TimingSample, interleaved, ratio, timing
 from stockade.sandbox.sandbox import Sandbox
 
 PYTHON = ("/usr/bin/python3", "-I", "-S", "-c")
@@ -39,7 +39,8 @@ def measure(rounds: int) -> Section:
             "a byte there and back": lambda: [_there_and_back()] * len(KINDS),
         }
         times = interleaved(turns, rounds)
-    figures, timings = [], {}
+    figures: list[Figure] = []
+    timings: dict[str, TimingSample] = {}
     for place, kind in enumerate(KINDS):
         before, after, unit = ([each[place] for each in times[name]] for name in turns)
         more = [second - first for first, second in zip(before, after, strict=True)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from stockade import Receipt, Sandbox, verify
 from stockade.bench.competitors import SPAWN
 from stockade.bench.measure import Figure, Section, interleaved, ratio, timing
-from stockade.receipt import chain, keys
+from stockade.receipt import chain, database, keys
 from stockade.receipt.builder import ended
 from stockade.sandbox.sandbox import account_of
 
@@ -88,12 +88,13 @@ def _lengthen(home: Path) -> None:
         f"WITH RECURSIVE numbers(value) AS (SELECT 2 UNION ALL SELECT value + 1 FROM numbers"
         f" WHERE value < {MILLION}) INSERT INTO"
     )
+    log.settle()
     with log.connection() as connection:
-        connection.execute(chain.BEGIN)
+        connection.execute(database.BEGIN)
+        connection.execute(f"{numbers} statements SELECT value, '', x'', x'' FROM numbers")
         connection.execute(
             f"{numbers} receipts SELECT value, '', '', '', '', '', 'exited', 'true' FROM numbers"
         )
-        connection.execute(f"{numbers} statements SELECT value, '', x'', x'' FROM numbers")
 
 
 def _spawn() -> None:

@@ -19,7 +19,15 @@ from pathlib import Path
 import msgspec
 
 from stockade import gate
-from stockade.bench import egress_costs, observe_costs, receipt_costs, server_costs
+from stockade.bench import (
+    egress_costs,
+    growth_costs,
+    judged_costs,
+    observe_costs,
+    pipeline_costs,
+    receipt_costs,
+    server_costs,
+)
 from stockade.bench import warm_costs as warmth
 from stockade.bench.bars import BARS
 from stockade.bench.competitors import (
@@ -92,7 +100,10 @@ def cold(ground: BenchFixture) -> Section:
         times = interleaved(turns, ground.rounds(12, 60))
     rivals = [name for name in (BWRAP, STAGED, SANDLOCK, SPAWN) if name in times]
     figures = [_compared("cold", times, name) for name in rivals]
-    return Section(tuple(figures), {name: timing(list(chain(*turns))) for name, turns in times.items()})
+    timings = {name: timing(list(chain(*turns))) for name, turns in times.items()}
+    if BWRAP in timings:
+        figures.append(Figure("cold/p99", timings[OURS].p99 / timings[BWRAP].p99))
+    return Section(tuple(figures), timings)
 
 
 def run_times(peer: Peer) -> Callable[[], list[float]]:
@@ -341,6 +352,13 @@ def heap(ground: BenchFixture) -> Section:
     return Section(tuple(figures), timings)
 
 
+def growth(ground: BenchFixture) -> Section:
+    """Compare a start beside a thousand living sandboxes with one beside ten."""
+    # An ordinary user cannot have as many: each takes one of 200 keys (sysctl kernel.keys.maxkeys).
+    many = ground.rounds(100, 1000 if os.geteuid() == 0 else 150)
+    return growth_costs.measure(many, ground.rounds(60, 300))
+
+
 def receipt(ground: BenchFixture) -> Section:
     """Measure what receipts cost."""
     return receipt_costs.measure(ground.disk, ground.rounds(10, 40))
@@ -393,6 +411,11 @@ def egress(ground: BenchFixture) -> Section:
     figures = chain(*(part.figures for part in parts))
     timings = {name: taken for part in parts for name, taken in part.timings.items()}
     return Section((*figures, Figure("egress/memory", more.value - plain.value)), timings, notes)
+
+
+def judged(ground: BenchFixture) -> Section:
+    """Compare requests that rules judge with direct ones, and with mitmproxy."""
+    return judged_costs.measure(ground.disk, ground.rounds(8, 30))
 
 
 def server(ground: BenchFixture) -> Section:
@@ -460,19 +483,29 @@ def walls(ground: BenchFixture) -> Section:
     return Section((Figure("walls/open", count),), walls=rows)
 
 
+def pipeline(ground: BenchFixture) -> Section:
+    """Time data through three stages, and the start of three stages."""
+    rival = ground.contenders.get(SANDLOCK)
+    options = None if rival is None else rival.sandlock_options()
+    return pipeline_costs.measure(ground.rounds(3, 15), 10**9 // (2 if ground.quick else 1), options)
+
+
 SECTIONS: dict[str, Callable[[BenchFixture], Section]] = {
     "cold": cold,
     "rate": rate,
     "inside": inside,
     "memory": memory,
     "heap": heap,
+    "growth": growth,
     "workspace": workspace,
     "receipt": receipt,
     "warm": warm,
     "shell": shell,
     "egress": egress,
+    "judged": judged,
     "observe": observe,
     "server": server,
+    "pipeline": pipeline,
     "start": start,
     "walls": walls,
 }

@@ -12,21 +12,23 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from stockade.cli.ui import output
 from stockade.errors import StockadeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import ModuleType
     from typing import NoReturn
 
 #: Every subcommand: its module, and its line in `stockade --help`.
 COMMANDS = {
     "run": ("stockade.cli.run", "run a command behind every wall of the policy"),
     "shell": ("stockade.cli.shell", "start a shell behind every wall of the policy"),
+    "pipe": ("stockade.cli.pipe", "run commands at once, each in its own sandbox, connected by pipes"),
     "attach": ("stockade.cli.attach", "return to a kept shell, or open another one beside it"),
     "init": ("stockade.cli.init", "write a policy for this project that lets its tests run"),
+    "learn": ("stockade.cli.learn", "run a command and write the smallest policy that lets it pass"),
     "plan": ("stockade.cli.plan", "show what `run` would do, without doing it"),
     "explain": ("stockade.cli.explain", "say what a program may use, which wall decides, and what to change"),
     "ps": ("stockade.cli.ps", "list the living sandboxes"),
@@ -166,17 +168,27 @@ def _dispatch(args: list[str], *, own_process: bool = False) -> int:
     return int(module.main(args[1:]))
 
 
-def _load_msgspec() -> None:
-    """Import msgspec without the two slowest imports of a start, which it does not need.
+class _LaterModule(ModuleType):
+    """A module that is loaded when something of it is used."""
 
-    It imports typing_extensions, if that is installed, for a function that Python has as well; and
-    Python's uuid (3.11) imports platform, with all its patterns, to learn the system's name.
+    def __getattr__(self, name: str) -> object:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _load_msgspec() -> None:
+    """Import msgspec without the slowest imports of a start, which it does not need.
+
+    It imports typing_extensions, if that is installed, for a function that Python has as well; textwrap for
+    schemas; and Python's uuid (3.11) imports platform, with all its patterns, to learn the system's name.
     """
     if "msgspec" in sys.modules:
         return
-    stand_ins: dict[str, ModuleType | None] = {"typing_extensions": None}
+    stand_ins: dict[str, ModuleType | None] = {
+        "typing_extensions": None,
+        "textwrap": _LaterModule("textwrap"),
+    }
     if "uuid" not in sys.modules:
-        stand_ins["platform"] = platform = type(sys)("platform")
+        stand_ins["platform"] = platform = ModuleType("platform")
         platform.system = lambda: os.uname().sysname  # type: ignore[attr-defined]
     stand_ins = {name: module for name, module in stand_ins.items() if name not in sys.modules}
     sys.modules.update(stand_ins)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """`stockade attach`: return to a terminal of a kept sandbox, or open another one in it.
 
-The user's terminal is connected as for `stockade run` (`cli.ui.terminal`),
+The user's terminal is connected as for `stockade run` (`sessions.attach.user_terminal`),
 but to a stream of the holder instead of the program's terminal. Signals that
 `stockade run` would pass on to the program, because they concern the user's
 job, stop and wake only this process; the program goes on.
@@ -20,7 +20,6 @@ import msgspec
 
 from stockade.cli.ui import output
 from stockade.cli.ui.argument_parser import Parser
-from stockade.cli.ui.terminal import WAY_OUT_WORDS, UserTerminal
 from stockade.errors import NotFoundError, PolicyError, SetupError
 from stockade.gate import client
 from stockade.linux.user import Caller
@@ -40,6 +39,7 @@ from stockade.sessions.attach.protocol import (
     WindowSize,
 )
 from stockade.sessions.attach.terminal_modes import as_text
+from stockade.sessions.attach.user_terminal import WAY_OUT_WORDS, UserTerminal
 from stockade.state import state_dir
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from stockade.cli.ui import output
@@ -104,7 +105,7 @@ def _draft(directory: str) -> PolicyDraft:
             path.append(os.path.dirname(named))
     if read and kind is not None:
         read += kind.caches
-    secret = tuple(name for name in SECRET if os.path.lexists(os.path.join(directory, name)))
+    secret = secrets_in(directory)
     return PolicyDraft(
         kind, tuple(found[1:]), tuple(dict.fromkeys(read)), tuple(dict.fromkeys(path)), tuple(missing), secret
     )
@@ -158,8 +159,7 @@ def _files(draft: PolicyDraft) -> list[str]:
             f"read = [{', '.join(map(render, draft.read))}]",
             "",
         ]
-    # A name is hidden whether it exists or not; a pattern hides what matches when a run begins.
-    hidden = [*(f"./{name}" for name in draft.secret), "./.env", *(f"**/{name}?" for name in DEEP)]
+    hidden = hidden_in_projects(draft.secret)
     lines += [
         "# Hidden: no test should need it. ** means any depth, ? means it may be missing.",
         f"deny = [{', '.join(map(render, hidden))}]",
@@ -171,6 +171,17 @@ def _files(draft: PolicyDraft) -> list[str]:
         "",
     ]
     return lines
+
+
+def hidden_in_projects(secret: Sequence[str]) -> list[str]:
+    """Return what to hide in a project; `secret` are the names of `SECRET` that it has."""
+    # A name is hidden whether it exists or not; a pattern hides what matches when a run begins.
+    return [*(f"./{name}" for name in secret), "./.env", *(f"**/{name}?" for name in DEEP)]
+
+
+def secrets_in(directory: str) -> tuple[str, ...]:
+    """Return the names of `SECRET` that a project has at its top."""
+    return tuple(name for name in SECRET if os.path.lexists(os.path.join(directory, name)))
 
 
 def _tree(program: str) -> str:

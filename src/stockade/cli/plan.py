@@ -97,10 +97,20 @@ def _network(prepared: RunPreparation) -> dict[str, object]:
 
     from stockade.runs.network.egress import planned_egress
 
-    plan, ports = planned_egress(net, prepared.state)
+    plan, ports = planned_egress(prepared)
     operations = [{**msgspec.to_builtins(op), "does": op.describe()} for op in plan.ops]
     egress = {"hash": plan.hash, "operations": operations}
-    return {"mode": "rules", "rules": list(net), "listeners": list(ports), "egress": egress}
+    found: dict[str, object] = {
+        "mode": "rules",
+        "rules": list(net),
+        "listeners": list(ports),
+        "egress": egress,
+    }
+    return {**found, "proxies": list(proxies)} if (proxies := _proxies(prepared)) else found
+
+
+#: What the rule `ask` does.
+ASKS = ": a connection to a name that no rule covers waits for your answer; without a terminal it is refused"
 
 
 def _print_network(prepared: RunPreparation) -> None:
@@ -113,14 +123,24 @@ def _print_network(prepared: RunPreparation) -> None:
         return
     from stockade.runs.network.egress import planned_egress
 
-    plan, ports = planned_egress(net, prepared.state)
+    plan, ports = planned_egress(prepared)
     print("\nnetwork: only what these rules allow")
     for rule in net:
-        print(f"  {output.name(rule)}")
+        print(f"  {output.name(rule)}{ASKS if rule == 'ask' else ''}")
     print(f"listeners inside: TCP {', '.join(map(str, ports))}; UDP 53 for names")
+    for proxy in _proxies(prepared):
+        print(f"connections leave through the proxy of your environment: {output.name(proxy)}")
     print(f"\nthe egress process, which relays, has walls of its own (plan {plan.hash}):")
     rows = [[str(number), op.describe(), op.clause] for number, op in enumerate(plan.ops, 1)]
     print(output.table(rows, ["", "operation", "because of"], wrap=(1, 2)))
+
+
+def _proxies(prepared: RunPreparation) -> tuple[str, ...]:
+    """Return the proxies of the host through which connections leave."""
+    from stockade.runs.network.upstream_proxy import proxies_of
+
+    found = proxies_of(prepared.resolved.caller.environ)
+    return () if found is None else found.names
 
 
 def _print_draft(plan: DraftPlan, policy: str, words: list[str], *, as_json: bool) -> int:

@@ -16,6 +16,7 @@ from stockade.linux.user import Caller
 from stockade.receipt import chain, keys
 from stockade.receipt.builder import stamp
 from stockade.receipt.statement import RECORDED
+from stockade.receipt.tail import ChainRow
 from stockade.result import Outcome
 from stockade.state import state_dir
 
@@ -114,7 +115,7 @@ def _list(log: chain.Chain, args: argparse.Namespace) -> int:
     return 0
 
 
-def _plain(row: chain.ChainRow) -> dict[str, object]:
+def _plain(row: ChainRow) -> dict[str, object]:
     import msgspec
 
     return msgspec.structs.asdict(row)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import signal
 import sys
 import time
@@ -13,14 +12,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from stockade.cli.ui import output
 from stockade.cli.ui.fast_args import REST, FastParser, NeedsArgparseError
-from stockade.errors import PolicyError, ReceiptError, SetupError, StockadeError
+from stockade.errors import PolicyError, ReceiptError, StockadeError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
 
     from stockade.agents.registry import Agent
-    from stockade.cli.ui.terminal import UserTerminal
     from stockade.linux.user import Caller
     from stockade.policy import Policy
     from stockade.receipt.statement import Receipt
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from stockade.result import Decision, Result
     from stockade.runs.network.published_ports import PublishedPort
     from stockade.sandbox.workspace import Workspace
+    from stockade.sessions.attach.user_terminal import UserTerminal
     from stockade.workspace.diff.change_details import Mark
 
 ABOUT = {
@@ -90,13 +89,13 @@ def run(args: argparse.Namespace, commands: Callable[[], list[list[str]]], *, sh
     except BrokenPipeError:
         raise
     except (StockadeError, OSError) as error:
-        if not args.json and (args.json_fd is None or not _is_open_for(args.json_fd, os.O_WRONLY)):
+        if not args.json and (args.json_fd is None or not is_open_for(args.json_fd, os.O_WRONLY)):
             raise
         refused = {"outcome": "setup-failed", "ok": False, "exit_code": 125}
         why = (error.message, error.hint) if isinstance(error, StockadeError) else (output.reason(error), "")
         if isinstance(error, ReceiptError) and error.result is not None:
             # The command has run, and the reader of the JSON must learn how it ended.
-            _write_json(args, {**_plain(error.result), "ok": False, "receipt_error": why[0]})
+            _write_json(args, {**plain_result(error.result), "ok": False, "receipt_error": why[0]})
         else:
             _write_json(args, {**refused, "reason": why[0], "hint": why[1]})
         return 125
@@ -151,11 +150,20 @@ def add_policy_options(parser: argparse.ArgumentParser | FastParser) -> None:
         metavar="RULE",
         action="append",
         help="allow HOST[:PORTS], *.HOST[:PORTS], an address or network, or tcp://HOST:PORT; !RULE denies; "
+        "ask asks you about names that no rule covers; "
         "open shares the host's whole network; none, the default, has none",
     )
+    add("--proxy", action="store_true", help="put a proxy inside, for programs that insist on one")
     add("--env", metavar="K=V", action="append", help="set a variable inside")
     add("--pass-env", metavar="K", action="append", help="pass one of your variables")
-    limits = "a limit: memory, tasks, cpu, cpu_time, wall, files, output, disk"
+    add(
+        "--secret",
+        metavar="NAME@HOST",
+        action="append",
+        help="give the program a placeholder for your variable NAME, which becomes its value in requests to "
+        "HOST; known names need no HOST",
+    )
+    limits = "a limit: memory, tasks, cpu, cpu_time, wall, files, output, disk, connections, upload, ..."
     add("--limit", metavar="K=V", action="append", help=limits)
     add(
         "-w",
@@ -314,7 +322,6 @@ def user_and_state() -> tuple[Caller, str]:
 
 def _policy_of(args: argparse.Namespace, caller: Caller, home: str) -> PolicySource:
     """Return the policy for these arguments, and say so if the run gets no workspace."""
-    from stockade.resolve.discovery import discover
     from stockade.resolve.resolution import unfit
 
     workspace = None
@@ -331,6 +338,21 @@ def _policy_of(args: argparse.Namespace, caller: Caller, home: str) -> PolicySou
         workspace = None if reason else caller.cwd
         if reason and not args.quiet:
             output.say(f"no workspace, but a private home that is deleted when the run ends: {reason}")
+    found = _policy_with(args, caller, home, workspace)
+    if args.secret and not isinstance(found.policy.net, str):
+        from stockade.policy.secrets import rules_for
+
+        # A host of --secret needs a rule for requests; as a flag, so that ceilings hold for it too.
+        hosts = [one for name in _flags(args)["secrets"] for one in found.policy.secrets[name].hosts]
+        if missing := rules_for(hosts, found.policy.net):
+            args.net = [*(args.net or ()), *missing]
+            found = _policy_with(args, caller, home, workspace)
+    return found
+
+
+def _policy_with(args: argparse.Namespace, caller: Caller, home: str, workspace: str | None) -> PolicySource:
+    from stockade.resolve.discovery import discover
+
     if args.agent and args.policy is None and (known := _registered_agent(args, home)) is not None:
         from stockade.agents.policies import policy_for
 
@@ -381,12 +403,17 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
         "unprotect": args.unprotect,
         "pass_env": args.pass_env,
         "net": _net(args.net),
+        "proxy": True if args.proxy else None,
         "backend": args.backend,
         "env": _pairs("--env", args.env),
         "limits": _pairs("--limit", args.limit),
         "workspace": workspace,
         "toolchain": False if args.no_toolchain else args.toolchain,
     }
+    if args.secret:
+        from stockade.policy.secret_services import from_words
+
+        flags["secrets"] = from_words(args.secret)
     return {key: value for key, value in flags.items() if value or value is False}
 
 
@@ -412,9 +439,9 @@ def _net(words: list[str] | None) -> list[str] | str | None:
             hint = error.hint.replace('net = "open"', "--net open").replace('net = "none"', "--net none")
             hint = hint.replace("write one rule for", "write --net once for")
             raise PolicyError(f"--net {word or repr(word)}: {error.problem}", hint=hint) from None
-        if near := closest(word, ("open", "none")):
+        if word != "ask" and (near := closest(word, ("open", "none", "ask"))):
             hint = f"did you mean --net {near}? For a host of that name, write --net {word}:443"
-            raise PolicyError(f"--net {word}: is neither none nor open", hint=hint)
+            raise PolicyError(f"--net {word}: is neither none nor open nor ask", hint=hint)
     return words
 
 
@@ -442,7 +469,7 @@ def _pairs(option: str, words: list[str] | None) -> dict[str, str]:
 
 
 def _run_with_receipt(args: argparse.Namespace, commands: list[list[str]], shell: bool) -> int:
-    if args.json_fd is not None and not _is_open_for(args.json_fd, os.O_WRONLY):
+    if args.json_fd is not None and not is_open_for(args.json_fd, os.O_WRONLY):
         raise PolicyError(
             f"--json-fd {args.json_fd}: the descriptor is not open for writing",
             hint="open it: --json-fd 3 3> result.json",
@@ -470,22 +497,23 @@ def _run_and_report(
             f"--{args.on_exit}: this run has no workspace, so its changes are deleted when it ends",
             hint="name a directory to work in: -w DIRECTORY",
         )
+    from stockade.runs.io.streams import OutputCopy
     from stockade.sandbox import sandbox
 
     start = start_directory(args, found)
     quiet = args.quiet or args.json
     earlier = None if workspace is None or quiet else _marks(workspace)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _cancel)
+        signal.signal(number, cancel)
     # `nohup` gives its command a stdin that it cannot read.
-    stdin: int | None = 0 if _is_open_for(0, os.O_RDONLY) else None
+    stdin: int | None = 0 if is_open_for(0, os.O_RDONLY) else None
     at_terminal = stdin is not None and os.isatty(stdin)
     if at_terminal:
         stdin = None
     timeout = seconds(args.timeout)
     limits = [limit for limit in (timeout, found.policy.limits.wall) if limit is not None]
     until = time.monotonic() + min(limits) + STALLED_SECONDS if limits else None
-    sinks = None if args.json else (_OutputCopy(1, until), _OutputCopy(2, until))
+    sinks = None if args.json else (OutputCopy(1, until), OutputCopy(2, until))
     for words in commands:
         terminal = _terminal(until) if at_terminal and sinks else None
         try:
@@ -503,6 +531,7 @@ def _run_and_report(
                     "snapshot": args.snapshot,
                     "name": args.name,
                     "publish": args.publish or (),
+                    "on_ask": terminal.ask if terminal is not None else None,
                     "who": who_asks(args),
                     "explain": getattr(args, "explain", False),
                 },
@@ -532,7 +561,7 @@ def _run_and_report(
         error.result = result
         raise
     if args.json or args.json_fd is not None:
-        _write_json(args, _plain(result))
+        _write_json(args, plain_result(result))
     if not quiet:
         result = report_denials(result)
         report_handoffs(result, printed=_warnings(found.policy))
@@ -624,7 +653,7 @@ def _prompt(command: list[str], policy: Policy) -> dict[str, str]:
 
 
 def _terminal(until: float | None) -> UserTerminal:
-    from stockade.cli.ui.terminal import UserTerminal
+    from stockade.sessions.attach.user_terminal import UserTerminal
 
     return UserTerminal(until)
 
@@ -642,53 +671,17 @@ def seconds(text: str | None, option: str = "--timeout") -> float | None:
         raise PolicyError(f"{option} {text!r} is not a time", hint=error.hint) from None
 
 
-def _cancel(number: int, _: object) -> NoReturn:
+def cancel(number: int, _: object) -> NoReturn:
+    """Handle a signal that ends the run, as Ctrl-C does."""
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _is_open_for(descriptor: int, way: int) -> bool:
+def is_open_for(descriptor: int, way: int) -> bool:
     """Whether the descriptor is open for `way`, O_RDONLY or O_WRONLY, or for both."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE in (way, os.O_RDWR)
     except (OSError, ValueError, OverflowError):  # the last two for numbers that are no descriptor
         return False
-
-
-class _OutputCopy:
-    """Writes everything to a descriptor, blocking or not.
-
-    While we wait here, nothing checks the run's time limit. So from `until` on we do not wait for a stalled
-    reader, and further output is lost, as when a program is killed while it writes to a full pipe.
-    """
-
-    def __init__(self, descriptor: int, until: float | None = None) -> None:
-        self.lost = False
-        self._descriptor = descriptor
-        self._until = until
-        # A pipe that is ready takes this much; more may block, which matters only with a time limit.
-        self._most = None if until is None else select.PIPE_BUF
-        self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLOUT)
-
-    def __call__(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view and not self.lost:
-            patience = None if self._until is None else max(0.0, self._until - time.monotonic()) * 1000
-            if not self._poll.poll(patience):
-                self.lost = True
-                break
-            try:
-                view = view[os.write(self._descriptor, view[: self._most]) :]
-            except BlockingIOError:
-                continue
-            except BrokenPipeError:
-                raise
-            except OSError as error:
-                raise SetupError(
-                    f"cannot write to descriptor {self._descriptor}: {error.strerror}",
-                    stage="output",
-                    errno=error.errno or 0,
-                ) from None
 
 
 def report_end(result: Result, *, quiet: bool, why: str = "") -> None:
@@ -783,7 +776,7 @@ def report(
             output.say(f"{name}: {kept.mechanism} ({kept.observed})")
 
 
-def _plain(result: Result) -> dict[str, Any]:
+def plain_result(result: Result) -> dict[str, Any]:
     """Return the result as JSON shows it: output as text, or base64 if it is not UTF-8."""
     import msgspec
 
@@ -804,6 +797,8 @@ def _plain(result: Result) -> dict[str, Any]:
 def _write_json(args: argparse.Namespace, value: dict[str, Any]) -> None:
     if args.json:
         sys.stdout.flush()
-    write = _OutputCopy(1 if args.json else args.json_fd)
+    from stockade.runs.io.streams import OutputCopy
+
+    write = OutputCopy(1 if args.json else args.json_fd)
     for piece in output.json_pieces(value):
         write(piece)

@@ -161,7 +161,12 @@ def network_text(network: Network) -> str:
     counts = network.counts
     connections = f"{counts.connections_allowed} connections allowed, {counts.connections_refused} refused"
     names = f"{counts.names_answered} names answered, {counts.names_refused} refused"
-    return f"{many(len(network.rules), 'rule')}: {connections}; {names}"
+    found = [connections, names]
+    if counts.requests_allowed or counts.requests_refused:
+        found.append(
+            f"{counts.requests_allowed or 0} requests allowed, {counts.requests_refused or 0} refused"
+        )
+    return f"{many(len(network.rules), 'rule')}: {'; '.join(found)}"
 
 
 def _about(receipt: Receipt, right: set[str]) -> dict[str, object]:

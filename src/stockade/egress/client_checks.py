@@ -145,6 +145,8 @@ def read_requests(screen: RequestScreen, data: bytes) -> bytes:
 
 
 def _request_reason(error: RequestRefusedError) -> str:
+    if str(error).startswith("limits."):
+        return str(error)
     return "Host differs" if error.host else "not HTTP"
 
 

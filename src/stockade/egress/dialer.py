@@ -79,7 +79,7 @@ def choose_addresses(found: Iterable[str], port: int, rules: AddressRules) -> Ad
     allowed: list[str] = []
     refusal: DialError | None = None
     for address in found:
-        if not _is_plain(address):
+        if not is_address(address):
             continue
         denied = rules.denies_address(address, port)
         reason = "deny rule" if denied >= 0 else _forbidden(address, port, rules)
@@ -90,7 +90,7 @@ def choose_addresses(found: Iterable[str], port: int, rules: AddressRules) -> Ad
     return AddressChoice(tuple(dict.fromkeys(allowed)), refusal)
 
 
-def _is_plain(address: str) -> bool:
+def is_address(address: str) -> bool:
     """Whether a text is an address, in the one spelling that everything here compares by."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -284,7 +284,7 @@ async def wait_writable(loop: asyncio.AbstractEventLoop, connection: socket.sock
     """Wait until a socket can be written to, or has an error to fetch."""
     # By number: for a socket that it does not know yet, the selector formats an error with the socket's repr.
     future, number = loop.create_future(), connection.fileno()
-    loop.add_writer(number, _wake, future)
+    loop.add_writer(number, wake, future)
     try:
         await future
     finally:
@@ -294,13 +294,14 @@ async def wait_writable(loop: asyncio.AbstractEventLoop, connection: socket.sock
 async def wait_readable(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
     """Wait until a socket has bytes, its end, or an error to fetch."""
     future, number = loop.create_future(), connection.fileno()
-    loop.add_reader(number, _wake, future)
+    loop.add_reader(number, wake, future)
     try:
         await future
     finally:
         loop.remove_reader(number)
 
 
-def _wake(future: asyncio.Future[None]) -> None:
+def wake(future: asyncio.Future[None]) -> None:
+    """Let what waits for a future go on."""
     if not future.done():
         future.set_result(None)

@@ -9,6 +9,7 @@ synthetic address means a name (see `names`), any other means itself.
     name, port 443       TLS hello: SNI is the name                 dialled, relayed
     name, port 80        HTTP: the Host of every request            dialled after the first, relayed
     name, other ports    nothing; a TLS hello must name the name    dialled at once, relayed
+    name, HTTP rules     TLS ends here: every request (termination) dialled, encoded anew
     address, tcp://      nothing                                    dialled at once, relayed
     port 53              DNS, unless a rule allows the destination  answered here
 
@@ -33,7 +34,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -56,21 +57,44 @@ from stockade.egress.decoders.dns import (
     frame,
 )
 from stockade.egress.decoders.http_requests import RequestScreen
+from stockade.egress.decoders.proxy_requests import ProxyRequestError
 from stockade.egress.decoders.tls_hello import HelloReader
 from stockade.egress.dialer import (
     DialError,
     ResolverClient,
     choose_addresses,
     connect_first,
+    is_address,
     reason_for,
     wait_readable,
     wait_writable,
 )
 from stockade.egress.inner_connections import InnerConnections
 from stockade.egress.names import WRITTEN_SIZE, SyntheticNames, is_synthetic
-from stockade.egress.records import InsideEnds, RecordWriter
+from stockade.egress.network_budget import SPENT_SIZE, NetworkBudget
+from stockade.egress.proxy_service import ProxyRequest, read_request
+from stockade.egress.questions import BY_RULE, ONCE, Questions
+from stockade.egress.records import ConnectionRecord, InsideEnds, RecordWriter
 from stockade.egress.relay import PipePool, Relay, limit_buffers, reset
-from stockade.policy.net_rules import NetDecision, NetRule, RuleSet, parse_rule
+from stockade.egress.secrets import SecretStore
+from stockade.egress.upstream import UpstreamProxies, UpstreamProxy, open_tunnel
+from stockade.errors import StockadeError
+from stockade.policy.http_rules import Target
+from stockade.policy.net_rules import (
+    PROXY_ADDRESSES,
+    PROXY_PORT,
+    NetDecision,
+    NetRule,
+    RuleSet,
+    parse_rule,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.egress.termination.connection import HttpTermination, TerminatedConnection
+    from stockade.egress.termination.messages import HttpExchange, RequestHead
+
+    _Served = Relay | TerminatedConnection | None
 
 #: A control message with all rules, and its descriptors: records, nudge, resolver, listeners.
 _MESSAGE_SIZE = 1024 * 1024
@@ -81,6 +105,8 @@ _BATCH = 64
 _QUERY_SIZE = 4096
 _READ_SIZE = 16 * 1024
 _WRITE_SIZE = 1024 * 1024
+#: The most certificates of roots.
+_ROOTS_SIZE = 4 * 1024 * 1024
 #: What all clients together may have sent before they are judged. A single one may have 64 KiB.
 _HELD_SIZE = 4 * 1024 * 1024
 #: How many connections may have buffers that grow with the distance of the server. The kernel's memory for
@@ -126,6 +152,10 @@ class _Destination(NamedTuple):
     port: int
 
 
+#: Serves a connection from inside to a destination that a rule allows, by its place.
+_Server = Callable[[socket.socket, _Destination, int], Awaitable[None]]
+
+
 class ActiveRules:
     """The rules that hold now, with their places in the whole list."""
 
@@ -138,6 +168,11 @@ class ActiveRules:
         """Return the place in the whole list of the rule that decided, or -1."""
         return self._places[index] if 0 <= index < len(self._places) else -1
 
+    def for_request(self, name: str, port: int, method: str, target: Target) -> tuple[NetDecision, int]:
+        """Decide about a request; also return the place of the rule that decided, or -1."""
+        decision = self.set.for_request(name, port, method, target)
+        return decision, self.place(decision.rule)
+
     def decide(self, destination: _Destination) -> NetDecision:
         """Decide about a connection."""
         if destination.name:
@@ -146,8 +181,8 @@ class ActiveRules:
 
     def wildcard(self, index: int) -> str:
         """Return the name below which the rule allows all names; empty if it names one."""
-        rule = self._rules[index]
-        return rule.name if rule.wildcard else ""
+        rule = self._rules[index] if index >= 0 else None
+        return rule.name if rule is not None and rule.wildcard else ""
 
 
 class EgressLoop:
@@ -162,6 +197,8 @@ class EgressLoop:
     ) -> None:
         self._loop, self._control = loop, control
         self._bounds = _bounds(message)
+        self._secrets = SecretStore()
+        self._load_secrets(message)
         self._apply_rules(message)
         taken = iter(handed)
         records, self._nudge = next(taken), next(taken)
@@ -171,11 +208,12 @@ class EgressLoop:
         )
         self._names = SyntheticNames()
         self._budget = NameBudget(spent=_spent(message))
+        self._limits = NetworkBudget(message.get("limits", {}))
         self._names_full = False
         self._name_server = NameServer(self, ipv6=message.get("ipv6") is not False)
         self._pool = PipePool()
         #: What is under way, by its task; the relay once there is one.
-        self._connections: dict[asyncio.Task[None], Relay | None] = {}
+        self._connections: dict[asyncio.Task[None], _Served] = {}
         #: Those whose client has to say something first, and how many bytes of it are held: they may use up
         #: neither all connections nor the memory.
         self._silent: dict[socket.socket, int] = {}
@@ -196,19 +234,62 @@ class EgressLoop:
         self._inside = (
             InnerConnections(loop, socket.socket(fileno=next(taken))) if message.get("publish") else None
         )
+        #: Whether there is a proxy inside, and the proxies of the host.
+        self._has_proxy = message.get("proxy") is True
+        self._upstream = UpstreamProxies(message.get("upstream", {}))
+        #: The ports that Landlock lets this process dial, unless they are those of the host's proxies.
+        self._ports = {port for port, _ in message["tcp"]} - {_DNS_PORT, PROXY_PORT if self._has_proxy else 0}
+        #: Asks the user about connections that no rule covers; None if the policy or nobody can be asked.
+        self._questions = Questions(loop, socket.socket(fileno=next(taken))) if message.get("ask") else None
+        #: The connections that the user has allowed once.
+        self._allowed_once: set[asyncio.Task[None]] = set()
+        self.termination: HttpTermination | None = None
+        if "http" in message:
+            roots = next(taken) if message["http"] else -1
+            self.termination = self._make_termination(roots, message["http"])
         if "names" in message:
             names = next(taken)
             self._names.read(os.pread(names, min(message["names"], WRITTEN_SIZE), 0))
+            self._limits.take_over(os.pread(names, min(message["spent"], SPENT_SIZE), WRITTEN_SIZE))
             os.close(names)
         control.setblocking(False)
         loop.add_reader(control, self._read_control)
         self._sweep()
+
+    def _make_termination(self, roots: int, size: int) -> HttpTermination:
+        """Make what ends TLS: its authority, and the roots of servers if they are not the system's."""
+        # The template of an egress process that ends TLS has loaded it.
+        from stockade.egress.termination.connection import HttpTermination
+
+        trusted = b""
+        if roots >= 0:
+            trusted = os.pread(roots, min(size, _ROOTS_SIZE), 0)
+            os.close(roots)
+        made = HttpTermination(self._loop, self._records, lambda: self._rules, trusted)
+        if self._secrets:
+            made.exchange = self._exchange
+        return made
+
+    def _exchange(self, head: RequestHead) -> HttpExchange:
+        """Return what puts values into a request that the rules have allowed, and out of its response."""
+        from stockade.egress.termination.secret_exchange import SecretExchange
+
+        return SecretExchange(self._secrets, head, partial(self._records.secret, head.host, head.port))
 
     # The supervisor
 
     def _apply_rules(self, message: dict[str, Any]) -> None:
         rules = [parse_rule(text) for text in message["rules"]]
         self._rules = ActiveRules(rules, message.get("active", range(len(rules))))
+
+    def _load_secrets(self, message: dict[str, Any]) -> None:
+        """Take the secrets that a message describes; their values are the next packet."""
+        if described := message.get("secrets"):
+            self._control.setblocking(True)
+            try:
+                self._secrets.load(described, self._control.recv_into)
+            finally:
+                self._control.setblocking(False)
 
     def _read_control(self) -> None:
         try:
@@ -232,8 +313,9 @@ class EgressLoop:
                 return
             if "rules" in message:
                 self._apply_rules(message)
+            self._load_secrets(message)
             answer: dict[str, object] = {"ok": True}
-        except (ValueError, KeyError, TypeError, IndexError, OSError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, OSError, StockadeError) as error:
             answer = {"error": str(error)[:200]}
         finally:
             for descriptor in handed:
@@ -251,10 +333,10 @@ class EgressLoop:
         The names go to a file in memory: there can be more of them than a message has room for.
         """
         written = self._names.written()
-        at = 0
-        while at < len(written):
-            at += os.pwrite(names, written[at : at + _WRITE_SIZE], at)
-        answer = {"names": len(written), "budget": self._budget.spent}
+        _write_all(names, written, 0)
+        spent = self._limits.hand_over(busy=bool(self._connections))
+        _write_all(names, spent, WRITTEN_SIZE)
+        answer = {"names": len(written), "budget": self._budget.spent, "spent": len(spent)}
         descriptors = [listener.fileno() for listener in self._listeners]
         socket.send_fds(self._control, [json.dumps(answer).encode()], descriptors)
         self._handed_over = True
@@ -279,7 +361,8 @@ class EgressLoop:
         for relay in relays:
             if relay is not None and relay.outgoing.is_idle():
                 relay.abort(reason="ended")
-        dialled = relays.count(None) > len(self._silent)
+        held = 0 if self._questions is None else self._questions.held
+        dialled = relays.count(None) > len(self._silent) + held
         if dialled or any(one is not None and not one.outgoing.ended for one in relays):
             last = now + _LAST_ANSWERS_SECONDS
         elif not any(one is not None for one in relays):
@@ -290,7 +373,8 @@ class EgressLoop:
             self._loop.stop()
 
     def close(self) -> None:
-        """End all relays, so that no record stays open."""
+        """End all relays, so that no record stays open, and wipe what is secret."""
+        self._secrets.clear()
         for relay in list(self._connections.values()):
             if relay is not None and not relay.finished.done():
                 relay.end()
@@ -303,13 +387,22 @@ class EgressLoop:
 
     def lookup(self, name: str) -> NameAnswer | None:
         """Return the synthetic addresses of a name that the rules allow."""
-        if not self._rules.set.knows(name):
+        if not self._rules.set.knows(name) and not self._can_ask(name, _TLS_PORT, _HTTP_PORT):
             return None
         found = self._names.addresses(name)
         if found is None:
             self._names_full = True
             return None
         return NameAnswer(*found)
+
+    def _can_ask(self, name: str, *ports: int) -> bool:
+        """Whether the user can be asked about a name, because no rule decides about one of the ports."""
+        rules = self._rules.set
+        return (
+            self._questions is not None
+            and rules.is_name(name)
+            and any(port in self._ports and rules.for_name(name, port).rule < 0 for port in ports)
+        )
 
     def reverse(self, address: str) -> str | None:
         """Return the name that a synthetic address stands for."""
@@ -413,20 +506,25 @@ class EgressLoop:
     def _begin(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         address, port = _destination_of(connection)
-        name = self._names.name_of(address)
-        destination = _Destination(name or "", "" if name else address, port)
-        decision = self._rules.decide(destination)
-        if name is None and is_synthetic(address):
-            # It stands for no name, so no rule can mean it.
-            decision = NetDecision(False, -1, False)
+        if self._has_proxy and port == PROXY_PORT and address in PROXY_ADDRESSES:
+            self._begin_proxied(connection, address)
+            return
+        destination, decision = self._judge("", address, port)
+        name = destination.name
         if not decision.allowed and port == _DNS_PORT:
             self._begin_dns(connection)
+            return
+        if not decision.allowed and destination.name and self._can_ask(destination.name, port):
+            self._begin_question(connection, destination)
             return
         if not decision.allowed:
             self._refuse(connection, destination, _denial(decision), self._rules.place(decision.rule))
             return
+        if decision.scheme and self.termination is None:
+            self._refuse(connection, destination, "failed", self._rules.place(decision.rule))
+            return
         looks = bool(name) and not decision.opaque
-        silent = looks and port in (_TLS_PORT, _HTTP_PORT)
+        silent = looks and (decision.scheme == "https" or port in (_TLS_PORT, _HTTP_PORT))
         if len(self._connections) >= self._bounds.connections or (
             silent and len(self._silent) >= self._bounds.connections * 3 // 4
         ):
@@ -435,10 +533,23 @@ class EgressLoop:
         if silent:
             self._silent[connection] = 0
         rule = self._rules.place(decision.rule)
-        self._start(self._serve(connection, destination, rule, looks=looks), self._connections)
+        serve = self._server_for(decision, port, looks)
+        self._start(self._serve(connection, destination, rule, serve), self._connections)
+
+    def _server_for(self, decision: NetDecision, port: int, looks: bool) -> _Server:
+        """Return what serves a connection that a rule allows."""
+        if decision.scheme:
+            return partial(self._serve_requests, scheme=decision.scheme)
+        if looks and port == _TLS_PORT:
+            return self._serve_tls
+        if looks and port == _HTTP_PORT:
+            return self._serve_http
+        return partial(self._serve_other, looks=looks)
 
     def _start(
-        self, work: Any, group: dict[asyncio.Task[None], Relay | None] | set[asyncio.Task[None]]
+        self,
+        work: Any,
+        group: dict[asyncio.Task[None], Relay | TerminatedConnection | None] | set[asyncio.Task[None]],
     ) -> None:
         task: asyncio.Task[None] = self._loop.create_task(work)
         if isinstance(group, set):
@@ -452,6 +563,101 @@ class EgressLoop:
         self._connections.pop(done, None)
         self._end_if_idle()
 
+    def _judge(self, name: str, address: str, port: int) -> tuple[_Destination, NetDecision]:
+        """Return what a program means by a name, or by an address that may stand for one, and decide."""
+        found = name or self._names.name_of(address) or ""
+        destination = _Destination(found, "" if found else address, port)
+        if not found and is_synthetic(address):
+            # It stands for no name, so no rule can mean it.
+            return destination, NetDecision(False, -1, False)
+        return destination, self._rules.decide(destination)
+
+    def _begin_proxied(self, connection: socket.socket, address: str) -> None:
+        many = len(self._silent) >= self._bounds.connections * 3 // 4
+        if many or len(self._connections) >= self._bounds.connections:
+            self._refuse(connection, _Destination("", address, PROXY_PORT), "limit")
+            return
+        self._silent[connection] = 0
+        self._start(self._serve_proxied(connection, address), self._connections)
+
+    async def _serve_proxied(self, connection: socket.socket, address: str) -> None:
+        """Read what a client of the proxy asks for, decide about that, and serve it like any connection."""
+        try:
+            async with asyncio.timeout(self._bounds.hello):
+                asked = await read_request(self._loop, connection)
+        except (ProxyRequestError, OSError) as error:
+            self._records.refuse("", address, PROXY_PORT, "no proxy request")
+            self._heard(connection)
+            if isinstance(error, ProxyRequestError) and error.reply:
+                await self._say_and_close(connection, error.reply)
+            reset(connection)
+            return
+        self._heard(connection)
+        try:
+            await self._serve_target(connection, asked)
+        finally:
+            reset(connection)
+
+    async def _serve_target(self, connection: socket.socket, asked: ProxyRequest) -> None:
+        destination, decision = self._judge(*asked.target)
+        if not decision.allowed and destination.name and self._can_ask(destination.name, destination.port):
+            await self._ask_and_serve(connection, destination, asked)
+        elif not decision.allowed:
+            self._records.refuse(*destination, _denial(decision), rule=self._rules.place(decision.rule))
+            await self._say_and_close(connection, asked.refused)
+        else:
+            await self._accept_target(connection, destination, decision, asked.accepted)
+
+    async def _accept_target(
+        self, connection: socket.socket, destination: _Destination, decision: NetDecision, words: bytes
+    ) -> None:
+        rule = self._rules.place(decision.rule)
+        if decision.scheme and self.termination is None:
+            self._refuse(connection, destination, "failed", rule)
+            return
+        if words:
+            connection.send(words)
+        looks, port = bool(destination.name) and not decision.opaque, destination.port
+        if looks and (decision.scheme == "https" or port in (_TLS_PORT, _HTTP_PORT)):
+            self._silent[connection] = 0
+        await self._serve(connection, destination, rule, self._server_for(decision, port, looks))
+
+    def _begin_question(self, connection: socket.socket, destination: _Destination) -> None:
+        if len(self._connections) >= self._bounds.connections:
+            self._refuse(connection, destination, "limit")
+            return
+        self._start(self._ask_and_serve(connection, destination), self._connections)
+
+    async def _ask_and_serve(
+        self, connection: socket.socket, destination: _Destination, proxied: ProxyRequest | None = None
+    ) -> None:
+        """Hold a connection that no rule covers until the user has answered."""
+        assert self._questions is not None
+        name, _, port = destination
+        try:
+            answer = await self._questions.ask(name, port, connection)
+        except BaseException:
+            reset(connection)
+            raise
+        # The rules may have changed meanwhile, and deny rules win over the user's answer.
+        decision = self._rules.decide(destination)
+        refused = _denial(decision) if decision.rule >= 0 or answer == BY_RULE else answer
+        if not decision.allowed and (answer != ONCE or decision.rule >= 0):
+            self._records.refuse(*destination, refused, rule=self._rules.place(decision.rule))
+            if proxied is not None:
+                await self._say_and_close(connection, proxied.refused)
+            reset(connection)
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        if answer == ONCE:
+            self._allowed_once.add(task)
+        try:
+            accepted = b"" if proxied is None else proxied.accepted
+            await self._accept_target(connection, destination, decision, accepted)
+        finally:
+            self._allowed_once.discard(task)
+
     def _refuse(
         self, connection: socket.socket, destination: _Destination, reason: str, rule: int = -1
     ) -> None:
@@ -459,16 +665,11 @@ class EgressLoop:
         reset(connection)
 
     async def _serve(
-        self, connection: socket.socket, destination: _Destination, rule: int, *, looks: bool
+        self, connection: socket.socket, destination: _Destination, rule: int, serve: _Server
     ) -> None:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if looks and destination.port == _TLS_PORT:
-                await self._serve_tls(connection, destination, rule)
-            elif looks and destination.port == _HTTP_PORT:
-                await self._serve_http(connection, destination, rule)
-            else:
-                await self._serve_other(connection, destination, rule, looks=looks)
+            await serve(connection, destination, rule)
         except RefusalError as error:
             self._records.refuse(*destination, error.reason, rule=rule)
             if error.last_words:
@@ -504,7 +705,9 @@ class EgressLoop:
         await self._finish(relay)
 
     async def _serve_http(self, connection: socket.socket, destination: _Destination, rule: int) -> None:
-        screen, first, data = RequestScreen(destination.name, destination.port), b"", b""
+        budget = self._limits.of_host(destination.name)
+        spend = None if budget is None else budget.spend_request
+        screen, first, data = RequestScreen(destination.name, destination.port, spend), b"", b""
         async with asyncio.timeout(self._bounds.hello):
             while not screen.requests:
                 before, data = data, await self._receive(connection)
@@ -543,6 +746,25 @@ class EgressLoop:
         relay.outgoing.start()
         await self._finish(relay)
 
+    async def _serve_requests(
+        self, connection: socket.socket, destination: _Destination, rule: int, *, scheme: str
+    ) -> None:
+        """End TLS here, and judge every request."""
+        from stockade.egress.termination.connection import TerminatedConnection, TerminatedPlace
+
+        assert self.termination is not None
+        protocols: list[bytes] = []
+        if scheme == "https":
+            async with asyncio.timeout(self._bounds.hello):
+                protocols = await self.termination.hello(connection, destination.name)
+        self._heard(connection)
+        outside, record = self._recorded(connection, await self._dial(destination), destination, rule)
+        place = TerminatedPlace(scheme, destination.name, destination.port)
+        budget = self._limits.of_host(destination.name)
+        terminated = TerminatedConnection(self.termination, place, connection, outside, record, budget)
+        self._started(terminated)
+        await terminated.run(protocols, self._bounds.hello)
+
     def _hold(self, connection: socket.socket, amount: int) -> None:
         """Count bytes of a client that are held until they are judged."""
         self._silent[connection] += amount
@@ -565,28 +787,72 @@ class EgressLoop:
     def _check_rules(self, destination: _Destination) -> NetDecision:
         """Refuse what the rules do not allow any more: they may have changed since it was accepted."""
         decision = self._rules.decide(destination)
-        if not decision.allowed:
+        allowed_once = decision.rule < 0 and asyncio.current_task() in self._allowed_once
+        if not decision.allowed and not allowed_once:
             raise DialError(_denial(decision), denied=True, rule=self._rules.place(decision.rule))
         return decision
 
     async def _dial(self, destination: _Destination) -> tuple[socket.socket, str]:
         self._check_rules(destination)
+        self._spend_connection(destination)
         addresses: Sequence[str] = (destination.address,)
         try:
             async with asyncio.timeout(self._bounds.dial):
+                if (proxy := self._proxy_for(destination)) is not None:
+                    addresses = await self._addresses_of(proxy.host)
+                    return await self._dial_through(proxy, addresses, destination)
                 if destination.name:
                     addresses = await self._resolve(destination)
                 return await connect_first(self._loop, addresses, destination.port)
         except OSError as error:
             raise DialError(reason_for(error), address=addresses[0]) from None
 
+    def _proxy_for(self, destination: _Destination) -> UpstreamProxy | None:
+        name, address, port = destination
+        decision = self._check_rules(destination)
+        proxy = self._upstream.choose(name, address, port, opaque=decision.opaque)
+        if proxy is not None and name:
+            self._spend_name(name, decision.rule)
+        return proxy
+
+    async def _addresses_of(self, host: str) -> Sequence[str]:
+        """Return the addresses of a proxy of the host, which no rule need name."""
+        if is_address(host):
+            return (host,)
+        if self._resolver is None:
+            raise DialError("resolver failed")
+        return await self._resolver.addresses(host)
+
+    async def _dial_through(
+        self, proxy: UpstreamProxy, addresses: Sequence[str], destination: _Destination
+    ) -> tuple[socket.socket, str]:
+        connection, address = await connect_first(self._loop, addresses, proxy.port)
+        try:
+            host = destination.name or destination.address
+            await open_tunnel(self._loop, connection, proxy, host, destination.port)
+        except BaseException:
+            connection.close()
+            raise
+        return connection, address
+
+    def _spend_name(self, name: str, rule: int) -> None:
+        """Count a name below a wildcard: each could carry a few bytes out."""
+        wildcard = self._rules.wildcard(rule)
+        if wildcard and not self._budget.spend(name, wildcard):
+            raise DialError("too many names", denied=True, rule=self._rules.place(rule))
+
+    def _spend_connection(self, destination: _Destination) -> None:
+        budget = self._limits.of_host(destination.name or destination.address)
+        if budget is None:
+            return
+        if clause := budget.exhausted():
+            raise DialError(clause, denied=True)
+        budget.spend("connections")
+
     async def _resolve(self, destination: _Destination) -> Sequence[str]:
         """Return the addresses of a name that may be dialled, by the rules of this moment."""
-        rules, name = self._rules, destination.name
-        decision = self._check_rules(destination)
-        wildcard = rules.wildcard(decision.rule)
-        if wildcard and not self._budget.spend(name, wildcard):
-            raise DialError("too many names", denied=True, rule=rules.place(decision.rule))
+        name = destination.name
+        self._spend_name(name, self._check_rules(destination).rule)
         if self._resolver is None:
             raise DialError("resolver failed")
         found = await self._resolver.addresses(name)
@@ -601,6 +867,16 @@ class EgressLoop:
     def _relay(
         self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: _Destination, rule: int
     ) -> Relay:
+        outside, record = self._recorded(inside, dialled, destination, rule)
+        budget = self._limits.of_host(destination.name or destination.address)
+        relay = Relay(self._loop, self._pool, inside, outside, record, budget)
+        self._started(relay)
+        return relay
+
+    def _recorded(
+        self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: _Destination, rule: int
+    ) -> tuple[socket.socket, ConnectionRecord]:
+        """Begin the record of a connection to a server, if the rules still allow it."""
         outside, address = dialled
         try:
             self._check_rules(destination)
@@ -610,16 +886,15 @@ class EgressLoop:
         record = self._records.connection(
             destination.name, address, destination.port, rule, _inside_ends(inside)
         )
-        return self._started(Relay(self._loop, self._pool, inside, outside, record))
+        return outside, record
 
-    def _started(self, relay: Relay) -> Relay:
+    def _started(self, relay: Relay | TerminatedConnection) -> None:
         if len(self._connections) > _LARGE_BUFFERS:
             limit_buffers(relay.inside)
             limit_buffers(relay.outside)
         task = asyncio.current_task()
         if task is not None:
             self._connections[task] = relay
-        return relay
 
     async def _finish(self, relay: Relay) -> None:
         await relay.finished
@@ -662,7 +937,8 @@ class EgressLoop:
                 server = await self._inside.connect(port)
             server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             record = self._records.published_connection(client, port)
-            relay = self._started(Relay(self._loop, self._pool, server, connection, record))
+            relay = Relay(self._loop, self._pool, server, connection, record)
+            self._started(relay)
             relay.incoming.start()
             relay.outgoing.start()
             await relay.finished
@@ -732,9 +1008,18 @@ def main(control: int) -> None:
     gc.enable()
     # What goes wrong is an end of one connection, which its record tells.
     loop.set_exception_handler(_ignore)
-    process = EgressLoop(loop, connection, message, handed)
+    try:
+        process = EgressLoop(loop, connection, message, handed)
+    except StockadeError as error:
+        # Memory could not be locked: the supervisor says why nothing starts.
+        connection.setblocking(True)
+        connection.send(json.dumps({"error": error.message[:200]}).encode())
+        return
     connection.setblocking(True)
-    connection.send(b'{"ready": true}')
+    ready: dict[str, object] = {"ready": True}
+    if process.termination is not None:
+        ready["authority"] = process.termination.authority.pem
+    connection.send(json.dumps(ready).encode())
     connection.setblocking(False)
     loop.run_forever()
     process.close()
@@ -755,6 +1040,12 @@ def _spent(message: dict[str, Any]) -> tuple[int, int]:
     """Return what another egress process of this sandbox has spent of the budget for names."""
     names, long = message.get("budget", (0, 0))
     return max(0, int(names)), max(0, int(long))
+
+
+def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+    at = 0
+    while at < len(data):
+        at += os.pwrite(descriptor, data[at : at + _WRITE_SIZE], offset + at)
 
 
 def _client_of(connection: socket.socket) -> str:

@@ -22,13 +22,16 @@ from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
-SLOTS = 4096
-#: How many slots each class may use: names, connections that were refused or failed, those that were allowed,
-#: and places that further allowed ones went to.
-NAME_SLOTS, REFUSED_SLOTS, ALLOWED_SLOTS, PLACE_SLOTS = 1024, 1024, 1792, 256
-_FIRST_PLACE = SLOTS - PLACE_SLOTS
+from stockade.egress.network_budget import CLAUSES
 
-KINDS = ("connect", "name", "publish")
+SLOTS = 4608
+#: How many slots each class may use: names, connections and requests that were refused or failed, connections
+#: that were allowed, requests that were allowed, and places that further allowed ones went to.
+NAME_SLOTS, REFUSED_SLOTS, ALLOWED_SLOTS, REQUEST_SLOTS, PLACE_SLOTS = 1024, 1024, 1792, 512, 256
+_FIRST_PLACE = SLOTS - PLACE_SLOTS
+_FIRST_REQUEST = _FIRST_PLACE - REQUEST_SLOTS
+
+KINDS = ("connect", "name", "publish", "request", "secret")
 VERDICTS = ("allowed", "denied", "failed")
 #: The order is the format: add new words at the end.
 REASONS = (
@@ -60,27 +63,43 @@ REASONS = (
     "nothing sent",
     "ended",
     "failed",
+    "ambiguous request",
+    "bad certificate",
+    "certificate refused",
+    "bad response",
+    "another host",
+    "another place",
+    "echoed",
+    *(f"limits.{clause}" for clause in CLAUSES),
+    "refused when asked",
+    "no answer",
+    "too many questions",
+    "no proxy request",
+    "proxy refused",
 )
 _REASON_NUMBERS = {word: number for number, word in enumerate(REASONS)}
 _FAILED = _REASON_NUMBERS["failed"]
+#: The most letters of a request that are kept.
+MOST_REQUEST = 300
 
-_MAGIC = b"egress-1"
-_HEADER = struct.Struct("<8s10Q")
+_MAGIC = b"egress-2"
+_HEADER = struct.Struct("<8s12Q")
 _U64 = struct.Struct("<Q")
 #: Slots begin on a page of their own.
 _HEADER_SIZE = 4096
 #: Change, time, duration, sent, received, times, rule, port, kind, verdict, reason, open, IP version, length
 #: of the name, address, name; of a connection as the program has it, IP version, its own port, its own
-#: address and the one that it asked for.
-_SLOT = struct.Struct("<QddQQIiHBBBBBB16s253sBH16s16s")
-_SLOT_SIZE = 360
+#: address and the one that it asked for; of a request, its length and method with URL.
+_SLOT = struct.Struct("<QddQQIiHBBBBBB16s253sBH16s16sH300s")
+_SLOT_SIZE = 664
 SIZE = _HEADER_SIZE + SLOTS * _SLOT_SIZE
 _SENT_AT, _RECEIVED_AT = 24, 32
 
 # Where each counter lies in the header.
 (
     _CHANGES, _ALLOWED, _REFUSED, _ANSWERED, _UNANSWERED, _SENT, _RECEIVED, _RECORDS, _DROPPED, _PUBLISHED,
-) = range(8, 88, 8)  # fmt: skip
+    _REQUESTS_ALLOWED, _REQUESTS_REFUSED,
+) = range(8, 104, 8)  # fmt: skip
 _SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _LIMIT = 2**63
 #: How often the reader reads a slot again that was being written.
@@ -102,7 +121,13 @@ class Totals(NamedTuple):
     #: What found no slot.
     dropped: int
     #: Connections from outside to published ports.
-    published: int
+    published: int = 0
+    requests_allowed: int = 0
+    #: Refused by a rule, or because servers could read them in different ways.
+    requests_refused: int = 0
+
+
+NO_TOTALS = Totals(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class InsideEnds(NamedTuple):
@@ -145,6 +170,8 @@ class RawRecord(NamedTuple):
     times: int
     #: Only of a connection that came about.
     inside: InsideEnds | None = None
+    #: Method and URL of a request, without its query; "" for the other kinds.
+    request: str = ""
 
 
 def create_records() -> int:
@@ -165,18 +192,21 @@ class RecordWriter:
     def __init__(self, descriptor: int, nudge: Callable[[], None] = lambda: None) -> None:
         self._memory = mmap.mmap(descriptor, SIZE)
         self._nudge = nudge
-        self._counters = dict.fromkeys(range(_CHANGES, _PUBLISHED + 8, 8), 0)
+        self._counters = dict.fromkeys(range(_CHANGES, _REQUESTS_REFUSED + 8, 8), 0)
         #: Slots of each class that were never used.
         self._fresh = {
             "name": iter(range(NAME_SLOTS)),
             "refused": iter(range(NAME_SLOTS, NAME_SLOTS + REFUSED_SLOTS)),
-            "allowed": iter(range(NAME_SLOTS + REFUSED_SLOTS, _FIRST_PLACE)),
+            "allowed": iter(range(NAME_SLOTS + REFUSED_SLOTS, _FIRST_REQUEST)),
+            "request": iter(range(_FIRST_REQUEST, _FIRST_PLACE)),
             "place": iter(range(_FIRST_PLACE, SLOTS)),
         }
         #: Refusals and names that later ones may share: what they are, and their slot and count.
         self._shared: dict[tuple[object, ...], tuple[int, int]] = {}
         #: The bytes of all connections that share a slot, by the slot.
         self._sums: dict[int, tuple[int, int]] = {}
+        #: Slots that allowed requests have.
+        self._requests = 0
         self._memory[:8] = _MAGIC
 
     def name(self, name: str, *, allowed: bool, reason: str = "", rule: int = -1) -> None:
@@ -197,6 +227,24 @@ class RecordWriter:
         """Record a connection that goes on from now."""
         self._add(_ALLOWED)
         return self._begin("connect", name, address, port, rule, inside)
+
+    def request(self, name: str, port: int, request: str, *, reason: str = "", rule: int = -1) -> None:
+        """Record a request, allowed without a reason. Once there were many, only their hosts count."""
+        self._add(_REQUESTS_REFUSED if reason else _REQUESTS_ALLOWED)
+        request = request[:MOST_REQUEST]
+        pool, verdict = ("refused", "denied") if reason else ("request", "allowed")
+        key = ("request", name, "", port, verdict, reason, rule, request)
+        if not reason and key not in self._shared and self._requests >= REQUEST_SLOTS:
+            # The host alone: a program could have a place for each method and path.
+            pool, request = "place", "* " + "/".join(request.partition(" ")[2].split("/")[:3]) + "/**"
+        elif not reason and key not in self._shared:
+            self._requests += 1
+        self.share(pool, "request", name, "", port, verdict, reason, rule, request)
+
+    def secret(self, host: str, port: int, name: str, reason: str) -> None:
+        """Record that the value of a secret was sent; with a reason, that it was not, or came back."""
+        pool, verdict = ("refused", "denied") if reason else ("place", "allowed")
+        self.share(pool, "secret", host, "", port, verdict, reason, -1, name)
 
     def published_connection(self, address: str, port: int) -> ConnectionRecord:
         """Record a connection from outside that goes on from now."""
@@ -234,10 +282,19 @@ class RecordWriter:
         self._add(_REFUSED)
 
     def share(
-        self, pool: str, kind: str, name: str, address: str, port: int, verdict: str, reason: str, rule: int
+        self,
+        pool: str,
+        kind: str,
+        name: str,
+        address: str,
+        port: int,
+        verdict: str,
+        reason: str,
+        rule: int,
+        request: str = "",
     ) -> int:
         """Count one more of the same in their slot, and return it; -1 if there is none."""
-        key = (kind, name, address, port, verdict, reason, rule)
+        key = (kind, name, address, port, verdict, reason, rule, request)
         slot, times = self._shared.get(key, (-1, 0))
         if slot < 0:
             slot = self._take(pool)
@@ -249,7 +306,7 @@ class RecordWriter:
         sent, received = self._sums.get(slot, (0, 0))
         self.write_slot(
             slot, kind, now, name, address, port, verdict, reason, rule,
-            sent=sent, received=received, times=times,
+            sent=sent, received=received, times=times, request=request,
         )  # fmt: skip
         return slot
 
@@ -283,11 +340,12 @@ class RecordWriter:
         is_open: bool = False,
         times: int = 1,
         inside: InsideEnds | None = None,
+        request: str = "",
     ) -> None:
         """Write a whole slot; the supervisor finds it as changed."""
         at = _HEADER_SIZE + slot * _SLOT_SIZE
         version, packed = _pack_address(address)
-        label = _printable(name)
+        label, shown = _printable(name, 253), _printable(request, MOST_REQUEST, space=True)
         own_version, own = _pack_address(inside.address if inside else "")
         # Change 0 means "being written": a reader in between leaves the slot for later.
         _U64.pack_into(self._memory, at, 0)
@@ -295,6 +353,7 @@ class RecordWriter:
             0, when, duration, sent, received, times, rule, port, KINDS.index(kind), VERDICTS.index(verdict),
             _REASON_NUMBERS.get(reason, _FAILED), is_open, version, len(label), packed, label,
             own_version, inside.port if inside else 0, own, _pack_address(inside.asked if inside else "")[1],
+            len(shown), shown,
         )  # fmt: skip
         self._memory[at + 8 : at + _SLOT.size] = body[8:]
         self._add(_CHANGES)
@@ -383,7 +442,7 @@ class RecordReader:
         """Return the counters."""
         block = os.pread(self._descriptor, _HEADER.size, 0)
         if len(block) < _HEADER.size:
-            return Totals(0, 0, 0, 0, 0, 0, 0, 0, 0)
+            return NO_TOTALS
         _, _, *counters = _HEADER.unpack(block)
         found = Totals(*(min(value, _LIMIT - 1) for value in counters))
         return found._replace(records=min(found.records, SLOTS))
@@ -452,15 +511,20 @@ def _parse(slot: int, block: bytes) -> RawRecord | None:
     """Return a slot's record, or None if its fields make no sense."""
     (
         _, when, duration, sent, received, times, rule, port, kind, verdict, reason, is_open, version, length,
-        packed, label, own_version, own_port, own, asked,
+        packed, label, own_version, own_port, own, asked, shown_length, shown,
     ) = _SLOT.unpack(block)  # fmt: skip
     if kind >= len(KINDS) or verdict >= len(VERDICTS) or length > 253 or times == 0 or is_open > 1:
+        return None
+    # Of the kind "secret" it is the name; that of an echoed value is not known.
+    wanted = KINDS[kind] == "request" or (shown_length > 0 and KINDS[kind] == "secret")
+    if shown_length > MOST_REQUEST or bool(shown_length) is not wanted:
         return None
     # NaN fails the comparison too.
     if not 0 <= when < 2**40 or not 0 <= duration < 2**40 or max(sent, received) >= _LIMIT or rule < -1:
         return None
     name = label[:length]
-    if not all(0x21 <= byte <= 0x7E for byte in name):
+    request = shown[:shown_length]
+    if not all(0x21 <= byte <= 0x7E for byte in name) or not all(0x20 <= byte <= 0x7E for byte in request):
         return None
     inside = None
     if own_version in (4, 6) and own_port:
@@ -469,11 +533,13 @@ def _parse(slot: int, block: bytes) -> RawRecord | None:
     return RawRecord(
         slot, KINDS[kind], when, name.decode("ascii"), _unpack_address(version, packed), port,
         VERDICTS[verdict], words, rule, sent, received, duration, bool(is_open), times, inside,
+        request.decode("ascii"),
     )  # fmt: skip
 
 
-def _printable(name: str) -> bytes:
-    return bytes(byte if 0x21 <= byte <= 0x7E else 0x3F for byte in name.encode("ascii", "replace")[:253])
+def _printable(text: str, most: int, *, space: bool = False) -> bytes:
+    least = 0x20 if space else 0x21
+    return bytes(byte if least <= byte <= 0x7E else 0x3F for byte in text.encode("ascii", "replace")[:most])
 
 
 def _pack_address(address: str) -> tuple[int, bytes]:

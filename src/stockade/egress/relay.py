@@ -7,6 +7,9 @@ the first side. Either way a slow reader makes the writer wait, and what waits l
 the two sockets.
 
 An end of one direction is passed on as such; the other direction goes on. A reset is passed on as a reset.
+
+A pump under a limit of bytes reads no more than is left. Once nothing is left and there is more to read, both
+sides are reset.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import struct
 from collections.abc import Callable
 
 from stockade.egress.dialer import reason_for
+from stockade.egress.network_budget import HostBudget
 from stockade.egress.records import ConnectionRecord
 
 PIPES = 8
@@ -108,8 +112,8 @@ class Relay:
     """One connection from inside to outside; `finished` is done when both directions have ended."""
 
     __slots__ = (
-        "_loop", "active", "finished", "incoming", "inside", "last_words", "outgoing", "outside", "pool",
-        "record",
+        "_loop", "active", "budget", "finished", "incoming", "inside", "last_words", "outgoing", "outside",
+        "pool", "record",
     )  # fmt: skip
 
     def __init__(
@@ -119,11 +123,12 @@ class Relay:
         inside: socket.socket,
         outside: socket.socket,
         record: ConnectionRecord,
+        budget: HostBudget | None = None,
     ) -> None:
         self._loop, self.pool, self.record = loop, pool, record
-        self.inside, self.outside = inside, outside
-        self.outgoing = Pump(loop, self, inside, outside, self._count_sent)
-        self.incoming = Pump(loop, self, outside, inside, self._count_received)
+        self.inside, self.outside, self.budget = inside, outside, budget
+        self.outgoing = Pump(loop, self, inside, outside, self._count_sent, "upload")
+        self.incoming = Pump(loop, self, outside, inside, self._count_received, "download")
         #: When the last byte was moved, by the loop's clock.
         self.active = loop.time()
         #: What to say to the inside, which is still open, when the relay was refused; else empty.
@@ -179,8 +184,8 @@ class Pump:
     """Moves the bytes of one direction."""
 
     __slots__ = (
-        "_count", "_from", "_from_number", "_loop", "_pending", "_pipe", "_relay", "_to", "_to_number",
-        "_waits_from", "_waits_to", "check", "ended",
+        "_budget", "_count", "_from", "_from_number", "_kind", "_loop", "_pending", "_pipe", "_relay", "_to",
+        "_to_number", "_waits_from", "_waits_to", "check", "ended",
     )  # fmt: skip
 
     def __init__(
@@ -190,8 +195,10 @@ class Pump:
         source: socket.socket,
         target: socket.socket,
         count: Callable[[int], None],
+        kind: str,
     ) -> None:
         self._loop, self._relay, self._count = loop, relay, count
+        self._budget, self._kind = relay.budget, kind
         self._from, self._to = source, target
         self._from_number, self._to_number = source.fileno(), target.fileno()
         self._pipe: Pipe | None = None
@@ -204,13 +211,20 @@ class Pump:
 
     def start(self, first: bytes = b"") -> None:
         """Begin; `first` are bytes of this direction that were read already."""
-        self._pending = first
+        self._add(first)
         self._run()
 
     def push(self, data: bytes) -> None:
         """Send bytes that a check held back."""
-        self._pending += data
+        self._add(data)
         self._run()
+
+    def _add(self, data: bytes) -> None:
+        """Count bytes that may go on towards the limit, and let them wait for the other side."""
+        if self._budget is None or self._budget.spend(self._kind, len(data)):
+            self._pending += data
+        else:
+            self._relay.abort("denied", self._budget.refusal(self._kind))
 
     def stop(self) -> None:
         """Move nothing more."""
@@ -290,26 +304,44 @@ class Pump:
             data = self._from.recv(_CHECK_SIZE)
             if not data:
                 return False
-            self._pending = self.check(data)
+            passed = self.check(data)
+            if not self.ended:
+                self._add(passed)
             return True
+        left = PIPE_SIZE if self._budget is None else self._budget.left(self._kind)
+        if not left:
+            return self._exceed()
         if self._pipe is None:
             self._pipe = self._relay.pool.take()
             if self._pipe is None:
-                return self._copy()
+                return self._copy(left)
         with contextlib.suppress(BlockingIOError):
             self._pipe.filled = os.splice(
-                self._from_number, self._pipe.writer, self._pipe.size, flags=_SPLICE
+                self._from_number, self._pipe.writer, min(self._pipe.size, left), flags=_SPLICE
             )
         if self._pipe.filled:
+            self._spend(self._pipe.filled)
             return True
         # splice never gets past an urgent byte, though the socket is readable because of what follows it.
         # What recv says counts; it leaves that byte out.
         self._give_pipe()
-        return self._copy()
+        return self._copy(left)
 
-    def _copy(self) -> bool:
+    def _spend(self, amount: int) -> None:
+        if self._budget is not None:
+            self._budget.spend(self._kind, amount)
+
+    def _exceed(self) -> bool:
+        """Reset both sides if there is more to read than the limit has left; return False at the end."""
+        if not self._from.recv(1, socket.MSG_PEEK):
+            return False
+        assert self._budget is not None
+        self._relay.abort("denied", self._budget.refusal(self._kind))
+        return True
+
+    def _copy(self, left: int) -> bool:
         scratch = self._relay.pool.scratch
-        amount = self._from.recv_into(scratch, _COPY_SIZE, socket.MSG_PEEK)
+        amount = self._from.recv_into(scratch, min(_COPY_SIZE, left), socket.MSG_PEEK)
         if not amount:
             return False
         try:
@@ -317,6 +349,7 @@ class Pump:
         except BlockingIOError:
             raise _TargetFullError from None
         self._from.recv_into(scratch, sent)
+        self._spend(sent)
         self._count(sent)
         return True
 

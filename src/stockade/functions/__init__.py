@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         sandboxed,
         stream,
     )
-    from stockade.functions.secure_buffer import SecureBuffer
     from stockade.functions.warm_python import WarmPython
+    from stockade.linux.secure_buffer import SecureBuffer
 
 __all__ = [
     "AsyncStream",
@@ -51,7 +51,7 @@ _LAZY = dict.fromkeys(__all__, "stockade.functions.sandboxed_function") | {
     "BrokenSandboxError": "stockade.functions.executor",
     "FunctionError": "stockade.functions.reply",
     "SandboxExecutor": "stockade.functions.executor",
-    "SecureBuffer": "stockade.functions.secure_buffer",
+    "SecureBuffer": "stockade.linux.secure_buffer",
     "WarmPython": "stockade.functions.warm_python",
     "WorkerDiedError": "stockade.functions.reply",
 }

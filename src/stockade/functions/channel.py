@@ -65,6 +65,11 @@ names["main"](sources, codes, public, text)
 class FunctionChannel:
     """One call. `values` are the function's values so far, `last` is its last record: (kind, content)."""
 
+    @property
+    def is_sealed(self) -> bool:
+        """Whether both ends have agreed on a key, without which nothing was sent or taken."""
+        return self._opener is not None
+
     def __init__(self, request: bytes, max_result: int, *, streams: bool = False) -> None:
         self._streams = streams
         self._agreement = channel_crypto.KeyAgreement()

@@ -68,6 +68,7 @@ def pack(
     most: int,
     many: bool = False,
     streams: bool = False,
+    prints: bool = False,
 ) -> bytes:
     """Return the whole request as bytes."""
     packing = Package()
@@ -85,6 +86,7 @@ def pack(
         "most": most,
         "many": many,
         "streams": streams,
+        "prints": prints,
     }
     return pickle.dumps(request, 4)
 

@@ -89,6 +89,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     initializer: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
     #: Whether the one argument is a sequence of arguments for many calls.
     many: bool = False
+    #: Whether the function is a stage of a pipeline: its value is dropped, and its traceback printed.
+    prints: bool = False
     #: Called with each call that begins.
     begun: Callable[[FunctionChannel], None] | None = None
 
@@ -100,7 +102,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         streams = not self.many and is_stream(function)
         request = packing.pack(
             function, args, kwargs, initializer=self.initializer, trust=self.trust_results,
-            most=self.max_result, many=self.many, streams=streams,
+            most=self.max_result, many=self.many, streams=streams, prints=self.prints,
         )  # fmt: skip
         known = reply.declared_types(function, self.types)
         taken = reply.ReturnTypes(trust=self.trust_results, max_result=self.max_result, types=known)
@@ -317,7 +319,7 @@ class Stream(_StreamBase, Iterator[Any]):
         kwargs: Mapping[str, Any],
         how: Options,
     ) -> Generator[Any, None, None]:
-        how = _with_action(how, function)
+        how = with_action(how, function)
         talk, budget = state.begun(function, args, kwargs, how)
         try:
             with Events() as events:
@@ -372,7 +374,7 @@ class AsyncStream(_StreamBase, AsyncIterator[Any]):
         kwargs: Mapping[str, Any],
         how: Options,
     ) -> Any:
-        how = _with_action(how, function)
+        how = with_action(how, function)
         talk, budget = state.begun(function, args, kwargs, how)
         try:
             with Events() as events:
@@ -443,7 +445,12 @@ async def _ready(events: Events, patience: float | None) -> None:
     events.wait(0)
 
 
-def _with_action(how: Options, function: Callable[..., Any]) -> Options:
+def options_of(function: Callable[..., Any]) -> Options | None:
+    """Return the options of a function that `sandboxed` made; None for any other."""
+    return function._how if isinstance(function, SandboxedFunction) else None
+
+
+def with_action(how: Options, function: Callable[..., Any]) -> Options:
     """Name the function as the action in the receipt, unless the caller has named another."""
     from stockade.receipt.statement import MOST_WORDS, Who, text
 

@@ -85,11 +85,13 @@ class Connection(Channel):
     ) -> Channel:
         """Start a program in the sandbox, and return the channel of its run.
 
-        For a program on a terminal, `stdio` has only the streams that are `apart` from the terminal. Two
-        descriptors in `more`, or beyond three in `stdio`, become the program's 3 and 4. Unless the run is
-        `kept`, the sandbox ends with it. `entrance` is the file through which the program enters a cgroup.
+        For a program on a terminal, `stdio` has only the streams that are `apart` from the terminal. The
+        descriptors in `more`, or beyond three in `stdio`, become the program's 3, 4 and so on. Unless the run
+        is `kept`, the sandbox ends with it. `entrance` is the file through which the program enters a cgroup.
         """
         stdio, more = stdio[:3], (*stdio[3:], *more)
+        if len(more) > wire.EXEC_MORE_MOST:
+            raise PolicyError(f"a program gets at most {wire.EXEC_MORE_MOST} descriptors besides its streams")
         last = () if entrance is None else (entrance,)
         strings = [program.cwd, *program.argv, *(f"{key}={value}" for key, value in program.env.items())]
         content = "\0".join(strings).encode("utf-8", "surrogateescape") + b"\0"
@@ -103,7 +105,7 @@ class Connection(Channel):
             | (wire.EXEC_TERMINAL if len(stdio) < 3 else 0)
             | sum(APART[number] for number in program.apart)
             | (wire.EXEC_BEHIND if program.behind else 0)
-            | (wire.EXEC_MORE if more else 0)
+            | len(more) << wire.EXEC_MORE_AT
             | (wire.EXEC_TELL if program.tell else 0)
             | (wire.EXEC_RESUME if program.resumed else 0)
             | (wire.EXEC_FIRST if program.first else 0)

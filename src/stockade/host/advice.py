@@ -19,6 +19,7 @@ SINCE = {
     "userns": (3, 8), "mountapi": (5, 12), "pidns": (3, 8), "netns": (3, 8), "ipcns": (3, 8), "utsns": (3, 8),
     "cgroupns": (4, 6), "overlay": (5, 11), "landlock": (5, 13), "seccomp": (3, 17), "notify": (5, 0),
     "pidfd": (5, 3), "nested": (3, 8), "nproc": (5, 14), "scopes": (6, 12), "bwrap.nproc": (5, 14),
+    "memlock": (4, 14),
 }  # fmt: skip
 
 APPARMOR = "kernel.apparmor_restrict_unprivileged_userns"
@@ -114,6 +115,12 @@ def _reason_and_fix(name: str, errno: int, detail: str, host: Host, gate: str) -
         )
     if name == "overlay" and errno == errors.ENODEV:
         return "this kernel has no overlayfs loaded", "sudo modprobe overlay"
+    if name == "memlock" and detail == "mlock":
+        return (
+            "this process may not lock 64 KiB of memory, which the values of secrets need (RLIMIT_MEMLOCK)",
+            "raise the limit: `ulimit -l 1024`, LimitMEMLOCK= of a service, or memlock in "
+            "/etc/security/limits.conf; in a container: docker run --ulimit memlock=1048576",
+        )
     if name == "notify" and errno == errors.EBUSY:
         return (
             "the process that started Stockade already listens to its system calls",

@@ -9,7 +9,7 @@ import msgspec
 #: The probes that the gate runs, in order.
 GATE_PROBES = (
     "userns", "mountapi", "pidns", "netns", "ipcns", "utsns", "cgroupns",
-    "overlay", "landlock", "seccomp", "notify", "pidfd", "nested", "nproc", "scopes",
+    "overlay", "landlock", "seccomp", "notify", "pidfd", "nested", "nproc", "scopes", "memlock",
 )  # fmt: skip
 #: The probes that this process runs, because the supervisor makes cgroups itself.
 CGROUP_PROBES = ("cgroup.memory", "cgroup.pids", "cgroup.cpu", "cgroup.cpuacct")

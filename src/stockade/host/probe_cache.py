@@ -9,12 +9,14 @@ ignored: the walls are checked at every start anyway.
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Mapping
 
 import msgspec
 
 from stockade.errors import StockadeError
 from stockade.host.capabilities import CGROUP_PROBES, HELPER_PROBES, PROBES, Host
+from stockade.linux.boot import boot_id
 from stockade.linux.cgroups import membership
 
 _CONFINEMENT = ("NoNewPrivs:", "Seccomp:", "Seccomp_filters:", "CapEff:", "CapBnd:")
@@ -45,7 +47,7 @@ def key(facts: Host, gate: str, helpers: str | None = None) -> dict[str, str]:
     except OSError:
         return {}
     return {
-        "boot": read("/proc/sys/kernel/random/boot_id"),
+        "boot": boot_id(),
         "kernel": facts.kernel,
         "uid": str(facts.uid),
         "gate": f"{gate} {built.st_mtime_ns} {built.st_size}",
@@ -54,6 +56,7 @@ def key(facts: Host, gate: str, helpers: str | None = None) -> dict[str, str]:
         "label": read("/proc/self/attr/current").rstrip("\0"),
         "namespace": namespace,
         "container": facts.container,
+        "locked": str(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
         _HERE: membership(),
         **({} if helpers is None else {_HELPERS: helpers}),
         **facts.sysctls,

@@ -233,6 +233,8 @@ class Worker:
                 value: Any = [self.final_value(function(*one)) for one in args[0]]
             else:
                 value = self.final_value(function(*args, **kwargs))
+            if self.request["prints"]:
+                value = sys.stdout.flush()  # a full or broken pipe is the function's failure
             stage = "result"
             pieces = self.encode_result(value)
         except BaseException as error:
@@ -286,6 +288,8 @@ class Worker:
 
     def fail(self, error: BaseException, stage: str) -> NoReturn:
         content = self.encode_failure(error, stage)
+        if self.request["prints"]:
+            print(self.trace, end="", file=sys.stderr)
         self.flush()
         self.send(b"E", content)
         self.leave(1)
@@ -307,6 +311,7 @@ class Worker:
             text = message = f"{type(error).__qualname__}: its text cannot be shown"
         if isinstance(error, NameError):
             text += self.explain_missing(error)
+        self.trace = text
         arguments = error.args
         if isinstance(error, OSError) and len(arguments) == 2 and error.filename is not None:
             arguments = (*arguments, error.filename)

@@ -34,6 +34,7 @@ from stockade.policy.model import (
     Limits,
     Policy,
     Reuse,
+    Secret,
     limit_text,
 )
 from stockade.policy.patterns import is_included, is_pattern, is_relative, quote, unquote
@@ -64,10 +65,21 @@ RULES: dict[str, str] = {
     "other has none either",
     "net": '`"open"` only if the other has it; otherwise every rule that allows is covered by rules of the '
     "other with the same ports: a host by itself or by `*.` above it, an address by a network around it, "
-    "`tcp://` only by `tcp://`; and every rule of the other that denies something of it, or an address that "
-    "a name could lead to, is there too, or a wider one; the certificates and proxies that come with a "
-    "network are those of your environment, the same for both",
+    "`tcp://` only by `tcp://`, `ask` only by `ask`, a rule for requests by one with its methods, path and "
+    "query or more of them, or by a rule for its host; and every rule of the other that denies something of "
+    "it, or an address that a name could lead to, is there too, or a wider one; the certificates and proxies "
+    "that come with a network are those of your environment, the same for both",
+    "net_roots": "the same; without rules for requests in `net` nothing is compared",
+    "secrets": "only secrets that the other has, by their own clauses",
+    **dict.fromkeys(
+        (f"secrets.NAME.{name}" for name in ("from_env", "from_file", "from_command")), "the same"
+    ),
+    "secrets.NAME.hosts": "only hosts of the other's secret",
+    "secrets.NAME.as": "only places that the other's secret names",
+    "secrets.NAME.prefix": "anything: it changes placeholders alone",
+    "secrets.NAME.inside": "anything: it says where placeholders are",
     "on_egress_end": '`"continue"` only if the other has it too; without rules in `net` nothing is compared',
+    "proxy": "`true` only if the other has it",
     "env": "every variable that the other sets, with the same value; further variables are allowed",
     "pass_env": "only names that the other or its profile passes",
     "image": "the same",
@@ -232,6 +244,8 @@ def clauses() -> Iterator[str]:
         yield name
         if name in TABLES:
             yield from (f"{name}.{inner}" for inner in TABLES[name].__struct_fields__)
+        if name == "secrets":
+            yield from (f"{name}.NAME.{inner}" for inner in Secret.__struct_encode_fields__)
 
 
 def excess(mine: Policy, other: Policy, home: str = "") -> list[str]:
@@ -256,6 +270,11 @@ def excess(mine: Policy, other: Policy, home: str = "") -> list[str]:
         found += _net(mine.net, other.net)
     if mine.net and mine.net != "open" and (mine.on_egress_end, other.on_egress_end) == ("continue", "end"):
         found.append('on_egress_end = "continue": the program goes on without its egress process')
+    if mine.proxy and not other.proxy:
+        found.append("proxy = true: a proxy inside")
+    if any(" " in rule for rule in mine.net) and other.net != "open" and mine.net_roots != other.net_roots:
+        found.append(f"net_roots = {show(mine.net_roots)} where {show(other.net_roots)} is asked for")
+    found += _secrets(mine, other)
     found += _variables(mine, other)
     if mine.image != other.image:
         found.append(f"image = {show(mine.image)} where {show(other.image)} is asked for")
@@ -297,6 +316,21 @@ def _net(mine: tuple[str, ...] | Literal["open"], other: tuple[str, ...]) -> lis
     from stockade.policy.net_comparison import excess as net_excess
 
     return net_excess(mine, other)
+
+
+def _secrets(mine: Policy, other: Policy) -> Iterator[str]:
+    for name, secret in mine.secrets.items():
+        known = other.secrets.get(name)
+        source = getattr(secret, secret.source)
+        if known is None:
+            yield f"secrets.{name}: its value goes to {', '.join(secret.hosts)}"
+        elif (known.source, getattr(known, known.source)) != (secret.source, source):
+            yield f"secrets.{name}.{secret.source} = {show(source)}: another value"
+        else:
+            yield from (
+                f"secrets.{name}.hosts = {show(one)}" for one in secret.hosts if one not in known.hosts
+            )
+            yield from (f"secrets.{name}.as = {show(one)}" for one in secret.as_ if one not in known.as_)
 
 
 def _tops(mine: PathAccess, other: PathAccess) -> tuple[str, str]:

@@ -51,14 +51,61 @@ CLAUSES: dict[str, Clause] = {
     "exec": Clause("patterns", "the only files that may be executed", Control.EXEC),
     "net": Clause(
         '`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `address[:ports]`, '
-        "`network[:ports]`, `tcp://host:port`, and `!` before a rule that denies",
+        "`network[:ports]`, `tcp://host:port`, `METHOD[,METHOD] https://host/path/**`, `!` before a rule "
+        "that denies, and `ask`: you are asked about names that no rule covers",
         "no network, all of the host's, or only what the rules allow; a rule without ports means 80 and 443",
         Control.NETWORK_RULES,
+    ),
+    "net_roots": Clause(
+        "a path",
+        "the file of certificates by which Stockade verifies servers whose requests rules judge; without it, "
+        "the file that your `SSL_CERT_FILE` names, or the system's",
+        Control.NETWORK_HTTP,
     ),
     "on_egress_end": Clause(
         '`"continue"`, `"end"`',
         "what a run does if the process that relays its connections ends: it goes on and reaches nothing, or "
         "it ends too",
+        Control.NETWORK_RULES,
+    ),
+    "secrets": Clause(
+        "a table for each",
+        "values that stay outside, by the name of the variable that has a placeholder inside",
+        Control.SECRETS,
+    ),
+    "secrets.NAME.from_env": Clause(
+        "a name",
+        "the variable of your environment that has the value; with `?` at the end the secret is left out if "
+        "there is none",
+    ),
+    "secrets.NAME.from_file": Clause(
+        "a path", "the file that has the value; with `?` at the end only if it exists"
+    ),
+    "secrets.NAME.from_command": Clause(
+        "a list of words", "the command that prints the value, which no shell reads"
+    ),
+    "secrets.NAME.hosts": Clause(
+        "hosts: `api.example.com`, `api.example.com:8443`, `http://intranet.example`",
+        "the only hosts that get the value, each with a rule for requests in `net`",
+        Control.SECRETS,
+    ),
+    "secrets.NAME.as": Clause(
+        '`"bearer"`, `"basic"`, `"header:X-Api-Key"`, `"query:key"`, `"body"`, or a list of these',
+        "where in a request the placeholder is replaced",
+        Control.SECRETS,
+    ),
+    "secrets.NAME.prefix": Clause(
+        "text", "what the placeholder begins with, for programs that check how a key looks"
+    ),
+    "secrets.NAME.inside": Clause(
+        '`"env"`, `"file"`, `"both"`',
+        "where programs find the placeholder: in a variable with the secret's name, or in the file "
+        "`/run/secrets/NAME`",
+    ),
+    "proxy": Clause(
+        "true or false",
+        "whether programs find a proxy inside, at `198.18.0.1:3128`, for HTTP CONNECT and SOCKS5, and "
+        "`HTTPS_PROXY` names it; it reaches what `net` allows",
         Control.NETWORK_RULES,
     ),
     "env": Clause("a table", "variables to set inside", Control.ENVIRONMENT),
@@ -107,6 +154,18 @@ CLAUSES: dict[str, Clause] = {
         "changes, private `/tmp`, `/dev/shm` and home together",
         Control.LIMITS_DISK,
     ),
+    "limits.connections": Clause(
+        "a number", "connections to the outside, in the life of the sandbox", Control.LIMITS_NETWORK
+    ),
+    "limits.requests": Clause(
+        "a number", "HTTP requests; every rule must let Stockade look into HTTP", Control.LIMITS_NETWORK
+    ),
+    "limits.upload": Clause(A_SIZE, "bytes to the outside", Control.LIMITS_NETWORK),
+    "limits.download": Clause(A_SIZE, "bytes from the outside", Control.LIMITS_NETWORK),
+    "limits.host_connections": Clause("a number", "connections to each single host", Control.LIMITS_NETWORK),
+    "limits.host_requests": Clause("a number", "HTTP requests to each single host", Control.LIMITS_NETWORK),
+    "limits.host_upload": Clause(A_SIZE, "bytes to each single host", Control.LIMITS_NETWORK),
+    "limits.host_download": Clause(A_SIZE, "bytes from each single host", Control.LIMITS_NETWORK),
     "syscalls": Clause(
         "a table", "additions to the built-in list of system calls, and removals from it", Control.SYSCALLS
     ),
@@ -126,6 +185,8 @@ CONTROLS: dict[Control, str] = {
     Control.WORKSPACE_OVERLAY: "changes go to a layer beside the workspace",
     Control.NETWORK_NONE: "no network but a private loopback",
     Control.NETWORK_RULES: "connections only to hosts, addresses and ports that the rules allow",
+    Control.NETWORK_HTTP: "of hosts with rules for requests, only requests that the rules allow",
+    Control.SECRETS: "values stay outside, and reach only the hosts that they are bound to",
     Control.PROCESSES: "programs see, signal and trace only processes of their sandbox",
     Control.IPC: "no shared memory, queues or sockets of the host",
     Control.SYSCALLS: "only the calls of an allowlist",
@@ -141,6 +202,7 @@ CONTROLS: dict[Control, str] = {
     Control.LIMITS_OUTPUT: "output kept in memory",
     Control.LIMITS_FILES: "open descriptors of each process",
     Control.LIMITS_DISK: "bytes and files written",
+    Control.LIMITS_NETWORK: "connections, requests and bytes to the outside, in all and for each host",
     Control.CLEANUP: "everything inside ends with the run and with its supervisor",
 }
 

@@ -35,9 +35,7 @@ NOTHING = object()
 
 #: Clauses that nothing enforces yet: what each would do, and the value that asks for nothing.
 #: When one is built, its row goes and the field comes.
-LATER: dict[str, tuple[str, object]] = {
-    "secrets": ("hold secrets back from the program", {}),
-}
+LATER: dict[str, tuple[str, object]] = {}
 LATER_BACKENDS = ("gvisor", "container", "microvm")
 #: The best first.
 BACKENDS = ("native", "bwrap", "landlock")
@@ -68,6 +66,13 @@ ALWAYS = (
     Control.TERMINAL,
     Control.CLEANUP,
 )
+#: The limits that the egress process keeps.
+NETWORK_LIMITS = (
+    "connections", "requests", "upload", "download",
+    "host_connections", "host_requests", "host_upload", "host_download",
+)  # fmt: skip
+#: The limits that are sizes.
+SIZES = ("memory", "output", "disk", "upload", "download", "host_upload", "host_download")
 #: The limits that may be weaker where the host has no means and only the profile asks for them.
 WEAKER_BY_DEFAULT = (Control.LIMITS_MEMORY, Control.LIMITS_TASKS, Control.LIMITS_CPU_TIME)
 
@@ -162,6 +167,14 @@ class Limits(_Clauses, frozen=True):
         output: How much of each stream is kept in memory; the rest goes to a file (a size).
         files: Open descriptors of one process (a number).
         disk: Changes, private `/tmp`, `/dev/shm` and home together (a size).
+        connections: Connections to the outside, in the life of the sandbox (a number).
+        requests: HTTP requests; every rule must let Stockade look into HTTP (a number).
+        upload: Bytes to the outside (a size).
+        download: Bytes from the outside (a size).
+        host_connections: Connections to each single host (a number).
+        host_requests: HTTP requests to each single host (a number).
+        host_upload: Bytes to each single host (a size).
+        host_download: Bytes from each single host (a size).
     """
 
     memory: int | None = None
@@ -172,6 +185,14 @@ class Limits(_Clauses, frozen=True):
     output: int | None = None
     files: int | None = None
     disk: int | None = None
+    connections: int | None = None
+    requests: int | None = None
+    upload: int | None = None
+    download: int | None = None
+    host_connections: int | None = None
+    host_requests: int | None = None
+    host_upload: int | None = None
+    host_download: int | None = None
 
     _prefix = "limits."
     _checks = {
@@ -183,6 +204,7 @@ class Limits(_Clauses, frozen=True):
         "output": values.size,
         "files": values.count(1 << 20, least=16),  # the gate itself needs a dozen
         "disk": values.size,
+        **{name: values.size if name in SIZES else values.count(1 << 40) for name in NETWORK_LIMITS},
     }
 
     if TYPE_CHECKING:
@@ -197,6 +219,14 @@ class Limits(_Clauses, frozen=True):
             output: int | str | None = None,
             files: int | str | None = None,
             disk: int | str | None = None,
+            connections: int | str | None = None,
+            requests: int | str | None = None,
+            upload: int | str | None = None,
+            download: int | str | None = None,
+            host_connections: int | str | None = None,
+            host_requests: int | str | None = None,
+            host_upload: int | str | None = None,
+            host_download: int | str | None = None,
         ) -> None: ...
 
 
@@ -204,7 +234,12 @@ def limit_text(name: str, value: float) -> str:
     """Return a limit as a policy writes it."""
     if name in ("cpu_time", "wall"):
         return f'"{values.time_text(value)}"'
-    return f'"{values.size_text(int(value))}"' if name in ("memory", "output", "disk") else str(value)
+    return f'"{values.size_text(int(value))}"' if name in SIZES else str(value)
+
+
+def control_of_limit(name: str) -> Control:
+    """Return the control that a key of `limits` asks for."""
+    return Control.LIMITS_NETWORK if name in NETWORK_LIMITS else Control(f"limits.{name}")
 
 
 class Syscalls(_Clauses, frozen=True):
@@ -273,6 +308,83 @@ class Reuse(_Clauses, frozen=True):
         ) -> None: ...
 
 
+def _secret_check(name: str) -> values.Check:
+    """Return a check of `policy.secrets`, which is loaded only for policies with secrets."""
+
+    def check(key: str, value: Any) -> Any:
+        from stockade.policy import secrets
+
+        return getattr(secrets, name)(key, value)
+
+    return check
+
+
+#: Where the value of a secret may be found.
+_SOURCES = ("from_env", "from_file", "from_command")
+
+
+class Secret(_Clauses, frozen=True, rename={"as_": "as"}):
+    """A value that stays outside: programs have a placeholder, which the egress process replaces.
+
+    Exactly one of `from_env`, `from_file` and `from_command` says where the supervisor finds the value.
+
+    Attributes:
+        from_env: The variable of your environment that has the value; with `?` at the end the secret is left
+            out if there is none (a name).
+        from_file: The file that has the value; with `?` at the end only if it exists (a path).
+        from_command: The command that prints the value, which no shell reads (a list of words).
+        hosts: The only hosts that get the value, each with a rule for requests in `net` (hosts:
+            `api.example.com`, `api.example.com:8443`, `http://intranet.example`).
+        as_: Where in a request the placeholder is replaced (`"bearer"`, `"basic"`, `"header:X-Api-Key"`,
+            `"query:key"`, `"body"`, or a list of these).
+        prefix: What the placeholder begins with, for programs that check how a key looks (text).
+        inside: Where programs find the placeholder: in a variable with the secret's name, or in the file
+            `/run/secrets/NAME` (`"env"`, `"file"`, `"both"`).
+    """
+
+    from_env: str | None = None
+    from_file: str | None = None
+    from_command: tuple[str, ...] | None = None
+    hosts: tuple[str, ...] = ()
+    as_: tuple[str, ...] = ("bearer", "basic")
+    prefix: str = ""
+    inside: Literal["env", "file", "both"] = "env"
+
+    _prefix = "secrets.NAME."
+    _checks = {
+        "from_env": _secret_check("variable"),
+        "from_file": lambda key, value: None if value is None else values.path(key, value),
+        "from_command": _secret_check("command"),
+        "hosts": _secret_check("hosts"),
+        "as_": _secret_check("forms"),
+        "prefix": _secret_check("prefix"),
+        "inside": values.one_of("env", "file", "both"),
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sources = [name for name in _SOURCES if getattr(self, name) is not None]
+        if len(sources) != 1:
+            problem = f"has {' and '.join(sources)}" if sources else "does not say where its value is"
+            hint = "write one of from_env, from_file and from_command"
+            raise InvalidValueError("secrets.NAME.", None, problem, hint)
+
+    @property
+    def source(self) -> str:
+        """Which of the three says where the value is."""
+        return next(name for name in _SOURCES if getattr(self, name) is not None)
+
+
+def _secrets(key: str, value: Any) -> Any:
+    if type(value) is FrozenMap and all(isinstance(one, Secret) for one in value.values()):
+        return value
+    if not value and isinstance(value, Mapping):
+        return FrozenMap()
+    from stockade.policy import secrets
+
+    return secrets.named(key, value, Secret)
+
+
 def _table(kind: type[_Clauses]) -> values.Check:
     def check(key: str, value: Any) -> _Clauses:
         if isinstance(value, kind):
@@ -308,6 +420,8 @@ def _reuse(key: str, value: Any) -> Any:
 def _net(key: str, value: Any) -> tuple[str, ...] | str:
     if isinstance(value, str) and value in ("open", "none"):
         return "open" if value == "open" else ()
+    if value == "ask":
+        return ("ask",)
     if isinstance(value, list | tuple | set | frozenset):
         return _net_rules(key, value) if value else ()
     if isinstance(value, str) and any(letter in value for letter in ".:/"):
@@ -318,6 +432,15 @@ def _net(key: str, value: Any) -> tuple[str, ...] | str:
         'is neither "none" nor "open" nor a list of rules',
         'write "none" for no network, "open" for all of the host\'s, or rules: ["api.example.com:443"]',
     )
+
+
+def _roots(key: str, value: Any) -> str:
+    if value == "":
+        return ""
+    text = values.path(key, value)
+    if not text.startswith(("/", "~/")):
+        raise InvalidValueError(key, value, "is not an absolute path", f"write ~/{text} or /etc/ssl/{text}")
+    return text
 
 
 def _net_rules(key: str, value: Iterable[Any]) -> tuple[str, ...]:
@@ -340,6 +463,7 @@ def _net_rules(key: str, value: Iterable[Any]) -> tuple[str, ...]:
         raise InvalidValueError(key, None, problem, "write *.example.com for several hosts of one domain")
     try:
         net_rules.ports_of(found.values())
+        net_rules.check_rules(tuple(found.values()))
     except net_rules.NetRuleError as error:
         raise InvalidValueError(key, written, error.problem, error.hint) from None
     return tuple(found)
@@ -410,9 +534,14 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         exec: The only files that may be executed (patterns).
         net: No network, all of the host's, or only what the rules allow; a rule without ports means 80 and
             443 (`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `address[:ports]`,
-            `network[:ports]`, `tcp://host:port`, and `!` before a rule that denies).
+            `network[:ports]`, `tcp://host:port`, `METHOD[,METHOD] https://host/path/**`, `!` before a rule
+            that denies, and `ask`: you are asked about names that no rule covers).
+        net_roots: The file of certificates by which Stockade verifies servers whose requests rules judge;
+            without it, the file that your `SSL_CERT_FILE` names, or the system's (a path).
         on_egress_end: What a run does if the process that relays its connections ends: it goes on and reaches
             nothing, or it ends too (`"continue"`, `"end"`).
+        proxy: Whether programs find a proxy inside, at `198.18.0.1:3128`, for HTTP CONNECT and SOCKS5, and
+            `HTTPS_PROXY` names it; it reaches what `net` allows (true or false).
         env: Variables to set inside (a table).
         pass_env: Variables of your environment to pass on (names).
         image: The root file system (`"host"`).
@@ -428,6 +557,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         delegate: Whether the program may ask for further sandboxes, which never get more than it has itself
             (true or false).
         reuse: A pool may use a sandbox for several runs, one after another (a table).
+        secrets: Values that stay outside, by the name of the variable that has a placeholder inside (a table
+            for each).
     """
 
     profile: Literal["strict", "dev", "net-client", "worker"] = "strict"
@@ -440,7 +571,9 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     allow_commit: tuple[str, ...] = ()
     exec: tuple[str, ...] | None = None
     net: tuple[str, ...] | Literal["open"] = ()
+    net_roots: str = ""
     on_egress_end: Literal["continue", "end"] = "continue"
+    proxy: bool = False
     env: Mapping[str, str] = FrozenMap()
     pass_env: tuple[str, ...] = ()
     image: Literal["host"] = "host"
@@ -457,6 +590,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     toolchain: bool | tuple[str, ...] = True
     delegate: bool = False
     reuse: Reuse | None = None
+    secrets: Mapping[str, Secret] = FrozenMap()  # type: ignore[assignment]
 
     _checks = {
         "profile": values.one_of(*PROFILES),
@@ -469,7 +603,9 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "allow_commit": values.many(values.inside),
         "exec": _programs,
         "net": _net,
+        "net_roots": _roots,
         "on_egress_end": values.one_of("continue", "end"),
+        "proxy": values.flag,
         "env": values.variables,
         "pass_env": values.many(values.variable),
         "image": values.one_of("host"),
@@ -481,6 +617,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "toolchain": _toolchain,
         "delegate": values.flag,
         "reuse": _reuse,
+        "secrets": _secrets,
     }
 
     if TYPE_CHECKING:
@@ -498,7 +635,9 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             allow_commit: Sequence[str] = (),
             exec: Sequence[str] | None = None,
             net: Sequence[str] | str = (),
+            net_roots: str = "",
             on_egress_end: str = "continue",
+            proxy: bool = False,
             env: Mapping[str, str] = ...,
             pass_env: Sequence[str] = (),
             image: str = "host",
@@ -510,6 +649,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             toolchain: bool | Sequence[str] = True,
             delegate: bool = False,
             reuse: Reuse | Mapping[str, Any] | None = None,
+            secrets: Mapping[str, Secret | Mapping[str, Any]] = ...,
         ) -> None: ...
 
     @classmethod
@@ -593,6 +733,11 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             needed[Control.NETWORK_NONE] = "default"
         elif self.net != "open":
             needed[Control.NETWORK_RULES] = f"net = {values.show(self.net)}"
+            if requests := tuple(rule for rule in self.net if " " in rule):
+                needed[Control.NETWORK_HTTP] = f"net = {values.show(requests)}"
+        if self.secrets and self.net:
+            name, secret = next(iter(self.secrets.items()))
+            needed[Control.SECRETS] = f"secrets.{name}.hosts = {values.show(secret.hosts)}"
         if self.workspace is not None:
             if self.workspace.mode == "overlay":
                 needed[Control.WORKSPACE_OVERLAY] = 'workspace.mode = "overlay"'
@@ -604,9 +749,10 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         limits, default = self.limits, profile(self.profile).limits
         for name in limits.__struct_fields__:
             if (value := getattr(limits, name)) is not None:
-                needed[Control(f"limits.{name}")] = f"limits.{name} = {limit_text(name, value)}"
+                clause, control = f"limits.{name} = {limit_text(name, value)}", control_of_limit(name)
+                needed[control] = f"{needed[control]}, {clause}" if control in needed else clause
             elif getattr(default, name) is not None:
-                needed[Control(f"limits.{name}")] = "default"
+                needed[control_of_limit(name)] = "default"
         if self.syscalls != Syscalls():
             name = "deny" if self.syscalls.deny else "allow"
             needed[Control.SYSCALLS] = f"syscalls.{name} = {values.show(getattr(self.syscalls, name))}"
@@ -621,7 +767,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         control = Control(control)
         if control in self.accept or control not in self.controls():
             return False
-        written = control.startswith("limits.") and getattr(self.limits, control[7:]) is not None
+        written = control.startswith("limits.") and getattr(self.limits, control[7:], None) is not None
         return written or control not in WEAKER_BY_DEFAULT
 
 
@@ -648,11 +794,12 @@ def policy_or_default(policy: PolicyLike | None) -> Policy:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, _Clauses):
-        items = {name: getattr(value, name) for name in value.__struct_fields__}
+        names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        items = {shown: getattr(value, name) for shown, name in names}
         return {name: _plain(item) for name, item in items.items() if item is not None}
     if isinstance(value, tuple):
         return [str(item) for item in value]
-    return dict(value) if isinstance(value, FrozenMap) else value
+    return {name: _plain(item) for name, item in value.items()} if isinstance(value, FrozenMap) else value
 
 
 def in_repository(path: str) -> bool:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from stockade.policy import http_rules
 from stockade.policy.net_rules import (
+    ASK,
     NetRule,
     Ranges,
+    covers_name,
     network_of,
     parse_rule,
     ports_text,
@@ -59,6 +62,8 @@ def _own_denials(mine: list[NetRule], denial: NetRule, rule: NetRule) -> list[Ne
 
 
 def _shared_ports(one: NetRule, other: NetRule) -> Ranges:
+    if other.text == ASK:  # it is about the ports of all other rules too
+        return one.ports
     return without(one.ports, without(one.ports, other.ports))
 
 
@@ -67,14 +72,13 @@ def _ports_without(ports: Ranges, rules: list[NetRule]) -> Ranges:
 
 
 def covers(wide: NetRule, narrow: NetRule) -> bool:
-    """Whether every name or address of `narrow` is one of `wide`."""
+    """Whether every name or address of `narrow`, and every request, is one of `wide`."""
     outer, inner = network_of(wide), network_of(narrow)
     if outer is not None or inner is not None:
         return outer is not None and inner is not None and outer.contains(inner)
-    if wide.wildcard:
-        below = narrow.name.endswith(f".{wide.name}")
-        return below or (narrow.wildcard and narrow.name == wide.name)
-    return wide.name == narrow.name and not narrow.wildcard
+    if wide.http is not None and (narrow.http is None or not http_rules.covers(wide.http, narrow.http)):
+        return False
+    return covers_name(wide, narrow)
 
 
 def _allows_all_of(wide: NetRule, narrow: NetRule) -> bool:
@@ -91,8 +95,12 @@ def _allows_all_of(wide: NetRule, narrow: NetRule) -> bool:
 
 def _meets(denial: NetRule, rule: NetRule) -> bool:
     """Whether a deny rule could deny something that an allowing rule allows."""
+    if rule.text == ASK:  # the user could allow any name
+        return True
+    if denial.http and rule.http and not http_rules.meets(denial.http, rule.http):
+        return False
     if denial.name:
-        return bool(rule.name) and (covers(denial, rule) or covers(rule, denial))
+        return bool(rule.name) and (covers_name(denial, rule) or covers_name(rule, denial))
     if rule.name:  # the name could lead to a denied address
         return True
     denied, allowed = network_of(denial), network_of(rule)

@@ -6,7 +6,9 @@
 
 A rule is a host (`api.example.com`), everything below a host (`*.example.com`), an address or a network
 (`10.1.2.3`, `10.1.0.0/16`), each with ports or without (`:443`, `:80,443`, `:8000-8010`); `tcp://host:5432`
-allows bytes that Stockade does not look into; `!` before a rule denies. A deny rule wins over every other.
+allows bytes that Stockade does not look into; `GET https://api.example.com/v1/**` allows requests
+(`http_rules`); `!` before a rule denies. A deny rule wins over every other. The rule `ask` allows nothing by
+itself: the user is asked about names that no other rule covers.
 
 Two processes use this module: the supervisor, which reads policies, and the egress process, which reads what
 a hostile program sends. So it needs nothing but the standard library, has no side effect, and every function
@@ -23,6 +25,18 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from stockade.policy import net_errors
+from stockade.policy.http_rules import (
+    SCHEMES,
+    HttpPattern,
+    Target,
+    matches,
+    parse_pattern,
+    rule_text,
+    split_rule,
+)
+
+NetRuleError = net_errors.NetRuleError
 #: Each port needs two listeners in the sandbox, and one message carries the descriptors of them all.
 MOST_PORTS = 64
 #: The rules of one policy.
@@ -37,16 +51,12 @@ ALL_PORTS = ((1, 65535),)
 #: Stockade answers the sandbox's DNS questions itself, on this port.
 DNS_PORT = 53
 
+#: Where programs inside find a proxy, if the policy has one: at the address of the name server.
+PROXY_PORT, PROXY_ADDRESSES = 3128, ("198.18.0.1", "fd00:5afe::1")
+#: The rule by which the user is asked.
+ASK = "ask"
+
 Ranges = tuple[tuple[int, int], ...]
-
-
-class NetRuleError(ValueError):
-    """A rule, or a name, is not valid; `hint` says what to write."""
-
-    def __init__(self, problem: str, hint: str = "") -> None:
-        super().__init__(problem)
-        self.problem = problem
-        self.hint = hint
 
 
 class NetRule(NamedTuple):
@@ -57,13 +67,15 @@ class NetRule(NamedTuple):
     deny: bool
     #: Stockade does not look into what is sent: rules with `tcp://`, and rules for addresses.
     opaque: bool
-    #: In A-labels and lower case, without `*.`; empty for an address.
+    #: In A-labels and lower case, without `*.`; empty for an address, and for `ask`.
     name: str
     wildcard: bool
     #: An address, or a network such as `10.0.0.0/8`; empty for a name.
     network: str
     #: Inclusive, sorted, and merged where they touch.
     ports: Ranges
+    #: Which requests the rule is about; None for one about connections.
+    http: HttpPattern | None = None
 
 
 class NetDecision(NamedTuple):
@@ -72,6 +84,8 @@ class NetDecision(NamedTuple):
     allowed: bool
     rule: int
     opaque: bool
+    #: The scheme, if only rules for requests allow it: each request is judged. Empty otherwise.
+    scheme: str = ""
 
 
 class AddressRange(NamedTuple):
@@ -116,7 +130,7 @@ _WORDS = {
     **dict.fromkeys(("open", "host", "bridge", "all", "any", "on", "yes", "true", "internet"), "open"),
     **dict.fromkeys(("none", "off", "no", "false", "closed", "disabled"), "none"),
 }
-_NO_PATH = "a rule names a host and ports, without a path"
+_NO_PATH = "a rule without a method names a host and ports, without a path"
 _NO_DNS = "leave it out: programs can look up the names that rules allow without a rule for that"
 _ONE_HOST = "write one rule for each host"
 _SERVICES = {"http": "80", "https": "443", "ssh": "22"}
@@ -438,6 +452,13 @@ def parse_rule(text: str) -> NetRule:
     if text != text.strip():
         raise NetRuleError("begins or ends with a space", f"write {text.strip()}")
     deny, body = text[0] == "!", text.removeprefix("!")
+    if body == ASK and deny:
+        raise NetRuleError("is no rule", "leave ask out, or write !ask:443 for a host of that name")
+    if text == ASK:
+        # On the ports that it has, and those that other rules name, there are listeners inside.
+        return NetRule(ASK, False, False, "", False, "", WEB_PORTS)
+    if (parts := split_rule(body)) is not None:
+        return _http_rule(deny, *parts)
     _refuse_other_forms(body)
     opaque, place = body.startswith("tcp://"), body.removeprefix("tcp://")
     if deny and opaque:
@@ -458,6 +479,68 @@ def parse_rule(text: str) -> NetRule:
     if not deny:
         ports_of([rule])
     return rule._replace(text=_text(rule, shown))
+
+
+def _http_rule(deny: bool, methods: str, scheme: str, authority: str, target: str) -> NetRule:
+    pattern = parse_pattern(methods, scheme, authority, target)
+    host, ports = _split(authority)
+    ranges = _ports(ports) if ports else ((SCHEMES[pattern.scheme], SCHEMES[pattern.scheme]),)
+    if len(ranges) > 1 or ranges[0][0] != ranges[0][1]:
+        raise NetRuleError("a URL has one port", "write one rule for each port")
+    port = ranges[0][0]
+    if port == DNS_PORT:
+        raise NetRuleError(f"Stockade answers port {DNS_PORT} inside itself", "name another port")
+    if (network := _rule_network(host)) is not None:
+        raise NetRuleError(
+            "requests are judged by the name of their host",
+            f"write {network_text(network)}:{port} to allow connections to the address",
+        )
+    name, wildcard = _rule_name(host, ports)
+    shown = (f"*.{name}" if wildcard else name) + ("" if port == SCHEMES[pattern.scheme] else f":{port}")
+    before = "!" if deny else ""
+    return NetRule(before + rule_text(pattern, shown), deny, False, name, wildcard, "", ranges, pattern)
+
+
+def check_rules(rules: Sequence[NetRule]) -> None:
+    """Refuse rules that contradict each other: a host is either looked into or not."""
+    plain = [rule for rule in rules if rule.http is None and not rule.deny and rule.name]
+    looked_into = [rule for rule in rules if rule.http is not None]
+    for rule in looked_into:
+        for other in plain:
+            if not _share_port(rule, other):
+                continue
+            if covers_name(other, rule) or (rule.deny and covers_name(rule, other)):
+                everything = f"* {rule.http.scheme if rule.http else 'https'}://{_shown_name(other)}/**"
+                raise NetRuleError(
+                    f"{other.text} already allows everything to this host, without a look at the requests",
+                    f"leave out one of the two; to allow all requests but look at them, write {everything}",
+                )
+        for other in looked_into:
+            differs = rule.http and other.http and rule.http.scheme != other.http.scheme
+            if (
+                differs
+                and _share_port(rule, other)
+                and (covers_name(rule, other) or covers_name(other, rule))
+            ):
+                raise NetRuleError(
+                    f"{other.text} has another scheme for the same host and port",
+                    "one port speaks one of them",
+                )
+
+
+def covers_name(wide: NetRule, narrow: NetRule) -> bool:
+    """Whether every name of `narrow` is one of `wide`."""
+    if wide.wildcard:
+        return narrow.name.endswith(f".{wide.name}") or (narrow.wildcard and narrow.name == wide.name)
+    return wide.name == narrow.name and not narrow.wildcard
+
+
+def _share_port(one: NetRule, other: NetRule) -> bool:
+    return without(one.ports, other.ports) != one.ports
+
+
+def _shown_name(rule: NetRule) -> str:
+    return f"*.{rule.name}" if rule.wildcard else rule.name
 
 
 def _text(rule: NetRule, shown: str) -> str:
@@ -571,10 +654,8 @@ def _refuse_other_forms(body: str) -> None:
             f'write net = "{_WORDS[body.lower()]}", or {body.lower()}:443 for a host of that name',
         )
     if body.lower().split(maxsplit=1)[:1] in ([method] for method in _METHODS) and len(body.split()) > 1:
-        host = _host_of(body.rsplit(maxsplit=1)[-1])
-        raise NetRuleError(
-            "this version does not look into HTTP requests", f"write {host}:443" if host else "write host:443"
-        )
+        host = _host_of(body.rsplit(maxsplit=1)[-1]) or "api.example.com"
+        raise NetRuleError("a rule for requests needs a URL", f"write GET https://{host}/**")
     for letter in body:
         if letter.isspace() or not letter.isprintable():
             raise NetRuleError(f"contains {_character(letter)}", _ONE_HOST)
@@ -663,18 +744,41 @@ class RuleSet:
             elif rule.name:
                 (self._below if rule.wildcard else self._exact).setdefault(rule.name, []).append(index)
 
+    def is_name(self, name: str) -> bool:
+        """Whether it is a name in its one spelling, which a rule could have."""
+        try:
+            return name.isascii() and _rule_name(name, "")[0] == name
+        except NetRuleError:
+            return False
+
     def knows(self, name: str) -> bool:
         """Whether the rules allow some port of this name."""
         allowed: list[tuple[int, int]] = []
         denied: list[tuple[int, int]] = []
         for index in self._for_name(name):
             rule = self.rules[index]
-            (denied if rule.deny else allowed).extend(rule.ports)
+            if not (rule.deny and rule.http):
+                (denied if rule.deny else allowed).extend(rule.ports)
         return bool(without(allowed, denied))
 
     def for_name(self, name: str, port: int) -> NetDecision:
         """Decide about a connection to a name."""
         return self._decide(self._for_name(name), port)
+
+    def for_request(self, name: str, port: int, method: str, target: Target) -> NetDecision:
+        """Decide about a request on a connection that only rules for requests allow."""
+        found = _NOT_ALLOWED
+        for index in sorted(self._for_name(name)):
+            rule = self.rules[index]
+            if not _has(rule.ports, port):
+                continue
+            if rule.deny and (rule.http is None or matches(rule.http, method, target, deny=True)):
+                return NetDecision(False, index, False)
+            if found.allowed or rule.http is None or rule.deny:
+                continue
+            if matches(rule.http, method, target, deny=False):
+                found = NetDecision(True, index, False, rule.http.scheme)
+        return found
 
     def for_address(self, ip: str, port: int) -> NetDecision:
         """Decide about a connection to an address, by the rules for addresses alone."""
@@ -709,12 +813,17 @@ class RuleSet:
         found = _NOT_ALLOWED
         for index in sorted(indexes):
             rule = self.rules[index]
-            if not _has(rule.ports, port):
+            if not _has(rule.ports, port) or (rule.deny and rule.http):
                 continue
             if rule.deny:
                 return NetDecision(False, index, False)
+            if rule.http:
+                # A rule that does not look into requests allows more.
+                if not found.allowed:
+                    found = NetDecision(True, index, False, rule.http.scheme)
+                continue
             # Of several rules that allow it, one that looks at nothing allows the most.
-            if not found.allowed or (rule.opaque and not found.opaque):
+            if not found.allowed or found.scheme or (rule.opaque and not found.opaque):
                 found = NetDecision(True, index, rule.opaque)
         return found
 

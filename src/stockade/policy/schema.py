@@ -25,6 +25,7 @@ _TIME = {
     ]
 }
 _SIZE = {"anyOf": [_COUNT, {"type": "string", "pattern": "^[0-9]+ *([KMGkmg]([Ii]?[Bb])?|[Bb])?$"}]}
+_SECRET_FORM = {"type": "string", "pattern": "^(bearer|basic|body|header:.+|query:.+)$"}
 _FORMS: dict[tuple[str, str], dict[str, Any]] = {
     ("Policy", "workspace"): {
         "anyOf": [{"type": "string", "minLength": 1}, {"$ref": "#/$defs/WorkspaceRule"}]
@@ -42,6 +43,14 @@ _FORMS: dict[tuple[str, str], dict[str, Any]] = {
         "default": True,
     },
     ("Policy", "reuse"): {"$ref": "#/$defs/Reuse"},
+    ("Secret", "from_env"): {"type": "string", "pattern": r"^[A-Za-z_][A-Za-z0-9_]*\??$"},
+    ("Secret", "from_file"): {"type": "string", "minLength": 1},
+    ("Secret", "from_command"): {"type": "array", "items": {"type": "string"}, "minItems": 1},
+    ("Secret", "hosts"): {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+    ("Secret", "as"): {
+        "anyOf": [_SECRET_FORM, {"type": "array", "items": _SECRET_FORM, "minItems": 1}],
+        "default": ["bearer", "basic"],
+    },
     ("Reuse", "requests"): {"type": "integer", "minimum": 1, "default": 100},
     ("Reuse", "age"): {**_TIME, "default": 600},
     ("Reuse", "idle"): {**_TIME, "default": 60},
@@ -61,6 +70,7 @@ _PREFIXES = {
     "Limits": "limits.",
     "Syscalls": "syscalls.",
     "Reuse": "reuse.",
+    "Secret": "secrets.NAME.",
 }
 
 

@@ -89,6 +89,9 @@ def check_clauses(table: dict[str, Any], base: str | None) -> dict[str, Any]:
         for key in ("read", "write", "exec"):  # `deny` is relative to the workspace
             if key in found:
                 found[key] = [rebase(path, base) for path in found[key]]
+        for secret in found.get("secrets", {}).values():
+            if "from_file" in secret:
+                secret["from_file"] = rebase(secret["from_file"], base)
         if "path" in found.get("workspace", ()):
             found["workspace"]["path"] = rebase(found["workspace"]["path"], base)
     return found
@@ -140,7 +143,10 @@ def write(table: Mapping[str, Any]) -> str:
     nested = [name for name, value in table.items() if isinstance(value, Mapping) and name != "env"]
     lines = [f"{name} = {render(value)}" for name, value in table.items() if name not in nested]
     for name in nested:
-        lines += ["", f"[{name}]", *(f"{key} = {render(value)}" for key, value in table[name].items())]
+        # Secrets are tables in a table.
+        inner = {f"{name}.{key}": value for key, value in table[name].items()} if name == "secrets" else {}
+        for header, clauses in (inner or {name: table[name]}).items():
+            lines += ["", f"[{header}]", *(f"{key} = {render(value)}" for key, value in clauses.items())]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -163,8 +169,9 @@ def line_of(text: str, key: tuple[str, ...], value: object) -> int:
         if names[: len(key)] == key:
             found = number
             break
-        # An inline table has the key on the line of its parent.
-        if names == key[: len(names)] and not found and not bare.startswith("["):
+        # An inline table has the key on the line of its parent, and a secret that lacks one its header.
+        of_secret = len(names) == len(key) - 1 and "secrets" in key
+        if names == key[: len(names)] and not found and (of_secret or not bare.startswith("[")):
             found = number
     if found and isinstance(value, str) and value and "]" not in lines[found - 1]:
         for number in range(found, len(lines)):

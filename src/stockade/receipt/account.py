@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,15 @@ from stockade.errors import ReceiptError, StockadeError
 if TYPE_CHECKING:
     from stockade.observe.records import Mark
     from stockade.policy import Policy
-    from stockade.receipt.statement import NetworkCounts, Parent, Receipt, RuleChange, Who
+    from stockade.receipt.statement import (
+        NetworkCounts,
+        Parent,
+        PipelinePlace,
+        Protection,
+        Receipt,
+        RuleChange,
+        Who,
+    )
     from stockade.result import Result
     from stockade.runs.launch import LaunchedSandbox
     from stockade.runs.network.egress import NetworkMark
@@ -65,6 +73,8 @@ class Account:
         self.parent: Parent | None = None
         self.depth = 0
         self.children: list[str] = []
+        #: The place of the run in a pipeline, if it is a stage of one.
+        self.pipeline: PipelinePlace | None = None
         #: Shared with all descendants, whose number would be unlimited otherwise.
         self.asked = Requests()
         #: Processor time of all descendants.
@@ -73,8 +83,12 @@ class Account:
         self.network: NetworkCounts | None = None
         #: How the rules changed during the run.
         self.network_changes: tuple[RuleChange, ...] = ()
+        #: What the user was asked about connections during the run, and answered.
+        self.network_answers: tuple[str, ...] = ()
         #: How much the sandbox's egress had recorded when the run began.
         self.network_mark: NetworkMark | None = None
+        #: For the call of a function: says what protected its arguments and its result.
+        self.protection: Callable[[], Protection] | None = None
         #: In an observed sandbox: how much its observer had written down when the run began.
         self.observation_mark: Mark | None = None
         #: Why the run is being cancelled, if the caller gave a reason.

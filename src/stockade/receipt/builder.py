@@ -32,10 +32,12 @@ from stockade.receipt.statement import (
     Network,
     Parent,
     Predicate,
+    Protection,
     Receipt,
     Removal,
     ResourceUse,
     RunEnd,
+    SecretUse,
     Statement,
     Subject,
     Who,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from stockade.receipt.account import Account
     from stockade.result import Result
     from stockade.runs.evidence import BackendChoice, Evidence
+    from stockade.runs.network.egress import EgressHandle
     from stockade.runs.register.sandbox_record import SandboxRecord
 
 #: The fields of a result that its digest covers, besides the streams and the changes.
@@ -268,6 +271,8 @@ def _run_fields(account: Account, ending: RunEnd, used: ResourceUse, duration: i
         "observed": prepared is not None and prepared.plan.observed,
         "matched": {} if prepared is None or box is None else _matched(prepared.resolved.hidden.matched),
         "name": account.name,
+        "protection": None if account.protection is None else account.protection(),
+        "pipeline": account.pipeline,
     }
 
 
@@ -295,7 +300,27 @@ def _network(account: Account, result: Result | None) -> Network:
         more_changes=len(changes) - len(listed),
         published=() if egress is None else tuple(map(str, egress.published)),
         resolver=None if egress is None else egress.resolver,
+        **_secrets(egress),
+        asked=account.network_answers,
+        proxies=() if egress is None else egress.proxies,
     )
+
+
+def _secrets(egress: EgressHandle | None) -> dict[str, Any]:
+    """Return what a receipt says about the secrets of a sandbox."""
+    if egress is None or egress.secrets is None:
+        return {}
+    held = egress.secrets
+    return {
+        "secrets": tuple(
+            SecretUse(name, one.hosts, one.as_, one.source)
+            for name, one in held.policy.secrets.items()
+            if name in held.placeholders
+        ),
+        "secrets_refreshed": held.refreshed,
+        # Without either, the sandbox would not have started.
+        "secrets_protection": Protection(locked="observed", wiped="observed"),
+    }
 
 
 def _matched(counts: Mapping[str, int]) -> dict[str, int]:

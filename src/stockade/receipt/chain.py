@@ -1,32 +1,33 @@
 """The log of a state directory: every receipt, each naming the one before.
 
-It is SQLite in WAL mode. One transaction appends a receipt: it takes the write lock first, looks up the
-previous receipt, completes and signs the statement, and writes it. So all processes and threads make one
-chain. A process that is killed leaves its whole receipt in the log, or none. A power failure can lose the
-last receipts; with `receipts.fsync` it cannot.
+A receipt is appended in one turn: the process takes the lock of the file of the newest receipts
+(`stockade.receipt.tail`), looks up the previous receipt, completes and signs the statement, and writes it. So
+all processes and threads make one chain. A process that is killed leaves its whole receipt in the log, or
+none. A power failure can lose the last receipts; with `receipts.fsync` it cannot.
 
-Triggers keep receipts from being updated or deleted. Only `stockade.receipt.prune` removes some, from the
-beginning, in the transaction that appends a signed checkpoint. The columns to search lie apart from the
-statements, so that a long log is quick to search; there is no index, so that appending always costs the same.
+Everything that reads the log reads its database (`stockade.receipt.database`), after it has moved the newest
+receipts there. A run does not load SQLite.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from stockade import state
 from stockade.errors import NotFoundError, ReceiptError, StockadeError
+from stockade.linux.boot import boot_id
 from stockade.receipt import ed25519, keys
 from stockade.receipt.statement import (
     NOTHING,
-    Predicate,
     Receipt,
     Signature,
     Statement,
@@ -35,62 +36,25 @@ from stockade.receipt.statement import (
     digest,
     to_sign,
 )
+from stockade.receipt.tail import ChainRow, NewReceipt, ReceiptTail, TailStart, row_of
 from stockade.resolve.receipt_settings import Settings, settings
 
 if TYPE_CHECKING:
     import sqlite3
-else:
-    try:
-        import _sqlite3 as sqlite3  # without the date converters, which are slow to import
-    except ImportError:
-        import sqlite3
 
 FILE = "receipts.db"
 #: A file that reserves room for the receipt of a program that fills the disk, and its size.
 RESERVE, ROOM = "receipts.reserve", 64 << 10
-VERSION = 3
-LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 #: How many seconds to wait for another process that is appending.
 PATIENCE = 30.0
-#: The current state of each agent, and the place of the event that set it (`stockade.agents.registry`).
-AGENTS = """CREATE TABLE agents (
-        name TEXT NOT NULL PRIMARY KEY, category TEXT NOT NULL, policy TEXT NOT NULL, hash TEXT NOT NULL,
-        enabled INTEGER NOT NULL, place INTEGER NOT NULL
-    ) WITHOUT ROWID"""
 #: The largest WAL that a process leaves behind: the next one that opens the log reads all of it.
 LEFT = 1 << 20
-SCHEMA = f"""
-    CREATE TABLE chain (id TEXT NOT NULL);
-    CREATE TABLE receipts (
-        sequence INTEGER PRIMARY KEY, hash TEXT NOT NULL, started TEXT NOT NULL, agent TEXT NOT NULL,
-        category TEXT NOT NULL, action TEXT NOT NULL, outcome TEXT NOT NULL, program TEXT NOT NULL
-    );
-    CREATE TABLE statements (
-        sequence INTEGER PRIMARY KEY, key TEXT NOT NULL, signature BLOB NOT NULL, payload BLOB NOT NULL
-    );
-    CREATE TABLE cosignatures (
-        sequence INTEGER NOT NULL, key TEXT NOT NULL, signature BLOB NOT NULL, PRIMARY KEY (sequence, key)
-    ) WITHOUT ROWID;
-    {AGENTS};
-    PRAGMA user_version = {VERSION};
-"""
-#: The tables that have a receipt's place.
-PLACED = ("receipts", "statements", "cosignatures")
-
-
-def trigger(table: str, verb: str) -> str:
-    """Return the SQL that keeps the rows of a table from being updated or deleted."""
-    abort = "SELECT RAISE(ABORT, 'append only')"
-    return f"CREATE TRIGGER {table}_{verb} BEFORE {verb} ON {table} BEGIN {abort}; END;"
-
-
-PROTECTION = "".join(trigger(table, verb) for table in ("chain", *PLACED) for verb in ("UPDATE", "DELETE"))
-#: The SQL that upgrades a log of this version to the next. Version 2 cannot read checkpoints.
-UPGRADES = {1: AGENTS, 2: "SELECT 1"}
-#: Takes the write lock at once.
-BEGIN = "BEGIN IMMEDIATE"
 #: Writes something else in the transaction of a receipt, given its place.
 Besides = Callable[["sqlite3.Connection", int], object]
+Write = Callable[["ChainLink"], Statement]
+#: The place and the hash of a receipt.
+Place = tuple[int, str]
+T = TypeVar("T")
 
 
 class ChainLink(msgspec.Struct, frozen=True):
@@ -100,23 +64,6 @@ class ChainLink(msgspec.Struct, frozen=True):
     sequence: int
     previous: str
     key: str
-
-
-class ChainRow(msgspec.Struct, frozen=True):
-    """The columns by which the log can be searched for a receipt."""
-
-    sequence: int
-    hash: str
-    started: str
-    agent: str
-    category: str
-    action: str
-    outcome: str
-    program: str
-
-    @property
-    def id(self) -> str:
-        return f"{self.sequence}-{self.hash[:12]}"
 
 
 class ChainEntry(msgspec.Struct, frozen=True):
@@ -157,19 +104,23 @@ class _LogErrors:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None or isinstance(error, StockadeError):
+            return
+        from stockade.receipt import database
+
         log = self._log
-        if isinstance(error, sqlite3.OperationalError):
+        if isinstance(error, database.OperationalError):
             hint = "free some space, or set STOCKADE_HOME to a directory elsewhere"
-            if error.sqlite_errorcode in LOCKED:
+            if error.sqlite_errorcode in database.LOCKED:
                 hint = "another process holds it: `stockade ps` lists those that run sandboxes"
             raise ReceiptError(f"{log.path}: {error}", failure="not-made", hint=hint) from None
-        if isinstance(error, sqlite3.Error | TypeError):
+        if isinstance(error, database.Error | TypeError | msgspec.MsgspecError):
             raise ReceiptError(
                 f"{log.path} is damaged: {error}",
                 failure="damaged",
                 hint=f"to begin a new log, {log.aside}",
             ) from None
-        if isinstance(error, OSError) and not isinstance(error, StockadeError):
+        if isinstance(error, OSError):
             raise ReceiptError(
                 f"cannot keep receipts in {log.home}: {error.strerror}", failure="not-made"
             ) from None
@@ -183,35 +134,122 @@ class Chain:
         self.path = f"{home}/{FILE}"
         self.settings: Settings = settings()
         self._lock = threading.Lock()
+        self._tail = ReceiptTail(f"{self.path}-tail")
         self._open: sqlite3.Connection | None = None
         self._file = (0, 0)
-        #: Whether the reserved room has been used.
-        self._spent = False
+        #: Whether the reserved room has been used, or has not been looked at.
+        self._spent = True
+        self._is_ready = False
         self.id = ""
 
     def ready(self) -> None:
-        """Prepare for a receipt: open the log, and load or make the key."""
-        if self._open is not None:
-            if self._spent:  # the next program that fills the disk needs a receipt as well
-                self._spent = not _hold_room(f"{self.home}/{RESERVE}")
-            return
-        with self._lock, _LogErrors(self):
-            self.connection()
-            keys.signer(self.home, self.settings)
+        """Prepare for a receipt: reserve room, load or make the key, and keep the newest receipts few."""
+        if not self._is_ready or self._tail.is_long:
+            with self._lock, _LogErrors(self), self._turn():
+                self._last()
+                keys.signer(self.home, self.settings)
+            self._is_ready = True
+        if self._spent:  # the next program that fills the disk needs a receipt as well
+            self._spent = not _hold_room(f"{self.home}/{RESERVE}")
 
-    def append(self, write: Callable[[ChainLink], Statement], besides: Besides = lambda *_: None) -> Receipt:
+    def append(self, write: Write, besides: Besides | None = None) -> Receipt:
         """Sign the statement that `write` makes for the next place, and add it with what `besides` writes.
 
-        The log gets all of it or nothing. Both are called with the write lock held, `besides` first: if it
-        raises, the log stays as it was.
+        The log gets all of it or nothing. Both are called with the log locked, `besides` first: if it raises,
+        the log stays as it was.
         """
-        with self._lock, _LogErrors(self):
-            try:
-                return self._append_in_transaction(write, besides)
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode in LOCKED or not self._make_room():
-                    raise
-                return self._append_in_transaction(write, besides)
+        with self._lock, _LogErrors(self), self._turn():
+            if besides is None:
+                return self._with_room(lambda: self._append(write))
+            return self._with_room(lambda: self._append_in_transaction(write, besides))
+
+    def _append(self, write: Write, second: ed25519.Signer | None = None) -> Receipt:
+        """Append to the newest receipts, in a turn."""
+        new = self._sign_next(self._last(), write, second)
+        self._tail.append(new, sync=self.settings.fsync)
+        return Receipt(new.payload, new.signatures)
+
+    def _append_in_transaction(self, write: Write, besides: Besides) -> Receipt:
+        """Append to the database, in a turn: nothing else writes there meanwhile."""
+        from stockade.receipt import database
+
+        last = self._settle()
+        # Otherwise a process, or this one after a loss of power, would take the older receipt for the last.
+        self._tail.clear(sync=True)
+        # Leaving the block commits; an exception rolls back.
+        with self._connect() as connection:
+            connection.execute(database.BEGIN)
+            besides(connection, last[0] + 1)
+            new = self._sign_next(last, write)
+            database.insert(connection, new)
+        return Receipt(new.payload, new.signatures)
+
+    def _sign_next(self, last: Place, write: Write, second: ed25519.Signer | None = None) -> NewReceipt:
+        signer = keys.signer(self.home, self.settings)
+        statement = write(ChainLink(self.id, last[0] + 1, last[1], signer.id))
+        payload = canonical(statement)
+        signed = to_sign(payload)
+        also = {one.id: one for one in (keys.cosigner(self.settings), second) if one is not None}
+        also.pop(signer.id, None)
+        signatures = [Signature(signer.id, signer.sign(signed))]
+        signatures += [Signature(id, also[id].sign(signed)) for id in sorted(also)]
+        row = row_of(statement.predicate, digest(payload))
+        return NewReceipt(row, last[1], tuple(signatures), payload)
+
+    def _turn(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager that locks the log; the log exists then."""
+        if not self._tail.is_open and not os.path.lexists(self._tail.path):
+            self._connect()
+        return self._tail.locked(PATIENCE)
+
+    def _last(self) -> Place:
+        """Return the place and the hash of the last receipt, in a turn."""
+        start = self._tail.start()
+        known = start is not None and (start.boot, start.database) == (boot_id(), _identity(self.path))
+        last = self._tail.last() if known and not self._tail.is_long else None
+        if last is None or start is None:
+            return self._settle()
+        self.id = start.chain
+        return last
+
+    def _settle(self) -> Place:
+        """Move the newest receipts into the database, in a turn, and return the last place and hash."""
+        from stockade.receipt import database
+
+        connection, start = self._connect(), self._tail.start()
+        newest = [] if start is None else self._tail.receipts()
+        if newest:
+            self._tail.sync()
+        with connection:
+            connection.execute(database.BEGIN)
+            last = database.last(connection) or (0, NOTHING)
+            for one in newest:
+                if (one.row.sequence - 1, one.previous) == last:
+                    database.insert(connection, one)
+                    last = one.row.sequence, one.row.hash
+                elif not database.has(connection, one.row.sequence, one.row.hash):
+                    raise self._parted()  # otherwise a process was killed after it had moved this one
+        if start is not None and (start.chain != self.id or start.sequence > last[0]):
+            raise self._parted()
+        begun = TailStart(self.id, *last, _identity(self.path), boot_id(), os.urandom(8))
+        self._tail.begin(begun, sync=self.settings.fsync)
+        return last
+
+    def _parted(self) -> ReceiptError:
+        return ReceiptError(
+            f"{self.path} lacks receipts that came before those in {self._tail.path}",
+            failure="damaged",
+            hint=f"restore both from one moment, or {self.aside}",
+        )
+
+    def _with_room(self, step: Callable[[], T]) -> T:
+        """Return what `step` returns; if the disk is full, give up the reserved room and try once more."""
+        try:
+            return step()
+        except Exception as error:
+            if not _lacks_room(error) or not self._make_room():
+                raise
+        return step()
 
     def shrink(self) -> None:
         """Give the room of removed receipts back to the file system."""
@@ -223,7 +261,8 @@ class Chain:
     @property
     def size(self) -> int:
         """The bytes of its files."""
-        return sum(os.stat(path).st_size for path in self._files[:2] if os.path.lexists(path))
+        files = (path for path in self._files if not path.endswith("-shm") and os.path.lexists(path))
+        return sum(os.stat(path).st_size for path in files)
 
     def look(self, words: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
         """Run a query in SQL and return its rows."""
@@ -237,49 +276,6 @@ class Chain:
             self._spent = True
             return True
         return False
-
-    def _append_in_transaction(
-        self,
-        write: Callable[[ChainLink], Statement],
-        besides: Besides = lambda *_: None,
-        second: ed25519.Signer | None = None,
-    ) -> Receipt:
-        # Leaving the block commits; an exception rolls back.
-        with self.connection() as connection:
-            connection.execute(BEGIN)
-            return self._insert_next(connection, write, besides, second)
-
-    def _insert_next(
-        self,
-        connection: sqlite3.Connection,
-        write: Callable[[ChainLink], Statement],
-        besides: Besides,
-        second: ed25519.Signer | None,
-    ) -> Receipt:
-        signer = keys.signer(self.home, self.settings)
-        last = connection.execute("SELECT sequence, hash FROM receipts ORDER BY sequence DESC LIMIT 1")
-        sequence, previous = last.fetchone() or (0, NOTHING)
-        besides(connection, sequence + 1)
-        statement = write(ChainLink(self.id, sequence + 1, previous, signer.id))
-        payload = canonical(statement)
-        signed = to_sign(payload)
-        also = {one.id: one for one in (keys.cosigner(self.settings), second) if one is not None}
-        also.pop(signer.id, None)
-        signatures = [Signature(signer.id, signer.sign(signed))]
-        signatures += [Signature(id, also[id].sign(signed)) for id in sorted(also)]
-        row = row_of(statement.predicate, digest(payload))
-        connection.execute(
-            "INSERT INTO receipts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(row)
-        )
-        first = signatures[0]
-        connection.execute(
-            "INSERT INTO statements VALUES (?, ?, ?, ?)", (sequence + 1, first.keyid, first.sig, payload)
-        )
-        for other in signatures[1:]:
-            connection.execute(
-                "INSERT INTO cosignatures VALUES (?, ?, ?)", (sequence + 1, other.keyid, other.sig)
-            )
-        return Receipt(payload, tuple(signatures))
 
     def cosign(self, receipt: Receipt) -> None:
         """Add the further signatures of a receipt to the log, which has the receipt already."""
@@ -297,8 +293,7 @@ class Chain:
         The old key signs a record that names the new key, and the new key signs that record too. If the old
         key cannot be used any more (its passphrase is lost, its file damaged), there is no such record.
         """
-        with self._lock, _LogErrors(self):
-            self.connection()
+        with self._lock, _LogErrors(self), self._turn():
             try:
                 keys.signer(self.home, self.settings)
                 vouches = True
@@ -308,7 +303,7 @@ class Chain:
             if vouches:
                 from stockade.receipt import builder
 
-                self._append_in_transaction(lambda link: builder.rotation(link, new.public), second=new)
+                self._append(lambda link: builder.rotation(link, new.public), second=new)
             # Last: if the process is killed before this, the old key goes on and the record has no effect.
             install()
             return new.id
@@ -389,47 +384,45 @@ class Chain:
         return entries
 
     def connection(self) -> sqlite3.Connection:
-        """Return the open log; open it again if its file was replaced or removed."""
+        """Return the database, with all receipts in it."""
+        with self._turn():
+            if self._tail.has_receipts():
+                self._settle()
+            return self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        """Return the database as it is; open it again if its file was replaced or removed."""
         if self._open is not None and self._file == _identity(self.path):
             return self._open
-        self.close()
+        from stockade.receipt import database
+
+        self._close_database()
         state.ensure(self.home)
         # Looked for before the log: another process that makes one makes the log before these.
         beside = [path for path in self._files[1:] if os.path.lexists(path)]
         if not os.path.lexists(self.path):
-            if beside:  # SQLite would replay them into the new log
+            if beside and beside != self._empty_tail():  # SQLite would replay the others into the new log
                 raise ReceiptError(
                     f"{self.path} is gone, but {' and '.join(beside)} are still there",
                     failure="damaged",
                     hint=f"they may hold the last receipts: restore {FILE}, or {self.aside}",
                 )
-            _make_log(self.path)
+            database.make(self.path)
         self._file = _identity(self.path)
-        connection = sqlite3.connect(
-            self.path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
-        )
-        try:
-            version = _upgrade(connection)
-            if version != VERSION:
-                raise ReceiptError(
-                    f"{self.path} was written by another version of Stockade (schema {version})",
-                    failure="damaged",
-                    hint="upgrade Stockade, or set STOCKADE_HOME to another directory",
-                )
-            # NORMAL: a power failure leaves the log intact, perhaps without the last receipts.
-            connection.execute(f"PRAGMA synchronous = {'FULL' if self.settings.fsync else 'NORMAL'}")
-            (self.id,) = connection.execute("SELECT id FROM chain").fetchone()
-        except BaseException:
-            connection.close()
-            raise
-        self._open = connection
-        _hold_room(f"{self.home}/{RESERVE}")
-        return connection
+        self._open, self.id = database.connect(self.path, PATIENCE)
+        self._spent = not _hold_room(f"{self.home}/{RESERVE}")
+        return self._open
+
+    def _empty_tail(self) -> list[str]:
+        """Return the path of the newest receipts, if the file exists and there are none."""
+        with contextlib.suppress(FileNotFoundError):
+            return [] if os.stat(self._tail.path, follow_symlinks=False).st_size else [self._tail.path]
+        return []
 
     @property
     def _files(self) -> list[str]:
-        """The files of the log: SQLite keeps the last receipts in the WAL until a checkpoint."""
-        return [self.path, f"{self.path}-wal", f"{self.path}-shm"]
+        """The files of the log. SQLite keeps the last receipts that it has in the WAL until a checkpoint."""
+        return [self.path, f"{self.path}-wal", f"{self.path}-shm", self._tail.path]
 
     @property
     def aside(self) -> str:
@@ -438,9 +431,21 @@ class Chain:
 
     def close(self) -> None:
         """Close the log; the next use opens it again."""
+        self._tail.close()
+        self._close_database()
+
+    def _close_database(self) -> None:
         if self._open is not None:
             self._open.close()
             self._open = None
+
+    def settle(self) -> None:
+        """Move the newest receipts into the database, if this process has the log open."""
+        if not self._tail.is_open:
+            return
+        with self._lock, _LogErrors(self), self._turn():
+            self._settle()
+            self._tail.clear()
 
     def close_for_fork(self) -> bool:
         """Close the log and block other threads until `unlock_after_fork`; False if it is in use too long."""
@@ -457,6 +462,7 @@ class Chain:
 
         Closing would wait twice for the disk, and a forked child must not touch its parent's connection.
         """
+        self._tail.close()
         if self._open is not None:
             import ctypes
 
@@ -465,10 +471,12 @@ class Chain:
 
     def leave(self) -> None:
         """Abandon the log at the end of the process, or close it if its WAL is large."""
-        if not self._lock.acquire(blocking=False):
+        if self._open is None or not self._lock.acquire(blocking=False):
             return self.abandon()
-        with contextlib.suppress(OSError, sqlite3.Error):
-            if self._open is not None and os.stat(f"{self.path}-wal").st_size > LEFT:
+        from stockade.receipt import database
+
+        with contextlib.suppress(OSError, database.Error):
+            if os.stat(f"{self.path}-wal").st_size > LEFT:
                 self.close()
         self._lock.release()
         self.abandon()
@@ -479,45 +487,6 @@ def is_id(text: str) -> bool:
     number, _, hash = text.partition("-")
     numbered = number.isascii() and number.isdigit() and len(number) < 19
     return text == "last" or (numbered and not hash.strip("0123456789abcdef"))
-
-
-def row_of(predicate: Predicate, hash: str) -> ChainRow:
-    """Return the columns for searching of a receipt."""
-    who = predicate.who
-    return ChainRow(
-        predicate.sequence, hash, predicate.started, who.agent, who.category, who.action,
-        predicate.ending.outcome, predicate.command.program,
-    )  # fmt: skip
-
-
-def _make_log(path: str) -> None:
-    """Make an empty log under another name and link it: no process sees half of one, and the first wins."""
-    part = f"{path}.{os.urandom(6).hex()}"
-    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    try:
-        with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.executescript(f"{BEGIN};{SCHEMA}{PROTECTION}")  # one wait for the disk, not ten
-            connection.execute("INSERT INTO chain VALUES (?)", (os.urandom(16).hex(),))
-            connection.commit()
-        with contextlib.suppress(FileExistsError):
-            os.link(part, path)
-    finally:
-        os.unlink(part)
-
-
-def _upgrade(connection: sqlite3.Connection) -> int:
-    """Upgrade an older log, and return its version."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version not in UPGRADES:
-        return int(version)
-    with connection:  # all of it, or nothing
-        connection.execute(BEGIN)
-        (version,) = connection.execute("PRAGMA user_version").fetchone()  # another process may have upgraded
-        for step in range(version, VERSION):
-            connection.execute(UPGRADES[step])
-        connection.execute(f"PRAGMA user_version = {max(version, VERSION)}")
-    return max(int(version), VERSION)
 
 
 def _hold_room(path: str) -> bool:
@@ -531,6 +500,16 @@ def _hold_room(path: str) -> bool:
         finally:
             os.close(file)
     return os.path.lexists(path)
+
+
+def _lacks_room(error: Exception) -> bool:
+    """Whether an error may come from a full disk."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    database = sys.modules.get("stockade.receipt.database")
+    if database is None or not isinstance(error, database.OperationalError):
+        return False
+    return error.sqlite_errorcode not in database.LOCKED
 
 
 def _identity(path: str) -> tuple[int, int]:
@@ -554,9 +533,12 @@ def of(home: str) -> Chain:
 
 
 def shutdown() -> None:
-    """Close every log. The next receipt opens its log again."""
+    """Move all receipts into their databases, and close every log. The next receipt opens its log again."""
     while _chains:
-        _chains.popitem()[1].close()
+        log = _chains.popitem()[1]
+        with contextlib.suppress(StockadeError, OSError):  # whoever reads the log next gets the error
+            log.settle()
+        log.close()
 
 
 def _leave() -> None:

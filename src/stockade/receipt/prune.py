@@ -20,7 +20,8 @@ from stockade.errors import ReceiptError
 from stockade.linux.sha256 import Sha256Stream
 from stockade.receipt import builder, keys
 from stockade.receipt.builder import stamp
-from stockade.receipt.chain import PLACED, Chain, trigger
+from stockade.receipt.chain import Chain
+from stockade.receipt.database import PLACED, trigger
 from stockade.receipt.statement import BEGUN, PRUNED, RECORDED, ROTATED, Receipt, Removal, kept_line
 from stockade.receipt.verify import walk_log
 

@@ -136,7 +136,7 @@ class ResolverWalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NetworkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many connections and names a run asked for, by what became of them."""
+    """How many connections, names and requests a run asked for, by what became of them."""
 
     connections_allowed: int = 0
     #: Refused by a rule or a bound, or failed.
@@ -145,6 +145,9 @@ class NetworkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names_refused: int = 0
     #: Connections from outside to published ports.
     published: int = 0
+    #: Left out without rules for requests.
+    requests_allowed: int | msgspec.UnsetType = msgspec.UNSET
+    requests_refused: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,6 +157,32 @@ class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at: float
     rule: str
     in_force: bool
+
+
+class Protection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What protected something secret outside the sandbox: each "observed", or "absent".
+
+    The arguments and results of functions are sealed, and in ordinary memory. The values of secrets are in
+    locked memory, and pass from one to another through a socket that no other process has.
+    """
+
+    #: Encrypted on its way between processes.
+    sealed: str = "absent"
+    #: In memory that is never swapped out, as the kernel shows it.
+    locked: str = "absent"
+    #: Overwritten by the supervisor once it has passed it on.
+    wiped: str = "absent"
+
+
+class SecretUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One secret of a sandbox: never its value."""
+
+    name: str
+    hosts: tuple[str, ...]
+    #: Where in a request it may stand.
+    forms: tuple[str, ...]
+    #: `from_env`, `from_file` or `from_command`.
+    source: str
 
 
 class Network(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -182,6 +211,15 @@ class Network(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     more_changes: int = 0
     #: The published ports, each as HOST:PORT:PORT with the host's side first.
     published: tuple[str, ...] = ()
+    #: The secrets whose values the egress process had, how often they were read anew, and their protection.
+    secrets: tuple[SecretUse, ...] = ()
+    secrets_refreshed: int = 0
+    secrets_protection: Protection | None = None
+    #: What the user was asked about and answered, in order: `HOST:PORT once`, `run`, `policy` or `no`.
+    asked: tuple[str, ...] = ()
+    #: The proxies of the host through which connections left, as `https HOST:PORT`: then names were resolved
+    #: there, and no address was checked.
+    proxies: tuple[str, ...] = ()
 
 
 class Removal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -221,6 +259,20 @@ class Parent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan: str
 
 
+class PipelinePlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The pipeline that a run was a stage of, and its place there."""
+
+    #: The pipeline's name, and an id that the receipts of all its stages have.
+    name: str
+    id: str
+    #: `stage-0`, `source-data`, `consumer` and so on, and how many stages there are.
+    place: str
+    stages: int
+    #: The place of the stage at the other end of each descriptor that led to one. What passed there went
+    #: through a pipe of the kernel: the supervisor did not read it, so no receipt has a digest of it.
+    not_digested: dict[str, str]
+
+
 class Predicate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Everything that a receipt says about one run, or about an event (`event` is not None then)."""
 
@@ -255,6 +307,10 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     matched: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
     #: The name that the user gave the sandbox. Left out if it has none.
     name: str = ""
+    #: For the call of a function: what protected its arguments and its result. Left out for other runs.
+    protection: Protection | None = None
+    #: Left out unless the run was a stage of a pipeline.
+    pipeline: PipelinePlace | None = None
     #: Whether an observer watched the programs. Left out if none did.
     observed: bool = False
 

@@ -328,7 +328,7 @@ def _checkpoints(log: Chain) -> list[tuple[object, ...]]:
 
 
 def _walk_log(log: Chain, known: Mapping[str, bytes], *, every: bool) -> ChainCheck:
-    from stockade.receipt.chain import row_of
+    from stockade.receipt.tail import row_of
 
     walk = ChainCheck(known, whole=True, every=every)
     for entry in log.all():

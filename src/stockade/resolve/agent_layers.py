@@ -151,11 +151,16 @@ class Layers(msgspec.Struct, frozen=True):
             raise self._exceeded(beyond)
         return asked
 
-    def refuse_net(self, rules: tuple[str, ...]) -> None:
-        """Refuse network rules that allow more than the ceiling."""
+    def refuse_net(self, rules: tuple[str, ...], asked: frozenset[str] = frozenset()) -> None:
+        """Refuse network rules that allow more than the ceiling.
+
+        A ceiling with `ask` allows rules that the user has allowed when asked.
+        """
         most = () if self.ceiling is None else self.ceiling.net
         if self.ceiling is None or most == "open":
             return
+        if "ask" in most:
+            rules = tuple(rule for rule in rules if rule not in asked)
         from stockade.policy.net_comparison import excess
 
         if beyond := excess(rules, most):

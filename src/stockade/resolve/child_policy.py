@@ -38,6 +38,7 @@ HELD = {
     "backend": "a child has the backend of its parent",
     "accept": "a child accepts what its parent accepts",
     "image": "a child has the image of its parent",
+    "secrets": "a child has no secrets",
 }
 
 #: Each costs the supervisor a descriptor.

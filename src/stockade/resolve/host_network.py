@@ -3,9 +3,9 @@
 For `net = "open"` and for rules that allow something. A file of certificates is shown read-only. Its content
 is looked at through the descriptor that is shown: a file with a private key, or without a certificate, is
 never shown, whatever a variable says. A proxy is passed without its user and password, and only with
-`net = "open"`: with rules, Stockade connects to each host itself, and a program that asked a proxy instead
-would ask for a host that no rule names. What the policy says about a variable (`env`, `pass_env`) or a path
-(`deny`) comes first.
+`net = "open"`: with rules, Stockade itself connects through it, and for a program it would be a host that no
+rule names. With `proxy = true` the variables name the proxy that Stockade puts inside. What the policy says
+about a variable (`env`, `pass_env`) or a path (`deny`) comes first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ import msgspec
 from stockade.errors import PolicyError
 from stockade.linux.mount_table import mounted_below
 from stockade.policy.model import Policy
+from stockade.policy.net_rules import PROXY_ADDRESSES, PROXY_PORT
 from stockade.policy.values import show
+from stockade.resolve.certificates_inside import judges_requests
+from stockade.resolve.certificates_inside import variables as inside_variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,6 +54,8 @@ DIRECTORIES = ("SSL_CERT_DIR", "GIT_SSL_CAPATH")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 #: Variables that name a proxy.
 PROXIES = (*_PROXIES, *(name.upper() for name in _PROXIES))
+#: The proxy that Stockade puts inside, if the policy asks for it.
+INSIDE = f"http://{PROXY_ADDRESSES[0]}:{PROXY_PORT}"
 #: Variables that name the hosts to reach without a proxy.
 NO_PROXIES = ("no_proxy", "NO_PROXY")
 #: Files whose own key names a file of certificates, and the variable that says the same. The files
@@ -88,6 +93,8 @@ class HostNetwork(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
     #: The clause that asks for a network.
     clause: str = 'net = "open"'
+    #: With rules for requests, the file by which servers are verified; "" for the system's.
+    roots: str = ""
 
     def without(self, hidden: HiddenPaths) -> HostNetwork:
         """Return it without the variables that name something that the policy hides."""
@@ -120,8 +127,11 @@ def find(
     places: list[tuple[str, str]] = []
     grants: dict[str, Grant] = {}
     notes, warnings = [], []
+    judged = judges_requests(policy)
+    if judged:
+        variables = {name: value for name, value in inside_variables().items() if name not in policy.env}
     real_name = functools.cache(os.path.realpath)
-    for name, value in _certificates(environ, home):
+    for name, value in () if judged else _certificates(environ, home):
         if name in policy.env:
             continue
         try:
@@ -139,7 +149,7 @@ def find(
             continue
         if policy.net != "open":
             if name in PROXIES:
-                notes.append(f"{name} is not passed: with rules, Stockade connects to each host itself")
+                notes.append(f"{name} is not passed: with rules, Stockade itself connects through the proxy")
             continue
         try:
             variables[name] = value if name in NO_PROXIES else proxy(value)
@@ -150,9 +160,22 @@ def find(
             notes.append(
                 f"{name} is passed without its user and password: --pass-env {name} would show them inside"
             )
+    if policy.proxy:
+        own = dict.fromkeys(("HTTPS_PROXY", "https_proxy"), INSIDE)
+        own |= dict.fromkeys(NO_PROXIES, "localhost,127.0.0.1,::1")
+        taken = (*policy.env, *policy.pass_env)
+        variables |= {name: value for name, value in own.items() if name not in taken}
     return HostNetwork(
-        variables, tuple(places), tuple(grants.values()), tuple(notes), tuple(warnings), clause(policy)
-    )
+        variables, tuple(places), tuple(grants.values()), tuple(notes), tuple(warnings), clause(policy),
+        _roots(policy, environ, home) if judged else "",
+    )  # fmt: skip
+
+
+def _roots(policy: Policy, environ: Mapping[str, str], home: str) -> str:
+    """Return the file by which servers are verified, if it is not the system's."""
+    if policy.net_roots:
+        return home + policy.net_roots[1:] if policy.net_roots.startswith("~") else policy.net_roots
+    return environ.get("SSL_CERT_FILE", "")
 
 
 def wanted(policy: Policy) -> bool:

@@ -28,6 +28,7 @@ from stockade.policy.model import Limits, Policy
 from stockade.policy.patterns import quote
 from stockade.policy.profile import Profile, profile
 from stockade.policy.values import expand, literal, quote_protected, show
+from stockade.resolve.certificates_inside import judges_requests
 from stockade.resolve.paths import protected_paths
 from stockade.resolve.paths.hidden_paths import hide
 from stockade.resolve.paths.policy_paths import MODES, OWN, SYSTEM, NamedPath, places
@@ -80,6 +81,10 @@ def resolve(
     sandbox that has one: nothing of the caller's home or toolchains is shown in it unasked.
     """
     base = profile(policy.profile)
+    if policy.secrets and policy.net:
+        from stockade.policy.secrets import check_together
+
+        check_together(policy.secrets, policy.net, policy.env, (*base.pass_env, *policy.pass_env))
     if private is not None:
         _check_environment(private, policy)
         base = msgspec.structs.replace(base, read=_of_the_system(base.read, private))
@@ -114,7 +119,8 @@ def resolve(
             chain = with_plain_python(chain, policy, base)
         if mounts and workspace is not None and workspace.access != "write" and caller.uid == 0:
             _show_mounted(workspace, opener, grants)
-        shares = policy.net and not (private is not None and private.image)
+        # An image has roots of its own, but not the authority of this sandbox.
+        shares = policy.net and (not (private is not None and private.image) or judges_requests(policy))
         network = _host_network(policy, base, opener, grants, workspace) if shares else None
         if private is not None:
             _refuse_in_environment(grants, private)
@@ -158,11 +164,38 @@ def resolve(
             environment=private,
         )
         _check_durable(resolved)
+        if policy.secrets:
+            _refuse_shown_secrets(resolved)
         return resolved
     except BaseException:
         for fd in opener.open:
             os.close(fd)
         raise
+
+
+def _refuse_shown_secrets(resolved: ResolvedPolicy) -> None:
+    """Refuse a secret whose file the program could read."""
+    caller, shown = resolved.caller, [*resolved.grants]
+    if resolved.workspace is not None:
+        shown.append(resolved.workspace)
+    trees = [*(grant.path for grant in shown), *shown_by(resolved.profile)]
+    for name, secret in resolved.policy.secrets.items():
+        if secret.from_file is None:
+            continue
+        clause = f"secrets.{name}.from_file = {show(secret.from_file)}"
+        written = expand(
+            secret.from_file.removesuffix("?"),
+            clause,
+            home=caller.home,
+            cwd=caller.cwd,
+            environ=caller.environ,
+        )
+        for path in dict.fromkeys((os.path.realpath(written), os.path.normpath(written))):
+            if any(covers(tree, path) for tree in trees) and not resolved.hidden.covers(path):
+                raise PolicyError(
+                    f"{clause}: the program can read this file, so its value would not stay outside",
+                    hint=f"hide it: deny = [{show(path)}], or move it out of what the policy shows",
+                )
 
 
 def _check_environment(private: Environment, policy: Policy) -> None:

@@ -15,7 +15,7 @@ from stockade.runs.launch import LaunchedSandbox
 from stockade.runs.limits import seconds_of
 from stockade.runs.options import CodeOptions, StartOptions, directory, input_bytes, variables
 from stockade.runs.prepare import RunPreparation
-from stockade.runs.supervise import GRACE, Run, resumes_template
+from stockade.runs.supervise import GRACE, Run, StageTies, resumes_template
 
 LONGEST_GRACE = 3600
 NO_OPTIONS: StartOptions = {}
@@ -39,6 +39,7 @@ def command(
     meanwhile: Callable[[], object] = lambda: None,
     terminal: TerminalHandler | None = None,
     on_decision: Callable[[Decision], object] | None = None,
+    stage: StageTies | None = None,
 ) -> Run:
     """Validate the caller's options and return the run that they describe."""
     argv = words(cmd)
@@ -79,6 +80,7 @@ def command(
         meanwhile=meanwhile,
         terminal=terminal,
         on_decision=on_decision,
+        stage=stage,
     )
 
 

@@ -194,6 +194,9 @@ OBSERVED = {
     Control.NETWORK_NONE: "namespace descriptor compared",
     Control.NETWORK_RULES: "routes, listeners and namespace read back; the egress process observed like a "
     "sandbox",
+    Control.NETWORK_HTTP: "the authority's certificate checked and shown inside by the supervisor; the "
+    "egress process observed like a sandbox",
+    Control.SECRETS: "locked memory and core limit of the egress process read from the kernel",
     Control.PROCESSES: "namespace descriptor compared",
     Control.IPC: "namespace descriptor compared",
     Control.SYSCALLS: "filter count read from the kernel, its bytes and a refused call by the gate",
@@ -209,6 +212,7 @@ OBSERVED = {
     Control.LIMITS_DISK: "confirmed by the gate",
     Control.LIMITS_WALL: "kept by the gate",
     Control.LIMITS_OUTPUT: "kept by the supervisor",
+    Control.LIMITS_NETWORK: "kept by the egress process, which is observed like a sandbox",
     Control.CLEANUP: "namespace descriptor compared, process held by pidfd",
 }
 #: The same for controls that a cgroup enforces here and another mechanism elsewhere.
@@ -222,6 +226,8 @@ GRADES = {
     Control.WORKSPACE_OVERLAY: Grade.KERNEL,
     Control.NETWORK_NONE: Grade.NAMESPACES,
     Control.NETWORK_RULES: Grade.NAMESPACES,
+    Control.NETWORK_HTTP: Grade.KEPT,
+    Control.SECRETS: Grade.KERNEL,
     Control.PROCESSES: Grade.NAMESPACES,
     Control.IPC: Grade.NAMESPACES,
     Control.SYSCALLS: Grade.GATE,
@@ -237,6 +243,7 @@ GRADES = {
     Control.LIMITS_DISK: Grade.GATE,
     Control.LIMITS_WALL: Grade.KEPT,
     Control.LIMITS_OUTPUT: Grade.KEPT,
+    Control.LIMITS_NETWORK: Grade.KEPT,
     Control.CLEANUP: Grade.NAMESPACES,
 }
 #: The grades where a backend without namespaces enforces them: by Landlock, the filter or process parents.

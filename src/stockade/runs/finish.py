@@ -79,6 +79,7 @@ def result_of(
     )
     if network is not None:
         account.network, account.network_changes = network.counts, network.changes
+        account.network_answers = network.answers
         result = msgspec.structs.replace(
             result,
             network=network.decisions,
@@ -101,6 +102,10 @@ def result_of(
     return account.ended(result, ended.digests)
 
 
+#: Why the rule `ask` had no effect.
+NOBODY_TO_ASK = 'net = "ask": there was no terminal and no on_ask to ask, so only the other rules counted'
+
+
 def _with_refusals(result: Result, ended: RunEnding, network: NetworkUse, prepared: RunPreparation) -> str:
     """Return the hint of a result and, if the program failed to connect, why and what would allow it."""
     if result.outcome is not Outcome.EXITED or not result.exit_code:
@@ -121,6 +126,8 @@ def _network_mode(prepared: RunPreparation) -> Literal["none", "rules", "open"]:
 def _warnings(prepared: RunPreparation) -> list[str]:
     network = prepared.resolved.network
     found = warnings(prepared.resolved.policy, "" if _covers(prepared) else prepared.plan.backend)
+    if "ask" in prepared.resolved.policy.net and prepared.made.on_ask is None:
+        found = [*found, NOBODY_TO_ASK]
     return [*found, *(network.warnings if network else ())]
 
 

@@ -7,7 +7,7 @@ Annotations are evaluated here: as text, typing would compile each of them at ev
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias, TypedDict, get_args
 
 import stockade
@@ -16,6 +16,7 @@ from stockade.runs.io.streams import Sink
 
 OnExit: TypeAlias = Literal["keep", "discard", "commit"]
 WAYS = get_args(OnExit)
+Answer: TypeAlias = Literal["once", "run", "policy", "no"]
 Variables: TypeAlias = Mapping[str, str | int | os.PathLike[str]]
 Asker: TypeAlias = "stockade.receipt.Who | Mapping[str, str] | None"
 #: The most characters of a sandbox's name.
@@ -114,6 +115,9 @@ class SandboxOptions(TypedDict, total=False):
     name: str
     #: Ports of the host that lead to servers inside, as `[HOST:]PORT:PORT`.
     publish: Sequence[str]
+    #: With `ask` in `net`: called, in a thread of its own, with each connection that no rule covers. It
+    #: returns "once", "run", "policy" or "no". Without it, such connections are refused.
+    on_ask: "Callable[[stockade.result.NetworkQuestion], Answer] | None"
     #: Who asks for its runs, for their receipts: agent, category, action and words.
     who: Asker
 

@@ -23,6 +23,7 @@ from stockade.linux import os_errors
 from stockade.linux.user import Caller
 from stockade.policy import Policy
 from stockade.resolve import policy_text
+from stockade.resolve.certificates_inside import judges_requests
 from stockade.resolve.paths.protected_paths import warnings
 from stockade.resolve.resolution import resolve
 from stockade.resolve.resolved import Grant, ResolvedPolicy
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from stockade.gate.template import Template
     from stockade.resolve.environment import Environment
     from stockade.runs.network.published_ports import PublishedListeners, PublishedPort
+    from stockade.runs.network.trust_files import TrustFiles
+    from stockade.runs.network.user_questions import OnAsk
     from stockade.runs.scratch import ScratchDirectory
     from stockade.sandbox.workspace import Workspace
 
@@ -76,6 +79,8 @@ class RunPreparation(msgspec.Struct, frozen=True):
     network: int = -1
     #: The user and the group inside that its programs run as; None for root, or for the caller.
     ids: tuple[int | None, int | None] = (None, None)
+    #: What programs have instead of each secret, by its name.
+    placeholders: dict[str, str] = {}
 
     @property
     def controls(self) -> dict[str, Enforcement]:
@@ -110,7 +115,9 @@ class RunPreparation(msgspec.Struct, frozen=True):
         private = {}
         if scratch is not None:
             private = {"TMPDIR": self.home, policy_text.VARIABLE: f"{scratch.policy}/{policy_text.JSON}"}
-        return {**private, **self.resolved.environ, "HOME": self.home}
+        secrets = self.resolved.policy.secrets
+        held = {name: text for name, text in self.placeholders.items() if secrets[name].inside != "file"}
+        return {**private, **self.resolved.environ, **held, "HOME": self.home}
 
     @property
     def keeps_privately(self) -> bool:
@@ -163,9 +170,13 @@ class HostResources:
         #: Those of a private environment, by path inside.
         self.layers: dict[str, OverlayLayer] = {}
         self.scratch: ScratchDirectory | None = None
+        #: With rules for requests, the certificates that programs trust.
+        self.trust: TrustFiles | None = None
         self.group: SandboxCgroups | None = None
         #: The ports of the host that lead inside.
         self.published: PublishedListeners | None = None
+        #: Answers questions about names that no network rule covers.
+        self.on_ask: OnAsk | None = None
         #: The descriptors through which the gate enters its cgroups, and the mount of an image.
         self.entrances: tuple[int, ...] = ()
         self.image: tuple[int, ...] = ()
@@ -206,6 +217,7 @@ class HostResources:
         overlay = workspace is not None and workspace.access == "overlay"
         private = resolved.environment
         overlays = () if private is None else private.overlays
+        trust = resolved.network is not None and judges_requests(resolved.policy)
         own = [register.new_id() if mount.layer is None else mount.layer.id for mount in overlays]
         record = SandboxRecord(
             id=id,
@@ -215,7 +227,7 @@ class HostResources:
             # A sweep must not remove a layer that is continued.
             layer=id if overlay and not again else "",
             layers=tuple(own),
-            scratch=id if scratch else "",
+            scratch=id if scratch or trust else "",
             groups=() if kept is None else kept.paths(id),
             published=() if self.published is None else tuple(map(str, self.published.ports)),
         )
@@ -232,6 +244,10 @@ class HostResources:
 
             files = policy_text.policy_files(resolved, scratch, ("~",))
             self.scratch = ScratchDirectory(home, id, files)
+        if trust:
+            from stockade.runs.network.trust_files import TrustFiles
+
+            self.trust = TrustFiles(home, id)
         if workspace is not None and overlay:
             rules = _commit_rules(resolved, workspace)
             if again:
@@ -284,16 +300,17 @@ class HostResources:
         finally:
             if self.group is not None and self._owner == os.getpid():
                 self.group.close()
-            if self.scratch is not None:
-                with contextlib.suppress(OSError):  # what stays is swept later
-                    self.scratch.close(ours=self._owner == os.getpid())
+            for one in (self.scratch, self.trust):
+                if one is not None:
+                    with contextlib.suppress(OSError):  # what stays is swept later
+                        one.close(ours=self._owner == os.getpid())
             # The register keeps the entry while something is left, so that the next sweep removes it.
             if self.entry is not None and not (self._scratch_left or (discard and self._left)):
                 self.entry.close()
 
     @property
     def _scratch_left(self) -> bool:
-        return self.scratch is not None and self.scratch.left
+        return any(one is not None and one.left for one in (self.scratch, self.trust))
 
     @property
     def _left(self) -> bool:
@@ -431,11 +448,19 @@ def _resolve_and_plan(
 
         wanted = parse_all(publish, policy.net)
     has_rules = bool(policy.net) and policy.net != "open"
+    if policy.net and (policy.proxy or Control.LIMITS_NETWORK in policy.controls()):
+        from stockade.policy.network_clauses import refuse_unfitting
+
+        refuse_unfitting(policy)
+    if has_rules:
+        from stockade.runs.network.upstream_proxy import proxies_of
+
+        proxies_of(caller.environ)  # an error for one that cannot be used, before anything is made
     if not dry and (has_rules or wanted):
         from stockade.runs.network import egress_template, resolver_process
 
         # They load their modules while everything else is prepared.
-        egress_template.warm_up()
+        egress_template.warm_up(judges=judges_requests(policy))
         if has_rules:
             resolver_process.warm_up(home)
     known: Host = host()
@@ -479,6 +504,11 @@ def _resolve_and_plan(
                 home, resolved, kept, living=living, command=command, name=name, again=again,
                 scratch=backend.name if backend.scratch else "", publish=wanted, observed=bool(observe),
             )  # fmt: skip
+        placeholders = _placeholders(policy, caller)
+        if made.trust is not None and any(one.inside != "env" for one in policy.secrets.values()):
+            made.trust.show_placeholders(
+                {name: text for name, text in placeholders.items() if policy.secrets[name].inside != "env"}
+            )
         plan = backend.plan(
             PlanInputs(
                 resolved=resolved,
@@ -489,6 +519,7 @@ def _resolve_and_plan(
                 layers=tuple(layer.path for layer in made.layers.values()),
                 groups=((), "") if kept is None else (kept.versions, kept.words),
                 state="" if dry else home,
+                trust=made.trust.path if made.trust is not None else _planned_trust(resolved, home),
             )
         )
         if observe:
@@ -498,11 +529,28 @@ def _resolve_and_plan(
         inside = backend.home(resolved, "" if made.scratch is None else made.scratch.path)
         scoped = kept is not None and kept.scoped
         joined = -1 if environment is None else environment.network
-        return RunPreparation(decided, resolved, plan, gate, inside, home, made, scoped, template, joined)
+        return RunPreparation(
+            decided, resolved, plan, gate, inside, home, made, scoped, template, joined,
+            placeholders=placeholders,
+        )  # fmt: skip
     except BaseException:
         made.close(discard=True)
         resolved.close()
         raise
+
+
+def _placeholders(policy: Policy, caller: Caller) -> dict[str, str]:
+    if not policy.secrets:
+        return {}
+    from stockade.runs.network.secret_values import make_placeholders
+
+    return make_placeholders(policy, caller)
+
+
+def _planned_trust(resolved: ResolvedPolicy, home: str) -> str:
+    """Return the name of the certificates' directory in a plan that nothing is made for; "" for none."""
+    wanted = resolved.network is not None and judges_requests(resolved.policy)
+    return f"{home}/scratch/plan" if wanted else ""
 
 
 def warnings_before(policy: Policy) -> list[str]:

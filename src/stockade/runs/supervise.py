@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -23,7 +23,15 @@ from stockade.linux import os_errors
 from stockade.result import Decision, SpillFile
 from stockade.runs.cgroup import Baseline
 from stockade.runs.io.eventloop import Events, Steps
-from stockade.runs.io.streams import FULL, Output, Sink, SpillPlace, Streams, TerminalHandler
+from stockade.runs.io.streams import (
+    FULL,
+    NOTHING_PASSED,
+    Output,
+    Sink,
+    SpillPlace,
+    Streams,
+    TerminalHandler,
+)
 from stockade.runs.launch import LaunchedSandbox, gate_ended
 
 if TYPE_CHECKING:
@@ -67,6 +75,16 @@ class SideChannel(Protocol):
         """Close all descriptors; may be called again."""
 
 
+class StageTies(Protocol):
+    """What ties the run of a stage to the others of its pipeline."""
+
+    def take_ends(self) -> Mapping[int, int]:
+        """Hand over the ends of pipes that the program gets, by number; the caller closes them."""
+
+    def walls_up(self, events: Events) -> Steps[None]:
+        """Note that the walls of this stage are up, and wait until those of all others are."""
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """What to run, and what to do with its streams."""
 
@@ -94,6 +112,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     cancelled_by: tuple[type[BaseException], ...] = ()
     #: Makes the delegation that answers the program's requests for sandboxes, if it may send any.
     delegates: Callable[[], Delegation] | None = None
+    #: What ties the run to the other stages of a pipeline.
+    stage: StageTies | None = None
 
     def streams(self) -> Streams:
         """Make the pipes of this run."""
@@ -106,6 +126,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
                 spill=self.spill,
                 terminal=self.terminal,
                 apart=(1, 2) if self.terminal is None else self.program.apart,
+                passed=NOTHING_PASSED if self.stage is None else self.stage.take_ends(),
             )
 
 
@@ -172,8 +193,8 @@ def _supervise_program(
     beside = run.beside
     more = () if beside is None else beside.theirs
     more = more if delegation is None else delegation.theirs
-    channel = watch.start(streams.theirs, kept=run.kept, more=more)
-    streams.close(*streams.theirs)
+    channel = watch.start(streams.theirs, kept=run.kept, more=(*more, *streams.more))
+    streams.close(*streams.theirs, *streams.more)
     pumps = Pumps(streams, events, run.started, beside)
     if box.egress is not None:
         pumps.follow(box.egress.follow(run.on_decision, events))
@@ -393,7 +414,7 @@ class Watch:
         self._deadline: float | None = None
 
     def start(self, stdio: tuple[int, ...], *, kept: bool, more: tuple[int, ...] = ()) -> wire.Channel:
-        """Ask the gate to start the program; `more` are its descriptors 3 and 4."""
+        """Ask the gate to start the program; `more` are its descriptors from 3 on."""
         with os_errors.setup_errors():
             group = self.box.group
             if kept and group is not None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stockade.sandbox.pool import Pool
     from stockade.sandbox.process import Process
     from stockade.sandbox.sandbox import Sandbox, run
+    from stockade.sandbox.secrets import AsyncSandboxSecrets, SandboxSecrets
     from stockade.sandbox.spawner import Spawner
     from stockade.sandbox.workspace import Workspace
     from stockade.sessions.background import AsyncBackground, Background
@@ -38,6 +39,7 @@ __all__ = [
     "AsyncProcess",
     "AsyncSandbox",
     "AsyncSandboxNetwork",
+    "AsyncSandboxSecrets",
     "AsyncShell",
     "Background",
     "BackgroundOptions",
@@ -54,6 +56,7 @@ __all__ = [
     "Sandbox",
     "SandboxNetwork",
     "SandboxOptions",
+    "SandboxSecrets",
     "Shell",
     "ShellOptions",
     "Spawner",
@@ -70,6 +73,7 @@ _LAZY = {
     "AsyncProcess": "stockade.sandbox.async_sandbox",
     "AsyncSandbox": "stockade.sandbox.async_sandbox",
     "AsyncSandboxNetwork": "stockade.sandbox.network",
+    "AsyncSandboxSecrets": "stockade.sandbox.secrets",
     "AsyncShell": "stockade.sessions.shell",
     "Background": "stockade.sessions.background",
     "BackgroundOptions": "stockade.runs.options",
@@ -85,6 +89,7 @@ _LAZY = {
     "RunOptions": "stockade.runs.options",
     "Sandbox": "stockade.sandbox.sandbox",
     "SandboxNetwork": "stockade.sandbox.network",
+    "SandboxSecrets": "stockade.sandbox.secrets",
     "SandboxOptions": "stockade.runs.options",
     "Shell": "stockade.sessions.shell",
     "ShellOptions": "stockade.runs.options",

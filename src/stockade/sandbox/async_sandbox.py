@@ -83,6 +83,13 @@ class AsyncSandbox(SandboxBase):
 
         return AsyncSandboxNetwork(self)
 
+    @property
+    def secrets(self) -> stockade.sandbox.AsyncSandboxSecrets:
+        """The secrets: their placeholders, and values that can be read again while the sandbox lives."""
+        from stockade.sandbox.secrets import AsyncSandboxSecrets
+
+        return AsyncSandboxSecrets(self)
+
     async def __aenter__(self) -> AsyncSandbox:
         await self.open()
         return self

@@ -215,6 +215,11 @@ def _refuse_clauses(policy: Policy) -> None:
                 f"{name}: a living process already has its environment variables",
                 hint=f"leave {name} out, and change os.environ before you call confine",
             )
+    if policy.secrets:
+        raise PolicyError(
+            "secrets: a living process has no egress process that could hold them",
+            hint="leave secrets out, or run the work in a Sandbox",
+        )
     if policy.backend != "auto":
         raise PolicyError(
             f"backend = {policy.backend!r}: confine has its own way to raise walls and uses no other backend",

@@ -240,6 +240,10 @@ class Delegation:
             return
         from stockade.policy.net_comparison import excess
 
+        if Control.LIMITS_NETWORK in self._prepared.resolved.policy.controls():
+            raise ChildRefusedError(
+                "net: the limits on the program's own network do not count the connections of another sandbox"
+            )
         if beyond := excess(policy.net, egress.in_force):
             raise ChildRefusedError(
                 "the request asks for more than the program itself has:\n" + "\n".join(beyond)
@@ -308,8 +312,11 @@ class Delegation:
         """Refuse a child with a wall that is weaker than its parent's."""
         for name, one in self._prepared.controls.items():
             own = made.controls.get(name)
-            if name == Control.NETWORK_RULES:  # no network at all is less than rules allow
+            # No network at all is less than rules allow, and so is a network without rules for requests.
+            if name in (Control.NETWORK_RULES, Control.NETWORK_HTTP):
                 own = own or made.controls.get(Control.NETWORK_NONE.value)
+            if name == Control.NETWORK_HTTP:
+                own = own or made.controls.get(Control.NETWORK_RULES.value)
             weaker = own is None or not own.grade.enforced
             if one.grade.enforced and weaker and name not in OF_WORKSPACES:
                 raise ChildRefusedError(f"{name}: would be weaker than for the program that asks")

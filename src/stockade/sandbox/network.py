@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import stockade
 from stockade.errors import PolicyError
-from stockade.linux.user import Caller
-from stockade.resolve.config_files import config_dir, find_layers
 from stockade.runs.io import async_eventloop
 from stockade.runs.io.eventloop import Events, Steps, drive
 from stockade.runs.network.published_ports import PublishedPort
@@ -55,10 +53,10 @@ class NetworkView:
     ) -> Steps[None]:
         from stockade.runs.network.egress_changes import change_rules, with_allowed
 
-        own = _policy_rules(prepared)
+        own, check = _policy_rules(prepared), _check_of(box, prepared)
         return (
             yield from change_rules(
-                box, prepared.state, lambda now: with_allowed(now, rules, own), refuse_above_ceiling, events
+                box, prepared.state, lambda now: with_allowed(now, rules, own), check, events
             )
         )
 
@@ -81,7 +79,7 @@ class NetworkView:
         _policy_rules(prepared)
         wanted = exactly(rules)
         return (
-            yield from change_rules(box, prepared.state, lambda now: wanted, refuse_above_ceiling, events)
+            yield from change_rules(box, prepared.state, lambda now: wanted, _check_of(box, prepared), events)
         )
 
 
@@ -148,11 +146,8 @@ def _policy_rules(prepared: RunPreparation) -> tuple[str, ...]:
     return net
 
 
-def refuse_above_ceiling(rules: tuple[str, ...]) -> None:
-    """Refuse rules that allow more than the ceiling of the user's layers, as it is now."""
-    caller = Caller.current()
-    place = find_layers(config_dir(caller.environ, caller.home))
-    if place is not None:
-        from stockade.resolve.agent_layers import Layers
+def _check_of(box: LaunchedSandbox, prepared: RunPreparation) -> Callable[[tuple[str, ...]], object]:
+    from stockade.runs.network.rule_checks import check_of
 
-        Layers.load(place).refuse_net(rules)
+    questions = None if box.egress is None else box.egress.questions
+    return check_of(prepared, frozenset() if questions is None else frozenset(questions.rules))

@@ -24,6 +24,7 @@ from stockade.runs.io.eventloop import Events, Steps, drive, in_thread
 from stockade.runs.io.streams import PIPE, Streams, TerminalHandler
 from stockade.runs.launch import LaunchedSandbox, launch
 from stockade.runs.options import (
+    Answer,
     BackgroundOptions,
     OneShotOptions,
     OnExit,
@@ -34,7 +35,7 @@ from stockade.runs.options import (
     valid_on_exit,
 )
 from stockade.runs.prepare import Observation, RunPreparation, prepare
-from stockade.runs.supervise import Run, RunEnding, supervise, template_of
+from stockade.runs.supervise import Run, RunEnding, StageTies, supervise, template_of
 from stockade.sandbox.workspace_lifecycle import (
     commit_and_close,
     living_files,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from stockade.gate.template import Template
     from stockade.linux.user import Caller
     from stockade.observe.records import Observations
+    from stockade.receipt.statement import PipelinePlace
     from stockade.resolve.environment import Environment
     from stockade.runs.network.published_ports import PublishedPort
     from stockade.sandbox.process import ProcessHandles
@@ -72,6 +74,7 @@ class SandboxBase:
         snapshot: bool = False,
         name: str = "",
         publish: Sequence[str] = (),
+        on_ask: Callable[[stockade.result.NetworkQuestion], Answer] | None = None,
         who: stockade.receipt.Who | Mapping[str, str] | None = None,
         explain: bool = False,
         _environment: Any = None,
@@ -100,8 +103,7 @@ class SandboxBase:
         self._on_exit = valid_on_exit(on_exit)
         self._continued = open_workspace(resume)
         self._snapshot = snapshot
-        self._publish = publish
-        self._explain = explain
+        self._publish, self._on_ask, self._explain = publish, on_ask, explain
         #: Whether the policy's paths are real names (`resolve.discovery`).
         self._pinned = False
         self._who = resolve_who(who)
@@ -168,6 +170,7 @@ class SandboxBase:
                 environment=self._environment, observe="refusals" if self._explain else "",
             )  # fmt: skip
             account.prepared, self._log = prepared, prepared.state
+            prepared.made.on_ask = self._on_ask
             try:
                 self._box = yield from launch(prepared, events)
             except BaseException:
@@ -392,8 +395,9 @@ class Sandbox(SandboxBase):
     earlier workspace, given as a `Workspace` or its id; the policy need not name its directory then.
     `snapshot` takes a snapshot before each run, named run-1, run-2 and so on. `name` is what `stockade ps`,
     logs and receipts call the sandbox. `publish` lists ports of the host that lead to servers inside, such as
-    "8080:80". `who` tells the receipts who asked: agent, category, action and words; a run may add to it.
-    `explain` has an observer watch what programs try, so that `result.denials` explains each refusal.
+    "8080:80". With `ask` in `net`, `on_ask` answers for connections that no rule covers. `who` tells the
+    receipts who asked: agent, category, action and words; a run may add to it. `explain` has an observer
+    watch what programs try, so that `result.denials` explains each refusal.
     """
 
     def _set_up(self) -> None:
@@ -410,6 +414,13 @@ class Sandbox(SandboxBase):
         from stockade.sandbox.network import SandboxNetwork
 
         return SandboxNetwork(self)
+
+    @property
+    def secrets(self) -> stockade.sandbox.SandboxSecrets:
+        """The secrets: their placeholders, and values that can be read again while the sandbox lives."""
+        from stockade.sandbox.secrets import SandboxSecrets
+
+        return SandboxSecrets(self)
 
     def __enter__(self) -> Sandbox:
         self.open()
@@ -559,7 +570,7 @@ class UseGuard:
 
 
 class RunExtras(NamedTuple):
-    """What only the command line gives a run."""
+    """What only the command line, or a pipeline, gives a run."""
 
     #: The program reads the content of this descriptor, which must not be a terminal.
     stdin: int | None = None
@@ -578,6 +589,9 @@ class RunExtras(NamedTuple):
     on_decision: Callable[[Decision], object] | None = None
     #: Gets the published ports as soon as the host listens on them.
     on_published: Callable[[tuple[PublishedPort, ...]], object] | None = None
+    #: What ties a stage to the others of its pipeline, and its place there, for the receipt.
+    stage: StageTies | None = None
+    place: PipelinePlace | None = None
     #: The files of the policy, so that denials name the lines of their clauses.
     sources: tuple[str, ...] = ()
     #: Gets what the programs tried, refused or not, when the run has ended; with it the run is observed.
@@ -602,6 +616,7 @@ def run(cmd: Sequence[str], policy: PolicyLike | None = None, **options: Unpack[
     - `resume`: the workspace to go on in, or its id; `snapshot`: whether to take a snapshot before the run
     - `name`: what `stockade ps`, logs and receipts call the sandbox; `who`: who asks, for the receipt
     - `publish`: ports of the host that lead to servers inside, such as "8080:80" or "127.0.0.1:8080:80"
+    - `on_ask`: with `ask` in `net`, a function that answers for connections that no rule covers
     - `explain`: have an observer watch what the program tries, so that `result.denials` explains each refusal
 
     >>> import stockade
@@ -632,6 +647,7 @@ def run_once_steps(
     argv, end = words(cmd), valid_on_exit(options.get("on_exit", "keep"))
     chosen, name = policy_or_default(policy), valid_name(options.get("name", ""))
     account = Account(chosen, argv, resolve_who(options.get("who")), name=name)
+    account.pipeline = extras.place
     with account.telling():
         prepared = prepare(
             chosen, pinned=extras.pinned, command=argv, cwd=options.get("cwd"), name=name,
@@ -640,6 +656,7 @@ def run_once_steps(
             observe=_observation(options, extras),
         )  # fmt: skip
         account.prepared = prepared
+        prepared.made.on_ask = options.get("on_ask")
         if extras.on_published is not None and prepared.made.published is not None:
             extras.on_published(prepared.made.published.ports)
 
@@ -647,7 +664,7 @@ def run_once_steps(
             return command(
                 prepared, cmd, options, source=extras.stdin, keep=extras.keep_output, kept=False,
                 cancelled_by=extras.cancelled_by, meanwhile=account.ready, terminal=extras.terminal,
-                on_decision=extras.on_decision,
+                on_decision=extras.on_decision, stage=extras.stage,
             )  # fmt: skip
 
         snapshot = options.get("snapshot", False)
@@ -739,6 +756,8 @@ def _launch_and_run(
         box = yield from launch(prepared, events, meanwhile)
         account.box = box
         try:
+            if run.stage is not None:
+                yield from run.stage.walls_up(events)
             ended = yield from supervise(box, run, pipes[0], events)
         finally:
             yield from box.closed(events)

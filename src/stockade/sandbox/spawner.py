@@ -37,7 +37,7 @@ MOST = 1000
 CLOSED = "the spawner was closed"
 
 
-class Stage(enum.StrEnum):
+class SpawnStage(enum.StrEnum):
     """The stage of a run. Compares equal to its name."""
 
     PENDING = "pending"
@@ -50,13 +50,13 @@ class Stage(enum.StrEnum):
     @property
     def over(self) -> bool:
         """Whether the run has ended and can be collected."""
-        return self not in (Stage.PENDING, Stage.RUNNING)
+        return self not in (SpawnStage.PENDING, SpawnStage.RUNNING)
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a run. Which other fields have a meaning depends on the stage."""
 
-    stage: Stage
+    stage: SpawnStage
     #: While it runs: the pid of its first process on the host, and the seconds since its start.
     pid: int | None = None
     elapsed: float = 0.0
@@ -126,24 +126,24 @@ class _SpawnerJob:
         if self.result is not None:
             return _ended(self.result)
         if isinstance(self.failure, _TerminateRequest):
-            return State(stage=Stage.KILLED, reason=self.because)
+            return State(stage=SpawnStage.KILLED, reason=self.because)
         if self.failure is not None:
-            return State(stage=Stage.FAILED, reason=str(self.failure))
+            return State(stage=SpawnStage.FAILED, reason=str(self.failure))
         if self.pid is None:
-            return State(stage=Stage.PENDING)
-        return State(stage=Stage.RUNNING, pid=self.pid, elapsed=time.monotonic() - self.began)
+            return State(stage=SpawnStage.PENDING)
+        return State(stage=SpawnStage.RUNNING, pid=self.pid, elapsed=time.monotonic() - self.began)
 
 
 _STAGES = {
-    Outcome.EXITED: Stage.COMPLETED,
-    Outcome.TIMED_OUT: Stage.TIMED_OUT,
-    Outcome.SETUP_FAILED: Stage.FAILED,
+    Outcome.EXITED: SpawnStage.COMPLETED,
+    Outcome.TIMED_OUT: SpawnStage.TIMED_OUT,
+    Outcome.SETUP_FAILED: SpawnStage.FAILED,
 }
 
 
 def _ended(result: Result) -> State:
-    stage = _STAGES.get(result.outcome, Stage.KILLED)
-    completed = stage is Stage.COMPLETED
+    stage = _STAGES.get(result.outcome, SpawnStage.KILLED)
+    completed = stage is SpawnStage.COMPLETED
     return State(
         stage=stage,
         exit_code=result.exit_code if completed else None,

@@ -28,7 +28,8 @@ ENTRIES = {
     "output": "output beyond the limit",
     "runs.log": "what earlier runs did",
     "runs.log.1": "what earlier runs did",
-    # The order matters: the first two are useless without the last.
+    # The order matters: the first three are useless without the last.
+    "receipts.db-tail": "the signed record of every run",
     "receipts.db-wal": "the signed record of every run",
     "receipts.db-shm": "the signed record of every run",
     "receipts.db": "the signed record of every run",

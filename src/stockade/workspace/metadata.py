@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import os
 import time
 from array import array
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from stockade.errors import NotFoundError, SetupError
+from stockade.linux.boot import boot_id
 from stockade.policy.model import PROTECT
 from stockade.state import msgpack_stream
 
@@ -107,7 +107,7 @@ def write(layer: str, lower: str, inode: int, rules: Rules) -> WorkspaceRecord:
             lower=os.fsencode(lower).decode("utf-8", "replace"),
             path=os.fsencode(lower),
             opened=opened,
-            boot=_boot(),
+            boot=boot_id(),
             since_boot=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
             inode=inode,
             protect=tuple(map(os.fsencode, rules.protect)),
@@ -192,18 +192,12 @@ def threshold(record: WorkspaceRecord) -> int:
     now = time.time_ns()
     if now < record.opened:
         return 0
-    if record.boot != _boot():
+    if record.boot != boot_id():
         return record.opened
     passed = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - record.since_boot
     stepped = now - record.opened - passed
     # The two clocks are read one after the other, so a smaller difference is not a step.
     return record.opened + stepped if stepped < -1_000_000_000 else record.opened
-
-
-@functools.cache
-def _boot() -> str:
-    with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
-        return file.read().strip()
 
 
 class HostFileTable:

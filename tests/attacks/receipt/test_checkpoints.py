@@ -12,8 +12,9 @@ import pytest
 
 from stockade import ReceiptError
 from stockade.agents import registry
-from stockade.receipt import builder, chain, ed25519, keys, prune
+from stockade.receipt import builder, chain, database, ed25519, keys, prune
 from stockade.receipt.statement import Removal, canonical, digest, to_sign
+from stockade.receipt.tail import row_of
 from stockade.receipt.verify import check_log
 from support.made_receipts import append, log
 
@@ -38,8 +39,8 @@ def change(home: Path, *statements: str, values: tuple[object, ...] = ()) -> Non
     """Write to the log as an attacker can who has the file."""
     chain.shutdown()
     with contextlib.closing(sqlite3.connect(home / chain.FILE, isolation_level=None)) as connection:
-        for table in chain.PLACED:
-            for verb in ("UPDATE", "DELETE"):
+        for table in database.PLACED:
+            for verb in ("INSERT", "UPDATE", "DELETE"):
                 connection.execute(f"DROP TRIGGER IF EXISTS {table}_{verb}")
         for words in statements:
             connection.execute(words, values if "?" in words else ())
@@ -47,7 +48,7 @@ def change(home: Path, *statements: str, values: tuple[object, ...] = ()) -> Non
 
 def cut(home: Path, place: str) -> None:
     """Delete receipts by hand."""
-    change(home, *(f"DELETE FROM {table} WHERE sequence {place}" for table in chain.PLACED))
+    change(home, *(f"DELETE FROM {table} WHERE sequence {place}" for table in database.PLACED))
 
 
 def copy(home: Path, tmp_path: Path) -> Path:
@@ -63,7 +64,7 @@ def put(home: Path, file: Path, places: str) -> None:
     change(home)
     with contextlib.closing(sqlite3.connect(home / chain.FILE, isolation_level=None)) as connection:
         connection.execute("ATTACH ? AS other", (str(file),))
-        for table in chain.PLACED:
+        for table in database.PLACED:
             connection.execute(f"INSERT OR REPLACE INTO {table} SELECT * FROM other.{table} WHERE {places}")
 
 
@@ -88,7 +89,7 @@ def forge(home: Path, through: int, signer: ed25519.Signer, named: str = "") -> 
     link = chain.ChainLink(log(home).id, rows[-1].sequence + 1, rows[-1].hash, named or signer.id)
     statement = builder.checkpoint(link, Removal(through, removed, through, NOTHING_KEPT))
     payload = canonical(statement)
-    row = chain.row_of(statement.predicate, digest(payload))
+    row = row_of(statement.predicate, digest(payload))
     change(
         home,
         "INSERT INTO receipts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",

@@ -250,6 +250,10 @@ def more_by_value(narrow: Policy, wide: Policy) -> list[str]:
         found += [f"limits.{name}"] if mine > other else []
     if isinstance(narrow.net, tuple) and narrow.net and narrow.on_egress_end < wide.on_egress_end:
         found.append("on_egress_end")
+    for name, secret in narrow.secrets.items():
+        known = wide.secrets.get(name)
+        wider = known is None or {*secret.hosts, *secret.as_} - {*known.hosts, *known.as_}
+        found += [f"secrets.{name}"] if wider else []
     found += [f"accept {control}" for control in set(narrow.accept) - set(wide.accept)]
     rules = narrow.workspace, wide.workspace
     if all(rule is not None and rule.mode == "overlay" for rule in rules):
@@ -551,6 +555,8 @@ def test_rules_that_allow_more_let_a_program_reach_more(worlds: Any) -> None:
 
 #: Those that are compared by value, and those that are their own clauses together.
 BY_VALUE = {
+    "net_roots",
+    "secrets",
     "on_egress_end",
     "image",
     "backend",
@@ -564,7 +570,8 @@ BY_VALUE = {
 
 def test_the_program_sees_every_clause_that_lets_it_do_something(worlds: Any) -> None:
     """The control: what would be found if a rule were missing."""
-    assert {name for name in RULES if not name.startswith(("limits.", "reuse."))} == SEEN.keys() | BY_VALUE
+    inner = ("limits.", "reuse.", "secrets.")
+    assert {name for name in RULES if not name.startswith(inner)} == SEEN.keys() | BY_VALUE
     with worlds("native") as world:
         for name, tables in SEEN.items():
             wide, narrow = (Policy(**_rooted(table, world.root)) for table in tables)

@@ -14,52 +14,20 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from interop.egress.conftest import GIT
 from support.internet_web import big_hash
 from support.means import need, need_program
 from support.network import Internet
 
 API = "api.good.example:443"
 BIG = int(os.environ.get("STOCKADE_BIG_DOWNLOAD", "64"))
-GIT = {
-    "GIT_CONFIG_GLOBAL": "/dev/null",
-    **{f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
-}
-
-
-@pytest.fixture
-def do(internet: Internet, tmp_path: Path) -> Any:
-    """Run a command without Stockade and then behind rules; return what it printed there."""
-
-    def both(
-        argv: Sequence[str] | str, rules: Sequence[str], *options: str, env: dict[str, str] | None = None
-    ) -> str:
-        words = ["sh", "-ec", argv] if isinstance(argv, str) else list(argv)
-        places = tmp_path / "outside", tmp_path / "inside"
-        for place in places:
-            place.mkdir()
-        variables = env or {}
-        control = internet.outside(words, cwd=places[0], env=variables)
-        assert control.returncode == 0, (control.stdout, control.stderr)
-        internet.clear()
-        named = [f"--env={name}={value}" for name, value in variables.items()]
-        result = internet.run(words, rules, *named, *options, cwd=places[1])
-        assert result["exit_code"] == 0, {
-            key: result[key] for key in ("outcome", "reason", "hint", "stdout", "stderr") if key in result
-        }
-        hosts = {rule.removeprefix("tcp://").rpartition(":")[0] for rule in rules}
-        assert internet.asked() <= hosts, "only names of the rules are looked up"
-        return str(result["stdout"])
-
-    return both
 
 
 def refused(internet: Internet, argv: Sequence[str], rules: Sequence[str], *options: str) -> dict[str, Any]:
@@ -134,28 +102,6 @@ def test_wget_downloads(do: Any) -> None:
     assert json.loads(out)["path"] == "/by-wget"
 
 
-@pytest.fixture
-def packages(internet: Internet, tmp_path: Path) -> None:
-    """An index of Python packages, at pypi.good.example."""
-    names = {"first": ["second"], "second": []}
-    for name, needs in names.items():
-        place = tmp_path / "index" / "simple" / name
-        place.mkdir(parents=True)
-        info = f"{name}-1.0.dist-info"
-        lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0"]
-        lines += [f"Requires-Dist: {other}" for other in needs]
-        files = {
-            f"{name}.py": f"answer = {name!r}\n",
-            f"{info}/METADATA": "\n".join(lines) + "\n",
-            f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        }
-        record = "".join(f"{file},,\n" for file in files) + f"{info}/RECORD,,\n"
-        with zipfile.ZipFile(place / f"{name}-1.0-py3-none-any.whl", "w") as archive:
-            for file, text in {**files, f"{info}/RECORD": record}.items():
-                archive.writestr(file, text)
-    internet.publish("pypi.good.example", tmp_path / "index")
-
-
 def test_pip_installs_from_an_index(do: Any, packages: None) -> None:
     code = (
         "import subprocess, sys\n"
@@ -169,29 +115,6 @@ def test_pip_installs_from_an_index(do: Any, packages: None) -> None:
     assert do([sys.executable, "-c", code], ["pypi.good.example:443"]) == "first second\n"
 
 
-@pytest.fixture
-def registry(internet: Internet, tmp_path: Path) -> None:
-    """A registry of Node packages, at npm.good.example."""
-    package = tmp_path / "package"
-    package.mkdir()
-    about = {"name": "thing", "version": "1.0.0", "main": "index.js"}
-    (package / "package.json").write_text(json.dumps(about))
-    (package / "index.js").write_text("module.exports = 'the thing'\n")
-    place = tmp_path / "registry" / "thing" / "-"
-    place.mkdir(parents=True)
-    with tarfile.open(place / "thing-1.0.0.tgz", "w:gz") as archive:
-        archive.add(package, "package")
-    digest = hashlib.sha1((place / "thing-1.0.0.tgz").read_bytes()).hexdigest()
-    dist = {"tarball": "https://npm.good.example/thing/-/thing-1.0.0.tgz", "shasum": digest}
-    document = {
-        "name": "thing",
-        "dist-tags": {"latest": "1.0.0"},
-        "versions": {"1.0.0": {**about, "dist": dist}},
-    }
-    (tmp_path / "registry" / "thing.json").write_text(json.dumps(document))
-    internet.publish("npm.good.example", tmp_path / "registry")
-
-
 def test_npm_installs_from_a_registry(do: Any, registry: None) -> None:
     need_program("npm")
     script = (
@@ -199,21 +122,6 @@ def test_npm_installs_from_a_registry(do: Any, registry: None) -> None:
         "node -e 'console.log(require(\"thing\"))'"
     )
     assert do(script, ["npm.good.example:443"]) == "the thing\n"
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """A bare repository with one commit."""
-    need_program("git")
-    bare, work = tmp_path / "repositories" / "thing.git", tmp_path / "work"
-    bare.parent.mkdir()
-    work.mkdir()
-    (work / "file").write_text("from far away\n")
-    for words in (["init", "-qb", "main"], ["add", "."], ["commit", "-qm", "one"]):
-        subprocess.run(["git", *words], cwd=work, env={**os.environ, **GIT}, check=True)
-    subprocess.run(["git", "clone", "-q", "--bare", str(work), str(bare)], env=os.environ | GIT, check=True)
-    subprocess.run(["git", "update-server-info"], cwd=bare, env={**os.environ, **GIT}, check=True)
-    return bare
 
 
 def test_git_clones_over_https(do: Any, internet: Internet, repository: Path) -> None:

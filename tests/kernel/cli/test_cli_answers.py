@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stockade.cli.ui.terminal import LAST_ANSWER, LAST_QUESTION
+from stockade.sessions.attach.user_terminal import LAST_ANSWER, LAST_QUESTION
 from support.screens import STOCKADE, Terminal
 
 PYTHON = "/usr/bin/python3"

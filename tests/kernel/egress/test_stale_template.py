@@ -16,7 +16,7 @@ def test_a_template_that_becomes_stale_fails_no_launch(monkeypatch: pytest.Monke
     began = time.monotonic()
     real = egress_template._stamps
     changes = [0]
-    monkeypatch.setattr(egress_template, "_stamps", lambda: (*real(), (changes[0], 0, 0, 0)))
+    monkeypatch.setattr(egress_template, "_stamps", lambda *judges: (*real(*judges), (changes[0], 0, 0, 0)))
     failures: list[BaseException] = []
 
     def launch() -> None:

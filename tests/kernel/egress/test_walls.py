@@ -222,7 +222,7 @@ def test_a_stale_template_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(ECHO) as process:
         before = egress_template.egress_template()
         stamps = egress_template._stamps()
-        monkeypatch.setattr(egress_template, "_stamps", lambda: (*stamps, None))
+        monkeypatch.setattr(egress_template, "_stamps", lambda *_: (*stamps, None))
         with running(ECHO) as other:
             assert egress_template.egress_template() is not before
             assert before.retired.is_set()
@@ -234,6 +234,7 @@ def test_a_stale_template_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_changed_module_makes_the_template_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = tmp_path / "egress" / "decoders"
     room.mkdir(parents=True)
+    (tmp_path / "egress" / "termination").mkdir()
     (room / "dns.py").write_text("1")
     monkeypatch.setattr(egress_template, "_PACKAGE", str(tmp_path))
     before = egress_template._stamps()

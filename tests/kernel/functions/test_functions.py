@@ -40,6 +40,8 @@ class TestCalls:
         value, result = call(jobs.add, (1,), {"b": 2}, who={"agent": "ada"})
         assert (value, result.ok, result.stdout) == (3, True, b"adding\n")
         assert result.receipt is not None
+        kept = result.receipt.predicate.protection
+        assert kept is not None and (kept.sealed, kept.locked, kept.wiped) == ("observed", "absent", "absent")
         who = result.receipt.predicate.who
         assert (who.agent, who.action) == ("ada", "support.jobs.add")
 

@@ -11,6 +11,7 @@ import pytest
 import stockade
 from stockade import Policy, PolicyError
 from stockade.receipt import chain, ed25519, keys
+from stockade.receipt.statement import digest
 from support.made_receipts import append, log
 from support.means import need_program
 
@@ -34,7 +35,7 @@ def test_openssl_reads_the_key_and_names_it_alike(stockade_home: Path) -> None:
     der = subprocess.run(
         [openssl, "pkey", "-pubin", "-in", key.path, "-outform", "DER"], capture_output=True, check=True
     ).stdout
-    assert chain.digest(der) == key.id
+    assert digest(der) == key.id
 
 
 def test_a_process_that_has_the_old_key_uses_the_new_one(stockade_home: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import stockade
 from stockade import NotFoundError, Policy, PolicyError, SetupError, Spawner
-from stockade.sandbox.spawner import Stage, State
+from stockade.sandbox.spawner import SpawnStage, State
 from support import leaks
 
 
@@ -31,7 +31,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def running(spawner: Spawner, number: int) -> State:
-    until(lambda: spawner.state(number).stage != Stage.PENDING)
+    until(lambda: spawner.state(number).stage != SpawnStage.PENDING)
     return spawner.state(number)
 
 
@@ -42,7 +42,7 @@ def test_a_deadline_fires_though_nobody_asks(spawner: Spawner) -> None:
     # Nothing is asked of the spawner from here on.
     until(lambda: not Path(f"/proc/{state.pid}").exists())
     until(lambda: spawner.state(one).stage != "running")
-    assert spawner.state(one) == State(stage=Stage.TIMED_OUT, reason="ended after 0.3 s, its time limit")
+    assert spawner.state(one) == State(stage=SpawnStage.TIMED_OUT, reason="ended after 0.3 s, its time limit")
     result = spawner.collect(one)
     assert result.outcome == "timed-out" and result.receipt is not None
     assert result.receipt.predicate.ending.outcome == "timed-out"
@@ -73,7 +73,7 @@ def test_states_say_how_it_ended(spawner: Spawner) -> None:
     }
     numbers = {name: spawner.spawn(cmd) for name, cmd in words.items()}
     until(lambda: all(spawner.state(number).stage.over for number in numbers.values()))
-    assert spawner.state(numbers["fine"]) == State(stage=Stage.COMPLETED, exit_code=3)
+    assert spawner.state(numbers["fine"]) == State(stage=SpawnStage.COMPLETED, exit_code=3)
     assert spawner.state(numbers["signal"]).stage == "killed"
     assert "SIGSEGV" in spawner.state(numbers["signal"]).reason
     assert spawner.state(numbers["missing"]).stage == "failed"

@@ -44,7 +44,8 @@ EVERYTHING = dict.fromkeys(Control, "default")
 
 #: What each probe takes away when it is the only one that fails. The foundation takes all.
 TAKEN = {
-    "netns": {"network.none", "network.rules"},
+    "netns": {"network.none", "network.rules", "network.http", "secrets"},
+    "memlock": {"secrets"},
     "overlay": {"workspace.overlay", "deny"},
     "notify": set(),
     "nested": set(),

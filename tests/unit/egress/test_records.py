@@ -82,6 +82,7 @@ def test_every_slot_is_found(memory: int) -> None:
         writer.refuse(f"{number}.example", "", 80, "no rule")
         writer.name(f"{number}.example", allowed=False)
         writer.connection(f"{number}.example", "192.0.2.1", 443, 0)
+        writer.request(f"{number}.example", 443, f"GET https://{number}.example/")
     assert [one.slot for one in sorted(reader.since(0)[0])] == list(range(records.SLOTS))
 
 

@@ -84,14 +84,18 @@ def test_a_recipe_adds_the_agents_files_key_and_hosts_to_a_policy_and_takes_noth
     )  # fmt: skip
     both = recipe_for(["claude"]).extend(mine)
     assert both.read[0] == "/opt/data" and "~/.claude/settings.json?" in both.read
-    assert both.net == ("db.example.com:5432", "api.anthropic.com:443")
-    assert both.pass_env == ("ANTHROPIC_API_KEY",) and ".env" in both.deny
+    assert both.net == ("db.example.com:5432", "* https://api.anthropic.com/**")
+    assert both.secrets["ANTHROPIC_API_KEY"].hosts == ("api.anthropic.com",) and not both.pass_env
+    assert ".env" in both.deny
     assert both.env["IS_SANDBOX"] == "no" and both.env["CI"] == "1" and "DISABLE_AUTOUPDATER" in both.env
     assert both.limits == mine.limits and both.workspace == mine.workspace
 
 
 def test_an_open_network_stays_open_and_a_plain_command_adds_nothing() -> None:
-    assert recipe_for(["claude"]).extend(Policy(net="open")).net == "open"
+    opened = recipe_for(["claude"]).extend(Policy(net="open"))
+    assert opened.net == "open" and opened.pass_env == ("ANTHROPIC_API_KEY",) and not opened.secrets
+    own = recipe_for(["claude"]).extend(Policy(pass_env=["ANTHROPIC_API_KEY"]))
+    assert own.pass_env == ("ANTHROPIC_API_KEY",) and not own.secrets
     assert recipe_for(["./agent.sh"]).extend(Policy(workspace=".")) == Policy(workspace=".")
 
 

@@ -87,8 +87,15 @@ REFUSED = [
     ("udp://host.example:53", "only TCP", "look up the names"),
     ("udp://host.example:123", "only TCP", "if the server speaks TCP too, write tcp://host.example:123"),
     ("https://*.example.com", "not a URL", "write *.example.com:443"),
-    ("GET https://host.example/v1", "does not look into HTTP requests", "write host.example:443"),
-    ("* https://host.example/v1/*", "does not look into HTTP requests", "write host.example:443"),
+    ("GET host.example/v1", "needs a URL", "write GET https://host.example/**"),
+    ("get https://host.example/v1", "'get' is not a method", "write GET"),
+    ("GET https://host.example", "has no path", "write GET https://host.example/** for every path"),
+    ("GET https://10.0.0.1/", "by the name of their host", "write 10.0.0.1:443"),
+    ("GET https://host.example:80,443/", "one port", "one rule for each port"),
+    ("GET wss://host.example/socket", "begins as a GET", "write GET https://host.example/socket"),
+    ("GET ftp://host.example/", "http and https", "write GET https://host.example/**"),
+    ("GET https://me@host.example/", "no user", "write https://host.example/"),
+    ("CONNECT https://host.example/", "no request", "name the host"),
     ("host.example/path", "without a path", "write host.example:443"),
     ("host.example:443/path", "without a path", "write host.example:443"),
     ("user@host.example", "no user", "write host.example:22 for ssh"),
@@ -211,28 +218,28 @@ def test_a_deny_rule_wins_whatever_its_place() -> None:
 
 def test_a_decision_has_the_rule_that_made_it_and_an_opaque_rule_allows_the_most() -> None:
     some = rules("*.example.com:443", "tcp://db.example.com:443", "db.example.com:443")
-    assert some.for_name("a.example.com", 443) == (True, 0, False)
-    assert some.for_name("db.example.com", 443) == (True, 1, True)
-    assert some.for_name("other.example", 443) == (False, -1, False)
+    assert some.for_name("a.example.com", 443) == (True, 0, False, "")
+    assert some.for_name("db.example.com", 443) == (True, 1, True, "")
+    assert some.for_name("other.example", 443) == (False, -1, False, "")
 
 
 def test_rules_that_are_not_active_decide_nothing_and_keep_their_index() -> None:
     parsed = [parse_rule(text) for text in ("a.example", "!a.example", "8.8.8.8", "*.example")]
     some = RuleSet(parsed, active=[3])
-    assert some.for_name("a.example", 443) == (True, 3, False)
+    assert some.for_name("a.example", 443) == (True, 3, False, "")
     assert not some.for_address("8.8.8.8", 443).allowed
     assert not RuleSet(parsed, active=[]).knows("a.example")
 
 
 def test_addresses_are_allowed_by_address_rules_alone() -> None:
     some = rules("example.com", "93.184.216.0/24:443", "[2606:2800::/32]:443", "!93.184.216.35")
-    assert some.for_address("93.184.216.34", 443) == (True, 1, True)
-    assert some.for_address("::ffff:93.184.216.34", 443) == (True, 1, True)
-    assert some.for_address("2606:2800::1", 443) == (True, 2, True)
-    assert some.for_address("93.184.216.34", 80) == (False, -1, False)
-    assert some.for_address("93.184.216.35", 443) == (False, 3, False)
-    assert some.for_address("::ffff:93.184.216.35", 443) == (False, 3, False)
-    assert some.for_address("93.184.217.1", 443) == (False, -1, False)
+    assert some.for_address("93.184.216.34", 443) == (True, 1, True, "")
+    assert some.for_address("::ffff:93.184.216.34", 443) == (True, 1, True, "")
+    assert some.for_address("2606:2800::1", 443) == (True, 2, True, "")
+    assert some.for_address("93.184.216.34", 80) == (False, -1, False, "")
+    assert some.for_address("93.184.216.35", 443) == (False, 3, False, "")
+    assert some.for_address("::ffff:93.184.216.35", 443) == (False, 3, False, "")
+    assert some.for_address("93.184.217.1", 443) == (False, -1, False, "")
     for odd in ("", "example.com", "93.184.216.034", "0x5db8d822", "2606:2800::1%lo", "93.184.216.34\0"):
         assert not some.for_address(odd, 443).allowed, odd
 

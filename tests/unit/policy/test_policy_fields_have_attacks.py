@@ -79,9 +79,30 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
         Control.NETWORK_NONE,
         ("test_no_packet_leaves", "test_an_abstract_socket_of_the_host_cannot_be_reached"),
     ),
+    "net_roots": (
+        Control.NETWORK_HTTP,
+        ("test_a_server_whose_certificate_the_roots_do_not_vouch_for_gets_no_request",),
+    ),
+    "secrets": (
+        Control.SECRETS,
+        (
+            "test_a_placeholder_is_replaced_nowhere_but_where_the_policy_says_and_that_is_recorded",
+            "test_a_value_that_a_server_sends_back_is_masked",
+            "test_nothing_inside_has_the_value_or_the_key_of_the_authority",
+            "test_a_project_that_nobody_trusts_runs_no_command_for_a_secret",
+        ),
+    ),
     "on_egress_end": (
         Control.NETWORK_RULES,
         ("test_a_run_ends_with_its_egress_process_if_the_policy_says_so",),
+    ),
+    "proxy": (
+        Control.NETWORK_RULES,
+        (
+            "test_no_way_leads_to_anything_else",
+            "test_messages_that_are_no_request_for_a_connection_are_refused",
+            "test_no_process_of_the_host_can_use_it",
+        ),
     ),
     "env": (Control.ENVIRONMENT, ("test_a_variable_goes_in_only_by_its_name",)),
     "pass_env": (Control.ENVIRONMENT, ("test_a_variable_goes_in_only_by_its_name",)),
@@ -129,6 +150,47 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
             "test_files_without_content_stop_at_the_disk_limit_too",
         ),
     ),
+    "limits.connections": (
+        Control.LIMITS_NETWORK,
+        (
+            "test_connections_beyond_the_limit_are_refused_before_anything_is_dialled",
+            "test_failed_connections_count_too",
+        ),
+    ),
+    "limits.requests": (
+        Control.LIMITS_NETWORK,
+        (
+            "test_requests_beyond_the_limit_never_arrive",
+            "test_limits_that_nothing_could_count_are_refused",
+        ),
+    ),
+    "limits.upload": (
+        Control.LIMITS_NETWORK,
+        (
+            "test_no_byte_beyond_the_limit_leaves_over_one_connection_or_several",
+            "test_a_change_of_ports_gives_no_fresh_budget",
+        ),
+    ),
+    "limits.download": (
+        Control.LIMITS_NETWORK,
+        ("test_no_byte_beyond_the_limit_comes_in",),
+    ),
+    "limits.host_connections": (
+        Control.LIMITS_NETWORK,
+        ("test_each_host_has_a_limit_of_its_own",),
+    ),
+    "limits.host_requests": (
+        Control.LIMITS_NETWORK,
+        ("test_each_host_has_a_limit_of_its_own",),
+    ),
+    "limits.host_upload": (
+        Control.LIMITS_NETWORK,
+        ("test_each_host_has_a_limit_of_its_own",),
+    ),
+    "limits.host_download": (
+        Control.LIMITS_NETWORK,
+        ("test_each_host_has_a_limit_of_its_own",),
+    ),
     "syscalls.allow": (
         Control.SYSCALLS,
         (
@@ -168,6 +230,10 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
 }
 #: Controls that no clause asks for, because every run has them.
 ALWAYS: dict[Control, tuple[str, ...]] = {
+    Control.NETWORK_HTTP: (
+        "test_every_request_of_a_connection_is_judged",
+        "test_a_request_that_servers_read_in_different_ways_goes_nowhere",
+    ),
     Control.NETWORK_RULES: (
         "test_a_name_outside_the_rules_does_not_exist_and_no_packet_leaves",
         "test_a_port_outside_the_rules_is_refused_at_once",

@@ -142,7 +142,15 @@ UNSOUND: list[tuple[dict[str, Any], str, str]] = [
         "c.example:443",
     ),
     ({"net": ["a.example", 443]}, "net[1] = 443", "api.example.com:443"),
-    ({"net": ["GET https://a.example/v1"]}, "does not look into HTTP requests", "write a.example:443"),
+    (
+        {"net": ["GET https://a.example/v1", "a.example"]},
+        "already allows everything",
+        "* https://a.example/**",
+    ),
+    ({"net": ["GET https://a.example/v1", "*.example"]}, "already allows everything", "leave out one"),
+    ({"net": ["!GET https://*.example/v1", "a.example"]}, "already allows everything", "leave out one"),
+    ({"net": ["GET https://a.example/", "GET http://a.example:443/"]}, "another scheme", "one port"),
+    ({"net_roots": "company.pem"}, "not an absolute path", "~/company.pem"),
     ({"net": ["a.example:1000-1063", "b.example:22"]}, "at most 64", "fewer"),
     ({"net": [f"h{n}.example" for n in range(257)]}, "net: has 257 rules", "*.example.com"),
     ({"env": {"A=B": "1"}}, "env", ""),
@@ -268,10 +276,12 @@ def test_rules_need_their_own_control_in_the_place_of_no_network() -> None:
     for net, wanted in (
         ((), {Control.NETWORK_NONE}),
         (["a.example:443"], {Control.NETWORK_RULES}),
+        (["GET https://a.example/"], {Control.NETWORK_RULES, Control.NETWORK_HTTP}),
         ("open", set()),
     ):
         needed = Policy(net=net).controls()
-        assert {Control.NETWORK_NONE, Control.NETWORK_RULES} & set(needed) == wanted
+        known = {Control.NETWORK_NONE, Control.NETWORK_RULES, Control.NETWORK_HTTP}
+        assert known & set(needed) == wanted
     assert Policy(net=["a.example:443"]).controls()[Control.NETWORK_RULES] == 'net = ["a.example:443"]'
     assert Policy(net=["a.example"]).required("network.rules")
 

@@ -34,7 +34,9 @@ backend = "native"
 accept = ["limits.tasks"]
 toolchain = ["cargo"]
 delegate = true
+net_roots = "~/company.pem"
 on_egress_end = "end"
+proxy = true
 
 [workspace]
 path = "."
@@ -50,6 +52,17 @@ disk = "1G"
 [syscalls]
 allow = ["ptrace"]
 deny = ["bpf"]
+
+[secrets.TOKEN]
+from_file = "token"
+hosts = ["API.example.com", "http://intranet.example:8080"]
+as = "header:X-Api-Key"
+
+[secrets.OTHER]
+from_command = ["pass", "show", "it"]
+hosts = ["api.example.com"]
+as = ["bearer", "query:key"]
+inside = "both"
 """
 
 
@@ -62,6 +75,9 @@ def test_every_clause_can_be_written_in_toml() -> None:
     assert policy.exec == ("/usr/bin/*", "/project/./tools/**?")
     assert policy.workspace is not None
     assert policy.workspace.path == "/project"
+    assert policy.secrets["TOKEN"].from_file == "/project/./token"
+    assert policy.secrets["TOKEN"].hosts == ("api.example.com", "http://intranet.example:8080")
+    assert policy.secrets["TOKEN"].as_ == ("header:x-api-key",)
     assert policy.env["A B"] == '\x01\x7f"\\'
 
 
@@ -110,7 +126,14 @@ WRONG = [
     ('read = [\n  "/a",\n  "/b/../c",\n]\n', 3, "/b/../c", ""),
     ('[limits]\ntasks = 3\n\n[workspace]\n"mode" = "no"\n', 5, "workspace.mode", "ro"),
     ("[limits]\nmemory = '64K'\n", 2, "must be at least 2M", ""),
-    ('[secrets.TOKEN]\nfrom_env = "TOKEN"\n', 1, "this version does not enforce it", ""),
+    (
+        '[secrets.TOKEN]\nfrom_env = "TOKEN"\nhosts = "a"\n',
+        3,
+        "must be a list",
+        'write secrets.TOKEN.hosts = ["a"]',
+    ),
+    ('[secrets.TOKEN]\nfrom_env = "TOKEN"\n', 1, "names no host", "write secrets.TOKEN.hosts = "),
+    ('[secrets.TOKEN]\nvalue = "sk-1"\n', 2, "there is no such key", "a policy never has the value itself"),
     ("env = { A = 1 }\n", 1, "env.A = 1", ""),
     (
         'net = [\n  "a.example",\n  "https://b.example",\n]\n',

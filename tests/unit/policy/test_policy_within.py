@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any, get_args, get_type_hints
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -145,6 +145,7 @@ def test_excess_and_within_agree(policy: Policy) -> None:
 
 
 WEAKER: dict[str, Any] = {"accept": ACCEPTED}
+SECRET = {"from_env": "A", "hosts": ["a.example"]}
 WIDER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"hold_back": ["deploy"]}, "hold_back"),
     ({"allow_commit": [".vscode"]}, {}, "allow_commit"),
@@ -192,6 +193,19 @@ WIDER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"exec": ["/usr/bin/*"]}, {"exec": ["/usr/bin/s*"]}, "execute /usr/bin/*"),
     ({"exec": ["/usr/bin/x/y"]}, {"exec": ["/usr/bin/*"]}, "execute /usr/bin/x/y"),
     ({}, {"limits": {"disk": "1M"}}, 'limits.disk: none where "1M" is allowed'),
+    ({}, {"limits": {"connections": 5}}, "limits.connections: none where "),
+    ({}, {"limits": {"requests": 5}}, "limits.requests: none where "),
+    ({}, {"limits": {"upload": "1M"}}, "limits.upload: none where "),
+    ({}, {"limits": {"download": "1M"}}, "limits.download: none where "),
+    ({}, {"limits": {"host_connections": 5}}, "limits.host_connections: none where "),
+    ({}, {"limits": {"host_requests": 5}}, "limits.host_requests: none where "),
+    ({}, {"limits": {"host_upload": "1M"}}, "limits.host_upload: none where "),
+    ({}, {"limits": {"host_download": "1M"}}, "limits.host_download: none where "),
+    ({"proxy": True}, {}, "proxy = true: a proxy inside"),
+    ({"net": ["ask"]}, {"net": ["a.example"]}, 'net = "ask"'),
+    ({"net": ["a.example"]}, {"net": ["ask"]}, 'net = "a.example"'),
+    ({"net": ["ask"]}, {"net": ["ask", "!a.example"]}, 'without net = "!a.example"'),
+    ({"net": ["ask"]}, {"net": ["ask", "!a.example:8080"]}, 'without net = "!a.example:8080"'),
     ({"net": "open"}, {}, "net = "),
     ({"net": "open"}, {"net": ["a.example"]}, 'net = "open"'),
     ({"net": ["a.example"]}, {}, 'net = "a.example"'),
@@ -261,6 +275,33 @@ WIDER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"toolchain": ["node"]}, {}, 'toolchain = "node"'),
     ({"delegate": True}, {}, "delegate = true"),
     (
+        {"net": ["GET https://a.example/"], "net_roots": "/a.pem"},
+        {"net": ["GET https://a.example/"]},
+        'net_roots = "/a.pem" where "" is asked for',
+    ),
+    ({"net": ["GET,POST https://a.example/"]}, {"net": ["GET https://a.example/"]}, "net = "),
+    ({"net": ["GET https://a.example/v1/**"]}, {"net": ["GET https://a.example/v1/*"]}, "net = "),
+    ({"net": ["GET https://a.example/v1?x=*"]}, {"net": ["GET https://a.example/v1?x=1"]}, "net = "),
+    ({"net": ["a.example:443"]}, {"net": ["* https://a.example/**"]}, "net = "),
+    (
+        {"net": ["GET https://a.example/**"]},
+        {"net": ["GET https://a.example/**", "!GET https://a.example/admin/**"]},
+        "without net = ",
+    ),
+    ({"secrets": {"A": SECRET}}, {}, "secrets.A: its value goes to a.example"),
+    *(
+        ({"secrets": {"A": mine}}, {"secrets": {"A": SECRET}}, f"secrets.A.{words}")
+        for mine, words in (
+            ({**SECRET, "from_env": "B"}, 'from_env = "B": another value'),
+            ({**SECRET, "from_env": None, "from_file": "/b"}, 'from_file = "/b": another value'),
+            ({**SECRET, "from_env": None, "from_command": ["b"]}, 'from_command = ["b"]: another value'),
+            ({**SECRET, "hosts": ["a.example", "b.example"]}, 'hosts = "b.example"'),
+            ({**SECRET, "hosts": ["http://a.example"]}, 'hosts = "http://a.example"'),
+            ({**SECRET, "as": ["bearer", "body"]}, 'as = "body"'),
+            ({**SECRET, "as": "body", "prefix": "x", "inside": "file"}, 'as = "body"'),
+        )
+    ),
+    (
         {"net": ["a.example"]},
         {"net": ["a.example"], "on_egress_end": "end"},
         'on_egress_end = "continue": the program goes on without its egress process',
@@ -279,6 +320,10 @@ def test_what_goes_beyond_is_said_in_words(mine: dict[str, Any], other: dict[str
 
 
 WITHIN: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"net": ["ask", "a.example:8080"]}, {"net": ["ask", "a.example:8080", "b.example"]}),
+    ({"net": ["ask", "!a.example"]}, {"net": ["ask", "!a.example:22"]}),
+    ({"net": "ask"}, {"net": "open"}),
+    ({"net": ["a.example"], "proxy": True}, {"net": ["a.example"], "proxy": True}),
     ({"read": ["/a/b"]}, {"read": ["/a"]}),
     ({"read": ["/a//b/"]}, {"read": ["/a/b?"]}),
     ({"read": ["/a"]}, {"write": ["/a"]}),
@@ -352,16 +397,20 @@ WITHIN: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 def fields(model: type, before: str = "") -> Iterator[str]:
     """Every field of the model, with those of the tables in it, by dotted names."""
-    for name, hint in get_type_hints(model).items():
-        if name not in model.__struct_fields__:  # type: ignore[attr-defined]
-            continue
-        yield before + name
+    hints = get_type_hints(model)
+    for one in msgspec.structs.fields(model):
+        hint = hints[one.name]
+        yield before + one.encode_name
+        several = "NAME." if get_origin(hint) is Mapping else ""
         for inner in (hint, *get_args(hint)):
             if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-                yield from fields(inner, f"{before}{name}.")
+                yield from fields(inner, f"{before}{one.encode_name}.{several}")
 
 
 def value(policy: Policy, name: str) -> object:
+    if name.startswith("secrets."):
+        inner = name.rpartition(".")[2].replace("as", "as_")
+        return [getattr(one, inner) for one in policy.secrets.values()]
     found: object = policy
     for part in name.split("."):
         found = getattr(found, part, None)

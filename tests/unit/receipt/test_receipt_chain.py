@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from stockade import NotFoundError, ReceiptError
 from stockade.receipt import chain, keys
-from stockade.receipt.statement import NOTHING, Statement
+from stockade.receipt.statement import NOTHING, Statement, digest
+from stockade.receipt.tail import row_of
 from stockade.receipt.verify import check_log
 from support.made_receipts import append, log, statement
 
@@ -159,7 +161,7 @@ def test_a_receipt_signed_again_by_its_owner_breaks_the_chain(stockade_home: Pat
     forged = statement(chain.ChainLink(old.chain, 2, old.previous, old.key), outcome="denied")
     signer = keys.signer(str(stockade_home), place.settings)
     payload = chain.canonical(forged)
-    row = chain.row_of(forged.predicate, chain.digest(payload))
+    row = row_of(forged.predicate, digest(payload))
     vandal(
         stockade_home, "DELETE FROM statements WHERE sequence = 2", "DELETE FROM receipts WHERE sequence = 2"
     )
@@ -215,13 +217,14 @@ def test_what_is_looked_for_is_found(stockade_home: Path) -> None:
 def test_fsync_is_asked_for_in_the_settings(
     stockade_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def synchronous() -> int:
-        (level,) = log(stockade_home).connection().execute("PRAGMA synchronous").fetchone()
-        return int(level)
-
-    assert synchronous() == 1
+    waits: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", waits.append)
+    append(stockade_home)
+    assert not waits
     chain.shutdown()
+    waits.clear()
     (tmp_path / "stockade").mkdir()
     (tmp_path / "stockade/config.toml").write_text("[receipts]\nfsync = true\n")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert synchronous() == 2
+    append(stockade_home)
+    assert len(waits) == 2  # the start of the file, and the receipt

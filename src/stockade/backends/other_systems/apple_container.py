@@ -50,6 +50,10 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_RULES: Mechanism(
         never="the machine's network cannot be led through a process that decides"
     ),
+    Control.NETWORK_HTTP: Mechanism(
+        never="the machine's network cannot be led through a process that decides"
+    ),
+    Control.SECRETS: Mechanism(never="there is no egress process that could hold them"),
     Control.PROCESSES: Mechanism("a kernel of its own"),
     Control.IPC: Mechanism("a kernel of its own; no socket is published"),
     Control.SYSCALLS: Mechanism(
@@ -71,6 +75,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.LIMITS_OUTPUT: Mechanism("counted by the supervisor"),
     Control.LIMITS_FILES: Mechanism("RLIMIT_NOFILE"),
     Control.LIMITS_DISK: Mechanism(never="the size of the machine's disk is not the policy's"),
+    Control.LIMITS_NETWORK: Mechanism(never="no process is between the machine and the network to count"),
     Control.CLEANUP: Mechanism(never=OUTLIVES, optional=True, weaker="`container stop` by its name"),
 }
 

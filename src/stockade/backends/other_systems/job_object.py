@@ -58,6 +58,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.LIMITS_OUTPUT: Mechanism("counted by the supervisor"),
     Control.LIMITS_FILES: Mechanism(never="Windows bounds the handles of no process"),
     Control.LIMITS_DISK: Mechanism(never="a Job Object bounds no space on a disk"),
+    Control.LIMITS_NETWORK: Mechanism(never="no process is between the program and the network to count"),
     Control.CLEANUP: Mechanism(never=OTHERS, optional=True, weaker="KILL_ON_JOB_CLOSE, no breakaway"),
 }
 

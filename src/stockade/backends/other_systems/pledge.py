@@ -68,6 +68,10 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_RULES: Mechanism(
         never="OpenBSD has no network of a process's own that could be led through a process that decides"
     ),
+    Control.NETWORK_HTTP: Mechanism(
+        never="OpenBSD has no network of a process's own that could be led through a process that decides"
+    ),
+    Control.SECRETS: Mechanism(never="there is no egress process that could hold them"),
     Control.PROCESSES: Mechanism(
         never="a program that may start programs may signal all processes of the same user",
         optional=True,
@@ -99,6 +103,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.LIMITS_OUTPUT: Mechanism("counted by the supervisor"),
     Control.LIMITS_FILES: Mechanism("RLIMIT_NOFILE"),
     Control.LIMITS_DISK: Mechanism(never="OpenBSD bounds one file, not all together"),
+    Control.LIMITS_NETWORK: Mechanism(never="no process is between the program and the network to count"),
     Control.CLEANUP: Mechanism(never=LEAVES, optional=True, weaker="the group of the command is ended"),
 }
 

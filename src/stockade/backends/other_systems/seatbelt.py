@@ -148,6 +148,10 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.NETWORK_RULES: Mechanism(
         never="a profile knows ports and the local host, and no names of other hosts"
     ),
+    Control.NETWORK_HTTP: Mechanism(
+        never="a profile knows ports and the local host, and nothing of requests"
+    ),
+    Control.SECRETS: Mechanism(never="there is no egress process that could hold them"),
     Control.PROCESSES: Mechanism(
         never="that a process exists can be told from the answer to a signal",
         optional=True,
@@ -179,6 +183,7 @@ MECHANISMS: Mapping[Control, Mechanism] = {
     Control.LIMITS_OUTPUT: Mechanism("counted by the supervisor"),
     Control.LIMITS_FILES: Mechanism("RLIMIT_NOFILE"),
     Control.LIMITS_DISK: Mechanism(never="macOS bounds one file, not all together"),
+    Control.LIMITS_NETWORK: Mechanism(never="no process is between the program and the network to count"),
     Control.CLEANUP: Mechanism(never=LEAVES, optional=True, weaker="the group of the command is ended"),
 }
 

@@ -14,8 +14,8 @@ from stockade.backends.seccomp import bpf, syscalls
 from stockade.errors import SetupError
 
 _RELAY = """
-read readv write writev pread64 pwrite64 close fstat lseek brk munmap mremap madvise msync
-rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall futex sched_yield
+read readv write writev pread64 pwrite64 close fstat lseek brk munmap mremap madvise msync mlock
+munlock rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall futex sched_yield
 clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time getrandom getcpu
 epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 poll ppoll select pselect6
 pipe2 splice tee dup dup3 accept4 connect shutdown getsockname getpeername getsockopt recvmsg recvfrom

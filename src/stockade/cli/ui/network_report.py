@@ -9,7 +9,7 @@ from stockade.cli.ui.formats import many
 from stockade.result import Decision, Denial
 
 #: How the hint about a refusal begins: see `runs.explain.refused_connections`.
-REFUSED = "the network rules refused"
+REFUSED = ("the network rules refused", "a limit refused")
 #: How many targets the line about refusals names.
 SHOWN_TARGETS = 3
 
@@ -38,15 +38,16 @@ def other_hints(hint: str) -> str:
 
 
 def _refusal(one: Denial) -> str:
-    what = (
-        f"the name {one.target}" if one.what == "name" else f"{many(one.count, 'connection')} to {one.target}"
-    )
+    if one.what == "connection":
+        what = f"{many(one.count, 'connection')} to {one.target}"
+    else:
+        what = f"the {one.what} {one.target}"
     return f"{what} ({one.reason})" if one.reason not in ("", "no rule") else what
 
 
 def decision_line(one: Decision) -> str:
     """Return one line about a decision, as it happens."""
-    what = f"{one.kind} " if one.kind in ("name", "rule") else ""
+    what = f"{one.kind} " if one.kind in ("name", "request", "rule", "secret") else ""
     address = f" at {one.address}" if one.name and one.address else ""
     rule = f"rule {one.rule}" if one.rule and one.kind != "rule" else ""
     why = "; ".join(filter(None, (one.reason, rule)))

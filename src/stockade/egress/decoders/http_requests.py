@@ -23,6 +23,7 @@ are refused, HTTP/2 without TLS among them.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 #: The longest head, trailer section, and amount of bytes that are held during an upgrade.
 HEAD_SIZE = 65536
@@ -34,15 +35,15 @@ _CHUNK_LINE_SIZE = 17
 _TOKEN = frozenset(b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/1\.([01])")
 _OLD_REQUEST_LINE = re.compile(rb"[A-Z]+ [^ ]+")
-_ABSOLUTE_TARGET = re.compile(rb"(?i:http)://([^/?#]*)(?:[/?][^#]*)?")
+_ABSOLUTE_TARGET = re.compile(rb"([A-Za-z]+)://([^/?#]*)((?:[/?][^#]*)?)")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _CHUNK_SIZE = re.compile(rb"[0-9a-fA-F]{1,15}")
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([0-9]{3})[ \r]")
 #: What must not be in a line; a CR may be the last byte so far.
-_BAD_IN_LINE = re.compile(rb"(?<!\r)\n|\r[^\n]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+BAD_IN_LINE = re.compile(rb"(?<!\r)\n|\r[^\n]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _BAD_IN_REQUEST_LINE = re.compile(rb"(?<!\r)\n|\r[^\n]|[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\xff]")
 #: Headers that say where a request goes and where it ends.
-_DECISIVE = frozenset({b"host", b"content-length", b"transfer-encoding", b"upgrade"})
+DECISIVE = frozenset({b"host", b"content-length", b"transfer-encoding", b"upgrade"})
 
 #: What the next byte of the client belongs to.
 _REQUEST, _HEADERS, _BODY, _CHUNK, _DATA, _DATA_END, _TRAILERS, _RESPONSE, _OPAQUE = range(9)
@@ -65,7 +66,9 @@ class RequestRefusedError(ValueError):
 class RequestScreen:
     """Judges the requests of one connection, which was opened to `name` and `port`."""
 
-    def __init__(self, name: str, port: int) -> None:
+    def __init__(self, name: str, port: int, spend: Callable[[], str] | None = None) -> None:
+        """Take the host, and what counts a request: it returns why there may be no more, or nothing."""
+        self._spend = spend
         self._name = name.encode("ascii")
         self._port = b":%d" % port
         self._state = _REQUEST
@@ -74,7 +77,7 @@ class RequestScreen:
         #: How much of the line at the start of `_pending` was searched for its end.
         self._searched = 0
         self._head = bytearray()
-        self._request = _RequestHead(self._name, self._port)
+        self._request = RequestLines(self._name, self._port)
         #: What the body, or its present chunk, still has to come.
         self._left = 0
         self._response = bytearray()
@@ -163,9 +166,9 @@ class RequestScreen:
         room = _LINE_SIZES.get(state, HEAD_SIZE - len(self._head))
         end = pending.find(b"\n", self._searched) + 1
         stop = min(end or len(pending), room)
-        pattern = _BAD_IN_REQUEST_LINE if state == _REQUEST else _BAD_IN_LINE
+        pattern = _BAD_IN_REQUEST_LINE if state == _REQUEST else BAD_IN_LINE
         if found := pattern.search(pending, max(self._searched - 1, 0), stop):
-            raise RequestRefusedError(_bad_byte(found[0], state))
+            raise RequestRefusedError(bad_byte(found[0], state))
         if (end or len(pending)) > room:
             raise RequestRefusedError(_TOO_LONG.get(state, "head too long"))
         if not end:
@@ -178,7 +181,7 @@ class RequestScreen:
 
     def _read_head(self, line: bytes, out: bytearray) -> None:
         if self._state == _REQUEST:
-            self._request = _RequestHead(self._name, self._port)
+            self._request = RequestLines(self._name, self._port)
             self._request.begin(line[:-2])
             self._state = _HEADERS
         elif line != b"\r\n":
@@ -192,6 +195,8 @@ class RequestScreen:
         request.check()
         if request.upgrades and self.requests:
             raise RequestRefusedError("upgrade after other requests")
+        if self._spend is not None and (clause := self._spend()):
+            raise RequestRefusedError(clause)
         self.requests += 1
         out += self._head
         self._head.clear()
@@ -226,8 +231,8 @@ class RequestScreen:
         """Hold trailers until they are complete; none of them may be one that decides."""
         self._head += line
         if line != b"\r\n":
-            name, _ = _field(line[:-2])
-            if name in _DECISIVE:
+            name, _ = split_field(line[:-2])
+            if name in DECISIVE:
                 raise RequestRefusedError("trailer that must be a header")
             return
         out += self._head
@@ -235,15 +240,21 @@ class RequestScreen:
         self._state = _REQUEST
 
 
-class _RequestHead:
-    """What decides about one request, gathered line by line."""
+class RequestLines:
+    """The head of one request, gathered line by line, and what decides about it."""
 
-    def __init__(self, name: bytes, port: bytes) -> None:
-        self._name, self._port = name, port
-        self._minor = 1
-        self._values: dict[bytes, list[bytes]] = {name: [] for name in (*_DECISIVE, b"connection")}
+    def __init__(self, name: bytes, port: bytes, scheme: bytes = b"http") -> None:
+        self._name, self._port, self._scheme = name, port, scheme
+        #: Of HTTP/1.
+        self.minor = 1
+        self._values: dict[bytes, list[bytes]] = {name: [] for name in (*DECISIVE, b"connection")}
+        #: Method, path with query, and headers with names in lower case, as they came.
+        self.method = self.target = b""
+        self.fields: list[tuple[bytes, bytes]] = []
         self.length = 0
         self.chunked = self.upgrades = False
+        #: What Connection names, in lower case.
+        self.connection: set[bytes] = set()
 
     def begin(self, line: bytes) -> None:
         """Read the request line."""
@@ -251,19 +262,22 @@ class _RequestHead:
         if match is None:
             raise RequestRefusedError(_why_no_request(line))
         method, target, minor = match.groups()
-        self._minor = int(minor)
+        self.method, self.target = method, target
+        self.minor = int(minor)
         if method.upper() == b"CONNECT":
             raise RequestRefusedError("CONNECT")
         if target.startswith(b"/") or (target == b"*" and method == b"OPTIONS"):
             return
         absolute = _ABSOLUTE_TARGET.fullmatch(target)
-        if absolute is None:
+        if absolute is None or absolute[1].lower() != self._scheme:
             raise RequestRefusedError("target of a request")
-        self._check_host(absolute[1], "target differs")
+        self._check_host(absolute[2], "target differs")
+        self.target = absolute[3] if absolute[3].startswith(b"/") else b"/" + absolute[3]
 
     def add(self, line: bytes) -> None:
         """Read a header."""
-        name, value = _field(line)
+        name, value = split_field(line)
+        self.fields.append((name, value))
         if name in self._values:
             self._values[name].append(value)
 
@@ -277,10 +291,10 @@ class _RequestHead:
             raise RequestRefusedError("no Host")
         self._check_host(hosts[0], "Host differs")
         # An intermediary removes the headers that Connection names.
-        named = {
+        named = self.connection = {
             one.strip(b" \t").lower() for value in self._values[b"connection"] for one in value.split(b",")
         }
-        if named & (_DECISIVE - {b"upgrade"}):
+        if named & (DECISIVE - {b"upgrade"}):
             raise RequestRefusedError("Connection names a header that decides")
         self._check_framing()
         self._check_upgrade()
@@ -303,7 +317,7 @@ class _RequestHead:
             self.length = int(lengths[0])
         if codings:
             # In lower case only: not every server reads others. HTTP/1.0 has no chunks.
-            if codings != [b"chunked"] or not self._minor:
+            if codings != [b"chunked"] or not self.minor:
                 raise RequestRefusedError("Transfer-Encoding")
             self.chunked = True
 
@@ -318,7 +332,7 @@ class _RequestHead:
         self.upgrades = True
 
 
-def _field(line: bytes) -> tuple[bytes, bytes]:
+def split_field(line: bytes) -> tuple[bytes, bytes]:
     """Split a header into its name in lower case and its value."""
     if line[:1] in (b" ", b"\t"):
         raise RequestRefusedError("folded header")
@@ -327,7 +341,7 @@ def _field(line: bytes) -> tuple[bytes, bytes]:
         raise RequestRefusedError("name of a header")
     lower = name.lower()
     # Some servers read an underscore as a hyphen.
-    if b"_" in lower and lower.replace(b"_", b"-") in _DECISIVE:
+    if b"_" in lower and lower.replace(b"_", b"-") in DECISIVE:
         raise RequestRefusedError("name of a header")
     return lower, value.strip(b" \t")
 
@@ -338,7 +352,7 @@ def _why_no_request(line: bytes) -> str:
     return "HTTP/0.9" if _OLD_REQUEST_LINE.fullmatch(line) else "not HTTP"
 
 
-def _bad_byte(found: bytes, state: int) -> str:
+def bad_byte(found: bytes, state: int) -> str:
     if found == b"\n":
         return "bare LF"
     if found[:1] == b"\r":

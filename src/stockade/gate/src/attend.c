@@ -402,7 +402,7 @@ void attend(struct runs *runs, struct program *program, int children, int all)
 	for (int i = 0; i < 3; i++)
 		if (i == 0 || program->stdio[i] != program->stdio[0]) /* a terminal is one descriptor */
 			close(program->stdio[i]);
-	close_fds(program->more, 2);
+	close_fds(program->more, program->extra);
 	for (;;) {
 		if (has_ended(&run))
 			finish(&run);

@@ -237,7 +237,8 @@ struct program {
 	int socket; /* of the run */
 	int entrance; /* of its cgroup, or -1 */
 	int stdio[3];
-	int more[2]; /* the program's descriptors 3 and 4, or -1 */
+	int *more; /* the program's descriptors from 3 on, and how many */
+	unsigned extra;
 	uint32_t uid, gid; /* whom it runs as, or NO_ID */
 };
 

@@ -13,8 +13,8 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-/* The body, three streams and two more, the socket of a keeper and the entrance of a cgroup. */
-enum { EXEC_DESCRIPTORS = 8 };
+/* The body, three streams and those after them, the socket of a keeper and the entrance of a cgroup. */
+enum { EXEC_DESCRIPTORS = 6 + EXEC_MORE_MOST };
 
 enum { KEEPER_ENDED = SIGUSR1 };
 
@@ -310,12 +310,15 @@ static void start(struct runs *runs, const struct request *request, int *descrip
 	int first = (request->flags & EXEC_FIRST) != 0;
 	static const uint32_t apart[3] = {0, EXEC_STDOUT, EXEC_STDERR};
 	struct program program = {
-	    .request = *request, .socket = runs->launch->socket, .entrance = -1, .stdio = {-1, -1, -1}, .more = {-1, -1}};
+	    .request = *request, .socket = runs->launch->socket, .entrance = -1, .stdio = {-1, -1, -1}};
 	for (unsigned i = 0; i < 3; i++)
 		if (next < count && (!(request->flags & EXEC_TERMINAL) || (request->flags & apart[i])))
 			program.stdio[i] = descriptors[next++];
-	for (unsigned i = 0; i < 2 && next < count && (request->flags & EXEC_MORE); i++)
-		program.more[i] = descriptors[next++];
+	program.more = &descriptors[next];
+	program.extra = request->flags >> EXEC_MORE_AT;
+	if (program.extra > EXEC_MORE_MOST)
+		_exit(1);
+	next += program.extra;
 	if (count != next + (unsigned)(kept + enters) || (first && (!kept || (request->flags & EXEC_TERMINAL))))
 		_exit(1);
 	int *socket = &descriptors[next];

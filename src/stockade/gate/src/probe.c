@@ -29,6 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -514,6 +515,26 @@ static int probe_nproc(void)
 	return enter_userns() < 0 ? -1 : count_tasks(1);
 }
 
+/* What the egress process does with secrets. In a user namespace, because CAP_IPC_LOCK counts only outside:
+ * there RLIMIT_MEMLOCK decides for root, too. */
+static int probe_memlock(void)
+{
+	size_t size = 64 * 1024;
+
+	if (enter_userns() < 0)
+		return -1;
+	char *arena = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (arena == MAP_FAILED)
+		return fails("mmap");
+	if (madvise(arena, size, MADV_DONTDUMP) < 0)
+		return fails("madvise(MADV_DONTDUMP)");
+	if (madvise(arena, size, MADV_WIPEONFORK) < 0)
+		return fails("madvise(MADV_WIPEONFORK)");
+	if (mlock(arena, size) < 0)
+		return fails("mlock");
+	return 0;
+}
+
 /* For a gate that a helper has started as the first process of its namespaces. */
 static int probe_counted(void)
 {
@@ -529,7 +550,7 @@ static const struct {
 	{"cgroupns", probe_cgroupns}, {"overlay", probe_overlay}, {"landlock", probe_landlock},
 	{"seccomp", probe_seccomp}, {"notify", probe_notify},     {"pidfd", probe_pidfd},
 	{"nested", probe_nested},   {"nproc", probe_nproc},       {"scopes", probe_scopes},
-	{"counted", probe_counted},
+	{"memlock", probe_memlock}, {"counted", probe_counted},
 };
 
 int gate_probe(const char *name)

@@ -166,12 +166,15 @@ static void execute_program(const struct program *program)
  * is moved out of the way first. */
 static int place_descriptors(const struct program *program, int *socket, int *entrance, int *inner)
 {
-	int given[5] = {program->stdio[0], program->stdio[1], program->stdio[2], program->more[0], program->more[1]};
-	int count = program->more[0] < 0 ? 3 : 5;
-	int *needed[] = {&given[0], &given[1], &given[2], &given[3], &given[4], socket, entrance, inner};
-	for (size_t i = 0; count > 3 && i < sizeof needed / sizeof *needed; i++)
-		if (*needed[i] >= 0 && (*needed[i] = fcntl(*needed[i], F_DUPFD, count)) < 0)
+	int given[3 + EXEC_MORE_MOST], count = 3 + (int)program->extra;
+	int *others[] = {socket, entrance, inner};
+	memcpy(given, program->stdio, sizeof program->stdio);
+	memcpy(given + 3, program->more, program->extra * sizeof *given);
+	for (int i = 0; count > 3 && i < count + 3; i++) {
+		int *needed = i < count ? &given[i] : others[i - count];
+		if (*needed >= 0 && (*needed = fcntl(*needed, F_DUPFD, count)) < 0)
 			return -1;
+	}
 	for (int i = 0; i < count; i++)
 		if (dup2(given[i], i) < 0)
 			return -1;
@@ -263,7 +266,7 @@ static _Noreturn void become_program(struct runs *runs, const struct program *pr
 		send_reply(socket, &started, NULL, 0);
 	what = program->request.flags & EXEC_RESUME ? "template" : "command";
 	if (program->request.flags & EXEC_RESUME)
-		template_resume(runs, program, program->more[0] < 0 ? 3 : 5);
+		template_resume(runs, program, 3 + program->extra);
 	else
 		execute_program(program);
 failed:

@@ -133,10 +133,11 @@ enum {
 	EXEC_STDOUT = 16,  /* with a terminal: stdout is a descriptor all the same */
 	EXEC_STDERR = 32,  /* and stderr */
 	EXEC_BEHIND = 64,  /* with a terminal: in its background, so that the program stops when it wants to read */
-	EXEC_MORE = 128,   /* two more descriptors after stdio: the program's 3 and 4 */
 	EXEC_RESUME = 256, /* nothing is executed: it goes on in the template that init is a copy of */
 	EXEC_FIRST = 512,  /* of a kept run: it is process 2, and init attends to it itself */
 };
+/* So many more descriptors follow stdio, the program's 3, 4 and so on: flags >> EXEC_MORE_AT. */
+enum { EXEC_MORE_AT = 16, EXEC_MORE_MOST = 64 };
 enum { CONNECT_ANY, CONNECT_IPV4, CONNECT_IPV6 };
 enum {
 	WATCH_MEMORY = 1,  /* an eventfd of cgroup v1 */

@@ -42,7 +42,7 @@ MOST_ARGUMENT = (128 << 10) - 1
 PATIENCE = 60.0
 POLICIES = os.path.join(os.path.dirname(__file__), "policies")
 #: The clauses of an agent's policy that a loop takes over; budgets are the loop's own.
-CLAUSES = ("read", "deny", "pass_env", "net", "env")
+CLAUSES = ("read", "deny", "net", "env", "secrets")
 
 
 class AgentError(StockadeError):
@@ -80,18 +80,28 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     def extend(self, policy: Policy) -> Policy:
         """Return the loop's policy with what the agent needs besides: files, key, hosts, variables.
 
-        What the policy says stays: `net = "open"` stays open, and its own `env` wins.
+        What the policy says stays: `net = "open"` stays open, and its own `env` wins. With the host's whole
+        network there is no egress process that could keep the key outside, so the agent gets it itself.
         """
         added = {name: self.policy[name] for name in CLAUSES if name in self.policy}
+        own = {*policy.env, *policy.pass_env, *policy.secrets}
+        keys = {name: one for name, one in self.policy.get("secrets", {}).items() if name not in own}
+        added["secrets"] = keys
         if isinstance(policy.net, str):
             added.pop("net", None)
+            added["secrets"], added["pass_env"] = {}, list(keys)
         added["env"] = {**self.env, **policy.env}
         return merge(policy, added)
 
     def missing_key(self, policy: Policy) -> str:
         """Return a warning if none of the variables that hold the agent's key is set; else ""."""
-        names = self.policy.get("pass_env", [])
-        if not names or any(name in os.environ for name in policy.pass_env) or set(names) & set(policy.env):
+        names = list(self.policy.get("secrets", {}))
+        given = {one.from_env or "" for one in policy.secrets.values()} | set(policy.pass_env)
+        if (
+            not names
+            or any(one.removesuffix("?") in os.environ for one in given)
+            or policy.env.keys() & names
+        ):
             return ""
         return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not set, so the agent has no key"
 
@@ -236,8 +246,8 @@ _AGENTS = {
         "claude-code",
         "stdin",
         "claude",
-        "ANTHROPIC_API_KEY of your environment is passed inside, where the agent and all that it runs can "
-        "read it; the policy lets it go to api.anthropic.com and nowhere else",
+        "ANTHROPIC_API_KEY of your environment stays outside: the agent has a placeholder, which becomes the "
+        "key in requests to api.anthropic.com and nowhere else",
         "npm install -g @anthropic-ai/claude-code",
         _claude,
     ),
@@ -245,8 +255,8 @@ _AGENTS = {
         "codex",
         "stdin",
         "codex",
-        "CODEX_API_KEY of your environment is passed inside, where the agent and all that it runs can read "
-        "it; the policy lets it go to api.openai.com and nowhere else",
+        "CODEX_API_KEY of your environment stays outside: the agent has a placeholder, which becomes the "
+        "key in requests to api.openai.com and nowhere else",
         "npm install -g @openai/codex",
         _codex,
     ),
@@ -254,8 +264,8 @@ _AGENTS = {
         "gemini-cli",
         "stdin",
         "gemini",
-        "GEMINI_API_KEY of your environment is passed inside, where the agent and all that it runs can read "
-        "it; the policy lets it go to generativelanguage.googleapis.com and nowhere else",
+        "GEMINI_API_KEY of your environment stays outside: the agent has a placeholder, which becomes the "
+        "key in requests to generativelanguage.googleapis.com and nowhere else",
         "npm install -g @google/gemini-cli",
         _gemini,
     ),
@@ -263,13 +273,13 @@ _AGENTS = {
         "aider",
         "file",
         "aider",
-        "ANTHROPIC_API_KEY and OPENAI_API_KEY of your environment are passed inside, where the agent and all "
-        "that it runs can read them; the policy lets them go to api.anthropic.com and api.openai.com",
+        "ANTHROPIC_API_KEY and OPENAI_API_KEY of your environment stay outside: the agent has placeholders, "
+        "which become the keys in requests to api.anthropic.com and api.openai.com",
         "pipx install aider-chat",
         _aider,
     ),
 }
-NO_KEY = "a plain command gets no key: name its variables in pass_env of the loop's policy"
+NO_KEY = "a plain command gets no key: name it in secrets of the loop's policy"
 
 
 def recipe_for(agent_argv: Sequence[str]) -> Recipe:

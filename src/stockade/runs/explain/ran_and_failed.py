@@ -47,6 +47,15 @@ NO_MORE_TASKS = re.compile(
     rb"|fork.*BlockingIOError: \[Errno 11\]",
     re.IGNORECASE | re.DOTALL,
 )
+#: What programs print if they open their stdin or stdout again by a name, which a stage of a pipeline cannot.
+NAMED_PIPE = re.compile(
+    rb"/dev/(?:stdin|stdout|fd/\d+)\b[^\n]{0,80}Permission denied"
+    rb"|Permission denied[^\n]{0,80}/dev/(?:stdin|stdout|fd/\d+)\b"
+)
+NO_NAMES = (
+    "a stage of a pipeline cannot open a pipe to another stage by its name: let it read stdin and write "
+    "stdout as they are, or in a shell `<&3`"
+)
 #: Words that `printed` has hints for.
 LAST_WORDS = (
     b"No module named", b"cross-device link", b"not a git repository", b"tell me who you are",
@@ -83,6 +92,7 @@ def hints(
         _disk(resolved) if full else "",
         _repository(code, program, resolved),
         _denied(program, resolved) or _unseen(program, resolved) or _unwritable(program, resolved),
+        NO_NAMES if NAMED_PIPE.search(last) else "",
         *_printed(last, program, resolved),
     ]
     return "; ".join(filter(None, found)) or _guess(last, program)

@@ -17,7 +17,10 @@ NO_CONNECTION = re.compile(
     rb"|ENOTFOUND|EAI_AGAIN|nodename nor servname|name resolution|getaddrinfo"
     rb"|connection (?:was )?(?:refused|reset|closed|aborted)|closed connection|ECONNREFUSED|ECONNRESET"
     rb"|failed to connect|unable to connect|FailedToOpenSocket|SSL_ERROR_SYSCALL|unexpected eof|EOF occurred"
-    rb"|network is unreachable|no matching distribution",
+    rb"|network is unreachable|no matching distribution"
+    # A certificate that the program does not accept.
+    rb"|CERTIFICATE_VERIFY_FAILED|certificate (?:problem|verif)|issuer certificate|SELF_SIGNED"
+    rb"|unknown authority|PKIX path|UnknownIssuer|public key hash|pinned",
     re.IGNORECASE,
 )
 #: What they print if they want to listen on a port that is taken.
@@ -32,7 +35,12 @@ _NAMED = re.compile(
     re.IGNORECASE,
 )
 #: Reasons for which a connection that the rules allow is not made.
-FAILURES = frozenset({"name not found", "resolver failed", "connection refused", "unreachable", "timed out"})
+FAILURES = frozenset(
+    {
+        "name not found", "resolver failed", "connection refused", "unreachable", "timed out",
+        "bad certificate", "certificate refused",
+    }
+)  # fmt: skip
 #: The sandbox itself, as programs name it.
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 #: How the addresses begin that our DNS gives to names.
@@ -50,6 +58,7 @@ def hint(
         return _taken_port(last, rules)
     if NO_CONNECTION.search(last) is None:
         return ""
+    denials = [one for one in denials if one.what != "secret"]
     words = last.decode("ascii", "replace").lower()
     named = next((one for one in reversed(denials) if _host(one) in words), None)
     if named is None and (local := _own_port(last, rules)):
@@ -63,9 +72,11 @@ def hint(
 
 
 def _refusal(one: Denial) -> str:
-    what = "the lookup of" if one.what == "name" else "a connection to"
+    what = {"name": "the lookup of", "request": "the request"}.get(one.what, "a connection to")
     why = f" ({one.reason})" if one.reason not in ("", "no rule") else ""
     allow = f": `{one.hint}` allows it" if one.hint else ""
+    if one.clause.startswith("limits."):
+        return f"a limit refused {what} {one.target}{why}"
     return f"the network rules refused {what} {one.target}{why}{allow}"
 
 
@@ -120,6 +131,8 @@ def _named(last: bytes) -> list[tuple[str, int]]:
 
 
 def _host(denial: Denial) -> str:
+    if denial.what == "request":
+        return denial.target.partition("://")[2].partition("/")[0].partition(":")[0]
     return denial.target.rpartition(":")[0].strip("[]") if denial.what == "connection" else denial.target
 
 

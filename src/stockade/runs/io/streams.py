@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+import select
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from stockade import state
-from stockade.errors import StockadeError
+from stockade.errors import SetupError, StockadeError
 from stockade.gate import client, wire
 from stockade.linux.sha256 import Sha256Stream
 from stockade.result import SpillFile
@@ -33,6 +36,7 @@ FULL = 1.0
 SpillPlace = Callable[[str], tuple[str, str]]
 #: The numbers of `subprocess`, which is slow to import.
 PIPE, STDOUT, DEVNULL = -1, -2, -3
+NOTHING_PASSED: Mapping[int, int] = MappingProxyType({})
 
 
 class StreamConsumer:
@@ -203,7 +207,7 @@ class Input:
 
 
 class TerminalHandler(Protocol):
-    """Handles the terminal of a program; `cli.ui` connects it with the user's."""
+    """Handles the terminal of a program; `sessions.attach.user_terminal` connects it with the user's."""
 
     def fit(self, program: client.Program) -> client.Program:
         """Return the program with the modes and the size of its terminal."""
@@ -252,23 +256,29 @@ class Streams:
         spill: SpillPlace | None,
         terminal: TerminalHandler | None = None,
         apart: tuple[int, ...] = (1, 2),
+        passed: Mapping[int, int] = NOTHING_PASSED,
     ) -> None:
-        self._open: set[int] = set()
+        """Make them. `passed` are descriptors that the program gets as they are, by its numbers."""
+        self._open: set[int] = set(passed.values())
         self._spills: list[Spill] = []
         self.terminal = terminal
         self.feed: Input | None = None
         self._outputs: dict[int, Output] = {}
-        stdin: tuple[int, ...] = ()
+        theirs = dict(passed)
         try:
             for number in apart:
-                self._outputs[number] = self._output(number, limit, sinks[number - 1], spill)
-            if terminal is None:
-                stdin = (self._input(given, source),)
+                if number not in passed:
+                    self._outputs[number] = self._output(number, limit, sinks[number - 1], spill)
+                    theirs[number] = self._outputs[number].writer
+            if terminal is None and 0 not in passed:
+                theirs[0] = self._input(given, source)
         except BaseException:
             self.close()
             raise
         self.outputs = tuple(self._outputs.values())
-        self.theirs = (*stdin, *(output.writer for output in self.outputs))
+        #: The program's ends: its standard streams, and what it has besides them.
+        self.theirs = tuple(theirs[number] for number in sorted(theirs) if number <= 2)
+        self.more = tuple(theirs[number] for number in sorted(theirs) if number > 2)
 
     def _input(self, given: bytes, source: int | None) -> int:
         self.feed = Input(given, source) if given or source is not None else None
@@ -324,3 +334,40 @@ def empty_input() -> int:
     reader, writer = os.pipe()
     os.close(writer)
     return reader
+
+
+class OutputCopy:
+    """Writes everything to a descriptor, blocking or not.
+
+    While we wait here, nothing checks the run's time limit. So from `until` on we do not wait for a stalled
+    reader, and further output is lost, as when a program is killed while it writes to a full pipe.
+    """
+
+    def __init__(self, descriptor: int, until: float | None = None) -> None:
+        self.lost = False
+        self._descriptor = descriptor
+        self._until = until
+        # A pipe that is ready takes this much; more may block, which matters only with a time limit.
+        self._most = None if until is None else select.PIPE_BUF
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
+
+    def __call__(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view and not self.lost:
+            patience = None if self._until is None else max(0.0, self._until - time.monotonic()) * 1000
+            if not self._poll.poll(patience):
+                self.lost = True
+                break
+            try:
+                view = view[os.write(self._descriptor, view[: self._most]) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise SetupError(
+                    f"cannot write to descriptor {self._descriptor}: {error.strerror}",
+                    stage="output",
+                    errno=error.errno or 0,
+                ) from None

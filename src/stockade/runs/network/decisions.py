@@ -6,6 +6,8 @@ are reduced to the letters that they can have, numbers to their range, words to 
 
 from __future__ import annotations
 
+import shlex
+import time
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -20,9 +22,25 @@ if TYPE_CHECKING:
 #: How many denials a result has; each is one target.
 MOST_DENIALS = 100
 #: The most characters of a name, and of a reason.
-MOST_NAME, MOST_REASON = 255, 100
+MOST_NAME, MOST_REASON, MOST_REQUEST = 255, 100, 300
+_KINDS: dict[str, Literal["connect", "name", "publish", "request", "secret"]] = {
+    "connect": "connect",
+    "name": "name",
+    "publish": "publish",
+    "request": "request",
+    "secret": "secret",
+}
 #: Larger than any number of bytes that a run can move.
 MOST_BYTES = 1 << 62
+#: Kinds of decisions that are denials, in the words of denials.
+_DENIED: dict[str, Literal["connection", "name", "request", "secret"]] = {
+    "connect": "connection",
+    "name": "name",
+    "request": "request",
+    "secret": "secret",
+}
+#: The controls that refuse something else than a connection or a name.
+_WALLS = {"request": Control.NETWORK_HTTP, "secret": Control.SECRETS}
 #: Reasons why a connection to an allowed name was refused that a `tcp://` rule would not give.
 LOOKED_INTO = frozenset({"no SNI", "not TLS", "not HTTP"})
 #: Kinds of addresses that a rule beside the one for the name may be meant to allow.
@@ -35,11 +53,21 @@ REASON_TEXTS = {
     "Host differs": "one of its requests names another host",
     "not TLS": "it does not speak TLS",
     "not HTTP": "it does not speak HTTP",
+    "ambiguous request": "servers could read it in different ways",
+    "bad certificate": "the server's certificate is not valid for its name",
+    "certificate refused": "the program does not accept Stockade's certificate: it may pin the server's own",
+    "bad response": "the server's response is not HTTP",
     "limit": "the egress process was at one of its limits",
+    "refused when asked": "the answer to the question about it was no",
+    "no answer": "nobody answered the question about it",
+    "too many questions": "there were too many questions about other hosts",
     "too many names": "the program used too many names",
     "name not found": "this machine finds no such name",
     "resolver failed": "this machine could not look up the name",
     "connection refused": "{address} refused the connection",
+    "another host": "the secret is not bound to this host, so its placeholder was not replaced",
+    "another place": "the secret's `as` does not name this place, so its placeholder was not replaced",
+    "echoed": "the server sent the value back, and it was masked",
     "unreachable": "this machine has no route to {address}",
     "timed out": "{address} did not answer in time",
 }
@@ -58,6 +86,8 @@ class NetworkUse(NamedTuple):
     warnings: tuple[str, ...] = ()
     #: How the rules changed, in order.
     changes: tuple[RuleChange, ...] = ()
+    #: What the user was asked, and the answers: `HOST:PORT ANSWER`.
+    answers: tuple[str, ...] = ()
 
 
 def decisions(
@@ -77,7 +107,7 @@ def _decision(record: RawRecord, rules: Sequence[str], process: str | None) -> D
     elif record.verdict == "denied":
         verdict = "denied"
     return Decision(
-        kind="name" if record.kind == "name" else "publish" if record.kind == "publish" else "connect",
+        kind=_KINDS.get(record.kind, "connect"),
         time=round(record.time, 3),
         process=process,
         name=_plain(record.name, MOST_NAME),
@@ -90,7 +120,13 @@ def _decision(record: RawRecord, rules: Sequence[str], process: str | None) -> D
         received=_bytes(record.received),
         duration=round(max(0.0, record.duration), 3),
         count=max(1, _bytes(record.times)),
+        request=_plain(record.request, MOST_REQUEST),
     )
+
+
+def change_time() -> float:
+    """Return the time of a change or an answer: seconds since 1970."""
+    return round(time.time(), 3)
 
 
 def change_decision(change: RuleChange) -> Decision:
@@ -119,16 +155,19 @@ def denials(found: Iterable[Decision]) -> tuple[Denial, ...]:
     counts: dict[tuple[str, str], int] = {}
     first: dict[tuple[str, str], Decision] = {}
     for one in found:
-        if one.verdict == "denied" and one.kind in ("connect", "name"):
+        # That a server echoes a value is no doing of the program.
+        if one.verdict == "denied" and one.kind in _DENIED and one.reason != "echoed":
             key = one.kind, one.target
             counts[key] = counts.get(key, 0) + one.count
             first.setdefault(key, one)
     return tuple(
         Denial(
-            what="name" if one.kind == "name" else "connection",
+            what=_DENIED[one.kind],
             target=one.target,
-            wall=Control.NETWORK_RULES.value,
-            clause=f'net = "{one.rule}"' if one.rule else "net",
+            wall=(
+                Control.LIMITS_NETWORK if _limit(one) else _WALLS.get(one.kind, Control.NETWORK_RULES)
+            ).value,
+            clause=_limit(one) or _clause(one),
             hint=_hint(one),
             reason=reason_text(one),
             count=counts[key],
@@ -137,8 +176,21 @@ def denials(found: Iterable[Decision]) -> tuple[Denial, ...]:
     )
 
 
+def _clause(one: Decision) -> str:
+    if one.kind == "secret":
+        return f"secrets.{one.request}.{'hosts' if one.reason == 'another host' else 'as'}"
+    return f'net = "{one.rule}"' if one.rule else "net"
+
+
+def _limit(one: Decision) -> str:
+    """Return the limit of the policy that was used up; "" if another wall refused it."""
+    return one.reason if one.reason.startswith("limits.") else ""
+
+
 def reason_text(one: Decision) -> str:
     """Return why it was denied or failed, as a clause of a sentence."""
+    if clause := _limit(one):
+        return f"the sandbox has used up {clause}"
     if one.reason.endswith(" address"):
         return f"the name leads to the {one.reason} {one.address}"
     text = REASON_TEXTS.get(one.reason)
@@ -150,6 +202,10 @@ def _hint(one: Decision) -> str:
     from stockade.policy.net_rules import NetRuleError, parse_rule, suggest
 
     rule = ""
+    if one.kind == "secret":
+        return ""
+    if one.kind == "request":
+        return _request_hint(one) if one.reason == "no rule" else ""
     if one.name and one.reason in LOOKED_INTO:
         rule = f"tcp://{one.name}:{one.port}"
     elif one.reason in ALLOWED_BY_ADDRESS:
@@ -159,4 +215,16 @@ def _hint(one: Decision) -> str:
     try:
         return f"--net {parse_rule(rule).text}" if rule else ""
     except NetRuleError:  # the program asked for something that is no name
+        return ""
+
+
+def _request_hint(one: Decision) -> str:
+    """Return the rule for exactly this request; "" if its path would be a pattern."""
+    if "*" in one.request:
+        return ""
+    from stockade.policy.net_rules import NetRuleError, parse_rule
+
+    try:
+        return f"--net {shlex.quote(parse_rule(one.request).text)}"
+    except NetRuleError:  # a path that was cut, or one that no rule can name
         return ""

@@ -20,13 +20,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from stockade._version import __version__
-from stockade.egress.records import RawRecord, RecordReader, Totals, create_records
+from stockade.egress.records import NO_TOTALS, RawRecord, RecordReader, Totals, create_records
 from stockade.errors import SetupError
 from stockade.gate import client
 from stockade.gate.network import DNS_PORT, NetworkListeners, NetworkRequest
 from stockade.gate.operations import Plan
-from stockade.policy.net_rules import parse_rule, ports_of
+from stockade.linux.root_certificates import system_bundle
+from stockade.policy.model import NETWORK_LIMITS
+from stockade.policy.net_rules import ASK, PROXY_PORT, parse_rule, ports_of
 from stockade.receipt.statement import EgressWalls, NetworkCounts, ResolverWalls, RuleChange
 from stockade.result import Decision
 from stockade.runs.io.eventloop import Events, Steps
@@ -37,7 +41,14 @@ from stockade.runs.network.network_evidence import NetworkEvidence, observe_netw
 from stockade.runs.network.process_names import ProcessNames
 from stockade.runs.network.published_ports import PublishedListeners, PublishedPort
 from stockade.runs.network.resolver_process import connect_resolver
+from stockade.runs.network.trust_files import TrustFiles, read_roots
+from stockade.runs.network.upstream_proxy import proxies_of
 from stockade.runs.prepare import RunPreparation
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.runs.network.secret_values import SecretSources, SecretValues
+    from stockade.runs.network.user_questions import UserQuestions
 
 #: How many connections an egress process relays at once, and how long one may be silent, in seconds.
 MOST_CONNECTIONS, IDLE_SECONDS = 1024, 3600
@@ -45,7 +56,6 @@ MOST_CONNECTIONS, IDLE_SECONDS = 1024, 3600
 LISTEN_SECONDS = 10.0
 #: Between two looks at the records: seconds at least, and times as long as the last look took.
 LOOK_SECONDS, LOOK_SHARE = 0.05, 10
-NO_TOTALS = Totals(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class GenerationMark(NamedTuple):
@@ -61,8 +71,9 @@ class NetworkMark(NamedTuple):
     """How much all egress processes of a sandbox had recorded at some moment."""
 
     generations: tuple[GenerationMark, ...]
-    #: How many changes of the rules there had been.
+    #: How many changes of the rules there had been, and how many answers of the user.
     changes: int
+    answers: int = 0
 
 
 #: How an egress process ends that has handed over and has no connection left.
@@ -174,7 +185,16 @@ class EgressHandle:
         resolver: ResolverWalls | None,
         published: tuple[PublishedPort, ...] = (),
         questions: int = -1,
+        settings: Mapping[str, object] | None = None,
+        user_questions: UserQuestions | None = None,
+        secrets: SecretSources | None = None,
     ) -> None:
+        #: Puts questions about names that no rule covers to the user; None if nobody is asked.
+        self.questions = user_questions
+        #: What every egress process of the sandbox is told besides the rules.
+        self.settings = settings or {}
+        #: None without secrets.
+        self.secrets = secrets
         #: None without rules.
         self.resolver = resolver
         self.generations = [EgressGeneration(process, records)]
@@ -188,7 +208,11 @@ class EgressHandle:
         self.active = list(range(len(rules)))
         #: The ports inside that have listeners, besides that of DNS.
         self.ports = ports_of([parse_rule(rule) for rule in rules])
+        #: A port inside of Stockade's own, which has listeners too.
+        self.proxy_port = (PROXY_PORT,) if self.settings.get("proxy") else ()
         self.published = published
+        #: Whether the egress process can judge requests, because it has an authority that programs trust.
+        self.judges = False
         self.changes: list[RuleChange] = []
         #: Held while the rules change.
         self.changing = threading.Lock()
@@ -211,6 +235,13 @@ class EgressHandle:
     def walls(self) -> EgressWalls:
         """The walls of the process that accepts connections."""
         return _walls(self.process)
+
+    @property
+    def proxies(self) -> tuple[str, ...]:
+        """The proxies of the host through which connections leave, each as `KIND HOST:PORT`."""
+        upstream = self.settings.get("upstream")
+        found = upstream["proxies"].items() if isinstance(upstream, dict) else ()
+        return tuple(f"{kind} {f'[{one[1]}]' if ':' in one[1] else one[1]}:{one[2]}" for kind, one in found)
 
     @property
     def in_force(self) -> tuple[str, ...]:
@@ -236,7 +267,8 @@ class EgressHandle:
         return self._reported
 
     def _mark_now(self) -> NetworkMark:
-        return NetworkMark(tuple(one.mark() for one in self.generations), len(self.changes))
+        answers = 0 if self.questions is None else len(self.questions.answered)
+        return NetworkMark(tuple(one.mark() for one in self.generations), len(self.changes), answers)
 
     def since(self, mark: NetworkMark | None) -> NetworkUse:
         """Return what was decided since a mark; without one, since the sandbox began."""
@@ -259,17 +291,25 @@ class EgressHandle:
             ]
         total = Totals(*counted)
         found = self.decisions(fresh)
-        if changes or len(generations) > 1:
-            found = sorted([*found, *map(change_decision, changes)], key=lambda one: one.time)
+        answers = () if self.questions is None else tuple(self.questions.answered[mark.answers :])
+        if changes or answers or len(generations) > 1:
+            more = [*map(change_decision, changes), *(one.decision() for one in answers)]
+            found = sorted([*found, *more], key=lambda one: one.time)
         return NetworkUse(
             decisions=found,
             cut=_cut(total.dropped),
             denials=denials(found),
-            counts=NetworkCounts(*total[:4], published=total.published),
+            counts=NetworkCounts(
+                *total[:4],
+                published=total.published,
+                requests_allowed=total.requests_allowed or msgspec.UNSET,
+                requests_refused=total.requests_refused or msgspec.UNSET,
+            ),
             sent=total.bytes_sent,
             received=total.bytes_received,
             warnings=self._warnings(),
             changes=changes,
+            answers=tuple(f"{one.question.target} {one.answer}" for one in answers),
         )
 
     def changed_decisions(self, cursors: dict[int, int]) -> list[Decision]:
@@ -353,6 +393,8 @@ class EgressHandle:
             except BaseException as error:  # raised once all have ended
                 interruption = interruption or error
         os.close(self.nudge)
+        if self.questions is not None:
+            self.questions.close()
         self.names.close()
         if self._end_watch is not None:
             self._end_watch.close()
@@ -371,7 +413,7 @@ class EgressHandle:
             found.append(
                 f"the egress process ended at {_clock(at)} ({how}): every connection was refused from then on"
             )
-        return tuple(found)
+        return (*found, *(() if self.questions is None else self.questions.warnings))
 
 
 def _clock(at: float) -> str:
@@ -487,20 +529,38 @@ def _walls(process: EgressProcess) -> EgressWalls:
     )
 
 
-def planned_egress(rules: Sequence[str], home: str) -> tuple[Plan, tuple[int, ...]]:
-    """Return the plan of the egress process for these rules, and the ports of the listeners inside."""
-    ports = ports_of([parse_rule(rule) for rule in rules])
-    return egress_plan(ports, home), tuple(sorted({*ports, DNS_PORT}))
+def planned_egress(prepared: RunPreparation) -> tuple[Plan, tuple[int, ...]]:
+    """Return the plan of the egress process, and the ports of the listeners inside."""
+    ports = ports_of([parse_rule(rule) for rule in prepared.resolved.policy.net])
+    settings = egress_settings(prepared)
+    own = (PROXY_PORT,) if settings.get("proxy") else ()
+    plan = egress_plan(dialled_ports(ports, settings), prepared.state)
+    return plan, tuple(sorted({*ports, *own, DNS_PORT}))
 
 
 class NetworkSetup:
     """Opens the network of one sandbox while its walls come up."""
 
     def __init__(
-        self, rules: tuple[str, ...], home: str, published: PublishedListeners | None = None
+        self,
+        rules: tuple[str, ...],
+        home: str,
+        published: PublishedListeners | None = None,
+        settings: Mapping[str, object] | None = None,
+        questions: UserQuestions | None = None,
+        trust: TrustFiles | None = None,
+        roots: str = "",
+        secrets: SecretSources | None = None,
     ) -> None:
+        self._secrets = secrets
+        self._values: SecretValues | None = None
         self.rules = rules
+        self._settings, self._questions = settings or {}, questions
+        #: With rules for requests: where programs find the authority's certificate, and by which file
+        #: servers are verified, if it is not the system's.
+        self._trust, self._roots = trust, roots
         self.ports = ports_of([parse_rule(rule) for rule in rules])
+        self._listening = (*self.ports, *((PROXY_PORT,) if self._settings.get("proxy") else ()))
         self._home = home
         self._published = published
         self._request: NetworkRequest | None = None
@@ -512,11 +572,12 @@ class NetworkSetup:
         self._drop_request()
         self._pid = pid
         if self.rules:
-            self._request = resident.open_network(namespace, self.ports)
+            self._request = resident.open_network(namespace, self._listening)
 
     def egress(self, events: Events) -> Steps[EgressProcess]:
         """Start the egress process."""
-        return (yield from launch_egress(self.ports, events, home=self._home))
+        ports, judges = dialled_ports(self.ports, self._settings), self._trust is not None
+        return (yield from launch_egress(ports, events, home=self._home, judges=judges))
 
     def finish(self, process: EgressProcess, box: LaunchedSandbox, events: Events) -> Steps[EgressHandle]:
         """Check the listeners, and hand them to the egress process. A failure ends it."""
@@ -528,18 +589,22 @@ class NetworkSetup:
                 request, self._request = self._request, None
                 opened = yield from await_listeners(request, events)
                 inode = os.fstat(box.network_fd).st_ino
-                observed = observe_network(opened, self.ports, self._pid, inode)
+                observed = observe_network(opened, self._listening, self._pid, inode)
             if opened is not None:
                 questions = os.dup(opened.questions)
             nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            settings = {"rules": list(self.rules)}
+            settings = {**self._settings, "rules": list(self.rules)}
             records, resolver = yield from configure(
-                process, box, self._home, nudge, settings, opened, self._published, events
-            )
+                process, box, self._home, nudge, settings, opened, self._published, events,
+                questions=self._questions, trust=self._trust, roots=self._roots, secrets=self._values,
+            )  # fmt: skip
             ports = () if self._published is None else self._published.ports
-            return EgressHandle(
-                process, records, nudge, self.rules, observed, self._pid, resolver, ports, questions
-            )
+            handle = EgressHandle(
+                process, records, nudge, self.rules, observed, self._pid, resolver, ports, questions,
+                self._settings, self._questions, self._secrets,
+            )  # fmt: skip
+            handle.judges = self._trust is not None
+            return handle
         except BaseException:
             for descriptor in (nudge, questions):
                 if descriptor >= 0:
@@ -554,9 +619,16 @@ class NetworkSetup:
                 self._published.close()
             self.close()
 
+    def read_secrets(self, events: Events) -> Steps[None]:
+        """Read the values of secrets, before anything is launched: a source may fail."""
+        if self._secrets is not None:
+            self._values = yield from self._secrets.read(events)
+
     def close(self) -> None:
-        """Drop a request whose answer is not needed any more."""
+        """Drop a request whose answer is not needed any more, and wipe what is secret."""
         self._drop_request()
+        if self._values is not None:
+            self._values.memory.close()
 
     def _drop_request(self) -> None:
         if self._request is not None:
@@ -574,12 +646,17 @@ def configure(
     published: PublishedListeners | None,
     events: Events,
     names: tuple[int, ...] = (),
+    questions: UserQuestions | None = None,
+    trust: TrustFiles | None = None,
+    roots: str = "",
+    secrets: SecretValues | None = None,
 ) -> Steps[tuple[int, ResolverWalls | None]]:
     """Hand an egress process its listeners and the rest, and wait until it relays.
 
     Returns its records, and the walls of the resolver that it asks, if it has one.
 
     `names` is a file with the names of the process before it, if there is one; `settings` have the rules.
+    The memory of `secrets` is wiped.
     """
     records = create_records()
     held: list[int] = []
@@ -603,14 +680,40 @@ def configure(
             channel = _serve_connections(box)
             held.append(channel)
             passed += [*published.descriptors, channel]
-        yield from process.configure(message, (*passed, *names), events)
+        if questions is not None:
+            held.append(asked_on := questions.connect())
+            message["ask"] = True
+            passed.append(asked_on)
+        own_roots = read_roots(roots) if trust is not None and roots else b""
+        if trust is not None:
+            message["http"] = len(own_roots)
+            if own_roots:
+                held.append(_in_memory(own_roots))
+                passed.append(held[-1])
+        values = None
+        if secrets is not None:
+            message["secrets"], values = secrets.described, secrets.view
+        authority = yield from process.configure(message, (*passed, *names), events, values)
+        if secrets is not None:
+            secrets.observe(process.pid)
+        if trust is not None:
+            trust.fill(authority, own_roots or read_roots(system_bundle()))
         return records, walls
     except BaseException:
         os.close(records)
         raise
     finally:
+        if secrets is not None:
+            secrets.memory.close()
         for descriptor in held:
             os.close(descriptor)
+
+
+def _in_memory(content: bytes) -> int:
+    """Return a descriptor from which an egress process, which has no files, reads content."""
+    descriptor = os.memfd_create("roots", os.MFD_CLOEXEC)
+    os.write(descriptor, content)
+    return descriptor
 
 
 def _serve_connections(box: LaunchedSandbox) -> int:
@@ -649,23 +752,70 @@ def await_listeners(request: NetworkRequest | None, events: Events) -> Steps[Net
     return request.receive_listeners()
 
 
+def egress_settings(prepared: RunPreparation) -> dict[str, object]:
+    """Return what the policy says to every egress process of a sandbox besides the rules."""
+    policy, found = prepared.resolved.policy, dict[str, object]()
+    limits = {name: getattr(prepared.resolved.limits, name) for name in NETWORK_LIMITS}
+    if written := {name: value for name, value in limits.items() if value is not None}:
+        found["limits"] = written
+    if not policy.net or policy.net == "open":
+        return found
+    if policy.proxy:
+        found["proxy"] = True
+    if proxies := proxies_of(prepared.resolved.caller.environ):
+        found["upstream"] = proxies.settings()
+    return found
+
+
+def dialled_ports(ports: Sequence[int], settings: Mapping[str, object]) -> tuple[int, ...]:
+    """Return the ports that the egress process may dial: those of the rules and of the host's proxies."""
+    upstream = settings.get("upstream")
+    proxies = upstream["proxies"].values() if isinstance(upstream, dict) else ()
+    return tuple(sorted({*ports, *(one[2] for one in proxies)}))
+
+
 def launch_with_egress(
     prepared: RunPreparation, events: Events, meanwhile: Callable[[], object]
 ) -> Steps[LaunchedSandbox]:
     """Launch a sandbox and its egress process; a failure of either leaves nothing behind."""
-    setup = NetworkSetup(tuple(prepared.resolved.policy.net), prepared.state, prepared.made.published)
+    secrets = None
+    if prepared.placeholders:
+        from stockade.runs.network.secret_values import SecretSources
+
+        secrets = SecretSources(prepared.resolved.policy, prepared.placeholders, prepared.resolved.caller)
+    questions: UserQuestions | None = None
+    if ASK in prepared.resolved.policy.net and prepared.made.on_ask is not None:
+        from stockade.runs.network.user_questions import UserQuestions
+
+        questions = UserQuestions(prepared, prepared.made.on_ask)
+    network = prepared.resolved.network
+    setup = NetworkSetup(
+        tuple(prepared.resolved.policy.net),
+        prepared.state,
+        prepared.made.published,
+        egress_settings(prepared),
+        questions,
+        prepared.made.trust,
+        "" if network is None else network.roots,
+        secrets,
+    )
     try:
+        yield from setup.read_secrets(events)
         box, process, failure = yield from together(
             launch_with_retry(prepared, events, meanwhile, setup.begin), setup.egress(events)
         )
         if failure is None:
             try:
                 box.egress = yield from setup.finish(process, box, events)
+                if questions is not None:
+                    questions.start(box, box.egress)
                 if prepared.resolved.policy.on_egress_end == "end":
                     box.egress_needed = box.egress.watch_end()
                 return box  # type: ignore[no-any-return]
             except BaseException as error:
                 process, failure = None, error
+        if questions is not None:
+            questions.close()
         if process is not None:
             yield from process.closed(events)
         if box is not None:

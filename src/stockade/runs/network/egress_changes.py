@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from stockade.egress.names import WRITTEN_SIZE
+from stockade.egress.network_budget import SPENT_SIZE
 from stockade.errors import PolicyError, SetupError
 from stockade.gate.network import NetworkListeners
 from stockade.linux import os_errors
@@ -29,10 +30,12 @@ from stockade.policy.net_rules import (
     MOST_RULES,
     NetRule,
     NetRuleError,
+    check_rules,
     parse_rule,
     ports_of,
     without,
 )
+from stockade.policy.network_clauses import refuse_taken_proxy_port
 from stockade.receipt.statement import RuleChange
 from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.launch import LaunchedSandbox
@@ -41,11 +44,16 @@ from stockade.runs.network.egress import (
     EgressHandle,
     await_listeners,
     configure,
+    dialled_ports,
     together,
 )
 from stockade.runs.network.egress_process import EgressProcess, launch_egress
 from stockade.runs.network.network_evidence import NetworkEvidence, observe_network
 from stockade.runs.network.published_ports import PublishedListeners, check_listener
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stockade.runs.network.secret_values import SecretValues
 
 #: The rules that one sandbox may have in its life, and how many bytes they may take: one message has them.
 MOST_TEXTS, MOST_BYTES = 1024, 160_000
@@ -128,7 +136,9 @@ def _bounded(rules: list[str], most: int) -> tuple[str, ...]:
             hint="name a network, or everything below a host: *.example.com",
         )
     try:
-        ports_of([parse_rule(text) for text in rules])
+        parsed = [parse_rule(text) for text in rules]
+        ports_of(parsed)
+        check_rules(parsed)
     except NetRuleError as error:
         raise PolicyError(f"net: {error.problem}", hint=error.hint) from None
     return tuple(rules)
@@ -203,10 +213,17 @@ def _change(
         )
     if handle.has_ended:
         raise _dead()
+    _refuse_without_authority(handle, wanted, before)
     active = [texts.index(text) for text in wanted]
     message = {"rules": texts, "active": active}
     asked = ports_of([parse_rule(text) for text in wanted])
     fresh = tuple(port for port in asked if port not in handle.ports)
+    if fresh and handle.judges:
+        raise PolicyError(
+            f"net: port {fresh[0]} needs another egress process, and with it another certificate authority, "
+            "which programs that run already would not trust",
+            hint="name the port in the policy of the sandbox, because its rules judge requests",
+        )
     if fresh:
         yield from _replace_process(box, handle, home, message, fresh, events)
     else:
@@ -216,6 +233,16 @@ def _change(
     handle.rules[:], handle.active[:] = texts, active
     _note(handle, before, wanted)
     yield from _tell_earlier(handle, message, events)
+
+
+def _refuse_without_authority(handle: EgressHandle, wanted: Sequence[str], before: Sequence[str]) -> None:
+    """Refuse the first rule for requests of a sandbox that began without one."""
+    first = next((text for text in wanted if " " in text and text not in before), "")
+    if first and not handle.judges:
+        raise PolicyError(
+            f"net: {first!r:.200} judges requests, and this sandbox has no certificate authority for that",
+            hint="write a rule for requests in the policy of the sandbox; others can be added to it then",
+        )
 
 
 def _note(handle: EgressHandle, before: tuple[str, ...], after: tuple[str, ...]) -> None:
@@ -252,6 +279,8 @@ def _replace_process(
     events: Events,
 ) -> Steps[None]:
     ports = tuple(sorted({*handle.ports, *fresh}))
+    if handle.proxy_port:
+        refuse_taken_proxy_port(f"tcp://any.example:{port}" for port in ports)
     try:
         ports_of([parse_rule(f"tcp://any.example:{port}") for port in ports])
     except NetRuleError:
@@ -268,7 +297,8 @@ def _replace_process(
             )
     request = box.connection.resident.open_network(box.network_fd, fresh, more=True)
     opened, process, failure = yield from together(
-        await_listeners(request, events), launch_egress(ports, events, home=home)
+        await_listeners(request, events),
+        launch_egress(dialled_ports(ports, handle.settings), events, home=home),
     )
     try:
         if failure is not None:
@@ -302,7 +332,7 @@ def _take_over(
     handed: tuple[int, ...] = ()
     published: PublishedListeners | None = None
     try:
-        os.ftruncate(names, WRITTEN_SIZE)
+        os.ftruncate(names, WRITTEN_SIZE + SPENT_SIZE)
         fcntl.fcntl(names, fcntl.F_ADD_SEALS, _SEALS)
         handle.expect_end(True)
         refused = False
@@ -313,13 +343,17 @@ def _take_over(
                 raise _refused()
             listeners, of_host = _joined(handle, opened, handed)
             inode = os.fstat(box.network_fd).st_ino
-            observed = observe_network(listeners, ports, handle.pid, inode)
+            observed = observe_network(listeners, (*ports, *handle.proxy_port), handle.pid, inode)
             if of_host:
                 published = PublishedListeners.again(handle.published, of_host)
-            settings = {**message, "names": _size(answer), "budget": _budget(answer)}
+            settings = {
+                **handle.settings, **message, "names": _size(answer, "names", WRITTEN_SIZE),
+                "spent": _size(answer, "spent", SPENT_SIZE), "budget": _budget(answer),
+            }  # fmt: skip
             records, handle.resolver = yield from configure(
-                process, box, home, handle.nudge, settings, listeners, published, events, (names,)
-            )
+                process, box, home, handle.nudge, settings, listeners, published, events, (names,),
+                handle.questions,
+            )  # fmt: skip
         except BaseException as error:
             if refused:
                 handle.expect_end(False)
@@ -366,13 +400,41 @@ def _joined(
 
 
 def _order(handle: EgressHandle, opened: NetworkListeners) -> list[tuple[int, int]]:
-    ports = sorted({*handle.ports, 53, *(port for port, _, _ in opened.tcp)})
+    ports = sorted({*handle.ports, *handle.proxy_port, 53, *(port for port, _, _ in opened.tcp)})
     return [(port, family) for family in ((4, 6) if opened.ipv6 else (4,)) for port in ports]
 
 
-def _size(answer: dict[str, object]) -> int:
-    size = answer.get("names")
-    return min(size, WRITTEN_SIZE) if isinstance(size, int) and size > 0 else 0
+def refresh_secrets(box: LaunchedSandbox, events: Events) -> Steps[None]:
+    """Read the values of all secrets again, and let the egress processes use them from now on."""
+    handle = box.egress
+    if handle is None or handle.secrets is None:
+        raise PolicyError("the sandbox has no secrets", hint="write [secrets.NAME] in its policy")
+    with os_errors.setup_errors():
+        while not handle.changing.acquire(blocking=False):
+            yield LOOK_AGAIN
+        try:
+            values = yield from handle.secrets.read(events)
+            try:
+                for generation in tuple(handle.generations):
+                    if generation.process.alive:
+                        yield from _to_the_end(_send_secrets(generation.process, values, events))
+            finally:
+                values.memory.close()
+            handle.secrets.refreshed += 1
+        finally:
+            handle.changing.release()
+
+
+def _send_secrets(process: EgressProcess, values: SecretValues, events: Events) -> Steps[None]:
+    answer = yield from process.ask({"secrets": values.described}, (), events, values.view)
+    if answer.get("ok") is not True:
+        raise _failed("the egress process did not take the new values")
+    values.observe(process.pid)
+
+
+def _size(answer: dict[str, object], name: str, most: int) -> int:
+    size = answer.get(name)
+    return min(size, most) if isinstance(size, int) and size > 0 else 0
 
 
 def _budget(answer: dict[str, object]) -> list[int]:

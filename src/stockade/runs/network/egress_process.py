@@ -84,7 +84,10 @@ class EgressProcess:
         pidfd: int,
         control: _socket.socket,
         evidence: EgressEvidence,
+        pid: int,
     ) -> None:
+        #: As the supervisor's /proc has it.
+        self.pid = pid
         self._connection = connection
         self._control = control
         self._owner = os.getpid()
@@ -146,19 +149,36 @@ class EgressProcess:
             events.forget(self.pidfd)
 
     def configure(
-        self, message: Mapping[str, object], descriptors: tuple[int, ...], events: Events
-    ) -> Steps[None]:
-        """Hand it the rules and the listeners, and wait until it relays."""
-        answer = yield from self.ask(message, descriptors, events)
+        self,
+        message: Mapping[str, object],
+        descriptors: tuple[int, ...],
+        events: Events,
+        values: memoryview | None = None,
+    ) -> Steps[object]:
+        """Hand it the rules, the listeners and the values of secrets, and wait until it relays.
+
+        Returns its authority, if it has one.
+        """
+        answer = yield from self.ask(message, descriptors, events, values)
         if answer.get("ready") is not True:
             raise _failure("the egress process did not get ready", answer)
+        return answer.get("authority")
 
     def ask(
-        self, message: Mapping[str, object], descriptors: tuple[int, ...], events: Events
+        self,
+        message: Mapping[str, object],
+        descriptors: tuple[int, ...],
+        events: Events,
+        values: memoryview | None = None,
     ) -> Steps[dict[str, object]]:
-        """Send it a message and return its answer. Only one caller at a time."""
+        """Send it a message and return its answer. Only one caller at a time.
+
+        `values` are those of the secrets that the message describes, in a packet of their own: they go from
+        their locked memory to that of the process, and through no other.
+        """
         with os_errors.setup_errors():
-            answer, _ = yield from self._exchange(msgspec.json.encode(message), descriptors, 0, events)
+            encoded = msgspec.json.encode(message)
+            answer, _ = yield from self._exchange(encoded, descriptors, 0, events, values)
             return answer
 
     def take_over(self, names: int, events: Events) -> Steps[tuple[dict[str, object], tuple[int, ...]]]:
@@ -170,11 +190,18 @@ class EgressProcess:
             return (yield from self._exchange(b'{"handover": true}', (names,), MOST_HANDED, events))
 
     def _exchange(
-        self, message: bytes, descriptors: tuple[int, ...], most: int, events: Events
+        self,
+        message: bytes,
+        descriptors: tuple[int, ...],
+        most: int,
+        events: Events,
+        values: memoryview | None = None,
     ) -> Steps[tuple[dict[str, object], tuple[int, ...]]]:
         """Send a message, and return its answer with at most so many descriptors."""
         try:
             wire.send_with_descriptors(self._control, message, descriptors)
+            if values is not None:
+                self._control.send(values)
         except BrokenPipeError:
             raise _failure("the egress process has ended") from None
         self._unanswered += 1
@@ -201,22 +228,26 @@ class EgressProcess:
         yield from wait_for_end(self.pidfd, events)
 
 
-def launch_egress(ports: tuple[int, ...], events: Events, *, home: str = "") -> Steps[EgressProcess]:
+def launch_egress(
+    ports: tuple[int, ...], events: Events, *, home: str = "", judges: bool = False
+) -> Steps[EgressProcess]:
     """Start an egress process that may connect to these TCP ports, and check its walls.
+
+    With `judges` it can end TLS and judge requests.
 
     `home` is the state directory, where compiled filters are kept. A failure leaves nothing behind.
     """
-    return (yield from launch_in_copy(ports, events, CODE, home=home))
+    return (yield from launch_in_copy(ports, events, CODE, home=home, judges=judges))
 
 
 def launch_in_copy(
-    ports: tuple[int, ...], events: Events, code: str, *, home: str = ""
+    ports: tuple[int, ...], events: Events, code: str, *, home: str = "", judges: bool = False
 ) -> Steps[EgressProcess]:
     """Do what `launch_egress` does with other code, which has to report the second filter as that does."""
     with os_errors.setup_errors():
         plan = egress_plan(ports, home)
         for attempt in range(ATTEMPTS):
-            template = egress_template()
+            template = egress_template(judges=judges)
             try:
                 return (yield from _launch(plan, template, code, home, events))
             except (SetupError, OSError, ValueError) as error:
@@ -284,6 +315,7 @@ def _launch(plan: Plan, template: Template, code: str, home: str, events: Events
             filters=filters,
             relay_filter=str(said["filter"]),
         ),
+        pid,
     )
 
 

@@ -74,6 +74,19 @@ class ProcessNames:
                     key, began = asked[inode]
                     self._known[key] = began, process
 
+    def find(self, ends: tuple[str, int, str, int]) -> str | None:
+        """Return the process that holds a connection with these ends, its own first; None if not found."""
+        from stockade.linux.sock_diag import find_inode
+        from stockade.linux.socket_holders import StepBudget, find_holders
+
+        with self._lock:
+            if self._questions < 0:
+                return None
+            self._number = (self._number + 1) % 2**32
+            inode = find_inode(self._questions, ends, self._number)
+            found = find_holders(self._pid, (inode,), StepBudget(MOST_STEPS)) if inode else {}
+            return found.get(inode)
+
     def of(self, number: int, record: RawRecord) -> str | None:
         """Return the process that made a connection, if it is known; see `look_up`."""
         began, process = self._known.get((number, record.slot), (None, None))

@@ -21,6 +21,7 @@ from functools import lru_cache
 import msgspec
 
 from stockade import state
+from stockade.linux.boot import boot_id
 from stockade.linux.procstat import BORN, STATE, stat_fields
 
 RUN = "run"
@@ -89,12 +90,7 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
 @lru_cache(maxsize=1)
 def where(pid: int) -> str:
     """Return the boot and the PID namespace of this process."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
-            boot = file.read().strip()
-    except OSError:
-        boot = "?"
-    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
 
 
 def born(pid: int) -> int:

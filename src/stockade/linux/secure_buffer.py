@@ -145,14 +145,22 @@ def _address(memory: mmap.mmap) -> int:
 def _locked(address: int, size: int) -> tuple[Any, Any]:
     """Lock the memory against swapping; return the functions that wipe and unlock it."""
     import ctypes
-    import resource
 
     libc = _libc()
     if libc.mlock(address, size) == 0:
         return ctypes.memset, libc.munlock
     number = ctypes.get_errno()
-    most = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     raise LimitError(
-        f"{size} bytes cannot be locked ({os.strerror(number)}): this process may lock {most} bytes in all",
+        f"{size} bytes cannot be locked ({os.strerror(number)}){_limit()}",
         hint="raise RLIMIT_MEMLOCK (`ulimit -l`, LimitMEMLOCK= of a service), or make a smaller SecureBuffer",
     )
+
+
+def _limit() -> str:
+    """Say how much this process may lock; an egress process, which cannot ask, says nothing."""
+    try:
+        import resource
+
+        return f": this process may lock {resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]} bytes in all"
+    except (ImportError, OSError, ValueError):
+        return ""

@@ -11,6 +11,9 @@ may want the keyboard (`stockade run -- make | less`). Then the program begins
 in the background of its own terminal: the kernel stops it when it tries to
 read, the gate reports that, and only then do we take the keyboard.
 
+A question to the user (`terminal_question`) takes the terminal from the program
+until it is answered: its output waits, and its keys too.
+
 When the program stops, by Ctrl-Z or otherwise, we restore the terminal and
 stop with our job; `fg` and `bg` wake both. On every way out the terminal is
 restored.
@@ -25,23 +28,24 @@ import select
 import signal
 import struct
 import termios
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import msgspec
 
 from stockade.gate import client
-from stockade.runs.io.eventloop import READABLE, WRITABLE, Events
+from stockade.result import NetworkQuestion
+from stockade.runs.io.eventloop import Events
 from stockade.runs.io.streams import CHUNK, TAIL
+from stockade.runs.options import Answer
 from stockade.runs.supervise import LEFT
+from stockade.sessions.attach.terminal_flow import MOST_KEYS, Flow
 from stockade.sessions.attach.terminal_modes import ABORT, Modes
+from stockade.sessions.attach.terminal_question import TerminalQuestion
 
-#: How many bytes of output are buffered for a stalled terminal; then the program waits.
-MOST = 1 << 16
-#: How many keys are buffered for a program that reads none. Further keys are lost: we keep reading, so that
-#: the way out always works.
-MOST_KEYS = 4 << 20
 #: Ctrl-] TIMES times WITHIN seconds ends the run, whatever the program does with its keys.
 WAY_OUT, TIMES, WITHIN = 0x1D, 3, 1.0
 WAY_OUT_WORDS = "Ctrl-] three times"
@@ -109,6 +113,22 @@ class UserTerminal:
         self._handlers: dict[int, Any] = {}
         self._signals = -1
         self._woken = False
+        #: Questions that wait, from another thread, what wakes the loop for them, and the one being asked.
+        self._waiting: deque[TerminalQuestion] = deque()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._own.append(self._bell)
+        self._asking: TerminalQuestion | None = None
+        self._closed, self._lock = False, threading.Lock()
+
+    def ask(self, question: NetworkQuestion) -> Answer:
+        """Ask the user, from another thread than the loop's; the answer is no if that is not possible."""
+        asked = TerminalQuestion(question)
+        with self._lock:
+            if self._closed:
+                return "no"
+            self._waiting.append(asked)
+            os.eventfd_write(self._bell, 1)
+        return asked.wait()
 
     def _reopen(self, way: int) -> int:
         """Open the user's terminal anew, so that O_NONBLOCK does not affect other processes.
@@ -146,18 +166,25 @@ class UserTerminal:
         os.set_blocking(outer, False)
         self._own.append(writer := os.dup(outer))
         self._channel, self._events, self._outer, self._writer = channel, events, outer, writer
-        self._screen = _Flow(events, outer, self._out, self._see)
-        self._keys = _Flow(events, self._in, writer, self._watch_for_way_out, lossy=True)
+        self._screen = Flow(events, outer, self._out, self._see)
+        self._keys = Flow(events, self._in, writer, self._watch_for_way_out, lossy=True)
         self._listen()
         self._resize()
         self._screen.read(True)
         if not self._behind:
             self._take_keyboard()
+        events.watch(self._bell)
 
     def move(self, end: int) -> None:
         """Handle a descriptor that is ready: copy its data, or handle signals."""
         if end == self._signals:
             self._handle_signals()
+        elif end == self._bell:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+            self._ask_next()
+        elif end == self._in and self._asking is not None:
+            self._hear_answer(self._asking)
         elif end in (self._out, self._outer):
             self._show(end)
         elif end in (self._in, self._writer):
@@ -190,13 +217,101 @@ class UserTerminal:
 
     def patience(self) -> float | None:
         """Return the seconds until the next `look`: no event reports that a terminal is opened again."""
-        return None if self._vacant is None else max(0.0, self._vacant - time.monotonic())
+        times = [self._vacant, None if self._asking is None else self._asking.until]
+        next_one = min((one for one in times if one is not None), default=None)
+        return None if next_one is None else max(0.0, next_one - time.monotonic())
 
     def look(self) -> None:
-        """Try to read again from a terminal that no process inside had open."""
+        """Try to read again from a terminal that no process inside had open, and end a question in time."""
+        if self._asking is not None and time.monotonic() >= self._asking.until:
+            self._end_question()
         if self._vacant is not None and time.monotonic() >= self._vacant:
             self._vacant = None
-            self._screen.read(True)
+            self._screen.read(self._asking is None)
+
+    # A question
+
+    def _ask_next(self) -> None:
+        """Show the next question, if the keyboard is ours; nobody is asked in the background."""
+        while self._waiting and self._asking is None:
+            question = self._waiting.popleft()
+            if question.settled:
+                continue
+            soon = time.monotonic() + STALLED_SECONDS
+            if self._saved is None or self._ending or not self._in_front() or not self._flush(soon):
+                question.settle("no")
+                continue
+            assert self._events is not None
+            # What was typed until now is for the program.
+            with contextlib.suppress(OSError):
+                self._keys.drain(MOST_KEYS, hold=True)
+            self._keys.read(False)
+            self._screen.read(False)
+            self._asking = question
+            try:
+                self._say(ABORT + self._modes.off(struct.unpack("HHHH", self._size())[0]))
+                # The terminal may still be answering the program, with words that the program chose.
+                self._discard_answers()
+                self._say(b"\x1b[0m\r\n" + question.text())
+                self._events.watch(self._in)
+            except (OSError, termios.error):
+                self._asking = None
+                question.settle("no")
+                self._hung_up()
+
+    def _hear_answer(self, question: TerminalQuestion) -> None:
+        try:
+            data = os.read(self._in, CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._end_question()
+            self._hung_up()
+            return
+        try:
+            self._watch_for_way_out(data)
+            with contextlib.suppress(OSError):
+                self._say(question.feed(data))
+        except KeyboardInterrupt:
+            self._end_question()
+            raise
+        if question.settled:
+            self._end_question()
+
+    def _end_question(self) -> None:
+        """Give the terminal back to the program."""
+        question, self._asking = self._asking, None
+        if question is None:
+            return
+        assert self._events is not None
+        question.settle("no")
+        with contextlib.suppress(OSError, ValueError):
+            self._events.forget(self._in)
+        with contextlib.suppress(OSError):
+            self._say(b"\r" + self._modes.on())
+        self._screen.read(self._vacant is None)
+        if self._saved is not None:
+            self._keys.read(True)
+        self._redraw()
+        self._ask_next()
+
+    def _redraw(self) -> None:
+        """Let a program that uses the whole screen draw it anew: it hears of a change of size."""
+        if self._modes.alternate:
+            with contextlib.suppress(OSError):
+                lines, columns, *pixels = struct.unpack("HHHH", self._size())
+                smaller = struct.pack("HHHH", max(1, lines - 1), columns, *pixels)
+                fcntl.ioctl(self._outer, termios.TIOCSWINSZ, smaller)
+            self._resize()
+
+    def _refuse_questions(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._end_question()
+        while self._waiting:
+            self._waiting.popleft().settle("no")
 
     def stopped(self, number: int) -> None:
         """Handle a stop of the program: give it the terminal that it wants, or stop with it."""
@@ -229,6 +344,7 @@ class UserTerminal:
         """Show the remaining output after the program's end. Ctrl-C gives up on a stalled terminal."""
         if self._channel is None:
             return
+        self._refuse_questions()
         with contextlib.suppress(OSError):  # hung up
             self._screen.drain(LEFT, hold=True)
             soon = time.monotonic() + STALLED_SECONDS
@@ -256,6 +372,7 @@ class UserTerminal:
     def end(self) -> None:
         """Note that the run is being ended."""
         self._ending = True
+        self._end_question()
 
     def drop(self) -> None:
         """Discard all further output."""
@@ -270,6 +387,7 @@ class UserTerminal:
     def close(self) -> None:
         """Restore the terminal and close our descriptors."""
         with _signals_blocked():
+            self._refuse_questions()
             if self._channel is not None:
                 self._tidy_up()
             self._channel = None
@@ -333,7 +451,7 @@ class UserTerminal:
             self._hung_up()
             return
         self._resize()
-        self._keys.read(True)
+        self._keys.read(self._asking is None)
 
     def _hear_ctrl_c(self) -> None:
         """Stop reading keys, so that Ctrl-C interrupts us; output still passes unchanged."""
@@ -346,6 +464,7 @@ class UserTerminal:
 
     def _give_back_keyboard(self) -> None:
         """Stop reading keys, and restore the terminal's settings."""
+        self._end_question()
         if self._saved is None:
             return
         self._keys.read(False)
@@ -387,6 +506,7 @@ class UserTerminal:
     def _stop_listening(self) -> None:
         if self._signals >= 0 and self._events is not None:
             self._events.forget(self._signals)
+            self._events.forget(self._bell)
             signal.set_wakeup_fd(-1)
             self._signals = -1
         for number, handler in self._handlers.items():
@@ -417,91 +537,6 @@ class UserTerminal:
             self._saved = None
             self._keys.read(False)
             self._channel.signal(signal.SIGCONT, in_front=False)
-
-
-class _Flow:
-    """Copies from one descriptor to another that may be slow, and buffers little in between."""
-
-    def __init__(
-        self,
-        events: Events,
-        source: int,
-        sink: int,
-        seen: Callable[[bytes], None],
-        *,
-        lossy: bool = False,
-    ) -> None:
-        self.pending = bytearray()
-        self._lossy = lossy
-        self._events, self._source, self._sink, self._seen = events, source, sink, seen
-        self._watched: set[int] = set()
-        self._reading = self._dropping = False
-
-    def read(self, wanted: bool) -> None:
-        """Start or stop reading the source."""
-        self._reading = wanted
-        self._aim()
-
-    def move(self, end: int) -> bool:
-        """Read or write; return False when the source has ended."""
-        going = True
-        if end == self._source and end in self._watched:
-            going = self._pull() is not None
-        self.push()
-        self._aim()
-        return going
-
-    def drain(self, most: int, *, hold: bool = False) -> None:
-        """Copy what is there, at most `most` bytes; with `hold`, buffer all that the sink does not take."""
-        while most > 0 and (hold or len(self.pending) < MOST) and (got := self._pull()):
-            most -= got
-            self.push()
-
-    def push(self) -> None:
-        """Write what the sink takes."""
-        try:
-            while self.pending:
-                del self.pending[: os.write(self._sink, self.pending[:CHUNK])]
-        except BlockingIOError:
-            pass
-
-    def drop(self) -> None:
-        """Discard everything from now on."""
-        self._dropping = True
-        self.pending.clear()
-        self._aim()
-
-    def close(self) -> None:
-        self._reading = False
-        self.pending.clear()
-        self._aim()
-
-    def _pull(self) -> int | None:
-        """Read once and return the number of bytes; None at the end, which is EIO on a terminal."""
-        try:
-            data = os.read(self._source, CHUNK)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            return None
-        if not data:
-            return None
-        if not self._dropping:
-            self._seen(data)
-            if not self._lossy or len(self.pending) < MOST_KEYS:
-                self.pending += data
-        return len(data)
-
-    def _aim(self) -> None:
-        room = self._lossy or len(self.pending) < MOST
-        wanted = {self._source: READABLE} if self._reading and room else {}
-        if self.pending:
-            wanted[self._sink] = WRITABLE
-        for end in self._watched - wanted.keys():
-            self._events.forget(end)
-        for end in wanted.keys() - self._watched:
-            self._events.watch(end, wanted[end])
-        self._watched = set(wanted)
 
 
 @contextlib.contextmanager

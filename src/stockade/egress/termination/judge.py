@@ -1,0 +1,112 @@
+"""The judgement of one request: what the rules say, and what no rule can allow.
+
+A request is refused if servers could read it in different ways. Beside the target (`policy.http_rules`) that
+concerns headers by which some servers let a client replace the method, the path or the host after the fact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from stockade.egress.termination.messages import Fields, RequestHead
+from stockade.policy.http_rules import AmbiguousTargetError, Target, check_method, read_target
+from stockade.policy.net_rules import NetDecision
+
+#: Headers whose value some frameworks take for the method.
+_METHOD_FIELDS = frozenset({b"x-http-method-override", b"x-http-method", b"x-method-override"})
+#: Headers whose value some servers take for the path.
+_PATH_FIELDS = frozenset({b"x-original-url", b"x-rewrite-url", b"x-original-uri", b"x-forwarded-prefix"})
+#: Headers whose value some servers take for the host.
+_HOST_FIELDS = frozenset({b"x-forwarded-host", b"x-host", b"x-forwarded-server", b"x-http-host-override"})
+
+
+class RequestRules(Protocol):
+    """What the judge asks of the rules."""
+
+    def for_request(self, name: str, port: int, method: str, target: Target) -> tuple[NetDecision, int]:
+        """Decide about a request; also return the place of the rule that decided, or -1."""
+
+
+class JudgedRequest(NamedTuple):
+    """A request and what became of it; one that is allowed has no reason."""
+
+    #: What records show: method and URL without the query.
+    shown: str
+    #: One of `records.REASONS`; empty if the request is allowed.
+    reason: str
+    rule: int
+    #: What the program gets if the request is refused.
+    status: int = 0
+    text: str = ""
+
+
+class RequestJudge:
+    """Judges the requests of connections to one host and port."""
+
+    def __init__(
+        self,
+        rules: Callable[[], RequestRules],
+        scheme: str,
+        host: str,
+        port: int,
+        spend: Callable[[], str] | None = None,
+    ) -> None:
+        """Take the rules and the host, and what counts a request: it returns the limit that is used up."""
+        self._rules, self.scheme, self.host, self.port = rules, scheme, host, port
+        self._spend = spend
+        usual = {"https": 443, "http": 80}[scheme] == port
+        self.authority = host if usual else f"{host}:{port}"
+
+    def judge(self, head: RequestHead) -> JudgedRequest:
+        """Return whether the rules of this moment allow a request."""
+        if not check_method(head.method):
+            shown = self._shown(head.method, "/")
+            return JudgedRequest(shown, "ambiguous request", -1, 400, "its method is not one in capitals")
+        try:
+            target = read_target(head.target)
+            methods = _methods(head)
+            _check_fields(head.fields, head.host)
+        except AmbiguousTargetError as error:
+            shown = self._shown(head.method, head.target.partition("?")[0])
+            return JudgedRequest(shown, "ambiguous request", -1, 400, str(error))
+        shown = self._shown(head.method, target.path)
+        place = -1
+        for method in methods:
+            decision, place = self._rules().for_request(self.host, self.port, method, target)
+            if not decision.allowed:
+                reason = "deny rule" if place >= 0 else "no rule"
+                text = "a rule denies it" if place >= 0 else "no rule allows it"
+                return JudgedRequest(shown, reason, place, 403, text)
+        if self._spend is not None and (clause := self._spend()):
+            return JudgedRequest(shown, clause, -1, 403, f"the sandbox has used up {clause}")
+        return JudgedRequest(shown, "", place)
+
+    def refused(self, method: str, reason: str, status: int, text: str) -> JudgedRequest:
+        """Return the refusal of a request that could not be decoded."""
+        return JudgedRequest(self._shown(method or "?", "/"), reason, -1, status, text)
+
+    def _shown(self, method: str, path: str) -> str:
+        return f"{method[:32]} {self.scheme}://{self.authority}{path}"
+
+
+def _methods(head: RequestHead) -> set[str]:
+    """Return the methods that a server may take for that of the request."""
+    found = {head.method}
+    for name, value in head.fields:
+        if name in _METHOD_FIELDS:
+            method = value.decode("latin-1").upper()
+            if not check_method(method):
+                raise AmbiguousTargetError(f"its {name.decode()} is not a method")
+            found.add(method)
+    return found
+
+
+def _check_fields(fields: Fields, host: str) -> None:
+    for name, value in fields:
+        # Some servers read an underscore as a hyphen.
+        plain = name.replace(b"_", b"-")
+        if plain in _PATH_FIELDS or (plain != name and plain in _METHOD_FIELDS):
+            raise AmbiguousTargetError(f"some servers take {plain.decode()} for another path or method")
+        if plain in _HOST_FIELDS and value.lower().partition(b":")[0] != host.encode("ascii"):
+            raise AmbiguousTargetError(f"its {plain.decode()} names another host")

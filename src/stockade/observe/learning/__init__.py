@@ -1,0 +1,1 @@
+"""Learn: from what a program tried in some runs to the smallest policy that lets it pass."""

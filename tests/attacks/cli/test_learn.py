@@ -1,0 +1,120 @@
+"""A hostile command is learned from: whatever it does, no secret gets into the policy or into a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attacks.arena import ATTACKS, PYTHON
+from stockade.policy.net_rules import forbidden_address, parse_rule
+from support.cli import stockade_command
+from support.network import Internet
+
+SECRET = "BEGIN PRIVATE KEY"
+
+
+class Ground:
+    """A home with secrets, a hostile repository, and a directory with a secret among harmless files."""
+
+    def __init__(self, top: Path) -> None:
+        self.home, self.data, self.writable = top / "home", top / "data", top / "writable"
+        self.workspace = top / "workspace"
+        for directory in (self.home / ".ssh", self.home / ".config" / "tool", self.home / "notes"):
+            directory.mkdir(parents=True)
+        for directory in (self.data, self.writable, self.workspace):
+            directory.mkdir(exist_ok=True)
+        secrets = [
+            self.home / ".ssh" / "id_rsa",
+            self.home / ".config" / "tool" / "token",
+            self.data / ".env",
+            self.data / "private",
+        ]
+        for path in secrets:
+            path.write_text(SECRET)
+        (self.data / "private").chmod(0o600)
+        (self.data / "innocent").symlink_to(self.home / ".ssh" / "id_rsa")
+        (self.workspace / "docs").symlink_to(self.home / ".ssh")
+        for number in range(40):
+            (self.home / f"file-{number}").write_text("harmless")
+            (self.data / f"file-{number}").write_text("harmless")
+        (self.data / 'x"]\nnet = "open"\nread = ["').mkdir()
+        self.policy = top / "policy.toml"
+        program = self.workspace / "attack.py"
+        program.write_text((ATTACKS / "learned.py").read_text())
+        places = (self.home, self.workspace, self.data, self.writable)
+        self.command = [PYTHON, str(program), *map(str, places)]
+
+    def stockade(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return stockade_command(*words, cwd=self.workspace, env={"HOME": str(self.home)})
+
+
+@pytest.fixture
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    return Ground(tmp_path_factory.mktemp("ground"))
+
+
+def test_no_secret_is_learned_or_seen(ground: Ground) -> None:
+    writable = f"--write={ground.writable}"
+    learned = ground.stockade("learn", "-o", str(ground.policy), writable, "--", *ground.command)
+    assert learned.returncode == 0, learned.stderr
+    assert SECRET not in learned.stdout, "in no run was a secret to be seen"
+    table = tomllib.loads(ground.policy.read_text())
+    assert "net" not in table and "toolchain" not in table
+    assert os.path.join(ground.data, "file-7") in table["read"], "what is harmless is learned"
+    ran = ground.stockade("run", "-q", "--discard", "-p", str(ground.policy), "--", *ground.command)
+    verdict = json.loads(ran.stdout)
+    assert SECRET not in ran.stdout and "itself" in verdict, verdict
+    for name in (".ssh/id_rsa", ".env", "private"):
+        assert name in learned.stderr + ground.policy.read_text(), "the user is asked about each"
+    outside = subprocess.run(ground.command, capture_output=True, text=True, check=True)
+    assert {*json.loads(outside.stdout).values()} == {SECRET}, "without walls it reads them all"
+
+
+class Dialer:
+    """What a hostile command wants of the network."""
+
+    CODE = """
+import socket, ssl
+for host in ("metadata.evil.example", "private.evil.example", "local.evil.example", "evil.example"):
+    try:
+        with socket.create_connection((host, 443), 1) as plain:
+            ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+    except OSError:
+        pass
+for address in ("10.0.0.5", "169.254.169.254", "127.0.0.1", "100.100.100.200"):
+    try:
+        socket.create_connection((address, 80), 1).close()
+    except OSError:
+        pass
+"""
+
+
+def test_no_address_of_the_own_network_is_learned(
+    internet: Internet, tmp_path: Path, workspace: Path
+) -> None:
+    policy = tmp_path / "policy.toml"
+    words = ["learn", "--json", "-o", str(policy), "--", PYTHON, "-c", Dialer.CODE]
+    done = internet.stockade(*words, cwd=workspace)
+    found: dict[str, Any] = json.loads(done.stdout)
+    rules = [parse_rule(rule) for rule in found["policy"].get("net", ())]
+    assert {rule.name for rule in rules} == {"evil.example"}
+    assert not any(rule.network and forbidden_address(rule.network) for rule in rules)
+    assert not {"10.0.0.5", "169.254.169.254", "127.0.0.1"} & {host for host, _ in internet.reached()}
+    assert "10.0.0.5:80" in str(found["questions"]) and "169.254.169.254:80" in str(found["questions"])
+
+
+def test_without_a_network_nothing_leaves_and_hosts_are_questions(
+    internet: Internet, tmp_path: Path, workspace: Path
+) -> None:
+    code = "import socket\ntry: socket.create_connection(('evil.example', 443), 1)\nexcept OSError: pass"
+    internet.clear()
+    done = internet.stockade("learn", "--json", "--net", "none", "--", PYTHON, "-c", code, cwd=workspace)
+    found = json.loads(done.stdout)
+    assert "net" not in found["policy"] and "evil.example" in str(found["questions"])
+    assert internet.events() == [], "no packet left"

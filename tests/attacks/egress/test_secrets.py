@@ -1,0 +1,200 @@
+"""The value of a secret: a program sends its placeholder elsewhere, and has a server send the value back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attacks.egress.reach import Inside, Reach
+from support.screen import STOCKADE
+
+VALUE = "sk/real+5f2d8a91c7e34b60"
+BOUND, OTHER, ECHO = "api.good.example", "www.good.example", "web.good.example"
+NET = [f"* https://{host}/**" for host in (BOUND, OTHER, ECHO)]
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text(VALUE)
+    return file
+
+
+@pytest.fixture
+def kept(reach: Reach, tmp_path: Path) -> Path:
+    """Where two hosts, of which one may have the value, keep what they get."""
+    file = tmp_path / "kept.jsonl"
+    file.touch()
+    for host in (BOUND, OTHER):
+        reach.internet.handle(host, "support.secret_servers:keep", file=str(file))
+    reach.internet.handle(ECHO, "support.secret_servers:echo")
+    return file
+
+
+def request(line: str, host: str, *headers: str, body: str = "") -> str:
+    return "\r\n".join([f"{line} HTTP/1.1", f"Host: {host}", "Connection: close", *headers, "", body])
+
+
+def attack(reach: Reach, token: Path, requests: list[list[Any]], **clauses: Any) -> Inside:
+    secret = {"from_file": str(token), "hosts": [BOUND, ECHO], **clauses}
+    roots = {"net_roots": str(reach.internet.bundle)}
+    found = reach.inside("placeholder", requests, net=NET, secrets={"API_KEY": secret}, **roots)
+    assert VALUE not in json.dumps(found.result)
+    return found
+
+
+def control(reach: Reach, requests: list[list[Any]]) -> Any:
+    return reach.outside("placeholder", requests, VALUE, str(reach.internet.bundle))
+
+
+def arrived(file: Path) -> list[str]:
+    lines = file.read_text().splitlines()
+    file.write_text("")
+    return lines
+
+
+LONG = "x" * 220
+AUTHORIZED = "Authorization: Bearer {KEY}"
+MISPLACED = {
+    "in a header for another host": (OTHER, request("GET /", OTHER, AUTHORIZED), []),
+    "as a password for another host": (OTHER, request("GET /", OTHER, "Authorization: Basic {BASIC}"), []),
+    "in the path": (BOUND, request("GET /v1/{KEY}", BOUND), []),
+    "in the query": (BOUND, request("GET /v1?key={KEY}", BOUND), []),
+    "in another header": (BOUND, request("GET /", BOUND, "X-Debug: {KEY}"), []),
+    "in a cookie": (BOUND, request("GET /", BOUND, "Cookie: a={KEY}"), []),
+    "in a body": (
+        BOUND, request("POST /", BOUND, "Content-Length: 64", body="{KEY}".ljust(64 - 31)), []
+    ),
+    "in a body, split between two pieces": (
+        BOUND, request("POST /", BOUND, "Content-Length: 64", body="{KEY}".ljust(64 - 31)), [110]
+    ),
+    "in chunks, split": (
+        BOUND,
+        request("POST /", BOUND, "Transfer-Encoding: chunked", body="100\r\n{KEY}" + LONG + "\r\n0\r\n\r\n"),
+        [112, 3, 5],
+    ),
+    "in a trailer": (
+        BOUND,
+        request("POST /", BOUND, "Transfer-Encoding: chunked", body="1\r\nx\r\n0\r\nX-Key: {KEY}\r\n\r\n"),
+        [],
+    ),
+}  # fmt: skip
+
+
+def test_a_placeholder_is_replaced_nowhere_but_where_the_policy_says_and_that_is_recorded(
+    reach: Reach, token: Path, kept: Path
+) -> None:
+    def exact(host: str, text: str, length: int) -> str:
+        """A body whose length is announced: the placeholder has another length than the value."""
+        if "Content-Length: 64" not in text:
+            return text.replace("100\r\n{KEY}", f"{length + 220:x}\r\n{{KEY}}")
+        head, _, _ = text.partition("\r\n\r\n")
+        return f"{head}\r\n\r\n{{KEY}}".replace("Content-Length: 64", f"Content-Length: {length}")
+
+    for size, run in ((36, "inside"), (len(VALUE), "outside")):
+        requests = [
+            [host, exact(host, text, size), pieces, 0.05] for host, text, pieces in MISPLACED.values()
+        ]
+        requests.append([BOUND, request("GET /", BOUND, AUTHORIZED), [], 0])
+        if run == "outside":
+            assert all("thank you" in one for one in control(reach, requests))
+            assert (
+                sum(VALUE in line for line in arrived(kept)) >= len(MISPLACED) - 2
+            )  # base64, and no trailers
+            continue
+        found = attack(reach, token, requests)
+        assert all("thank you" in one for one in found.verdict), found.verdict
+        *misplaced, right = arrived(kept)
+        assert VALUE in right
+        assert not any(VALUE in line for line in misplaced) and len(misplaced) == len(MISPLACED)
+        told = {(one["name"], one["reason"]): one["count"] for one in found.decisions("secret")}
+        assert told[(OTHER, "another host")] == 2
+        assert told[(BOUND, "another place")] == len(MISPLACED) - 2
+        assert told[(BOUND, "")] == 1
+        walls = {(one["what"], one["wall"]) for one in found.result["denials"]}
+        assert walls == {("secret", "secrets")}
+
+
+ECHOES = [
+    "plain", "chunks", "slow-chunks", "gzip", "gzip-chunks", "deflate", "header", "base64", "hex", "large",
+    "events",
+]  # fmt: skip
+
+
+def test_a_value_that_a_server_sends_back_is_masked(reach: Reach, token: Path, kept: Path) -> None:
+    import base64
+
+    requests = [
+        [ECHO, request(f"GET /{how}", ECHO, AUTHORIZED, "Accept-Encoding: gzip"), [], 0] for how in ECHOES
+    ]
+    outside = control(reach, requests)
+    forms = [VALUE, base64.b64encode(f"x{VALUE}".encode()).decode()[4:-4], VALUE.encode().hex()]
+    plain = dict(zip(ECHOES, outside, strict=True))
+    for how in ("plain", "slow-chunks", "header", "base64", "hex", "large"):
+        assert any(form in plain[how] for form in forms) or how == "slow-chunks", plain[how]
+    found = attack(reach, token, requests)
+    for how, answer in zip(ECHOES, found.verdict, strict=True):
+        assert answer.startswith("HTTP/1.1 200"), (how, answer[:200])
+        assert not any(form in answer for form in forms), how
+        joined = answer.replace("\r\n", "")
+        assert "*" * 8 in joined or how in ("chunks", "gzip-chunks", "slow-chunks", "events"), how
+        for at in range(len(VALUE) - 8):
+            assert VALUE[at : at + 8] not in answer, how
+    assert {one["reason"] for one in found.decisions("secret", name=ECHO)} == {"", "echoed"}
+
+
+def test_an_answer_that_cannot_be_searched_is_refused(reach: Reach, token: Path, kept: Path) -> None:
+    requests = [[ECHO, request(f"GET /{how}", ECHO, AUTHORIZED), [], 0] for how in ("unknown", "bomb")]
+    assert all(one.startswith("HTTP/1.1 200") for one in control(reach, requests))
+    unknown, bomb = attack(reach, token, requests).verdict
+    assert unknown.startswith("HTTP/1.1 502") and VALUE not in unknown
+    # The head was on its way when the bomb went off.
+    assert not bomb.endswith("\r\n0\r\n\r\n")
+
+
+def test_a_value_cannot_be_had_in_two_answers(reach: Reach, token: Path, kept: Path) -> None:
+    """With ranges, each answer would have one half of it."""
+    half = request("GET /plain", BOUND, AUTHORIZED, "Range: bytes=0-20")
+    attack(reach, token, [[BOUND, half, [], 0]])
+    assert "range" not in json.loads(arrived(kept)[0])["headers"]
+
+
+def test_nothing_inside_has_the_value_or_the_key_of_the_authority(
+    reach: Reach, token: Path, kept: Path
+) -> None:
+    secret = {"from_file": str(token), "hosts": [BOUND], "inside": "both"}
+    halves = VALUE[:9], VALUE[9:]
+    assert str(token) in _hunt_outside(reach, token, *halves)
+    found = reach.inside("value_hunt", *halves, net=NET, secrets={"API_KEY": secret})
+    assert found.verdict == []
+
+
+def _hunt_outside(reach: Reach, token: Path, *halves: str) -> Any:
+    from attacks import arena
+
+    command, _ = arena.command_of("value_hunt", *halves)
+    done = reach.internet.outside(command, env={"HOME": str(token.parent)})
+    assert done.returncode == 0, done.stderr
+    return arena.verdict_of(done.stdout.encode())
+
+
+@pytest.mark.parametrize("words", [("run", "--", "true"), ("plan", "--", "true")])
+def test_a_project_that_nobody_trusts_runs_no_command_for_a_secret(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    project, proof = tmp_path / "project", tmp_path / "proof"
+    project.mkdir()
+    (project / "stockade.toml").write_text(
+        f'net = ["* https://{BOUND}/**"]\n[secrets.KEY]\nfrom_command = ["touch", "{proof}"]\n'
+        f'hosts = ["{BOUND}"]\n'
+    )
+    subprocess.run(["touch", str(proof)], check=True)
+    assert proof.exists()  # the control: the command works
+    proof.unlink()
+    done = subprocess.run([STOCKADE, *words], cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "secrets.KEY" in done.stderr, done.stderr
+    assert not proof.exists()
