@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <linux/openat2.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -195,6 +196,64 @@ static void compare_changes(void)
 	tell("rmdir", rmdir("/tmp/e/"));
 	tell("rmdir dot", rmdir("/tmp/d/."));
 	tell("unlinkat strangely", unlinkat(AT_FDCWD, "/tmp/third", 0x10));
+}
+
+/* What an observer may remember of a process must change with the process: its umask and its directory, also if a child
+ * that shares them changes them. */
+static int change_shared(void *unused)
+{
+	(void)unused;
+	umask(0);
+	_exit(chdir("/tmp/deep/shared"));
+}
+
+static void make_some(const char *name)
+{
+	struct stat info;
+	char path[64];
+	for (int i = 0; i < 4; i++) {
+		snprintf(path, sizeof path, "%s-%d", name, i);
+		tell(path, mkdir(path, 0777));
+		stat(path, &info);
+		printf("mode %o\n", info.st_mode);
+		snprintf(path, sizeof path, "%s-file-%d", name, i);
+		show(path, open(path, O_WRONLY | O_CREAT | O_EXCL, 0666));
+	}
+	show("relative", open("made", O_RDONLY));
+	show("relative", open("mark", O_RDONLY));
+}
+
+static void compare_memory_of_callers(void)
+{
+	static char stack[64 << 10];
+	static const mode_t masks[] = {022, 077, 0, 027};
+	char name[32];
+	tell("chdir", chdir("/tmp"));
+	tell("deep", mkdir("deep", 0777) | mkdir("deep/shared", 0777));
+	close(open("deep/mark", O_WRONLY | O_CREAT, 0600));
+	close(open("deep/shared/mark", O_WRONLY | O_CREAT, 0640));
+	for (unsigned i = 0; i < sizeof masks / sizeof *masks; i++) {
+		umask(masks[i]);
+		tell("chdir", chdir(i % 2 ? "/tmp/deep" : "/tmp"));
+		snprintf(name, sizeof name, "some-%u", i);
+		make_some(name);
+	}
+	pid_t child = fork();
+	if (child == 0) {
+		umask(0);
+		_exit(chdir("/usr"));
+	}
+	waitpid(child, NULL, 0);
+	make_some("after-fork");
+	child = clone(change_shared, stack + sizeof stack, CLONE_FS | SIGCHLD, NULL);
+	waitpid(child, NULL, 0);
+	make_some("after-sharing");
+	int there = open("/tmp/deep", O_PATH);
+	tell("fchdir", fchdir(there));
+	close(there);
+	make_some("after-fchdir");
+	tell("nowhere", chdir("/none"));
+	make_some("after-nowhere");
 }
 
 static void compare_others(void)
@@ -441,6 +500,7 @@ int main(int argc, char **argv)
 			return games[i].does();
 	compare_opens();
 	compare_changes();
+	compare_memory_of_callers();
 	compare_others();
 	return 0;
 }
