@@ -30,6 +30,8 @@ HINTS = {
     ("namespaces", errno.ENOSPC): "the limit of namespaces is reached: see sysctl user.max_user_namespaces",
     ("seccomp", UNTRANSLATED): FILTERS_USED_UP[1],
     ("seccomp", errno.ENOSYS): NO_MORE_FILTERS[1],
+    ("seccomp", errno.EBUSY): "leave out --explain (explain=True), or start Stockade outside of the container",
+    ("seccomp", errno.EINVAL): "leave out --explain (explain=True): observing programs takes Linux 5.19",
     (
         "seccomp",
         errno.ENOMEM,
@@ -40,6 +42,8 @@ HINTS = {
 REASONS = {
     ("seccomp", UNTRANSLATED): FILTERS_USED_UP[0],
     ("seccomp", errno.ENOSYS): NO_MORE_FILTERS[0],
+    ("seccomp", errno.EBUSY): "a process outside, such as a container's manager, observes the calls already",
+    ("seccomp", errno.EINVAL): "this kernel cannot notify an observer",
 }
 #: How bubblewrap reports it: in words only.
 _SAID_BY_HELPER = f"PR_SET_SECCOMP): Unknown error {UNTRANSLATED}"
