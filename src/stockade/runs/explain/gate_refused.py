@@ -30,7 +30,10 @@ HINTS = {
     ("namespaces", errno.ENOSPC): "the limit of namespaces is reached: see sysctl user.max_user_namespaces",
     ("seccomp", UNTRANSLATED): FILTERS_USED_UP[1],
     ("seccomp", errno.ENOSYS): NO_MORE_FILTERS[1],
-    ("seccomp", errno.EBUSY): "leave out --explain (explain=True), or start Stockade outside of the container",
+    (
+        "seccomp",
+        errno.EBUSY,
+    ): "leave out --explain (explain=True), or run Stockade outside of the container",
     ("seccomp", errno.EINVAL): "leave out --explain (explain=True): observing programs takes Linux 5.19",
     (
         "seccomp",
