@@ -76,7 +76,7 @@ from stockade.egress.proxy_service import ProxyRequest, read_request
 from stockade.egress.questions import BY_RULE, ONCE, Questions
 from stockade.egress.records import ConnectionRecord, InsideEnds, RecordWriter
 from stockade.egress.relay import PipePool, Relay, limit_buffers, reset
-from stockade.egress.secrets import SecretStore
+from stockade.egress.secrets import MOST_VALUES, SecretStore
 from stockade.egress.upstream import UpstreamProxies, UpstreamProxy, open_tunnel
 from stockade.errors import StockadeError
 from stockade.policy.http_rules import Target
@@ -285,10 +285,21 @@ class EgressLoop:
     def _load_secrets(self, message: dict[str, Any]) -> None:
         """Take the secrets that a message describes; their values are the next packet."""
         if described := message.get("secrets"):
+            scrap = bytearray(MOST_VALUES)
+            taken: list[int] = []
+
+            def fill(room: memoryview) -> int:
+                taken.append(self._control.recv_into(room))
+                return taken[0]
+
             self._control.setblocking(True)
             try:
-                self._secrets.load(described, self._control.recv_into)
+                self._secrets.load(described, fill)
             finally:
+                # Values that found no memory must not be taken for the next message.
+                if not taken:
+                    self._control.recv_into(scrap)
+                    scrap[:] = bytes(MOST_VALUES)
                 self._control.setblocking(False)
 
     def _read_control(self) -> None:

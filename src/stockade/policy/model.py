@@ -6,8 +6,8 @@
 
 TOML and Python use the same names and go through the same checks:
 `Policy(...)` normalises its arguments, so that two policies that mean the same
-are equal. A clause that this version cannot enforce is not a field; it is
-refused (see `LATER`), never accepted and ignored.
+are equal. A clause that this version cannot enforce is not a field, so it is
+refused, never accepted and ignored.
 """
 
 from __future__ import annotations
@@ -33,9 +33,6 @@ PROTECT = (".git/hooks", ".git/config", ".envrc", ".vscode", ".claude")
 REPOSITORIES = (".git", ".hg", ".jj", ".sl")
 NOTHING = object()
 
-#: Clauses that nothing enforces yet: what each would do, and the value that asks for nothing.
-#: When one is built, its row goes and the field comes.
-LATER: dict[str, tuple[str, object]] = {}
 LATER_BACKENDS = ("gvisor", "container", "microvm")
 #: The best first.
 BACKENDS = ("native", "bwrap", "landlock")
@@ -91,7 +88,7 @@ def _suggest_key(name: str, names: Iterable[str], prefix: str) -> str:
 
 
 class _KeywordCheck(msgspec.StructMeta):
-    """Makes an unknown or not yet enforced keyword a PolicyError that names it."""
+    """Makes an unknown keyword a PolicyError that names it."""
 
     _prefix: str
 
@@ -102,13 +99,8 @@ class _KeywordCheck(msgspec.StructMeta):
             raise PolicyError(f"{cls.__name__} takes its clauses by name, such as {names[0]}=...")
         fields.update(zip(names, args, strict=False))
         for name in [name for name in fields if name not in names]:
-            key, value = prefix + name, fields.pop(name)
-            if key not in LATER:
-                raise InvalidValueError(key, value, "there is no such key", _suggest_key(name, names, prefix))
-            words, nothing = LATER[key]
-            if not (type(value) is type(nothing) and value == nothing):
-                hint = f"Stockade cannot {words} yet: leave it out"
-                raise InvalidValueError(key, value, "this version does not enforce it", hint)
+            hint = _suggest_key(name, names, prefix)
+            raise InvalidValueError(prefix + name, fields[name], "there is no such key", hint)
         return super().__call__(**fields)
 
     if not TYPE_CHECKING:  # otherwise pyright would take every policy for Any

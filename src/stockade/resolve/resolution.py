@@ -190,7 +190,8 @@ def _refuse_shown_secrets(resolved: ResolvedPolicy) -> None:
             cwd=caller.cwd,
             environ=caller.environ,
         )
-        for path in dict.fromkeys((os.path.realpath(written), os.path.normpath(written))):
+        # By whatever link that a program could replace it is found, too.
+        for path in names_on_the_way(written):
             if any(covers(tree, path) for tree in trees) and not resolved.hidden.covers(path):
                 raise PolicyError(
                     f"{clause}: the program can read this file, so its value would not stay outside",

@@ -198,3 +198,22 @@ def test_a_project_that_nobody_trusts_runs_no_command_for_a_secret(
     done = subprocess.run([STOCKADE, *words], cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode != 0 and "secrets.KEY" in done.stderr, done.stderr
     assert not proof.exists()
+
+
+def test_a_file_that_the_program_can_read_or_lead_elsewhere_is_no_source(
+    reach: Reach, tmp_path: Path
+) -> None:
+    """The control: the program reads it if the policy hides nothing and names no secret."""
+    project, private = tmp_path / "project", tmp_path / "private"
+    project.mkdir()
+    private.mkdir()
+    (project / "token").write_text(VALUE)
+    (private / "token").write_text(VALUE)
+    (project / "link").symlink_to(private)
+    (tmp_path / "way").symlink_to(project / "link")
+    seen = reach.supervisor.run(["cat", str(project / "token")], [], workspace=str(project))
+    assert seen["stdout"] == VALUE
+    for source in (project / "token", project / "link" / "token", tmp_path / "way" / "token"):
+        secret = {"from_file": str(source), "hosts": [BOUND]}
+        with pytest.raises(AssertionError, match="the program can read this file"):
+            reach.supervisor.run(["true"], NET, secrets={"API_KEY": secret}, workspace=str(project))

@@ -556,6 +556,7 @@ def test_rules_that_allow_more_let_a_program_reach_more(worlds: Any) -> None:
 #: Those that are compared by value, and those that are their own clauses together.
 BY_VALUE = {
     "net_roots",
+    "proxy",
     "secrets",
     "on_egress_end",
     "image",

@@ -17,7 +17,7 @@ from stockade import backends
 from stockade.controls import Control
 from stockade.errors import PolicyError
 from stockade.policy import Limits, Policy, Syscalls, WorkspaceRule, values
-from stockade.policy.model import LATER, PROFILES, PROTECT
+from stockade.policy.model import PROFILES, PROTECT
 from stockade.policy.profile import DIRECTORY, profile
 from stockade.policy.schema import schema
 
@@ -197,16 +197,6 @@ def test_what_is_unsound_is_refused_by_key_and_value(
     error = refusal(**clauses)
     assert message in error.message
     assert hint in error.hint
-
-
-@pytest.mark.parametrize("key", LATER)
-def test_a_clause_without_a_wall_is_refused_and_not_ignored(key: str) -> None:
-    table, _, name = key.rpartition(".")
-    error = refusal(**({table: {name: "x"}} if table else {name: ["x"]}))
-    assert f"{key} = " in error.message
-    assert "this version does not enforce it" in error.message
-    model = {"": Policy, "limits": Limits, "workspace": WorkspaceRule}[table]
-    assert name not in model.__struct_fields__
 
 
 def test_what_asks_for_nothing_may_be_written_already() -> None:

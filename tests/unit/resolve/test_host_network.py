@@ -75,7 +75,7 @@ def test_with_rules_certificates_are_passed_and_proxies_are_not(resolved: Resolv
     assert not {"https_proxy", "NO_PROXY"} & found.environ.keys()
     assert found.network is not None
     assert found.network.notes == (
-        "https_proxy is not passed: with rules, Stockade connects to each host itself",
+        "https_proxy is not passed: with rules, Stockade itself connects through the proxy",
     )
     assert 'because of net = ["a.example:443"]' in found.network.lines[0]
     by_name = resolved(environ, net=["a.example:443"], pass_env=["https_proxy"])

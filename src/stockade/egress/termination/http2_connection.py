@@ -239,8 +239,10 @@ class Http2Connection:
             (b":method", sent.method.encode("ascii")),
             (b":scheme", sent.scheme.encode("ascii")),
             (b":authority", self._judge.authority.encode("ascii")),
-            (b":path", sent.target.encode("ascii")),
-            *_never_indexed(sent.fields, head.fields),
+            *_never_indexed(
+                ((b":path", sent.target.encode("ascii")), *sent.fields),
+                ((b":path", head.target.encode("ascii")), *head.fields),
+            ),
             *(() if exchange.reframes_request else length),
         ]
         try:

@@ -192,9 +192,10 @@ def _from_command(
             return size
         finally:
             # Also its children: a value that nobody reads any more should not be made.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     finally:
         os.close(reader)
 
