@@ -27,6 +27,7 @@ ACTIONS = {
     wire.OBSERVED_BIND: Action.BIND,
     wire.OBSERVED_CALL: Action.CALL,
 }
+CHANGES = frozenset({Action.WRITE, Action.CREATE, Action.REMOVE, Action.RENAME})
 MOUNTS = frozenset(
     {
         "mount", "umount2", "umount", "pivot_root", "move_mount", "open_tree", "open_tree_attr", "fsopen",
@@ -44,6 +45,12 @@ class Observations(msgspec.Struct, frozen=True):
     accesses: tuple[Access, ...] = ()
     #: Why `accesses` is incomplete, in words; empty if it is not.
     cut: str = ""
+
+    def changed(self) -> frozenset[str]:
+        """Return the paths that programs made, wrote, removed or gave a new name."""
+        return frozenset(
+            one.other or one.target for one in self.accesses if not one.error and one.action in CHANGES
+        )
 
 
 class Mark(msgspec.Struct, frozen=True):
