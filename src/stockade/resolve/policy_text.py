@@ -129,7 +129,8 @@ def _secret(name: str, secret: Secret) -> dict[str, Any]:
 
 def _secret_words(secret: dict[str, Any]) -> str:
     places = " and ".join(filter(None, (secret["variable"] and f"${secret['variable']}", secret["file"])))
-    return f"{places}: a placeholder; Stockade puts the value into requests to {' '.join(secret['hosts'])}"
+    hosts = " ".join(secret["hosts"])
+    return f"{places}: a placeholder; Stockade replaces it by the value in requests to {hosts}"
 
 
 def _plain(text: str) -> str:
