@@ -384,11 +384,12 @@ def _registered_agent(args: argparse.Namespace, home: str) -> Agent | None:
     return found
 
 
-def command(args: argparse.Namespace) -> list[str]:
-    """Return the command without the -- before it."""
+def command(args: argparse.Namespace, name: str = "run") -> list[str]:
+    """Return the command without the -- before it; `name` is the command of Stockade that runs it."""
     words: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not words:
-        raise PolicyError("there is no command to run", hint="write it after --: stockade run -- COMMAND ...")
+        hint = f"write it after --: stockade {name} -- COMMAND ..."
+        raise PolicyError("there is no command to run", hint=hint)
     if args.verbose and ":/" in words[0] and not os.path.lexists(words[0]):
         raise PolicyError(
             f"-v {words[0]}: -v makes Stockade say more, and mounts nothing",

@@ -66,6 +66,9 @@ def _is_early(access: Access, changed: frozenset[str]) -> bool:
 
 
 def _is_optional(access: Access) -> bool:
+    """Whether programs do as well without it."""
+    if records.is_compiled_python(access):
+        return True
     return access.error in MISSING and access.action is Action.READ and access.target in OPTIONAL
 
 

@@ -65,6 +65,11 @@ class Mark(msgspec.Struct, frozen=True):
 START = Mark()
 
 
+def is_compiled_python(access: Access) -> bool:
+    """Whether a Python wanted to keep a module that it has compiled, and does without if it cannot."""
+    return access.action in CHANGES and "__pycache__" in access.target.split("/")
+
+
 def read(memory: int, since: Mark = START) -> Observations:
     """Return what was observed since then; `memory` is a descriptor of what the observer writes."""
     return decode(_content(memory), since)
