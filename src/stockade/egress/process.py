@@ -412,8 +412,13 @@ class EgressLoop:
         return (
             self._questions is not None
             and rules.is_name(name)
-            and any(port in self._ports and rules.for_name(name, port).rule < 0 for port in ports)
+            and any(port in self._ports and self._is_open_question(name, port) for port in ports)
         )
+
+    def _is_open_question(self, name: str, port: int) -> bool:
+        """Whether no rule decides about a connection; those that deny some requests need a look into it."""
+        rules = self._rules.set
+        return rules.for_name(name, port).rule < 0 and not rules.denies_requests(name, port)
 
     def reverse(self, address: str) -> str | None:
         """Return the name that a synthetic address stands for."""
@@ -652,8 +657,9 @@ class EgressLoop:
             raise
         # The rules may have changed meanwhile, and deny rules win over the user's answer.
         decision = self._rules.decide(destination)
-        refused = _denial(decision) if decision.rule >= 0 or answer == BY_RULE else answer
-        if not decision.allowed and (answer != ONCE or decision.rule >= 0):
+        open_question = self._is_open_question(name, port)
+        refused = answer if open_question and answer != BY_RULE else _denial(decision)
+        if not decision.allowed and not (open_question and answer == ONCE):
             self._records.refuse(*destination, refused, rule=self._rules.place(decision.rule))
             if proxied is not None:
                 await self._say_and_close(connection, proxied.refused)
@@ -798,7 +804,9 @@ class EgressLoop:
     def _check_rules(self, destination: _Destination) -> NetDecision:
         """Refuse what the rules do not allow any more: they may have changed since it was accepted."""
         decision = self._rules.decide(destination)
-        allowed_once = decision.rule < 0 and asyncio.current_task() in self._allowed_once
+        allowed_once = asyncio.current_task() in self._allowed_once and self._is_open_question(
+            destination.name, destination.port
+        )
         if not decision.allowed and not allowed_once:
             raise DialError(_denial(decision), denied=True, rule=self._rules.place(decision.rule))
         return decision
