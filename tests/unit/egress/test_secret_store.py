@@ -151,6 +151,25 @@ def test_decoded_answers_have_one_budget() -> None:
     assert held.decoded == 0
 
 
+def test_decoded_answers_count_until_the_program_has_them() -> None:
+    import gzip
+
+    held = store()
+    made, _, _ = exchange(held, authorization=b"Bearer " + KEY)
+    made.response_head(ResponseHead(200, ((b"content-encoding", b"gzip"),)))
+    made.response_data(gzip.compress(bytes(1 << 20)))
+    made.response_end()
+    # Over HTTP/2 the whole answer may still wait for the program's window.
+    assert held.decoded > 1000000
+    del made
+    assert held.decoded == 0
+
+
+def test_a_websocket_of_a_server_that_has_a_secret_is_not_compressed() -> None:
+    _, sent, _ = exchange(store(), upgrade=b"websocket", sec_websocket_extensions=b"permessage-deflate")
+    assert dict(sent.fields) == {b"upgrade": b"websocket", b"accept-encoding": b"identity"}
+
+
 def test_records_of_secrets_are_read_back() -> None:
     descriptor = create_records()
     try:

@@ -14,12 +14,12 @@ from stockade.egress.secrets import BodyRewriter, PlaceholderScan, SecretStore
 from stockade.egress.termination.http1_heads import ResponseRefusedError
 from stockade.egress.termination.messages import Fields, HttpExchange, RequestHead, ResponseHead
 
-#: How many bytes of compressed answers may be under way at once, decoded; those that a program has read count
-#: until the end of the answer.
+#: How many bytes of compressed answers may be under way at once, decoded; all of an answer count until the
+#: program has its end.
 MOST_DECODED = 64 << 20
 
 #: What is not asked of servers that have a secret.
-_LEFT_OUT = (b"accept-encoding", b"range", b"if-range")
+_LEFT_OUT = (b"accept-encoding", b"range", b"if-range", b"sec-websocket-extensions")
 
 #: Told what became of a secret: its name, and a reason of `records.REASONS`, which is empty if it was sent.
 Report = Callable[[str, str], None]
@@ -49,9 +49,7 @@ class SecretExchange(HttpExchange):
         self._tell(rewritten.used, rewritten.misplaced)
         if not self._bound:
             return head
-        fields = [
-            one for one in rewritten.headers if one[0] not in (b"accept-encoding", b"range", b"if-range")
-        ]
+        fields = [one for one in rewritten.headers if one[0] not in _LEFT_OUT]
         fields.append((b"accept-encoding", b"identity"))
         self._rewriter = self._store.body_rewriter(*self._place, head.fields)
         self.reframes_request = self._rewriter is not None
@@ -147,7 +145,6 @@ class SecretExchange(HttpExchange):
         except UnreadableError:
             raise ResponseRefusedError("compressed data") from None
         self._tell_echo(self._body.found)
-        self._give_back()
         return rest
 
     def response_trailers(self, fields: Fields) -> Fields:
@@ -178,9 +175,5 @@ class SecretExchange(HttpExchange):
         self._store.decoded += amount
         self._decoded += amount
 
-    def _give_back(self) -> None:
-        self._store.decoded -= self._decoded
-        self._decoded = 0
-
     def __del__(self) -> None:
-        self._give_back()
+        self._store.decoded -= self._decoded
