@@ -243,6 +243,8 @@ class EgressLoop:
         self._questions = Questions(loop, socket.socket(fileno=next(taken))) if message.get("ask") else None
         #: The connections that the user has allowed once.
         self._allowed_once: set[asyncio.Task[None]] = set()
+        #: The connections whose requests are judged.
+        self._judged: set[asyncio.Task[None]] = set()
         self.termination: HttpTermination | None = None
         if "http" in message:
             roots = next(taken) if message["http"] else -1
@@ -770,6 +772,10 @@ class EgressLoop:
         from stockade.egress.termination.connection import TerminatedConnection, TerminatedPlace
 
         assert self.termination is not None
+        task = asyncio.current_task()
+        assert task is not None
+        self._judged.add(task)
+        task.add_done_callback(self._judged.discard)
         protocols: list[bytes] = []
         if scheme == "https":
             async with asyncio.timeout(self._bounds.hello):
@@ -809,6 +815,8 @@ class EgressLoop:
         )
         if not decision.allowed and not allowed_once:
             raise DialError(_denial(decision), denied=True, rule=self._rules.place(decision.rule))
+        if decision.scheme and asyncio.current_task() not in self._judged:
+            raise DialError("no rule", denied=True)
         return decision
 
     async def _dial(self, destination: _Destination) -> tuple[socket.socket, str]:
