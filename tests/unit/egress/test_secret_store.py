@@ -170,6 +170,23 @@ def test_a_websocket_of_a_server_that_has_a_secret_is_not_compressed() -> None:
     assert dict(sent.fields) == {b"upgrade": b"websocket", b"accept-encoding": b"identity"}
 
 
+@pytest.mark.parametrize("name", ["range", "if_range", "request_range", "accept_charset"])
+def test_no_part_of_an_answer_and_no_other_letters_are_asked_for(name: str) -> None:
+    _, sent, _ = exchange(store(), **{name: b"bytes=0-9"})
+    assert dict(sent.fields) == {b"accept-encoding": b"identity"}
+
+
+@pytest.mark.parametrize("charset", [b"UTF-16", b'"utf-16le"', b"utf-32", b"UCS-2", b"utf-7", b"ibm037"])
+def test_answers_in_letters_that_cannot_be_searched_are_refused(charset: bytes) -> None:
+    from stockade.egress.termination.http1_heads import ResponseRefusedError
+
+    made, _, _ = exchange(store())
+    with pytest.raises(ResponseRefusedError):
+        made.response_head(ResponseHead(200, ((b"content-type", b"text/plain; Charset=" + charset),)))
+    for known in (b"utf-8", b'"UTF-8"', b"us-ascii", b"iso-8859-1", b"windows-1252", b"latin1", b"binary"):
+        made.response_head(ResponseHead(200, ((b"content-type", b"text/plain;charset=" + known),)))
+
+
 def test_records_of_secrets_are_read_back() -> None:
     descriptor = create_records()
     try:

@@ -7,6 +7,7 @@ cannot be decoded is refused. So every byte that a program gets from such a serv
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from stockade.egress.redaction import BodyRedactor, Redactor, UnreadableError, redact_headers
@@ -18,8 +19,17 @@ from stockade.egress.termination.messages import Fields, HttpExchange, RequestHe
 #: program has its end.
 MOST_DECODED = 64 << 20
 
-#: What is not asked of servers that have a secret.
-_LEFT_OUT = (b"accept-encoding", b"range", b"if-range", b"sec-websocket-extensions")
+#: What is not asked of servers that have a secret: answers that are compressed, parts of answers, which could
+#: have a value in pieces, and other letters.
+_LEFT_OUT = (
+    b"accept-encoding", b"sec-websocket-extensions", b"range", b"if-range", b"request-range", b"accept-charset",
+)  # fmt: skip
+#: Answers whose letters are not those of ASCII.
+_OTHER_LETTERS = re.compile(
+    rb"charset\s*=\s*[\"']?\s*(?:utf[-_]?(?:7|16|32)|ucs|iso-10646|(?:cs)?unicode|ebcdic|"
+    rb"(?:ibm|cp)[-_]?(?:037|500|875|1026|1047|11[46]))",
+    re.IGNORECASE,
+)
 
 #: Told what became of a secret: its name, and a reason of `records.REASONS`, which is empty if it was sent.
 Report = Callable[[str, str], None]
@@ -103,6 +113,8 @@ class SecretExchange(HttpExchange):
             if name == b"content-encoding"
             for one in value.decode("latin-1").split(",")
         ]
+        if any(name == b"content-type" and _OTHER_LETTERS.search(value) for name, value in head.fields):
+            raise ResponseRefusedError("in letters that cannot be searched for secrets")
         try:
             self._body = BodyRedactor(self._forms, encodings)
         except UnreadableError:
