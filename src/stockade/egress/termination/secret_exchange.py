@@ -22,7 +22,8 @@ MOST_DECODED = 64 << 20
 #: What is not asked of servers that have a secret: answers that are compressed, parts of answers, which could
 #: have a value in pieces, and other letters.
 _LEFT_OUT = (
-    b"accept-encoding", b"sec-websocket-extensions", b"range", b"if-range", b"request-range", b"accept-charset",
+    b"accept-encoding", b"sec-websocket-extensions", b"range", b"if-range", b"request-range",
+    b"accept-charset",
 )  # fmt: skip
 #: Answers whose letters are not those of ASCII.
 _OTHER_LETTERS = re.compile(
