@@ -98,6 +98,7 @@ static void compare_opens(void)
 	show("emptied", open("/tmp/made", O_WRONLY | O_TRUNC));
 	show("made where nothing is", open("/none/x", O_WRONLY | O_CREAT, 0600));
 	show("made where it is read-only", open("/usr/x", O_WRONLY | O_CREAT, 0600));
+	show("path, made", open("/usr/bin/env", O_PATH | O_CREAT | O_EXCL | O_TRUNC | O_RDWR, 0600));
 	show("no name", open("/tmp", O_TMPFILE | O_RDWR, 0644));
 	show("no name, read-only", open("/usr", O_TMPFILE | O_RDWR, 0644));
 	show("strange flags", open("/tmp", 020000000 | O_RDWR, 0600));
