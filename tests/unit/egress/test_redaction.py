@@ -56,7 +56,7 @@ def masked(text: bytes, sizes: list[int], *values: bytes) -> bytes:
         html.escape(VALUE.decode()).encode(),
         quote(VALUE).encode(),
         # Go, GSON and .NET; templates of Go, Handlebars and Mustache
-        rb'sk/real+\"5f2d\u00268a91\\c7e3',
+        rb"sk/real+\"5f2d\u00268a91\\c7e3",
         rb"sk/real\u002B\u00225f2d\u00268a91\\c7e3",
         rb"sk/real&#43;&#34;5f2d&amp;8a91\c7e3",
         rb"sk&#x2F;real+&quot;5f2d&amp;8a91\c7e3",
