@@ -4,7 +4,7 @@
 |---|---|
 | /proc, /sys, /dev | nothing: no policy can show them |
 | a cache of a package manager | nothing: the program makes its own in the private home |
-| settings in the home, a name that secrets have, a file that only the user may read | a question |
+| settings in the home, a name that secrets have, a file that not everybody may read | a question |
 | /etc, but for names that every system has | a question |
 | a name that a policy cannot write | a question |
 | a device, a socket, a network file system | a question |
@@ -32,6 +32,7 @@ from stockade.observe.access import Access, Action
 from stockade.observe.answer_values import Answer
 from stockade.observe.learning.lesson import LearnedEntry, LearnQuestion, by_programs
 from stockade.observe.learning.secret_paths import SecretPlaces
+from stockade.observe.records import is_compiled_python
 from stockade.policy.profile import profile
 from stockade.policy.values import literal, quote
 
@@ -177,6 +178,8 @@ class PathLearner:
         path = answer.access.other or answer.access.target
         if cache := self._cache(path):
             _note(self._caches, cache)
+            return
+        if is_compiled_python(answer.access):
             return
         verb = {Action.REMOVE: "remove", Action.RENAME: "rename something to"}.get(
             answer.access.action, "write to"
