@@ -9,7 +9,6 @@ ignored: the walls are checked at every start anyway.
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Mapping
 
 import msgspec
@@ -41,6 +40,7 @@ def read(path: str) -> str:
 def key(facts: Host, gate: str, helpers: str | None = None) -> dict[str, str]:
     """Return everything that the answers depend on; `helpers` identifies the helpers, if they were probed."""
     status = read("/proc/self/status").splitlines()
+    limits = read("/proc/self/limits").splitlines()
     try:
         built = os.stat(gate)
         namespace = os.readlink("/proc/self/ns/user")
@@ -56,7 +56,7 @@ def key(facts: Host, gate: str, helpers: str | None = None) -> dict[str, str]:
         "label": read("/proc/self/attr/current").rstrip("\0"),
         "namespace": namespace,
         "container": facts.container,
-        "locked": str(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
+        "locked": next((line for line in limits if line.startswith("Max locked")), ""),
         _HERE: membership(),
         **({} if helpers is None else {_HELPERS: helpers}),
         **facts.sysctls,

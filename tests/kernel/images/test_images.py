@@ -40,7 +40,7 @@ def test_a_directory_becomes_the_system_of_a_sandbox(busybox: Path, tree: Privat
     image = store.import_image(str(busybox), "tools:1")
     with Sandbox(POLICY, _environment=environment(tree, image=image.root)) as box:
         assert sh(box, "cat /usr/share/mark") == "of the image\n"
-        top = "bin data dev etc home media mnt proc root tmp usr var workspace"
+        top = "bin data dev etc home media mnt proc root run tmp usr var workspace"
         assert sh(box, "ls /").split() == top.split()
         assert sh(box, "id -un; pwd; cat /etc/conf.d/own; ls -d /home/somebody") == (
             "root\n/workspace\ncontent\n/home/somebody\n"
