@@ -98,7 +98,7 @@ def _questions(args: argparse.Namespace) -> list[Access]:
     if not found:
         hint = "write a path, a host or a system call: stockade explain ~/.ssh example.com:443 ptrace"
         raise PolicyError("there is nothing to explain", hint=hint)
-    return found
+    return list(dict.fromkeys(found))
 
 
 def _kind(word: str) -> str:
@@ -124,10 +124,10 @@ def _unknown(word: str) -> PolicyError:
 
     known = sorted({*syscalls.ALLOWED, *syscalls.REFUSED, *syscalls.ABSENT, *bpf.BOUNDED})
     near = closest(word, known)
-    hint = f"did you mean the system call {near}? " if near else ""
+    hint = f"did you mean the system call {near}? Write" if near else "write"
     return PolicyError(
         f"{word!r} is no system call, no file here, and has no port or dot as a host has",
-        hint=f"{hint}Write ./{word} for a path, {word}:443 for a host",
+        hint=f"{hint} ./{word} for a path, {word}:443 for a host",
     )
 
 

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
 
     args = build_parser().parse_args(argv)
     output.set_verbosity(quiet=args.quiet, verbose=args.verbose)
-    words = command(args)
+    words = command(args, "learn")
     before = _existing(args)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _cancel)
@@ -73,6 +73,8 @@ def main(argv: list[str]) -> int:
         print(output.clean(text) if sys.stdout.isatty() else text, end="")
     if not args.json:
         _report(args, learned, words, text, before)
+        if learned.exit_code and last is not None and last.hint:
+            output.say(f"hint: {output.name(last.hint)}")
     return learned.exit_code or (0 if learned.settled else 1)
 
 
@@ -398,9 +400,10 @@ def _report(
         output.say(
             f"a project's own policy may only narrow yours: read it, and if you agree: stockade trust {name}"
         )
-        output.say(f"next: stockade run -- {shlex.join(words)}")
+        output.say(f"next: stockade run -- {output.name(shlex.join(words))}")
     else:
-        output.say(f"next: stockade run -p {shlex.quote(args.output)} -- {output.name(shlex.join(words))}")
+        verb = "explain" if learned.exit_code else "run"
+        output.say(f"next: stockade {verb} -p {shlex.quote(args.output)} -- {output.name(shlex.join(words))}")
 
 
 def _summary(learned: LearnedPolicy) -> str:

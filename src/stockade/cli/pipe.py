@@ -128,6 +128,11 @@ def _from_file(args: argparse.Namespace) -> tuple[Pipeline | Gather, float | Non
             f"--{given.replace('_', '-')}: the stages of a file have their own policies",
             hint="write the policies in the file",
         )
+    if not os.path.lexists(args.file):
+        from stockade.policy.suggestions import for_file
+
+        hint = for_file(args.file) or "check the path; commands come after --: stockade pipe -- a '|' b"
+        raise PolicyError(f"there is no file {args.file}", hint=hint)
     found = load_pipeline(args.file)
     found.stages.pipefail |= args.pipefail
     timeout = run_command.seconds(args.timeout)
@@ -135,8 +140,8 @@ def _from_file(args: argparse.Namespace) -> tuple[Pipeline | Gather, float | Non
 
 
 _POLICY = (
-    "policy", "agent", "category", "profile", "read", "write", "deny", "unprotect", "net", "env", "pass_env",
-    "limit", "workspace", "mode", "cwd", "toolchain", "no_toolchain", "backend",
+    "policy", "agent", "category", "profile", "read", "write", "deny", "unprotect", "net", "proxy", "env",
+    "pass_env", "secret", "limit", "workspace", "mode", "cwd", "toolchain", "no_toolchain", "backend",
 )  # fmt: skip
 
 
@@ -175,8 +180,8 @@ def _report(result: PipelineResult, *, verbose: bool) -> None:
     for place, one in result.stages.items():
         if one.denials:
             output.say(f"{place}: {refused_line(one.denials)}")
-        if not one.ok and (verbose or not _is_ordinary(one)):
-            output.say(f"{place}: {one.outcome}: {output.name(one.reason)}")
+        if verbose or not (one.ok or _is_ordinary(one)):
+            output.say(f"{place}: {one.outcome}: {output.name(one.reason)}".removesuffix(": "))
         if one.hint and not one.ok:
             output.say(f"{place}: hint: {output.name(one.hint)}")
         run_command.report_handoffs(one)

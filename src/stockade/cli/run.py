@@ -41,6 +41,9 @@ _RUN = """examples:
   stockade run --read /opt/data --timeout 30s -- ./analyse
   stockade run --net api.example.com --net '*.example.org' -- ./job
                                               reaches these two hosts, on ports 80 and 443, and no other
+  stockade run --net 'GET https://api.example.com/v1/**' -- ./job
+                                              sends these requests, and no others
+  stockade run --secret GITHUB_TOKEN -- ./job has a placeholder; only requests to GitHub get the token
   stockade run -w @443c -- make check         continues in the workspace of an earlier run
   stockade run --json -- ./job | jq .outcome
 
@@ -149,7 +152,8 @@ def add_policy_options(parser: argparse.ArgumentParser | FastParser) -> None:
         "--net",
         metavar="RULE",
         action="append",
-        help="allow HOST[:PORTS], *.HOST[:PORTS], an address or network, or tcp://HOST:PORT; !RULE denies; "
+        help="allow HOST[:PORTS], *.HOST[:PORTS], an address or network, or tcp://HOST:PORT; "
+        "'GET https://HOST/PATH/**' allows only such requests; !RULE denies; "
         "ask asks you about names that no rule covers; "
         "open shares the host's whole network; none, the default, has none",
     )
@@ -380,11 +384,12 @@ def _registered_agent(args: argparse.Namespace, home: str) -> Agent | None:
     return found
 
 
-def command(args: argparse.Namespace) -> list[str]:
-    """Return the command without the -- before it."""
+def command(args: argparse.Namespace, name: str = "run") -> list[str]:
+    """Return the command without the -- before it; `name` is the command of Stockade that runs it."""
     words: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not words:
-        raise PolicyError("there is no command to run", hint="write it after --: stockade run -- COMMAND ...")
+        hint = f"write it after --: stockade {name} -- COMMAND ..."
+        raise PolicyError("there is no command to run", hint=hint)
     if args.verbose and ":/" in words[0] and not os.path.lexists(words[0]):
         raise PolicyError(
             f"-v {words[0]}: -v makes Stockade say more, and mounts nothing",
@@ -426,7 +431,7 @@ def _net(words: list[str] | None) -> list[str] | str | None:
             effect = "shares the host's whole network" if whole == "open" else "gives no network"
             raise PolicyError(
                 f"--net {whole} and --net {other} contradict each other: --net {whole} {effect}",
-                hint=f"leave out one of them; --net {other} alone allows nothing else",
+                hint="leave out one of them",
             )
         return whole
     from stockade.policy.net_rules import NetRuleError, parse_rule

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stockade.observe import records
+from stockade.observe.access import Access, Action
 from stockade.observe.answers import answer
+from stockade.observe.file_answers import MISSING
 from stockade.observe.view import Walls
 from stockade.result import Denial, Result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stockade.observe.access import Access
     from stockade.observe.answer_values import Answer
     from stockade.runs.prepare import RunPreparation
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 MOST, MOST_JUDGED = 1000, 20_000
 #: How many programs a denial names.
 MOST_PROGRAMS = 10
+#: What the C library asks for in nearly every program, and does without.
+OPTIONAL = frozenset(
+    {"/etc/gai.conf", "/etc/host.conf", "/etc/locale.alias", "/usr/share/locale/locale.alias"}
+)
 
 
 def with_denials(
@@ -35,7 +40,12 @@ def with_denials(
         return result
     seen = records.read(prepared.observations, since)
     walls = Walls(prepared.resolved, prepared.plan.backend, tuple(sources))
-    failed = [access for access in seen.accesses if access.error]
+    changed = seen.changed()
+    failed = [
+        access
+        for access in seen.accesses
+        if access.error and not _is_early(access, changed) and not _is_optional(access)
+    ]
     found = denials(failed[:MOST_JUDGED], walls)
     reasons = [
         f"{len(failed) - MOST_JUDGED} failures were not looked at" if len(failed) > MOST_JUDGED else "",
@@ -48,6 +58,18 @@ def with_denials(
         denials_cut="; ".join(filter(None, reasons)),
         observed=True,
     )
+
+
+def _is_early(access: Access, changed: frozenset[str]) -> bool:
+    """Whether something could not be made because its directory was missing, and was made in the end."""
+    return access.error in MISSING and access.action is Action.CREATE and access.target in changed
+
+
+def _is_optional(access: Access) -> bool:
+    """Whether programs do as well without it."""
+    if records.is_compiled_python(access):
+        return True
+    return access.error in MISSING and access.action is Action.READ and access.target in OPTIONAL
 
 
 def denials(failed: Sequence[Access], walls: Walls) -> list[Denial]:

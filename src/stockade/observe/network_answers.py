@@ -12,7 +12,17 @@ from stockade.observe.access import Access, Action
 from stockade.observe.answer_values import Answer, PolicyChange
 from stockade.observe.file_answers import answer_socket
 from stockade.observe.view import Walls
-from stockade.policy.net_rules import DNS_PORT, NetRuleError, RuleSet, parse_rule, ports_of, suggest
+from stockade.policy.net_rules import (
+    ASK,
+    DNS_PORT,
+    NetDecision,
+    NetRuleError,
+    RuleSet,
+    parse_rule,
+    ports_of,
+    suggest,
+)
+from stockade.policy.secrets import host_of
 from stockade.policy.values import show
 
 #: Errors that the walls around the network give.
@@ -78,16 +88,44 @@ def _answer_rules(access: Access, host: str, port: int, walls: Walls) -> Answer:
             f"{host} is the sandbox itself: only its own servers are there",
         )
     wanted = port or 443
-    decided = rules.for_name(host, wanted) if address is None else rules.for_address(host, wanted)
+    decided = _decide(rules, host, wanted)
     rule = written[decided.rule] if decided.rule >= 0 else ""
     clause = f"net = {show(rule)}" if rule else "net"
+    if decided.allowed and decided.scheme:
+        return _allowed(access, Control.NETWORK_RULES, clause, _requests(host, wanted, walls))
     if decided.allowed:
         return _allowed(access, Control.NETWORK_RULES, clause, f"the rule {rule} allows {host}:{wanted}")
     if rule:
         reason = f"the rule {rule} denies {host}:{wanted}"
         return _refused(access, Control.NETWORK_RULES, clause, reason, PolicyChange(remove=clause))
     reason = f"no rule of the policy allows {host}:{wanted}"
+    if ASK in written and address is None and port_taken(wanted, written):
+        clause = f"net = {show(ASK)}"
+        reason = f"unless you allow it when Stockade asks you: no other rule covers {host}:{wanted}"
     return _refused(access, Control.NETWORK_RULES, clause, reason, _rule(host, port, walls))
+
+
+def _decide(rules: RuleSet, host: str, port: int) -> NetDecision:
+    return rules.for_name(host, port) if _address(host) is None else rules.for_address(host, port)
+
+
+def _requests(host: str, port: int, walls: Walls) -> str:
+    """Return which requests to a host are allowed, in words, and which secrets they get."""
+    policy = walls.resolved.policy
+    about = [
+        rule
+        for rule in policy.net
+        if rule != ASK and _decide(RuleSet([parse_rule(rule.removeprefix("!"))]), host, port).scheme
+    ]
+    words = f"for requests to {host}:{port} that these rules allow, and for no others: {', '.join(about)}"
+    places = {
+        name: [(one.name, one.port) for one in map(host_of, secret.hosts)]
+        for name, secret in policy.secrets.items()
+    }
+    sent = [name for name, hosts in places.items() if (host, port) in hosts]
+    if not sent:
+        return words
+    return f"{words}; Stockade replaces the placeholder of {', '.join(sent)} in them by the value"
 
 
 def is_address(text: str) -> bool:

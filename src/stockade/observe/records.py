@@ -27,6 +27,7 @@ ACTIONS = {
     wire.OBSERVED_BIND: Action.BIND,
     wire.OBSERVED_CALL: Action.CALL,
 }
+CHANGES = frozenset({Action.WRITE, Action.CREATE, Action.REMOVE, Action.RENAME})
 MOUNTS = frozenset(
     {
         "mount", "umount2", "umount", "pivot_root", "move_mount", "open_tree", "open_tree_attr", "fsopen",
@@ -45,6 +46,12 @@ class Observations(msgspec.Struct, frozen=True):
     #: Why `accesses` is incomplete, in words; empty if it is not.
     cut: str = ""
 
+    def changed(self) -> frozenset[str]:
+        """Return the paths that programs made, wrote, removed or gave a new name."""
+        return frozenset(
+            one.other or one.target for one in self.accesses if not one.error and one.action in CHANGES
+        )
+
 
 class Mark(msgspec.Struct, frozen=True):
     """A moment of an observation: how often each access had happened, by the place of its record."""
@@ -56,6 +63,11 @@ class Mark(msgspec.Struct, frozen=True):
 
 #: Before everything.
 START = Mark()
+
+
+def is_compiled_python(access: Access) -> bool:
+    """Whether a Python wanted to keep a module that it has compiled, and does without if it cannot."""
+    return access.action in CHANGES and "__pycache__" in access.target.split("/")
 
 
 def read(memory: int, since: Mark = START) -> Observations:

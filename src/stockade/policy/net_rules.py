@@ -656,6 +656,9 @@ def _refuse_other_forms(body: str) -> None:
     if body.lower().split(maxsplit=1)[:1] in ([method] for method in _METHODS) and len(body.split()) > 1:
         host = _host_of(body.rsplit(maxsplit=1)[-1]) or "api.example.com"
         raise NetRuleError("a rule for requests needs a URL", f"write GET https://{host}/**")
+    if body.isupper() and all(word.lower() in _METHODS for word in body.split(",")):
+        hint = f"write the rule as one word, in quotes: '{body} https://api.example.com/**'"
+        raise NetRuleError("is a method without a URL", hint)
     for letter in body:
         if letter.isspace() or not letter.isprintable():
             raise NetRuleError(f"contains {_character(letter)}", _ONE_HOST)
@@ -670,7 +673,8 @@ def _refuse_other_forms(body: str) -> None:
         if known == "udp":
             hint = _NO_DNS if port == str(DNS_PORT) else f"if the server speaks TCP too, write {form}"
             raise NetRuleError("only TCP leaves a sandbox", hint)
-        raise NetRuleError("a rule names a host and ports, not a URL", f"write {form}")
+        some = f", or for some requests alone 'GET {known}://{host}/**'" if host and known in SCHEMES else ""
+        raise NetRuleError("a rule names a host and ports, not a URL", f"write {form}{some}")
     if "@" in body:
         host = _host_of(body) or "host"
         raise NetRuleError("a rule has no user", f"write {host}:22 for ssh, or {host} for HTTP and TLS")
@@ -764,6 +768,11 @@ class RuleSet:
     def for_name(self, name: str, port: int) -> NetDecision:
         """Decide about a connection to a name."""
         return self._decide(self._for_name(name), port)
+
+    def denies_requests(self, name: str, port: int) -> bool:
+        """Whether a rule denies some request to a name, so that a connection must be looked into."""
+        rules = (self.rules[index] for index in self._for_name(name))
+        return any(rule.deny and rule.http and _has(rule.ports, port) for rule in rules)
 
     def for_request(self, name: str, port: int, method: str, target: Target) -> NetDecision:
         """Decide about a request on a connection that only rules for requests allow."""

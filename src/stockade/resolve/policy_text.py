@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from stockade.policy.model import limit_text
+from stockade.policy.model import Policy, Secret, limit_text
+from stockade.resolve.certificates_inside import SECRETS
 from stockade.resolve.resolved import ResolvedPolicy
 
 #: Where the files are, in sandboxes with a file tree of their own.
@@ -57,8 +58,10 @@ class PolicyFacts(msgspec.Struct, frozen=True, kw_only=True):
     hidden: int
     #: What may be executed; None for everything that is shown.
     exec: list[str] | None
-    #: `mode`, the rules that `allow`, and how many rules deny.
+    #: `mode`, the rules that `allow`, how many rules deny, whether the user is asked, and the proxy inside.
     network: dict[str, Any]
+    #: Placeholders for values that stay outside: name, hosts, the variable and the file that have it.
+    secrets: list[dict[str, Any]]
     #: The names of the variables that the policy sets or passes on, if the caller has them.
     environment: list[str]
     limits: dict[str, float]
@@ -73,13 +76,10 @@ def policy_files(resolved: ResolvedPolicy, backend: str, private: tuple[str, ...
 
 
 def _facts(resolved: ResolvedPolicy, backend: str, private: tuple[str, ...]) -> PolicyFacts:
-    policy, workspace, limits, net = resolved.policy, resolved.workspace, resolved.limits, resolved.policy.net
+    policy, workspace, limits = resolved.policy, resolved.workspace, resolved.limits
     files = [(one.path, str(one.access)) for one in resolved.grants]
     files += [] if workspace is None else [(workspace.path, str(workspace.access))]
     files += [(path, "private") for path in private]
-    rules = () if isinstance(net, str) else net
-    allowed = [rule for rule in rules if not rule.startswith("!")]
-    mode = "open" if net == "open" else "rules" if net else "none"
     return PolicyFacts(
         profile=policy.profile,
         backend=backend,
@@ -89,7 +89,8 @@ def _facts(resolved: ResolvedPolicy, backend: str, private: tuple[str, ...]) -> 
         protected=[_plain(name) for name, _ in resolved.protected],
         hidden=len(policy.deny),
         exec=None if policy.exec is None else [_plain(path) for path in policy.exec],
-        network={"mode": mode, "allow": allowed, "denying": len(rules) - len(allowed)},
+        network=_network(policy),
+        secrets=[_secret(name, secret) for name, secret in policy.secrets.items()],
         environment=sorted({*resolved.profile.pass_env, *policy.pass_env, *policy.env}),
         limits={
             name: value for name in limits.__struct_fields__ if (value := getattr(limits, name)) is not None
@@ -97,6 +98,39 @@ def _facts(resolved: ResolvedPolicy, backend: str, private: tuple[str, ...]) -> 
         syscalls={"allow": list(policy.syscalls.allow), "deny": list(policy.syscalls.deny)},
         delegate=policy.delegate,
     )
+
+
+def _network(policy: Policy) -> dict[str, Any]:
+    if isinstance(policy.net, str) or not policy.net:
+        mode = "open" if policy.net == "open" else "none"
+        return {"mode": mode, "allow": [], "denying": 0, "ask": False, "proxy": None}
+    # Only runs with rules need these modules.
+    from stockade.policy.net_rules import ASK
+    from stockade.resolve.host_network import INSIDE
+
+    denying = [rule for rule in policy.net if rule.startswith("!")]
+    return {
+        "mode": "rules",
+        "allow": [rule for rule in policy.net if rule not in (ASK, *denying)],
+        "denying": len(denying),
+        "ask": ASK in policy.net,
+        "proxy": INSIDE if policy.proxy else None,
+    }
+
+
+def _secret(name: str, secret: Secret) -> dict[str, Any]:
+    return {
+        "name": name,
+        "hosts": list(secret.hosts),
+        "variable": None if secret.inside == "file" else name,
+        "file": None if secret.inside == "env" else f"{SECRETS}/{name}",
+    }
+
+
+def _secret_words(secret: dict[str, Any]) -> str:
+    places = " and ".join(filter(None, (secret["variable"] and f"${secret['variable']}", secret["file"])))
+    hosts = " ".join(secret["hosts"])
+    return f"{places}: a placeholder; Stockade replaces it by the value in requests to {hosts}"
 
 
 def _plain(text: str) -> str:
@@ -117,11 +151,24 @@ def _words(facts: PolicyFacts) -> str:
         *([f"hidden by {facts.hidden} patterns of `deny`: looks absent"] if facts.hidden else []),
         f"may be executed: {runs}",
     ]
-    rules = [*facts.network["allow"], "nothing else: other names are not found, other connections refused"]
+    network = facts.network
+    asked = (
+        "any other name on these ports, 80 and 443: the user is asked if there is a terminal, and can refuse"
+    )
+    rest = (
+        "addresses and other ports are" if network["ask"] else "other names are not found, other connections"
+    )
+    rules = [
+        *network["allow"],
+        *([asked] if network["ask"] else []),
+        f"nothing else: {rest} refused",
+        *([f"through a proxy too, for programs that insist: {network['proxy']}"] if network["proxy"] else []),
+    ]
     limits = [f"{name} = {limit_text(name, value)}" for name, value in facts.limits.items()]
     sections = {
         "Files": files,
         "Network": _NETWORKS.get(facts.network["mode"], rules),
+        **({"Secrets": [_secret_words(secret) for secret in facts.secrets]} if facts.secrets else {}),
         "Limits": limits,
         "Environment": [" ".join(facts.environment)],
     }

@@ -80,6 +80,33 @@ def test_what_the_policy_hides_is_counted_and_not_named(workspace: Path) -> None
     assert given.hash.encode() not in run.stdout
 
 
+def test_questions_proxies_and_secrets_are_in_the_files_and_no_value_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("API_KEY", "the-value-of-the-key")
+    given = Policy(
+        net=["ask", "* https://api.example.com/**", "!other.example.com"],
+        proxy=True,
+        secrets={"API_KEY": {"from_env": "API_KEY", "hosts": ["api.example.com"], "inside": "both"}},
+    )
+    run = stockade.run(["sh", "-c", "cat /run/stockade/policy.*"], given).check()
+    assert b"the-value" not in run.stdout
+    end = run.text.rindex("}") + 1
+    facts, words = json.loads(run.text[:end]), run.text[end:]
+    assert facts["network"] == {
+        "mode": "rules",
+        "allow": ["* https://api.example.com/**"],
+        "denying": 1,
+        "ask": True,
+        "proxy": "http://198.18.0.1:3128",
+    }
+    secret = {"hosts": ["api.example.com"], "variable": "API_KEY", "file": "/run/secrets/API_KEY"}
+    assert facts["secrets"] == [{"name": "API_KEY", **secret}]
+    assert "the user is asked if there is a terminal" in words
+    assert "other names are not found" not in words
+    assert "$API_KEY and /run/secrets/API_KEY: a placeholder" in words
+
+
 def test_a_long_lived_sandbox_keeps_its_policy(workspace: Path) -> None:
     with Sandbox(Policy(workspace=str(workspace))) as box:
         read = ["cat", "/run/stockade/policy.txt"]

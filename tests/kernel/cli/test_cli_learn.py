@@ -127,6 +127,12 @@ def test_a_command_that_fails_by_itself_keeps_its_exit_code(call: Call, tmp_path
     policy = tmp_path / "policy.toml"
     done = call("learn", "-o", str(policy), "--", "sh", "-c", "exit 7")
     assert done.returncode == 7 and "The last run failed" in policy.read_text()
+    assert f"next: stockade explain -p {policy} -- sh -c 'exit 7'" in done.stderr
+
+
+def test_a_hint_about_the_last_run_is_printed(call: Call, tmp_path: Path) -> None:
+    done = call("learn", "--", "ls", f"{tmp_path}/data")
+    assert f"hint: {tmp_path}/data exists on the host, but the policy does not show it" in done.stderr
 
 
 def test_a_command_that_does_not_exist_is_refused_and_nothing_is_written(call: Call, tmp_path: Path) -> None:

@@ -69,6 +69,11 @@ def outside(place: Path) -> Sequence[str]:
     return ["run", "--", "cat", "../data.csv"]
 
 
+def new_outside(place: Path) -> Sequence[str]:
+    (place.parent / "other").mkdir()
+    return ["run", "--", "touch", "../other/x"]
+
+
 PYTHON_REACHES = "import socket; socket.create_connection(('192.0.2.1', 443))"
 PYTHON_ASKS = "import socket; socket.getaddrinfo('example.org', 443)"
 
@@ -160,6 +165,9 @@ MISTAKES: dict[str, tuple[Prepare, str, str, str]] = {
     "a read-only place": (
         typed("run", "--", "touch", "/usr/share/x"),
         "Read-only file system", "belongs to the system and is read-only", "write to the workspace",
+    ),
+    "a new file outside the workspace": (
+        new_outside, "No such file", "exists on the host, but the policy does not show it", "--write",
     ),
     "a read-only workspace": (
         typed("run", "--mode", "ro", "--", "mkdir", "./x"),

@@ -261,7 +261,7 @@ with stockade.Sandbox(stockade.Policy(net=["api.good.example", "!*.evil.example"
 """,
     )
     url, denial, twice, denied, number, rules = found
-    assert "not a URL" in url[1] and url[2] == "write api.good.example:443"
+    assert "not a URL" in url[1] and url[2].startswith("write api.good.example:443")
     assert denial[2] == 'write net.deny("api.good.example")' == twice[2]
     assert "!*.evil.example denies it" in denied[1] and "is not a rule" in number[1]
     assert rules == ["api.good.example", "!*.evil.example"]

@@ -49,6 +49,35 @@ def test_each_refusal_once_with_its_wall_its_clause_and_the_smallest_change(secr
     assert "/none/at/all" not in found, "it does not exist outside either"
 
 
+def test_what_the_program_made_in_the_end_was_not_refused(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "only-outside").mkdir()
+    script = """
+import os, sys
+made, outside = sys.argv[1] + "/made", sys.argv[1] + "/only-outside"
+for above in made, outside:
+    try:
+        os.mkdir(above + "/directory")
+    except FileNotFoundError:
+        print("missing")
+try:
+    open(made + "/file", "w")
+except FileNotFoundError:
+    os.makedirs(made + "/directory")
+    open(made + "/file", "w")
+"""
+    # The directory is private inside, and has nothing of the host's.
+    result = stockade.run(["python3", "-c", script, str(tmp_path)], explain=True)
+    assert result.text == "missing\nmissing\n"
+    assert targets(result) == {f"{tmp_path}/only-outside/directory": "create"}
+
+
+def test_files_that_the_c_library_does_without_are_not_listed() -> None:
+    script = "import locale, socket; locale.setlocale(locale.LC_ALL, 'nowhere')"
+    result = stockade.run(["python3", "-c", script], explain=True)
+    assert not any("locale.alias" in target for target in targets(result))
+
+
 def test_an_ordinary_run_is_not_observed(secret: Path) -> None:
     result = stockade.run(["cat", str(secret)])
     assert (result.observed, result.denials, result.denials_cut) == (False, (), "")

@@ -66,6 +66,11 @@ def test_pipefail_and_a_timeout(workspace: Path) -> None:
     assert done.returncode == 124 and done.stdout == b"x\n" and b"timed-out" in done.stderr
 
 
+def test_verbose_says_how_each_stage_ended(workspace: Path) -> None:
+    done = pipe("-v", "--", "sh", "-c", "exit 3", "|", "cat", cwd=workspace)
+    assert b"stage-0: exited: exited with 3\n" in done.stderr and b"stage-1: exited" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -74,7 +79,9 @@ def test_pipefail_and_a_timeout(workspace: Path) -> None:
         (["--", "cat", "|"], "a stage has no command"),
         (["p.toml", "--", "a", "|", "b"], "a file and commands"),
         (["--read", "/etc", "p.toml"], "--read: the stages of a file have their own policies"),
-        (["missing.toml"], "missing.toml"),
+        (["--secret", "API_KEY@api.example.com", "p.toml"], "--secret: the stages of a file have their own"),
+        (["--proxy", "p.toml"], "--proxy: the stages of a file have their own policies"),
+        (["missing.toml"], "commands come after --: stockade pipe -- a '|' b"),
         (["-w", "@12ab", "--", "a", "|", "b"], "several stages cannot continue one workspace"),
         (["p.toml", "more"], "unexpected argument 'more'"),
     ],

@@ -192,6 +192,12 @@ def test_caches_are_left_to_the_private_home(home: Path) -> None:
     assert (texts(found), found.questions, found.caches) == ([], (), ("~/.cache/pip",))
 
 
+def test_modules_that_python_compiles_are_no_question(home: Path) -> None:
+    made = home / "lib" / "__pycache__" / "module.cpython-311.pyc"
+    found = learned(home, refused(made, Action.CREATE))
+    assert (texts(found), found.questions) == ([], ())
+
+
 def test_an_install_that_the_profile_dev_shows_is_granted_as_the_profile_does(home: Path) -> None:
     (file,) = filled(home / ".rustup" / "toolchains" / "x" / "lib", "libstd.so")
     assert texts(learned(home, refused(file))) == ["~/.rustup"]

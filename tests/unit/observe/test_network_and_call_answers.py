@@ -67,6 +67,33 @@ def test_rules_decide_about_hosts(ask: _Asker, target: str, allowed: bool, claus
     assert ("" if found.change is None else found.change.flag) == flag
 
 
+def test_a_name_that_the_user_is_asked_about_is_neither_allowed_nor_without_a_way(ask: _Asker) -> None:
+    policy = Policy(net=["ask", "api.example.com:8443"])
+    found = ask(policy, "connect", "other.example.com:8443")
+    assert (found.allowed, found.clause) == (False, 'net = "ask"')
+    assert "unless you allow it when Stockade asks you" in found.reason
+    assert found.change is not None and found.change.flag == "--net other.example.com:8443"
+    for never in "other.example.com:22", "10.1.2.3:443":
+        assert "asks" not in ask(policy, "connect", never).reason
+
+
+def test_rules_for_requests_and_the_secrets_in_them_are_named(ask: _Asker) -> None:
+    rules = [
+        "GET https://api.example.com/v1/**",
+        "!GET https://api.example.com/v1/x",
+        "* https://b.example/**",
+    ]
+    secrets = {"API_KEY": {"from_env": "API_KEY", "hosts": ["api.example.com"]}}
+    policy = Policy(net=[*rules, "ask"], secrets=secrets)
+    found = ask(policy, "connect", "api.example.com:443")
+    assert found.allowed
+    assert found.reason == (
+        "for requests to api.example.com:443 that these rules allow, and for no others: "
+        f"{rules[0]}, {rules[1]}; Stockade replaces the placeholder of API_KEY in them by the value"
+    )
+    assert "API_KEY" not in ask(policy, "connect", "b.example").reason
+
+
 def test_a_rule_that_denies_must_go(ask: _Asker) -> None:
     change = ask(RULES, "connect", "bad.example.org:8443").change
     assert change is not None

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: How many denials are printed.
 SHOWN = 100
+#: Clauses that a policy would need, and that do not allow something themselves.
+ABSENT = ("read", "write", "net", "accept", "syscalls.allow")
 VERBS = {
     "connection": "connect to",
     "name": "look up",
@@ -65,7 +67,7 @@ def because(clause: str, place: str, *, allowed: bool = False) -> str:
     """Return the clause that decides, and where it is written."""
     if clause == "default":
         return "by default" if allowed else "Stockade's own default, whatever the policy says"
-    if " = " not in clause:
+    if clause in ABSENT and not allowed:
         return f"no `{output.name(clause)}` of the policy allows it"
     where = f", {output.name(place)}" if place else ""
     return f"because of {output.name(clause)}{where}"

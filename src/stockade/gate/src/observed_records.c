@@ -6,6 +6,7 @@ enum { SLOTS = 1 << 17 };
 
 static uint32_t slots[SLOTS]; /* places of records, by hash; 0: free */
 static unsigned taken;
+static int some_were_early; /* something could not be made because its directory was missing */
 char texts[2][LONGEST];
 
 static uint64_t hash(uint64_t sum, const void *bytes, size_t size)
@@ -29,23 +30,31 @@ static int is_same(uint32_t place, const struct observation *record, const char 
 	       memcmp(text, target, record->target) == 0 && memcmp(text + record->target, other, record->other) == 0;
 }
 
+/* The slot of a record, which is made complete; a free slot if there is no such record yet. */
+static size_t slot_of(struct observation *record, const char *target, const char *other)
+{
+	size_t first = strlen(target), second = strlen(other);
+	record->target = (uint16_t)first;
+	record->other = (uint16_t)second;
+	record->size = (uint32_t)((sizeof *record + first + second + 7) & ~(size_t)7);
+	record->count = 1;
+	uint64_t sum = hash(0xcbf29ce484222325u, record, sizeof *record);
+	sum = hash(hash(sum, target, first), other, second);
+	size_t slot = (sum ^ sum >> 32) % SLOTS;
+	while (slots[slot] && !is_same(slots[slot], record, target, other))
+		slot = (slot + 1) % SLOTS;
+	return slot;
+}
+
 /* The place of a record, which is counted if it is there already; 0 if there is no room. */
 uint32_t note(struct observation record, const char *target, const char *other)
 {
 	struct observations *memory = observer.memory;
-	size_t first = strlen(target), second = strlen(other);
-	record.target = (uint16_t)first;
-	record.other = (uint16_t)second;
-	record.size = (uint32_t)((sizeof record + first + second + 7) & ~(size_t)7);
-	record.count = 1;
-	uint64_t sum = hash(0xcbf29ce484222325u, &record, sizeof record);
-	sum = hash(hash(sum, target, first), other, second);
-	size_t slot = (sum ^ sum >> 32) % SLOTS;
-	for (; slots[slot]; slot = (slot + 1) % SLOTS)
-		if (is_same(slots[slot], &record, target, other)) {
-			__atomic_add_fetch(&record_at(slots[slot])->count, 1, __ATOMIC_RELAXED);
-			return slots[slot];
-		}
+	size_t slot = slot_of(&record, target, other);
+	if (slots[slot]) {
+		__atomic_add_fetch(&record_at(slots[slot])->count, 1, __ATOMIC_RELAXED);
+		return slots[slot];
+	}
 	uint64_t used = memory->used;
 	if (taken >= SLOTS / 4 * 3 || used + record.size > OBSERVATIONS_SIZE - sizeof *memory) {
 		__atomic_add_fetch(&memory->missed, 1, __ATOMIC_RELAXED);
@@ -54,8 +63,8 @@ uint32_t note(struct observation record, const char *target, const char *other)
 	uint32_t place = (uint32_t)(sizeof *memory + used);
 	struct observation *fresh = record_at(place);
 	*fresh = record;
-	memcpy(fresh + 1, target, first);
-	memcpy((char *)(fresh + 1) + first, other, second);
+	memcpy(fresh + 1, target, record.target);
+	memcpy((char *)(fresh + 1) + record.target, other, record.other);
 	slots[slot] = place;
 	taken++;
 	__atomic_store_n(&memory->used, used + record.size, __ATOMIC_RELEASE);
@@ -122,10 +131,20 @@ const char *text_of(const struct place *place, char text[LONGEST])
 	return text;
 }
 
+/* Whether a program makes what it could not make before, because it has made the directory meanwhile. */
+static int was_early(pid_t pid, enum observed_action action, const struct place *place)
+{
+	if (!some_were_early || action != OBSERVED_CREATE)
+		return 0;
+	struct observation record = {.action = action, .error = ENOENT, .program = program_of(pid)};
+	return slots[slot_of(&record, text_of(place, texts[0]), "")] != 0;
+}
+
 void observe(pid_t pid, enum observed_action action, int error, const struct place *place,
 		    const struct place *other)
 {
-	if (error == 0 && !observer.everything)
+	some_were_early |= action == OBSERVED_CREATE && error == ENOENT;
+	if (error == 0 && !observer.everything && !was_early(pid, action, place))
 		return;
 	struct observation record = {.action = action, .error = error, .program = error ? program_of(pid) : 0};
 	note(record, text_of(place, texts[0]), other ? text_of(other, texts[1]) : "");

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stockade.observe.access import Action
 from stockade.observe.answers import answer
 from stockade.observe.learning.hosts import SYNTHETIC
-from stockade.observe.learning.paths import MOST_ACCESSES, WRITES
+from stockade.observe.learning.paths import MOST_ACCESSES
 from stockade.observe.learning.rounds import LearningRun
 from stockade.observe.records import Observations
 from stockade.observe.view import Walls
@@ -21,7 +21,7 @@ def sort_observed(observed: Observations, walls: Walls, result: Result, command:
 
     `command` is the first word of the command, which Stockade itself executes, unobserved.
     """
-    done = {one.other or one.target for one in observed.accesses if not one.error and one.action in WRITES}
+    done = observed.changed()
     failed = [
         one
         for one in observed.accesses

@@ -32,6 +32,7 @@ from stockade.observe.access import Access, Action
 from stockade.observe.answer_values import Answer
 from stockade.observe.learning.lesson import LearnedEntry, LearnQuestion, by_programs
 from stockade.observe.learning.secret_paths import SecretPlaces
+from stockade.observe.records import is_compiled_python
 from stockade.policy.profile import profile
 from stockade.policy.values import literal, quote
 
@@ -177,6 +178,8 @@ class PathLearner:
         path = answer.access.other or answer.access.target
         if cache := self._cache(path):
             _note(self._caches, cache)
+            return
+        if is_compiled_python(answer.access):
             return
         verb = {Action.REMOVE: "remove", Action.RENAME: "rename something to"}.get(
             answer.access.action, "write to"

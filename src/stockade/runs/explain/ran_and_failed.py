@@ -224,7 +224,18 @@ def _unwritable(program: client.Program, resolved: ResolvedPolicy) -> str:
         return f"{tree} is read-only inside: {fix} makes it writable"
     if not tree and any(covers(shown, path) for shown in shown_by(resolved.profile)):
         return f"{path} belongs to the system and is read-only: write to the workspace, the home or /tmp"
-    return ""
+    return _unshown_directory(os.path.dirname(path), resolved)
+
+
+def _unshown_directory(path: str, resolved: ResolvedPolicy) -> str:
+    """Return a hint about a directory of the host in which a program cannot make anything."""
+    secret = is_secret(path, resolved) or is_secret(os.path.realpath(path), resolved)
+    if secret or not os.path.isdir(path) or _is_there(path, resolved):
+        return ""
+    fix = "write to the workspace, the home or /tmp"
+    if os.access(path, os.W_OK):
+        fix += f"; `--write {shlex.quote(path)}` makes it writable for real"
+    return f"{path} exists on the host, but the policy does not show it: {fix}"
 
 
 def _named(program: client.Program, *, plain: bool = False) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Callable
 
 from stockade.runs.io.eventloop import READABLE, WRITABLE, Events
@@ -49,7 +50,12 @@ class Flow:
 
     def drain(self, most: int, *, hold: bool = False) -> None:
         """Copy what is there, at most `most` bytes; with `hold`, buffer all that the sink does not take."""
-        while most > 0 and (hold or len(self.pending) < MOST) and (got := self._pull()):
+        source = select.poll()
+        source.register(self._source, select.POLLIN)
+        while most > 0 and (hold or len(self.pending) < MOST):
+            # After `su` the user's terminal cannot be opened anew, and reading it blocks.
+            if not source.poll(0) or not (got := self._pull()):
+                return
             most -= got
             self.push()
 
