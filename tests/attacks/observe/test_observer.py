@@ -5,7 +5,10 @@ The program of most tests, observed.c, runs with and without an observer: whatev
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -83,6 +86,37 @@ def test_a_program_that_hides_its_memory_is_said_to_have_been_unobserved() -> No
     assert "hidden mount: EPERM" in result.text
     assert result.denials_cut.endswith("calls came from programs whose memory the observer cannot read")
     assert [one.target for one in result.denials] == ["mount"]
+
+
+#: Holds a lease on a file until a program wants it and has made another one meanwhile.
+LEASE = """
+import fcntl, os, signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGIO])
+file = os.open("leased", os.O_RDWR)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("held", flush=True)
+signal.sigwait([signal.SIGIO])
+while not os.path.exists("meanwhile"):
+    time.sleep(0.01)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+"""
+
+
+@pytest.mark.parametrize("way", ["cat leased", "echo more >> leased; cat leased"])
+def test_a_lease_on_a_file_makes_one_program_wait_and_not_the_observer(way: str, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "leased").write_text("content\n")
+    script = f"cd {place}; ({way}) & sleep 0.3; echo > meanwhile; wait $!"
+    with subprocess.Popen([sys.executable, "-c", LEASE], cwd=place, stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+            policy = Policy(write=[str(place)])
+            result = stockade.run(["sh", "-c", script], policy, explain=True, timeout=20).check()
+        finally:
+            holder.kill()
+    assert result.text.startswith("content\n")
+    assert not any("leased" in one.target for one in result.denials)
 
 
 @pytest.mark.parametrize("backend", ["native", "landlock"])

@@ -430,7 +430,7 @@ static int confine(void)
 	} handled = {4 /* to read files */};
 	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 	int rules = (int)syscall(SYS_landlock_create_ruleset, &handled, sizeof handled, 0);
-	/* With the mark by which the gate's own calls are spared: it hides no call of this kind. */
+	/* With the mark by which the gate's own calls are spared: one alone hides no call of this kind. */
 	tell("confined", syscall(SYS_landlock_restrict_self, rules, 0, 0, 0, 0, 0x53544b47L));
 	show("read", open("/usr/bin/env", O_RDONLY));
 	show("path", open("/usr/bin/env", O_PATH));

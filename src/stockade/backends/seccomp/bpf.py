@@ -391,11 +391,17 @@ def program(machine: str, answers: dict[int, str]) -> bytes:
 def notify_of(calls: dict[int, str]) -> bytes:
     """Assemble what an observed filter does with an allowed call: those in `calls` notify the observer.
 
-    "notify" spares the gate's own calls, "always" spares none.
+    "notify" spares the gate's own calls, "always" spares none. "always unless thrice marked" spares those
+    whose mark nobody leaves in three arguments by chance.
     """
     lines: list[Line] = [
         (LOAD, NUMBER, "", ""),
         *_tree(_intervals(calls, "allow")),
+        "always unless thrice marked",
+        (LOAD, THIRD, "", ""),
+        (EQUAL, UNOBSERVED, "", "always"),
+        (LOAD, FOURTH, "", ""),
+        (EQUAL, UNOBSERVED, "", "always"),
         "notify",
         (LOAD, SIXTH, "", ""),
         (EQUAL, UNOBSERVED, "allow", ""),

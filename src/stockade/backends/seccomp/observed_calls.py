@@ -17,9 +17,14 @@ CALLS = """
 open openat openat2 creat execve execveat connect bind rename renameat renameat2 link linkat symlink symlinkat
 mkdir mkdirat rmdir unlink unlinkat
 """
-#: Calls that change what the observer may do for a process, or how: no argument hides them. The C library's
-#: `syscall` passes whatever is on the stack for the arguments that a caller leaves out.
-CHANGES = "chdir fchdir umask landlock_restrict_self"
+#: Calls that change what the observer may do for a process, or how: one argument does not hide them. The C
+#: library's `syscall` passes whatever is on the stack for the arguments that a caller leaves out.
+CHANGES = {
+    "chdir": "always",
+    "fchdir": "always",
+    "umask": "always",
+    "landlock_restrict_self": "always unless thrice marked",
+}
 _LINE = struct.Struct("=HBBI")
 
 
@@ -35,5 +40,5 @@ def notifying(program: bytes) -> bytes:
             changed.append(_LINE.pack(bpf.JUMP, 0, 0, len(lines) - place - 1))
         else:
             changed.append(_LINE.pack(code, if_true, if_false, operand))
-    ends = dict.fromkeys(CALLS.split(), "notify") | dict.fromkeys(CHANGES.split(), "always")
+    ends = dict.fromkeys(CALLS.split(), "notify") | CHANGES
     return b"".join(changed) + bpf.notify_of(by_number(ends))

@@ -63,9 +63,10 @@ static inline int sys_landlock_add_port(int ruleset, const struct landlock_port 
  * walls are the same. */
 #define UNOBSERVED 0x53544b47u
 
+/* Three marks: one could be in a program's call by chance, and the observer must know of its Landlock. */
 static inline int sys_landlock_restrict_self(int ruleset)
 {
-	return (int)syscall(SYS_landlock_restrict_self, ruleset, 0, 0L, 0L, 0L, (long)UNOBSERVED);
+	return (int)syscall(SYS_landlock_restrict_self, ruleset, 0, (long)UNOBSERVED, (long)UNOBSERVED, 0L, (long)UNOBSERVED);
 }
 
 static inline int sys_pidfd_open(pid_t pid)

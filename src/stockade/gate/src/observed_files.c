@@ -60,7 +60,8 @@ static void fail(const struct seccomp_notif *call, enum observed_action action, 
 	int links = 0;
 	if (!still_waits(call))
 		return;
-	int differs = error == ELOOP || may_differ(place, &links) || (other && may_differ(other, &links));
+	/* EAGAIN: another process has a lease on the file, and the program waits until it gives it up. */
+	int differs = error == ELOOP || error == EAGAIN || may_differ(place, &links) || (other && may_differ(other, &links));
 	if (!differs || links)
 		observe((pid_t)call->pid, action, error, place, other);
 	if (differs || !observer.performs)
@@ -79,11 +80,17 @@ static enum observed_action action_of(uint64_t flags)
 }
 
 /* Opens what was looked up once more, with the flags of the caller: no name is resolved a second time. With O_TMPFILE,
- * O_EXCL says that the file never gets a name. */
+ * O_EXCL says that the file never gets a name. The observer waits for nobody who has a lease on the file. */
 static int open_again(int found, uint64_t flags, uint64_t mode)
 {
 	uint64_t without = O_CREAT | O_NOFOLLOW | ((flags & O_TMPFILE) == O_TMPFILE ? 0 : O_EXCL);
-	return openat(observer.own, own_name(found), (int)(flags & ~without) | O_NOCTTY | O_CLOEXEC, (mode_t)mode);
+	return openat(observer.own, own_name(found), (int)(flags & ~without) | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, (mode_t)mode);
+}
+
+/* Takes O_NONBLOCK away again, unless the caller has asked for it. */
+static int let_block(int fd, uint64_t flags)
+{
+	return flags & O_NONBLOCK ? 0 : fcntl(fd, F_SETFL, (int)(flags & (O_APPEND | O_ASYNC | O_DIRECT | O_NOATIME)));
 }
 
 static void open_found(const struct seccomp_notif *call, const struct place *place, int found, uint64_t flags,
@@ -108,8 +115,8 @@ static void open_found(const struct seccomp_notif *call, const struct place *pla
 	if (!observer.performs)
 		flags &= ~(uint64_t)O_TRUNC;
 	owned_fd opened = makes && !observer.performs ? -1 : open_again(found, flags, mode);
-	int error = opened < 0 ? errno : 0;
-	if (!observer.performs) {
+	int error = opened < 0 && errno != EAGAIN ? errno : 0;
+	if (!observer.performs || (opened < 0 ? error == 0 : let_block(opened, flags))) {
 		observe(pid, action, makes ? 0 : error, place, NULL);
 		go_on(call);
 	} else if (opened < 0) {
@@ -185,7 +192,7 @@ static void open_existing(const struct seccomp_notif *call, const struct place *
 		return;
 	}
 	if (fstat(opened, &info) || (!S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode)) || is_of_proc(opened, &info) ||
-	    (!(flags & O_NONBLOCK) && fcntl(opened, F_SETFL, (int)(flags & (O_APPEND | O_ASYNC | O_DIRECT | O_NOATIME))))) {
+	    let_block(opened, flags)) {
 		go_on(call);
 		return;
 	}
