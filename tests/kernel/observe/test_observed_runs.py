@@ -78,6 +78,12 @@ def test_files_that_the_c_library_does_without_are_not_listed() -> None:
     assert not any("locale.alias" in target for target in targets(result))
 
 
+def test_what_is_observed_is_not_guessed() -> None:
+    command = ["sh", "-c", "echo x > /usr/made"]
+    assert "a guess" in stockade.run(command).hint
+    assert "a guess" not in stockade.run(command, explain=True).hint
+
+
 def test_an_ordinary_run_is_not_observed(secret: Path) -> None:
     result = stockade.run(["cat", str(secret)])
     assert (result.observed, result.denials, result.denials_cut) == (False, (), "")
