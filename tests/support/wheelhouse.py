@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 #: What Stockade needs, what builds it, and what installs it.
-STOCKADE = ("cryptography", "msgspec", "pyseccomp", "setuptools", "pip")
+STOCKADE = ("cryptography", "h2", "msgspec", "pyOpenSSL", "pyseccomp", "setuptools", "pip")
 #: What an installer added to the files of the wheel.
 ADDED = ("INSTALLER", "REQUESTED", "RECORD", "direct_url.json")
 

@@ -232,7 +232,7 @@ def _dry_run(settings: Any, items: Any, policy: Any, project: str, as_json: bool
         return 0
     print(f"project  {output.name(project)}")
     print(f"agent    {output.clean(recipe.describe())}")
-    print(f"key      {recipe.key}")
+    print(f"key      {recipe.describe_key(whole)}")
     print(f"walls    {chosen.backend}: {many(len(chosen.controls), 'control')} enforced")
     print(f"network  {whole.net if isinstance(whole.net, str) else ', '.join(whole.net) or 'none'}")
     print(f"verify   {output.name(settings.verify)}")
@@ -329,7 +329,7 @@ class _Reporter:
                     f"loop {event.loop} {word}: {many(len(event.items), 'item')}, agent {event.shown_agent}, "
                     f"behind the walls of {event.backend}"
                 )
-                output.say(f"the agent's key: {self._loop.recipe.key}")
+                output.say(f"the agent's key: {self._loop.key}")
             case events.BaselineEnd():
                 tests = (
                     f"{many(event.passed, 'test')} passed, {event.failed} failed"

@@ -34,21 +34,24 @@ class NetworkBudget:
         self._by_host = any(name.startswith("host_") for name in self._limits)
         self._spent = [0] * len(KINDS)
         self._hosts: dict[str, list[int]] = {}
+        self._handed_over = False
 
     def of_host(self, host: str) -> HostBudget | None:
         """Return the budget of a connection to a host; None if the policy has no such limits."""
         if not self._limits:
             return None
         spent = self._hosts.get(host) if self._by_host else []
-        if spent is None and len(self._hosts) < MOST_HOSTS:
+        if spent is None and len(self._hosts) < MOST_HOSTS and not self._handed_over:
             spent = self._hosts[host] = [0] * len(KINDS)
         return HostBudget(self._limits, self._spent, spent)
 
     def hand_over(self, *, busy: bool) -> bytes:
         """Return what was spent, for `take_over` in another process.
 
-        A process that still has connections keeps half of what is left for itself.
+        A process that still has connections keeps half of what is left for itself, and has nothing for hosts
+        that it has not met.
         """
+        self._handed_over = True
         both = [(self._spent, ""), *((spent, "host_") for spent in self._hosts.values())]
         told = [list(spent) for spent, _ in both]
         if busy:

@@ -243,6 +243,8 @@ class EgressLoop:
         self._questions = Questions(loop, socket.socket(fileno=next(taken))) if message.get("ask") else None
         #: The connections that the user has allowed once.
         self._allowed_once: set[asyncio.Task[None]] = set()
+        #: The connections whose requests are judged.
+        self._judged: set[asyncio.Task[None]] = set()
         self.termination: HttpTermination | None = None
         if "http" in message:
             roots = next(taken) if message["http"] else -1
@@ -412,8 +414,13 @@ class EgressLoop:
         return (
             self._questions is not None
             and rules.is_name(name)
-            and any(port in self._ports and rules.for_name(name, port).rule < 0 for port in ports)
+            and any(port in self._ports and self._is_open_question(name, port) for port in ports)
         )
+
+    def _is_open_question(self, name: str, port: int) -> bool:
+        """Whether no rule decides about a connection; those that deny some requests need a look into it."""
+        rules = self._rules.set
+        return rules.for_name(name, port).rule < 0 and not rules.denies_requests(name, port)
 
     def reverse(self, address: str) -> str | None:
         """Return the name that a synthetic address stands for."""
@@ -652,8 +659,9 @@ class EgressLoop:
             raise
         # The rules may have changed meanwhile, and deny rules win over the user's answer.
         decision = self._rules.decide(destination)
-        refused = _denial(decision) if decision.rule >= 0 or answer == BY_RULE else answer
-        if not decision.allowed and (answer != ONCE or decision.rule >= 0):
+        open_question = self._is_open_question(name, port)
+        refused = answer if open_question and answer != BY_RULE else _denial(decision)
+        if not decision.allowed and not (open_question and answer == ONCE):
             self._records.refuse(*destination, refused, rule=self._rules.place(decision.rule))
             if proxied is not None:
                 await self._say_and_close(connection, proxied.refused)
@@ -764,6 +772,10 @@ class EgressLoop:
         from stockade.egress.termination.connection import TerminatedConnection, TerminatedPlace
 
         assert self.termination is not None
+        task = asyncio.current_task()
+        assert task is not None
+        self._judged.add(task)
+        task.add_done_callback(self._judged.discard)
         protocols: list[bytes] = []
         if scheme == "https":
             async with asyncio.timeout(self._bounds.hello):
@@ -798,9 +810,13 @@ class EgressLoop:
     def _check_rules(self, destination: _Destination) -> NetDecision:
         """Refuse what the rules do not allow any more: they may have changed since it was accepted."""
         decision = self._rules.decide(destination)
-        allowed_once = decision.rule < 0 and asyncio.current_task() in self._allowed_once
+        allowed_once = asyncio.current_task() in self._allowed_once and self._is_open_question(
+            destination.name, destination.port
+        )
         if not decision.allowed and not allowed_once:
             raise DialError(_denial(decision), denied=True, rule=self._rules.place(decision.rule))
+        if decision.scheme and asyncio.current_task() not in self._judged:
+            raise DialError("no rule", denied=True)
         return decision
 
     async def _dial(self, destination: _Destination) -> tuple[socket.socket, str]:

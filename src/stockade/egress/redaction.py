@@ -66,21 +66,37 @@ _HEX, _LOWER_HEX = b"0123456789ABCDEF", b"0123456789abcdef"
 _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _BASE64_URL = _BASE64[:62] + b"-_"
-_ENTITIES = {
-    ord("&"): b"&amp;",
-    ord("<"): b"&lt;",
-    ord(">"): b"&gt;",
-    ord('"'): b"&quot;",
-    ord("'"): b"&#39;",
-}
+
+
+def _spelled(letters: bytes, form: bytes) -> dict[int, bytes]:
+    return {letter: form % letter for letter in letters}
+
+
+_MARKUP = {ord("&"): b"&amp;", ord("<"): b"&lt;", ord(">"): b"&gt;", ord('"'): b"&quot;"}
+#: How pages write a value: most of them, Python, Go, Handlebars and Mustache.
+_ENTITIES: tuple[dict[int, bytes], ...] = (
+    _MARKUP | _spelled(b"'", b"&#%d;"),
+    _MARKUP | _spelled(b"'", b"&#x%X;"),
+    _MARKUP | _spelled(b"\"'+", b"&#%d;"),
+    _MARKUP | _spelled(b"'`=", b"&#x%X;"),
+    _MARKUP | _spelled(b"'", b"&#%d;") | _spelled(b"/`=", b"&#x%X;"),
+)
 _JSON = {ord('"'): b'\\"', ord("\\"): b"\\\\"}
+#: How texts of JSON write a value: most of them, PHP, Go, GSON and .NET.
+_JSONS: tuple[dict[int, bytes], ...] = (
+    _JSON,
+    _JSON | {ord("/"): b"\\/"},
+    _JSON | _spelled(b"&<>", b"\\u%04x"),
+    _JSON | _spelled(b"&<>='", b"\\u%04x"),
+    _JSON | _spelled(b"&<>'\"+`", b"\\u%04X"),
+)
 
 Writer = Callable[[memoryview], Iterator[int]]
 
 
-def _percent(value: memoryview, digits: bytes, space: bytes) -> Iterator[int]:
+def _percent(value: memoryview, digits: bytes, space: bytes, kept: bytes = b"") -> Iterator[int]:
     for byte in value:
-        if byte in _UNRESERVED:
+        if byte in _UNRESERVED or byte in kept:
             yield byte
         elif byte == 32 and space:
             yield space[0]
@@ -127,9 +143,8 @@ _WRITERS: tuple[Writer, ...] = (
     percent,
     partial(_percent, digits=_LOWER_HEX, space=b""),
     partial(_percent, digits=_HEX, space=b"+"),
-    json_escape,
-    partial(_escaped, escapes={**_JSON, ord("/"): b"\\/"}),
-    partial(_escaped, escapes=_ENTITIES),
+    partial(_percent, digits=_HEX, space=b"", kept=b"/"),
+    *(partial(_escaped, escapes=escapes) for escapes in (*_JSONS, *_ENTITIES)),
     partial(_hexadecimal, digits=_HEX),
     partial(_hexadecimal, digits=_LOWER_HEX),
     *(partial(_base64, before=before, letters=_BASE64) for before in range(3)),

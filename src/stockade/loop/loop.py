@@ -143,6 +143,11 @@ class Loop:
         """How the agent is started."""
         return self._core.recipe
 
+    @property
+    def key(self) -> str:
+        """Where the agent's key lives."""
+        return self._core.recipe.describe_key(self._core.agent_policy)
+
     def listen(self, listener: Listener | None) -> None:
         """Call this function with every event from now on, instead of the one before."""
         self._core.dispatcher.listener = listener

@@ -32,6 +32,12 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+#: Stages wait for each other less with a pipe of this size, the most that an ordinary user may have; and how
+#: many pipes of a pipeline are so large: all of them together count against the user's share of the kernel's.
+_LARGE_PIPE = 1 << 20
+_LARGE_PIPES = 8
+
+
 class Links:
     """The pipes between stages: each leads from the output of one to a descriptor of another."""
 
@@ -50,6 +56,10 @@ class Links:
         _open.update(made)
         self._ends.setdefault(reader, {})[number] = reading
         self._ends.setdefault(writer, {})[1] = writing
+        if len(self._made) <= 2 * _LARGE_PIPES:
+            # The kernel bounds what all pipes of a user hold: then this one stays as it is.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _LARGE_PIPE)
 
     def numbers(self, stage: int) -> frozenset[int]:
         """Return the numbers of a stage's descriptors that lead to other stages."""

@@ -769,6 +769,11 @@ class RuleSet:
         """Decide about a connection to a name."""
         return self._decide(self._for_name(name), port)
 
+    def denies_requests(self, name: str, port: int) -> bool:
+        """Whether a rule denies some request to a name, so that a connection must be looked into."""
+        rules = (self.rules[index] for index in self._for_name(name))
+        return any(rule.deny and rule.http and _has(rule.ports, port) for rule in rules)
+
     def for_request(self, name: str, port: int, method: str, target: Target) -> NetDecision:
         """Decide about a request on a connection that only rules for requests allow."""
         found = _NOT_ALLOWED

@@ -86,6 +86,18 @@ def test_deny_rules_and_private_addresses_need_no_question_to_be_refused(reach: 
     assert not reach.internet.events("connection")
 
 
+def test_requests_that_a_rule_denies_cannot_be_allowed_unseen(reach: Reach) -> None:
+    # Nobody looks into a connection that the user has allowed, so the denied request would pass.
+    for rule in ("!GET http://api.good.example/**", "!DELETE http://*.good.example/**"):
+        got, asked, result, _ = ask(
+            reach, {"api.good.example": "once"}, "api.good.example:80",
+            net=["ask", "GET http://web.evil.example/**", rule],
+        )  # fmt: skip
+        assert (got, asked) == (["ConnectionResetError"], [])
+        assert not reach.internet.events("connection")
+        assert [one["target"] for one in result["denials"]] == ["api.good.example:80"]
+
+
 def test_only_the_ports_of_rules_and_of_the_web_are_asked_about(reach: Reach) -> None:
     got, asked, _, _ = ask(
         reach, {"echo.good.example": "run"}, f"echo.good.example:{ECHO}", "echo.good.example:9009",

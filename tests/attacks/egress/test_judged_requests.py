@@ -203,6 +203,7 @@ ODD_TWO: dict[str, bytes] = {
     + heads([(":path", "/secret/x")]),
     "an absolute path": heads(two(f"https://{EVIL}/ok/x")),
     "a path behind the path": heads(two(more=(("x-original-url", "/secret/x"),))),
+    "a length with an underscore": heads(two(more=(("content_length", "5"),))),
     "dots that some servers decode": heads(two("/ok/%2e%2e%2fsecret")),
     "HTTP/1 instead": get("/secret/x", TWO),
 }

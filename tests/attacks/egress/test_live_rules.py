@@ -251,3 +251,29 @@ with stockade.Sandbox(Policy(net=["www.good.example:80"])) as box:
     error, rules, reached = library(internet, code, env={"XDG_CONFIG_HOME": str(home)})
     assert error[0] == "PolicyError" and 'net = "evil.example:80"' in error[1]
     assert rules == ["www.good.example:80"] and reached == "no such name"
+
+
+def test_a_connection_that_began_before_its_requests_are_judged_is_not_dialled_unjudged(
+    internet: Internet,
+) -> None:
+    found = library(
+        internet,
+        '''
+WAIT = GET + """
+end = socket.create_connection(("www.good.example", 80), 5)
+print("connected", flush=True)
+sys.stdin.read()
+try:
+    end.sendall(REQUEST)
+    print("reached" if end.recv(100) else "closed")
+except OSError as error:
+    print(errno.errorcode[error.errno])
+"""
+with stockade.Sandbox(Policy(net=["www.good.example:80", "GET http://api.good.example/**"])) as box:
+    program, said = started(box, WAIT)
+    box.net.replace("GET http://www.good.example/allowed")
+    print(json.dumps([said, go_on(program)]))
+''',
+    )
+    assert found == ["connected", "ECONNRESET"]
+    assert not internet.events("request")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +218,34 @@ def test_a_file_that_the_program_can_read_or_lead_elsewhere_is_no_source(
         secret = {"from_file": str(source), "hosts": [BOUND]}
         with pytest.raises(AssertionError, match="the program can read this file"):
             reach.supervisor.run(["true"], NET, secrets={"API_KEY": secret}, workspace=str(project))
+
+
+def test_a_command_that_prints_a_value_finds_nothing_that_a_program_wrote(
+    reach: Reach, tmp_path: Path
+) -> None:
+    """A directory in which programs write is where many a command looks for its modules or settings."""
+    own, workspace = tmp_path / "own", tmp_path / "workspace"
+    for place in (own, workspace):
+        place.mkdir(mode=0o755)
+    (own / "keys.py").write_text(f"print({VALUE!r})")
+    planted, done = f"open({str(tmp_path / 'done')!r}, 'x').close(); print('{VALUE}')", tmp_path / "done"
+    command = ["env", f"PYTHONPATH={own}", sys.executable, "-m", "keys"]
+    (tmp_path / "keys.py").write_text(planted)
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    assert done.exists()
+    done.unlink()
+    policy = {
+        "net": NET, "net_roots": str(reach.internet.bundle),
+        "workspace": {"path": str(workspace), "mode": "rw"}, "unprotect": [".envrc", ".vscode", ".claude"],
+        "secrets": {"API_KEY": {"from_command": command, "hosts": [BOUND]}},
+    }  # fmt: skip
+    plant = ["sh", "-c", 'printf %s "$1" > keys.py', "sh", planted]
+    found = reach.supervisor.do(
+        f"import os\nos.chdir({str(workspace)!r})\n"
+        f"with stockade.Sandbox(stockade.Policy(**{policy!r})) as box:\n"
+        f"    answer = box.run({plant!r}).exit_code\n"
+        "    box.secrets.refresh()\n"
+        "os.chdir('/')\n"
+    )
+    assert found == 0 and (workspace / "keys.py").read_text() == planted
+    assert not done.exists()

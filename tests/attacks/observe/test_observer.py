@@ -45,7 +45,7 @@ def test_every_call_ends_as_it_does_without_an_observer() -> None:
     assert calls == {"mount", "unshare", "ptrace", "keyctl", "bpf"}, "and not clone3"
 
 
-@pytest.mark.parametrize("game", ["block", "confine", "attack"])
+@pytest.mark.parametrize("game", ["block", "confine", "attack", "proc"])
 def test_whatever_it_tries_it_gets_what_it_would_get_without_an_observer(game: str) -> None:
     ordinary, observed = play(game, explain=False), play(game, explain=True)
     assert observed.text == ordinary.text
@@ -83,6 +83,27 @@ def test_a_program_that_hides_its_memory_is_said_to_have_been_unobserved() -> No
     assert "hidden mount: EPERM" in result.text
     assert result.denials_cut.endswith("calls came from programs whose memory the observer cannot read")
     assert [one.target for one in result.denials] == ["mount"]
+
+
+@pytest.mark.parametrize("backend", ["native", "landlock"])
+def test_the_observer_itself_opens_files_and_without_room_the_call_fails(backend: str) -> None:
+    script = """
+import errno, os, resource, tempfile
+path = os.path.join(tempfile.gettempdir(), "made")
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+try:
+    os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+except OSError as error:
+    print(errno.errorcode[error.errno], os.path.lexists(path))
+"""
+    accept = [*PLAIN, "protect"] if backend == "landlock" else []
+    policy = Policy(backend=backend, accept=accept)
+    found = [
+        stockade.run(["/usr/bin/python3", "-I", "-S", "-c", script], policy, explain=explain).check().text
+        for explain in (False, True)
+    ]
+    # The one trace of the observer: it made the file before there was no room for the descriptor.
+    assert found == ["EMFILE False\n", "EMFILE True\n"]
 
 
 def test_without_namespaces_the_observer_is_no_way_around_landlock() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from stockade.sessions.attach.terminal_question import READ_FIRST
 from support.cli import STOCKADE
 from support.network import Internet
 
@@ -75,6 +76,7 @@ class Seat:
 
     def answer(self, letter: str, times: int = 1) -> None:
         self.until(ASKED, times)
+        time.sleep(READ_FIRST)
         self.type(letter.encode() + b"\r")
 
     def end(self) -> str:
@@ -152,6 +154,9 @@ def test_nothing_inside_can_answer(sit: Any, internet: Internet) -> None:
     # What the user typed for the program before the question is for the program.
     seat.type(b"r\r")
     seat.until(ASKED)
+    # The user is still typing for the program when it connects.
+    seat.type(b"r\r" + b"r")
+    time.sleep(READ_FIRST)
     before = len(seat.shown)
     # What a terminal would answer to the program's queries, late.
     seat.type(b"\x1b]lr\x1b\\\r")

@@ -122,3 +122,39 @@ def test_programs_cannot_use_it_themselves(internet: Internet) -> None:
             ["/usr/bin/python3", "-c", code], ["api.good.example"], env={"HTTPS_PROXY": PROXY}
         )
     assert result["stdout"].split() == ["ConnectionRefusedError"] * 3
+
+
+def test_requests_are_judged_counted_and_get_values_through_both_proxies(
+    internet: Internet, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept.jsonl"
+    kept.touch()
+    internet.handle("api.good.example", "support.secret_servers:keep", file=str(kept))
+    value, host = "sk-real-5f2d8a91c7e34b60", "api.good.example"
+    program = """
+get() { curl -sS -o /dev/null -w "%{http_code} " -H "Authorization: Bearer $API_KEY" "$@"; }
+get https://api.good.example/ok/1
+get https://api.good.example/no
+get -x socks5h://198.18.0.1:3128 https://api.good.example/ok/2
+get -x socks5h://198.18.0.1:3128 https://api.good.example/no
+get --noproxy '*' https://api.good.example/ok/3
+"""
+    code = f"""
+import json, stockade
+secret = {{"from_env": "API_KEY", "hosts": [{host!r}]}}
+policy = stockade.Policy(
+    net=["GET https://{host}/ok/**"], proxy=True, limits={{"requests": 2}}, secrets={{"API_KEY": secret}}
+)
+result = stockade.run(["sh", "-c", {program!r}], policy)
+print(json.dumps([result.text, [one.reason for one in result.network], repr(result)]))
+"""
+    with upstream(internet) as proxy:
+        env = {"API_KEY": value, "HTTPS_PROXY": PROXY, **internet.trust}
+        done = internet.python(code, env=env)
+        assert done.returncode == 0, done.stderr
+        text, reasons, shown = json.loads(done.stdout)
+        assert text.split() == ["200", "403", "200", "403", "403"], (text, reasons)
+        assert proxy.next() == {"place": "api.good.example:443", "secret": f"ada:{SECRET}"}
+    arrived = [json.loads(line)["headers"]["authorization"] for line in kept.read_text().splitlines()]
+    assert arrived == [f"Bearer {value}"] * 2
+    assert "limits.requests" in reasons and value not in shown and "s3cret" not in shown

@@ -202,6 +202,9 @@ def test_the_observer_cannot_be_left_out(out: Path, order: Order) -> None:
     for left_out in (f"op:{last - 1}", f"op:{last}", "filter", "seccomp:16"):
         order(left_out)
         assert not starts(policy, out, explain=True), left_out
+    with pytest.raises(SetupError, match="observes the calls already") as caught:
+        stockade.run(["true"], explain=True)
+    assert "--explain" in caught.value.hint
 
 
 def test_every_kind_of_operation_was_among_those_left_out(tmp_path: Path, workspace: Path, out: Path) -> None:

@@ -215,7 +215,8 @@ class TestObserved:
         return observed_calls.notifying(program)
 
     def test_it_gives_the_ordinary_answer_or_notifies(self, program: bytes, observed: bytes) -> None:
-        families = {number(name) for name in observed_calls.CALLS.split()}
+        calls = f"{observed_calls.CALLS} {observed_calls.CHANGES}"
+        families = {number(name) for name in calls.split()}
         for call in range(700):
             for arguments in ((), (1, 2, 3), (17, 3), (0x7E020000,), (0, 0x5412), (0, 0xFFFFFFFF)):
                 ordinary, answer = decide(program, call, *arguments), decide(observed, call, *arguments)
@@ -234,6 +235,8 @@ class TestObserved:
         marked = (0, 0, 0, 0, 0, bpf.UNOBSERVED)
         assert decide(observed, number("openat"), *marked) == ALLOW
         assert decide(observed, number("mount"), *marked) == NOTIFY
+        for name in observed_calls.CHANGES.split():
+            assert decide(observed, number(name), *marked) == NOTIFY, name
 
     def test_a_call_that_the_policy_denies_is_notified_as_a_refused_one(self) -> None:
         ordinary = syscalls.compile_filter((), ("openat", "connect"))

@@ -67,6 +67,13 @@ def test_two_processes_never_spend_more_than_one_could(busy: bool) -> None:
         assert all(spent[name] <= limit for name, limit in limits.items())
 
 
+def test_a_host_that_is_met_after_the_handover_is_met_by_one_process_alone() -> None:
+    old, new = NetworkBudget({"host_upload": 10}), NetworkBudget({"host_upload": 10})
+    new.take_over(old.hand_over(busy=True))
+    assert of_host(new, "late").spend("upload", 10)
+    assert of_host(old, "late").exhausted() == "limits.host_connections"
+
+
 @pytest.mark.parametrize(
     "written",
     [b"", b"[]", b"{}", b"[[1,2,3],{}]", b'[[1,2,3,"4"],{}]', b"[[1,2,3,true],{}]", b"[[1,2,3,4],{}", b"\xff",

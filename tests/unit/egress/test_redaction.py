@@ -54,6 +54,12 @@ def masked(text: bytes, sizes: list[int], *values: bytes) -> bytes:
         json.dumps(VALUE.decode())[1:-1].encode(),
         json.dumps(VALUE.decode())[1:-1].replace("/", "\\/").encode(),
         html.escape(VALUE.decode()).encode(),
+        quote(VALUE).encode(),
+        # Go, GSON and .NET; templates of Go, Handlebars and Mustache
+        rb"sk/real+\"5f2d\u00268a91\\c7e3",
+        rb"sk/real\u002B\u00225f2d\u00268a91\\c7e3",
+        rb"sk/real&#43;&#34;5f2d&amp;8a91\c7e3",
+        rb"sk&#x2F;real+&quot;5f2d&amp;8a91\c7e3",
         VALUE.hex().encode(),
         VALUE.hex().upper().encode(),
         base64.b64encode(VALUE),
@@ -70,6 +76,11 @@ def test_a_value_is_masked_in_each_form_and_nothing_changes_its_length(written: 
     assert b"*" * 20 in found
     for at in range(len(written) - 12):
         assert written[at : at + 12] not in found
+
+
+@pytest.mark.parametrize("written", [rb"c2stcmVhbA1234\u003d\u003d", b"c2stcmVhbA1234&#x3D;&#x3D;"])
+def test_a_value_in_base64_is_masked_where_servers_escape_its_end(written: bytes) -> None:
+    assert masked(b"<" + written + b">", [], b"c2stcmVhbA1234==") == b"<" + b"*" * len(written) + b">"
 
 
 def test_any_split_anywhere_is_masked_alike() -> None:

@@ -151,6 +151,42 @@ def test_decoded_answers_have_one_budget() -> None:
     assert held.decoded == 0
 
 
+def test_decoded_answers_count_until_the_program_has_them() -> None:
+    import gzip
+
+    held = store()
+    made, _, _ = exchange(held, authorization=b"Bearer " + KEY)
+    made.response_head(ResponseHead(200, ((b"content-encoding", b"gzip"),)))
+    made.response_data(gzip.compress(bytes(1 << 20)))
+    made.response_end()
+    # Over HTTP/2 the whole answer may still wait for the program's window.
+    assert held.decoded > 1000000
+    del made
+    assert held.decoded == 0
+
+
+def test_a_websocket_of_a_server_that_has_a_secret_is_not_compressed() -> None:
+    _, sent, _ = exchange(store(), upgrade=b"websocket", sec_websocket_extensions=b"permessage-deflate")
+    assert dict(sent.fields) == {b"upgrade": b"websocket", b"accept-encoding": b"identity"}
+
+
+@pytest.mark.parametrize("name", ["range", "if_range", "request_range", "accept_charset"])
+def test_no_part_of_an_answer_and_no_other_letters_are_asked_for(name: str) -> None:
+    _, sent, _ = exchange(store(), **{name: b"bytes=0-9"})
+    assert dict(sent.fields) == {b"accept-encoding": b"identity"}
+
+
+@pytest.mark.parametrize("charset", [b"UTF-16", b'"utf-16le"', b"utf-32", b"UCS-2", b"utf-7", b"ibm037"])
+def test_answers_in_letters_that_cannot_be_searched_are_refused(charset: bytes) -> None:
+    from stockade.egress.termination.http1_heads import ResponseRefusedError
+
+    made, _, _ = exchange(store())
+    with pytest.raises(ResponseRefusedError):
+        made.response_head(ResponseHead(200, ((b"content-type", b"text/plain; Charset=" + charset),)))
+    for known in (b"utf-8", b'"UTF-8"', b"us-ascii", b"iso-8859-1", b"windows-1252", b"latin1", b"binary"):
+        made.response_head(ResponseHead(200, ((b"content-type", b"text/plain;charset=" + known),)))
+
+
 def test_records_of_secrets_are_read_back() -> None:
     descriptor = create_records()
     try:

@@ -94,6 +94,8 @@ def test_a_recipe_adds_the_agents_files_key_and_hosts_to_a_policy_and_takes_noth
 def test_an_open_network_stays_open_and_a_plain_command_adds_nothing() -> None:
     opened = recipe_for(["claude"]).extend(Policy(net="open"))
     assert opened.net == "open" and opened.pass_env == ("ANTHROPIC_API_KEY",) and not opened.secrets
+    assert "is passed inside" in recipe_for(["claude"]).describe_key(opened)
+    assert "stays outside" in recipe_for(["claude"]).describe_key(recipe_for(["claude"]).extend(Policy()))
     own = recipe_for(["claude"]).extend(Policy(pass_env=["ANTHROPIC_API_KEY"]))
     assert own.pass_env == ("ANTHROPIC_API_KEY",) and not own.secrets
     assert recipe_for(["./agent.sh"]).extend(Policy(workspace=".")) == Policy(workspace=".")

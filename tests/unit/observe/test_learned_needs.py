@@ -107,6 +107,8 @@ def test_variables_that_the_programs_obey_are_passed_if_they_are_set() -> None:
         ("NPM_CONFIG__AUTH", "YWRhOmh1bnRlcjI"),
         ("PIP_TOKEN", "x"),
         ("PIP_THING", "ghp_0123456789abcdefghijABCDEFGHIJ012345"),
+        ("NPM_CONFIG_NODE_OPTIONS", "--proxy-password hunter2"),
+        ("PIP_OPTIONS", "-Djavax.net.ssl.keyStorePassword=hunter2"),
     ],
 )
 def test_a_variable_that_looks_like_a_secret_is_a_question(name: str, value: str) -> None:

@@ -119,6 +119,14 @@ def test_a_file_that_only_the_user_may_read_is_a_question(home: Path, data: Path
     assert found.questions[0].allow == f'read = ["{file}"]'
 
 
+def test_a_file_of_a_group_such_as_a_log_of_the_system_is_a_question(home: Path, data: Path) -> None:
+    (file,) = filled(data, "auth.log")
+    file.chmod(0o640)
+    found = learned(home, refused(file))
+    assert texts(found) == [] and "its group" in found.questions[0].why
+    assert "its group" in learned(home, refused(data)).questions[0].why
+
+
 @pytest.mark.parametrize("name", [".ssh/id_rsa", ".config/tool/settings.toml", ".gitconfig", ".netrc"])
 def test_settings_in_the_home_are_questions(home: Path, name: str) -> None:
     file = home / name

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from stockade.result import NetworkQuestion
-from stockade.sessions.attach.terminal_question import TerminalQuestion
+from stockade.sessions.attach.terminal_question import READ_FIRST, TerminalQuestion
 
 QUESTION = NetworkQuestion(name="api.example.com", port=443, process="cu\x1b[2Jrl (7)")
 
@@ -26,6 +28,22 @@ def test_an_answer_is_one_letter_and_enter(typed: bytes, answer: str) -> None:
         for piece in pieces:
             assert b"\x1b" not in question.feed(piece)
         assert question.settled and question.wait() == answer
+
+
+def test_what_was_typed_before_anyone_could_read_the_question_answers_nothing() -> None:
+    question = TerminalQuestion(QUESTION)
+    question.text()
+    assert question.feed(b"r\rw") == b"" and not question.settled
+    time.sleep(READ_FIRST)
+    # The end of a line that began too early.
+    question.feed(b"\r")
+    assert not question.settled
+    question.feed(b"o\r")
+    assert question.wait() == "once"
+    hasty = TerminalQuestion(QUESTION)
+    hasty.text()
+    hasty.feed(b"\x03")
+    assert hasty.settled and hasty.wait() == "no"
 
 
 def test_what_is_shown_cannot_be_obeyed_by_a_terminal() -> None:

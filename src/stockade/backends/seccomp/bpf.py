@@ -389,13 +389,17 @@ def program(machine: str, answers: dict[int, str]) -> bytes:
 
 
 def notify_of(calls: dict[int, str]) -> bytes:
-    """Assemble what an observed filter does with an allowed call: those in `calls` notify the observer."""
+    """Assemble what an observed filter does with an allowed call: those in `calls` notify the observer.
+
+    "notify" spares the gate's own calls, "always" spares none.
+    """
     lines: list[Line] = [
         (LOAD, NUMBER, "", ""),
         *_tree(_intervals(calls, "allow")),
         "notify",
         (LOAD, SIXTH, "", ""),
         (EQUAL, UNOBSERVED, "allow", ""),
+        "always",
         (GIVE, NOTIFY, "", ""),
         "allow",
         (GIVE, ENDS["allow"], "", ""),

@@ -15,8 +15,11 @@ from stockade.backends.seccomp.syscalls import by_number
 
 CALLS = """
 open openat openat2 creat execve execveat connect bind rename renameat renameat2 link linkat symlink symlinkat
-mkdir mkdirat rmdir unlink unlinkat chdir fchdir umask landlock_restrict_self
+mkdir mkdirat rmdir unlink unlinkat
 """
+#: Calls that change what the observer may do for a process, or how: no argument hides them. The C library's
+#: `syscall` passes whatever is on the stack for the arguments that a caller leaves out.
+CHANGES = "chdir fchdir umask landlock_restrict_self"
 _LINE = struct.Struct("=HBBI")
 
 
@@ -32,4 +35,5 @@ def notifying(program: bytes) -> bytes:
             changed.append(_LINE.pack(bpf.JUMP, 0, 0, len(lines) - place - 1))
         else:
             changed.append(_LINE.pack(code, if_true, if_false, operand))
-    return b"".join(changed) + bpf.notify_of(by_number(dict.fromkeys(CALLS.split(), "notify")))
+    ends = dict.fromkeys(CALLS.split(), "notify") | dict.fromkeys(CHANGES.split(), "always")
+    return b"".join(changed) + bpf.notify_of(by_number(ends))

@@ -170,8 +170,8 @@ class Http1Connection:
                 raise error
             return await responding
         finally:
-            # A response that ends before the body does is the last one.
-            self._sending = not sending.done()
+            # A response is the last one if the body has not been sent to its end.
+            self._sending = not sending.done() or sending.cancelled() or sending.exception() is not None
             for one in (sending, responding):
                 one.cancel()
             await asyncio.gather(sending, responding, return_exceptions=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from stockade.egress.decoders.http_requests import DECISIVE
 from stockade.egress.termination.messages import Fields, RequestHead
 from stockade.policy.http_rules import AmbiguousTargetError, Target, check_method, read_target
 from stockade.policy.net_rules import NetDecision
@@ -108,5 +109,7 @@ def _check_fields(fields: Fields, host: str) -> None:
         plain = name.replace(b"_", b"-")
         if plain in _PATH_FIELDS or (plain != name and plain in _METHOD_FIELDS):
             raise AmbiguousTargetError(f"some servers take {plain.decode()} for another path or method")
+        if plain != name and plain in DECISIVE:
+            raise AmbiguousTargetError(f"some servers take {name.decode()} for {plain.decode()}")
         if plain in _HOST_FIELDS and value.lower().partition(b":")[0] != host.encode("ascii"):
             raise AmbiguousTargetError(f"its {plain.decode()} names another host")

@@ -7,6 +7,7 @@ cannot be decoded is refused. So every byte that a program gets from such a serv
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from stockade.egress.redaction import BodyRedactor, Redactor, UnreadableError, redact_headers
@@ -14,12 +15,22 @@ from stockade.egress.secrets import BodyRewriter, PlaceholderScan, SecretStore
 from stockade.egress.termination.http1_heads import ResponseRefusedError
 from stockade.egress.termination.messages import Fields, HttpExchange, RequestHead, ResponseHead
 
-#: How many bytes of compressed answers may be under way at once, decoded; those that a program has read count
-#: until the end of the answer.
+#: How many bytes of compressed answers may be under way at once, decoded; all of an answer count until the
+#: program has its end.
 MOST_DECODED = 64 << 20
 
-#: What is not asked of servers that have a secret.
-_LEFT_OUT = (b"accept-encoding", b"range", b"if-range")
+#: What is not asked of servers that have a secret: answers that are compressed, parts of answers, which could
+#: have a value in pieces, and other letters.
+_LEFT_OUT = (
+    b"accept-encoding", b"sec-websocket-extensions", b"range", b"if-range", b"request-range",
+    b"accept-charset",
+)  # fmt: skip
+#: Answers whose letters are not those of ASCII.
+_OTHER_LETTERS = re.compile(
+    rb"charset\s*=\s*[\"']?\s*(?:utf[-_]?(?:7|16|32)|ucs|iso-10646|(?:cs)?unicode|ebcdic|"
+    rb"(?:ibm|cp)[-_]?(?:037|500|875|1026|1047|11[46]))",
+    re.IGNORECASE,
+)
 
 #: Told what became of a secret: its name, and a reason of `records.REASONS`, which is empty if it was sent.
 Report = Callable[[str, str], None]
@@ -49,9 +60,7 @@ class SecretExchange(HttpExchange):
         self._tell(rewritten.used, rewritten.misplaced)
         if not self._bound:
             return head
-        fields = [
-            one for one in rewritten.headers if one[0] not in (b"accept-encoding", b"range", b"if-range")
-        ]
+        fields = [one for one in rewritten.headers if one[0] not in _LEFT_OUT]
         fields.append((b"accept-encoding", b"identity"))
         self._rewriter = self._store.body_rewriter(*self._place, head.fields)
         self.reframes_request = self._rewriter is not None
@@ -105,6 +114,8 @@ class SecretExchange(HttpExchange):
             if name == b"content-encoding"
             for one in value.decode("latin-1").split(",")
         ]
+        if any(name == b"content-type" and _OTHER_LETTERS.search(value) for name, value in head.fields):
+            raise ResponseRefusedError("in letters that cannot be searched for secrets")
         try:
             self._body = BodyRedactor(self._forms, encodings)
         except UnreadableError:
@@ -147,7 +158,6 @@ class SecretExchange(HttpExchange):
         except UnreadableError:
             raise ResponseRefusedError("compressed data") from None
         self._tell_echo(self._body.found)
-        self._give_back()
         return rest
 
     def response_trailers(self, fields: Fields) -> Fields:
@@ -178,9 +188,5 @@ class SecretExchange(HttpExchange):
         self._store.decoded += amount
         self._decoded += amount
 
-    def _give_back(self) -> None:
-        self._store.decoded -= self._decoded
-        self._decoded = 0
-
     def __del__(self) -> None:
-        self._give_back()
+        self._store.decoded -= self._decoded

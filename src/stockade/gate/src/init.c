@@ -461,6 +461,8 @@ void init_main(struct init *init)
 {
 	init->runs.launch = &init->launch;
 	init->runs.inner = -1;
+	if (init->ahead)
+		prctl(PR_SET_NAME, "stockade-spare");
 	/* SIGTERM is heard only where it comes from outside: `asked_to_end`; where that cannot be seen, never. */
 	sigset_t heard;
 	sigemptyset(&heard);
@@ -478,10 +480,8 @@ void init_main(struct init *init)
 	setsid();
 	if (!init->walls.helped)
 		init->walls.keyring = session_keyring();
-	if (init->ahead) {
-		prctl(PR_SET_NAME, "stockade-spare");
+	if (init->ahead)
 		execute_ahead(init);
-	}
 	if (!init->walls.helped)
 		await_launch(init);
 	if (init->problem)

@@ -58,9 +58,14 @@ static inline int sys_landlock_add_port(int ruleset, const struct landlock_port 
 	return (int)syscall(SYS_landlock_add_rule, ruleset, LANDLOCK_PORT_RULE, rule, 0);
 }
 
+/* As the sixth argument, which none of these calls has: the filter of an observed sandbox then notifies nobody, so that
+ * the gate never waits for the observer. A program that does the same hides what it tries, and gains nothing: the
+ * walls are the same. */
+#define UNOBSERVED 0x53544b47u
+
 static inline int sys_landlock_restrict_self(int ruleset)
 {
-	return (int)syscall(SYS_landlock_restrict_self, ruleset, 0);
+	return (int)syscall(SYS_landlock_restrict_self, ruleset, 0, 0L, 0L, 0L, (long)UNOBSERVED);
 }
 
 static inline int sys_pidfd_open(pid_t pid)
@@ -109,11 +114,6 @@ static inline int sys_fsmount(int fd, unsigned attributes)
 {
 	return (int)syscall(SYS_fsmount, fd, 1 /* FSMOUNT_CLOEXEC */, attributes);
 }
-
-/* As the sixth argument, which none of these calls has: the filter of an observed sandbox then notifies nobody, so that
- * the gate never waits for the observer. A program that does the same hides what it tries, and gains nothing: the
- * walls are the same. */
-#define UNOBSERVED 0x53544b47u
 
 static inline int sys_openat2(int dir, const char *path, uint64_t flags, uint64_t resolve)
 {

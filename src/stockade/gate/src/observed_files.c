@@ -78,11 +78,12 @@ static enum observed_action action_of(uint64_t flags)
 	return OBSERVED_READ;
 }
 
-/* Opens what was looked up once more, with the flags of the caller: no name is resolved a second time. */
+/* Opens what was looked up once more, with the flags of the caller: no name is resolved a second time. With O_TMPFILE,
+ * O_EXCL says that the file never gets a name. */
 static int open_again(int found, uint64_t flags, uint64_t mode)
 {
-	return openat(observer.own, own_name(found), (int)(flags & ~(uint64_t)(O_CREAT | O_EXCL | O_NOFOLLOW)) | O_NOCTTY | O_CLOEXEC,
-		      (mode_t)mode);
+	uint64_t without = O_CREAT | O_NOFOLLOW | ((flags & O_TMPFILE) == O_TMPFILE ? 0 : O_EXCL);
+	return openat(observer.own, own_name(found), (int)(flags & ~without) | O_NOCTTY | O_CLOEXEC, (mode_t)mode);
 }
 
 static void open_found(const struct seccomp_notif *call, const struct place *place, int found, uint64_t flags,

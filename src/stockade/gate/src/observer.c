@@ -130,6 +130,12 @@ static void change_two(const struct seccomp_notif *call, enum observed_action ac
 	change_names(call, &change);
 }
 
+/* Of open and openat: the kernel ignores what it does not know, and with O_PATH nearly everything. */
+static uint64_t heeded(uint64_t flags)
+{
+	return flags & (flags & O_PATH ? O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC : KNOWN_FLAGS);
+}
+
 static void handle(const struct seccomp_notif *call)
 {
 	const __u64 *args = call->data.args;
@@ -153,7 +159,7 @@ static void handle(const struct seccomp_notif *call)
 	switch (call->data.nr) {
 #ifdef SYS_open
 	case SYS_open:
-		open_file(call, AT_FDCWD, args[0], args[1] & KNOWN_FLAGS, args[2] & 07777, 0);
+		open_file(call, AT_FDCWD, args[0], heeded(args[1]), args[2] & 07777, 0);
 		return;
 	case SYS_creat:
 		open_file(call, AT_FDCWD, args[0], O_CREAT | O_WRONLY | O_TRUNC, args[1] & 07777, 0);
@@ -183,7 +189,7 @@ static void handle(const struct seccomp_notif *call)
 		return;
 #endif
 	case SYS_openat:
-		open_file(call, (int)args[0], args[1], args[2] & KNOWN_FLAGS, args[3] & 07777, 0);
+		open_file(call, (int)args[0], args[1], heeded(args[2]), args[3] & 07777, 0);
 		return;
 	case SYS_openat2:
 		open_by_structure(call);

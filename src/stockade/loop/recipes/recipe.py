@@ -93,6 +93,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         added["env"] = {**self.env, **policy.env}
         return merge(policy, added)
 
+    def describe_key(self, policy: Policy) -> str:
+        """Return where the agent's key lives under a policy, which may pass it inside."""
+        inside = [one for one in self.policy.get("secrets", {}) if one in {*policy.env, *policy.pass_env}]
+        if not inside:
+            return self.key
+        return f"{' and '.join(inside)} is passed inside, where the agent and all that it runs can read it"
+
     def missing_key(self, policy: Policy) -> str:
         """Return a warning if none of the variables that hold the agent's key is set; else ""."""
         names = list(self.policy.get("secrets", {}))

@@ -34,8 +34,11 @@ MOST_NAMES = 32
 _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH(?!OR)|API_?KEY|ACCESS_?KEY|PRIVATE|SIGNING", re.IGNORECASE
 )
-#: A password in an address, or something long that looks random.
-_SECRET_VALUE = re.compile(r"://[^/\s]*@|(?=[^\s/]*\d)(?=[^\s/]*[A-Za-z])[A-Za-z0-9+_=-]{32,}")
+#: A password in an address or an option, or something long that looks random.
+_SECRET_VALUE = re.compile(
+    r"://[^/\s]*@|(?=[^\s/]*\d)(?=[^\s/]*[A-Za-z])[A-Za-z0-9+_=-]{32,}"
+    rf"|(?i:{_SECRET_NAME.pattern})\w*[=:\s]"
+)
 
 
 def learn_environment(

@@ -4,7 +4,7 @@
 |---|---|
 | /proc, /sys, /dev | nothing: no policy can show them |
 | a cache of a package manager | nothing: the program makes its own in the private home |
-| settings in the home, a name that secrets have, a file that only the user may read | a question |
+| settings in the home, a name that secrets have, a file that not everybody may read | a question |
 | /etc, but for names that every system has | a question |
 | a name that a policy cannot write | a question |
 | a device, a socket, a network file system | a question |

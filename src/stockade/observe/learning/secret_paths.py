@@ -73,6 +73,8 @@ class SecretPlaces(msgspec.Struct, frozen=True):
                 return "a file or directory of this name often holds secrets"
         if mode is not None and stat.S_ISREG(mode) and not mode & 0o077:
             return "nobody but you may read it"
+        if mode is not None and stat.S_ISREG(mode) and not mode & 0o004:
+            return "nobody but its owner and its group may read it"
         return ""
 
     def in_the_way(self, tree: str) -> str:

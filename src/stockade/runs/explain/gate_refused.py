@@ -32,6 +32,11 @@ HINTS = {
     ("seccomp", errno.ENOSYS): NO_MORE_FILTERS[1],
     (
         "seccomp",
+        errno.EBUSY,
+    ): "leave out --explain (explain=True), or run Stockade outside of the container",
+    ("seccomp", errno.EINVAL): "leave out --explain (explain=True): observing programs takes Linux 5.19",
+    (
+        "seccomp",
         errno.ENOMEM,
     ): "memory is short, or the process that started Stockade already has filters of 32768 "
     "instructions: start it from a plain login shell",
@@ -40,6 +45,8 @@ HINTS = {
 REASONS = {
     ("seccomp", UNTRANSLATED): FILTERS_USED_UP[0],
     ("seccomp", errno.ENOSYS): NO_MORE_FILTERS[0],
+    ("seccomp", errno.EBUSY): "a process outside, such as a container's manager, observes the calls already",
+    ("seccomp", errno.EINVAL): "this kernel cannot notify an observer",
 }
 #: How bubblewrap reports it: in words only.
 _SAID_BY_HELPER = f"PR_SET_SECCOMP): Unknown error {UNTRANSLATED}"

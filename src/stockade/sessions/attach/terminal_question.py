@@ -4,7 +4,8 @@ Nothing inside can answer. The program has a terminal of its own (see `terminal`
 none of its output reaches the user's terminal, and no key reaches it. A program can make the user's terminal
 type, by a query whose answer holds the program's own words, so every such answer has been read and thrown
 away before the question is shown; and a line with a control character or an escape sequence in it answers
-nothing. An answer is one letter and Enter.
+nothing. An answer is one letter and Enter. A program can connect while it sees the user type, so keys count
+only once the user can have read the question.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from stockade.runs.options import Answer
 
 #: How long the user may take. The egress process holds a connection for a little longer.
 SECONDS = 55.0
+#: How long nobody can have read the question yet: what is typed meanwhile was meant for the program.
+READ_FIRST = 0.5
 #: After so many lines that answer nothing, the answer is no.
 TRIES = 3
 LETTERS: dict[str, Answer] = {"o": "once", "r": "run", "w": "policy", "n": "no"}
@@ -41,19 +44,25 @@ class TerminalQuestion:
     def __init__(self, question: NetworkQuestion) -> None:
         self.until = time.monotonic() + SECONDS
         self._lines = question_lines(question)
+        self._shown = 0.0
         self._typed, self._void, self._tries = "", False, 0
         self._answer: Answer = "no"
         self._answered = threading.Event()
 
     def text(self) -> bytes:
-        """Return what to show first."""
+        """Return what to show first, which is shown now."""
+        self._shown = time.monotonic()
         return ("\r\n".join(self._lines) + f"\r\n{_PROMPT}").encode("ascii", "replace")
 
     def feed(self, data: bytes) -> bytes:
         """Take what was typed, and return what to show for it."""
         shown = ""
+        early = time.monotonic() - self._shown < READ_FIRST
         for number in data:
             byte = bytes((number,))
+            if early and byte not in _GIVE_UP:
+                self._void = byte not in _ENTER
+                continue
             if self._answered.is_set():
                 break
             if byte in _ENTER:
