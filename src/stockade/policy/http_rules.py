@@ -249,7 +249,7 @@ def _matches_glob(pattern: str, text: str) -> bool:
 
 
 def _matches_query(wanted: tuple[tuple[str, str], ...], query: str | None, *, deny: bool) -> bool:
-    found = [_parameter(one) for one in re.split("[&;]", query)] if query else []
+    found = parameters(query)
     if deny:
         return all(
             any(name == key and _matches_glob_or_equal(value, given) for key, given in found)
@@ -264,6 +264,11 @@ def _matches_query(wanted: tuple[tuple[str, str], ...], query: str | None, *, de
 
 def _matches_glob_or_equal(pattern: str, text: str) -> bool:
     return _matches_glob(pattern, text) if "*" in pattern else pattern == text
+
+
+def parameters(query: str | None) -> list[tuple[str, str]]:
+    """Return the parameters of a query, as a server finds them that separates them by `;` too."""
+    return [_parameter(one) for one in re.split("[&;]", query)] if query else []
 
 
 def _parameter(text: str) -> tuple[str, str]:

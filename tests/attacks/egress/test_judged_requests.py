@@ -63,6 +63,8 @@ ODD: dict[str, list[bytes]] = {
     "an upgrade to HTTP/2": [get(more="Connection: Upgrade\r\nUpgrade: h2c\r\n") + SMUGGLED],
     "a method in small letters": [get(method="get")],
     "a method behind the method": [get(more="X-HTTP-Method-Override: DELETE\r\n")],
+    "a method in the query": [get("/ok/x?a=1&_method=DELETE")],
+    "a method in the query, encoded": [get("/ok/x?a;%5Fmethod=del%65te")],
     "a path behind the path": [get(more="X-Original-URL: /secret/x\r\n")],
     "a path behind the path, with underscores": [get(more="X_Rewrite_URL: /secret/x\r\n")],
     "a host behind the host": [get(more=f"X-Forwarded-Host: {EVIL}\r\n")],

@@ -11,11 +11,19 @@ from typing import NamedTuple, Protocol
 
 from stockade.egress.decoders.http_requests import DECISIVE
 from stockade.egress.termination.messages import Fields, RequestHead
-from stockade.policy.http_rules import AmbiguousTargetError, Target, check_method, read_target
+from stockade.policy.http_rules import (
+    AmbiguousTargetError,
+    Target,
+    check_method,
+    parameters,
+    read_target,
+)
 from stockade.policy.net_rules import NetDecision
 
 #: Headers whose value some frameworks take for the method.
 _METHOD_FIELDS = frozenset({b"x-http-method-override", b"x-http-method", b"x-method-override"})
+#: So is that of this parameter of the query.
+_METHOD_PARAMETER = "_method"
 #: Headers whose value some servers take for the path.
 _PATH_FIELDS = frozenset({b"x-original-url", b"x-rewrite-url", b"x-original-uri", b"x-forwarded-prefix"})
 #: Headers whose value some servers take for the host.
@@ -66,7 +74,7 @@ class RequestJudge:
             return JudgedRequest(shown, "ambiguous request", -1, 400, "its method is not one in capitals")
         try:
             target = read_target(head.target)
-            methods = _methods(head)
+            methods = _methods(head, target)
             _check_fields(head.fields, head.host)
         except AmbiguousTargetError as error:
             shown = self._shown(head.method, head.target.partition("?")[0])
@@ -91,15 +99,17 @@ class RequestJudge:
         return f"{method[:32]} {self.scheme}://{self.authority}{path}"
 
 
-def _methods(head: RequestHead) -> set[str]:
+def _methods(head: RequestHead, target: Target) -> set[str]:
     """Return the methods that a server may take for that of the request."""
     found = {head.method}
-    for name, value in head.fields:
-        if name in _METHOD_FIELDS:
-            method = value.decode("latin-1").upper()
-            if not check_method(method):
-                raise AmbiguousTargetError(f"its {name.decode()} is not a method")
-            found.add(method)
+    named = [
+        (name.decode(), value.decode("latin-1")) for name, value in head.fields if name in _METHOD_FIELDS
+    ]
+    named += [one for one in parameters(target.query) if one[0] == _METHOD_PARAMETER]
+    for name, value in named:
+        if not check_method(value.upper()):
+            raise AmbiguousTargetError(f"its {name} is not a method")
+        found.add(value.upper())
     return found
 
 

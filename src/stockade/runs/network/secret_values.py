@@ -174,13 +174,16 @@ def _from_file(name: str, path: str, room: memoryview, caller: Caller) -> int:
 def _from_command(
     name: str, command: tuple[str, ...], room: memoryview, caller: Caller, events: Events
 ) -> Steps[int]:
-    """Run the command as the user, without a terminal, and read what it prints."""
+    """Run the command as the user, without a terminal, and read what it prints.
+
+    It runs where no program can write: many commands find modules or settings in their directory.
+    """
     reader, writer = os.pipe2(os.O_CLOEXEC)
     try:
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.DEVNULL,
-                env=dict(caller.environ), cwd=caller.cwd or "/", start_new_session=True,
+                env=dict(caller.environ), cwd="/", start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             problem = f"cannot run {command[0]}: {error.strerror}"

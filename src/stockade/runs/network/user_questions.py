@@ -216,3 +216,7 @@ class _EgressQuestion(msgspec.Struct):
     def __post_init__(self) -> None:
         if not math.isfinite(self.at):
             raise ValueError("not a time")
+        if self.inside is not None:
+            _, own, _, other = self.inside
+            if not (0 <= own <= 65535 and 0 <= other <= 65535):
+                raise ValueError("not a port")
