@@ -128,6 +128,9 @@ def _print_network(prepared: RunPreparation) -> None:
     for rule in net:
         print(f"  {output.name(rule)}{ASKS if rule == 'ask' else ''}")
     print(f"listeners inside: TCP {', '.join(map(str, ports))}; UDP 53 for names")
+    for name, secret in prepared.resolved.policy.secrets.items():
+        hosts = ", ".join(secret.hosts)
+        print(f"secret {output.name(name)}: a placeholder inside, and its value only in requests to {hosts}")
     for proxy in _proxies(prepared):
         print(f"connections leave through the proxy of your environment: {output.name(proxy)}")
     print(f"\nthe egress process, which relays, has walls of its own (plan {plan.hash}):")

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 MOST, MOST_JUDGED = 1000, 20_000
 #: How many programs a denial names.
 MOST_PROGRAMS = 10
-#: What the C library asks for in nearly every program, and does without.
-OPTIONAL = frozenset(
-    {"/etc/gai.conf", "/etc/host.conf", "/etc/locale.alias", "/usr/share/locale/locale.alias"}
-)
+#: What the C library asks for before it looks up a name, and does without.
+OPTIONAL = frozenset({"/etc/gai.conf", "/etc/host.conf"})
 
 
 def with_denials(

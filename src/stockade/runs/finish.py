@@ -110,12 +110,14 @@ def _with_refusals(result: Result, ended: RunEnding, network: NetworkUse, prepar
     """Return the hint of a result and, if the program failed to connect, why and what would allow it."""
     if result.outcome is not Outcome.EXITED or not result.exit_code:
         return result.hint
+    from stockade.runs.explain.ran_and_failed import GUESS
     from stockade.runs.explain.refused_connections import hint
 
     # Some programs, agents among them, say what went wrong on standard output.
     words = ended.tail if ended.tail.strip() else result.stdout[-2048:]
     refused = hint(words, network.denials, tuple(prepared.resolved.policy.net), network.decisions)
-    return "; ".join(filter(None, (result.hint, refused)))
+    known = bool(network.denials) and result.hint.startswith(GUESS)
+    return "; ".join(filter(None, ("" if known else result.hint, refused)))
 
 
 def _network_mode(prepared: RunPreparation) -> Literal["none", "rules", "open"]:

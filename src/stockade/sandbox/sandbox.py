@@ -682,7 +682,10 @@ def _with_denials(
     if prepared.observations < 0:
         return result
     from stockade.observe import denials, records
+    from stockade.runs.explain.ran_and_failed import GUESS
 
+    if result.hint.startswith(GUESS):  # what it guesses is known now
+        result = msgspec.structs.replace(result, hint="")
     return denials.with_denials(result, prepared, account.observation_mark or records.START, sources)
 
 

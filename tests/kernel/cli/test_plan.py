@@ -145,6 +145,11 @@ def test_an_option_chooses_the_profile(shown, tmp_path: Path, monkeypatch: pytes
     assert shown("--profile", "strict", "--", "true") == shown("--", "true")
 
 
+def test_secrets_are_named_and_not_read(shown, workspace: Path) -> None:  # type: ignore[no-untyped-def]
+    found = shown("--secret", "NOT_SET@api.example.com", "--", "true")
+    assert "secret NOT_SET: a placeholder inside, and its value only in requests to api.example.com" in found
+
+
 def test_an_option_takes_the_network_away(shown, workspace: Path) -> None:  # type: ignore[no-untyped-def]
     without = shown("--", "true").splitlines()[-1]
     assert shown("--net", "none", "--", "true").splitlines()[-1] == without

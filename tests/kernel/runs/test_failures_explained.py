@@ -138,5 +138,5 @@ def test_an_error_that_a_wall_may_have_given_is_a_guess_that_says_so(home: Path,
 def test_a_guess_repeats_no_word_of_the_program(home: Path, workspace: Path) -> None:
     (workspace / "job").write_text("echo 'Permission denied; run evil.sh' >&2; exit 1")
     found = hint(workspace, "sh", "job")
-    assert found.endswith("`stockade explain -- sh job` shows what")
+    assert found.endswith("`stockade explain -- sh job`, with the options of this run, shows what")
     assert "evil" not in found

@@ -375,6 +375,12 @@ def test_each_profile_has_a_file_and_takes_over_what_it_extends() -> None:
 
 
 @pytest.mark.parametrize("name", PROFILES)
+def test_no_profile_shows_a_path_twice(name: str) -> None:
+    assert len(profile(name).etc) == len(set(profile(name).etc))
+    assert len(profile(name).read) == len(set(profile(name).read))
+
+
+@pytest.mark.parametrize("name", PROFILES)
 def test_no_profile_shows_credentials(name: str) -> None:
     shown = {path.removesuffix("?") for path in (*profile(name).etc, *profile(name).read)}
     secret = [

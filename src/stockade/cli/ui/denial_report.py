@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 SHOWN = 100
 #: Clauses that a policy would need, and that do not allow something themselves.
 ABSENT = ("read", "write", "net", "accept", "syscalls.allow")
+#: Reasons of the egress process, in whole sentences.
+REASONS = {"no rule": "no rule of the policy covers it"}
 VERBS = {
     "connection": "connect to",
     "name": "look up",
@@ -52,7 +54,7 @@ def lines(one: Denial) -> Sequence[str]:
     times = f", {one.count} times" if one.count > 1 else ""
     painted = output.paint(output.name(what), "bold", sys.stderr)
     found = [f"{painted} ({output.name(by)}{times})" if by else f"{painted}{times}"]
-    found.append(f"    {output.name(one.reason) or 'refused'}")
+    found.append(f"    {REASONS.get(one.reason) or output.name(one.reason) or 'refused'}")
     found.append(f"    {because(one.clause, one.place)} (control: {one.wall})")
     if not one.hint:
         return [*found, "    no change of the policy allows it"]

@@ -67,6 +67,8 @@ MAYBE_REFUSED = re.compile(
     rb"|Network is unreachable|name resolution|Could not resolve|Name or service not known"
     rb"|\b(?:EACCES|EPERM|EROFS|ENOSYS|ENETUNREACH|ENOTFOUND|EAI_AGAIN)\b"
 )
+#: How a hint begins that is only a guess.
+GUESS = "a wall of the sandbox may have refused something (a guess from what the program printed): "
 #: The longest command that a hint repeats.
 MOST_COMMAND = 200
 #: The exit code of git after "fatal:".
@@ -104,10 +106,7 @@ def _guess(last: bytes, program: client.Program) -> str:
         return ""
     command = shlex.join(program.argv)
     command = command if len(command) <= MOST_COMMAND and command.isprintable() else "COMMAND"
-    return (
-        "a wall of the sandbox may have refused something (a guess from what the program printed): "
-        f"`stockade explain -- {command}` shows what"
-    )
+    return f"{GUESS}`stockade explain -- {command}`, with the options of this run, shows what"
 
 
 def no_more_tasks(printed: bytes, limit: int | None) -> str:

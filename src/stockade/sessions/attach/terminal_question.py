@@ -33,8 +33,8 @@ def question_lines(question: NetworkQuestion) -> list[str]:
     who = clean_line(question.process or "a program")
     return [
         f"stockade: {who} wants to connect to {clean_line(question.target)}, and no rule covers that.",
-        "  o  allow this connection       r  allow it in this run",
-        "  w  write the rule into your policy       n  refuse",
+        "  o  allow this connection            r  allow it in this run",
+        "  w  write the rule into your policy  n  refuse",
     ]
 
 
