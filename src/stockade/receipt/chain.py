@@ -109,8 +109,8 @@ class _LogErrors:
         from stockade.receipt import database
 
         log = self._log
+        hint = "free some space, or set STOCKADE_HOME to a directory elsewhere"
         if isinstance(error, database.OperationalError):
-            hint = "free some space, or set STOCKADE_HOME to a directory elsewhere"
             if error.sqlite_errorcode in database.LOCKED:
                 hint = "another process holds it: `stockade ps` lists those that run sandboxes"
             raise ReceiptError(f"{log.path}: {error}", failure="not-made", hint=hint) from None
@@ -122,7 +122,7 @@ class _LogErrors:
             ) from None
         if isinstance(error, OSError):
             raise ReceiptError(
-                f"cannot keep receipts in {log.home}: {error.strerror}", failure="not-made"
+                f"cannot keep receipts in {log.home}: {error.strerror}", failure="not-made", hint=hint
             ) from None
 
 
