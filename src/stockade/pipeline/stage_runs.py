@@ -42,7 +42,7 @@ class PipelineResult(Result, frozen=True, kw_only=True):
     """The result of a pipeline: that of its last stage, with the results of all.
 
     With `pipefail` the outcome is that of the last stage that failed; if the time of the pipeline was over,
-    it is "timed-out".
+    it is "timed-out", and if one of its stages was cancelled, "cancelled".
     """
 
     #: The pipeline's name.
@@ -93,7 +93,11 @@ def run_stages(
                 stage="pipeline",
             )
 
-        results = yield from together(makers, events, give_up)
+        def spread(result: Result) -> BaseException | None:
+            cancelled = result.outcome is Outcome.CANCELLED and settings.cancelled_by
+            return settings.cancelled_by[0]() if cancelled else None
+
+        results = yield from together(makers, events, give_up, spread)
     finally:
         links.close()
         barrier.close()
@@ -138,7 +142,8 @@ def _whole(name: str, stages: dict[str, Result], timeout: float | None, *, pipef
     deciding, place = last, ""
     for where, result in stages.items():
         over = timeout is not None and result.outcome is Outcome.TIMED_OUT and result.usage.wall >= timeout
-        if over or (pipefail and not result.ok and deciding.outcome is not Outcome.TIMED_OUT):
+        failed = pipefail and not result.ok and deciding.outcome not in (Outcome.TIMED_OUT, Outcome.CANCELLED)
+        if over or failed or result.outcome is Outcome.CANCELLED:
             deciding, place = result, where
     fields = {field: getattr(last, field) for field in Result.__struct_fields__}
     if deciding is not last:

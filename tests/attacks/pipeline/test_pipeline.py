@@ -132,7 +132,8 @@ def test_a_flood_on_every_stream_is_bounded() -> None:
     flood = sh("cat /dev/zero >&2 & exec cat /dev/zero")
     bounded = {"limits": {"output": "64K"}}
     last = Stage(
-        bounded, ["sh", "-c", "cat >/dev/null & head -c 2000000 /dev/zero; head -c 2000000 /dev/zero >&2"]
+        bounded,
+        ["sh", "-c", "cat >/dev/null & head -c 2000000 /dev/zero; head -c 2000000 /dev/zero >&2; sleep 1"],
     )
     first = Stage(bounded, flood.command)
     result = (first | last).run(timeout=2)

@@ -9,7 +9,8 @@ import pytest
 
 import stockade
 from stockade import Gather, PolicyError, Stage
-from stockade.receipt import public_key, verify
+from stockade.receipt import public_key
+from stockade.receipt.verify import verify
 from support.paths import ROOT
 
 SECONDS = 20

@@ -14,7 +14,9 @@ import pytest
 import stockade
 from stockade import Outcome, Pipeline, PolicyError, SetupError, Stage
 from stockade.pipeline import stage_runs
-from stockade.receipt import public_key, verify
+from stockade.pipeline.stage import StageSettings
+from stockade.receipt import public_key
+from stockade.receipt.verify import verify
 
 SECONDS = 20
 CAT = Stage({}, ["cat"])
@@ -353,3 +355,18 @@ def test_a_setup_that_fails_after_some_walls_are_up_leaves_nothing(monkeypatch: 
     monkeypatch.setattr(wiring.StartBarrier, "wait", broken)
     with pytest.raises(SetupError, match="broken"):
         (CAT | CAT | CAT).run(timeout=SECONDS)
+
+
+def test_an_interrupt_that_one_stage_caught_ends_the_others_too() -> None:
+    """The exception of a signal arrives wherever the program is, also in the steps of one stage."""
+
+    def interrupt(_: bytes) -> None:
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    result = (sh("echo x; exec sleep 60") | CAT).run_with(
+        StageSettings(on_stdout=interrupt, cancelled_by=(KeyboardInterrupt,))
+    )
+    assert result.outcome is Outcome.CANCELLED
+    assert [stage.outcome for stage in result.stages.values()] == [Outcome.CANCELLED] * 2
+    assert time.monotonic() - began < 50

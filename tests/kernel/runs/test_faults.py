@@ -273,14 +273,14 @@ command = ["sh", "-c", "head -c 30000 /dev/zero; sleep 0.8; head -c 30000 /dev/z
 print("ready", flush=True)
 if sys.argv[1] == "living":
     with Sandbox() as box:
-        result = box.run(command, timeout=1.2, grace=0.2)
+        result = box.run(command, timeout=2, grace=0.2)
         after = box.run(["echo", "x"]).text
 else:
-    result = stockade.run(command, timeout=1.2, grace=0.2)
+    result = stockade.run(command, timeout=2, grace=0.2)
     after = stockade.run(["echo", "x"]).text
 print(json.dumps([result.outcome, len(result.stdout), after]))
 """
-STOPPED = 3.0
+STOPPED = 4.0
 
 
 @pytest.mark.parametrize("kind", ["once", "living"])

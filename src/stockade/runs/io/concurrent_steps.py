@@ -52,11 +52,14 @@ def together(
     makers: Sequence[Callable[[Events], Steps[T]]],
     events: Events,
     give_up: Callable[[BaseException], BaseException],
+    spread: Callable[[T], BaseException | None] = lambda _: None,
 ) -> Steps[list[T]]:
     """Drive all steps at the same time and return their values in order.
 
     If one raises, `give_up` makes the exception that ends the others, and the first exception is raised once
-    all have ended. An exception that arrives while they wait is raised in each of them.
+    all have ended. An exception that arrives while they wait is raised in each of them. A signal's arrives
+    wherever the program is, so one of the steps may catch it alone: `spread` then makes it of that one's
+    value, for the others.
     """
     tracks: list[Track[T]] = []
     failure: BaseException | None = None
@@ -67,11 +70,15 @@ def together(
         if not track.done:
             return
         events.forget(track.events.fileno())
-        if track.error is not None and failure is None:
+        end: BaseException | None = None
+        if track.error is None:
+            end = spread(track.value)  # type: ignore[arg-type]
+        elif failure is None:
             failure = track.error
-            for other in tuple(tracks):
-                if not other.done:
-                    advance(other, give_up(failure))
+            end = give_up(failure)
+        for other in tuple(tracks) if end is not None else ():
+            if not other.done:
+                advance(other, end)
 
     try:
         for make in makers:
