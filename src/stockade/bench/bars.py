@@ -97,7 +97,7 @@ BARS = {
         5.0, "time to make a certificate authority and its first certificate", unit="ms", aim=True
     ),
     "observe/open": Bar(
-        2.5, "time that an observer adds to opening a file, by that of a byte to another process and back"
+        6.0, "time that an observer adds to opening a file, by that of a byte to another process and back"
     ),
     "observe/added open": Bar(12, "the same as a time", unit="µs", aim=True),
     "observe/refusal": Bar(2.5, "the same for a file that a wall refuses, which the observer writes down"),
