@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 
 from stockade.linux.mount_table import mounted_below
-from stockade.linux.root_certificates import BUNDLES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,6 +61,8 @@ def shown_at(root: str = "") -> list[str]:
 
     Where the host has mounted a file itself, it stays: evidence refuses one mount that covers another.
     """
+    from stockade.linux.root_certificates import BUNDLES
+
     found, mounted = set(), mounted_below(f"{root}/etc")
     for path in BUNDLES:
         real = os.path.realpath(f"{root}{path}")
