@@ -242,7 +242,7 @@ class HostResources:
         if scratch:
             from stockade.runs.scratch import ScratchDirectory
 
-            files = policy_text.policy_files(resolved, scratch, ("~",))
+            files = policy_text.policy_files(policy_text.FactSources.of(resolved, scratch), ("~",))
             self.scratch = ScratchDirectory(home, id, files)
         if trust:
             from stockade.runs.network.trust_files import TrustFiles
