@@ -553,7 +553,7 @@ def _planned_trust(resolved: ResolvedPolicy, home: str) -> str:
     return f"{home}/scratch/plan" if wanted else ""
 
 
-def warnings_before(policy: Policy) -> list[str]:
+def warnings_before(policy: Policy) -> tuple[str, ...]:
     """Return the warnings about a policy before anything is prepared."""
     if Control.PROTECT not in policy.accept:
         return warnings(policy)
