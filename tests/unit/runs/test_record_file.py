@@ -76,9 +76,9 @@ def test_a_record_moves_back_never_forward(file: int, own: RecordFile) -> None:
     free, slot = own.add(b"x"), own.add(b"y")
     own.free(free)
     for _ in range(2):
-        slot = own.change(slot, b"z" * 1800, ID)
-    moved = own.change(slot, b"z" * 1900, ID)
-    assert moved.at > slot.at > free.at
+        slot = own.change(slot, b"z" * 1500, ID)
+    moved = own.change(slot, b"z" * 1500, ID)
+    assert moved.at > slot.at > free.at and moved.pages == free.pages
 
 
 def test_many_sandboxes_have_a_page_each_and_ones_that_follow_need_no_more(
