@@ -446,7 +446,7 @@ def _net_rules(key: str, value: Iterable[Any]) -> tuple[str, ...]:
         if not isinstance(text, str):
             raise InvalidValueError(where, text, "must be a rule as text", 'such as "api.example.com:443"')
         try:
-            rule = net_rules.parse_rule(text)
+            rule = net_rules.parse_new_rule(text)
         except net_rules.NetRuleError as error:
             raise InvalidValueError(where, text, error.problem, error.hint) from None
         found[rule.text] = rule
