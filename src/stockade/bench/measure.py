@@ -136,7 +136,13 @@ def run_times(peer: Peer) -> Callable[[], list[float]]:
 
 def job_time(peer: Peer, job: str) -> Callable[[], float]:
     """Return a turn that does the job once, in milliseconds."""
-    return lambda: float(peer.ask(job)) * 1000
+    return lambda: job_times(peer, job)[0]
+
+
+def job_times(peer: Peer, job: str) -> tuple[float, float]:
+    """Do the job once, and return the milliseconds that it took, and those of a processor."""
+    elapsed, used = map(float, peer.ask(job).split())
+    return elapsed * 1000, used * 1000
 
 
 def middle(values: Sequence[float]) -> float:

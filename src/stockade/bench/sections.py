@@ -188,7 +188,7 @@ def workspace(ground: BenchFixture) -> Section:
             Path(place), ground.memory, count, ground.rounds(12, 40), copies=ground.tells
         )
     writing = workspace_costs.writing(
-        ground.disk, ground.memory, ground.contenders, ground.rounds(6, 15), on_disk=ground.tells
+        ground.disk, ground.memory, ground.contenders, ground.rounds(4, 15), on_disk=ground.tells
     )
     return Section(opening.figures + writing.figures, {**opening.timings, **writing.timings}, ran=writing.ran)
 
