@@ -150,9 +150,11 @@ def _ways(disk: Path, memory: Path | None, contenders: Mapping[str, Contender]) 
         parts = [str(layers["bwrap"] / name) for name in ("upper", "work")]
         for part in parts:
             os.mkdir(part)
-        overlay = ("--overlay-src", str(tree), "--overlay", *parts, str(tree))
+        # As deep in its private /tmp: it makes no directories behind its link from /var/tmp.
+        inside = Path("/tmp", *tree.parts[2:])
+        overlay = ("--overlay-src", str(tree), "--overlay", *parts, str(inside))
         flags = (*contenders[BWRAP].flags[:-1], *overlay, "--")
-        found[BWRAPS] = (msgspec.structs.replace(contenders[BWRAP], flags=flags), tree)
+        found[BWRAPS] = (msgspec.structs.replace(contenders[BWRAP], flags=flags), inside)
     command = (*JOB_PYTHON, inspect.getsource(jobs))
     return {name: BenchJob(one, "pass", command=(*command, str(base))) for name, (one, base) in found.items()}
 
