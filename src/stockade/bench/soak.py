@@ -33,7 +33,7 @@ AHEAD = 2.0
 class SoakSize(msgspec.Struct, frozen=True):
     """How much to do, and how many of the first and last runs to compare."""
 
-    row: int = 5000
+    row: int = 10_000
     window: int = 500
     at_once: int = 200
     faults: int = 300

@@ -312,7 +312,7 @@ def _secret_check(name: str) -> values.Check:
 
 
 #: Where the value of a secret may be found.
-_SOURCES = ("from_env", "from_file", "from_command")
+SECRET_SOURCES = ("from_env", "from_file", "from_command")
 
 
 class Secret(_Clauses, frozen=True, rename={"as_": "as"}):
@@ -355,7 +355,7 @@ class Secret(_Clauses, frozen=True, rename={"as_": "as"}):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sources = [name for name in _SOURCES if getattr(self, name) is not None]
+        sources = [name for name in SECRET_SOURCES if getattr(self, name) is not None]
         if len(sources) != 1:
             problem = f"has {' and '.join(sources)}" if sources else "does not say where its value is"
             hint = "write one of from_env, from_file and from_command"
@@ -364,7 +364,7 @@ class Secret(_Clauses, frozen=True, rename={"as_": "as"}):
     @property
     def source(self) -> str:
         """Which of the three says where the value is."""
-        return next(name for name in _SOURCES if getattr(self, name) is not None)
+        return next(name for name in SECRET_SOURCES if getattr(self, name) is not None)
 
 
 def _secrets(key: str, value: Any) -> Any:
@@ -446,7 +446,7 @@ def _net_rules(key: str, value: Iterable[Any]) -> tuple[str, ...]:
         if not isinstance(text, str):
             raise InvalidValueError(where, text, "must be a rule as text", 'such as "api.example.com:443"')
         try:
-            rule = net_rules.parse_rule(text)
+            rule = net_rules.parse_new_rule(text)
         except net_rules.NetRuleError as error:
             raise InvalidValueError(where, text, error.problem, error.hint) from None
         found[rule.text] = rule

@@ -32,6 +32,7 @@ from stockade.policy.http_rules import (
     Target,
     matches,
     parse_pattern,
+    refuse_mistyped_methods,
     rule_text,
     split_rule,
 )
@@ -437,6 +438,14 @@ def ports_of(rules: Iterable[NetRule]) -> tuple[int, ...]:
 
 
 # Rules
+
+
+def parse_new_rule(text: str) -> NetRule:
+    """Parse a rule that somebody has just written: a mistyped method is refused, too."""
+    rule = parse_rule(text)
+    if rule.http is not None:
+        refuse_mistyped_methods(rule.http)
+    return rule
 
 
 def parse_rule(text: str) -> NetRule:

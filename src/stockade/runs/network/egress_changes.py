@@ -31,6 +31,7 @@ from stockade.policy.net_rules import (
     NetRule,
     NetRuleError,
     check_rules,
+    parse_new_rule,
     parse_rule,
     ports_of,
     without,
@@ -113,7 +114,7 @@ def _parsed(text: object) -> NetRule:
     if not isinstance(text, str):
         raise PolicyError(f"net: {text!r:.200} is not a rule", hint='write "api.example.com:443"')
     try:
-        return parse_rule(text)
+        return parse_new_rule(text)
     except NetRuleError as error:
         raise PolicyError(f"net: {text!r:.200} {error.problem}", hint=error.hint) from None
 
