@@ -80,6 +80,7 @@ class Connection(Channel):
         stdio: tuple[int, ...],
         *,
         kept: bool,
+        awaited: bool = False,
         entrance: int | None = None,
         more: tuple[int, ...] = (),
     ) -> Channel:
@@ -87,7 +88,8 @@ class Connection(Channel):
 
         For a program on a terminal, `stdio` has only the streams that are `apart` from the terminal. The
         descriptors in `more`, or beyond three in `stdio`, become the program's 3, 4 and so on. Unless the run
-        is `kept`, the sandbox ends with it. `entrance` is the file through which the program enters a cgroup.
+        is `kept`, the sandbox ends with it. A kept run that the caller waits for (`awaited`) has no keeper if
+        nothing else runs inside. `entrance` is the file through which the program enters a cgroup.
         """
         stdio, more = stdio[:3], (*stdio[3:], *more)
         if len(more) > wire.EXEC_MORE_MOST:
@@ -102,6 +104,7 @@ class Connection(Channel):
             )
         flags = (
             (wire.EXEC_KEPT if kept else 0)
+            | (wire.EXEC_AWAITED if awaited else 0)
             | (wire.EXEC_TERMINAL if len(stdio) < 3 else 0)
             | sum(APART[number] for number in program.apart)
             | (wire.EXEC_BEHIND if program.behind else 0)

@@ -193,7 +193,7 @@ def _supervise_program(
     beside = run.beside
     more = () if beside is None else beside.theirs
     more = more if delegation is None else delegation.theirs
-    channel = watch.start(streams.theirs, kept=run.kept, more=(*more, *streams.more))
+    channel = watch.start(streams.theirs, kept=run.kept, awaited=run.kept, more=(*more, *streams.more))
     streams.close(*streams.theirs, *streams.more)
     pumps = Pumps(streams, events, run.started, beside)
     if box.egress is not None:
@@ -413,7 +413,9 @@ class Watch:
         self._watched: list[int] = []
         self._deadline: float | None = None
 
-    def start(self, stdio: tuple[int, ...], *, kept: bool, more: tuple[int, ...] = ()) -> wire.Channel:
+    def start(
+        self, stdio: tuple[int, ...], *, kept: bool, awaited: bool = False, more: tuple[int, ...] = ()
+    ) -> wire.Channel:
         """Ask the gate to start the program; `more` are its descriptors from 3 on."""
         with os_errors.setup_errors():
             group = self.box.group
@@ -422,7 +424,7 @@ class Watch:
             entrance = None if group is None else group.program_entrance()
             try:
                 self.channel = self.box.connection.execute(
-                    self.program, stdio, kept=kept, entrance=entrance, more=more
+                    self.program, stdio, kept=kept, awaited=awaited, entrance=entrance, more=more
                 )
             finally:
                 if entrance is not None:

@@ -64,7 +64,7 @@
  *     The resident ends at once. Programs get TERM and GRACE_MS; then init ends.
  *   - Init ends: the kernel kills all of its pid namespace. Without namespaces the warden does that.
  *   - The only run of a sandbox ends: init kills and reaps everything else inside, reports, and ends.
- *   - A run of a living sandbox ends: its keeper reports and ends, and what the run left is init's.
+ *   - A run of a living sandbox ends: its keeper reports and ends, or init reports, and what the run left is init's.
  *   - A keeper is killed or stopped: init kills everything inside, because nobody could end that run any more.
  *   - The warden ends: init kills everything below it. Bubblewrap or the usher ends: the kernel kills init.
  *   - The observer fails: init ends with it, being the same process. No program can signal it.
@@ -145,7 +145,7 @@ struct runs {
 	int inner;       /* the rules of the wall that only programs are put behind, or -1 */
 	unsigned mask;   /* the caller's umask, for the programs */
 	int started;     /* whether a program was: then the first number is taken */
-	int first;       /* init attends to a run beside everything else */
+	int beside;      /* init attends to a run beside everything else */
 	pid_t keepers[MAX_RUNS]; /* of the runs that go on */
 	unsigned kept;
 	struct breaches *breaches;
@@ -253,10 +253,10 @@ void template_resume(struct runs *runs, const struct program *program, unsigned 
 _Noreturn void attend(struct runs *runs, struct program *program, int children, int all);
 /* The same beside whatever else init does: it takes over the program's socket, and is asked on every round what to
  * wait for and for how long, and told whether that came. */
-void first_begin(struct runs *runs, struct program *program);
-int first_socket(struct runs *runs);
-int first_timeout(const struct runs *runs);
-void first_handle(const struct runs *runs, short events);
+void beside_begin(struct runs *runs, struct program *program);
+int beside_socket(struct runs *runs);
+int beside_timeout(const struct runs *runs);
+void beside_handle(const struct runs *runs, short events);
 
 struct pollfd;
 enum { GUARD_POLLS = 2 };

@@ -268,16 +268,19 @@ static void raise_walls(struct init *init)
 	confirm_again(init, 1);
 }
 
-/* A kept run: its keeper adopts whatever the program's processes leave, so that all of them can be found
- * and ended while the rest of the sandbox goes on. */
+/* Whether no process but init is inside: every other one descends from a child of init, which may have ended. */
+static int is_empty(const struct runs *runs)
+{
+	siginfo_t info;
+	return getpid() == 1 && !runs->beside &&
+	       waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT | __WALL) < 0 && errno == ECHILD;
+}
+
+/* A run with a keeper, which adopts whatever the program's processes leave, so that all of them can be found and
+ * ended while the rest of the sandbox goes on. */
 static void start_kept(struct runs *runs, struct program *program, int children)
 {
 	struct reply reply = {.kind = REPLY_EXEC_FAILED, .error = EAGAIN, .text = "too many runs"};
-	struct reply over = {.kind = REPLY_EXITED, .status = SIGKILL, .ended = ENDED_BY_CPU};
-	if (guard_spent()) {
-		send_reply(program->socket, &over, NULL, 0);
-		return;
-	}
 	if (runs->kept == MAX_RUNS) {
 		send_reply(program->socket, &reply, NULL, 0);
 		return;
@@ -307,19 +310,20 @@ static void start(struct runs *runs, const struct request *request, int *descrip
 {
 	unsigned next = 1;
 	int kept = (request->flags & EXEC_KEPT) != 0, enters = (request->flags & EXEC_ENTER) != 0;
-	int first = (request->flags & EXEC_FIRST) != 0;
+	int first = (request->flags & EXEC_FIRST) != 0, terminal = (request->flags & EXEC_TERMINAL) != 0;
+	int awaited = kept && (request->flags & EXEC_AWAITED);
 	static const uint32_t apart[3] = {0, EXEC_STDOUT, EXEC_STDERR};
 	struct program program = {
 	    .request = *request, .socket = runs->launch->socket, .entrance = -1, .stdio = {-1, -1, -1}};
 	for (unsigned i = 0; i < 3; i++)
-		if (next < count && (!(request->flags & EXEC_TERMINAL) || (request->flags & apart[i])))
+		if (next < count && (!terminal || (request->flags & apart[i])))
 			program.stdio[i] = descriptors[next++];
 	program.more = &descriptors[next];
 	program.extra = request->flags >> EXEC_MORE_AT;
 	if (program.extra > EXEC_MORE_MOST)
 		_exit(1);
 	next += program.extra;
-	if (count != next + (unsigned)(kept + enters) || (first && (!kept || (request->flags & EXEC_TERMINAL))))
+	if (count != next + (unsigned)(kept + enters) || (first && (!kept || terminal)))
 		_exit(1);
 	int *socket = &descriptors[next];
 	if (kept)
@@ -336,10 +340,14 @@ static void start(struct runs *runs, const struct request *request, int *descrip
 		snprintf(reply.text, sizeof reply.text, "first");
 	}
 	runs->started |= !refused;
+	if (!refused && kept && guard_spent()) {
+		refused = 1;
+		reply = (struct reply){.kind = REPLY_EXITED, .status = SIGKILL, .ended = ENDED_BY_CPU};
+	}
 	if (refused) {
 		send_reply(program.socket, &reply, NULL, 0);
-	} else if (first) {
-		first_begin(runs, &program);
+	} else if (first || (awaited && !terminal && is_empty(runs))) {
+		beside_begin(runs, &program);
 		*socket = -1;
 	} else if (kept) {
 		start_kept(runs, &program, children);
@@ -386,12 +394,13 @@ static void reap(struct runs *runs)
 }
 
 /* The supervisor is gone, or ends the sandbox: programs may tidy up for a moment. */
-static _Noreturn void end_sandbox(int children)
+static _Noreturn void end_sandbox(struct runs *runs, int children)
 {
 	uint64_t deadline = now_ms() + GRACE_MS;
 	kill(-1, SIGTERM);
 	kill(-1, SIGCONT);
 	for (;;) {
+		beside_socket(runs); /* reports its end */
 		while (waitpid(-1, NULL, WNOHANG | __WALL) > 0)
 			;
 		uint64_t now = now_ms();
@@ -411,22 +420,22 @@ static void serve(struct runs *runs, int children)
 	struct pollfd watched[6 + GUARD_POLLS] = {
 	    {launch->socket, POLLIN, 0}, {launch->supervisor, POLLIN, 0}, {children, POLLIN, 0}, {runs->from_warden, POLLIN, 0}};
 	for (;;) {
-		watched[4] = (struct pollfd){first_socket(runs), POLLIN, 0};
+		watched[4] = (struct pollfd){beside_socket(runs), POLLIN, 0};
 		watched[5] = publish_poll();
 		guard_polls(watched + 6);
-		if (poll(watched, 6 + GUARD_POLLS, guard_timeout(first_timeout(runs))) < 0 && errno != EINTR)
+		if (poll(watched, 6 + GUARD_POLLS, guard_timeout(beside_timeout(runs))) < 0 && errno != EINTR)
 			_exit(1);
 		if (watched[1].revents || warden_asks_end(runs->from_warden, watched[3].revents))
-			end_sandbox(children);
+			end_sandbox(runs, children);
 		if (watched[2].revents) {
 			if (asked_to_end(children))
-				end_sandbox(children);
+				end_sandbox(runs, children);
 			reap(runs);
 		}
 		if (guard_check(runs, watched + 6))
 			signal_descendants(runs, SIGKILL, KEEPERS);
 		publish_handle(watched[5].revents);
-		first_handle(runs, watched[4].revents);
+		beside_handle(runs, watched[4].revents);
 		if (!watched[0].revents)
 			continue;
 		struct request request;
@@ -434,7 +443,7 @@ static void serve(struct runs *runs, int children)
 		unsigned count = EXEC_DESCRIPTORS;
 		int got = receive(launch->socket, &request, sizeof request, descriptors, &count);
 		if (got == 0)
-			end_sandbox(children);
+			end_sandbox(runs, children);
 		if (got < 0)
 			_exit(1);
 		if (request.kind == REQUEST_SERVE && count == 1) {

@@ -126,7 +126,7 @@ enum request_kind {
 	REQUEST_CONNECT,  /* from its other end; value: the port; flags: the family; grace_ms: a number for the reply */
 };
 enum {
-	EXEC_KEPT = 1,     /* the sandbox outlives this run; one more descriptor: a socket for its keeper */
+	EXEC_KEPT = 1,     /* the sandbox outlives this run; one more descriptor: the run's own socket */
 	EXEC_TELL = 2,     /* say REPLY_STARTED */
 	EXEC_ENTER = 4,    /* one more descriptor: the file by which the program enters its cgroup */
 	EXEC_TERMINAL = 8, /* no stdio but a new terminal of value >> 16 lines and value & 0xffff columns */
@@ -135,6 +135,7 @@ enum {
 	EXEC_BEHIND = 64,  /* with a terminal: in its background, so that the program stops when it wants to read */
 	EXEC_RESUME = 256, /* nothing is executed: it goes on in the template that init is a copy of */
 	EXEC_FIRST = 512,  /* of a kept run: it is process 2, and init attends to it itself */
+	EXEC_AWAITED = 1024, /* of a kept run: somebody waits for its end; it has no keeper if nothing else is inside */
 };
 /* So many more descriptors follow stdio, the program's 3, 4 and so on: flags >> EXEC_MORE_AT. */
 enum { EXEC_MORE_AT = 16, EXEC_MORE_MOST = 64 };
