@@ -406,7 +406,7 @@ class Watch:
     def __init__(self, box: LaunchedSandbox, program: client.Program, events: Events) -> None:
         self.box, self.program, self.events = box, program, events
         self.began = time.monotonic()
-        self.before = Baseline() if box.group is None else Baseline(box.group.oom_kills())
+        self.before = Baseline()
         self.channel: wire.Channel = box.connection
         #: Whether the run is being ended because its egress process has ended.
         self.egress_ended = False
@@ -419,8 +419,8 @@ class Watch:
         """Ask the gate to start the program; `more` are its descriptors from 3 on."""
         with os_errors.setup_errors():
             group = self.box.group
-            if kept and group is not None:
-                self.before = group.baseline()
+            if group is not None:
+                self.before = group.baseline() if kept else Baseline(group.oom_kills())
             entrance = None if group is None else group.program_entrance()
             try:
                 self.channel = self.box.connection.execute(
