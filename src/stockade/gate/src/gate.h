@@ -242,7 +242,8 @@ struct program {
 	uint32_t uid, gid; /* whom it runs as, or NO_ID */
 };
 
-int program_read(int body, struct program *program);
+/* Takes over its body, which is `program->bytes`. */
+int program_decode(struct program *program);
 void program_free(struct program *program);
 int program_terminal(struct program *program);
 pid_t program_start(struct runs *runs, const struct program *program);
@@ -345,6 +346,7 @@ int read_whole(int fd, size_t limit, unsigned char **bytes, size_t *size);
 int send_message(int socket, const void *bytes, size_t size, const int *descriptors, unsigned count);
 int send_reply(int socket, const struct reply *reply, const int *descriptors, unsigned count);
 int receive(int socket, void *data, size_t size, int *descriptors, unsigned *count);
+int receive_more(int socket, void *data, size_t size, size_t *more, int *descriptors, unsigned *count);
 
 /* In the test build only, one operation is dropped and reported as done. */
 int sabotaged_op(unsigned index);

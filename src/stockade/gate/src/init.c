@@ -7,13 +7,14 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-/* The body, three streams and those after them, the socket of a keeper and the entrance of a cgroup. */
+/* A long body, three streams and those after them, the socket of a run and the entrance of a cgroup. */
 enum { EXEC_DESCRIPTORS = 6 + EXEC_MORE_MOST };
 
 enum { KEEPER_ENDED = SIGUSR1 };
@@ -305,10 +306,29 @@ static void start_kept(struct runs *runs, struct program *program, int children)
 	send_reply(program->socket, &reply, NULL, 0);
 }
 
-static void start(struct runs *runs, const struct request *request, int *descriptors, unsigned count,
-		  int children)
+/* A request with what follows it. */
+struct message {
+	struct request request;
+	unsigned char body[EXEC_SHORT];
+	size_t size; /* of the body */
+};
+
+/* A program that goes on in a copy of this memory finds no body but its own. */
+static int take_body(struct program *program, struct message *message)
 {
-	unsigned next = 1;
+	program->size = message->size;
+	program->bytes = malloc(message->size);
+	if (program->bytes)
+		memcpy(program->bytes, message->body, message->size);
+	wipe(message->body, message->size);
+	return program->bytes ? 0 : -1;
+}
+
+static void start(struct runs *runs, struct message *message, int *descriptors, unsigned count, int children)
+{
+	const struct request *request = &message->request;
+	int is_long = (request->flags & EXEC_LONG) != 0;
+	unsigned next = is_long ? 1 : 0;
 	int kept = (request->flags & EXEC_KEPT) != 0, enters = (request->flags & EXEC_ENTER) != 0;
 	int first = (request->flags & EXEC_FIRST) != 0, terminal = (request->flags & EXEC_TERMINAL) != 0;
 	int awaited = kept && (request->flags & EXEC_AWAITED);
@@ -331,9 +351,12 @@ static void start(struct runs *runs, const struct request *request, int *descrip
 	if (enters)
 		program.entrance = descriptors[next];
 	struct reply reply = {.kind = REPLY_EXEC_FAILED, .text = "request"};
-	int refused = program_read(descriptors[0], &program);
+	int refused = (is_long ? read_whole(descriptors[0], EXEC_MAX_SIZE, &program.bytes, &program.size)
+			       : take_body(&program, message)) ||
+		      program_decode(&program);
 	reply.error = errno;
-	close_fd(&descriptors[0]);
+	if (is_long)
+		close_fd(&descriptors[0]);
 	if (!refused && first && (runs->started || getpid() != 1)) {
 		refused = 1;
 		reply.error = EBUSY;
@@ -416,6 +439,8 @@ static _Noreturn void end_sandbox(struct runs *runs, int children)
 
 static void serve(struct runs *runs, int children)
 {
+	static struct message message;
+	const struct request *request = &message.request;
 	const struct launch *launch = runs->launch;
 	struct pollfd watched[6 + GUARD_POLLS] = {
 	    {launch->socket, POLLIN, 0}, {launch->supervisor, POLLIN, 0}, {children, POLLIN, 0}, {runs->from_warden, POLLIN, 0}};
@@ -438,28 +463,28 @@ static void serve(struct runs *runs, int children)
 		beside_handle(runs, watched[4].revents);
 		if (!watched[0].revents)
 			continue;
-		struct request request;
 		int descriptors[EXEC_DESCRIPTORS];
 		unsigned count = EXEC_DESCRIPTORS;
-		int got = receive(launch->socket, &request, sizeof request, descriptors, &count);
+		message.size = sizeof message.body;
+		int got = receive_more(launch->socket, &message, sizeof *request, &message.size, descriptors, &count);
 		if (got == 0)
 			end_sandbox(runs, children);
-		if (got < 0)
+		if (got < 0 || (message.size && request->kind != REQUEST_EXEC))
 			_exit(1);
-		if (request.kind == REQUEST_SERVE && count == 1) {
+		if (request->kind == REQUEST_SERVE && count == 1) {
 			publish_open(&launch->plan, descriptors[0]);
 			continue;
 		}
-		if (request.kind == REQUEST_EXEC && count)
-			start(runs, &request, descriptors, count, children);
-		else if (request.kind == REQUEST_SIGNAL && count == 0)
-			signal_descendants(runs, (int)request.value, KEEPERS);
-		else if (request.kind == REQUEST_ROOTS && count == 0)
+		if (request->kind == REQUEST_EXEC)
+			start(runs, &message, descriptors, count, children);
+		else if (request->kind == REQUEST_SIGNAL && count == 0)
+			signal_descendants(runs, (int)request->value, KEEPERS);
+		else if (request->kind == REQUEST_ROOTS && count == 0)
 			show_roots(runs);
-		else if (request.kind == REQUEST_WATCH && guard_watch(&request, descriptors, count) == 0)
+		else if (request->kind == REQUEST_WATCH && guard_watch(request, descriptors, count) == 0)
 			continue;
 		else
-			_exit(request.kind != REQUEST_END);
+			_exit(request->kind != REQUEST_END);
 		/* Closed, it tells the resident that this start is over and that its idle work disturbs no program. */
 		close_fd(&runs->to_resident);
 		close_fds(descriptors, count);
