@@ -22,6 +22,8 @@ __all__ = ["Sha256Stream", "hexdigest", "sha256"]
 
 #: From so many bytes on that a process hashes, loading OpenSSL pays.
 LONG = 1 << 18
+#: Below so many bytes OpenSSL is no faster.
+SHORT = 512
 
 
 class _Total:
@@ -33,7 +35,7 @@ class _Total:
 def hexdigest(data: bytes) -> str:
     """Return the SHA-256 in hexadecimal digits."""
     _Total.hashed += len(data)
-    if _Total.hashed <= LONG:
+    if _Total.hashed <= LONG or len(data) < SHORT:
         return sha256(data).hexdigest()
     import hashlib
 

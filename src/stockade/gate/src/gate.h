@@ -77,10 +77,14 @@
 #include "plan.h"
 #include "wire.h"
 
+#include <signal.h>
 #include <stdint.h>
 #include <sys/types.h>
 
 enum { MAX_RUNS = 256 };
+
+/* The signal by which init hears that a keeper has ended. */
+enum { KEEPER_ENDED = SIGUSR1 };
 
 /* How long programs may take to end when the supervisor has ended. */
 enum { GRACE_MS = 2000 };
@@ -211,6 +215,8 @@ void template_main(const char *kind, const char *order, void (*before)(void), vo
 		   struct continuation *found);
 
 _Noreturn void init_main(struct init *init);
+/* Until the sandbox ends; `children` is a signalfd for SIGCHLD, KEEPER_ENDED and SIGTERM. */
+void serve_supervisor(struct runs *runs, int children);
 
 _Noreturn void usher_main(const struct launch *launch, int plan, unsigned mask, const char *sabotage);
 _Noreturn void helped_main(int argc, char **argv);
