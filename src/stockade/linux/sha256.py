@@ -1,4 +1,4 @@
-"""SHA-256 without OpenSSL: `hashlib` loads that first, which takes as long as hashing a few hundred kilobytes.
+"""SHA-256 without OpenSSL: `hashlib` loads that first, which takes as long as hashing some hundred kilobytes.
 
 Once this process has hashed that much, it loads OpenSSL, which is several times as fast.
 """

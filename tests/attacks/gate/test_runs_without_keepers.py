@@ -17,6 +17,7 @@ import pytest
 from attacks.arena import PYTHON, command_of
 from attacks.gate.test_keepers_watched import RESTLESS
 from stockade import AsyncSandbox, Result, Sandbox
+from support import leaks
 from support.marks import MARK, gone, marked
 
 WAYS = ("double", "sibling", "subreaper", "group")
@@ -80,8 +81,8 @@ def test_a_run_that_forks_without_end_ends_in_time_and_the_sandbox_goes_on(box: 
 
 def test_what_a_run_leaves_by_itself_stays_and_later_runs_have_keepers(box: Sandbox) -> None:
     assert box.run(hiding(*WAYS), timeout=30).text == "up\n"
-    left = len(marked())
-    assert left == 8
+    left = 8
+    assert leaks.settled(lambda: [] if len(marked()) == left else [str(marked())]) == []
     for _ in range(2):
         # Its end ends nothing of theirs.
         assert box.run(["sleep", "60"], timeout=0.1, grace=0.1).outcome == "timed-out"

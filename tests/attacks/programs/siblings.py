@@ -1,6 +1,6 @@
 """Leaves processes in every way that hides them from a parent: HOW... of double, sibling, subreaper, group.
 
-With "stay" it lives on; else it ends as soon as they are there. Each ignores TERM and has the mark MARK among its words.
+With "stay" it lives on; else it ends as soon as they are there. Each ignores TERM and has the word MARK.
 """
 
 import ctypes
