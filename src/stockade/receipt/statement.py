@@ -15,7 +15,7 @@ import msgspec
 
 from stockade.controls import Grade
 from stockade.errors import PolicyError, ReceiptError
-from stockade.linux.sha256 import sha256
+from stockade.linux.sha256 import hexdigest
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -499,7 +499,7 @@ def checked_signatures(signatures: tuple[Signature, ...]) -> tuple[Signature, ..
 
 def digest(data: bytes) -> str:
     """Return the SHA-256 in hexadecimal digits."""
-    return sha256(data).hexdigest()
+    return hexdigest(data)
 
 
 def canonical(value: object) -> bytes:

@@ -347,7 +347,12 @@ class SandboxCgroups:
     def task_refusals(self) -> int:
         """Return how often the kernel refused a new task because of the limit."""
         group = self._programs or self._by.get("pids")
-        return group.count("pids.events", "max") if group is not None and group.has("pids.events") else 0
+        if group is None:
+            return 0
+        try:
+            return group.count("pids.events", "max")
+        except FileNotFoundError:
+            return 0
 
     def close(self) -> None:
         """Remove the groups. A group with a process that does not end stays, and stays in `paths`.
