@@ -334,7 +334,8 @@ def survey(home: str) -> tuple[list[SandboxRecord], list[str]]:
         for name, directory in sandbox_record.directories(run):
             locked = name in _names or sandbox_record.is_locked(directory)
             read, damaged = sandbox_record.read_all(directory)
-            found += [one for one in read if (locked or one.supervised) and not one.ended]
+            living = [one for one in read if not (one.ended or one.idle)]
+            found += [one for one in living if locked or one.supervised]
             remarks += [f"{home}/{RUN}/{name}/{file} is damaged and was skipped" for file in damaged]
     return sorted(found, key=lambda record: (record.started, record.id)), remarks
 
@@ -385,7 +386,7 @@ def _collect(home: str, name: str, run: int, directory: int, remove_groups: Remo
         with contextlib.suppress(OSError):
             os.rmdir(name, dir_fd=run)
         return []
-    found: list[str] = []
+    gone: list[SandboxRecord] = []
     try:
         if not _take(lock):
             return []
@@ -397,15 +398,15 @@ def _collect(home: str, name: str, run: int, directory: int, remove_groups: Remo
         for record in read:
             if _remove_remains(home, record, remove_groups):
                 os.unlink(f"{record.id}.json", dir_fd=directory)
-                found.append(record.id)
-        if len(found) == len(read):
+                gone.append(record)
+        if len(gone) == len(read):
             _empty(directory)
             os.rmdir(name, dir_fd=run)
     except OSError as error:
         _log(f"{home}/{RUN}/{name}, left by a dead supervisor, cannot be removed: {error}")
     finally:
         os.close(lock)
-    return found
+    return [record.id for record in gone if not record.idle]
 
 
 def _remove_remains(home: str, record: SandboxRecord, remove_groups: RemoveGroups) -> bool:
