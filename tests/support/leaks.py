@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from stockade.linux import cgroupfs
+from stockade.runs.register import record_file
 
 GRACE = 2.0
 CGROUPS = Path("/sys/fs/cgroup")
@@ -314,9 +315,10 @@ def _recorded(state: Path) -> set[str]:
     found = set()
     # A supervisor may take its directory away meanwhile, which makes glob fail.
     with contextlib.suppress(FileNotFoundError):
-        for file in state.glob("run/*/*.json"):
-            with contextlib.suppress(OSError, ValueError):
-                found.update(json.loads(file.read_bytes().splitlines()[-1])["groups"])
+        for file in state.glob(f"run/*/{record_file.FILE}"):
+            with contextlib.suppress(OSError, ValueError), open(file, "rb") as opened:
+                for stored in record_file.read(opened.fileno())[0]:
+                    found.update(json.loads(stored.record).get("groups", ()))
     return found
 
 

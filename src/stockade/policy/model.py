@@ -551,6 +551,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         reuse: A pool may use a sandbox for several runs, one after another (a table).
         secrets: Values that stay outside, by the name of the variable that has a placeholder inside (a table
             for each).
+        receipts: Whether each receipt is signed before its run returns, or many together soon after
+            (`"each"`, `"batched"`).
     """
 
     profile: Literal["strict", "dev", "net-client", "worker"] = "strict"
@@ -583,6 +585,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     delegate: bool = False
     reuse: Reuse | None = None
     secrets: Mapping[str, Secret] = FrozenMap()  # type: ignore[assignment]
+    receipts: Literal["each", "batched"] = "each"
 
     _checks = {
         "profile": values.one_of(*PROFILES),
@@ -610,6 +613,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "delegate": values.flag,
         "reuse": _reuse,
         "secrets": _secrets,
+        "receipts": values.one_of("each", "batched"),
     }
 
     if TYPE_CHECKING:
@@ -642,6 +646,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             delegate: bool = False,
             reuse: Reuse | Mapping[str, Any] | None = None,
             secrets: Mapping[str, Secret | Mapping[str, Any]] = ...,
+            receipts: str = "each",
         ) -> None: ...
 
     @classmethod
@@ -685,7 +690,10 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         from stockade.linux.sha256 import sha256
         from stockade.policy.toml import write
 
-        canonical = "stockade policy 1\n" + write(self.table(full=True))
+        clauses = self.table(full=True)
+        if self.receipts == DEFAULT.receipts:
+            del clauses["receipts"]  # policies that do not mention it keep their hashes
+        canonical = "stockade policy 1\n" + write(clauses)
         return sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
 
     def __repr__(self) -> str:
