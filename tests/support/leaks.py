@@ -166,8 +166,8 @@ def quiesce() -> None:
 
 
 def let_go_of_register() -> None:
-    """Let the library remove its directory in the register and close its log, which it keeps open."""
-    for name in ("stockade.runs.register.register", "stockade.receipt.chain"):
+    """Let the library remove its idle cgroups and its directory in the register, and close its log."""
+    for name in ("stockade.runs.idle_cgroups", "stockade.runs.register.register", "stockade.receipt.chain"):
         shutdown = getattr(sys.modules.get(name), "shutdown", None)
         if shutdown is not None:
             shutdown()

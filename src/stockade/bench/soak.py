@@ -111,9 +111,11 @@ def _ground() -> Iterator[tuple[Path, Path]]:
         try:
             yield home, workspace
         finally:
+            from stockade.runs import idle_cgroups
             from stockade.runs.register import register
 
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            idle_cgroups.shutdown()
             register.shutdown()
             if kept is None:
                 del os.environ["STOCKADE_HOME"]

@@ -322,7 +322,8 @@ def survey(home: str) -> tuple[list[SandboxRecord], list[str]]:
         for name, directory in sandbox_record.directories(run):
             locked = name in _names or sandbox_record.is_locked(directory)
             read, damaged = sandbox_record.read_all(directory)
-            found += [one for one in read if (locked or one.supervised) and not one.ended]
+            living = [one for one in read if not (one.ended or one.idle)]
+            found += [one for one in living if locked or one.supervised]
             if damaged:
                 path = f"{home}/{RUN}/{name}/{record_file.FILE}"
                 remarks.append(f"{path} is damaged, and what cannot be read was skipped")
@@ -375,7 +376,7 @@ def _collect(home: str, name: str, run: int, directory: int, remove_groups: Remo
         with contextlib.suppress(OSError):
             os.rmdir(name, dir_fd=run)
         return []
-    found: list[str] = []
+    gone: list[SandboxRecord] = []
     try:
         if not _take(lock):
             return []
@@ -390,15 +391,15 @@ def _collect(home: str, name: str, run: int, directory: int, remove_groups: Remo
                 with sandbox_record.opened_records(directory, os.O_RDWR) as file:
                     for at in slots:
                         record_file.clear(file, at)
-                found.append(record.id)
-        if len(found) == len(stored):
+                gone.append(record)
+        if len(gone) == len(stored):
             _empty(directory)
             os.rmdir(name, dir_fd=run)
     except OSError as error:
         _log(f"{home}/{RUN}/{name}, left by a dead supervisor, cannot be removed: {error}")
     finally:
         os.close(lock)
-    return found
+    return [record.id for record in gone if not record.idle]
 
 
 def _remove_remains(home: str, record: SandboxRecord, remove_groups: RemoveGroups) -> bool:

@@ -52,6 +52,8 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     scratch: str = ""
     #: The directories of its cgroups.
     groups: tuple[str, ...] = ()
+    #: Whether it is no sandbox: its cgroup waits for the next one of the supervisor.
+    idle: bool = False
     #: The ports of the host that lead inside, each as HOST:PORT:PORT.
     published: tuple[str, ...] = ()
     #: The PID of the sandbox's first process as the supervisor sees it, and its start time.
