@@ -12,6 +12,7 @@ from stockade.errors import PolicyError, ReceiptError
 from stockade.linux.user import Caller
 from stockade.policy.toml import load, read_file
 from stockade.receipt import chain, ed25519, keys
+from stockade.receipt.batch import was_found
 from stockade.receipt.statement import LARGEST, UNWALLED, Network, Receipt
 from stockade.receipt.verify import (
     ChainCheck,
@@ -124,15 +125,20 @@ def _verify_export(path: str, known: dict[str, bytes], *, every: bool) -> ChainC
 
 
 def _about_chain(walk: ChainCheck | None) -> dict[str, object]:
-    if walk is None or walk.checkpoint is None:
-        return {"count": 0 if walk is None else walk.count}
+    if walk is None:
+        return {"count": 0}
+    counts = {"count": walk.count, **({"found": walk.found} if walk.found else {})}
+    if walk.checkpoint is None:
+        return {**counts}
     said = walk.checkpoint.predicate
     about = {"id": walk.checkpoint.id, "key": said.key, "at": said.started}
-    return {"count": walk.count, "checkpoint": {**about, "through": walk.removed_through, "kept": walk.kept}}
+    return {**counts, "checkpoint": {**about, "through": walk.removed_through, "kept": walk.kept}}
 
 
 def _show_chain(walk: ChainCheck | None) -> None:
     count = many(0 if walk is None else walk.count, "receipt")
+    if walk is not None and walk.found:
+        count += f", {walk.found} of them signed by another process, which found them in the log"
     if walk is None or walk.checkpoint is None:
         print(f"the chain is whole: {count}")
         return
@@ -174,19 +180,13 @@ def _about(receipt: Receipt, right: set[str]) -> dict[str, object]:
     signed, unchecked = _signers(receipt, right)
     about: dict[str, object] = {"id": receipt.id, "hash": receipt.hash, "key": receipt.predicate.key}
     if receipt.head is not None:
-        about |= {"head": receipt.head.id, "found": _was_found(receipt)}
+        about |= {"head": receipt.head.id, "found": was_found(receipt, receipt.head)}
     return {**about, "signed_by": signed, "not_checked": unchecked}
 
 
-def _was_found(receipt: Receipt) -> bool:
-    """Whether the head was signed by another process than the one that made the receipt."""
-    event = None if receipt.head is None else receipt.head.predicate.event
-    return event is not None and receipt.hash in event.found
-
-
-def _head_row(receipt: Receipt) -> list[str]:
-    found = ", by another process, which found it in the log" if _was_found(receipt) else ""
-    return ["in a batch", "" if receipt.head is None else f"head {receipt.head.id}{found}"]
+def _head_row(receipt: Receipt, head: Receipt) -> list[str]:
+    found = ", by another process, which found it in the log" if was_found(receipt, head) else ""
+    return ["in a batch", f"head {head.id}{found}"]
 
 
 def _show(receipt: Receipt, right: set[str]) -> None:
@@ -195,7 +195,7 @@ def _show(receipt: Receipt, right: set[str]) -> None:
     rows = [
         ["receipt", f"{receipt.id} of chain {said.chain[:12]}"],
         ["signed by", signed + (f" (not checked: {unchecked})" if unchecked else "")],
-        *([_head_row(receipt)] if receipt.head is not None else []),
+        *([] if receipt.head is None else [_head_row(receipt, receipt.head)]),
         ["run", f"{said.ending.outcome}, exit code {said.ending.exit_code}, {said.started[:19]}Z"],
         ["program", output.name(said.command.program) or "-"],
         *([["name", output.name(said.name)]] if said.name else []),

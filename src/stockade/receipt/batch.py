@@ -11,13 +11,15 @@ proves each of them, and tells nothing else about the others. A process signs a 
 If a process is killed before that, the next one that opens the log signs the head. It cannot know whether
 anything has changed the receipts meanwhile, so a head lists those of other processes apart, as found.
 
-A receipt without a head is not signed, and never verifies.
+A receipt without a head is not signed, and never verifies. Records of decisions (a checkpoint, a rotation, an
+agent's event) are always signed on their own. A head never proves one: otherwise a process without the key
+could write one to the log, and the next process would sign it as found.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from stockade.errors import ReceiptError
 from stockade.receipt.statement import Receipt, digest
@@ -38,16 +40,18 @@ def unsigned_end(receipts: Sequence[NewReceipt]) -> list[NewReceipt]:
 
 
 def hashes(
-    chain: str, waiting: Sequence[NewReceipt], own: Collection[str]
+    chain: str, waiting: Sequence[NewReceipt], own: Mapping[str, str], key: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the hashes for a head: of this process's own receipts, and of those that it found.
 
-    A receipt that it found must be one of the chain, at its place.
+    `own` has the key that each own receipt names, by the receipt's hash. One that names another key than the
+    head's counts as found: the key was replaced meanwhile. A receipt that the process found must be one of
+    the chain, at its place.
     """
     signed, found = [], []
     for one in waiting:
         hash = digest(one.payload)
-        if hash in own:
+        if own.get(hash) == key:
             signed.append(hash)
             continue
         link = Receipt(one.payload, ()).predicate
@@ -62,6 +66,12 @@ def hashes(
                 failure="damaged",
                 hint="move the files of the log aside together, and keep them: they may be evidence",
             )
+        if link.event is not None:
+            raise ReceiptError(
+                f"record {one.row.sequence} records {link.who.action!r:.40} and has no signature of its own",
+                failure="damaged",
+                hint="move the files of the log aside together, and keep them: they may be evidence",
+            )
         found.append(hash)
     return tuple(signed), tuple(found)
 
@@ -69,6 +79,11 @@ def hashes(
 def check_head(receipt: Receipt, head: Receipt) -> None:
     """Refuse a head that does not list a receipt. The caller checks the head's own signatures."""
     said, listed = receipt.predicate, head.predicate.event
+    if said.event is not None:
+        raise ReceiptError(
+            f"record {said.sequence} records {said.who.action!r:.40} and has no signature of its own",
+            failure="unsigned",
+        )
     if head.predicate.chain != said.chain or head.predicate.sequence <= said.sequence:
         raise ReceiptError(
             f"head {head.predicate.sequence} is not of the chain after the receipt", failure="swapped"
@@ -82,6 +97,12 @@ def check_head(receipt: Receipt, head: Receipt) -> None:
         )
 
 
+def was_found(receipt: Receipt, head: Receipt) -> bool:
+    """Whether the process that signed the head found the receipt in the log, and had not made it."""
+    event = head.predicate.event
+    return event is not None and receipt.hash in event.found
+
+
 class HeadTimer:
     """Calls `sign` in a thread of its own, `LONGEST` seconds after it was started."""
 
@@ -89,13 +110,21 @@ class HeadTimer:
         self._sign = sign
         self._is_running = False
 
-    def start(self) -> None:
-        """Start it, unless it runs. The caller holds the lock of the log, which `sign` takes."""
+    def start(self) -> bool:
+        """Start it, unless it runs; return whether `sign` will be called.
+
+        That is false if the process can start no thread. The caller holds the lock of the log, which `sign`
+        takes.
+        """
         if not self._is_running:
-            self._is_running = True
             timer = threading.Timer(LONGEST, self._fire)
             timer.daemon = True
-            timer.start()
+            self._is_running = True
+            try:
+                timer.start()
+            except RuntimeError:  # too many threads, or the interpreter shuts down
+                self._is_running = False
+        return self._is_running
 
     def _fire(self) -> None:
         self._is_running = False  # first: a receipt that comes now is signed below, or starts it again

@@ -140,8 +140,8 @@ class Chain:
         #: Whether the reserved room has been used, or has not been looked at.
         self._spent = True
         self._is_ready = False
-        #: The hashes of receipts that this process made and no head has signed.
-        self._unsigned: set[str] = set()
+        #: The receipts that this process made and no head has signed: the key that each names, by its hash.
+        self._unsigned: dict[str, str] = {}
         self._timer: HeadTimer | None = None
         self.id = ""
 
@@ -182,11 +182,20 @@ class Chain:
         last = self._last()
         if last.unsigned >= batch.MOST:
             last = self._last_signed()
-        new = self._make_next(last, write, signed=False)
+        made_for: list[ChainLink] = []
+
+        def write_and_note(link: ChainLink) -> Statement:
+            made_for.append(link)
+            return write(link)
+
+        new = self._make_next(last, write_and_note, signed=False)
         self._tail.append(new, sync=self.settings.fsync)
-        self._unsigned.add(new.row.hash)
+        self._unsigned[new.row.hash] = made_for[-1].key
         self._timer = self._timer or batch.HeadTimer(self.sign)
-        self._timer.start()
+        if not self._timer.start():
+            # The receipt is in the log: an error would append it again, or lose the result of its run.
+            with contextlib.suppress(StockadeError, OSError):
+                self._last_signed()
         return Receipt(new.payload, ())
 
     def _last_signed(self) -> LastReceipt:
@@ -198,8 +207,10 @@ class Chain:
         """Sign the last receipts of the file, in a turn."""
         from stockade.receipt import batch, builder
 
-        signed, found = batch.hashes(self.id, waiting, self._unsigned)
-        head = self._make_next(waiting[-1].place, lambda link: builder.head(link, signed, found))
+        def write(link: ChainLink) -> Statement:
+            return builder.head(link, *batch.hashes(self.id, waiting, self._unsigned, link.key))
+
+        head = self._make_next(waiting[-1].place, write)
         self._tail.append(head, sync=self.settings.fsync)
         self._unsigned.clear()
         return head

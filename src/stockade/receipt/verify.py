@@ -14,7 +14,7 @@ from stockade.errors import PolicyError, ReceiptError
 from stockade.linux.sha256 import Sha256Stream
 from stockade.policy import Policy
 from stockade.receipt import ed25519
-from stockade.receipt.batch import MOST, check_head
+from stockade.receipt.batch import MOST, check_head, was_found
 from stockade.receipt.statement import NOTHING, ORPHANED, PRUNED, RECORDED, Receipt, kept_line, to_sign
 from stockade.result import Result
 
@@ -224,6 +224,8 @@ class ChainCheck:
         self.count = 0
         #: How many of them are records from before the gap.
         self.kept = 0
+        #: How many of them were signed by a process that had found them in the log.
+        self.found = 0
 
     def step(self, receipt: Receipt, place: int | None = None) -> None:
         """Check the next receipt, and its place in the log; raise ReceiptError if the chain breaks."""
@@ -233,11 +235,14 @@ class ChainCheck:
         if receipt.signatures:
             for one in self._waiting:
                 check_head(one, receipt)
+                self.found += was_found(one, receipt)
             self._waiting.clear()
         elif waits:
             self._waiting.append(receipt)
             if len(self._waiting) > MOST:
                 _head_of(self._waiting[0])
+        elif receipt.head is not None:
+            self.found += was_found(receipt, receipt.head)
         if predicate.key in self._replaced:
             raise ReceiptError(
                 f"receipt {predicate.sequence} is signed by key {predicate.key[:16]}, "

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from stockade import ReceiptError, verify
-from stockade.receipt import batch, chain, keys, prune, tail
-from stockade.receipt.statement import SIGNED, Receipt
-from stockade.receipt.verify import ChainCheck, check_log
+from stockade.receipt import batch, builder, chain, keys, prune, tail
+from stockade.receipt.statement import SIGNED, Receipt, Removal, Statement, canonical, digest
+from stockade.receipt.verify import ChainCheck, check_log, walk_log
 from support.made_receipts import append, log, public, statement
 
 
@@ -240,3 +242,85 @@ def test_reading_what_was_found_is_refused_if_it_is_not_of_the_chain(stockade_ho
     with pytest.raises(ReceiptError, match="is not what was appended") as caught:
         log(stockade_home).ready()
     assert caught.value.failure == "damaged"
+
+
+def plant(home: Path, write: chain.Write) -> None:
+    """As a process of the same user that has no key adds a record to the log, without a signature."""
+    planter = tail.ReceiptTail(f"{home}/{chain.FILE}-tail")
+    with planter.locked(1):
+        start = planter.start()
+        last = planter.last()
+        assert start is not None and last is not None
+        key = keys.known(str(home))[0].id
+        made = write(chain.ChainLink(start.chain, last.sequence + 1, last.hash, key))
+        payload = canonical(made)
+        row = tail.row_of(made.predicate, digest(payload))
+        planter.append(tail.NewReceipt(row, last.hash, (), payload, last.unsigned + 1), sync=False)
+    planter.close()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda link: builder.checkpoint(link, Removal(1, "0" * 64, 1, "0" * 64)),
+        lambda link: builder.rotation(link, bytes(32)),
+        lambda link: builder.head(link, ("0" * 64,), ()),
+    ],
+    ids=["checkpoint", "rotation", "head"],
+)
+def test_a_record_of_a_decision_that_has_no_signature_of_its_own_is_never_signed_as_found(
+    stockade_home: Path, write: Callable[[chain.ChainLink], Statement]
+) -> None:
+    append(stockade_home)
+    chain.shutdown()
+    append(stockade_home)
+    chain._chains.pop(str(stockade_home)).close()
+    plant(stockade_home, write)
+    with pytest.raises(ReceiptError, match="no signature of its own") as caught:
+        log(stockade_home).ready()
+    assert caught.value.failure == "damaged"
+
+
+def test_no_head_proves_a_record_of_a_decision(stockade_home: Path) -> None:
+    """A checkpoint in a batch would let its maker remove receipts without the key."""
+    append(stockade_home, batched=True)
+    decision = log(stockade_home).append(
+        lambda link: builder.checkpoint(link, Removal(1, "0" * 64, 1, "0" * 64)), batched=True
+    )
+    known = {key.id: key.public for key in keys.known(str(stockade_home))}
+    with pytest.raises(ReceiptError, match="no signature of its own"):
+        whole(stockade_home)
+    with pytest.raises(ReceiptError, match="no signature of its own") as caught:
+        verify(log(stockade_home).get(decision.predicate.sequence), list(known.values()))
+    assert caught.value.failure == "unsigned"
+
+
+def test_the_check_of_a_chain_counts_the_receipts_that_another_process_signed(stockade_home: Path) -> None:
+    append(stockade_home, batched=True)
+    append(stockade_home)
+    killed(stockade_home, 2)
+    known = {key.id: key.public for key in keys.known(str(stockade_home))}
+    assert walk_log(log(stockade_home), known).found == 2
+
+
+def test_a_key_that_is_replaced_while_receipts_wait_for_it_leaves_them_provable(stockade_home: Path) -> None:
+    mine = append(stockade_home, batched=True)
+    _, install = keys.replacement(str(stockade_home), None)  # as `rotate` does without the old passphrase
+    install()
+    found = log(stockade_home).get(mine.predicate.sequence)
+    assert found.head is not None and found.head.predicate.key != mine.predicate.key
+    verify(found, public(stockade_home))
+    assert whole(stockade_home) == 2
+
+
+def test_a_process_that_can_start_no_thread_signs_at_once(stockade_home: Path) -> None:
+    """The receipt is in the log by then: an error would lose the result of its run."""
+    usual = threading.stack_size(1 << 45)
+    try:
+        for _ in range(2):
+            append(stockade_home, batched=True)
+    finally:
+        threading.stack_size(usual)
+    path = stockade_home / f"{chain.FILE}-tail"
+    assert path.read_bytes().count(b'"signed":["') == 2
+    assert kinds(stockade_home) == "bHbH" and whole(stockade_home) == 4
