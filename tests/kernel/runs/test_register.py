@@ -283,8 +283,11 @@ class TestLooking:
         [
             b"{", b"{}", b" ", b"\xff\xff", b"[]", line(id="../../x"), line(layer="../../x"), line(gate="1"),
             line()[:-1],
+            b'{"id":"aa","later":' + b"[" * 9000 + b"]" * 9000 + b"}",
+            line(id="aa", gate=1 << 40, gate_born=1),
+            line(id="aa", supervisor=-1),
         ],
-        ids=["cut", "empty", "blank", "bytes", "list", "name", "layer", "type", "unended"],
+        ids=["cut", "empty", "blank", "bytes", "list", "name", "layer", "type", "unended", "deep", "gate", "supervisor"],
     )  # fmt: skip
     def test_a_damaged_record_is_skipped_with_a_word(
         self, home: str, content: bytes, caplog: pytest.LogCaptureFixture

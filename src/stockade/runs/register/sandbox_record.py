@@ -28,6 +28,8 @@ from stockade.runs.register import record_file
 
 RUN = "run"
 LOCK = "lock"
+#: The kernel's own limit.
+HIGHEST_PID = 1 << 22
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _FLOCK = struct.Struct("hhqqi4x")
@@ -216,9 +218,13 @@ def _slots_of(directory: int, id: str) -> set[int]:
 
 
 def _decode(data: bytes) -> SandboxRecord:
-    record = msgspec.json.decode(data, type=SandboxRecord)
+    try:
+        record = msgspec.json.decode(data, type=SandboxRecord)
+    except RecursionError:  # in a field that this version does not know
+        raise ValueError("not a record") from None
     ids = (record.id, record.layer or "0", record.scratch or "0", *record.layers)
-    if not all(map(_is_id, ids)):
+    pids = (record.gate, record.supervisor)
+    if not all(map(_is_id, ids)) or not all(0 <= pid <= HIGHEST_PID for pid in pids):
         raise ValueError("not a record")
     return record
 
