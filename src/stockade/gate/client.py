@@ -531,9 +531,9 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    """Close what leads to the resident gates, which end with this process."""
-    for known in _residents.values():
-        known.forget()
+    """Close what leads to the resident gates, which end with this process. A later run starts a new one."""
+    while _residents:
+        _residents.popitem()[1].forget()
 
 
 os.register_at_fork(after_in_child=_after_fork)

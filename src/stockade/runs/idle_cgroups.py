@@ -38,9 +38,10 @@ MOST_IDLE = 8
 
 
 class _IdleState:
-    """The lock that the threads of this process share."""
+    """The lock that the threads of this process share, and whether groups may wait: not while it exits."""
 
     lock = _thread.allocate_lock()
+    may_wait = True
 
 
 #: State directories and the groups that wait, the last one used last.
@@ -66,7 +67,7 @@ def give_back(home: str, used: SandboxCgroups) -> None:
     group = used.only_group
     if group is not None and _had_one_program(group) and _has_entry(home, group):
         with _IdleState.lock:
-            if len(_groups) < MOST_IDLE:
+            if _IdleState.may_wait and len(_groups) < MOST_IDLE:
                 used.release()
                 _groups.append((home, group))
                 return
@@ -83,6 +84,12 @@ def shutdown() -> None:
     for group in idle:
         if group.close():
             _close_entry(group.path)
+
+
+def _at_exit() -> None:
+    """Remove the groups that wait, and keep none from now on: nobody would remove it."""
+    _IdleState.may_wait = False
+    shutdown()
 
 
 def _is_as_new(group: Cgroup) -> bool:
@@ -132,4 +139,4 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(shutdown)
+atexit.register(_at_exit)

@@ -343,3 +343,29 @@ class TestVersion2:
         stockade_home.write_text("not a directory")
         idle_cgroups.give_back(str(stockade_home), used)
         assert not os.path.exists(path) and idle() == []
+
+
+#: Runs sandboxes in a function that the interpreter calls after Stockade's own have put everything away.
+LAST_RUNS = """
+import atexit
+
+def run_more():
+    for _ in range(3):
+        print(stockade.run(NAME).stdout.decode(), flush=True)
+
+atexit.register(run_more)
+import stockade
+NAME = ["/bin/cat", "/proc/self/cgroup"]
+for _ in range(2):
+    stockade.run(NAME)
+"""
+
+
+def test_runs_while_the_interpreter_exits_work_and_leave_no_group(stockade_home: Path) -> None:
+    applies(os.geteuid() == 0, "ordinary users have no cgroup by default")
+    done = subprocess.run([sys.executable, "-c", LAST_RUNS], capture_output=True, text=True, check=True)
+    assert done.stderr == "" and done.stdout.count("pids:") >= 3
+    names = {line.rpartition("/")[2] for line in done.stdout.splitlines() if "stockade-run" in line}
+    left = [name for name in names if any(Path("/sys/fs/cgroup").glob(f"*/**/{name}"))]
+    register.sweep(str(stockade_home))
+    assert left == []
