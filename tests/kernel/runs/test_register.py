@@ -287,7 +287,10 @@ class TestLooking:
             line(id="aa", gate=1 << 40, gate_born=1),
             line(id="aa", supervisor=-1),
         ],
-        ids=["cut", "empty", "blank", "bytes", "list", "name", "layer", "type", "unended", "deep", "gate", "supervisor"],
+        ids=[
+            "cut", "empty", "blank", "bytes", "list", "name", "layer", "type", "unended", "deep", "gate",
+            "supervisor",
+        ],
     )  # fmt: skip
     def test_a_damaged_record_is_skipped_with_a_word(
         self, home: str, content: bytes, caplog: pytest.LogCaptureFixture
