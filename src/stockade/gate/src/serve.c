@@ -15,12 +15,17 @@
 /* A long body, three streams and those after them, the socket of a run and the entrance of a cgroup. */
 enum { EXEC_DESCRIPTORS = 6 + EXEC_MORE_MOST };
 
-/* Whether no process but init is inside: every other one descends from a child of init, which may have ended. */
-static int is_empty(const struct runs *runs)
+/* Also none that has ended; nothing is reaped. */
+static int has_no_child(void)
 {
 	siginfo_t info;
-	return getpid() == 1 && !runs->beside &&
-	       waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT | __WALL) < 0 && errno == ECHILD;
+	return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT | __WALL) < 0 && errno == ECHILD;
+}
+
+/* Whether no process but init is inside: every other one descends from a child of init. */
+static int is_empty(const struct runs *runs)
+{
+	return getpid() == 1 && !runs->beside && has_no_child();
 }
 
 /* A run with a keeper, which adopts whatever the program's processes leave, so that all of them can be found and
@@ -169,11 +174,11 @@ static _Noreturn void end_sandbox(struct runs *runs, int children)
 	kill(-1, SIGTERM);
 	kill(-1, SIGCONT);
 	for (;;) {
-		beside_socket(runs); /* reports its end */
-		while (waitpid(-1, NULL, WNOHANG | __WALL) > 0)
+		beside_socket(runs); /* reaps all but keepers, and reports the end of its run */
+		while (waitpid(-1, NULL, WNOHANG | __WCLONE) > 0)
 			;
 		uint64_t now = now_ms();
-		if (now >= deadline || (waitpid(-1, NULL, WNOHANG | __WALL) < 0 && errno == ECHILD)) {
+		if (now >= deadline || has_no_child()) {
 			kill(-1, SIGKILL); /* without a pid namespace the kernel does not do it when init ends */
 			_exit(0);
 		}
