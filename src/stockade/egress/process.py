@@ -38,6 +38,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from stockade.egress.active_rules import ConnectionJudge, Destination, RulesInForce, denial_of
 from stockade.egress.client_checks import (
     HeldBytes,
     HelloCheck,
@@ -70,7 +71,7 @@ from stockade.egress.dialer import (
     wait_writable,
 )
 from stockade.egress.inner_connections import InnerConnections
-from stockade.egress.names import WRITTEN_SIZE, SyntheticNames, is_synthetic
+from stockade.egress.names import WRITTEN_SIZE, SyntheticNames
 from stockade.egress.network_budget import SPENT_SIZE, NetworkBudget
 from stockade.egress.proxy_service import ProxyRequest, read_request
 from stockade.egress.questions import BY_RULE, ONCE, Questions
@@ -79,15 +80,7 @@ from stockade.egress.relay import PipePool, Relay, limit_buffers, reset
 from stockade.egress.secrets import MOST_VALUES, SecretStore
 from stockade.egress.upstream import UpstreamProxies, UpstreamProxy, open_tunnel
 from stockade.errors import StockadeError
-from stockade.policy.http_rules import Target
-from stockade.policy.net_rules import (
-    PROXY_ADDRESSES,
-    PROXY_PORT,
-    NetDecision,
-    NetRule,
-    RuleSet,
-    parse_rule,
-)
+from stockade.policy.net_rules import PROXY_ADDRESSES, PROXY_PORT, NetDecision
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -146,43 +139,8 @@ class EgressBounds(NamedTuple):
     query: float = 10.0
 
 
-class _Destination(NamedTuple):
-    name: str
-    address: str
-    port: int
-
-
 #: Serves a connection from inside to a destination that a rule allows, by its place.
-_Server = Callable[[socket.socket, _Destination, int], Awaitable[None]]
-
-
-class ActiveRules:
-    """The rules that hold now, with their places in the whole list."""
-
-    def __init__(self, rules: Sequence[NetRule], active: Sequence[int]) -> None:
-        self._places = [place for place in active if 0 <= place < len(rules)]
-        self._rules = [rules[place] for place in self._places]
-        self.set = RuleSet(self._rules)
-
-    def place(self, index: int) -> int:
-        """Return the place in the whole list of the rule that decided, or -1."""
-        return self._places[index] if 0 <= index < len(self._places) else -1
-
-    def for_request(self, name: str, port: int, method: str, target: Target) -> tuple[NetDecision, int]:
-        """Decide about a request; also return the place of the rule that decided, or -1."""
-        decision = self.set.for_request(name, port, method, target)
-        return decision, self.place(decision.rule)
-
-    def decide(self, destination: _Destination) -> NetDecision:
-        """Decide about a connection."""
-        if destination.name:
-            return self.set.for_name(destination.name, destination.port)
-        return self.set.for_address(destination.address, destination.port)
-
-    def wildcard(self, index: int) -> str:
-        """Return the name below which the rule allows all names; empty if it names one."""
-        rule = self._rules[index] if index >= 0 else None
-        return rule.name if rule is not None and rule.wildcard else ""
+_Server = Callable[[socket.socket, Destination, int], Awaitable[None]]
 
 
 class EgressLoop:
@@ -199,7 +157,7 @@ class EgressLoop:
         self._bounds = _bounds(message)
         self._secrets = SecretStore()
         self._load_secrets(message)
-        self._apply_rules(message)
+        self._rules = RulesInForce(message)
         taken = iter(handed)
         records, self._nudge = next(taken), next(taken)
         self._records = RecordWriter(records, self._wake_supervisor)
@@ -237,10 +195,10 @@ class EgressLoop:
         #: Whether there is a proxy inside, and the proxies of the host.
         self._has_proxy = message.get("proxy") is True
         self._upstream = UpstreamProxies(message.get("upstream", {}))
-        #: The ports that Landlock lets this process dial, unless they are those of the host's proxies.
-        self._ports = {port for port, _ in message["tcp"]} - {_DNS_PORT, PROXY_PORT if self._has_proxy else 0}
         #: Asks the user about connections that no rule covers; None if the policy or nobody can be asked.
         self._questions = Questions(loop, socket.socket(fileno=next(taken))) if message.get("ask") else None
+        ports = {port for port, _ in message["tcp"]} - {_DNS_PORT, PROXY_PORT if self._has_proxy else 0}
+        self._judge = ConnectionJudge(self._rules, self._names, ports, asks=self._questions is not None)
         #: The connections that the user has allowed once.
         self._allowed_once: set[asyncio.Task[None]] = set()
         #: The connections whose requests are judged.
@@ -267,7 +225,7 @@ class EgressLoop:
         if roots >= 0:
             trusted = os.pread(roots, min(size, _ROOTS_SIZE), 0)
             os.close(roots)
-        made = HttpTermination(self._loop, self._records, lambda: self._rules, trusted)
+        made = HttpTermination(self._loop, self._records, lambda: self._rules.active, trusted)
         if self._secrets:
             made.exchange = self._exchange
         return made
@@ -279,10 +237,6 @@ class EgressLoop:
         return SecretExchange(self._secrets, head, partial(self._records.secret, head.host, head.port))
 
     # The supervisor
-
-    def _apply_rules(self, message: dict[str, Any]) -> None:
-        rules = [parse_rule(text) for text in message["rules"]]
-        self._rules = ActiveRules(rules, message.get("active", range(len(rules))))
 
     def _load_secrets(self, message: dict[str, Any]) -> None:
         """Take the secrets that a message describes; their values are the next packet."""
@@ -325,7 +279,7 @@ class EgressLoop:
                 self._hand_over(handed[0])
                 return
             if "rules" in message:
-                self._apply_rules(message)
+                self._rules.replace(message)
             self._load_secrets(message)
             answer: dict[str, object] = {"ok": True}
         except (ValueError, KeyError, TypeError, IndexError, OSError, StockadeError) as error:
@@ -400,27 +354,13 @@ class EgressLoop:
 
     def lookup(self, name: str) -> NameAnswer | None:
         """Return the synthetic addresses of a name that the rules allow."""
-        if not self._rules.set.knows(name) and not self._can_ask(name, _TLS_PORT, _HTTP_PORT):
+        if not self._rules.active.set.knows(name) and not self._judge.can_ask(name, _TLS_PORT, _HTTP_PORT):
             return None
         found = self._names.addresses(name)
         if found is None:
             self._names_full = True
             return None
         return NameAnswer(*found)
-
-    def _can_ask(self, name: str, *ports: int) -> bool:
-        """Whether the user can be asked about a name, because no rule decides about one of the ports."""
-        rules = self._rules.set
-        return (
-            self._questions is not None
-            and rules.is_name(name)
-            and any(port in self._ports and self._is_open_question(name, port) for port in ports)
-        )
-
-    def _is_open_question(self, name: str, port: int) -> bool:
-        """Whether no rule decides about a connection; those that deny some requests need a look into it."""
-        rules = self._rules.set
-        return rules.for_name(name, port).rule < 0 and not rules.denies_requests(name, port)
 
     def reverse(self, address: str) -> str | None:
         """Return the name that a synthetic address stands for."""
@@ -439,11 +379,11 @@ class EgressLoop:
             self._records.name(reply.name, allowed=False, reason="too many names")
         else:
             # Any port shows whether a deny rule for the whole name is the reason.
-            decision = self._rules.set.for_name(reply.name, _TLS_PORT)
+            decision = self._rules.active.set.for_name(reply.name, _TLS_PORT)
             reason = "deny rule" if decision.rule >= 0 and not decision.allowed else "no rule"
             self._records.name(
                 reply.name, allowed=False, reason=reason,
-                rule=self._rules.place(decision.rule) if reason == "deny rule" else -1,
+                rule=self._rules.active.place(decision.rule) if reason == "deny rule" else -1,
             )  # fmt: skip
         return reply
 
@@ -527,19 +467,21 @@ class EgressLoop:
         if self._has_proxy and port == PROXY_PORT and address in PROXY_ADDRESSES:
             self._begin_proxied(connection, address)
             return
-        destination, decision = self._judge("", address, port)
+        destination, decision = self._judge.judge("", address, port)
         name = destination.name
         if not decision.allowed and port == _DNS_PORT:
             self._begin_dns(connection)
             return
-        if not decision.allowed and destination.name and self._can_ask(destination.name, port):
+        if not decision.allowed and destination.name and self._judge.can_ask(destination.name, port):
             self._begin_question(connection, destination)
             return
         if not decision.allowed:
-            self._refuse(connection, destination, _denial(decision), self._rules.place(decision.rule))
+            self._refuse(
+                connection, destination, denial_of(decision), self._rules.active.place(decision.rule)
+            )
             return
         if decision.scheme and self.termination is None:
-            self._refuse(connection, destination, "failed", self._rules.place(decision.rule))
+            self._refuse(connection, destination, "failed", self._rules.active.place(decision.rule))
             return
         looks = bool(name) and not decision.opaque
         silent = looks and (decision.scheme == "https" or port in (_TLS_PORT, _HTTP_PORT))
@@ -550,7 +492,7 @@ class EgressLoop:
             return
         if silent:
             self._silent[connection] = 0
-        rule = self._rules.place(decision.rule)
+        rule = self._rules.active.place(decision.rule)
         serve = self._server_for(decision, port, looks)
         self._start(self._serve(connection, destination, rule, serve), self._connections)
 
@@ -581,19 +523,10 @@ class EgressLoop:
         self._connections.pop(done, None)
         self._end_if_idle()
 
-    def _judge(self, name: str, address: str, port: int) -> tuple[_Destination, NetDecision]:
-        """Return what a program means by a name, or by an address that may stand for one, and decide."""
-        found = name or self._names.name_of(address) or ""
-        destination = _Destination(found, "" if found else address, port)
-        if not found and is_synthetic(address):
-            # It stands for no name, so no rule can mean it.
-            return destination, NetDecision(False, -1, False)
-        return destination, self._rules.decide(destination)
-
     def _begin_proxied(self, connection: socket.socket, address: str) -> None:
         many = len(self._silent) >= self._bounds.connections * 3 // 4
         if many or len(self._connections) >= self._bounds.connections:
-            self._refuse(connection, _Destination("", address, PROXY_PORT), "limit")
+            self._refuse(connection, Destination("", address, PROXY_PORT), "limit")
             return
         self._silent[connection] = 0
         self._start(self._serve_proxied(connection, address), self._connections)
@@ -617,19 +550,25 @@ class EgressLoop:
             reset(connection)
 
     async def _serve_target(self, connection: socket.socket, asked: ProxyRequest) -> None:
-        destination, decision = self._judge(*asked.target)
-        if not decision.allowed and destination.name and self._can_ask(destination.name, destination.port):
+        destination, decision = self._judge.judge(*asked.target)
+        if (
+            not decision.allowed
+            and destination.name
+            and self._judge.can_ask(destination.name, destination.port)
+        ):
             await self._ask_and_serve(connection, destination, asked)
         elif not decision.allowed:
-            self._records.refuse(*destination, _denial(decision), rule=self._rules.place(decision.rule))
+            self._records.refuse(
+                *destination, denial_of(decision), rule=self._rules.active.place(decision.rule)
+            )
             await self._say_and_close(connection, asked.refused)
         else:
             await self._accept_target(connection, destination, decision, asked.accepted)
 
     async def _accept_target(
-        self, connection: socket.socket, destination: _Destination, decision: NetDecision, words: bytes
+        self, connection: socket.socket, destination: Destination, decision: NetDecision, words: bytes
     ) -> None:
-        rule = self._rules.place(decision.rule)
+        rule = self._rules.active.place(decision.rule)
         if decision.scheme and self.termination is None:
             self._refuse(connection, destination, "failed", rule)
             return
@@ -640,14 +579,14 @@ class EgressLoop:
             self._silent[connection] = 0
         await self._serve(connection, destination, rule, self._server_for(decision, port, looks))
 
-    def _begin_question(self, connection: socket.socket, destination: _Destination) -> None:
+    def _begin_question(self, connection: socket.socket, destination: Destination) -> None:
         if len(self._connections) >= self._bounds.connections:
             self._refuse(connection, destination, "limit")
             return
         self._start(self._ask_and_serve(connection, destination), self._connections)
 
     async def _ask_and_serve(
-        self, connection: socket.socket, destination: _Destination, proxied: ProxyRequest | None = None
+        self, connection: socket.socket, destination: Destination, proxied: ProxyRequest | None = None
     ) -> None:
         """Hold a connection that no rule covers until the user has answered."""
         assert self._questions is not None
@@ -658,11 +597,11 @@ class EgressLoop:
             reset(connection)
             raise
         # The rules may have changed meanwhile, and deny rules win over the user's answer.
-        decision = self._rules.decide(destination)
-        open_question = self._is_open_question(name, port)
-        refused = answer if open_question and answer != BY_RULE else _denial(decision)
+        decision = self._rules.active.decide(destination)
+        open_question = self._rules.active.is_open_question(name, port)
+        refused = answer if open_question and answer != BY_RULE else denial_of(decision)
         if not decision.allowed and not (open_question and answer == ONCE):
-            self._records.refuse(*destination, refused, rule=self._rules.place(decision.rule))
+            self._records.refuse(*destination, refused, rule=self._rules.active.place(decision.rule))
             if proxied is not None:
                 await self._say_and_close(connection, proxied.refused)
             reset(connection)
@@ -678,13 +617,13 @@ class EgressLoop:
             self._allowed_once.discard(task)
 
     def _refuse(
-        self, connection: socket.socket, destination: _Destination, reason: str, rule: int = -1
+        self, connection: socket.socket, destination: Destination, reason: str, rule: int = -1
     ) -> None:
         self._records.refuse(*destination, reason, rule=rule)
         reset(connection)
 
     async def _serve(
-        self, connection: socket.socket, destination: _Destination, rule: int, serve: _Server
+        self, connection: socket.socket, destination: Destination, rule: int, serve: _Server
     ) -> None:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -706,7 +645,7 @@ class EgressLoop:
             self._heard(connection)
             reset(connection)
 
-    async def _serve_tls(self, connection: socket.socket, destination: _Destination, rule: int) -> None:
+    async def _serve_tls(self, connection: socket.socket, destination: Destination, rule: int) -> None:
         reader, hello = HelloReader(), None
         async with asyncio.timeout(self._bounds.hello):
             while hello is None:
@@ -723,7 +662,7 @@ class EgressLoop:
         del reader, data
         await self._finish(relay)
 
-    async def _serve_http(self, connection: socket.socket, destination: _Destination, rule: int) -> None:
+    async def _serve_http(self, connection: socket.socket, destination: Destination, rule: int) -> None:
         budget = self._limits.of_host(destination.name)
         spend = None if budget is None else budget.spend_request
         screen, first, data = RequestScreen(destination.name, destination.port, spend), b"", b""
@@ -754,7 +693,7 @@ class EgressLoop:
         await self._finish(relay)
 
     async def _serve_other(
-        self, connection: socket.socket, destination: _Destination, rule: int, *, looks: bool
+        self, connection: socket.socket, destination: Destination, rule: int, *, looks: bool
     ) -> None:
         """Dial at once, because many servers speak first; a client's TLS hello is held until it is read."""
         relay = self._relay(connection, await self._dial(destination), destination, rule)
@@ -766,7 +705,7 @@ class EgressLoop:
         await self._finish(relay)
 
     async def _serve_requests(
-        self, connection: socket.socket, destination: _Destination, rule: int, *, scheme: str
+        self, connection: socket.socket, destination: Destination, rule: int, *, scheme: str
     ) -> None:
         """End TLS here, and judge every request."""
         from stockade.egress.termination.connection import TerminatedConnection, TerminatedPlace
@@ -807,19 +746,19 @@ class EgressLoop:
             except BlockingIOError:
                 await wait_readable(self._loop, connection)
 
-    def _check_rules(self, destination: _Destination) -> NetDecision:
+    def _check_rules(self, destination: Destination) -> NetDecision:
         """Refuse what the rules do not allow any more: they may have changed since it was accepted."""
-        decision = self._rules.decide(destination)
-        allowed_once = asyncio.current_task() in self._allowed_once and self._is_open_question(
+        decision = self._rules.active.decide(destination)
+        allowed_once = asyncio.current_task() in self._allowed_once and self._rules.active.is_open_question(
             destination.name, destination.port
         )
         if not decision.allowed and not allowed_once:
-            raise DialError(_denial(decision), denied=True, rule=self._rules.place(decision.rule))
+            raise DialError(denial_of(decision), denied=True, rule=self._rules.active.place(decision.rule))
         if decision.scheme and asyncio.current_task() not in self._judged:
             raise DialError("no rule", denied=True)
         return decision
 
-    async def _dial(self, destination: _Destination) -> tuple[socket.socket, str]:
+    async def _dial(self, destination: Destination) -> tuple[socket.socket, str]:
         self._check_rules(destination)
         self._spend_connection(destination)
         addresses: Sequence[str] = (destination.address,)
@@ -834,7 +773,7 @@ class EgressLoop:
         except OSError as error:
             raise DialError(reason_for(error), address=addresses[0]) from None
 
-    def _proxy_for(self, destination: _Destination) -> UpstreamProxy | None:
+    def _proxy_for(self, destination: Destination) -> UpstreamProxy | None:
         name, address, port = destination
         decision = self._check_rules(destination)
         proxy = self._upstream.choose(name, address, port, opaque=decision.opaque)
@@ -851,7 +790,7 @@ class EgressLoop:
         return await self._resolver.addresses(host)
 
     async def _dial_through(
-        self, proxy: UpstreamProxy, addresses: Sequence[str], destination: _Destination
+        self, proxy: UpstreamProxy, addresses: Sequence[str], destination: Destination
     ) -> tuple[socket.socket, str]:
         connection, address = await connect_first(self._loop, addresses, proxy.port)
         try:
@@ -864,11 +803,11 @@ class EgressLoop:
 
     def _spend_name(self, name: str, rule: int) -> None:
         """Count a name below a wildcard: each could carry a few bytes out."""
-        wildcard = self._rules.wildcard(rule)
+        wildcard = self._rules.active.wildcard(rule)
         if wildcard and not self._budget.spend(name, wildcard):
-            raise DialError("too many names", denied=True, rule=self._rules.place(rule))
+            raise DialError("too many names", denied=True, rule=self._rules.active.place(rule))
 
-    def _spend_connection(self, destination: _Destination) -> None:
+    def _spend_connection(self, destination: Destination) -> None:
         budget = self._limits.of_host(destination.name or destination.address)
         if budget is None:
             return
@@ -876,14 +815,14 @@ class EgressLoop:
             raise DialError(clause, denied=True)
         budget.spend("connections")
 
-    async def _resolve(self, destination: _Destination) -> Sequence[str]:
+    async def _resolve(self, destination: Destination) -> Sequence[str]:
         """Return the addresses of a name that may be dialled, by the rules of this moment."""
         name = destination.name
         self._spend_name(name, self._check_rules(destination).rule)
         if self._resolver is None:
             raise DialError("resolver failed")
         found = await self._resolver.addresses(name)
-        rules = self._rules
+        rules = self._rules.active
         choice = choose_addresses(found, destination.port, rules.set)
         if not choice.addresses:
             refusal = choice.refusal or DialError("resolver failed")
@@ -892,7 +831,7 @@ class EgressLoop:
         return choice.addresses
 
     def _relay(
-        self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: _Destination, rule: int
+        self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: Destination, rule: int
     ) -> Relay:
         outside, record = self._recorded(inside, dialled, destination, rule)
         budget = self._limits.of_host(destination.name or destination.address)
@@ -901,7 +840,7 @@ class EgressLoop:
         return relay
 
     def _recorded(
-        self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: _Destination, rule: int
+        self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: Destination, rule: int
     ) -> tuple[socket.socket, ConnectionRecord]:
         """Begin the record of a connection to a server, if the rules still allow it."""
         outside, address = dialled
@@ -1095,10 +1034,6 @@ def _inside_ends(connection: socket.socket) -> InsideEnds | None:
     except OSError:  # the program has gone
         return None
     return InsideEnds(address.partition("%")[0], port, _destination_of(connection)[0])
-
-
-def _denial(decision: NetDecision) -> str:
-    return "no rule" if decision.rule < 0 else "deny rule"
 
 
 def _reply_source(ancillary: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
