@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import json
 import os
@@ -47,6 +46,14 @@ from stockade.egress.client_checks import (
     check_name,
     read_hello,
     read_requests,
+)
+from stockade.egress.client_sockets import (
+    client_of,
+    destination_of,
+    inside_ends,
+    receive,
+    say_and_close,
+    send,
 )
 from stockade.egress.decoders.dns import (
     DnsError,
@@ -67,15 +74,14 @@ from stockade.egress.dialer import (
     connect_first,
     is_address,
     reason_for,
-    wait_readable,
-    wait_writable,
 )
 from stockade.egress.inner_connections import InnerConnections
+from stockade.egress.listeners import BATCH, Listeners
 from stockade.egress.names import WRITTEN_SIZE, SyntheticNames
 from stockade.egress.network_budget import SPENT_SIZE, NetworkBudget
 from stockade.egress.proxy_service import ProxyRequest, read_request
 from stockade.egress.questions import BY_RULE, ONCE, Questions
-from stockade.egress.records import ConnectionRecord, InsideEnds, RecordWriter
+from stockade.egress.records import ConnectionRecord, RecordWriter
 from stockade.egress.relay import PipePool, Relay, limit_buffers, reset
 from stockade.egress.secrets import MOST_VALUES, SecretStore
 from stockade.egress.upstream import UpstreamProxies, UpstreamProxy, open_tunnel
@@ -93,10 +99,7 @@ if TYPE_CHECKING:
 _MESSAGE_SIZE = 1024 * 1024
 _DESCRIPTORS = 253
 _DNS_PORT, _HTTP_PORT, _TLS_PORT = 53, 80, 443
-#: Connections accepted, or queries answered, before others have their turn.
-_BATCH = 64
 _QUERY_SIZE = 4096
-_READ_SIZE = 16 * 1024
 _WRITE_SIZE = 1024 * 1024
 #: The most certificates of roots.
 _ROOTS_SIZE = 4 * 1024 * 1024
@@ -107,15 +110,8 @@ _HELD_SIZE = 4 * 1024 * 1024
 _LARGE_BUFFERS = 32
 #: DNS over TCP: connections at once.
 _DNS_CONNECTIONS = 32
-#: How long a refused client may take to read why.
-_LAST_WORDS_SECONDS = 1.0
-_LAST_WORDS_DRAIN = 256 * 1024
 #: At the end: how long bytes may take to leave, how long then servers may take to end, and a look at both.
 _DRAIN_SECONDS, _LAST_ANSWERS_SECONDS, _DRAIN_STEP = 2.0, 0.25, 0.01
-#: How long to accept nothing if descriptors or memory ran out.
-_PAUSE = 0.05
-#: What accept says of a client that has gone already.
-_GONE = frozenset({errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.ECONNRESET})
 
 # <linux/in.h> and <linux/in6.h>; Python 3.11 has no IP_PKTINFO.
 _IP_PKTINFO = 8
@@ -177,18 +173,15 @@ class EgressLoop:
         self._silent: dict[socket.socket, int] = {}
         self._held = HeldBytes(_HELD_SIZE)
         self._dns_connections: set[asyncio.Task[None]] = set()
-        #: Closed and opened again to accept and refuse a connection when descriptors have run out.
-        self._reserve = os.dup(control.fileno())
-        #: Each listener with what accepts from it, in the order in which they came.
-        self._listeners: dict[socket.socket, Callable[[], None]] = {}
+        self._listeners = Listeners(loop, self._records, control)
         self._handed_over = False
         for port, _ in message["tcp"]:
-            self._listen(socket.socket(fileno=next(taken)), port, self._begin)
+            self._listeners.listen(socket.socket(fileno=next(taken)), port, self._begin)
         for family in message["udp"]:
             self._listen_datagrams(socket.socket(fileno=next(taken)), family)
         for port in message.get("publish", ()):
             listener = socket.socket(fileno=next(taken))
-            self._listen(listener, port, partial(self._begin_published, port=port))
+            self._listeners.listen(listener, port, partial(self._begin_published, port=port))
         self._inside = (
             InnerConnections(loop, socket.socket(fileno=next(taken))) if message.get("publish") else None
         )
@@ -304,13 +297,9 @@ class EgressLoop:
         spent = self._limits.hand_over(busy=bool(self._connections))
         _write_all(names, spent, WRITTEN_SIZE)
         answer = {"names": len(written), "budget": self._budget.spent, "spent": len(spent)}
-        descriptors = [listener.fileno() for listener in self._listeners]
-        socket.send_fds(self._control, [json.dumps(answer).encode()], descriptors)
+        socket.send_fds(self._control, [json.dumps(answer).encode()], self._listeners.descriptors())
         self._handed_over = True
-        for listener in self._listeners:
-            self._loop.remove_reader(listener)
-            listener.close()
-        self._listeners.clear()
+        self._listeners.close()
         # Their next questions are for the other process, which alone knows all names from now on.
         for task in self._dns_connections:
             task.cancel()
@@ -393,10 +382,10 @@ class EgressLoop:
             listener.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
         else:
             listener.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVPKTINFO, 1)
-        self._watch(listener, partial(self._answer_datagrams, listener))
+        self._listeners.watch(listener, partial(self._answer_datagrams, listener))
 
     def _answer_datagrams(self, listener: socket.socket) -> None:
-        for _ in range(_BATCH):
+        for _ in range(BATCH):
             try:
                 query, ancillary, _, client = listener.recvmsg(_QUERY_SIZE, _SPACE)
             except OSError:
@@ -411,59 +400,9 @@ class EgressLoop:
 
     # Connections
 
-    def _listen(self, listener: socket.socket, port: int, begin: Callable[[socket.socket], None]) -> None:
-        listener.setblocking(False)
-        self._watch(listener, partial(self._accept_connections, listener, port, begin))
-
-    def _watch(self, listener: socket.socket, read: Callable[[], None]) -> None:
-        self._listeners[listener] = read
-        self._loop.add_reader(listener, read)
-
-    def _accept_connections(
-        self, listener: socket.socket, port: int, begin: Callable[[socket.socket], None]
-    ) -> None:
-        for _ in range(_BATCH):
-            try:
-                connection, _ = listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self._refuse_without_descriptors(listener, port)
-                    return
-                if error.errno not in _GONE:
-                    self._pause(listener)
-                    return
-                continue
-            try:
-                begin(connection)
-            except Exception:
-                reset(connection)
-
-    def _refuse_without_descriptors(self, listener: socket.socket, port: int) -> None:
-        """Reset one connection with the descriptor that is kept for this, and pause."""
-        if self._reserve >= 0:
-            os.close(self._reserve)
-            self._reserve = -1
-        with contextlib.suppress(OSError):
-            connection, _ = listener.accept()
-            self._records.refuse("", _destination_of(connection)[0], port, "limit")
-            reset(connection)
-        with contextlib.suppress(OSError):
-            self._reserve = os.dup(self._control.fileno())
-        self._pause(listener)
-
-    def _pause(self, listener: socket.socket) -> None:
-        self._loop.remove_reader(listener)
-        self._loop.call_later(_PAUSE, self._go_on, listener)
-
-    def _go_on(self, listener: socket.socket) -> None:
-        if listener in self._listeners:
-            self._loop.add_reader(listener, self._listeners[listener])
-
     def _begin(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        address, port = _destination_of(connection)
+        address, port = destination_of(connection)
         if self._has_proxy and port == PROXY_PORT and address in PROXY_ADDRESSES:
             self._begin_proxied(connection, address)
             return
@@ -540,7 +479,7 @@ class EgressLoop:
             self._records.refuse("", address, PROXY_PORT, "no proxy request")
             self._heard(connection)
             if isinstance(error, ProxyRequestError) and error.reply:
-                await self._say_and_close(connection, error.reply)
+                await say_and_close(self._loop, connection, error.reply)
             reset(connection)
             return
         self._heard(connection)
@@ -561,7 +500,7 @@ class EgressLoop:
             self._records.refuse(
                 *destination, denial_of(decision), rule=self._rules.active.place(decision.rule)
             )
-            await self._say_and_close(connection, asked.refused)
+            await say_and_close(self._loop, connection, asked.refused)
         else:
             await self._accept_target(connection, destination, decision, asked.accepted)
 
@@ -603,7 +542,7 @@ class EgressLoop:
         if not decision.allowed and not (open_question and answer == ONCE):
             self._records.refuse(*destination, refused, rule=self._rules.active.place(decision.rule))
             if proxied is not None:
-                await self._say_and_close(connection, proxied.refused)
+                await say_and_close(self._loop, connection, proxied.refused)
             reset(connection)
             return
         task = asyncio.current_task()
@@ -631,7 +570,7 @@ class EgressLoop:
         except RefusalError as error:
             self._records.refuse(*destination, error.reason, rule=rule)
             if error.last_words:
-                await self._say_and_close(connection, error.last_words)
+                await say_and_close(self._loop, connection, error.last_words)
         except DialError as error:
             self._records.refuse(
                 destination.name, error.address or destination.address, destination.port, error.reason,
@@ -649,7 +588,7 @@ class EgressLoop:
         reader, hello = HelloReader(), None
         async with asyncio.timeout(self._bounds.hello):
             while hello is None:
-                data = await self._receive(connection)
+                data = await receive(self._loop, connection)
                 if not data:
                     raise _end_before(reader.received, "not TLS")
                 self._hold(connection, len(data))
@@ -668,7 +607,7 @@ class EgressLoop:
         screen, first, data = RequestScreen(destination.name, destination.port, spend), b"", b""
         async with asyncio.timeout(self._bounds.hello):
             while not screen.requests:
-                before, data = data, await self._receive(connection)
+                before, data = data, await receive(self._loop, connection)
                 if not data:
                     raise _end_before(before, "not HTTP")
                 self._hold(connection, len(data))
@@ -738,13 +677,6 @@ class EgressLoop:
         amount = self._silent.pop(connection, 0)
         self._held.add(-amount)
         return amount
-
-    async def _receive(self, connection: socket.socket) -> bytes:
-        while True:
-            try:
-                return connection.recv(_READ_SIZE)
-            except BlockingIOError:
-                await wait_readable(self._loop, connection)
 
     def _check_rules(self, destination: Destination) -> NetDecision:
         """Refuse what the rules do not allow any more: they may have changed since it was accepted."""
@@ -850,7 +782,7 @@ class EgressLoop:
             reset(outside)
             raise
         record = self._records.connection(
-            destination.name, address, destination.port, rule, _inside_ends(inside)
+            destination.name, address, destination.port, rule, inside_ends(inside)
         )
         return outside, record
 
@@ -865,28 +797,14 @@ class EgressLoop:
     async def _finish(self, relay: Relay) -> None:
         await relay.finished
         if relay.last_words:
-            await self._say_and_close(relay.inside, relay.last_words)
-
-    async def _say_and_close(self, connection: socket.socket, last_words: bytes) -> None:
-        """Tell a client why it is refused. A close with bytes unread would reset the words away."""
-        with contextlib.suppress(OSError):
-            async with asyncio.timeout(_LAST_WORDS_SECONDS):
-                connection.send(last_words)
-                connection.shutdown(socket.SHUT_WR)
-                drained = 0
-                while drained < _LAST_WORDS_DRAIN:
-                    data = await self._receive(connection)
-                    if not data:
-                        break
-                    drained += len(data)
-        connection.close()
+            await say_and_close(self._loop, relay.inside, relay.last_words)
 
     # Published ports
 
     def _begin_published(self, connection: socket.socket, *, port: int) -> None:
         connection.setblocking(False)
         if len(self._connections) >= self._bounds.connections:
-            self._records.fail_published(_client_of(connection), port, "limit")
+            self._records.fail_published(client_of(connection), port, "limit")
             reset(connection)
             return
         self._start(self._serve_published(connection, port), self._connections)
@@ -895,7 +813,7 @@ class EgressLoop:
         """Connect a client on the host with the server inside."""
         client = ""
         try:
-            client = _client_of(connection)
+            client = client_of(connection)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._inside is None:
                 raise ConnectionRefusedError
@@ -917,7 +835,7 @@ class EgressLoop:
 
     def _begin_dns(self, connection: socket.socket) -> None:
         if len(self._dns_connections) >= _DNS_CONNECTIONS:
-            self._records.refuse("", _destination_of(connection)[0], _DNS_PORT, "limit")
+            self._records.refuse("", destination_of(connection)[0], _DNS_PORT, "limit")
             reset(connection)
             return
         self._start(self._serve_dns(connection), self._dns_connections)
@@ -927,26 +845,19 @@ class EgressLoop:
         try:
             while True:
                 async with asyncio.timeout(self._bounds.query):
-                    data = await self._receive(connection)
+                    data = await receive(self._loop, connection)
                     if not data:
                         connection.close()
                         return
                     for query in queries.feed(data):
                         reply = self._answer(query)
                         if reply is not None:
-                            await self._send(connection, frame(reply.message))
+                            await send(self._loop, connection, frame(reply.message))
         except (OSError, DnsError, asyncio.CancelledError):
             # Silent for too long, gone, no DNS, or handed over: it ends.
             return
         finally:
             reset(connection)
-
-    async def _send(self, connection: socket.socket, data: bytes) -> None:
-        while data:
-            try:
-                data = data[connection.send(data) :]
-            except BlockingIOError:
-                await wait_writable(self._loop, connection)
 
     # Time
 
@@ -1012,28 +923,6 @@ def _write_all(descriptor: int, data: bytes, offset: int) -> None:
     at = 0
     while at < len(data):
         at += os.pwrite(descriptor, data[at : at + _WRITE_SIZE], offset + at)
-
-
-def _client_of(connection: socket.socket) -> str:
-    """Return the address of a client on the host."""
-    return str(connection.getpeername()[0]).partition("%")[0].removeprefix("::ffff:")
-
-
-def _destination_of(connection: socket.socket) -> tuple[str, int]:
-    """Return the address and port that the program asked for; a mapped address is an IPv4 address."""
-    address, port = connection.getsockname()[:2]
-    if address.startswith("::ffff:") and "." in address:
-        address = address.removeprefix("::ffff:")
-    return address.partition("%")[0], port
-
-
-def _inside_ends(connection: socket.socket) -> InsideEnds | None:
-    """Return the ends of a connection as its program has them, from which the kernel can tell the program."""
-    try:
-        address, port = connection.getpeername()[:2]
-    except OSError:  # the program has gone
-        return None
-    return InsideEnds(address.partition("%")[0], port, _destination_of(connection)[0])
 
 
 def _reply_source(ancillary: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
