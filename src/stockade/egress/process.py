@@ -35,11 +35,11 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from stockade.egress.active_rules import ConnectionJudge, Destination, RulesInForce, denial_of
+from stockade.egress.bounds import bounds_of
 from stockade.egress.client_checks import (
-    HeldBytes,
     HelloCheck,
     RefusalError,
     RequestCheck,
@@ -55,6 +55,7 @@ from stockade.egress.client_sockets import (
     say_and_close,
     send,
 )
+from stockade.egress.connection_table import ConnectionTable
 from stockade.egress.decoders.dns import (
     DnsError,
     DnsReply,
@@ -82,7 +83,7 @@ from stockade.egress.network_budget import SPENT_SIZE, NetworkBudget
 from stockade.egress.proxy_service import ProxyRequest, read_request
 from stockade.egress.questions import BY_RULE, ONCE, Questions
 from stockade.egress.records import ConnectionRecord, RecordWriter
-from stockade.egress.relay import PipePool, Relay, limit_buffers, reset
+from stockade.egress.relay import PipePool, Relay, reset
 from stockade.egress.secrets import MOST_VALUES, SecretStore
 from stockade.egress.upstream import UpstreamProxies, UpstreamProxy, open_tunnel
 from stockade.errors import StockadeError
@@ -90,10 +91,9 @@ from stockade.policy.net_rules import PROXY_ADDRESSES, PROXY_PORT, NetDecision
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from stockade.egress.termination.connection import HttpTermination, TerminatedConnection
+    from stockade.egress.termination.connection import HttpTermination
     from stockade.egress.termination.messages import HttpExchange, RequestHead
 
-    _Served = Relay | TerminatedConnection | None
 
 #: A control message with all rules, and its descriptors: records, nudge, resolver, listeners.
 _MESSAGE_SIZE = 1024 * 1024
@@ -103,11 +103,6 @@ _QUERY_SIZE = 4096
 _WRITE_SIZE = 1024 * 1024
 #: The most certificates of roots.
 _ROOTS_SIZE = 4 * 1024 * 1024
-#: What all clients together may have sent before they are judged. A single one may have 64 KiB.
-_HELD_SIZE = 4 * 1024 * 1024
-#: How many connections may have buffers that grow with the distance of the server. The kernel's memory for
-#: them counts for no limit of the sandbox, so those beyond have small ones.
-_LARGE_BUFFERS = 32
 #: DNS over TCP: connections at once.
 _DNS_CONNECTIONS = 32
 #: At the end: how long bytes may take to leave, how long then servers may take to end, and a look at both.
@@ -119,20 +114,6 @@ _IPV6_RECVPKTINFO, _IPV6_PKTINFO = 49, 50
 _IPV4_INFO = struct.Struct("=i4s4s")
 _IPV6_INFO = struct.Struct("=16si")
 _SPACE = socket.CMSG_SPACE(_IPV6_INFO.size) + socket.CMSG_SPACE(_IPV4_INFO.size)
-
-
-class EgressBounds(NamedTuple):
-    """The bounds of an egress process; the first message may name them."""
-
-    connections: int = 1024
-    #: Seconds without a byte in either direction after which a connection ends.
-    idle: float = 900.0
-    #: Seconds in which a client must have sent its TLS hello or first HTTP head.
-    hello: float = 20.0
-    #: Seconds to resolve and connect.
-    dial: float = 30.0
-    #: Seconds in which a client must have sent its next DNS query over TCP.
-    query: float = 10.0
 
 
 #: Serves a connection from inside to a destination that a rule allows, by its place.
@@ -150,7 +131,7 @@ class EgressLoop:
         handed: list[int],
     ) -> None:
         self._loop, self._control = loop, control
-        self._bounds = _bounds(message)
+        self._bounds = bounds_of(message)
         self._secrets = SecretStore()
         self._load_secrets(message)
         self._rules = RulesInForce(message)
@@ -166,15 +147,9 @@ class EgressLoop:
         self._names_full = False
         self._name_server = NameServer(self, ipv6=message.get("ipv6") is not False)
         self._pool = PipePool()
-        #: What is under way, by its task; the relay once there is one.
-        self._connections: dict[asyncio.Task[None], _Served] = {}
-        #: Those whose client has to say something first, and how many bytes of it are held: they may use up
-        #: neither all connections nor the memory.
-        self._silent: dict[socket.socket, int] = {}
-        self._held = HeldBytes(_HELD_SIZE)
+        self._connections = ConnectionTable(loop, self._bounds)
         self._dns_connections: set[asyncio.Task[None]] = set()
         self._listeners = Listeners(loop, self._records, control)
-        self._handed_over = False
         for port, _ in message["tcp"]:
             self._listeners.listen(socket.socket(fileno=next(taken)), port, self._begin)
         for family in message["udp"]:
@@ -207,7 +182,7 @@ class EgressLoop:
             os.close(names)
         control.setblocking(False)
         loop.add_reader(control, self._read_control)
-        self._sweep()
+        self._connections.sweep()
 
     def _make_termination(self, roots: int, size: int) -> HttpTermination:
         """Make what ends TLS: its authority, and the roots of servers if they are not the system's."""
@@ -298,27 +273,21 @@ class EgressLoop:
         _write_all(names, spent, WRITTEN_SIZE)
         answer = {"names": len(written), "budget": self._budget.spent, "spent": len(spent)}
         socket.send_fds(self._control, [json.dumps(answer).encode()], self._listeners.descriptors())
-        self._handed_over = True
         self._listeners.close()
         # Their next questions are for the other process, which alone knows all names from now on.
         for task in self._dns_connections:
             task.cancel()
-        self._end_if_idle()
-
-    def _end_if_idle(self) -> None:
-        """After the handover, end with the last connection."""
-        if self._handed_over and not self._connections:
-            self._loop.stop()
+        self._connections.end_when_empty()
 
     def _drain(self, late: float, last: float) -> None:
         """Pass on what programs have sent before their end, then stop; `last` is for servers to end too."""
         now = self._loop.time()
-        relays = [one for one in self._connections.values() if one is None or not one.finished.done()]
+        relays = self._connections.unfinished()
         for relay in relays:
             if relay is not None and relay.outgoing.is_idle():
                 relay.abort(reason="ended")
         held = 0 if self._questions is None else self._questions.held
-        dialled = relays.count(None) > len(self._silent) + held
+        dialled = relays.count(None) > self._connections.silent + held
         if dialled or any(one is not None and not one.outgoing.ended for one in relays):
             last = now + _LAST_ANSWERS_SECONDS
         elif not any(one is not None for one in relays):
@@ -331,9 +300,7 @@ class EgressLoop:
     def close(self) -> None:
         """End all relays, so that no record stays open, and wipe what is secret."""
         self._secrets.clear()
-        for relay in list(self._connections.values()):
-            if relay is not None and not relay.finished.done():
-                relay.end()
+        self._connections.close()
 
     def _wake_supervisor(self) -> None:
         with contextlib.suppress(OSError):
@@ -424,16 +391,14 @@ class EgressLoop:
             return
         looks = bool(name) and not decision.opaque
         silent = looks and (decision.scheme == "https" or port in (_TLS_PORT, _HTTP_PORT))
-        if len(self._connections) >= self._bounds.connections or (
-            silent and len(self._silent) >= self._bounds.connections * 3 // 4
-        ):
+        if self._connections.is_full(silent=silent):
             self._refuse(connection, destination, "limit")
             return
         if silent:
-            self._silent[connection] = 0
+            self._connections.expect_words(connection)
         rule = self._rules.active.place(decision.rule)
         serve = self._server_for(decision, port, looks)
-        self._start(self._serve(connection, destination, rule, serve), self._connections)
+        self._connections.start(self._serve(connection, destination, rule, serve))
 
     def _server_for(self, decision: NetDecision, port: int, looks: bool) -> _Server:
         """Return what serves a connection that a rule allows."""
@@ -445,30 +410,12 @@ class EgressLoop:
             return self._serve_http
         return partial(self._serve_other, looks=looks)
 
-    def _start(
-        self,
-        work: Any,
-        group: dict[asyncio.Task[None], Relay | TerminatedConnection | None] | set[asyncio.Task[None]],
-    ) -> None:
-        task: asyncio.Task[None] = self._loop.create_task(work)
-        if isinstance(group, set):
-            group.add(task)
-            task.add_done_callback(group.discard)
-        else:
-            group[task] = None
-            task.add_done_callback(self._forget)
-
-    def _forget(self, done: asyncio.Task[None]) -> None:
-        self._connections.pop(done, None)
-        self._end_if_idle()
-
     def _begin_proxied(self, connection: socket.socket, address: str) -> None:
-        many = len(self._silent) >= self._bounds.connections * 3 // 4
-        if many or len(self._connections) >= self._bounds.connections:
+        if self._connections.is_full(silent=True):
             self._refuse(connection, Destination("", address, PROXY_PORT), "limit")
             return
-        self._silent[connection] = 0
-        self._start(self._serve_proxied(connection, address), self._connections)
+        self._connections.expect_words(connection)
+        self._connections.start(self._serve_proxied(connection, address))
 
     async def _serve_proxied(self, connection: socket.socket, address: str) -> None:
         """Read what a client of the proxy asks for, decide about that, and serve it like any connection."""
@@ -477,12 +424,12 @@ class EgressLoop:
                 asked = await read_request(self._loop, connection)
         except (ProxyRequestError, OSError) as error:
             self._records.refuse("", address, PROXY_PORT, "no proxy request")
-            self._heard(connection)
+            self._connections.release(connection)
             if isinstance(error, ProxyRequestError) and error.reply:
                 await say_and_close(self._loop, connection, error.reply)
             reset(connection)
             return
-        self._heard(connection)
+        self._connections.release(connection)
         try:
             await self._serve_target(connection, asked)
         finally:
@@ -515,14 +462,14 @@ class EgressLoop:
             connection.send(words)
         looks, port = bool(destination.name) and not decision.opaque, destination.port
         if looks and (decision.scheme == "https" or port in (_TLS_PORT, _HTTP_PORT)):
-            self._silent[connection] = 0
+            self._connections.expect_words(connection)
         await self._serve(connection, destination, rule, self._server_for(decision, port, looks))
 
     def _begin_question(self, connection: socket.socket, destination: Destination) -> None:
-        if len(self._connections) >= self._bounds.connections:
+        if self._connections.is_full():
             self._refuse(connection, destination, "limit")
             return
-        self._start(self._ask_and_serve(connection, destination), self._connections)
+        self._connections.start(self._ask_and_serve(connection, destination))
 
     async def _ask_and_serve(
         self, connection: socket.socket, destination: Destination, proxied: ProxyRequest | None = None
@@ -581,7 +528,7 @@ class EgressLoop:
             reason = reason_for(error) if isinstance(error, OSError) else "failed"
             self._records.refuse(*destination, reason, rule=rule, verdict="failed")
         finally:
-            self._heard(connection)
+            self._connections.release(connection)
             reset(connection)
 
     async def _serve_tls(self, connection: socket.socket, destination: Destination, rule: int) -> None:
@@ -591,10 +538,10 @@ class EgressLoop:
                 data = await receive(self._loop, connection)
                 if not data:
                     raise _end_before(reader.received, "not TLS")
-                self._hold(connection, len(data))
+                self._connections.hold(connection, len(data))
                 hello = read_hello(reader, data)
         check_name(hello, destination.name)
-        self._heard(connection)
+        self._connections.release(connection)
         relay = self._relay(connection, await self._dial(destination), destination, rule)
         relay.incoming.start()
         relay.outgoing.start(bytes(reader.received))
@@ -610,19 +557,19 @@ class EgressLoop:
                 before, data = data, await receive(self._loop, connection)
                 if not data:
                     raise _end_before(before, "not HTTP")
-                self._hold(connection, len(data))
+                self._connections.hold(connection, len(data))
                 first = read_requests(screen, data)
         # What came with the first request and belongs to later ones is held further on.
-        more = self._heard(connection) - len(first)
+        more = self._connections.release(connection) - len(first)
         try:
-            if not self._held.add(more) and more:
+            if not self._connections.held.add(more) and more:
                 raise RefusalError("limit")
             dialled = await self._dial(destination)
         except BaseException:
-            self._held.add(-more)
+            self._connections.held.add(-more)
             raise
         relay = self._relay(connection, dialled, destination, rule)
-        check = RequestCheck(relay, screen, self._held, more)
+        check = RequestCheck(relay, screen, self._connections.held, more)
         relay.outgoing.check = check.pass_request
         if screen.waiting_for_response:
             relay.incoming.check = check.pass_response
@@ -658,25 +605,13 @@ class EgressLoop:
         if scheme == "https":
             async with asyncio.timeout(self._bounds.hello):
                 protocols = await self.termination.hello(connection, destination.name)
-        self._heard(connection)
+        self._connections.release(connection)
         outside, record = self._recorded(connection, await self._dial(destination), destination, rule)
         place = TerminatedPlace(scheme, destination.name, destination.port)
         budget = self._limits.of_host(destination.name)
         terminated = TerminatedConnection(self.termination, place, connection, outside, record, budget)
-        self._started(terminated)
+        self._connections.attach(terminated)
         await terminated.run(protocols, self._bounds.hello)
-
-    def _hold(self, connection: socket.socket, amount: int) -> None:
-        """Count bytes of a client that are held until they are judged."""
-        self._silent[connection] += amount
-        if not self._held.add(amount):
-            raise RefusalError("limit")
-
-    def _heard(self, connection: socket.socket) -> int:
-        """Count a client's bytes no more; return how many there were."""
-        amount = self._silent.pop(connection, 0)
-        self._held.add(-amount)
-        return amount
 
     def _check_rules(self, destination: Destination) -> NetDecision:
         """Refuse what the rules do not allow any more: they may have changed since it was accepted."""
@@ -768,7 +703,7 @@ class EgressLoop:
         outside, record = self._recorded(inside, dialled, destination, rule)
         budget = self._limits.of_host(destination.name or destination.address)
         relay = Relay(self._loop, self._pool, inside, outside, record, budget)
-        self._started(relay)
+        self._connections.attach(relay)
         return relay
 
     def _recorded(
@@ -786,14 +721,6 @@ class EgressLoop:
         )
         return outside, record
 
-    def _started(self, relay: Relay | TerminatedConnection) -> None:
-        if len(self._connections) > _LARGE_BUFFERS:
-            limit_buffers(relay.inside)
-            limit_buffers(relay.outside)
-        task = asyncio.current_task()
-        if task is not None:
-            self._connections[task] = relay
-
     async def _finish(self, relay: Relay) -> None:
         await relay.finished
         if relay.last_words:
@@ -803,11 +730,11 @@ class EgressLoop:
 
     def _begin_published(self, connection: socket.socket, *, port: int) -> None:
         connection.setblocking(False)
-        if len(self._connections) >= self._bounds.connections:
+        if self._connections.is_full():
             self._records.fail_published(client_of(connection), port, "limit")
             reset(connection)
             return
-        self._start(self._serve_published(connection, port), self._connections)
+        self._connections.start(self._serve_published(connection, port))
 
     async def _serve_published(self, connection: socket.socket, port: int) -> None:
         """Connect a client on the host with the server inside."""
@@ -822,7 +749,7 @@ class EgressLoop:
             server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             record = self._records.published_connection(client, port)
             relay = Relay(self._loop, self._pool, server, connection, record)
-            self._started(relay)
+            self._connections.attach(relay)
             relay.incoming.start()
             relay.outgoing.start()
             await relay.finished
@@ -838,7 +765,9 @@ class EgressLoop:
             self._records.refuse("", destination_of(connection)[0], _DNS_PORT, "limit")
             reset(connection)
             return
-        self._start(self._serve_dns(connection), self._dns_connections)
+        task = self._loop.create_task(self._serve_dns(connection))
+        self._dns_connections.add(task)
+        task.add_done_callback(self._dns_connections.discard)
 
     async def _serve_dns(self, connection: socket.socket) -> None:
         queries = StreamQueries()
@@ -858,17 +787,6 @@ class EgressLoop:
             return
         finally:
             reset(connection)
-
-    # Time
-
-    def _sweep(self) -> None:
-        """End the connections that were idle for too long, again and again."""
-        idle = self._bounds.idle
-        limit = self._loop.time() - idle
-        for relay in list(self._connections.values()):
-            if relay is not None and relay.active < limit and not relay.finished.done():
-                relay.abort(reason="idle")
-        self._loop.call_later(min(5.0, max(idle / 4, 0.05)), self._sweep)
 
 
 def main(control: int) -> None:
@@ -904,13 +822,6 @@ def main(control: int) -> None:
 
 def _ignore(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
     pass
-
-
-def _bounds(message: dict[str, Any]) -> EgressBounds:
-    known = {
-        name: message[name] for name in EgressBounds._fields if isinstance(message.get(name), int | float)
-    }
-    return EgressBounds(**known)
 
 
 def _spent(message: dict[str, Any]) -> tuple[int, int]:
