@@ -13,6 +13,9 @@ from stockade.egress.names import SyntheticNames, is_synthetic
 from stockade.policy.http_rules import Target
 from stockade.policy.net_rules import NetDecision, NetRule, RuleSet, parse_rule
 
+#: The ports on which a client of a name has to say the name first.
+HTTP_PORT, TLS_PORT = 80, 443
+
 
 class Destination(NamedTuple):
     """Where a connection of a program leads; either the name or the address is empty."""

@@ -32,12 +32,18 @@ import gc
 import json
 import os
 import socket
-import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from stockade.egress.active_rules import ConnectionJudge, Destination, RulesInForce, denial_of
+from stockade.egress.active_rules import (
+    HTTP_PORT,
+    TLS_PORT,
+    ConnectionJudge,
+    Destination,
+    RulesInForce,
+    denial_of,
+)
 from stockade.egress.bounds import bounds_of
 from stockade.egress.client_checks import (
     HelloCheck,
@@ -50,20 +56,12 @@ from stockade.egress.client_checks import (
 from stockade.egress.client_sockets import (
     client_of,
     destination_of,
-    inside_ends,
     receive,
     say_and_close,
-    send,
 )
 from stockade.egress.connection_table import ConnectionTable
 from stockade.egress.decoders.dns import (
-    DnsError,
-    DnsReply,
-    NameAnswer,
     NameBudget,
-    NameServer,
-    StreamQueries,
-    frame,
 )
 from stockade.egress.decoders.http_requests import RequestScreen
 from stockade.egress.decoders.proxy_requests import ProxyRequestError
@@ -71,23 +69,22 @@ from stockade.egress.decoders.tls_hello import HelloReader
 from stockade.egress.dialer import (
     DialError,
     ResolverClient,
-    choose_addresses,
-    connect_first,
-    is_address,
     reason_for,
 )
 from stockade.egress.inner_connections import InnerConnections
-from stockade.egress.listeners import BATCH, Listeners
+from stockade.egress.listeners import Listeners
+from stockade.egress.name_service import NameService, prepare_datagrams
 from stockade.egress.names import WRITTEN_SIZE, SyntheticNames
 from stockade.egress.network_budget import SPENT_SIZE, NetworkBudget
+from stockade.egress.outgoing_connections import OutgoingConnections
 from stockade.egress.proxy_service import ProxyRequest, read_request
 from stockade.egress.questions import BY_RULE, ONCE, Questions
-from stockade.egress.records import ConnectionRecord, RecordWriter
+from stockade.egress.records import RecordWriter
 from stockade.egress.relay import PipePool, Relay, reset
 from stockade.egress.secrets import MOST_VALUES, SecretStore
-from stockade.egress.upstream import UpstreamProxies, UpstreamProxy, open_tunnel
+from stockade.egress.upstream import UpstreamProxies
 from stockade.errors import StockadeError
-from stockade.policy.net_rules import PROXY_ADDRESSES, PROXY_PORT, NetDecision
+from stockade.policy.net_rules import DNS_PORT, PROXY_ADDRESSES, PROXY_PORT, NetDecision
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,22 +95,11 @@ if TYPE_CHECKING:
 #: A control message with all rules, and its descriptors: records, nudge, resolver, listeners.
 _MESSAGE_SIZE = 1024 * 1024
 _DESCRIPTORS = 253
-_DNS_PORT, _HTTP_PORT, _TLS_PORT = 53, 80, 443
-_QUERY_SIZE = 4096
 _WRITE_SIZE = 1024 * 1024
 #: The most certificates of roots.
 _ROOTS_SIZE = 4 * 1024 * 1024
-#: DNS over TCP: connections at once.
-_DNS_CONNECTIONS = 32
 #: At the end: how long bytes may take to leave, how long then servers may take to end, and a look at both.
 _DRAIN_SECONDS, _LAST_ANSWERS_SECONDS, _DRAIN_STEP = 2.0, 0.25, 0.01
-
-# <linux/in.h> and <linux/in6.h>; Python 3.11 has no IP_PKTINFO.
-_IP_PKTINFO = 8
-_IPV6_RECVPKTINFO, _IPV6_PKTINFO = 49, 50
-_IPV4_INFO = struct.Struct("=i4s4s")
-_IPV6_INFO = struct.Struct("=16si")
-_SPACE = socket.CMSG_SPACE(_IPV6_INFO.size) + socket.CMSG_SPACE(_IPV4_INFO.size)
 
 
 #: Serves a connection from inside to a destination that a rule allows, by its place.
@@ -138,39 +124,42 @@ class EgressLoop:
         taken = iter(handed)
         records, self._nudge = next(taken), next(taken)
         self._records = RecordWriter(records, self._wake_supervisor)
-        self._resolver = (
+        resolver = (
             ResolverClient(loop, socket.socket(fileno=next(taken))) if message.get("resolver", True) else None
         )
         self._names = SyntheticNames()
         self._budget = NameBudget(spent=_spent(message))
         self._limits = NetworkBudget(message.get("limits", {}))
-        self._names_full = False
-        self._name_server = NameServer(self, ipv6=message.get("ipv6") is not False)
         self._pool = PipePool()
         self._connections = ConnectionTable(loop, self._bounds)
-        self._dns_connections: set[asyncio.Task[None]] = set()
         self._listeners = Listeners(loop, self._records, control)
-        for port, _ in message["tcp"]:
-            self._listeners.listen(socket.socket(fileno=next(taken)), port, self._begin)
-        for family in message["udp"]:
-            self._listen_datagrams(socket.socket(fileno=next(taken)), family)
-        for port in message.get("publish", ()):
-            listener = socket.socket(fileno=next(taken))
-            self._listeners.listen(listener, port, partial(self._begin_published, port=port))
+        tcp = [(port, socket.socket(fileno=next(taken))) for port, _ in message["tcp"]]
+        udp = [(family, socket.socket(fileno=next(taken))) for family in message["udp"]]
+        published = [(port, socket.socket(fileno=next(taken))) for port in message.get("publish", ())]
         self._inside = (
             InnerConnections(loop, socket.socket(fileno=next(taken))) if message.get("publish") else None
         )
-        #: Whether there is a proxy inside, and the proxies of the host.
+        #: Whether there is a proxy inside.
         self._has_proxy = message.get("proxy") is True
-        self._upstream = UpstreamProxies(message.get("upstream", {}))
+        upstream = UpstreamProxies(message.get("upstream", {}))
         #: Asks the user about connections that no rule covers; None if the policy or nobody can be asked.
         self._questions = Questions(loop, socket.socket(fileno=next(taken))) if message.get("ask") else None
-        ports = {port for port, _ in message["tcp"]} - {_DNS_PORT, PROXY_PORT if self._has_proxy else 0}
+        ports = {port for port, _ in message["tcp"]} - {DNS_PORT, PROXY_PORT if self._has_proxy else 0}
         self._judge = ConnectionJudge(self._rules, self._names, ports, asks=self._questions is not None)
-        #: The connections that the user has allowed once.
-        self._allowed_once: set[asyncio.Task[None]] = set()
-        #: The connections whose requests are judged.
-        self._judged: set[asyncio.Task[None]] = set()
+        self._outgoing = OutgoingConnections(
+            loop,
+            self._rules,
+            self._records,
+            resolver,
+            upstream,
+            self._budget,
+            self._limits,
+            self._bounds.dial,
+        )
+        self._name_service = NameService(
+            loop, self._rules, self._judge, self._names, self._records,
+            ipv6=message.get("ipv6") is not False, seconds=self._bounds.query,
+        )  # fmt: skip
         self.termination: HttpTermination | None = None
         if "http" in message:
             roots = next(taken) if message["http"] else -1
@@ -180,6 +169,13 @@ class EgressLoop:
             self._names.read(os.pread(names, min(message["names"], WRITTEN_SIZE), 0))
             self._limits.take_over(os.pread(names, min(message["spent"], SPENT_SIZE), WRITTEN_SIZE))
             os.close(names)
+        for port, listener in tcp:
+            self._listeners.listen(listener, port, self._begin)
+        for family, listener in udp:
+            prepare_datagrams(listener, family)
+            self._listeners.watch(listener, partial(self._name_service.answer_datagrams, listener))
+        for port, listener in published:
+            self._listeners.listen(listener, port, partial(self._begin_published, port=port))
         control.setblocking(False)
         loop.add_reader(control, self._read_control)
         self._connections.sweep()
@@ -275,8 +271,7 @@ class EgressLoop:
         socket.send_fds(self._control, [json.dumps(answer).encode()], self._listeners.descriptors())
         self._listeners.close()
         # Their next questions are for the other process, which alone knows all names from now on.
-        for task in self._dns_connections:
-            task.cancel()
+        self._name_service.close()
         self._connections.end_when_empty()
 
     def _drain(self, late: float, last: float) -> None:
@@ -306,65 +301,6 @@ class EgressLoop:
         with contextlib.suppress(OSError):
             os.eventfd_write(self._nudge, 1)
 
-    # Names
-
-    def lookup(self, name: str) -> NameAnswer | None:
-        """Return the synthetic addresses of a name that the rules allow."""
-        if not self._rules.active.set.knows(name) and not self._judge.can_ask(name, _TLS_PORT, _HTTP_PORT):
-            return None
-        found = self._names.addresses(name)
-        if found is None:
-            self._names_full = True
-            return None
-        return NameAnswer(*found)
-
-    def reverse(self, address: str) -> str | None:
-        """Return the name that a synthetic address stands for."""
-        return self._names.name_of(address)
-
-    def _answer(self, query: bytes) -> DnsReply | None:
-        self._names_full = False
-        reply = self._name_server.answer(query)
-        if reply is None or reply.verdict == "local":
-            return reply
-        if reply.verdict == "allowed":
-            self._records.name(reply.name, allowed=True)
-        elif reply.verdict == "malformed":
-            self._records.name(reply.name, allowed=False, reason="malformed query")
-        elif self._names_full:
-            self._records.name(reply.name, allowed=False, reason="too many names")
-        else:
-            # Any port shows whether a deny rule for the whole name is the reason.
-            decision = self._rules.active.set.for_name(reply.name, _TLS_PORT)
-            reason = "deny rule" if decision.rule >= 0 and not decision.allowed else "no rule"
-            self._records.name(
-                reply.name, allowed=False, reason=reason,
-                rule=self._rules.active.place(decision.rule) if reason == "deny rule" else -1,
-            )  # fmt: skip
-        return reply
-
-    def _listen_datagrams(self, listener: socket.socket, family: int) -> None:
-        listener.setblocking(False)
-        if family == 4:
-            listener.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
-        else:
-            listener.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVPKTINFO, 1)
-        self._listeners.watch(listener, partial(self._answer_datagrams, listener))
-
-    def _answer_datagrams(self, listener: socket.socket) -> None:
-        for _ in range(BATCH):
-            try:
-                query, ancillary, _, client = listener.recvmsg(_QUERY_SIZE, _SPACE)
-            except OSError:
-                return
-            try:
-                reply = self._answer(query)
-                if reply is not None:
-                    listener.sendmsg([reply.message], _reply_source(ancillary), 0, client)
-            except Exception:
-                # A query that cannot be answered gets no answer.
-                continue
-
     # Connections
 
     def _begin(self, connection: socket.socket) -> None:
@@ -375,8 +311,8 @@ class EgressLoop:
             return
         destination, decision = self._judge.judge("", address, port)
         name = destination.name
-        if not decision.allowed and port == _DNS_PORT:
-            self._begin_dns(connection)
+        if not decision.allowed and port == DNS_PORT:
+            self._name_service.begin(connection)
             return
         if not decision.allowed and destination.name and self._judge.can_ask(destination.name, port):
             self._begin_question(connection, destination)
@@ -390,7 +326,7 @@ class EgressLoop:
             self._refuse(connection, destination, "failed", self._rules.active.place(decision.rule))
             return
         looks = bool(name) and not decision.opaque
-        silent = looks and (decision.scheme == "https" or port in (_TLS_PORT, _HTTP_PORT))
+        silent = looks and (decision.scheme == "https" or port in (TLS_PORT, HTTP_PORT))
         if self._connections.is_full(silent=silent):
             self._refuse(connection, destination, "limit")
             return
@@ -404,9 +340,9 @@ class EgressLoop:
         """Return what serves a connection that a rule allows."""
         if decision.scheme:
             return partial(self._serve_requests, scheme=decision.scheme)
-        if looks and port == _TLS_PORT:
+        if looks and port == TLS_PORT:
             return self._serve_tls
-        if looks and port == _HTTP_PORT:
+        if looks and port == HTTP_PORT:
             return self._serve_http
         return partial(self._serve_other, looks=looks)
 
@@ -461,7 +397,7 @@ class EgressLoop:
         if words:
             connection.send(words)
         looks, port = bool(destination.name) and not decision.opaque, destination.port
-        if looks and (decision.scheme == "https" or port in (_TLS_PORT, _HTTP_PORT)):
+        if looks and (decision.scheme == "https" or port in (TLS_PORT, HTTP_PORT)):
             self._connections.expect_words(connection)
         await self._serve(connection, destination, rule, self._server_for(decision, port, looks))
 
@@ -495,12 +431,12 @@ class EgressLoop:
         task = asyncio.current_task()
         assert task is not None
         if answer == ONCE:
-            self._allowed_once.add(task)
+            self._outgoing.allowed_once.add(task)
         try:
             accepted = b"" if proxied is None else proxied.accepted
             await self._accept_target(connection, destination, decision, accepted)
         finally:
-            self._allowed_once.discard(task)
+            self._outgoing.allowed_once.discard(task)
 
     def _refuse(
         self, connection: socket.socket, destination: Destination, reason: str, rule: int = -1
@@ -542,7 +478,7 @@ class EgressLoop:
                 hello = read_hello(reader, data)
         check_name(hello, destination.name)
         self._connections.release(connection)
-        relay = self._relay(connection, await self._dial(destination), destination, rule)
+        relay = self._relay(connection, await self._outgoing.dial(destination), destination, rule)
         relay.incoming.start()
         relay.outgoing.start(bytes(reader.received))
         del reader, data
@@ -564,7 +500,7 @@ class EgressLoop:
         try:
             if not self._connections.held.add(more) and more:
                 raise RefusalError("limit")
-            dialled = await self._dial(destination)
+            dialled = await self._outgoing.dial(destination)
         except BaseException:
             self._connections.held.add(-more)
             raise
@@ -582,7 +518,7 @@ class EgressLoop:
         self, connection: socket.socket, destination: Destination, rule: int, *, looks: bool
     ) -> None:
         """Dial at once, because many servers speak first; a client's TLS hello is held until it is read."""
-        relay = self._relay(connection, await self._dial(destination), destination, rule)
+        relay = self._relay(connection, await self._outgoing.dial(destination), destination, rule)
         if looks:
             check = HelloCheck(self._loop, relay, destination.name, self._bounds.hello)
             relay.outgoing.check = check.pass_hello
@@ -599,127 +535,30 @@ class EgressLoop:
         assert self.termination is not None
         task = asyncio.current_task()
         assert task is not None
-        self._judged.add(task)
-        task.add_done_callback(self._judged.discard)
+        self._outgoing.judged.add(task)
+        task.add_done_callback(self._outgoing.judged.discard)
         protocols: list[bytes] = []
         if scheme == "https":
             async with asyncio.timeout(self._bounds.hello):
                 protocols = await self.termination.hello(connection, destination.name)
         self._connections.release(connection)
-        outside, record = self._recorded(connection, await self._dial(destination), destination, rule)
+        outside, record = self._outgoing.record(
+            connection, await self._outgoing.dial(destination), destination, rule
+        )
         place = TerminatedPlace(scheme, destination.name, destination.port)
         budget = self._limits.of_host(destination.name)
         terminated = TerminatedConnection(self.termination, place, connection, outside, record, budget)
         self._connections.attach(terminated)
         await terminated.run(protocols, self._bounds.hello)
 
-    def _check_rules(self, destination: Destination) -> NetDecision:
-        """Refuse what the rules do not allow any more: they may have changed since it was accepted."""
-        decision = self._rules.active.decide(destination)
-        allowed_once = asyncio.current_task() in self._allowed_once and self._rules.active.is_open_question(
-            destination.name, destination.port
-        )
-        if not decision.allowed and not allowed_once:
-            raise DialError(denial_of(decision), denied=True, rule=self._rules.active.place(decision.rule))
-        if decision.scheme and asyncio.current_task() not in self._judged:
-            raise DialError("no rule", denied=True)
-        return decision
-
-    async def _dial(self, destination: Destination) -> tuple[socket.socket, str]:
-        self._check_rules(destination)
-        self._spend_connection(destination)
-        addresses: Sequence[str] = (destination.address,)
-        try:
-            async with asyncio.timeout(self._bounds.dial):
-                if (proxy := self._proxy_for(destination)) is not None:
-                    addresses = await self._addresses_of(proxy.host)
-                    return await self._dial_through(proxy, addresses, destination)
-                if destination.name:
-                    addresses = await self._resolve(destination)
-                return await connect_first(self._loop, addresses, destination.port)
-        except OSError as error:
-            raise DialError(reason_for(error), address=addresses[0]) from None
-
-    def _proxy_for(self, destination: Destination) -> UpstreamProxy | None:
-        name, address, port = destination
-        decision = self._check_rules(destination)
-        proxy = self._upstream.choose(name, address, port, opaque=decision.opaque)
-        if proxy is not None and name:
-            self._spend_name(name, decision.rule)
-        return proxy
-
-    async def _addresses_of(self, host: str) -> Sequence[str]:
-        """Return the addresses of a proxy of the host, which no rule need name."""
-        if is_address(host):
-            return (host,)
-        if self._resolver is None:
-            raise DialError("resolver failed")
-        return await self._resolver.addresses(host)
-
-    async def _dial_through(
-        self, proxy: UpstreamProxy, addresses: Sequence[str], destination: Destination
-    ) -> tuple[socket.socket, str]:
-        connection, address = await connect_first(self._loop, addresses, proxy.port)
-        try:
-            host = destination.name or destination.address
-            await open_tunnel(self._loop, connection, proxy, host, destination.port)
-        except BaseException:
-            connection.close()
-            raise
-        return connection, address
-
-    def _spend_name(self, name: str, rule: int) -> None:
-        """Count a name below a wildcard: each could carry a few bytes out."""
-        wildcard = self._rules.active.wildcard(rule)
-        if wildcard and not self._budget.spend(name, wildcard):
-            raise DialError("too many names", denied=True, rule=self._rules.active.place(rule))
-
-    def _spend_connection(self, destination: Destination) -> None:
-        budget = self._limits.of_host(destination.name or destination.address)
-        if budget is None:
-            return
-        if clause := budget.exhausted():
-            raise DialError(clause, denied=True)
-        budget.spend("connections")
-
-    async def _resolve(self, destination: Destination) -> Sequence[str]:
-        """Return the addresses of a name that may be dialled, by the rules of this moment."""
-        name = destination.name
-        self._spend_name(name, self._check_rules(destination).rule)
-        if self._resolver is None:
-            raise DialError("resolver failed")
-        found = await self._resolver.addresses(name)
-        rules = self._rules.active
-        choice = choose_addresses(found, destination.port, rules.set)
-        if not choice.addresses:
-            refusal = choice.refusal or DialError("resolver failed")
-            refusal.rule = rules.place(refusal.rule)
-            raise refusal
-        return choice.addresses
-
     def _relay(
         self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: Destination, rule: int
     ) -> Relay:
-        outside, record = self._recorded(inside, dialled, destination, rule)
+        outside, record = self._outgoing.record(inside, dialled, destination, rule)
         budget = self._limits.of_host(destination.name or destination.address)
         relay = Relay(self._loop, self._pool, inside, outside, record, budget)
         self._connections.attach(relay)
         return relay
-
-    def _recorded(
-        self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: Destination, rule: int
-    ) -> tuple[socket.socket, ConnectionRecord]:
-        """Begin the record of a connection to a server, if the rules still allow it."""
-        outside, address = dialled
-        try:
-            self._check_rules(destination)
-        except DialError:
-            reset(outside)
-            raise
-        record = self._records.connection(
-            destination.name, address, destination.port, rule, inside_ends(inside)
-        )
-        return outside, record
 
     async def _finish(self, relay: Relay) -> None:
         await relay.finished
@@ -755,36 +594,6 @@ class EgressLoop:
             await relay.finished
         except OSError as error:
             self._records.fail_published(client, port, reason_for(error))
-        finally:
-            reset(connection)
-
-    # DNS over TCP
-
-    def _begin_dns(self, connection: socket.socket) -> None:
-        if len(self._dns_connections) >= _DNS_CONNECTIONS:
-            self._records.refuse("", destination_of(connection)[0], _DNS_PORT, "limit")
-            reset(connection)
-            return
-        task = self._loop.create_task(self._serve_dns(connection))
-        self._dns_connections.add(task)
-        task.add_done_callback(self._dns_connections.discard)
-
-    async def _serve_dns(self, connection: socket.socket) -> None:
-        queries = StreamQueries()
-        try:
-            while True:
-                async with asyncio.timeout(self._bounds.query):
-                    data = await receive(self._loop, connection)
-                    if not data:
-                        connection.close()
-                        return
-                    for query in queries.feed(data):
-                        reply = self._answer(query)
-                        if reply is not None:
-                            await send(self._loop, connection, frame(reply.message))
-        except (OSError, DnsError, asyncio.CancelledError):
-            # Silent for too long, gone, no DNS, or handed over: it ends.
-            return
         finally:
             reset(connection)
 
@@ -834,16 +643,6 @@ def _write_all(descriptor: int, data: bytes, offset: int) -> None:
     at = 0
     while at < len(data):
         at += os.pwrite(descriptor, data[at : at + _WRITE_SIZE], offset + at)
-
-
-def _reply_source(ancillary: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
-    """Return what makes an answer come from the address that was asked."""
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO) and len(data) == _IPV4_INFO.size:
-            return [(level, kind, _IPV4_INFO.pack(0, _IPV4_INFO.unpack(data)[2], bytes(4)))]
-        if (level, kind) == (socket.IPPROTO_IPV6, _IPV6_PKTINFO) and len(data) == _IPV6_INFO.size:
-            return [(level, kind, _IPV6_INFO.pack(_IPV6_INFO.unpack(data)[0], 0))]
-    return []
 
 
 def _end_before(received: bytes | bytearray, reason: str) -> Exception:
