@@ -32,44 +32,22 @@ import gc
 import json
 import os
 import socket
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 from stockade.egress.active_rules import (
-    HTTP_PORT,
-    TLS_PORT,
     ConnectionJudge,
-    Destination,
     RulesInForce,
-    denial_of,
 )
+from stockade.egress.admission import Admission
 from stockade.egress.bounds import bounds_of
-from stockade.egress.client_checks import (
-    HelloCheck,
-    RefusalError,
-    RequestCheck,
-    check_name,
-    read_hello,
-    read_requests,
-)
-from stockade.egress.client_sockets import (
-    client_of,
-    destination_of,
-    receive,
-    say_and_close,
-)
+from stockade.egress.connection_servers import ConnectionServers
 from stockade.egress.connection_table import ConnectionTable
 from stockade.egress.decoders.dns import (
     NameBudget,
 )
-from stockade.egress.decoders.http_requests import RequestScreen
-from stockade.egress.decoders.proxy_requests import ProxyRequestError
-from stockade.egress.decoders.tls_hello import HelloReader
 from stockade.egress.dialer import (
-    DialError,
     ResolverClient,
-    reason_for,
 )
 from stockade.egress.inner_connections import InnerConnections
 from stockade.egress.listeners import Listeners
@@ -77,14 +55,14 @@ from stockade.egress.name_service import NameService, prepare_datagrams
 from stockade.egress.names import WRITTEN_SIZE, SyntheticNames
 from stockade.egress.network_budget import SPENT_SIZE, NetworkBudget
 from stockade.egress.outgoing_connections import OutgoingConnections
-from stockade.egress.proxy_service import ProxyRequest, read_request
-from stockade.egress.questions import BY_RULE, ONCE, Questions
+from stockade.egress.publication import Publication
+from stockade.egress.questions import Questions
 from stockade.egress.records import RecordWriter
-from stockade.egress.relay import PipePool, Relay, reset
+from stockade.egress.relay import PipePool
 from stockade.egress.secrets import MOST_VALUES, SecretStore
 from stockade.egress.upstream import UpstreamProxies
 from stockade.errors import StockadeError
-from stockade.policy.net_rules import DNS_PORT, PROXY_ADDRESSES, PROXY_PORT, NetDecision
+from stockade.policy.net_rules import DNS_PORT, PROXY_PORT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,10 +78,6 @@ _WRITE_SIZE = 1024 * 1024
 _ROOTS_SIZE = 4 * 1024 * 1024
 #: At the end: how long bytes may take to leave, how long then servers may take to end, and a look at both.
 _DRAIN_SECONDS, _LAST_ANSWERS_SECONDS, _DRAIN_STEP = 2.0, 0.25, 0.01
-
-
-#: Serves a connection from inside to a destination that a rule allows, by its place.
-_Server = Callable[[socket.socket, Destination, int], Awaitable[None]]
 
 
 class EgressLoop:
@@ -130,23 +104,20 @@ class EgressLoop:
         self._names = SyntheticNames()
         self._budget = NameBudget(spent=_spent(message))
         self._limits = NetworkBudget(message.get("limits", {}))
-        self._pool = PipePool()
+        pool = PipePool()
         self._connections = ConnectionTable(loop, self._bounds)
         self._listeners = Listeners(loop, self._records, control)
         tcp = [(port, socket.socket(fileno=next(taken))) for port, _ in message["tcp"]]
         udp = [(family, socket.socket(fileno=next(taken))) for family in message["udp"]]
         published = [(port, socket.socket(fileno=next(taken))) for port in message.get("publish", ())]
-        self._inside = (
-            InnerConnections(loop, socket.socket(fileno=next(taken))) if message.get("publish") else None
-        )
-        #: Whether there is a proxy inside.
-        self._has_proxy = message.get("proxy") is True
+        inside = InnerConnections(loop, socket.socket(fileno=next(taken))) if published else None
+        has_proxy = message.get("proxy") is True
         upstream = UpstreamProxies(message.get("upstream", {}))
         #: Asks the user about connections that no rule covers; None if the policy or nobody can be asked.
         self._questions = Questions(loop, socket.socket(fileno=next(taken))) if message.get("ask") else None
-        ports = {port for port, _ in message["tcp"]} - {DNS_PORT, PROXY_PORT if self._has_proxy else 0}
-        self._judge = ConnectionJudge(self._rules, self._names, ports, asks=self._questions is not None)
-        self._outgoing = OutgoingConnections(
+        ports = {port for port, _ in message["tcp"]} - {DNS_PORT, PROXY_PORT if has_proxy else 0}
+        judge = ConnectionJudge(self._rules, self._names, ports, asks=self._questions is not None)
+        outgoing = OutgoingConnections(
             loop,
             self._rules,
             self._records,
@@ -157,7 +128,7 @@ class EgressLoop:
             self._bounds.dial,
         )
         self._name_service = NameService(
-            loop, self._rules, self._judge, self._names, self._records,
+            loop, self._rules, judge, self._names, self._records,
             ipv6=message.get("ipv6") is not False, seconds=self._bounds.query,
         )  # fmt: skip
         self.termination: HttpTermination | None = None
@@ -169,13 +140,22 @@ class EgressLoop:
             self._names.read(os.pread(names, min(message["names"], WRITTEN_SIZE), 0))
             self._limits.take_over(os.pread(names, min(message["spent"], SPENT_SIZE), WRITTEN_SIZE))
             os.close(names)
+        servers = ConnectionServers(
+            loop, self._bounds, self._connections, outgoing, self._limits, pool, self.termination
+        )
+        admission = Admission(
+            loop, self._records, self._rules, judge, self._connections, outgoing, servers,
+            self._name_service, self._questions, proxy=has_proxy, seconds=self._bounds.hello,
+        )  # fmt: skip
         for port, listener in tcp:
-            self._listeners.listen(listener, port, self._begin)
+            self._listeners.listen(listener, port, admission.begin)
         for family, listener in udp:
             prepare_datagrams(listener, family)
             self._listeners.watch(listener, partial(self._name_service.answer_datagrams, listener))
-        for port, listener in published:
-            self._listeners.listen(listener, port, partial(self._begin_published, port=port))
+        if inside is not None:
+            publication = Publication(loop, self._records, self._connections, pool, inside, self._bounds.dial)
+            for port, listener in published:
+                self._listeners.listen(listener, port, partial(publication.begin, port=port))
         control.setblocking(False)
         loop.add_reader(control, self._read_control)
         self._connections.sweep()
@@ -301,302 +281,6 @@ class EgressLoop:
         with contextlib.suppress(OSError):
             os.eventfd_write(self._nudge, 1)
 
-    # Connections
-
-    def _begin(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        address, port = destination_of(connection)
-        if self._has_proxy and port == PROXY_PORT and address in PROXY_ADDRESSES:
-            self._begin_proxied(connection, address)
-            return
-        destination, decision = self._judge.judge("", address, port)
-        name = destination.name
-        if not decision.allowed and port == DNS_PORT:
-            self._name_service.begin(connection)
-            return
-        if not decision.allowed and destination.name and self._judge.can_ask(destination.name, port):
-            self._begin_question(connection, destination)
-            return
-        if not decision.allowed:
-            self._refuse(
-                connection, destination, denial_of(decision), self._rules.active.place(decision.rule)
-            )
-            return
-        if decision.scheme and self.termination is None:
-            self._refuse(connection, destination, "failed", self._rules.active.place(decision.rule))
-            return
-        looks = bool(name) and not decision.opaque
-        silent = looks and (decision.scheme == "https" or port in (TLS_PORT, HTTP_PORT))
-        if self._connections.is_full(silent=silent):
-            self._refuse(connection, destination, "limit")
-            return
-        if silent:
-            self._connections.expect_words(connection)
-        rule = self._rules.active.place(decision.rule)
-        serve = self._server_for(decision, port, looks)
-        self._connections.start(self._serve(connection, destination, rule, serve))
-
-    def _server_for(self, decision: NetDecision, port: int, looks: bool) -> _Server:
-        """Return what serves a connection that a rule allows."""
-        if decision.scheme:
-            return partial(self._serve_requests, scheme=decision.scheme)
-        if looks and port == TLS_PORT:
-            return self._serve_tls
-        if looks and port == HTTP_PORT:
-            return self._serve_http
-        return partial(self._serve_other, looks=looks)
-
-    def _begin_proxied(self, connection: socket.socket, address: str) -> None:
-        if self._connections.is_full(silent=True):
-            self._refuse(connection, Destination("", address, PROXY_PORT), "limit")
-            return
-        self._connections.expect_words(connection)
-        self._connections.start(self._serve_proxied(connection, address))
-
-    async def _serve_proxied(self, connection: socket.socket, address: str) -> None:
-        """Read what a client of the proxy asks for, decide about that, and serve it like any connection."""
-        try:
-            async with asyncio.timeout(self._bounds.hello):
-                asked = await read_request(self._loop, connection)
-        except (ProxyRequestError, OSError) as error:
-            self._records.refuse("", address, PROXY_PORT, "no proxy request")
-            self._connections.release(connection)
-            if isinstance(error, ProxyRequestError) and error.reply:
-                await say_and_close(self._loop, connection, error.reply)
-            reset(connection)
-            return
-        self._connections.release(connection)
-        try:
-            await self._serve_target(connection, asked)
-        finally:
-            reset(connection)
-
-    async def _serve_target(self, connection: socket.socket, asked: ProxyRequest) -> None:
-        destination, decision = self._judge.judge(*asked.target)
-        if (
-            not decision.allowed
-            and destination.name
-            and self._judge.can_ask(destination.name, destination.port)
-        ):
-            await self._ask_and_serve(connection, destination, asked)
-        elif not decision.allowed:
-            self._records.refuse(
-                *destination, denial_of(decision), rule=self._rules.active.place(decision.rule)
-            )
-            await say_and_close(self._loop, connection, asked.refused)
-        else:
-            await self._accept_target(connection, destination, decision, asked.accepted)
-
-    async def _accept_target(
-        self, connection: socket.socket, destination: Destination, decision: NetDecision, words: bytes
-    ) -> None:
-        rule = self._rules.active.place(decision.rule)
-        if decision.scheme and self.termination is None:
-            self._refuse(connection, destination, "failed", rule)
-            return
-        if words:
-            connection.send(words)
-        looks, port = bool(destination.name) and not decision.opaque, destination.port
-        if looks and (decision.scheme == "https" or port in (TLS_PORT, HTTP_PORT)):
-            self._connections.expect_words(connection)
-        await self._serve(connection, destination, rule, self._server_for(decision, port, looks))
-
-    def _begin_question(self, connection: socket.socket, destination: Destination) -> None:
-        if self._connections.is_full():
-            self._refuse(connection, destination, "limit")
-            return
-        self._connections.start(self._ask_and_serve(connection, destination))
-
-    async def _ask_and_serve(
-        self, connection: socket.socket, destination: Destination, proxied: ProxyRequest | None = None
-    ) -> None:
-        """Hold a connection that no rule covers until the user has answered."""
-        assert self._questions is not None
-        name, _, port = destination
-        try:
-            answer = await self._questions.ask(name, port, connection)
-        except BaseException:
-            reset(connection)
-            raise
-        # The rules may have changed meanwhile, and deny rules win over the user's answer.
-        decision = self._rules.active.decide(destination)
-        open_question = self._rules.active.is_open_question(name, port)
-        refused = answer if open_question and answer != BY_RULE else denial_of(decision)
-        if not decision.allowed and not (open_question and answer == ONCE):
-            self._records.refuse(*destination, refused, rule=self._rules.active.place(decision.rule))
-            if proxied is not None:
-                await say_and_close(self._loop, connection, proxied.refused)
-            reset(connection)
-            return
-        task = asyncio.current_task()
-        assert task is not None
-        if answer == ONCE:
-            self._outgoing.allowed_once.add(task)
-        try:
-            accepted = b"" if proxied is None else proxied.accepted
-            await self._accept_target(connection, destination, decision, accepted)
-        finally:
-            self._outgoing.allowed_once.discard(task)
-
-    def _refuse(
-        self, connection: socket.socket, destination: Destination, reason: str, rule: int = -1
-    ) -> None:
-        self._records.refuse(*destination, reason, rule=rule)
-        reset(connection)
-
-    async def _serve(
-        self, connection: socket.socket, destination: Destination, rule: int, serve: _Server
-    ) -> None:
-        try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await serve(connection, destination, rule)
-        except RefusalError as error:
-            self._records.refuse(*destination, error.reason, rule=rule)
-            if error.last_words:
-                await say_and_close(self._loop, connection, error.last_words)
-        except DialError as error:
-            self._records.refuse(
-                destination.name, error.address or destination.address, destination.port, error.reason,
-                rule=error.rule if error.denied else rule,
-                verdict="denied" if error.denied else "failed",
-            )  # fmt: skip
-        except Exception as error:
-            reason = reason_for(error) if isinstance(error, OSError) else "failed"
-            self._records.refuse(*destination, reason, rule=rule, verdict="failed")
-        finally:
-            self._connections.release(connection)
-            reset(connection)
-
-    async def _serve_tls(self, connection: socket.socket, destination: Destination, rule: int) -> None:
-        reader, hello = HelloReader(), None
-        async with asyncio.timeout(self._bounds.hello):
-            while hello is None:
-                data = await receive(self._loop, connection)
-                if not data:
-                    raise _end_before(reader.received, "not TLS")
-                self._connections.hold(connection, len(data))
-                hello = read_hello(reader, data)
-        check_name(hello, destination.name)
-        self._connections.release(connection)
-        relay = self._relay(connection, await self._outgoing.dial(destination), destination, rule)
-        relay.incoming.start()
-        relay.outgoing.start(bytes(reader.received))
-        del reader, data
-        await self._finish(relay)
-
-    async def _serve_http(self, connection: socket.socket, destination: Destination, rule: int) -> None:
-        budget = self._limits.of_host(destination.name)
-        spend = None if budget is None else budget.spend_request
-        screen, first, data = RequestScreen(destination.name, destination.port, spend), b"", b""
-        async with asyncio.timeout(self._bounds.hello):
-            while not screen.requests:
-                before, data = data, await receive(self._loop, connection)
-                if not data:
-                    raise _end_before(before, "not HTTP")
-                self._connections.hold(connection, len(data))
-                first = read_requests(screen, data)
-        # What came with the first request and belongs to later ones is held further on.
-        more = self._connections.release(connection) - len(first)
-        try:
-            if not self._connections.held.add(more) and more:
-                raise RefusalError("limit")
-            dialled = await self._outgoing.dial(destination)
-        except BaseException:
-            self._connections.held.add(-more)
-            raise
-        relay = self._relay(connection, dialled, destination, rule)
-        check = RequestCheck(relay, screen, self._connections.held, more)
-        relay.outgoing.check = check.pass_request
-        if screen.waiting_for_response:
-            relay.incoming.check = check.pass_response
-        relay.incoming.start()
-        relay.outgoing.start(first)
-        del first, data, before
-        await self._finish(relay)
-
-    async def _serve_other(
-        self, connection: socket.socket, destination: Destination, rule: int, *, looks: bool
-    ) -> None:
-        """Dial at once, because many servers speak first; a client's TLS hello is held until it is read."""
-        relay = self._relay(connection, await self._outgoing.dial(destination), destination, rule)
-        if looks:
-            check = HelloCheck(self._loop, relay, destination.name, self._bounds.hello)
-            relay.outgoing.check = check.pass_hello
-        relay.incoming.start()
-        relay.outgoing.start()
-        await self._finish(relay)
-
-    async def _serve_requests(
-        self, connection: socket.socket, destination: Destination, rule: int, *, scheme: str
-    ) -> None:
-        """End TLS here, and judge every request."""
-        from stockade.egress.termination.connection import TerminatedConnection, TerminatedPlace
-
-        assert self.termination is not None
-        task = asyncio.current_task()
-        assert task is not None
-        self._outgoing.judged.add(task)
-        task.add_done_callback(self._outgoing.judged.discard)
-        protocols: list[bytes] = []
-        if scheme == "https":
-            async with asyncio.timeout(self._bounds.hello):
-                protocols = await self.termination.hello(connection, destination.name)
-        self._connections.release(connection)
-        outside, record = self._outgoing.record(
-            connection, await self._outgoing.dial(destination), destination, rule
-        )
-        place = TerminatedPlace(scheme, destination.name, destination.port)
-        budget = self._limits.of_host(destination.name)
-        terminated = TerminatedConnection(self.termination, place, connection, outside, record, budget)
-        self._connections.attach(terminated)
-        await terminated.run(protocols, self._bounds.hello)
-
-    def _relay(
-        self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: Destination, rule: int
-    ) -> Relay:
-        outside, record = self._outgoing.record(inside, dialled, destination, rule)
-        budget = self._limits.of_host(destination.name or destination.address)
-        relay = Relay(self._loop, self._pool, inside, outside, record, budget)
-        self._connections.attach(relay)
-        return relay
-
-    async def _finish(self, relay: Relay) -> None:
-        await relay.finished
-        if relay.last_words:
-            await say_and_close(self._loop, relay.inside, relay.last_words)
-
-    # Published ports
-
-    def _begin_published(self, connection: socket.socket, *, port: int) -> None:
-        connection.setblocking(False)
-        if self._connections.is_full():
-            self._records.fail_published(client_of(connection), port, "limit")
-            reset(connection)
-            return
-        self._connections.start(self._serve_published(connection, port))
-
-    async def _serve_published(self, connection: socket.socket, port: int) -> None:
-        """Connect a client on the host with the server inside."""
-        client = ""
-        try:
-            client = client_of(connection)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._inside is None:
-                raise ConnectionRefusedError
-            async with asyncio.timeout(self._bounds.dial):
-                server = await self._inside.connect(port)
-            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            record = self._records.published_connection(client, port)
-            relay = Relay(self._loop, self._pool, server, connection, record)
-            self._connections.attach(relay)
-            relay.incoming.start()
-            relay.outgoing.start()
-            await relay.finished
-        except OSError as error:
-            self._records.fail_published(client, port, reason_for(error))
-        finally:
-            reset(connection)
-
 
 def main(control: int) -> None:
     """Serve one sandbox until the supervisor closes the control socket."""
@@ -643,8 +327,3 @@ def _write_all(descriptor: int, data: bytes, offset: int) -> None:
     at = 0
     while at < len(data):
         at += os.pwrite(descriptor, data[at : at + _WRITE_SIZE], offset + at)
-
-
-def _end_before(received: bytes | bytearray, reason: str) -> Exception:
-    """Return what ends a connection whose client sent too little."""
-    return RefusalError(reason) if received else DialError("nothing sent")
