@@ -38,15 +38,12 @@ from stockade.policy.net_rules import (
 from stockade.policy.network_clauses import refuse_taken_proxy_port
 from stockade.receipt.statement import RuleChange
 from stockade.runs.io.eventloop import Events, Steps
+from stockade.runs.io.paired_steps import take_turns
 from stockade.runs.launch import LaunchedSandbox
-from stockade.runs.network.egress import (
-    EgressGeneration,
-    EgressHandle,
-    await_listeners,
-    configure,
-    dialled_ports,
-    together,
-)
+from stockade.runs.network.egress_configuration import configure, dialled_ports
+from stockade.runs.network.egress_generation import EgressGeneration
+from stockade.runs.network.egress_handle import EgressHandle
+from stockade.runs.network.egress_launch import await_listeners
 from stockade.runs.network.egress_process import EgressProcess, launch_egress
 from stockade.runs.network.network_evidence import NetworkEvidence, observe_network
 from stockade.runs.network.published_ports import PublishedListeners, check_listener
@@ -296,7 +293,7 @@ def _replace_process(
                 hint="let the server inside use another port",
             )
     request = box.connection.resident.open_network(box.network_fd, fresh, more=True)
-    opened, process, failure = yield from together(
+    opened, process, failure = yield from take_turns(
         await_listeners(request, events),
         launch_egress(dialled_ports(ports, handle.settings), events, home=home),
     )

@@ -29,7 +29,7 @@ from stockade.runs.options import Answer
 
 if TYPE_CHECKING:
     from stockade.runs.launch import LaunchedSandbox
-    from stockade.runs.network.egress import EgressHandle
+    from stockade.runs.network.egress_handle import EgressHandle
     from stockade.runs.prepare import RunPreparation
 
 OnAsk: TypeAlias = Callable[[NetworkQuestion], Answer]
