@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from stockade.egress.names import SyntheticNames, is_synthetic
 from stockade.policy.http_rules import Target
-from stockade.policy.net_rules import NetDecision, NetRule, RuleSet, parse_rule
+from stockade.policy.net_rule_set import NetDecision, RuleSet
+from stockade.policy.net_rules import NetRule, parse_rule
 
 #: The ports on which a client of a name has to say the name first.
 HTTP_PORT, TLS_PORT = 80, 443

@@ -29,7 +29,8 @@ from stockade.egress.proxy_service import ProxyRequest, read_request
 from stockade.egress.questions import BY_RULE, ONCE, Questions
 from stockade.egress.records import RecordWriter
 from stockade.egress.relay import reset
-from stockade.policy.net_rules import DNS_PORT, PROXY_ADDRESSES, PROXY_PORT, NetDecision
+from stockade.policy.net_rule_set import NetDecision
+from stockade.policy.net_rules import DNS_PORT, PROXY_ADDRESSES, PROXY_PORT
 
 
 class Admission:

@@ -29,7 +29,7 @@ from stockade.egress.dialer import DialError
 from stockade.egress.network_budget import NetworkBudget
 from stockade.egress.outgoing_connections import OutgoingConnections
 from stockade.egress.relay import PipePool, Relay
-from stockade.policy.net_rules import NetDecision
+from stockade.policy.net_rule_set import NetDecision
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

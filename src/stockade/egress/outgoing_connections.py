@@ -26,7 +26,7 @@ from stockade.egress.network_budget import NetworkBudget
 from stockade.egress.records import ConnectionRecord, RecordWriter
 from stockade.egress.relay import reset
 from stockade.egress.upstream import UpstreamProxies, UpstreamProxy, open_tunnel
-from stockade.policy.net_rules import NetDecision
+from stockade.policy.net_rule_set import NetDecision
 
 
 class OutgoingConnections:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stockade.policy.http_rules import AmbiguousTargetError, covers, read_target
-from stockade.policy.net_rules import NetRule, RuleSet, parse_rule
+from stockade.policy.net_rule_set import RuleSet
+from stockade.policy.net_rules import NetRule, parse_rule
 
 ALLOWED = (
     ("GET https://a.example/v1/**", "GET", "/v1"),

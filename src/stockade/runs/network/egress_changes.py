@@ -26,15 +26,9 @@ from stockade.errors import PolicyError, SetupError
 from stockade.gate.network import NetworkListeners
 from stockade.linux import os_errors
 from stockade.policy.net_comparison import covers
-from stockade.policy.net_rules import (
-    MOST_RULES,
-    NetRule,
-    NetRuleError,
-    check_rules,
-    parse_rule,
-    ports_of,
-    without,
-)
+from stockade.policy.net_errors import NetRuleError
+from stockade.policy.net_ports import without
+from stockade.policy.net_rules import MOST_RULES, NetRule, check_rules, parse_rule, ports_of
 from stockade.policy.network_clauses import refuse_taken_proxy_port
 from stockade.receipt.statement import RuleChange
 from stockade.runs.io.eventloop import Events, Steps

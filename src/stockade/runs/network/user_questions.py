@@ -21,7 +21,8 @@ import msgspec
 
 from stockade.egress.questions import BY_RULE, HOLD_SECONDS, MOST_QUESTIONS, NO, ONCE
 from stockade.errors import PolicyError, StockadeError
-from stockade.policy.net_rules import NetRuleError, normal_name
+from stockade.policy.net_errors import NetRuleError
+from stockade.policy.net_names import normal_name
 from stockade.result import Decision, NetworkQuestion
 from stockade.runs.io.eventloop import Events, drive
 from stockade.runs.network.decisions import change_time
