@@ -40,6 +40,7 @@ class Publication:
         self._connections.start(self._serve(connection, port))
 
     async def _serve(self, connection: socket.socket, port: int) -> None:
+        """Connect a client on the host with the server inside."""
         client = ""
         try:
             client = client_of(connection)
