@@ -57,6 +57,7 @@ def network_text(network: AddressRange) -> str:
     return text if network.prefix == network.bits else f"{text}/{network.prefix}"
 
 
+#: IPv4 addresses in the form of IPv6.
 MAPPED = AddressRange(128, 0xFFFF << 32, 96)
 _TEREDO = AddressRange(128, 0x2001 << 112, 32)
 #: Ranges whose addresses have an IPv4 address in them, and where it begins.
