@@ -23,10 +23,13 @@ class _Lines:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self._ended = False
 
     def __iter__(self) -> Iterator[str]:
-        while (line := self._stream.readline()) and line.strip() != ENDED:
-            yield line
+        while not self._ended and (line := self._stream.readline()):
+            self._ended = line.strip() == ENDED
+            if not self._ended:
+                yield line
 
     def close(self) -> None:
         """Leave the stream to the next server."""

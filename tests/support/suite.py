@@ -105,18 +105,17 @@ def main() -> int:
 def _parts(folders: list[str]) -> list[list[str]]:
     """Deal the files whose tests depend on the user, and those of `folders`, out to passes that take as long.
 
-    The longest files take longest, so they are dealt out first, there and back.
+    Neighbours take about as long as each other, so they are dealt out in order, there and back.
     """
     apart = tuple(f"{folder}/" for folder in (TIMED, *ONCE) if folder not in folders)
-    found = {str(file.relative_to(ROOT)): file.stat().st_size for file in (ROOT / "tests").rglob("test_*.py")}
-    files = sorted(
-        (file for file in found if not file.startswith(apart)), key=lambda file: (-found[file], file)
-    )
+    found = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob("test_*.py"))
     there_and_back = [*range(PARTS), *reversed(range(PARTS))]
     parts: list[list[str]] = [[] for _ in range(PARTS)]
-    for file, number in zip(files, itertools.cycle(there_and_back)):
+    for file, number in zip(
+        (one for one in found if not one.startswith(apart)), itertools.cycle(there_and_back)
+    ):
         parts[number].append(file)
-    return [sorted(part) for part in parts]
+    return parts
 
 
 def _again(stack: contextlib.ExitStack, begun: Pass) -> list[Pass]:

@@ -245,18 +245,18 @@ def inputs(given: PlanInputs) -> NativeInputs:
         alone=tuple(grant.path for grant in grants if grant.alone),
         **own,
     )
-    return msgspec.structs.replace(found, policy_files=_policy_files(resolved, selection.backend, found))
+    sources = policy_text.FactSources.of(resolved, selection.backend)
+    return msgspec.structs.replace(found, policy_files=_policy_files(found, sources))
 
 
-def _policy_files(
-    resolved: ResolvedPolicy, backend: str, given: NativeInputs
-) -> tuple[tuple[str, bytes], ...]:
+@lru_cache(maxsize=64)
+def _policy_files(given: NativeInputs, sources: policy_text.FactSources) -> tuple[tuple[str, bytes], ...]:
     """Return the files in which a program reads its own policy; none if something else is at their place."""
     taken = (*given.taken, *(shown.path for shown in given.system))
     if any(within(policy_text.DIRECTORY, path) or within(path, policy_text.DIRECTORY) for path in taken):
         return ()
     private = tuple(scratch_places(given))
-    files = policy_text.policy_files(resolved, backend, private)
+    files = policy_text.policy_files(sources, private)
     return tuple((f"{policy_text.DIRECTORY}/{name}", content) for name, content in files.items())
 
 

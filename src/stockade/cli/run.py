@@ -307,9 +307,9 @@ def _is_there(path: str, policy: Policy) -> bool:
     return os.path.lexists(os.path.join(top, os.path.expanduser(path)))
 
 
-def _warnings(policy: Policy) -> list[str]:
+def _warnings(policy: Policy) -> tuple[str, ...]:
     if not (policy.write or policy.unprotect or policy.accept):
-        return []
+        return ()
     from stockade.runs.prepare import warnings_before
 
     return warnings_before(policy)

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from stockade.policy.model import Policy, Secret, limit_text
+from stockade.policy.model import Limits, Policy, Secret, limit_text
+from stockade.policy.profile import Profile
 from stockade.resolve.certificates_inside import SECRETS
 from stockade.resolve.resolved import ResolvedPolicy
 
@@ -69,29 +70,55 @@ class PolicyFacts(msgspec.Struct, frozen=True, kw_only=True):
     delegate: bool
 
 
-def policy_files(resolved: ResolvedPolicy, backend: str, private: tuple[str, ...]) -> dict[str, bytes]:
+class FactSources(msgspec.Struct, frozen=True):
+    """The parts of a resolution that the files depend on: equal ones give the same files."""
+
+    policy: Policy
+    profile: Profile
+    limits: Limits
+    backend: str
+    #: The path and the access of the workspace and of each grant.
+    workspace: tuple[str, str] | None
+    grants: tuple[tuple[str, str], ...]
+    protected: tuple[str, ...]
+
+    @classmethod
+    def of(cls, resolved: ResolvedPolicy, backend: str) -> FactSources:
+        """Return what the files of a sandbox depend on, besides its private directories."""
+        tree = resolved.workspace
+        return cls(
+            policy=resolved.policy,
+            profile=resolved.profile,
+            limits=resolved.limits,
+            backend=backend,
+            workspace=None if tree is None else (tree.path, tree.access),
+            grants=tuple((one.path, one.access) for one in resolved.grants),
+            protected=tuple(name for name, _ in resolved.protected),
+        )
+
+
+def policy_files(sources: FactSources, private: tuple[str, ...]) -> dict[str, bytes]:
     """Return the files by name; `private` are the directories that the sandbox has of its own."""
-    facts = _facts(resolved, backend, private)
+    facts = _facts(sources, private)
     return {WORDS: _words(facts).encode(), JSON: _encoded(facts)}
 
 
-def _facts(resolved: ResolvedPolicy, backend: str, private: tuple[str, ...]) -> PolicyFacts:
-    policy, workspace, limits = resolved.policy, resolved.workspace, resolved.limits
-    files = [(one.path, str(one.access)) for one in resolved.grants]
-    files += [] if workspace is None else [(workspace.path, str(workspace.access))]
-    files += [(path, "private") for path in private]
+def _facts(sources: FactSources, private: tuple[str, ...]) -> PolicyFacts:
+    policy, workspace, limits = sources.policy, sources.workspace, sources.limits
+    files = [*sources.grants, *((path, "private") for path in private)]
+    files += [] if workspace is None else [workspace]
     return PolicyFacts(
         profile=policy.profile,
-        backend=backend,
-        workspace=None if workspace is None else {"path": _plain(workspace.path), "access": workspace.access},
-        system=[path.removesuffix("?") for path in resolved.profile.system],
+        backend=sources.backend,
+        workspace=None if workspace is None else {"path": _plain(workspace[0]), "access": workspace[1]},
+        system=[path.removesuffix("?") for path in sources.profile.system],
         files=[{"path": _plain(path), "access": access} for path, access in sorted(files)],
-        protected=[_plain(name) for name, _ in resolved.protected],
+        protected=[_plain(name) for name in sources.protected],
         hidden=len(policy.deny),
         exec=None if policy.exec is None else [_plain(path) for path in policy.exec],
         network=_network(policy),
         secrets=[_secret(name, secret) for name, secret in policy.secrets.items()],
-        environment=sorted({*resolved.profile.pass_env, *policy.pass_env, *policy.env}),
+        environment=sorted({*sources.profile.pass_env, *policy.pass_env, *policy.env}),
         limits={
             name: value for name in limits.__struct_fields__ if (value := getattr(limits, name)) is not None
         },

@@ -45,7 +45,7 @@ from stockade.resolve.toolchain.needs import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from stockade.resolve.environment import Environment
     from stockade.resolve.git_repository import LinkedWorktree
@@ -481,10 +481,14 @@ class _PathOpener:
 
     def __init__(self, caller: Caller, state: str, pinned: bool, table: bytes | None) -> None:
         self.caller, self.pinned = caller, pinned
-        self.names = functools.cache(lambda path: mounted_names(path, table))
         self.open: list[int] = []
         self.named: list[NamedPath] = []
-        self._state = state
+        self._state, self._table = state, table
+
+    @functools.cached_property
+    def names(self) -> Callable[[str], list[str]]:
+        """Finds every name that a path has through mounts; a policy without paths needs none."""
+        return functools.cache(lambda path: mounted_names(path, self._table))
 
     @functools.cached_property
     def home(self) -> str:

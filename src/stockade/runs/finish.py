@@ -125,12 +125,12 @@ def _network_mode(prepared: RunPreparation) -> Literal["none", "rules", "open"]:
     return "none" if not net else "open" if net == "open" else "rules"
 
 
-def _warnings(prepared: RunPreparation) -> list[str]:
+def _warnings(prepared: RunPreparation) -> tuple[str, ...]:
     network = prepared.resolved.network
     found = warnings(prepared.resolved.policy, "" if _covers(prepared) else prepared.plan.backend)
     if "ask" in prepared.resolved.policy.net and prepared.made.on_ask is None:
-        found = [*found, NOBODY_TO_ASK]
-    return [*found, *(network.warnings if network else ())]
+        found = (*found, NOBODY_TO_ASK)
+    return (*found, *(network.warnings if network else ()))
 
 
 def _has_uncounted_tasks(prepared: RunPreparation) -> bool:

@@ -242,7 +242,7 @@ class HostResources:
         if scratch:
             from stockade.runs.scratch import ScratchDirectory
 
-            files = policy_text.policy_files(resolved, scratch, ("~",))
+            files = policy_text.policy_files(policy_text.FactSources.of(resolved, scratch), ("~",))
             self.scratch = ScratchDirectory(home, id, files)
         if trust:
             from stockade.runs.network.trust_files import TrustFiles
@@ -553,7 +553,7 @@ def _planned_trust(resolved: ResolvedPolicy, home: str) -> str:
     return f"{home}/scratch/plan" if wanted else ""
 
 
-def warnings_before(policy: Policy) -> list[str]:
+def warnings_before(policy: Policy) -> tuple[str, ...]:
     """Return the warnings about a policy before anything is prepared."""
     if Control.PROTECT not in policy.accept:
         return warnings(policy)

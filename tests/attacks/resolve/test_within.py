@@ -461,7 +461,7 @@ def accepted(world: World, chance: random.Random, count: int) -> Iterator[tuple[
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("backend", "count"), [("native", 300), ("bwrap", 30), ("landlock", 60)])
+@pytest.mark.parametrize(("backend", "count"), [("native", 120), ("bwrap", 30), ("landlock", 60)])
 def test_what_within_accepts_can_do_no_more(worlds: Any, backend: str, count: int) -> None:
     """A failure prints the seed: STOCKADE_SEED repeats it."""
     need(_works(backend), f"the {backend} backend")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -165,7 +166,8 @@ def guards(policy: Policy, path: str) -> bool:
     return any(near) or any(map(is_repository, name.split("/")))
 
 
-def warnings(policy: Policy, uncovered_by: str = "") -> list[str]:
+@lru_cache(maxsize=64)
+def warnings(policy: Policy, uncovered_by: str = "") -> tuple[str, ...]:
     """Warnings about clauses that let the program write files that a version control system runs.
 
     `uncovered_by` names a backend that cannot keep anything read-only where a program may write.
@@ -189,7 +191,7 @@ def warnings(policy: Policy, uncovered_by: str = "") -> list[str]:
             "write, not even .git: git runs what the program leaves there (hooks, commands of its "
             "configuration) with all your rights: check what is listed after the run before you use git"
         )
-    return found
+    return tuple(found)
 
 
 def _shown(resolved: ResolvedPolicy) -> tuple[Grant, ...]:

@@ -89,7 +89,8 @@ class SandboxTable:
     def _add_found(self, id: str, found: DirectoryState) -> bool:
         """Add a sandbox that an earlier server has made; False if it is not open yet."""
         if found.record is not None:
-            self._add(id, found.record, lives=found.lives)
+            with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+                self._add(id, found.record, open_directory(os.path.join(self.root, id)), lives=found.lives)
         return found.record is not None
 
     async def _find_unopened(self) -> None:
@@ -115,12 +116,15 @@ class SandboxTable:
 
     def discover(self, id: str) -> KnownSandbox:
         """Add a sandbox that has just been made."""
-        directory = open_directory(os.path.join(self.root, id))
-        record = read_record(directory)
-        os.close(directory)
+        directory, record = -1, None
+        with contextlib.suppress(FileNotFoundError):
+            directory = open_directory(os.path.join(self.root, id))
+            record = read_record(directory)
         if record is None:
+            if directory >= 0:
+                os.close(directory)
             raise ApiError(500, "RUNTIME_ERROR", "the sandbox ended as soon as it had begun")
-        return self._add(id, record, lives=True)
+        return self._add(id, record, directory, lives=True)
 
     def find(self, owner: str, id: str) -> KnownSandbox:
         """Return a client's sandbox; those of others do not exist for it."""
@@ -169,10 +173,8 @@ class SandboxTable:
         remove_layers(self.home, os.path.join(self.root, id))
         remove_directory(self.root, id)
 
-    def _add(self, id: str, record: ServerRecord, *, lives: bool) -> KnownSandbox:
-        known = self._known[id] = KnownSandbox(
-            record, open_directory(os.path.join(self.root, id)), lives=lives
-        )
+    def _add(self, id: str, record: ServerRecord, directory: int, *, lives: bool) -> KnownSandbox:
+        known = self._known[id] = KnownSandbox(record, directory, lives=lives)
         if lives:
             with contextlib.suppress(OSError):
                 known.pidfd = os.pidfd_open(record.supervisor)

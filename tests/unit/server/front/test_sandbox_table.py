@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from stockade.errors import SetupError
-from stockade.server.directory import make_directory
+from stockade.server.directory import DirectoryState, make_directory, remove_directory
 from stockade.server.front import sandbox_table
 from stockade.server.front.sandbox_table import SandboxTable
 from stockade.server.record import ServerRecord, now, write_record
+from stockade.server.wire.errors import ApiError
 
 
 def _record(id: str, seconds: int) -> ServerRecord:
@@ -70,3 +71,27 @@ def test_a_failed_sandbox_stays_until_the_expiry_that_its_supervisor_wrote_last(
     asyncio.run(keep_house())
     os.close(directory)
     assert (tmp_path / id).exists()
+
+
+def test_a_sandbox_that_ends_while_the_server_finds_it_is_not_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its supervisor removes its directory then, and the server starts all the same."""
+    id, other = str(uuid.uuid4()), str(uuid.uuid4())
+    for one in (id, other):
+        for descriptor in make_directory(str(tmp_path), one):
+            os.close(descriptor)
+    found = {one: DirectoryState(_record(one, 60), lives=False) for one in (id, other)}
+    monkeypatch.setattr(sandbox_table, "survey", lambda root: found)
+    remove_directory(str(tmp_path), id)
+
+    async def find() -> list[str]:
+        table = SandboxTable(str(tmp_path), str(tmp_path / "state"))
+        table.start()
+        known = [one.record.id for one in table.all()]
+        with pytest.raises(ApiError, match="ended as soon as it had begun"):
+            table.discover(id)
+        table.stop()
+        return known
+
+    assert asyncio.run(find()) == [other]
