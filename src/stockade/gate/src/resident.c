@@ -77,6 +77,9 @@ struct resident {
 	int newborn;
 	/* A pidfd of the same: when it has ended, a program that runs one sandbox after another has none. */
 	int last_born;
+	/* The sandbox before that lived when it was born: several run at once, and the next launch will not wait for
+	 * one of them to end. */
+	int overlapping;
 	struct base base;
 	struct spare spare;
 	struct last_plan last;
@@ -401,6 +404,7 @@ static void start(struct resident *resident, const struct plan *plan, const int 
 		drop_spare(spare);
 		return;
 	}
+	resident->overlapping = resident->last_born >= 0;
 	close_fd(&resident->newborn);
 	close_fd(&resident->last_born);
 	resident->newborn = take_fd(&spare->socket);
@@ -590,7 +594,8 @@ static int serve(struct resident *resident, int owner_error)
 					   {resident->last_born, POLLIN, 0}};
 		int wants = !owner_error && !gave_up && resident->spare.pid == 0 &&
 			    (wants_spare(resident) || (!resident->network_ready && resident->kind == OWN_NETWORK));
-		int found = poll(watched, 4, !wants ? -1 : resident->last_born < 0 ? 0 : PATIENCE_MS);
+		int at_once = resident->last_born < 0 || resident->overlapping;
+		int found = poll(watched, 4, !wants ? -1 : at_once ? 0 : PATIENCE_MS);
 		if (found < 0 && errno != EINTR)
 			return 1;
 		if (watched[1].revents)
