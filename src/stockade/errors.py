@@ -161,7 +161,7 @@ class ConflictError(StockadeError):
 class ReceiptError(StockadeError):
     """A receipt failed verification, or could not be made.
 
-    `failure` names the kind of failure for programs: "malformed", "signature", "unknown-key",
+    `failure` names the kind of failure for programs: "malformed", "signature", "unsigned", "unknown-key",
     "swapped", "missing-link", "broken-link", "policy", "weaker", "result", "damaged" or "not-made".
     `result` is the result of a run whose receipt could not be made.
     """

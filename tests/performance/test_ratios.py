@@ -17,7 +17,13 @@ from support.means import need, need_program
 from support.paths import ROOT
 
 SLACK = 1.3
-COMPARED = ("cold", "pipeline", "rate", "walls")
+COMPARED = ("cold", "pipeline", "rate", "walls", "workspace")
+#: What is measured beside ours in one section only, and must be told with its command line.
+ALONE = {
+    "pipeline": {"shell, data", "sandlock, three stages"},
+    "start": {"python, empty", "python, import", "python, run"},
+    "workspace": {"a bare overlay", "bwrap --overlay", "a plain directory"},
+}
 
 
 @pytest.mark.timeout(300)
@@ -43,6 +49,7 @@ def test_the_bars_hold(section: str) -> None:
     if not judged_costs.rival():  # mitmproxy is for those who have it
         wanted.discard("judged/throughput")
     assert judged == wanted
+    assert ALONE.get(section, set()) <= set(found.ran)
     assert all(figure.holds(SLACK) for figure in found.figures), as_text({section: found}, {}, {})
     if section == "egress" and os.geteuid() == 0:  # others cannot read what processes share
         (weight,) = (figure.value for figure in found.figures if figure.name == "egress/memory")
@@ -59,6 +66,41 @@ def test_the_command_prints_a_table_and_keeps_the_ratios(
     (ratios,) = load_baseline(kept).values()
     assert list(ratios) == ["heap/1GB"]
     assert '"heap/1GB"' in found.read_text()
+
+
+def test_the_command_lines_of_rivals_are_printed() -> None:
+    with ground(quick=True) as place:
+        flags = {name: one.describe() for name, one in place.contenders.items()}
+    need("bwrap" in flags and "sandlock" in flags, f"rivals are not installed: {competitors.INSTALL}")
+    section = Section(ran={"mitmproxy": "mitmdump -q -p 8080"})
+    lines = as_text({"judged": section}, flags, {}).partition("What was run:\n")[2].splitlines()
+    told = dict(line.strip().split(": ", 1) for line in lines)
+    assert told["mitmproxy"] == "mitmdump -q -p 8080"
+    assert told["posix_spawn"].startswith("os.posix_spawn(") and told["sandlock"].startswith(
+        "sandlock.Sandbox("
+    )
+    few = told["bwrap with five mounts"].split()
+    assert sum(few.count(option) for option in ("--ro-bind", "--proc", "--dev", "--tmpfs")) >= 5
+    assert "--seccomp" not in few and few[-2:] == ["--", "command"]
+    assert told["bwrap"].split()[0] == few[0]
+
+
+@pytest.mark.parametrize(("tails", "code"), [((0.9, 0.9, 0.9), 1), ((0.9, 0.5), 0)])
+def test_a_tail_much_worse_than_the_baselines_is_measured_again_and_then_fails(
+    tails: tuple[float, ...],
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kept, left = tmp_path / "baseline.json", list(tails)
+    monkeypatch.setitem(SECTIONS, "cold", lambda _: Section((Figure("cold/p99", 0.5),)))
+    options = ["--quick", "--only", "cold", "--baseline", str(kept)]
+    assert command.main([*options, "--update-baseline"]) == 0
+    monkeypatch.setitem(SECTIONS, "cold", lambda _: Section((Figure("cold/p99", left.pop(0)),)))
+    assert command.main(options) == code
+    said = capsys.readouterr().out
+    assert left == [] and ("WORSE than the baseline" in said) == bool(code) and "after 0.90" in said
 
 
 def test_what_misses_only_an_aim_is_measured_once_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,3 +122,4 @@ def test_what_misses_only_an_aim_is_measured_once_and_told(monkeypatch: pytest.M
 def test_the_committed_baseline_names_only_measures_that_exist() -> None:
     for ratios in load_baseline(ROOT / "bench" / "baseline.json").values():
         assert set(ratios) <= set(BARS)
+        assert {"cold/bwrap", "cold/p99"} <= set(ratios)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from stockade.bench.soak import SoakSize
+
 COMMAND = "import sys; from stockade.bench import command; sys.exit(command.main(sys.argv[1:]))"
 
 
@@ -24,3 +26,7 @@ def test_a_quick_soak_finds_everything_as_it_was(tmp_path: Path) -> None:
     assert {"row/latency", "row/supervisor memory", "row/gate memory", "at once/sandboxes"} <= names
     assert {"after/descriptors", "after/mounts", "after/processes below", "faults/wrong"} <= names
     assert "row/latency" in done.stdout
+
+
+def test_a_whole_soak_runs_ten_thousand_sandboxes_in_a_row() -> None:
+    assert SoakSize().row == 10_000

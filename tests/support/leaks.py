@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from stockade.linux import cgroupfs
+from stockade.runs.register import record_file
 
 GRACE = 2.0
 CGROUPS = Path("/sys/fs/cgroup")
@@ -165,8 +166,8 @@ def quiesce() -> None:
 
 
 def let_go_of_register() -> None:
-    """Let the library remove its directory in the register and close its log, which it keeps open."""
-    for name in ("stockade.runs.register.register", "stockade.receipt.chain"):
+    """Let the library remove its idle cgroups and its directory in the register, and close its log."""
+    for name in ("stockade.runs.idle_cgroups", "stockade.runs.register.register", "stockade.receipt.chain"):
         shutdown = getattr(sys.modules.get(name), "shutdown", None)
         if shutdown is not None:
             shutdown()
@@ -314,9 +315,10 @@ def _recorded(state: Path) -> set[str]:
     found = set()
     # A supervisor may take its directory away meanwhile, which makes glob fail.
     with contextlib.suppress(FileNotFoundError):
-        for file in state.glob("run/*/*.json"):
-            with contextlib.suppress(OSError, ValueError):
-                found.update(json.loads(file.read_bytes().splitlines()[-1])["groups"])
+        for file in state.glob(f"run/*/{record_file.FILE}"):
+            with contextlib.suppress(OSError, ValueError), open(file, "rb") as opened:
+                for stored in record_file.read(opened.fileno())[0]:
+                    found.update(json.loads(stored.record).get("groups", ()))
     return found
 
 

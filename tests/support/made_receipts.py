@@ -64,9 +64,11 @@ def log(home: Path) -> chain.Chain:
     return chain.of(state.ensure(str(home)))
 
 
-def append(home: Path, agent: str = "", outcome: str = "exited", started: str = "") -> Receipt:
+def append(
+    home: Path, agent: str = "", outcome: str = "exited", started: str = "", *, batched: bool = False
+) -> Receipt:
     """One receipt more."""
-    return log(home).append(lambda link: statement(link, agent, outcome, started))
+    return log(home).append(lambda link: statement(link, agent, outcome, started), batched=batched)
 
 
 def public(home: Path, id: str = "") -> bytes:
@@ -82,7 +84,7 @@ def main() -> None:
     home, count = Path(sys.argv[1]), int(sys.argv[2])
     tail.LONG = 10_000
     for _ in range(count):
-        made = append(home, agent=sys.argv[3])
+        made = append(home, agent=sys.argv[3], batched="batched" in sys.argv[3])
         sys.stdout.write(f"{made.predicate.sequence} {made.hash}\n")
         sys.stdout.flush()
 

@@ -14,6 +14,7 @@ import msgspec
 
 from stockade import state
 from stockade.runs.register import sandbox_record
+from stockade.runs.register.record_file import FILE, RecordFile
 
 ID = "0123456789ab"
 
@@ -62,17 +63,19 @@ def directories(home: str) -> list[Path]:
     return sorted(Path(home, "run").iterdir())
 
 
-def dead(home: str, *lines: bytes, name: str = "1-aa", id: str = ID) -> Path:
+def dead(home: str, *lines: bytes, name: str = "1-aa") -> Path:
     """A directory as a dead supervisor leaves it."""
     directory = Path(state.ensure(home), "run", name)
     directory.mkdir(parents=True)
     (directory / "lock").touch()
-    if lines:
-        (directory / f"{id}.json").write_bytes(b"".join(lines))
+    with open(directory / FILE, "xb") as file:
+        own = RecordFile(file.fileno())
+        for each in lines:
+            own.add(each)
     return directory
 
 
 def line(**fields: object) -> bytes:
     """A record of a supervisor that is dead, written here and under this boot."""
     here = {"where": sandbox_record.where(os.getpid()), "supervisor": 1, "supervisor_born": 1, "id": ID}
-    return msgspec.json.encode(here | fields) + b"\n"
+    return msgspec.json.encode(here | fields)

@@ -57,7 +57,7 @@ class Selection(msgspec.Struct, frozen=True, dict=True):
         """The controls that are weaker, which the policy accepts."""
         return {control: selected for control, selected in self.controls.items() if selected.weaker}
 
-    @property
+    @cached_property
     def covers(self) -> bool:
         """Whether the backend can keep a path read-only in a directory that a program may write to."""
         return not registry.table(self.backend).mechanisms[Control.PROTECT].never

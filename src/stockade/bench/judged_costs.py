@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import shutil
 import socket
 import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from stockade.bench.measure import Figure, Section, interleaved, ratio, timing
@@ -55,7 +56,8 @@ def measure(place: Path, rounds: int) -> Section:
         figures.insert(0, Figure("judged/throughput", 1 / ratio(later[OURS], later[RIVAL])))
     timings = {f"{name}, first request": timing(taken) for name, taken in first.items()}
     timings |= {f"{name}, later requests": timing(taken) for name, taken in later.items()}
-    return Section(tuple(figures), timings)
+    ran = {RIVAL: shlex.join(_mitmproxy(place, ports))} if RIVAL in ports else {}
+    return Section(tuple(figures), timings, ran=ran)
 
 
 def rival() -> str:
@@ -123,10 +125,8 @@ def _processes(place: Path) -> Iterator[dict[str, int]]:
         [*own, "server", str(ports[DIRECT]), str(place)],
         [*own, "judge", str(ports[OURS]), str(place), str(ports[DIRECT])],
     ]
-    if program := rival():
-        behind = ["--mode", f"reverse:https://127.0.0.1:{ports[DIRECT]}", "--set", "ssl_insecure=true"]
-        settings = ["--set", "keep_host_header=true", "--set", f"confdir={place}/mitmproxy"]
-        commands.append([program, "-q", "-p", str(ports[RIVAL]), *behind, *settings])
+    if rival():
+        commands.append(_mitmproxy(place, ports))
     else:
         del ports[RIVAL]
     processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for command in commands]
@@ -138,6 +138,13 @@ def _processes(place: Path) -> Iterator[dict[str, int]]:
         for process in processes:
             process.terminate()
             process.wait()
+
+
+def _mitmproxy(place: Path, ports: Mapping[str, int]) -> list[str]:
+    """Return mitmproxy's command line: a reverse proxy before the server."""
+    behind = ["--mode", f"reverse:https://127.0.0.1:{ports[DIRECT]}", "--set", "ssl_insecure=true"]
+    settings = ["--set", "keep_host_header=true", "--set", f"confdir={place}/mitmproxy"]
+    return [rival(), "-q", "-p", str(ports[RIVAL]), *behind, *settings]
 
 
 def _free_ports(count: int) -> list[int]:

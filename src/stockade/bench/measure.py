@@ -18,6 +18,9 @@ from stockade.errors import StockadeError
 
 T = TypeVar("T")
 PATIENCE = 10
+#: The interpreter that does jobs inside and outside: the system's, and nothing of ours.
+JOB_PYTHON = ("/usr/bin/python3", "-I", "-S", "-c")
+RUNS_PER_TURN = 5
 
 
 class TimingSample(msgspec.Struct, frozen=True):
@@ -48,6 +51,8 @@ class Section(msgspec.Struct, frozen=True):
     timings: Mapping[str, TimingSample] = {}
     notes: tuple[str, ...] = ()
     walls: Mapping[str, Mapping[str, str]] = {}
+    #: How to repeat by hand what was measured beside ours, where it is not one of the contenders.
+    ran: Mapping[str, str] = {}
 
 
 class Peer:
@@ -122,6 +127,27 @@ def interleaved(turns: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, 
         for name in order:
             found[name].append(turns[name]())
     return found
+
+
+def run_times(peer: Peer) -> Callable[[], list[float]]:
+    """Return a turn of some runs, each in milliseconds."""
+    return lambda: msgspec.json.decode(peer.ask(str(RUNS_PER_TURN)), type=list[float])
+
+
+def job_time(peer: Peer, job: str) -> Callable[[], float]:
+    """Return a turn that does the job once, in milliseconds."""
+    return lambda: job_times(peer, job)[0]
+
+
+def job_times(peer: Peer, job: str) -> tuple[float, float]:
+    """Do the job once, and return the milliseconds that it took, and those of a processor."""
+    elapsed, used = map(float, peer.ask(job).split())
+    return elapsed * 1000, used * 1000
+
+
+def middle(values: Sequence[float]) -> float:
+    """Return the median, without ever taking a mean."""
+    return sorted(values)[len(values) // 2]
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

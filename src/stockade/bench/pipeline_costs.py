@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -58,7 +59,12 @@ def measure(rounds: int, size: int, sandlock: dict[str, Any] | None) -> Section:
             ),
         ]
     notes = () if sandlock is not None else (NO_PIPE,)
-    return Section(tuple(figures), {name: timing(taken) for name, taken in times.items()}, notes)
+    ran = {"shell, data": shlex.join(["sh", "-c", _line(moving)])}
+    if sandlock is not None:
+        options = ", ".join(f"{key}={value!r}" for key, value in sandlock.items())
+        stages = "(box.cmd(first) | box.cmd(second) | box.cmd(third)).run()"
+        ran["sandlock, three stages"] = f"{stages}, each box = sandlock.Sandbox({options})"
+    return Section(tuple(figures), {name: timing(taken) for name, taken in times.items()}, notes, ran=ran)
 
 
 def _timed(turn: Callable[[], object]) -> Callable[[], float]:
@@ -70,9 +76,12 @@ def _timed(turn: Callable[[], object]) -> Callable[[], float]:
     return milliseconds
 
 
+def _line(commands: list[list[str]]) -> str:
+    return " | ".join(map(shlex.join, commands))
+
+
 def _shell(commands: list[list[str]]) -> None:
-    line = " | ".join(" ".join(words) for words in commands)
-    subprocess.run(["sh", "-c", line], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(["sh", "-c", _line(commands)], stdout=subprocess.DEVNULL, check=True)
 
 
 def _command(*words: str) -> None:

@@ -49,7 +49,7 @@ def save_baseline(path: Path, sections: Mapping[str, Section]) -> None:
     path.write_bytes(text + b"\n")
 
 
-def regressed(name: str, value: float, baseline: Ratios) -> bool:
+def regressed(name: str, value: float, baseline: Mapping[str, float]) -> bool:
     """Whether a ratio is much worse than that of the baseline."""
     if name not in baseline or name not in BARS:
         return False
@@ -84,7 +84,10 @@ def as_text(sections: Mapping[str, Section], flags: Mapping[str, str], baseline:
             rows = [[attack, *(row.get(one, "") for one in who)] for attack, row in section.walls.items()]
             parts.append(output.table(rows, ["ATTACK", *(one.upper() for one in who)]))
         parts += [f"note: {note}" for note in section.notes]
-    parts.append("\n".join(["What was run:", *(f"  {name}: {text}" for name, text in flags.items())]))
+    ran = dict(flags)
+    for section in sections.values():
+        ran |= section.ran
+    parts.append("\n".join(["What was run:", *(f"  {name}: {text}" for name, text in ran.items())]))
     return "\n\n".join(parts)
 
 

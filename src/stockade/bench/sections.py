@@ -6,13 +6,14 @@ import contextlib
 import inspect
 import json
 import os
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -27,11 +28,13 @@ from stockade.bench import (
     pipeline_costs,
     receipt_costs,
     server_costs,
+    workspace_costs,
 )
 from stockade.bench import warm_costs as warmth
 from stockade.bench.bars import BARS
 from stockade.bench.competitors import (
     BWRAP,
+    FIVE,
     OURS,
     SANDLOCK,
     SPAWN,
@@ -43,6 +46,7 @@ from stockade.bench.competitors import (
 )
 from stockade.bench.contender import BenchJob
 from stockade.bench.measure import (
+    JOB_PYTHON,
     Figure,
     Peer,
     Section,
@@ -50,16 +54,18 @@ from stockade.bench.measure import (
     burst,
     compiling_environ,
     interleaved,
+    job_time,
+    middle,
     peers,
     ratio,
+    run_times,
     timing,
 )
+from stockade.bench.report_table import regressed
 from stockade.inside import attack_probe
 from stockade.inside import bench_jobs as jobs
 
-PYTHON = ("/usr/bin/python3", "-I", "-S", "-c")
 SHARED_MEMORY = "/dev/shm"
-RUNS_PER_TURN = 5
 HEAP = 10**9
 IDLE, SHELLS = 20, 200
 MANY, QUITE_MANY = 100_000, 20_000
@@ -97,8 +103,8 @@ def cold(ground: BenchFixture) -> Section:
     commands = {name: BenchJob(one, "times").argv() for name, one in ground.contenders.items()}
     with peers(commands) as found:
         turns = {name: run_times(peer) for name, peer in found.items()}
-        times = interleaved(turns, ground.rounds(12, 60))
-    rivals = [name for name in (BWRAP, STAGED, SANDLOCK, SPAWN) if name in times]
+        times = interleaved(turns, ground.rounds(30, 100))
+    rivals = [name for name in (BWRAP, STAGED, FIVE, SANDLOCK, SPAWN) if name in times]
     figures = [_compared("cold", times, name) for name in rivals]
     timings = {name: timing(list(chain(*turns))) for name, turns in times.items()}
     if BWRAP in timings:
@@ -106,25 +112,15 @@ def cold(ground: BenchFixture) -> Section:
     return Section(tuple(figures), timings)
 
 
-def run_times(peer: Peer) -> Callable[[], list[float]]:
-    """Return a turn of some runs, each in milliseconds."""
-    return lambda: json.loads(peer.ask(str(RUNS_PER_TURN)))
-
-
 def _compared(section: str, times: dict[str, list[list[float]]], rival: str) -> Figure:
     ours, theirs = (list(map(middle, times[name])) for name in (OURS, rival))
     return Figure(f"{section}/{rival}", ratio(ours, theirs))
 
 
-def middle(values: list[float]) -> float:
-    """Return the median, without ever taking a mean."""
-    return sorted(values)[len(values) // 2]
-
-
 def rate(ground: BenchFixture) -> Section:
     """Count sandboxes per second with two workers: two threads or two processes, whichever is better."""
     seconds = 0.3 if ground.quick else 1.0
-    chosen = [one for name, one in ground.contenders.items() if name not in (SPAWN, STAGED)]
+    chosen = [one for name, one in ground.contenders.items() if name not in (SPAWN, STAGED, FIVE)]
     commands = {}
     for one in chosen:
         commands[f"{one.name}, two threads"] = BenchJob(one, "rate", threads=2).argv()
@@ -152,7 +148,7 @@ def inside(ground: BenchFixture) -> Section:
     shared = ground.memory / "sandlock"
     for directory in (here, overlay, plain, shared):
         directory.mkdir(exist_ok=True)
-    command = (*PYTHON, script)
+    command = (*JOB_PYTHON, script)
     commands = {
         "outside": [*command, str(here)],
         OURS: BenchJob(ground.contenders[OURS], "pass", command=(*command, "/tmp")).argv(),
@@ -184,102 +180,17 @@ def inside(ground: BenchFixture) -> Section:
     return Section(tuple(figures), timings)
 
 
-def job_time(peer: Peer, job: str) -> Callable[[], float]:
-    """Return a turn that does the job once, in milliseconds."""
-    return lambda: float(peer.ask(job)) * 1000
-
-
 def workspace(ground: BenchFixture) -> Section:
-    """Compare an overlay of very many files with an empty one, and work in one with a plain directory."""
-    with tempfile.TemporaryDirectory(prefix="tree-", dir=ground.disk) as place:
-        opening = _opening_costs(ground, Path(place))
-    writing = _writing_costs(ground)
-    return Section(opening.figures + writing.figures, {**opening.timings, **writing.timings})
-
-
-def _opening_costs(ground: BenchFixture, place: Path) -> Section:
-    """Time a start on a tree; and, not judged, copies of the tree in memory, which favours the copies."""
+    """Compare an overlay of very many files with an empty one, and work in one with other overlays."""
     count = QUITE_MANY if ground.quick else MANY
-    empty, many = place / "empty", place / "many"
-    empty.mkdir()
-    _plant(many, count)
-    names = {f"{count:,} files": many, "no file": empty}
-    jobs = {name: BenchJob(Contender(OURS, workspace=str(path)), "times") for name, path in names.items()}
-    with peers({name: job.argv() for name, job in jobs.items()}) as found:
-        turns = {name: run_times(peer) for name, peer in found.items()}
-        times = interleaved(turns, ground.rounds(12, 40))
-    ours = list(map(middle, times[f"{count:,} files"]))
-    figures = [Figure("workspace/open", ratio(ours, list(map(middle, times["no file"]))))]
-    timings = {f"open, {name}": timing(list(chain(*turns))) for name, turns in times.items()}
-    if ground.tells:
-        for name, taken in _copies(many, ground.memory / "copy").items():
-            timings[f"{name}, {count:,} files"] = timing([taken])
-            figures.append(Figure(f"workspace/{name}, by opening", taken / middle(ours)))
-    return Section(tuple(figures), timings)
-
-
-def _plant(top: Path, count: int) -> None:
-    """Make a tree of `count` small files, a hundred in a directory; they are hard links, to be quick."""
-    for folder in range(count // 100):
-        path = top / f"part{folder % 20}" / f"folder{folder}"
-        path.mkdir(parents=True)
-        (path / "file0").write_text(f"{folder}\n" * 100)
-        for number in range(1, 100):
-            os.link(path / "file0", path / f"file{number}")
-
-
-def _copies(tree: Path, copy: Path) -> dict[str, float]:
-    """Return how many milliseconds the usual ways to copy a tree take."""
-    git = ("git", "-C", str(tree), "-c", "user.name=a", "-c", "user.email=a@example.com")
-    for command in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "all")):
-        subprocess.run([*git, *command], check=True)
-    ways = {
-        "cp -r": ("cp", "-r", str(tree), str(copy)),
-        "git worktree add": (*git, "worktree", "add", "-q", "-f", str(copy)),
-    }
-    found = {}
-    for name, way in ways.items():
-        began = time.perf_counter()
-        subprocess.run(way, check=True, stderr=subprocess.DEVNULL)
-        found[name] = (time.perf_counter() - began) * 1000
-        shutil.rmtree(copy)
-    return found
-
-
-def _writing_costs(ground: BenchFixture) -> Section:
-    """Time writing files in memory on both sides, where no disk hides what the overlay and the walls cost.
-
-    A full bench also measures, but does not judge, the same on the disk, where projects are.
-    """
-    overlay, plain, on_disk = ground.disk / "made", ground.memory / "made", ground.disk / "plain made"
-    places = (overlay, plain, on_disk)
-    for directory in places:
-        directory.mkdir(exist_ok=True)
-        jobs.archive(str(directory))
-    command = (*PYTHON, inspect.getsource(jobs))
-
-    def argv(disk: str) -> list[str]:
-        ours = Contender(OURS, workspace=str(overlay), disk=disk)
-        return BenchJob(ours, "pass", command=(*command, str(overlay))).argv()
-
-    compared = {"": ("plain", OURS)}
-    commands = {"plain": [*command, str(plain)], OURS: argv("1G")}
-    if ground.tells and not ground.quick:
-        compared |= {" on disk": ("plain on disk", f"{OURS} on disk")}
-        commands |= {"plain on disk": [*command, str(on_disk)], f"{OURS} on disk": argv("")}
-    figures: list[Figure] = []
-    timings: dict[str, TimingSample] = {}
-    with peers(commands) as found:
-        for job in jobs.MAKES:
-            turns = {name: job_time(peer, job) for name, peer in found.items()}
-            interleaved(turns, 1)
-            times = interleaved(turns, ground.rounds(4, 15))
-            for where, (outside, inside) in compared.items():
-                figures.append(Figure(f"workspace/{job}{where}", ratio(times[inside], times[outside])))
-            timings |= {f"{job}: {name}": timing(taken) for name, taken in times.items()}
-    for directory in places:
-        shutil.rmtree(directory)
-    return Section(tuple(figures), timings)
+    with tempfile.TemporaryDirectory(prefix="tree-", dir=ground.disk) as place:
+        opening = workspace_costs.opening(
+            Path(place), ground.memory, count, ground.rounds(12, 40), copies=ground.tells
+        )
+    writing = workspace_costs.writing(
+        ground.disk, ground.memory, ground.contenders, ground.rounds(4, 15), on_disk=ground.tells
+    )
+    return Section(opening.figures + writing.figures, {**opening.timings, **writing.timings}, ran=writing.ran)
 
 
 def memory(ground: BenchFixture) -> Section:
@@ -408,9 +319,11 @@ def egress(ground: BenchFixture) -> Section:
         ]
         plain, notes = _memory_of_each("egress/memory", BenchJob(ours, "hold"), IDLE)
         more, _ = _memory_of_each("egress/memory", BenchJob(ruled[0], "hold"), IDLE)
-    figures = chain(*(part.figures for part in parts))
+    figures = tuple(chain(*(part.figures for part in parts)))
     timings = {name: taken for part in parts for name, taken in part.timings.items()}
-    return Section((*figures, Figure("egress/memory", more.value - plain.value)), timings, notes)
+    figures = (*figures, Figure("egress/memory", more.value - plain.value))
+    ran = {one.name + egress_costs.RULED: one.describe() for one in ruled}
+    return Section(figures, timings, notes, ran=ran)
 
 
 def judged(ground: BenchFixture) -> Section:
@@ -452,7 +365,9 @@ def start(ground: BenchFixture) -> Section:
     interleaved(turns, 2)
     times = interleaved(turns, ground.rounds(15, 60))
     figures = tuple(Figure(f"start/{name}", ratio(times[name], times["empty"])) for name in ("import", "run"))
-    return Section(figures, {f"python, {name}": timing(taken) for name, taken in times.items()})
+    timings = {f"python, {name}": timing(taken) for name, taken in times.items()}
+    ran = {f"python, {name}": shlex.join([sys.executable, "-c", *line]) for name, line in lines.items()}
+    return Section(figures, timings, ran=ran)
 
 
 def walls(ground: BenchFixture) -> Section:
@@ -469,7 +384,7 @@ def walls(ground: BenchFixture) -> Section:
         named.bind("\0" + abstract)
         named.listen()
         arguments = (str(secret), str(os.getpid()), str(server.getsockname()[1]), abstract)
-        command = (*PYTHON, inspect.getsource(attack_probe), *arguments)
+        command = (*JOB_PYTHON, inspect.getsource(attack_probe), *arguments)
         for name in (SUBPROCESS, OURS, BWRAP, SANDLOCK):
             if name in ground.contenders:
                 # In a separate process: sandlock's supervision stays in there.
@@ -512,23 +427,30 @@ SECTIONS: dict[str, Callable[[BenchFixture], Section]] = {
 ATTEMPTS = 3
 
 
-def measure(name: str, ground: BenchFixture, *, slack: float = 1.0) -> Section:
-    """Measure one section; repeat what misses its bar up to twice, and record that.
+def measure(
+    name: str, ground: BenchFixture, *, slack: float = 1.0, baseline: Mapping[str, float] = {}
+) -> Section:
+    """Measure one section; repeat up to twice what misses its bar or is much worse than the baseline.
 
-    Sync the disk first: earlier writes would otherwise slow down the contender that writes next.
+    The result records that. Sync the disk first: earlier writes would otherwise slow down the contender
+    that writes next.
     """
+
+    def good(figure: Figure) -> bool:
+        return figure.holds(slack) and not regressed(figure.name, figure.value, baseline)
+
     os.sync()
     section = SECTIONS[name](ground)
     for _ in range(ATTEMPTS - 1):
-        if all(figure.holds(slack) for figure in section.figures):
+        if all(map(good, section.figures)):
             break
         os.sync()
         again = SECTIONS[name](msgspec.structs.replace(ground, tells=False))
         fresh = {figure.name: figure for figure in again.figures}
         figures = [
-            old if old.holds(slack) else Figure(old.name, fresh[old.name].value, (*old.missed, old.value))
+            old if good(old) else Figure(old.name, fresh[old.name].value, (*old.missed, old.value))
             for old in section.figures
         ]
         timings = {**section.timings, **again.timings}
-        section = Section(tuple(figures), timings, again.notes, again.walls)
+        section = Section(tuple(figures), timings, again.notes, again.walls, section.ran)
     return section

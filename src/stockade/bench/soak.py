@@ -33,7 +33,7 @@ AHEAD = 2.0
 class SoakSize(msgspec.Struct, frozen=True):
     """How much to do, and how many of the first and last runs to compare."""
 
-    row: int = 5000
+    row: int = 10_000
     window: int = 500
     at_once: int = 200
     faults: int = 300
@@ -111,9 +111,11 @@ def _ground() -> Iterator[tuple[Path, Path]]:
         try:
             yield home, workspace
         finally:
+            from stockade.runs import idle_cgroups
             from stockade.runs.register import register
 
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            idle_cgroups.shutdown()
             register.shutdown()
             if kept is None:
                 del os.environ["STOCKADE_HOME"]

@@ -169,7 +169,7 @@ def _remove_register(place: int) -> None:
     run = os.open(sandbox_record.RUN, dirwalk.DIRECTORY, dir_fd=place)
     try:
         for name, directory in sandbox_record.directories(run):
-            if not any(file.endswith(".json") for file in os.listdir(directory)):
+            if sandbox_record.read_all(directory) == ([], False):
                 dirwalk.remove(run, name)
     finally:
         os.close(run)

@@ -148,7 +148,8 @@ def _public(path: str) -> bytes:
 
 def _signers(receipt: Receipt, right: set[str]) -> tuple[list[str], list[str]]:
     """Return the ids of keys whose signatures are verified, and of those that were not checked."""
-    all = [one.keyid for one in receipt.signatures]
+    signed = receipt if receipt.head is None else receipt.head
+    all = [one.keyid for one in signed.signatures]
     return [id for id in all if id in right], [id for id in all if id not in right]
 
 
@@ -171,8 +172,21 @@ def network_text(network: Network) -> str:
 
 def _about(receipt: Receipt, right: set[str]) -> dict[str, object]:
     signed, unchecked = _signers(receipt, right)
-    about = {"id": receipt.id, "hash": receipt.hash, "key": receipt.predicate.key}
+    about: dict[str, object] = {"id": receipt.id, "hash": receipt.hash, "key": receipt.predicate.key}
+    if receipt.head is not None:
+        about |= {"head": receipt.head.id, "found": _was_found(receipt)}
     return {**about, "signed_by": signed, "not_checked": unchecked}
+
+
+def _was_found(receipt: Receipt) -> bool:
+    """Whether the head was signed by another process than the one that made the receipt."""
+    event = None if receipt.head is None else receipt.head.predicate.event
+    return event is not None and receipt.hash in event.found
+
+
+def _head_row(receipt: Receipt) -> list[str]:
+    found = ", by another process, which found it in the log" if _was_found(receipt) else ""
+    return ["in a batch", "" if receipt.head is None else f"head {receipt.head.id}{found}"]
 
 
 def _show(receipt: Receipt, right: set[str]) -> None:
@@ -181,6 +195,7 @@ def _show(receipt: Receipt, right: set[str]) -> None:
     rows = [
         ["receipt", f"{receipt.id} of chain {said.chain[:12]}"],
         ["signed by", signed + (f" (not checked: {unchecked})" if unchecked else "")],
+        *([_head_row(receipt)] if receipt.head is not None else []),
         ["run", f"{said.ending.outcome}, exit code {said.ending.exit_code}, {said.started[:19]}Z"],
         ["program", output.name(said.command.program) or "-"],
         *([["name", output.name(said.name)]] if said.name else []),

@@ -80,6 +80,7 @@ class Connection(Channel):
         stdio: tuple[int, ...],
         *,
         kept: bool,
+        awaited: bool = False,
         entrance: int | None = None,
         more: tuple[int, ...] = (),
     ) -> Channel:
@@ -87,7 +88,8 @@ class Connection(Channel):
 
         For a program on a terminal, `stdio` has only the streams that are `apart` from the terminal. The
         descriptors in `more`, or beyond three in `stdio`, become the program's 3, 4 and so on. Unless the run
-        is `kept`, the sandbox ends with it. `entrance` is the file through which the program enters a cgroup.
+        is `kept`, the sandbox ends with it. A kept run that the caller waits for (`awaited`) has no keeper if
+        nothing else runs inside. `entrance` is the file through which the program enters a cgroup.
         """
         stdio, more = stdio[:3], (*stdio[3:], *more)
         if len(more) > wire.EXEC_MORE_MOST:
@@ -100,11 +102,19 @@ class Connection(Channel):
                 f"the command and its environment take {len(content)} bytes, more than {wire.EXEC_MAX_SIZE}",
                 hint="hand large data in through a file or standard input",
             )
+        settings = program.settings
+        header = wire.EXEC_BODY.pack(
+            wire.EXEC_BODY.size + len(content), len(program.argv), len(program.env), *program.ids,
+            bool(settings), settings,
+        )  # fmt: skip
+        body = header + content
         flags = (
             (wire.EXEC_KEPT if kept else 0)
+            | (wire.EXEC_AWAITED if awaited else 0)
             | (wire.EXEC_TERMINAL if len(stdio) < 3 else 0)
             | sum(APART[number] for number in program.apart)
             | (wire.EXEC_BEHIND if program.behind else 0)
+            | (wire.EXEC_LONG if len(body) > wire.EXEC_SHORT else 0)
             | len(more) << wire.EXEC_MORE_AT
             | (wire.EXEC_TELL if program.tell else 0)
             | (wire.EXEC_RESUME if program.resumed else 0)
@@ -115,30 +125,32 @@ class Connection(Channel):
         wall = 0 if program.wall is None else max(1, int(program.wall * 1e6))
         grace = wire.milliseconds(program.grace)
         request = wire.REQUEST.pack(wire.REQUEST_EXEC, flags, lines << 16 | columns, grace, wall)
-        settings = program.settings
-        header = wire.EXEC_BODY.pack(
-            wire.EXEC_BODY.size + len(content), len(program.argv), len(program.env), *program.ids,
-            bool(settings), settings,
-        )  # fmt: skip
-        body = memory_file("exec", header + content)
+        if not kept:
+            self._start(request, body, (*stdio, *more, *last))
+            return self
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            if not kept:
-                with self.starting:
-                    self._send(request, (body, *stdio, *more, *last))
-                return self
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            try:
-                channel = Channel(ours)
-                with self.starting:
-                    self._send(request, (body, *stdio, *more, theirs.fileno(), *last))
-                return channel
-            except BaseException:
-                ours.close()
-                raise
-            finally:
-                theirs.close()
+            channel = Channel(ours)
+            self._start(request, body, (*stdio, *more, theirs.fileno(), *last))
+            return channel
+        except BaseException:
+            ours.close()
+            raise
         finally:
-            os.close(body)
+            theirs.close()
+
+    def _start(self, request: bytes, body: bytes, descriptors: tuple[int, ...]) -> None:
+        """Send a request with its body: behind it, or if that is long, as a file."""
+        file = memory_file("exec", body) if len(body) > wire.EXEC_SHORT else -1
+        try:
+            with self.starting:
+                if file < 0:
+                    self._send(request + body, descriptors)
+                else:
+                    self._send(request, (file, *descriptors))
+        finally:
+            if file >= 0:
+                os.close(file)
 
     def watch(self, memory: int | None, counted: bool, usage: int | None, seconds: float, cores: int) -> None:
         """Let init watch the sandbox's memory and processor time, where a cgroup counts them.

@@ -1,13 +1,15 @@
 """The jobs that the bench times inside and outside. It passes this file to a bare Python as text.
 
 For each line on standard input, the name of a job, it does the job once in the
-directory of its argument and prints how many seconds that took.
+directory of its argument and prints how many seconds that took, and how many
+of a processor.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -169,6 +171,12 @@ def _do(*command: str) -> None:
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
 
+def _processor_time() -> float:
+    """Return the seconds that this process and its children have used."""
+    taken = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in taken)
+
+
 def main() -> None:
     base = sys.argv[1]
     os.environ.clear()
@@ -179,9 +187,9 @@ def main() -> None:
         job = (JOBS | MAKES)[line.strip()]
         scratch = os.path.join(base, "scratch")
         os.makedirs(scratch)
-        began = time.monotonic()
+        began, used = time.monotonic(), _processor_time()
         job(scratch)
-        print(time.monotonic() - began, flush=True)
+        print(time.monotonic() - began, _processor_time() - used, flush=True)
         shutil.rmtree(scratch)
 
 

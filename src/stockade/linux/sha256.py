@@ -1,6 +1,6 @@
-"""SHA-256 without OpenSSL: `hashlib` loads that first, which takes as long as hashing a megabyte.
+"""SHA-256 without OpenSSL: `hashlib` loads that first, which takes as long as hashing some hundred kilobytes.
 
-`Sha256Stream` is for data that may be long: once it is loaded, OpenSSL is several times as fast.
+Once this process has hashed that much, it loads OpenSSL, which is several times as fast.
 """
 
 from __future__ import annotations
@@ -18,10 +18,28 @@ else:
         except ImportError:
             from hashlib import sha256
 
-__all__ = ["Sha256Stream", "sha256"]
+__all__ = ["Sha256Stream", "hexdigest", "sha256"]
 
-#: From this size on, loading OpenSSL pays.
+#: From so many bytes on that a process hashes, loading OpenSSL pays.
 LONG = 1 << 18
+#: Below so many bytes OpenSSL is no faster.
+SHORT = 512
+
+
+class _Total:
+    """How many bytes `hexdigest` has hashed in this process."""
+
+    hashed = 0
+
+
+def hexdigest(data: bytes) -> str:
+    """Return the SHA-256 in hexadecimal digits."""
+    _Total.hashed += len(data)
+    if _Total.hashed <= LONG or len(data) < SHORT:
+        return sha256(data).hexdigest()
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()
 
 
 class Sha256Stream:
@@ -45,6 +63,4 @@ class Sha256Stream:
             self._kept.clear()
 
     def hexdigest(self) -> str:
-        if self._long is not None:
-            return str(self._long.hexdigest())
-        return sha256(b"".join(self._kept)).hexdigest()
+        return hexdigest(b"".join(self._kept)) if self._long is None else str(self._long.hexdigest())

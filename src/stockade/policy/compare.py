@@ -102,6 +102,7 @@ RULES: dict[str, str] = {
     "delegate": "`true` only if the other has it",
     "reuse": "only if the other has it",
     **{f"reuse.{name}": "no larger" for name in Reuse.__struct_fields__},
+    "receipts": '`"batched"` only if the other has it',
 }
 
 NONE, READ, OVERLAY, WRITE = range(4)
@@ -288,6 +289,8 @@ def excess(mine: Policy, other: Policy, home: str = "") -> list[str]:
         found.append(f"profile = {show(mine.profile)}: searches the directories of your PATH")
     if mine.delegate and not other.delegate:
         found.append("delegate = true: the program may ask for further sandboxes")
+    if mine.receipts == "batched" and other.receipts != "batched":
+        found.append('receipts = "batched": runs return before their receipts are signed')
     found += [f"accept = {show(c.value)}: a weaker wall" for c in mine.accept if c not in other.accept]
     own, most = limits(mine), limits(other)
     for name in Limits.__struct_fields__:

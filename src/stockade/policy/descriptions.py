@@ -175,6 +175,10 @@ CLAUSES: dict[str, Clause] = {
     "reuse.requests": Clause("a number", "how many runs one sandbox serves"),
     "reuse.age": Clause(A_TIME, "age from which a sandbox takes no more runs"),
     "reuse.idle": Clause(A_TIME, "how long a sandbox waits for the next run before the pool ends it"),
+    "receipts": Clause(
+        '`"each"`, `"batched"`',
+        "whether each receipt is signed before its run returns, or many together soon after",
+    ),
 }
 
 CONTROLS: dict[Control, str] = {

@@ -27,6 +27,15 @@ MOST_TARGET = 16384
 #: How often a path is decoded to find what a server that decodes too often would find.
 _DECODINGS = 4
 SCHEMES = {"https": 443, "http": 80}
+#: Methods that IANA has registered, and those beyond them that caches, UPnP and streams use.
+_KNOWN_METHODS = (
+    *("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY", "PRI", "SEARCH"),
+    *("ACL", "BASELINE-CONTROL", "BIND", "CHECKIN", "CHECKOUT", "COPY", "LABEL", "LINK", "LOCK", "MERGE"),
+    *("MKACTIVITY", "MKCALENDAR", "MKCOL", "MKREDIRECTREF", "MKWORKSPACE", "MOVE", "ORDERPATCH", "PROPFIND"),
+    *("PROPPATCH", "REBIND", "REPORT", "UNBIND", "UNCHECKOUT", "UNLINK", "UNLOCK", "UPDATE"),
+    *("UPDATEREDIRECTREF", "VERSION-CONTROL"),
+    *("M-SEARCH", "NOTIFY", "PURGE", "SOURCE", "SUBSCRIBE", "UNSUBSCRIBE"),
+)
 _METHOD = re.compile(r"[A-Z][A-Z0-9_-]{0,31}")
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 #: What may be in a path as it is: RFC 3986, and what browsers send beyond that.
@@ -119,6 +128,18 @@ def _methods(text: str) -> tuple[str, ...]:
         if method == "CONNECT":
             raise NetRuleError("CONNECT is no request to a host", "name the host and its methods")
     return tuple(sorted(set(found)))
+
+
+def refuse_mistyped_methods(pattern: HttpPattern) -> None:
+    """Refuse a method that is likely a typing error of a known one; others may be a server's own."""
+    for method in sorted({*pattern.methods} - {*_KNOWN_METHODS}):
+        from stockade.policy.suggestions import closest
+
+        if near := closest(method, _KNOWN_METHODS):
+            raise NetRuleError(
+                f"{method} is not a known method",
+                f"did you mean {near}? If your server really has {method}, write * for every method",
+            )
 
 
 def _pattern_path(path: str) -> tuple[str, ...]:

@@ -312,7 +312,7 @@ def _secret_check(name: str) -> values.Check:
 
 
 #: Where the value of a secret may be found.
-_SOURCES = ("from_env", "from_file", "from_command")
+SECRET_SOURCES = ("from_env", "from_file", "from_command")
 
 
 class Secret(_Clauses, frozen=True, rename={"as_": "as"}):
@@ -355,7 +355,7 @@ class Secret(_Clauses, frozen=True, rename={"as_": "as"}):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sources = [name for name in _SOURCES if getattr(self, name) is not None]
+        sources = [name for name in SECRET_SOURCES if getattr(self, name) is not None]
         if len(sources) != 1:
             problem = f"has {' and '.join(sources)}" if sources else "does not say where its value is"
             hint = "write one of from_env, from_file and from_command"
@@ -364,7 +364,7 @@ class Secret(_Clauses, frozen=True, rename={"as_": "as"}):
     @property
     def source(self) -> str:
         """Which of the three says where the value is."""
-        return next(name for name in _SOURCES if getattr(self, name) is not None)
+        return next(name for name in SECRET_SOURCES if getattr(self, name) is not None)
 
 
 def _secrets(key: str, value: Any) -> Any:
@@ -446,7 +446,7 @@ def _net_rules(key: str, value: Iterable[Any]) -> tuple[str, ...]:
         if not isinstance(text, str):
             raise InvalidValueError(where, text, "must be a rule as text", 'such as "api.example.com:443"')
         try:
-            rule = net_rules.parse_rule(text)
+            rule = net_rules.parse_new_rule(text)
         except net_errors.NetRuleError as error:
             raise InvalidValueError(where, text, error.problem, error.hint) from None
         found[rule.text] = rule
@@ -551,6 +551,8 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         reuse: A pool may use a sandbox for several runs, one after another (a table).
         secrets: Values that stay outside, by the name of the variable that has a placeholder inside (a table
             for each).
+        receipts: Whether each receipt is signed before its run returns, or many together soon after
+            (`"each"`, `"batched"`).
     """
 
     profile: Literal["strict", "dev", "net-client", "worker"] = "strict"
@@ -583,6 +585,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
     delegate: bool = False
     reuse: Reuse | None = None
     secrets: Mapping[str, Secret] = FrozenMap()  # type: ignore[assignment]
+    receipts: Literal["each", "batched"] = "each"
 
     _checks = {
         "profile": values.one_of(*PROFILES),
@@ -610,6 +613,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         "delegate": values.flag,
         "reuse": _reuse,
         "secrets": _secrets,
+        "receipts": values.one_of("each", "batched"),
     }
 
     if TYPE_CHECKING:
@@ -642,6 +646,7 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             delegate: bool = False,
             reuse: Reuse | Mapping[str, Any] | None = None,
             secrets: Mapping[str, Secret | Mapping[str, Any]] = ...,
+            receipts: str = "each",
         ) -> None: ...
 
     @classmethod
@@ -685,7 +690,10 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         from stockade.linux.sha256 import sha256
         from stockade.policy.toml import write
 
-        canonical = "stockade policy 1\n" + write(self.table(full=True))
+        clauses = self.table(full=True)
+        if self.receipts == DEFAULT.receipts:
+            del clauses["receipts"]  # policies that do not mention it keep their hashes
+        canonical = "stockade policy 1\n" + write(clauses)
         return sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
 
     def __repr__(self) -> str:

@@ -19,7 +19,14 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from stockade.policy.http_rules import SCHEMES, HttpPattern, parse_pattern, rule_text, split_rule
+from stockade.policy.http_rules import (
+    SCHEMES,
+    HttpPattern,
+    parse_pattern,
+    refuse_mistyped_methods,
+    rule_text,
+    split_rule,
+)
 from stockade.policy.net_addresses import (
     MAPPED,
     AddressRange,
@@ -92,6 +99,14 @@ class NetRule(NamedTuple):
     ports: Ranges
     #: Which requests the rule is about; None for one about connections.
     http: HttpPattern | None = None
+
+
+def parse_new_rule(text: str) -> NetRule:
+    """Parse a rule that somebody has just written: a mistyped method is refused, too."""
+    rule = parse_rule(text)
+    if rule.http is not None:
+        refuse_mistyped_methods(rule.http)
+    return rule
 
 
 def parse_rule(text: str) -> NetRule:

@@ -20,7 +20,7 @@ SECTION = ("tool", "stockade")
 PYPROJECT = "pyproject.toml"
 #: The most bytes of a policy file.
 LARGEST = 1 << 20
-#: A table of the user's own file that is not part of a policy.
+#: A table of the user's own file that is not part of a policy, unlike the clause of that name.
 RECEIPTS = "receipts"
 #: A table beside a policy that says what `stockade loop` does; it widens no policy.
 LOOP = "loop"
@@ -68,7 +68,11 @@ def clauses(
         table = table.get(part, {}) if isinstance(table, dict) else {}
     if not isinstance(table, dict):
         raise PolicyError(f"{name}: {'.'.join(section)} must be a table")
-    table = {key: value for key, value in table.items() if key not in (*besides, LOOP)}
+    table = {
+        key: value
+        for key, value in table.items()
+        if key != LOOP and not (key in besides and isinstance(value, dict))
+    }
     try:
         return check_clauses(table, base)
     except InvalidValueError as error:

@@ -24,6 +24,7 @@ from stockade.receipt.statement import (
     PRUNED,
     RECORDED,
     ROTATED,
+    SIGNED,
     UNWALLED,
     CommandDigest,
     Event,
@@ -47,6 +48,7 @@ from stockade.receipt.statement import (
 )
 
 if TYPE_CHECKING:
+    from stockade.policy import Policy
     from stockade.receipt.account import Account
     from stockade.result import Result
     from stockade.runs.evidence import BackendChoice, Evidence
@@ -169,6 +171,11 @@ def checkpoint(link: chain.ChainLink, removal: Removal) -> Statement:
     return event(link, Who(action=PRUNED), Event(pruned=removal))
 
 
+def head(link: chain.ChainLink, signed: tuple[str, ...], found: tuple[str, ...]) -> Statement:
+    """Return the record that signs the receipts before it that have no signature of their own."""
+    return event(link, Who(action=SIGNED), Event(signed=signed, found=found))
+
+
 def begun(home: str, who: Who, why: str) -> None:
     """Record that a handler is about to run without a sandbox: if it is killed, there is no receipt of it."""
     begins = Who(who.agent, who.category, BEGUN, f"{who.action}: {why}")
@@ -240,22 +247,25 @@ def _make_receipt(
         fields: dict[str, Any] = msgspec.structs.asdict(link)
         return Statement(about, Predicate(**fields, **about_run))
 
-    receipt = chain.of(account.home).append(write)
+    receipt = chain.of(account.home).append(write, batched=_policy(account).receipts == "batched")
     account.places.append(place)
     return receipt
+
+
+def _policy(account: Account) -> Policy:
+    return account.policy if account.prepared is None else account.prepared.resolved.policy
 
 
 def _run_fields(account: Account, ending: RunEnd, used: ResourceUse, duration: int) -> dict[str, Any]:
     prepared, box = account.prepared, account.box
     plan = None if prepared is None else prepared.plan
     entry = None if prepared is None else prepared.made.entry
-    policy = account.policy if prepared is None else prepared.resolved.policy
     return {
         "sandbox": "" if entry is None else entry.record.id,
         "who": account.who or Who(),
         "command": _command(account.command),
         "backend": "" if plan is None else plan.backend,
-        "policy": policy_hash(policy),
+        "policy": policy_hash(_policy(account)),
         "plan": "" if plan is None else plan.hash,
         "filter": "" if plan is None else plan.filter,
         # If nothing was started, nothing was enforced.
@@ -278,7 +288,7 @@ def _run_fields(account: Account, ending: RunEnd, used: ResourceUse, duration: i
 
 def _network(account: Account, result: Result | None) -> Network:
     """Return what a receipt says about the network of a run: its mode and, with rules, what they decided."""
-    net = (account.policy if account.prepared is None else account.prepared.resolved.policy).net
+    net = _policy(account).net
     egress = None if account.box is None else account.box.egress
     mode = "open" if net == "open" else "rules" if net else "none"
     if mode != "rules" and egress is None:

@@ -36,11 +36,13 @@ from stockade.receipt.statement import (
     digest,
     to_sign,
 )
-from stockade.receipt.tail import ChainRow, NewReceipt, ReceiptTail, TailStart, row_of
+from stockade.receipt.tail import ChainRow, LastReceipt, NewReceipt, ReceiptTail, TailStart, row_of
 from stockade.resolve.receipt_settings import Settings, settings
 
 if TYPE_CHECKING:
     import sqlite3
+
+    from stockade.receipt.batch import HeadTimer
 
 FILE = "receipts.db"
 #: A file that reserves room for the receipt of a program that fills the disk, and its size.
@@ -52,8 +54,6 @@ LEFT = 1 << 20
 #: Writes something else in the transaction of a receipt, given its place.
 Besides = Callable[["sqlite3.Connection", int], object]
 Write = Callable[["ChainLink"], Statement]
-#: The place and the hash of a receipt.
-Place = tuple[int, str]
 T = TypeVar("T")
 
 
@@ -140,34 +140,77 @@ class Chain:
         #: Whether the reserved room has been used, or has not been looked at.
         self._spent = True
         self._is_ready = False
+        #: The hashes of receipts that this process made and no head has signed.
+        self._unsigned: set[str] = set()
+        self._timer: HeadTimer | None = None
         self.id = ""
 
     def ready(self) -> None:
         """Prepare for a receipt: reserve room, load or make the key, and keep the newest receipts few."""
         if not self._is_ready or self._tail.is_long:
             with self._lock, _LogErrors(self), self._turn():
-                self._last()
+                # A process that was killed may have left receipts that it had not signed.
+                self._last() if self._is_ready else self._last_signed()
                 keys.signer(self.home, self.settings)
             self._is_ready = True
         if self._spent:  # the next program that fills the disk needs a receipt as well
             self._spent = not _hold_room(f"{self.home}/{RESERVE}")
 
-    def append(self, write: Write, besides: Besides | None = None) -> Receipt:
+    def append(self, write: Write, besides: Besides | None = None, *, batched: bool = False) -> Receipt:
         """Sign the statement that `write` makes for the next place, and add it with what `besides` writes.
 
         The log gets all of it or nothing. Both are called with the log locked, `besides` first: if it raises,
-        the log stays as it was.
+        the log stays as it was. If `batched`, a later head signs the receipt (`stockade.receipt.batch`).
         """
         with self._lock, _LogErrors(self), self._turn():
+            if batched:
+                return self._with_room(lambda: self._append_unsigned(write))
             if besides is None:
                 return self._with_room(lambda: self._append(write))
             return self._with_room(lambda: self._append_in_transaction(write, besides))
 
     def _append(self, write: Write, second: ed25519.Signer | None = None) -> Receipt:
         """Append to the newest receipts, in a turn."""
-        new = self._sign_next(self._last(), write, second)
+        new = self._make_next(self._last_signed(), write, second)
         self._tail.append(new, sync=self.settings.fsync)
         return Receipt(new.payload, new.signatures)
+
+    def _append_unsigned(self, write: Write) -> Receipt:
+        """Append a receipt that a head signs later, in a turn."""
+        from stockade.receipt import batch
+
+        last = self._last()
+        if last.unsigned >= batch.MOST:
+            last = self._last_signed()
+        new = self._make_next(last, write, signed=False)
+        self._tail.append(new, sync=self.settings.fsync)
+        self._unsigned.add(new.row.hash)
+        self._timer = self._timer or batch.HeadTimer(self.sign)
+        self._timer.start()
+        return Receipt(new.payload, ())
+
+    def _last_signed(self) -> LastReceipt:
+        """Return the last receipt, in a turn, after a head if the one before it is not signed."""
+        last = self._last()
+        return self._append_head(self._tail.newest(last.unsigned)).place if last.unsigned else last
+
+    def _append_head(self, waiting: list[NewReceipt]) -> NewReceipt:
+        """Sign the last receipts of the file, in a turn."""
+        from stockade.receipt import batch, builder
+
+        signed, found = batch.hashes(self.id, waiting, self._unsigned)
+        head = self._make_next(waiting[-1].place, lambda link: builder.head(link, signed, found))
+        self._tail.append(head, sync=self.settings.fsync)
+        self._unsigned.clear()
+        return head
+
+    def sign(self) -> None:
+        """Sign the receipts of this process that no head has signed. If that fails, the next reader does."""
+        with contextlib.suppress(StockadeError), self._lock, _LogErrors(self):
+            if self._unsigned and os.path.lexists(self._tail.path):
+                with self._turn():
+                    self._last_signed()
+            self._unsigned.clear()
 
     def _append_in_transaction(self, write: Write, besides: Besides) -> Receipt:
         """Append to the database, in a turn: nothing else writes there meanwhile."""
@@ -179,22 +222,30 @@ class Chain:
         # Leaving the block commits; an exception rolls back.
         with self._connect() as connection:
             connection.execute(database.BEGIN)
-            besides(connection, last[0] + 1)
-            new = self._sign_next(last, write)
+            besides(connection, last.sequence + 1)
+            new = self._make_next(last, write)
             database.insert(connection, new)
         return Receipt(new.payload, new.signatures)
 
-    def _sign_next(self, last: Place, write: Write, second: ed25519.Signer | None = None) -> NewReceipt:
+    def _make_next(
+        self, last: LastReceipt, write: Write, second: ed25519.Signer | None = None, *, signed: bool = True
+    ) -> NewReceipt:
         signer = keys.signer(self.home, self.settings)
-        statement = write(ChainLink(self.id, last[0] + 1, last[1], signer.id))
+        statement = write(ChainLink(self.id, last.sequence + 1, last.hash, signer.id))
         payload = canonical(statement)
+        row = row_of(statement.predicate, digest(payload))
+        signatures = self._signatures(payload, signer, second) if signed else ()
+        return NewReceipt(row, last.hash, signatures, payload, 0 if signed else last.unsigned + 1)
+
+    def _signatures(
+        self, payload: bytes, signer: ed25519.Signer, second: ed25519.Signer | None
+    ) -> tuple[Signature, ...]:
         signed = to_sign(payload)
         also = {one.id: one for one in (keys.cosigner(self.settings), second) if one is not None}
         also.pop(signer.id, None)
         signatures = [Signature(signer.id, signer.sign(signed))]
         signatures += [Signature(id, also[id].sign(signed)) for id in sorted(also)]
-        row = row_of(statement.predicate, digest(payload))
-        return NewReceipt(row, last[1], tuple(signatures), payload)
+        return tuple(signatures)
 
     def _turn(self) -> contextlib.AbstractContextManager[None]:
         """Return a context manager that locks the log; the log exists then."""
@@ -202,8 +253,8 @@ class Chain:
             self._connect()
         return self._tail.locked(PATIENCE)
 
-    def _last(self) -> Place:
-        """Return the place and the hash of the last receipt, in a turn."""
+    def _last(self) -> LastReceipt:
+        """Return the last receipt, in a turn."""
         start = self._tail.start()
         known = start is not None and (start.boot, start.database) == (boot_id(), _identity(self.path))
         last = self._tail.last() if known and not self._tail.is_long else None
@@ -212,12 +263,17 @@ class Chain:
         self.id = start.chain
         return last
 
-    def _settle(self) -> Place:
-        """Move the newest receipts into the database, in a turn, and return the last place and hash."""
+    def _settle(self) -> LastReceipt:
+        """Move the newest receipts, all signed, into the database, in a turn, and return the last one."""
         from stockade.receipt import database
 
         connection, start = self._connect(), self._tail.start()
         newest = [] if start is None else self._tail.receipts()
+        if newest and not newest[-1].signatures:
+            from stockade.receipt import batch
+
+            self._tail.cut()
+            newest.append(self._append_head(batch.unsigned_end(newest)))
         if newest:
             self._tail.sync()
         with connection:
@@ -233,7 +289,7 @@ class Chain:
             raise self._parted()
         begun = TailStart(self.id, *last, _identity(self.path), boot_id(), os.urandom(8))
         self._tail.begin(begun, sync=self.settings.fsync)
-        return last
+        return LastReceipt(*last)
 
     def _parted(self) -> ReceiptError:
         return ReceiptError(
@@ -325,11 +381,20 @@ class Chain:
     def get(self, sequence: int) -> Receipt:
         """Return the receipt at a place."""
         for one in self.all(first=sequence, last=sequence):
-            return one.receipt
+            return one.receipt if one.receipt.signatures else self._with_head(one.receipt, sequence)
         raise NotFoundError(
             f"there is no receipt {sequence}",
             hint="`stockade receipts list` lists them, and `stockade verify --chain` says which were pruned",
         )
+
+    def _with_head(self, receipt: Receipt, sequence: int) -> Receipt:
+        """Return a receipt that a head signs, with that head."""
+        from stockade.receipt import database
+
+        with self._lock, _LogErrors(self):
+            place = database.head_after(self.connection(), sequence)
+        head = None if place is None else next(self.all(first=place, last=place)).receipt
+        return Receipt(receipt.payload, (), head)
 
     def find(self, id: str) -> Receipt:
         """Return the receipt with an id, or at a place; "last" is the last one."""
@@ -378,7 +443,8 @@ class Chain:
             others = connection.execute(
                 "SELECT key, signature FROM cosignatures WHERE sequence = ? ORDER BY key", (place,)
             )
-            signatures = (Signature(key, signature), *(Signature(*other) for other in others))
+            own = (Signature(key, signature),) if signature else ()
+            signatures = (*own, *(Signature(*other) for other in others))
             receipt = Receipt(payload, checked_signatures(signatures))
             entries.append(ChainEntry(place, receipt, ChainRow(*row)))
         return entries
@@ -441,7 +507,7 @@ class Chain:
 
     def settle(self) -> None:
         """Move the newest receipts into the database, if this process has the log open."""
-        if not self._tail.is_open:
+        if not self._tail.is_open and not self._unsigned:
             return
         with self._lock, _LogErrors(self), self._turn():
             self._settle()
@@ -471,6 +537,8 @@ class Chain:
 
     def leave(self) -> None:
         """Abandon the log at the end of the process, or close it if its WAL is large."""
+        if self._unsigned:
+            self.sign()
         if self._open is None or not self._lock.acquire(blocking=False):
             return self.abandon()
         from stockade.receipt import database

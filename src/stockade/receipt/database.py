@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stockade.errors import ReceiptError
+from stockade.receipt.statement import RECORDED, SIGNED, Signature
 from stockade.receipt.tail import NewReceipt
 
 if TYPE_CHECKING:
@@ -124,13 +125,20 @@ def _upgrade(connection: sqlite3.Connection) -> int:
 
 def insert(connection: sqlite3.Connection, one: NewReceipt) -> None:
     """Insert a receipt and its columns for searching; the caller holds a transaction."""
-    place, (first, *others) = one.row.sequence, one.signatures
+    place, (first, *others) = one.row.sequence, one.signatures or (Signature("", b""),)
     statement = (place, first.keyid, first.sig, one.payload)
     connection.execute("INSERT INTO statements VALUES (?, ?, ?, ?)", statement)
     row = msgspec.structs.astuple(one.row)
     connection.execute("INSERT INTO receipts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
     for other in others:
         connection.execute("INSERT INTO cosignatures VALUES (?, ?, ?)", (place, other.keyid, other.sig))
+
+
+def head_after(connection: sqlite3.Connection, sequence: int) -> int | None:
+    """Return the place of the first head after a place, if there is one."""
+    words = "SELECT sequence FROM receipts WHERE sequence > ? AND action = ? AND outcome = ?"
+    found = connection.execute(f"{words} ORDER BY sequence LIMIT 1", (sequence, SIGNED, RECORDED)).fetchone()
+    return None if found is None else int(found[0])
 
 
 def last(connection: sqlite3.Connection) -> tuple[int, str] | None:

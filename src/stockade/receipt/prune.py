@@ -22,13 +22,13 @@ from stockade.receipt import builder, keys
 from stockade.receipt.builder import stamp
 from stockade.receipt.chain import Chain
 from stockade.receipt.database import PLACED, trigger
-from stockade.receipt.statement import BEGUN, PRUNED, RECORDED, ROTATED, Receipt, Removal, kept_line
+from stockade.receipt.statement import BEGUN, PRUNED, RECORDED, ROTATED, SIGNED, Receipt, Removal, kept_line
 from stockade.receipt.verify import walk_log
 
 if TYPE_CHECKING:
     import sqlite3
 
-_EVENT = f"outcome = '{RECORDED}' AND action NOT IN ('{BEGUN}', '{PRUNED}')"
+_EVENT = f"outcome = '{RECORDED}' AND action NOT IN ('{BEGUN}', '{PRUNED}', '{SIGNED}')"
 #: The records that stay, wherever they are: rotations, and the last event of each agent.
 _KEPT = f"""SELECT sequence FROM receipts WHERE {_EVENT} AND (agent = '' OR action = '{ROTATED}'
     OR sequence IN (SELECT MAX(sequence) FROM receipts WHERE {_EVENT} GROUP BY agent))"""

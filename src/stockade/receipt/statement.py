@@ -15,7 +15,7 @@ import msgspec
 
 from stockade.controls import Grade
 from stockade.errors import PolicyError, ReceiptError
-from stockade.linux.sha256 import sha256
+from stockade.linux.sha256 import hexdigest
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -28,6 +28,8 @@ RECORDED = "recorded"
 ROTATED = "key-rotated"
 #: The action of a checkpoint: a record that older receipts were removed.
 PRUNED = "receipts-pruned"
+#: The action of a head: a record that signs the receipts before it that have no signature of their own.
+SIGNED = "receipts-signed"
 #: The action of a record that a run without walls is about to begin.
 BEGUN = "agent-unwalled"
 #: The backend of a run without walls, because its agent's sandbox is switched off.
@@ -250,6 +252,10 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     key: str = ""
     #: The receipts that were removed, in a checkpoint.
     pruned: Removal | None = None
+    #: In a head, the hashes of receipts that it signs: those that the signing process made, and those that it
+    #: found in the log because another process had not signed them.
+    signed: tuple[str, ...] = ()
+    found: tuple[str, ...] = ()
 
 
 class Parent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -338,10 +344,14 @@ class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sig: bytes
 
 
-class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _HeadEnvelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     payload: bytes
     signatures: tuple[Signature, ...]
     payload_type: str = msgspec.field(default=PAYLOAD_TYPE, name="payloadType")
+
+
+class _Envelope(_HeadEnvelope, frozen=True, forbid_unknown_fields=True):
+    head: _HeadEnvelope | msgspec.UnsetType = msgspec.UNSET
 
 
 @lru_cache(maxsize=1)
@@ -360,7 +370,10 @@ class Receipt(msgspec.Struct, frozen=True, dict=True):
     """
 
     payload: bytes
+    #: Empty under `receipts = "batched"`: then the head signs it.
     signatures: tuple[Signature, ...]
+    #: The signed record that lists the receipt's hash, if the receipt has no signature of its own.
+    head: Receipt | None = None
 
     def __repr__(self) -> str:
         """Show what the receipt says about its run. It may be forged: only `verify` knows."""
@@ -409,6 +422,12 @@ class Receipt(msgspec.Struct, frozen=True, dict=True):
         def unknown() -> bytes:
             raise ReceiptError(f"{name} is encrypted", failure="not-made", hint="decrypt it first")
 
+        if not self.signatures:
+            raise ReceiptError(
+                f'receipt {self.id} was made under receipts = "batched", and has no signature of its own',
+                failure="not-made",
+                hint="cosign the head that signs it: `stockade verify` names it",
+            )
         signer = ed25519.Signer(ed25519.read_private(key, unknown, name))
         first, *others = (one for one in self.signatures if one.keyid != signer.id)
         if len(others) + 1 < len(self.signatures):
@@ -416,9 +435,25 @@ class Receipt(msgspec.Struct, frozen=True, dict=True):
         others.append(Signature(signer.id, signer.sign(to_sign(self.payload))))
         return Receipt(self.payload, (first, *sorted(others, key=lambda one: one.keyid)))
 
+    def with_head(self) -> Receipt:
+        """Return the receipt with the head of your own log that signs it, if it has no signature of its own.
+
+        Under `receipts = "batched"` a result has its receipt before the receipt is signed.
+        """
+        if self.signatures or self.head is not None:
+            return self
+        from stockade.linux.user import Caller
+        from stockade.receipt import chain
+        from stockade.state import state_dir
+
+        caller = Caller.current()
+        return chain.of(state_dir(caller.environ, caller.home)).find(self.id)
+
     def encode(self) -> bytes:
         """Return the canonical envelope: one line of JSON."""
-        return _encoder.encode(_Envelope(self.payload, self.signatures))
+        head = self.head
+        proof = msgspec.UNSET if head is None else _HeadEnvelope(head.payload, head.signatures)
+        return _encoder.encode(_Envelope(self.payload, self.signatures, head=proof))
 
     @classmethod
     def decode(cls, data: bytes) -> Receipt:
@@ -430,9 +465,16 @@ class Receipt(msgspec.Struct, frozen=True, dict=True):
             envelope = _decoders()[1].decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise malformed(f"it is not an envelope: {error}") from None
-        if envelope.payload_type != PAYLOAD_TYPE or not envelope.signatures:
-            raise malformed("its envelope has another type of payload, or no signature")
-        receipt = cls(envelope.payload, checked_signatures(envelope.signatures))
+        given = envelope.head
+        for one in (envelope,) if given is msgspec.UNSET else (envelope, given):
+            if one.payload_type != PAYLOAD_TYPE:
+                raise malformed("its envelope has another type of payload")
+        head = None
+        if given is not msgspec.UNSET:
+            if envelope.signatures or not given.signatures:
+                raise malformed("it has a signature and a head, or a head without a signature")
+            head = cls(given.payload, checked_signatures(given.signatures))
+        receipt = cls(envelope.payload, checked_signatures(envelope.signatures), head)
         if receipt.encode() != line:
             raise malformed("its envelope is not in the form in which Stockade writes it")
         return receipt
@@ -457,7 +499,7 @@ def checked_signatures(signatures: tuple[Signature, ...]) -> tuple[Signature, ..
 
 def digest(data: bytes) -> str:
     """Return the SHA-256 in hexadecimal digits."""
-    return sha256(data).hexdigest()
+    return hexdigest(data)
 
 
 def canonical(value: object) -> bytes:

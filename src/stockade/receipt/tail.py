@@ -25,6 +25,7 @@ import struct
 import time
 from binascii import crc32
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -77,8 +78,23 @@ class NewReceipt(msgspec.Struct, frozen=True, array_like=True):
 
     row: ChainRow
     previous: str
+    #: Empty for a receipt that a head signs.
     signatures: tuple[Signature, ...]
     payload: bytes
+    #: How many receipts, from this one back, no head has signed.
+    unsigned: int = 0
+
+    @property
+    def place(self) -> LastReceipt:
+        return LastReceipt(self.row.sequence, self.row.hash, self.unsigned)
+
+
+class LastReceipt(NamedTuple):
+    """The place and the hash of the last receipt, and how many receipts from it back no head has signed."""
+
+    sequence: int
+    hash: str
+    unsigned: int = 0
 
 
 class ReceiptTail:
@@ -91,7 +107,9 @@ class ReceiptTail:
         #: The raw start, and the length and the last receipt of the file when this process wrote to it.
         self._raw = b""
         self._length = 0
-        self._last = (0, "")
+        self._last = LastReceipt(0, "")
+        #: Where the complete frames end, after `receipts`.
+        self._end = 0
 
     @contextlib.contextmanager
     def locked(self, patience: float) -> Iterator[None]:
@@ -176,27 +194,37 @@ class ReceiptTail:
         """The bytes of the file."""
         return os.fstat(self._file).st_size
 
-    def last(self) -> tuple[int, str] | None:
-        """Return the place and the hash of the last receipt; None if the end of the file is not a frame."""
+    def last(self) -> LastReceipt | None:
+        """Return the last receipt; None if the end of the file is not a frame."""
         assert self._start is not None
         length = self.length
         if self._length == length:
             return self._last
         if length == len(self._raw):
-            return self._start.sequence, self._start.hash
-        return self._at_end(length)
+            return LastReceipt(self._start.sequence, self._start.hash)
+        body = self._body_before(length)
+        return None if body is None else _decode(body).place
 
-    def _at_end(self, length: int) -> tuple[int, str] | None:
-        """Return the place and the hash of the receipt in the last frame, if the file ends with one."""
-        (size,) = _AFTER.unpack(os.pread(self._file, _AFTER.size, length - _AFTER.size))
-        at = length - size - _BEFORE.size - _AFTER.size
+    def newest(self, count: int) -> list[NewReceipt]:
+        """Return the last receipts of a file that ends with a frame."""
+        found: list[NewReceipt] = []
+        end = self.length
+        while len(found) < count:
+            body = self._body_before(end)
+            if body is None:
+                raise self._damaged()
+            found.append(_decode(body))
+            end -= _size(body)
+        return found[::-1]
+
+    def _body_before(self, end: int) -> bytes | None:
+        """Return the body of the frame that ends at a place, if one does."""
+        (size,) = _AFTER.unpack(os.pread(self._file, _AFTER.size, end - _AFTER.size))
+        at = end - size - _BEFORE.size - _AFTER.size
         if at < len(self._raw):
             return None
-        body = _frame(os.pread(self._file, length - at, at), 0)
-        if body is None or len(body) != size:
-            return None
-        row = _decode(body).row
-        return row.sequence, row.hash
+        body = _frame(os.pread(self._file, end - at, at), 0)
+        return None if body is None or len(body) != size else body
 
     def receipts(self) -> list[NewReceipt]:
         """Return all receipts, without an incomplete one at the end."""
@@ -206,13 +234,18 @@ class ReceiptTail:
             body = _frame(data, at)
             if body is None:
                 # A killed process leaves a frame that is cut off, and it is the last one.
-                cut_off = _is_cut_off(data, at) and self._at_end(len(data)) is None
+                cut_off = _is_cut_off(data, at) and self._body_before(len(data)) is None
                 if self._start.boot == boot_id() and not cut_off:
                     raise self._damaged()
                 break
             found.append(_decode(body))
             at += _size(body)
+        self._end = at
         return found
+
+    def cut(self) -> None:
+        """Remove what `receipts` did not return: an incomplete receipt."""
+        os.ftruncate(self._file, self._end)
 
     def begin(self, start: TailStart, *, sync: bool) -> None:
         """Empty the file and write its start."""
@@ -220,12 +253,12 @@ class ReceiptTail:
         raw = MAGIC + _framed(msgspec.msgpack.encode(start))
         self._write(raw, sync=sync)
         self._start, self._raw, self._length = start, raw, len(raw)
-        self._last = start.sequence, start.hash
+        self._last = LastReceipt(start.sequence, start.hash)
 
     def append(self, one: NewReceipt, *, sync: bool) -> None:
         """Add a receipt: all of it, or nothing."""
         self._write(_framed(msgspec.msgpack.encode(one)), sync=sync)
-        self._last = one.row.sequence, one.row.hash
+        self._last = one.place
 
     def clear(self, *, sync: bool = False) -> None:
         """Empty the file."""

@@ -14,6 +14,7 @@ from stockade.errors import PolicyError, ReceiptError
 from stockade.linux.sha256 import Sha256Stream
 from stockade.policy import Policy
 from stockade.receipt import ed25519
+from stockade.receipt.batch import MOST, check_head
 from stockade.receipt.statement import NOTHING, ORPHANED, PRUNED, RECORDED, Receipt, kept_line, to_sign
 from stockade.result import Result
 
@@ -62,8 +63,11 @@ def signed_by(receipt: Receipt, known: Mapping[str, bytes], *, every: bool) -> s
     """Check the signatures of trusted keys and return the ids of these keys; refuse a wrong one, or none.
 
     `known` are the trusted keys by their ids; with `every` each of them must have signed. A signature of any
-    other key, even the first one, is neither checked nor returned.
+    other key, even the first one, is neither checked nor returned. A receipt without a signature of its own
+    is as good as its head.
     """
+    if not receipt.signatures:
+        return signed_by(_head_of(receipt), known, every=every)
     data = to_sign(receipt.payload)
     right: set[str] = set()
     for signature in receipt.signatures:
@@ -95,6 +99,18 @@ def signed_by(receipt: Receipt, known: Mapping[str, bytes], *, every: bool) -> s
             failure="unknown-key",
         )
     return right
+
+
+def _head_of(receipt: Receipt) -> Receipt:
+    head = receipt.head
+    if head is None or not head.signatures:
+        raise ReceiptError(
+            f"receipt {receipt.predicate.sequence} is not signed yet, or its head is missing",
+            failure="unsigned",
+            hint=f"where it was made, `stockade receipts export {receipt.id}` prints it with its head",
+        )
+    check_head(receipt, head)
+    return head
 
 
 def check_policy(receipt: Receipt, policy: Policy) -> None:
@@ -178,7 +194,7 @@ class ChainCheck:
     """Follows a chain receipt by receipt, and raises where it breaks. It may begin anywhere in the chain.
 
     Receipts may be missing if the last checkpoint that follows explains exactly those: `checkpoint` is that
-    record afterwards.
+    record afterwards. A receipt without a signature must be listed by the head that follows.
 
     With `every`, each key must have signed some receipts of the chain first, or have cosigned all of them:
     keys are rotated, so no first signer is on all of them. A known key vouches for its successor, so the
@@ -203,14 +219,25 @@ class ChainCheck:
         self._so_far = Sha256Stream()
         self._gap: Gap | None = None
         self._checkpoint: Receipt | None = None
+        #: The last receipts so far that no head has signed.
+        self._waiting: list[Receipt] = []
         self.count = 0
         #: How many of them are records from before the gap.
         self.kept = 0
 
     def step(self, receipt: Receipt, place: int | None = None) -> None:
         """Check the next receipt, and its place in the log; raise ReceiptError if the chain breaks."""
-        right = signed_by(receipt, self._known, every=False)
+        waits = not receipt.signatures and receipt.head is None
+        right = set[str]() if waits else signed_by(receipt, self._known, every=False)
         predicate = receipt.predicate
+        if receipt.signatures:
+            for one in self._waiting:
+                check_head(one, receipt)
+            self._waiting.clear()
+        elif waits:
+            self._waiting.append(receipt)
+            if len(self._waiting) > MOST:
+                _head_of(self._waiting[0])
         if predicate.key in self._replaced:
             raise ReceiptError(
                 f"receipt {predicate.sequence} is signed by key {predicate.key[:16]}, "
@@ -222,7 +249,7 @@ class ChainCheck:
             self._replaced.add(self._before[predicate.key])
         if predicate.event is not None and predicate.event.key and predicate.key in right:
             self._introduce(receipt, predicate.event.key)
-        for key in self._given - right:
+        for key in set[str]() if waits else self._given - right:
             self._unsigned.setdefault(key, predicate.sequence)
         here = self._next or predicate.sequence
         if place is not None and place != predicate.sequence:
@@ -294,6 +321,8 @@ class ChainCheck:
 
     def end(self) -> int:
         """Return the number of receipts; ReceiptError if one is missing, or if a key has not signed."""
+        if self._waiting:
+            _head_of(self._waiting[0])
         if self._gap is not None:
             self._explain_gap(self._gap)
         missing = sorted(self._unsigned.keys() - self._makers) if self._every else []

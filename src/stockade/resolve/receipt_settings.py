@@ -45,6 +45,8 @@ def settings(environ: Mapping[str, str] = os.environ, home: str = "") -> Setting
     if RECEIPTS.encode() not in data:  # spares most users the import of tomllib
         return Settings()
     table = decode(data.decode("utf-8", "replace"), path).get(RECEIPTS, {})
+    if isinstance(table, str):
+        return Settings()  # the clause of the policy
     return Settings(**_check_settings(table, path, home))
 
 

@@ -75,17 +75,28 @@ class Baseline:
 class SandboxCgroups:
     """The cgroups of one sandbox. The constructor makes all of them or none."""
 
-    def __init__(self, id: str, limits: GroupLimits, places: CgroupParents, *, living: bool = False) -> None:
+    def __init__(
+        self,
+        id: str,
+        limits: GroupLimits,
+        places: CgroupParents,
+        *,
+        living: bool = False,
+        idle: Cgroup | None = None,
+    ) -> None:
+        """Make the groups; `idle` is one that exists and that this sandbox uses again."""
         if not id or "/" in id:
             raise ValueError(f"not a name: {id!r}")
         self.limits = limits
-        self._name = f"{GROUP}{id}"
+        self._name = f"{GROUP}{id}" if idle is None else os.path.basename(idle.path)
         self._owner = os.getpid()
         self._proc = places.proc
         #: By controller; several controllers may share one group.
         self._by: dict[str, Cgroup] = {}
         #: Parents before their children.
-        self._made: list[Cgroup] = []
+        self._made: list[Cgroup] = [] if idle is None else [idle]
+        #: What earlier sandboxes used of the processor, by the names in version 2's `cpu.stat`.
+        self._earlier: dict[str, int] = {}
         self._gate: Cgroup | None = None
         self._programs: Cgroup | None = None
         self._oom = self._peak = -1
@@ -104,6 +115,9 @@ class SandboxCgroups:
             if living and limits.tasks is not None:
                 self._divide(self._by["pids"])
             self._set()
+            if idle is not None and idle.version == 2:
+                names = ("usage_usec", "user_usec", "system_usec")
+                self._earlier = {name: idle.count("cpu.stat", name) for name in names}
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
@@ -265,7 +279,7 @@ class SandboxCgroups:
         if group is None:
             raise ValueError("this group does not count processor time")
         if group.version == 2:
-            return group.count("cpu.stat", "usage_usec") / 1e6
+            return self._seconds(group, "usage_usec")
         return int(group.read("cpuacct.usage")) / 1e9
 
     def cpu_times(self) -> tuple[float, float] | None:
@@ -274,12 +288,15 @@ class SandboxCgroups:
         if group is None:
             return None
         if group.version == 2:
-            return group.count("cpu.stat", "user_usec") / 1e6, group.count("cpu.stat", "system_usec") / 1e6
+            return self._seconds(group, "user_usec"), self._seconds(group, "system_usec")
         # Version 1 samples the two parts at clock ticks; only their sum is exact.
         user, system = int(group.read("cpuacct.usage_user")), int(group.read("cpuacct.usage_sys"))
         used = self.cpu_used()
         in_programs = used * user / (user + system) if user + system else used
         return in_programs, used - in_programs
+
+    def _seconds(self, group: Cgroup, name: str) -> float:
+        return (group.count("cpu.stat", name) - self._earlier.get(name, 0)) / 1e6
 
     @property
     def _accounting(self) -> Cgroup | None:
@@ -347,7 +364,21 @@ class SandboxCgroups:
     def task_refusals(self) -> int:
         """Return how often the kernel refused a new task because of the limit."""
         group = self._programs or self._by.get("pids")
-        return group.count("pids.events", "max") if group is not None and group.has("pids.events") else 0
+        if group is None:
+            return 0
+        try:
+            return group.count("pids.events", "max")
+        except FileNotFoundError:
+            return 0
+
+    @property
+    def only_group(self) -> Cgroup | None:
+        """The group, if there is one alone."""
+        return self._made[0] if len(self._made) == 1 else None
+
+    def release(self) -> None:
+        """Leave the groups to another sandbox: from now on this object counts nothing."""
+        self._made, self._by = [], {}
 
     def close(self) -> None:
         """Remove the groups. A group with a process that does not end stays, and stays in `paths`.

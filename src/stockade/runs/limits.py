@@ -40,6 +40,12 @@ class CgroupLimits(msgspec.Struct, frozen=True, dict=True):
         """The hierarchies that get a group."""
         return hierarchies(self.limits, self.places)
 
+    @cached_property
+    def reusable(self) -> cgroups.CgroupParent | None:
+        """Where the group is, if `idle_cgroups` may give it to the next sandbox: it limits tasks alone."""
+        tasks = self.limits == GroupLimits(tasks=self.limits.tasks)
+        return self.hierarchies[0] if tasks and self.hierarchies and not self.scoped else None
+
     @property
     def versions(self) -> tuple[int, ...]:
         """The version of each hierarchy."""

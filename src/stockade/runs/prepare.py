@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -163,6 +163,9 @@ class RunPreparation(msgspec.Struct, frozen=True):
 class HostResources:
     """What a sandbox has on the host besides its processes: first recorded in the register, then made."""
 
+    #: Whether this process has made a cgroup before: one that makes a single sandbox keeps none.
+    _had_group: ClassVar[bool] = False
+
     def __init__(self) -> None:
         self._owner = os.getpid()
         self.entry: RegisterEntry | None = None
@@ -185,6 +188,8 @@ class HostResources:
         #: The lock that keeps the image of a private environment from being removed.
         self._image_lock = -1
         self._layer_path = ""
+        #: The state directory, if the cgroup may be used again.
+        self._idle_home = ""
 
     def make(
         self,
@@ -219,6 +224,8 @@ class HostResources:
         overlays = () if private is None else private.overlays
         trust = resolved.network is not None and judges_requests(resolved.policy)
         own = [register.new_id() if mount.layer is None else mount.layer.id for mount in overlays]
+        if kept is not None and not living and private is None:
+            self._use_idle_group(home, id, kept)
         record = SandboxRecord(
             id=id,
             name=name,
@@ -228,7 +235,7 @@ class HostResources:
             layer=id if overlay and not again else "",
             layers=tuple(own),
             scratch=id if scratch or trust else "",
-            groups=() if kept is None else kept.paths(id),
+            groups=self.group.paths if self.group is not None else () if kept is None else kept.paths(id),
             published=() if self.published is None else tuple(map(str, self.published.ports)),
         )
         try:
@@ -269,8 +276,18 @@ class HostResources:
                 home, mount.fd, mount.source, layer, Rules(allow_exec_config=True), foreign=True
             )
         if kept is not None:
-            self.group = SandboxCgroups(id, kept.limits, kept.places, living=living)
+            self.group = self.group or SandboxCgroups(id, kept.limits, kept.places, living=living)
             self.entrances = tuple(entrance for _, entrance in self.group.entrances())
+
+    def _use_idle_group(self, home: str, id: str, kept: CgroupLimits) -> None:
+        """Use a cgroup again, if one waits, and give it back at the end."""
+        if kept.reusable is not None and HostResources._had_group:
+            from stockade.runs import idle_cgroups
+
+            self._idle_home = home
+            if (idle := idle_cgroups.take(home, kept.reusable)) is not None:
+                self.group = SandboxCgroups(id, kept.limits, kept.places, idle=idle)
+        HostResources._had_group = True
 
     def close_entrances(self) -> None:
         """Close the descriptors that the gate needs only until it is in its cgroups and its image."""
@@ -299,7 +316,7 @@ class HostResources:
                     layer.discard() if gone else layer.close()
         finally:
             if self.group is not None and self._owner == os.getpid():
-                self.group.close()
+                self._close_group(self.group)
             for one in (self.scratch, self.trust):
                 if one is not None:
                     with contextlib.suppress(OSError):  # what stays is swept later
@@ -307,6 +324,14 @@ class HostResources:
             # The register keeps the entry while something is left, so that the next sweep removes it.
             if self.entry is not None and not (self._scratch_left or (discard and self._left)):
                 self.entry.close()
+
+    def _close_group(self, group: SandboxCgroups) -> None:
+        if not self._idle_home:
+            group.close()
+            return
+        from stockade.runs import idle_cgroups
+
+        idle_cgroups.give_back(self._idle_home, group)
 
     @property
     def _scratch_left(self) -> bool:

@@ -193,7 +193,7 @@ def _supervise_program(
     beside = run.beside
     more = () if beside is None else beside.theirs
     more = more if delegation is None else delegation.theirs
-    channel = watch.start(streams.theirs, kept=run.kept, more=(*more, *streams.more))
+    channel = watch.start(streams.theirs, kept=run.kept, awaited=run.kept, more=(*more, *streams.more))
     streams.close(*streams.theirs, *streams.more)
     pumps = Pumps(streams, events, run.started, beside)
     if box.egress is not None:
@@ -406,23 +406,25 @@ class Watch:
     def __init__(self, box: LaunchedSandbox, program: client.Program, events: Events) -> None:
         self.box, self.program, self.events = box, program, events
         self.began = time.monotonic()
-        self.before = Baseline() if box.group is None else Baseline(box.group.oom_kills())
+        self.before = Baseline()
         self.channel: wire.Channel = box.connection
         #: Whether the run is being ended because its egress process has ended.
         self.egress_ended = False
         self._watched: list[int] = []
         self._deadline: float | None = None
 
-    def start(self, stdio: tuple[int, ...], *, kept: bool, more: tuple[int, ...] = ()) -> wire.Channel:
+    def start(
+        self, stdio: tuple[int, ...], *, kept: bool, awaited: bool = False, more: tuple[int, ...] = ()
+    ) -> wire.Channel:
         """Ask the gate to start the program; `more` are its descriptors from 3 on."""
         with os_errors.setup_errors():
             group = self.box.group
-            if kept and group is not None:
-                self.before = group.baseline()
+            if group is not None:
+                self.before = group.baseline() if kept else Baseline(group.oom_kills())
             entrance = None if group is None else group.program_entrance()
             try:
                 self.channel = self.box.connection.execute(
-                    self.program, stdio, kept=kept, entrance=entrance, more=more
+                    self.program, stdio, kept=kept, awaited=awaited, entrance=entrance, more=more
                 )
             finally:
                 if entrance is not None:

@@ -462,10 +462,7 @@ class Sandbox(SandboxBase):
         return self._run(cmd, options, kept=True)
 
     def run_last(self, cmd: Sequence[str], **options: Unpack[RunOptions]) -> Result:
-        """Run a command as `run` does, and end the sandbox with it. No other run may use the sandbox.
-
-        Init attends to the command itself instead of a keeper, which saves one process.
-        """
+        """Run a command as `run` does, and end the sandbox with it. No other run may use the sandbox."""
         return self._run(cmd, options, kept=False)
 
     def _run(self, cmd: Sequence[str], options: RunOptions, *, kept: bool) -> Result:

@@ -81,9 +81,11 @@ def test_killing_everything_kills_only_what_is_inside() -> None:
 def test_a_living_sandbox_survives_a_program_that_kills_everything() -> None:
     command, _ = arena.command_of("kill_all")
     with Sandbox(Policy()) as box:
+        assert arena.verdict_of(box.run(command, timeout=10).stdout)["bystander"] == signal.SIGKILL
         for _ in range(3):
-            # Its keeper is among those that it kills, and a run without one does not go on.
-            result = box.run(command, timeout=10)
+            # Its keeper is among those that it kills, and then its run does not go on.
+            with box.start(command, timeout=10) as process:
+                result = process.wait()
             assert (result.outcome, result.exit_code) == ("signalled", 137)
         assert box.run(["echo", "alive"], timeout=10).text == "alive\n"
 

@@ -13,6 +13,7 @@ import time
 import pytest
 
 from attacks.arena import command_of
+from attacks.gate.test_keepers import kept_run
 from stockade import Sandbox
 from support.marks import HIDES, MARK, gone, marked
 
@@ -23,7 +24,7 @@ def test_a_program_that_ends_or_stops_its_keeper_escapes_no_time_limit(number: s
     with Sandbox() as box:
         began = time.monotonic()
         script = f'{HIDES}; "$@"; trap "" TERM; sleep 60; sleep 60'
-        result = box.run(["sh", "-c", script, "sh", *attack], timeout=2, grace=0.2)
+        result = kept_run(box, ["sh", "-c", script, "sh", *attack], timeout=2, grace=0.2)
         assert result.outcome in ("signalled", "timed-out")
         assert time.monotonic() - began < 15
         assert gone()
@@ -55,7 +56,7 @@ signal.pause()
 def test_processes_that_are_never_where_they_were_end_with_their_time() -> None:
     with Sandbox() as box:
         began = time.monotonic()
-        result = box.run(["/usr/bin/python3", "-c", RESTLESS, MARK], timeout=1, grace=0.2)
+        result = kept_run(box, ["/usr/bin/python3", "-c", RESTLESS, MARK], timeout=1, grace=0.2)
         assert (result.outcome, result.text) in (("timed-out", "up\n"), ("signalled", "up\n"))
         assert time.monotonic() - began < 15
         assert gone()
@@ -65,5 +66,5 @@ def test_processes_that_are_never_where_they_were_end_with_their_time() -> None:
 def test_a_stopped_program_is_ended_with_its_time() -> None:
     with Sandbox() as box:
         script = f"{HIDES}; kill -STOP 0"
-        assert box.run(["sh", "-c", script], timeout=0.5, grace=0.2).outcome == "timed-out"
+        assert kept_run(box, ["sh", "-c", script], timeout=0.5, grace=0.2).outcome == "timed-out"
         assert marked() == []

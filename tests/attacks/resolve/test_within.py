@@ -261,6 +261,8 @@ def more_by_value(narrow: Policy, wide: Policy) -> list[str]:
     weaker = [_weaker(narrow), _weaker(msgspec.structs.replace(narrow, backend=wide.backend))]
     if weaker[0] is not None and (weaker[1] is None or weaker[0] - weaker[1]):
         found.append(f"backend {narrow.backend}")
+    if narrow.receipts < wide.receipts:  # "batched" is the wider one
+        found.append("receipts")
     if narrow.reuse is not None:
         less = wide.reuse is not None and narrow.reuse.requests <= wide.reuse.requests
         found += [] if less else ["reuse"]
@@ -321,6 +323,7 @@ class Maker:
             "toolchain": [True, False, ["mine"]],
             "delegate": [False, True],
             "on_egress_end": ["continue", "end"],
+            "receipts": ["each", "batched"],
         }
         #: Tables, of which one entry is changed at a time; None: there is no such entry.
         self.tables: dict[str, dict[str, list[Any]]] = {
@@ -566,6 +569,7 @@ BY_VALUE = {
     "limits",
     "syscalls",
     "reuse",
+    "receipts",
 }
 
 

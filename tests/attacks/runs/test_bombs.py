@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -55,7 +54,7 @@ class TestForks:
             assert box.run(["echo", "alive"], timeout=30).text == "alive\n"
             process.kill(0)
             assert process.wait(20).outcome == "cancelled"
-            assert box.run(["sh", "-c", "echo /proc/[0-9]*"], timeout=30).text.count("/") == 6
+            assert box.run(["sh", "-c", "echo /proc/[0-9]*"], timeout=30).text.count("/") <= 6
 
     @pytest.mark.parametrize(("heads", "life"), [(1, 0), (2, 100), (20, 300)])
     @pytest.mark.parametrize("living", [False, True])
@@ -71,8 +70,7 @@ class TestForks:
             result = stockade.run(command, policy, timeout=0.3, grace=0.1)
             assert strays() == []
         assert result.stdout == b"flying\n"
-        # A keeper that cannot end it in two seconds gives up everything inside.
-        assert result.outcome == "timed-out" or (living and result.signal == signal.SIGKILL)
+        assert result.outcome == "timed-out"
         assert time.monotonic() - began < 10
 
     @pytest.mark.parametrize(("heads", "life"), [(1, 0), (4, 100), (20, 300)])

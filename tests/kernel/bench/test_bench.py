@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import stockade
+from stockade.bench.competitors import OURS, Contender
 from stockade.bench.sections import ground, measure
+from stockade.bench.workspace_costs import KEPT, MEMORY
 from support.means import need, need_program
 
 
@@ -51,3 +54,29 @@ def test_ended_from_outside_it_leaves_nothing(number: signal.Signals) -> None:
         said, _ = process.communicate()
     assert process.returncode == 128 + number, said.decode()
     assert list(here.glob("stockade-bench-*")) == []
+
+
+def test_the_bare_overlay_is_mounted_as_ours_is_and_the_host_sees_nothing_of_it(tmp_path: Path) -> None:
+    """Else the comparison would be with another file system."""
+    tree, layer = tmp_path / "tree", tmp_path / "layer"
+    for directory in (tree, layer):
+        directory.mkdir()
+    (tree / "file").write_text("below\n")
+    look = ["/bin/sh", "-c", f"echo above > {tree}/file; cat {tree}/file /proc/self/mountinfo"]
+    bare = [sys.executable, "-m", "stockade.bench.bare_overlay", str(tree), str(layer), MEMORY]
+    done = subprocess.run([*bare, *look], capture_output=True, text=True, check=True)
+    policy = Contender(OURS, workspace=str(tree), disk=str(KEPT)).policy()
+    ours = stockade.run(look, policy).check().stdout.decode()
+    for text in (done.stdout, ours):
+        assert text.startswith("above\n")
+    assert _options(ours, str(tree)) == _options(done.stdout, str(tree))
+    assert "userxattr" in _options(ours, str(tree))
+    assert (tree / "file").read_text() == "below\n" and list(layer.iterdir()) == []
+    assert str(tree) not in Path("/proc/self/mountinfo").read_text()
+
+
+def _options(mounts: str, path: str) -> set[str]:
+    """Return the options of the mount at a path and of its file system, without the directories' names."""
+    (line,) = (words for words in map(str.split, mounts.splitlines()) if words[4:5] == [path])
+    options = {*line[5].split(","), *line[-1].split(",")}
+    return {one for one in options if "dir=/" not in one}

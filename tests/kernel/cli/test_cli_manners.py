@@ -13,6 +13,7 @@ import stockade
 from stockade import Policy, cli
 from stockade.cli.ui import output
 from support.screen import STOCKADE, seen
+from support.supervisors import dead
 
 COLOUR = "\x1b["
 #: What can be asked without doing harm, and says something.
@@ -98,10 +99,7 @@ def test_quiet_lists_are_ids_for_other_programs(busy: Path, capsys: pytest.Captu
 
 def test_verbose_shows_what_the_library_logs(stockade_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stockade.run(["true"])
-    damaged = stockade_home / "run" / "1-ff" / "ff.json"
-    damaged.parent.mkdir()
-    (damaged.parent / "lock").touch()
-    damaged.write_text("{")
+    damaged = dead(str(stockade_home), b"{") / "sandboxes"
     assert cli.main(["run", "-v", "--", "true"]) == 0
     said = capsys.readouterr().err
     assert "network.none: " in said and f"{damaged} is damaged" not in said  # swept once per process

@@ -18,7 +18,7 @@ import stockade
 from stockade import cli
 from stockade.runs.register import register, runlog
 from stockade.runs.register.sandbox_record import SandboxRecord
-from support.supervisors import ID, stand_in, supervisor
+from support.supervisors import ID, dead, stand_in, supervisor
 
 OTHER = "0123ffffffff"
 PS = [sys.executable, "-c", "import sys; from stockade import cli; sys.exit(cli.main(['ps']))"]
@@ -80,12 +80,12 @@ class TestPs:
 
     def test_a_damaged_record_is_told_on_stderr(self, home: str, capsys: pytest.CaptureFixture[str]) -> None:
         entry = register.enter(home, SandboxRecord(id=ID))
-        damaged = next(Path(home, "run").iterdir()) / "ff.json"
-        damaged.write_text("{")
+        damaged = dead(home, b"{") / "sandboxes"
         assert main("ps") == 0
         shown = capsys.readouterr()
-        assert ID in shown.out and shown.err == f"stockade: {damaged} is damaged and was skipped\n"
-        damaged.unlink()
+        word = f"stockade: {damaged} is damaged, and what cannot be read was skipped\n"
+        assert ID in shown.out and shown.err == word
+        register.sweep(home)
         entry.close()
 
     def test_the_age_is_in_the_unit_that_matters(self, home: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mcp import Client
@@ -128,6 +129,29 @@ async def test_policy_shows_what_applies(tree: Path) -> None:
     async with connected(workbench(tree, net=["api.example.com:443"])) as client:
         found = await text(client, "policy")
         assert 'net = ["api.example.com:443"]' in found and str(tree) in found and "# network.rules" in found
+
+
+async def test_policy_names_no_value_nothing_denied_and_no_place_of_a_secret(tree: Path) -> None:
+    """The answer goes to a model, and from there to its provider; programs inside are told no more either."""
+    clauses: dict[str, Any] = {
+        "env": {"DATABASE_URL": "postgres://hunter2@db"},
+        "deny": ["hidden-plans/**"],
+        "net": ["*.example.org", "!rival.example.org", "GET https://api.example.com/**"],
+        "secrets": {"TOKEN": {"from_file": "/etc/vault-token", "hosts": ["api.example.com"]}},
+    }
+    async with connected(workbench(tree, **clauses)) as client:
+        found = await text(client, "policy")
+    for word in ("hunter2", "hidden-plans", "rival", "vault-token"):
+        assert word not in found
+    for word in (
+        '"DATABASE_URL"',
+        '"*.example.org"',
+        "TOKEN",
+        "1 paths",
+        "1 rules",
+        "# network.rules: net\n",
+    ):
+        assert word in found
 
 
 @pytest.mark.parametrize("mode", MODES)

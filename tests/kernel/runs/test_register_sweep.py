@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import pytest
 
 from stockade import state
 from stockade.runs.register import register, sandbox_record
+from stockade.runs.register.record_file import FILE
 from stockade.runs.register.sandbox_record import SandboxRecord
 from stockade.workspace.overlay import OverlayLayer
 from support.supervisors import ID, dead, directories, line, stand_in, supervisor
@@ -27,6 +30,21 @@ SWEEP = "import sys; from stockade.runs.register import register; print(register
 @pytest.fixture
 def home(stockade_home: Path) -> str:
     return str(stockade_home)
+
+
+def _make_sandboxes_for_ever(home: str, workspaces: Path) -> None:
+    """Make the layers that records name, several at a time, and outgrow the records' slots."""
+    while True:
+        ids = [register.new_id() for _ in range(3)]
+        entries = [register.enter(home, SandboxRecord(id=id, layer=id)) for id in ids]
+        for id in ids:
+            (workspaces / id).mkdir()
+        for length in (10, 3000, 4000):
+            for entry in entries:
+                entry.update(workspace="/" * length)
+        for id, entry in zip(ids, entries, strict=True):
+            (workspaces / id).rmdir()
+            entry.close()
 
 
 class TestSweeping:
@@ -75,9 +93,27 @@ class TestSweeping:
         entry.close()
         left = dead(home, line())
         (left / f"{ID}.stdout").write_bytes(b"half")
-        (left / f"{ID}.killed").touch()
         register.sweep(home)
         assert not left.exists()
+
+    def test_a_supervisor_killed_at_any_moment_leaves_nothing_that_the_sweep_does_not_find(
+        self, home: str
+    ) -> None:
+        workspaces = Path(state.ensure(home), "workspaces")
+        workspaces.mkdir()
+        dice = random.Random(7)
+        for _ in range(40):
+            child = os.fork()
+            if not child:
+                try:
+                    _make_sandboxes_for_ever(home, workspaces)
+                finally:
+                    os._exit(1)
+            time.sleep(dice.uniform(0.003, 0.02))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            register.sweep(home)
+            assert os.listdir(workspaces) == [] and directories(home) == []
 
     def test_a_supervisor_that_lost_its_lock_by_accident_is_let_alone(self, home: str) -> None:
         loses = "import pathlib; [p.read_bytes() for p in pathlib.Path(home).rglob('lock')]"
@@ -92,7 +128,7 @@ class TestSweeping:
 
     def test_two_sweepers_do_not_hurt_each_other_nor_those_who_start(self, home: str) -> None:
         for number in range(100):
-            dead(home, line(id=f"{number:012x}"), name=f"1-{number:x}", id=f"{number:012x}")
+            dead(home, line(id=f"{number:012x}"), name=f"1-{number:x}")
         code = """
 import sys
 from stockade.runs.register import register
@@ -140,8 +176,7 @@ print(*found)
         entry.close()
 
     def test_threads_and_processes_take_turns(self, home: str) -> None:
-        left = dead(home, line(groups=["/sys/fs/cgroup/a"]))
-        (left / f"{OTHER}.json").write_bytes(line(id=OTHER))
+        dead(home, line(groups=["/sys/fs/cgroup/a"]), line(id=OTHER))
         removed: list[object] = []
         lookers: list[threading.Thread] = []
 
@@ -163,20 +198,41 @@ print(*found)
         precious = tmp_path / "precious"
         precious.mkdir()
         (precious / "lock").touch()
-        (precious / f"{ID}.json").write_bytes(line())
         left = dead(home, line())
+        shutil.copy(left / FILE, precious)
         (left / "spill").symlink_to(precious / "lock")
         link = left.parent / "2-bb"
         link.symlink_to(precious)
         assert register.sweep(home) == [ID]
-        assert sorted(os.listdir(precious)) == [f"{ID}.json", "lock"]
+        assert sorted(os.listdir(precious)) == ["lock", FILE]
         link.unlink()
 
     def test_a_damaged_record_is_told_and_removed(self, home: str, caplog: pytest.LogCaptureFixture) -> None:
         left = dead(home, b"{")
         with caplog.at_level(logging.WARNING, "stockade"):
             assert register.sweep(home) == []
-        assert f"{ID}.json is damaged" in caplog.text and not left.exists()
+        assert f"{left / FILE} is damaged" in caplog.text and not left.exists()
+
+    def test_a_directory_of_the_first_version_goes(self, home: str) -> None:
+        left = dead(home)
+        (left / FILE).unlink()
+        (left / f"{ID}.json").write_bytes(line() + b"\n")
+        assert register.living(home) == [] and register.sweep(home) == []
+        assert not left.exists()
+
+    def test_a_record_that_was_being_moved_to_another_slot_counts_once(self, home: str) -> None:
+        old = line(groups=["/sys/fs/cgroup/old"])
+        dead(home, old, line(id=OTHER), line(groups=["/sys/fs/cgroup/new"]))
+        removed: list[object] = []
+        assert sorted(register.sweep(home, removed.append)) == [ID, OTHER]
+        assert removed == [("/sys/fs/cgroup/new",)]
+
+    def test_what_is_removed_is_not_removed_again_when_the_rest_is(self, home: str) -> None:
+        left = dead(home, line(), line(id=OTHER, groups=["/sys/fs/cgroup/a"]))
+        assert register.sweep(home, lambda paths: os.rmdir("/proc/self")) == [ID]
+        assert left.exists()
+        assert register.sweep(home, lambda paths: None) == [OTHER]
+        assert not left.exists()
 
     def test_what_cannot_be_swept_does_not_keep_the_next_from_starting(
         self, home: str, caplog: pytest.LogCaptureFixture
@@ -227,6 +283,6 @@ class TestLayers:
         begun = Path(state.ensure(home), "workspaces", "ab")
         begun.mkdir(parents=True)
         dead(home, line(layer="ab", workspace=str(workspace)))
-        dead(home, line(id=OTHER, layer="cd"), name="1-bb", id=OTHER)
+        dead(home, line(id=OTHER, layer="cd"), name="1-bb")
         assert register.sweep(home) == [ID, OTHER]
         assert not begun.exists()

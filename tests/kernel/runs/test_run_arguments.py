@@ -8,6 +8,7 @@ import pytest
 
 import stockade
 from stockade import Policy, PolicyError, Sandbox, SetupError
+from stockade.gate import wire
 
 
 def test_a_command_is_a_list_not_a_string() -> None:
@@ -47,6 +48,15 @@ def test_words_arrive_as_they_are() -> None:
     script = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
     result = stockade.run(["/usr/bin/python3", "-c", script, *words])
     assert result.stdout.decode("utf-8", "surrogateescape").split("\0") == words
+
+
+def test_a_command_just_as_long_as_a_request_takes_arrives_and_so_do_longer_ones() -> None:
+    with Sandbox() as box:
+        seen = []
+        for size in (*range(wire.EXEC_SHORT - 600, wire.EXEC_SHORT + 8, 19), 100_000):
+            word = "x" * size
+            seen.append(box.run(["printf", "%s", word]).text == word)
+        assert all(seen)
 
 
 def test_a_megabyte_of_arguments_arrives() -> None:

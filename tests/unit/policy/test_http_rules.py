@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from stockade import Policy
+from stockade.errors import PolicyError
 from stockade.policy.http_rules import AmbiguousTargetError, covers, read_target
 from stockade.policy.net_rule_set import RuleSet
 from stockade.policy.net_rules import NetRule, parse_rule
+from stockade.runs.network.egress_changes import with_allowed
 
 ALLOWED = (
     ("GET https://a.example/v1/**", "GET", "/v1"),
@@ -144,3 +147,20 @@ def test_one_rule_is_within_another(wide: str, narrow: str, inside: bool) -> Non
 def test_each_rule_has_one_spelling(written: str, text: str) -> None:
     assert parse_rule(written).text == text
     assert parse_rule(text).text == text
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("GTE", "GET"), ("GET,PSOT", "POST"), ("!DELET", "DELETE"), ("PROPFNID", "PROPFIND"), ("PO", "POST")],
+)
+def test_a_mistyped_method_is_refused(written: str, meant: str) -> None:
+    with pytest.raises(PolicyError, match=f"is not a known method\nhint: did you mean {meant}"):
+        Policy(net=["* https://a.example/**", f"{written} https://a.example/v1/**"])
+    with pytest.raises(PolicyError, match=f"did you mean {meant}"):
+        with_allowed((), [f"{written} https://a.example/v1/**".removeprefix("!")], ())
+
+
+@pytest.mark.parametrize("method", ["GET", "PROPFIND", "MKCALENDAR", "M-SEARCH", "PURGE", "BAN", "FETCH_ALL"])
+def test_registered_methods_and_a_servers_own_are_taken(method: str) -> None:
+    rule = f"{method} https://a.example/v1/**"
+    assert Policy(net=[rule]).net == (rule,)

@@ -214,6 +214,7 @@ ATTACKS: dict[str, tuple[Control, tuple[str, ...]]] = {
         Control.LIMITS_DISK,
         ("test_what_cannot_be_durable_is_refused_with_the_reason", "test_a_killed_supervisor_loses_nothing"),
     ),
+    "receipts": (Control.CLEANUP, ("test_a_receipt_without_its_own_head_never_verifies",)),
     "reuse": (Control.CLEANUP, ("test_no_process_of_a_run_lives_on_beside_the_next",)),
     "reuse.requests": (
         Control.CLEANUP,

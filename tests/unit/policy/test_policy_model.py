@@ -254,6 +254,13 @@ def test_no_network_can_be_asked_for_by_name() -> None:
     assert Policy.from_toml('net = "none"').hash == Policy().hash
 
 
+def test_a_policy_that_does_not_mention_receipts_has_the_hash_that_it_always_had() -> None:
+    known = "fe09a8958c68b4505436d7722535aee5ca26b03c1de017830acb25beb3be302f"
+    assert Policy().hash == Policy(receipts="each").hash == known
+    assert Policy(receipts="batched").hash != known and "receipts" not in Policy().to_toml()
+    assert Policy.from_toml(Policy(receipts="batched").to_toml()) == Policy(receipts="batched")
+
+
 def test_rules_of_the_network_have_one_spelling() -> None:
     policy = Policy(net=["API.example.com:443,80", "api.example.com", "!ads.example.com", "10.0.0.1/32"])
     assert policy.net == ("api.example.com", "!ads.example.com", "10.0.0.1")

@@ -37,6 +37,7 @@ delegate = true
 net_roots = "~/company.pem"
 on_egress_end = "end"
 proxy = true
+receipts = "batched"
 
 [workspace]
 path = "."

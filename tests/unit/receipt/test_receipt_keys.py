@@ -13,7 +13,7 @@ from stockade import NotFoundError, PolicyError, ReceiptError, verify
 from stockade.receipt import chain, ed25519, keys
 from stockade.receipt.statement import Receipt
 from stockade.receipt.verify import ChainCheck, check_log
-from stockade.resolve.receipt_settings import settings
+from stockade.resolve.receipt_settings import Settings, settings
 from support.made_receipts import append, log, public
 
 SEED = bytes(range(32))
@@ -208,6 +208,19 @@ def test_settings_that_make_no_sense_are_named(
     with pytest.raises(PolicyError) as caught:
         settings()
     assert "receipts" in str(caught.value) and said in f"{caught.value} {caught.value.hint}"
+
+
+def test_the_clause_and_the_settings_of_that_name_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stockade.policy.toml import RECEIPTS, load
+
+    config(tmp_path, monkeypatch, 'receipts = "batched"\n')
+    assert settings() == Settings()
+    (file,) = tmp_path.rglob("config.toml")
+    assert load(str(file), besides=(RECEIPTS,)).receipts == "batched"
+    file.write_text("[receipts]\nfsync = true\n")
+    assert settings().fsync and load(str(file), besides=(RECEIPTS,)).receipts == "each"
 
 
 def test_a_policy_file_cannot_say_how_receipts_are_made(tmp_path: Path) -> None:

@@ -117,10 +117,12 @@ def ground() -> Iterator[DemoFixture]:
 def _forget(root: Path) -> None:
     """Remove everything, including what an interruption left and this process's entries in the register."""
     if "stockade.sandbox.sandbox" in sys.modules:
+        from stockade.runs import idle_cgroups
         from stockade.runs.register import register
         from stockade.sandbox.workspace import Workspace
 
         for workspace in Workspace.list(str(root / "state")):
             workspace.discard()  # overlayfs leaves a work directory that rmtree cannot remove
+        idle_cgroups.shutdown()
         register.shutdown()
     shutil.rmtree(root)

@@ -47,7 +47,7 @@ def receipt_written_to(path: str, writable: Sequence[str] = ()) -> Iterator[Call
         try:
             if not os.path.samestat(os.stat(parent or "."), os.fstat(place)):
                 raise OSError(0, f"{parent} is not the same directory as before the run")
-            _replace(place, name, receipt.encode() + b"\n")
+            _replace(place, name, receipt.with_head().encode() + b"\n")
         except OSError as error:
             raise ReceiptError(
                 f"cannot write the receipt to {path}: {error.strerror}",

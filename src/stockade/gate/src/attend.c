@@ -1,14 +1,14 @@
 /* Staying with one program until it has ended, and ending it when it must end.
  *
- * Init attends to the one run of a sandbox that ends with it; every run of a sandbox that lives on has a
- * keeper, a child of init, that does the same for the run's own processes. The time is kept here, so that a run
- * ends in time also when the supervisor is busy or stopped.
+ * Init attends to the one run of a sandbox that ends with it; a run of a sandbox that lives on has a keeper, a child
+ * of init, that does the same for the run's own processes. The time is kept here, so that a run ends in time also
+ * when the supervisor is busy or stopped.
  *
- * A keeper takes a process number, so a program that is to be process 2 has none: init attends to it beside
- * everything else that init does. The processes of that run are all that descend from init and from no keeper. So as
- * long as it goes on, a keeper stays with what its own program has left behind, which would otherwise become
- * init's; and init tells its keepers from other children because they are what the kernel calls clone children
- * (`start_kept`).
+ * One run at a time needs no keeper: one that begins when init has no child, and so no other process is inside. Init
+ * attends to it beside everything else that init does. The processes of that run are all that descend from init and
+ * from no keeper. So as long as it goes on, a keeper stays with what its own program has left behind, which would
+ * otherwise become init's; and init tells its keepers from other children because they are what the kernel calls
+ * clone children (`start_kept`): no program can make a child of init that is one.
  */
 #define _GNU_SOURCE
 #include "gate.h"
@@ -49,7 +49,7 @@ struct run {
 };
 
 /* The run that init attends to beside everything else. */
-static struct run first = {.socket = -1, .beside = 1};
+static struct run beside = {.socket = -1, .beside = 1};
 
 uint64_t now_ms(void)
 {
@@ -180,7 +180,9 @@ void signal_descendants(const struct runs *runs, int number, enum exemption spar
 
 static void signal_all(const struct run *run, int number)
 {
-	if (run->scoped)
+	/* Without keepers everything inside is of the run that has none: the kernel then reaches all at once, also those
+	 * that are being born. */
+	if (run->scoped || (run->beside && !run->runs->kept))
 		kill(-1, number);
 	else
 		signal_descendants(run->runs, number, run->beside ? THEIR_RUNS : NOBODY);
@@ -278,7 +280,7 @@ static _Noreturn void finish(struct run *run)
 			;
 	}
 	report(run);
-	if (run->runs->first) { /* what is left must not become init's, see above */
+	if (run->runs->beside) { /* what is left must not become init's, see above */
 		sys_close_range(0, ~0u);
 		while (waitpid(-1, NULL, 0) > 0 || errno == EINTR)
 			;
@@ -395,7 +397,7 @@ static int has_ended(struct run *run)
 void attend(struct runs *runs, struct program *program, int children, int all)
 {
 	struct run run = {.all = all};
-	close_fd(&first.socket);
+	close_fd(&beside.socket);
 	if (begin(runs, program, &run))
 		_exit(0);
 	close_fd(&runs->to_resident); /* tells the resident that this start is over */
@@ -430,33 +432,34 @@ void attend(struct runs *runs, struct program *program, int children, int all)
 	}
 }
 
-void first_begin(struct runs *runs, struct program *program)
+void beside_begin(struct runs *runs, struct program *program)
 {
-	runs->first = begin(runs, program, &first) == 0;
-	if (!runs->first)
-		close_fd(&first.socket);
+	beside = (struct run){.beside = 1};
+	runs->beside = begin(runs, program, &beside) == 0;
+	if (!runs->beside)
+		close_fd(&beside.socket);
 }
 
 /* The socket of that run, or -1. What earlier runs left behind is reaped here as well. */
-int first_socket(struct runs *runs)
+int beside_socket(struct runs *runs)
 {
-	if (has_ended(&first) && runs->first) {
-		report(&first);
-		close_fd(&first.socket);
-		runs->first = 0;
+	if (has_ended(&beside) && runs->beside) {
+		report(&beside);
+		close_fd(&beside.socket);
+		runs->beside = 0;
 	}
-	return runs->first ? first.socket : -1;
+	return runs->beside ? beside.socket : -1;
 }
 
-int first_timeout(const struct runs *runs)
+int beside_timeout(const struct runs *runs)
 {
-	return runs->first ? run_timeout(&first) : -1;
+	return runs->beside ? run_timeout(&beside) : -1;
 }
 
-void first_handle(const struct runs *runs, short events)
+void beside_handle(const struct runs *runs, short events)
 {
 	if (events)
-		handle_request(&first);
-	if (runs->first)
-		keep_time(&first);
+		handle_request(&beside);
+	if (runs->beside)
+		keep_time(&beside);
 }

@@ -64,7 +64,7 @@
  *     The resident ends at once. Programs get TERM and GRACE_MS; then init ends.
  *   - Init ends: the kernel kills all of its pid namespace. Without namespaces the warden does that.
  *   - The only run of a sandbox ends: init kills and reaps everything else inside, reports, and ends.
- *   - A run of a living sandbox ends: its keeper reports and ends, and what the run left is init's.
+ *   - A run of a living sandbox ends: its keeper reports and ends, or init reports, and what the run left is init's.
  *   - A keeper is killed or stopped: init kills everything inside, because nobody could end that run any more.
  *   - The warden ends: init kills everything below it. Bubblewrap or the usher ends: the kernel kills init.
  *   - The observer fails: init ends with it, being the same process. No program can signal it.
@@ -77,10 +77,14 @@
 #include "plan.h"
 #include "wire.h"
 
+#include <signal.h>
 #include <stdint.h>
 #include <sys/types.h>
 
 enum { MAX_RUNS = 256 };
+
+/* The signal by which init hears that a keeper has ended. */
+enum { KEEPER_ENDED = SIGUSR1 };
 
 /* How long programs may take to end when the supervisor has ended. */
 enum { GRACE_MS = 2000 };
@@ -145,7 +149,7 @@ struct runs {
 	int inner;       /* the rules of the wall that only programs are put behind, or -1 */
 	unsigned mask;   /* the caller's umask, for the programs */
 	int started;     /* whether a program was: then the first number is taken */
-	int first;       /* init attends to a run beside everything else */
+	int beside;      /* init attends to a run beside everything else */
 	pid_t keepers[MAX_RUNS]; /* of the runs that go on */
 	unsigned kept;
 	struct breaches *breaches;
@@ -211,6 +215,8 @@ void template_main(const char *kind, const char *order, void (*before)(void), vo
 		   struct continuation *found);
 
 _Noreturn void init_main(struct init *init);
+/* Until the sandbox ends; `children` is a signalfd for SIGCHLD, KEEPER_ENDED and SIGTERM. */
+void serve_supervisor(struct runs *runs, int children);
 
 _Noreturn void usher_main(const struct launch *launch, int plan, unsigned mask, const char *sabotage);
 _Noreturn void helped_main(int argc, char **argv);
@@ -242,7 +248,8 @@ struct program {
 	uint32_t uid, gid; /* whom it runs as, or NO_ID */
 };
 
-int program_read(int body, struct program *program);
+/* Takes over its body, which is `program->bytes`. */
+int program_decode(struct program *program);
 void program_free(struct program *program);
 int program_terminal(struct program *program);
 pid_t program_start(struct runs *runs, const struct program *program);
@@ -253,10 +260,10 @@ void template_resume(struct runs *runs, const struct program *program, unsigned 
 _Noreturn void attend(struct runs *runs, struct program *program, int children, int all);
 /* The same beside whatever else init does: it takes over the program's socket, and is asked on every round what to
  * wait for and for how long, and told whether that came. */
-void first_begin(struct runs *runs, struct program *program);
-int first_socket(struct runs *runs);
-int first_timeout(const struct runs *runs);
-void first_handle(const struct runs *runs, short events);
+void beside_begin(struct runs *runs, struct program *program);
+int beside_socket(struct runs *runs);
+int beside_timeout(const struct runs *runs);
+void beside_handle(const struct runs *runs, short events);
 
 struct pollfd;
 enum { GUARD_POLLS = 2 };
@@ -345,6 +352,7 @@ int read_whole(int fd, size_t limit, unsigned char **bytes, size_t *size);
 int send_message(int socket, const void *bytes, size_t size, const int *descriptors, unsigned count);
 int send_reply(int socket, const struct reply *reply, const int *descriptors, unsigned count);
 int receive(int socket, void *data, size_t size, int *descriptors, unsigned *count);
+int receive_more(int socket, void *data, size_t size, size_t *more, int *descriptors, unsigned *count);
 
 /* In the test build only, one operation is dropped and reported as done. */
 int sabotaged_op(unsigned index);

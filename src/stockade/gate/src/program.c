@@ -36,13 +36,10 @@ static int limit_pending_signals(void)
 	return setrlimit(RLIMIT_SIGPENDING, &limit);
 }
 
-int program_read(int body, struct program *program)
+int program_decode(struct program *program)
 {
-	size_t size;
+	size_t size = program->size;
 	struct exec_body header;
-	if (read_whole(body, EXEC_MAX_SIZE, &program->bytes, &size))
-		return -1;
-	program->size = size;
 	errno = EBADMSG;
 	if (size <= sizeof header || program->bytes[size - 1] != '\0')
 		return -1;

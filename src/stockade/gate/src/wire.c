@@ -37,11 +37,12 @@ int send_reply(int socket, const struct reply *reply, const int *descriptors, un
 	return send_message(socket, reply, sizeof *reply, descriptors, count);
 }
 
-/* One message of exactly `size` bytes; *count is the room for descriptors and then their number.
- * 1 for a message, 0 at the end of the connection, -1 for anything else (nothing is kept then). */
-int receive(int socket, void *data, size_t size, int *descriptors, unsigned *count)
+/* One message of at least `size` bytes; *more is the room for what follows them in `data`, and then how much did.
+ * *count is the room for descriptors and then their number. 1 for a message, 0 at the end of the connection, -1 for
+ * anything else (nothing is kept then). */
+int receive_more(int socket, void *data, size_t size, size_t *more, int *descriptors, unsigned *count)
 {
-	struct iovec part = {data, size};
+	struct iovec part = {data, size + *more};
 	struct msghdr message = {.msg_iov = &part,
 				 .msg_iovlen = 1,
 				 .msg_control = control.bytes,
@@ -59,16 +60,23 @@ int receive(int socket, void *data, size_t size, int *descriptors, unsigned *cou
 		found = (unsigned)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
 	}
 	/* The space for them is rounded up, so that there may be one more than there is room for. */
-	if ((size_t)got == size && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && found <= room) {
+	if ((size_t)got >= size && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && found <= room) {
 		if (found)
 			memcpy(descriptors, passed, found * sizeof(int));
 		*count = found;
+		*more = (size_t)got - size;
 		return 1;
 	}
 	for (unsigned i = 0; i < found; i++)
 		close(passed[i]);
 	errno = EBADMSG;
 	return -1;
+}
+
+int receive(int socket, void *data, size_t size, int *descriptors, unsigned *count)
+{
+	size_t more = 0;
+	return receive_more(socket, data, size, &more, descriptors, count);
 }
 
 /* For what a program that resumes a template must not find in its copy of this memory. */

@@ -116,7 +116,7 @@ _Static_assert(sizeof(struct reply) == REPLY_SIZE, "struct reply");
 
 /* From the supervisor to init, or on a run's own socket to its keeper; and from a publisher to init. */
 enum request_kind {
-	REQUEST_EXEC = 1, /* descriptors: body; stdin, stdout, stderr; and as the flags say */
+	REQUEST_EXEC = 1, /* with its body; descriptors: stdin, stdout, stderr; and as the flags say */
 	REQUEST_SIGNAL,   /* value: the signal; flags: to whom, and whose the terminal is first */
 	REQUEST_END,      /* TERM to everything, KILL to what is left after grace_ms */
 	REQUEST_WATCH,    /* descriptors as the flags say; value: cores; wall_us: processor time */
@@ -126,15 +126,17 @@ enum request_kind {
 	REQUEST_CONNECT,  /* from its other end; value: the port; flags: the family; grace_ms: a number for the reply */
 };
 enum {
-	EXEC_KEPT = 1,     /* the sandbox outlives this run; one more descriptor: a socket for its keeper */
+	EXEC_KEPT = 1,     /* the sandbox outlives this run; one more descriptor: the run's own socket */
 	EXEC_TELL = 2,     /* say REPLY_STARTED */
 	EXEC_ENTER = 4,    /* one more descriptor: the file by which the program enters its cgroup */
 	EXEC_TERMINAL = 8, /* no stdio but a new terminal of value >> 16 lines and value & 0xffff columns */
 	EXEC_STDOUT = 16,  /* with a terminal: stdout is a descriptor all the same */
 	EXEC_STDERR = 32,  /* and stderr */
 	EXEC_BEHIND = 64,  /* with a terminal: in its background, so that the program stops when it wants to read */
+	EXEC_LONG = 128,   /* the body is a file, the first descriptor, instead of following the request */
 	EXEC_RESUME = 256, /* nothing is executed: it goes on in the template that init is a copy of */
 	EXEC_FIRST = 512,  /* of a kept run: it is process 2, and init attends to it itself */
+	EXEC_AWAITED = 1024, /* of a kept run: somebody waits for its end; it has no keeper if nothing else is inside */
 };
 /* So many more descriptors follow stdio, the program's 3, 4 and so on: flags >> EXEC_MORE_AT. */
 enum { EXEC_MORE_AT = 16, EXEC_MORE_MOST = 64 };
@@ -161,7 +163,7 @@ _Static_assert(sizeof(struct request) == REQUEST_SIZE, "struct request");
 enum { SETTINGS_SIZE = 36 };
 
 /* The body of an exec request: counts, then cwd, the arguments and the environment, each ended by a NUL. */
-enum { EXEC_BODY_SIZE = 60, EXEC_MAX_SIZE = 8 << 20 };
+enum { EXEC_BODY_SIZE = 60, EXEC_MAX_SIZE = 8 << 20, EXEC_SHORT = 4096 /* the most that follows a request */ };
 #define NO_ID 0xffffffffu
 struct exec_body {
 	uint32_t size, argc, envc;

@@ -13,6 +13,9 @@ from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent
 
 from stockade.integrations.mcp.workbench import PastRun
 from stockade.linux.plain_text import clean, clean_line
+from stockade.policy.model import SECRET_SOURCES
+from stockade.policy.toml import write as write_toml
+from stockade.resolve.discovery import PolicySource
 from stockade.result import Denial, Result
 from stockade.sessions.interpreter import CodeResult
 from stockade.workspace.diff.diff import Diff, FileDiff
@@ -42,6 +45,39 @@ def words(*lines: str, error: bool = False) -> CallToolResult:
 def text(content: str) -> TextContent:
     """Return a block of text that JSON can hold."""
     return TextContent(type="text", text=content.encode("utf-8", "replace").decode())
+
+
+def policy(found: PolicySource) -> CallToolResult:
+    """Return a policy as the programs inside may know it, and what is enforced.
+
+    As in the files that they find: of variables the names, of what is denied the number, and of secrets not
+    where their values are.
+    """
+    given = found.policy
+    rules = () if isinstance(given.net, str) else given.net
+    denying = [rule for rule in rules if rule.startswith("!")]
+    table = given.table(full=True) | {"env": sorted(given.env)}
+    del table["deny"]
+    if rules:
+        table["net"] = [rule for rule in rules if rule not in denying]
+    for secret in table["secrets"].values():
+        for source in SECRET_SOURCES:
+            secret.pop(source, None)
+    return words(
+        f"# from: {', '.join(map(clean_line, found.sources)) or 'the default policy'}; "
+        "fixed when the server started",
+        write_toml(table),
+        f"# not named: {len(given.deny)} paths and patterns of deny, {len(denying)} rules of net that deny, "
+        "the values of env, and where secrets come from",
+        "# what is enforced, and the clause that asks for it:",
+        *(f"# {control}: {_key(clean_line(clause))}" for control, clause in given.controls().items()),
+        "# commands find it in ${STOCKADE_POLICY:-/run/stockade/policy.json}, and policy.txt beside it",
+    )
+
+
+def _key(clause: str) -> str:
+    """Return a clause, without its values if they can name what is denied."""
+    return clause.partition(" = ")[0] if clause.startswith(("deny = ", "net = ")) else clause
 
 
 def run_answer(run: PastRun) -> CallToolResult:

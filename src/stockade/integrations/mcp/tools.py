@@ -25,7 +25,6 @@ from stockade.errors import NotFoundError, PolicyError, StockadeError
 from stockade.integrations.mcp import answers
 from stockade.integrations.mcp.workbench import Workbench
 from stockade.linux.plain_text import clean_line
-from stockade.policy.toml import write as write_toml
 from stockade.workspace.diff.diff import Diff
 
 P = ParamSpec("P")
@@ -154,15 +153,7 @@ def _reading_tools(bench: Workbench) -> list[Tool[...]]:
 
     async def policy() -> CallToolResult:
         """Show the policy of the sandbox: what commands can see, change, reach and use."""
-        found = bench.found
-        sources = ", ".join(map(clean_line, found.sources)) or "the default policy"
-        return answers.words(
-            f"# from: {sources}; fixed when the server started",
-            write_toml(found.policy.table(full=True)),
-            "# what is enforced, and the clause that asks for it:",
-            *(f"# {control}: {clean_line(clause)}" for control, clause in found.policy.controls().items()),
-            "# commands find it in ${STOCKADE_POLICY:-/run/stockade/policy.json}, and policy.txt beside it",
-        )
+        return answers.policy(bench.found)
 
     async def explain(
         run: Annotated[int | None, Field(description="the number of a run; default: the last one")] = None,

@@ -224,9 +224,9 @@ def _request_hint(one: Decision) -> str:
     if "*" in one.request:
         return ""
     from stockade.policy.net_errors import NetRuleError
-    from stockade.policy.net_rules import parse_rule
+    from stockade.policy.net_rules import parse_new_rule
 
     try:
-        return f"--net {shlex.quote(parse_rule(one.request).text)}"
-    except NetRuleError:  # a path that was cut, or one that no rule can name
+        return f"--net {shlex.quote(parse_new_rule(one.request).text)}"
+    except NetRuleError:  # a path that was cut, one that no rule can name, or a mistyped method
         return ""

@@ -28,7 +28,14 @@ from stockade.linux import os_errors
 from stockade.policy.net_comparison import covers
 from stockade.policy.net_errors import NetRuleError
 from stockade.policy.net_ports import without
-from stockade.policy.net_rules import MOST_RULES, NetRule, check_rules, parse_rule, ports_of
+from stockade.policy.net_rules import (
+    MOST_RULES,
+    NetRule,
+    check_rules,
+    parse_new_rule,
+    parse_rule,
+    ports_of,
+)
 from stockade.policy.network_clauses import refuse_taken_proxy_port
 from stockade.receipt.statement import RuleChange
 from stockade.runs.io.eventloop import Events, Steps
@@ -104,7 +111,7 @@ def _parsed(text: object) -> NetRule:
     if not isinstance(text, str):
         raise PolicyError(f"net: {text!r:.200} is not a rule", hint='write "api.example.com:443"')
     try:
-        return parse_rule(text)
+        return parse_new_rule(text)
     except NetRuleError as error:
         raise PolicyError(f"net: {text!r:.200} {error.problem}", hint=error.hint) from None
 

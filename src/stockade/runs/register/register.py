@@ -1,19 +1,17 @@
 """The register of living sandboxes: which process supervises which, and what a killed supervisor left.
 
 Each supervisor has a directory `run/PID-RANDOM` in the state directory. It contains `lock`, on which the
-supervisor holds a record lock as long as it lives, and a file `ID.json` per living sandbox. The kernel frees
-the lock when the process dies, whatever the cause, and a forked child does not inherit it. So if another
-process can take the lock, the supervisor is gone, and that process cleans up after it.
+supervisor holds a record lock as long as it lives, and `sandboxes`, which has the records of its living
+sandboxes (`record_file`). The kernel frees the lock when the process dies, whatever the cause, and a forked
+child does not inherit it. So if another process can take the lock, the supervisor is gone, and that process
+cleans up after it. A record is complete before anything that it names is made.
 
 A record lock has two traps. The kernel frees it when its process closes *any* descriptor of the file, so a
-process never opens the lock of its own directory; and it does not exclude threads of the same process, so
-they take turns.
+process never opens the lock of its own directory, and the records are in another file; and it does not
+exclude threads of the same process, so they take turns.
 
 The directory stays until the interpreter exits: to make and remove one costs several times what a record
 does.
-
-A record is one line of JSON. A change appends a line, and the last complete line counts: a reader sees the
-record before or after the change. Nothing is renamed over a file, because ext4 allocates at once then.
 """
 
 from __future__ import annotations
@@ -36,7 +34,8 @@ from stockade import state
 from stockade.errors import NotFoundError, SetupError, StockadeError
 from stockade.linux import plain_text
 from stockade.linux.plain_text import bounded, text
-from stockade.runs.register import sandbox_record
+from stockade.runs.register import record_file, sandbox_record
+from stockade.runs.register.record_file import RecordFile, Slot
 from stockade.runs.register.sandbox_record import DIRECTORY, LOCK, RUN, SandboxRecord
 
 #: Seconds for a sandbox to end after SIGTERM: the grace that the gate gives its programs, and one more.
@@ -55,8 +54,9 @@ def new_id() -> str:
 class RegisterEntry:
     """One sandbox of this process in the register. A forked child's copy does nothing."""
 
-    def __init__(self, directory: _Directory, record: SandboxRecord) -> None:
+    def __init__(self, directory: _Directory, record: SandboxRecord, slot: Slot) -> None:
         self.record = record
+        self._slot = slot
         self._directory: _Directory | None = directory
         self._owner = os.getpid()
 
@@ -67,7 +67,7 @@ class RegisterEntry:
             return
         record = _complete(msgspec.structs.replace(self.record, **fields))
         try:
-            directory.write(record, os.O_APPEND)
+            self._slot = directory.records.change(self._slot, msgspec.json.encode(record), record.id)
         except OSError as error:
             raise _unwritable(directory.path, error) from None
         self.record = record
@@ -77,11 +77,7 @@ class RegisterEntry:
         directory = self._mine()
         if directory is None:
             return False
-        try:
-            os.stat(f"{self.record.id}.killed", dir_fd=directory.fd, follow_symlinks=False)
-        except OSError:
-            return False
-        return True
+        return directory.records.is_marked(self._slot, self.record.id)
 
     def scratch(self, name: str) -> str:
         """Return a path for a file that is useless until it is complete; it can be renamed away then.
@@ -98,13 +94,10 @@ class RegisterEntry:
         directory, self._directory = self._mine(), None
         if directory is None:
             return
-        for name in (f"{self.record.id}.json", f"{self.record.id}.killed"):
-            try:
-                os.unlink(name, dir_fd=directory.fd)
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                _log(f"{directory.path}/{name} cannot be removed: {error.strerror}")
+        try:
+            directory.records.free(self._slot)
+        except OSError as error:
+            _log(f"a record in {directory.path} cannot be removed: {error.strerror}")
         _leave(directory)
 
     def _mine(self) -> _Directory | None:
@@ -126,7 +119,9 @@ class _Directory:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self._open.append(os.open(LOCK, flags, 0o600, dir_fd=self.fd))
             if not _take(self._open[1]):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+                raise _gone()
+            self._open.append(os.open(record_file.FILE, flags, 0o600, dir_fd=self.fd))
+            self.records = RecordFile(self._open[2])
         except FileNotFoundError:
             self.let_go()
             raise
@@ -138,22 +133,12 @@ class _Directory:
     def fd(self) -> int:
         return self._open[0]
 
-    def write(self, record: SandboxRecord, flags: int) -> None:
-        """Append a line to a record's file: a complete one, or none that counts."""
-        line = msgspec.json.encode(record) + b"\n"
-        name = f"{record.id}.json"
-        file = os.open(name, flags | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
-        try:
-            written = os.write(file, line)
-            if written < len(line):
-                os.ftruncate(file, os.fstat(file).st_size - written)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            if flags & os.O_EXCL:
-                os.unlink(name, dir_fd=self.fd)
-            raise
-        finally:
-            os.close(file)
+    def write(self, record: SandboxRecord) -> Slot:
+        """Write the record of a new sandbox; raises FileNotFoundError if the directory was removed."""
+        slot = self.records.add(msgspec.json.encode(record))
+        if self.records.is_gone:
+            raise _gone()
+        return slot
 
     def remove(self) -> None:
         """Remove it with everything in it, and release the lock."""
@@ -215,8 +200,7 @@ def shutdown() -> None:
 def _write_entry(home: str, record: SandboxRecord) -> RegisterEntry:
     directory = _join(home)
     try:
-        directory.write(record, os.O_CREAT | os.O_EXCL)
-        return RegisterEntry(directory, record)
+        return RegisterEntry(directory, record, directory.write(record))
     except FileNotFoundError:
         _leave(directory, lost=True)
         raise
@@ -304,6 +288,10 @@ def _own_birth(pid: int) -> int:
     return sandbox_record.born(pid)
 
 
+def _gone() -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
 def _unwritable(path: str, error: OSError) -> SetupError:
     hint = "set STOCKADE_HOME to a directory you can write to"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -334,8 +322,11 @@ def survey(home: str) -> tuple[list[SandboxRecord], list[str]]:
         for name, directory in sandbox_record.directories(run):
             locked = name in _names or sandbox_record.is_locked(directory)
             read, damaged = sandbox_record.read_all(directory)
-            found += [one for one in read if (locked or one.supervised) and not one.ended]
-            remarks += [f"{home}/{RUN}/{name}/{file} is damaged and was skipped" for file in damaged]
+            living = [one for one in read if not (one.ended or one.idle)]
+            found += [one for one in living if locked or one.supervised]
+            if damaged:
+                path = f"{home}/{RUN}/{name}/{record_file.FILE}"
+                remarks.append(f"{path} is damaged, and what cannot be read was skipped")
     return sorted(found, key=lambda record: (record.started, record.id)), remarks
 
 
@@ -385,27 +376,30 @@ def _collect(home: str, name: str, run: int, directory: int, remove_groups: Remo
         with contextlib.suppress(OSError):
             os.rmdir(name, dir_fd=run)
         return []
-    found: list[str] = []
+    gone: list[SandboxRecord] = []
     try:
         if not _take(lock):
             return []
-        read, damaged = sandbox_record.read_all(directory)
-        if any(record.supervised for record in read):
+        stored, damaged = sandbox_record.read_stored(directory)
+        if any(one.record.supervised for one in stored):
             return []  # the supervising program closed the lock's file by accident
-        for file in damaged:
-            _log(f"{home}/{RUN}/{name}/{file} is damaged: what it recorded may stay behind")
-        for record in read:
+        if damaged:
+            path = f"{home}/{RUN}/{name}/{record_file.FILE}"
+            _log(f"{path} is damaged: what it recorded may stay behind")
+        for record, slots in stored:
             if _remove_remains(home, record, remove_groups):
-                os.unlink(f"{record.id}.json", dir_fd=directory)
-                found.append(record.id)
-        if len(found) == len(read):
+                with sandbox_record.opened_records(directory, os.O_RDWR) as file:
+                    for at in slots:
+                        record_file.clear(file, at)
+                gone.append(record)
+        if len(gone) == len(stored):
             _empty(directory)
             os.rmdir(name, dir_fd=run)
     except OSError as error:
         _log(f"{home}/{RUN}/{name}, left by a dead supervisor, cannot be removed: {error}")
     finally:
         os.close(lock)
-    return found
+    return [record.id for record in gone if not record.idle]
 
 
 def _remove_remains(home: str, record: SandboxRecord, remove_groups: RemoveGroups) -> bool:
@@ -542,12 +536,10 @@ def stop(home: str, record: SandboxRecord, *, now: bool) -> None:
 
 def _mark(home: str, record: SandboxRecord) -> None:
     """Leave a mark for the supervisor that `stockade kill` ended it; a failure to write it is ignored."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with sandbox_record.opened_run(home) as run:
         for _, directory in sandbox_record.directories(run):
             with contextlib.suppress(OSError):
-                os.stat(f"{record.id}.json", dir_fd=directory, follow_symlinks=False)
-                os.close(os.open(f"{record.id}.killed", flags, 0o600, dir_fd=directory))
+                sandbox_record.mark(directory, record.id)
 
 
 def _wait_for_gate(home: str, record: SandboxRecord) -> SandboxRecord:

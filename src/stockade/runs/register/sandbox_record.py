@@ -17,17 +17,18 @@ import struct
 import time
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
 from stockade import state
 from stockade.linux.boot import boot_id
 from stockade.linux.procstat import BORN, STATE, stat_fields
+from stockade.runs.register import record_file
 
 RUN = "run"
 LOCK = "lock"
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-MOST_BYTES = 1 << 17
 
 _FLOCK = struct.Struct("hhqqi4x")
 _HEX = frozenset("0123456789abcdef")
@@ -51,6 +52,8 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     scratch: str = ""
     #: The directories of its cgroups.
     groups: tuple[str, ...] = ()
+    #: Whether it is no sandbox: its cgroup waits for the next one of the supervisor.
+    idle: bool = False
     #: The ports of the host that lead inside, each as HOST:PORT:PORT.
     published: tuple[str, ...] = ()
     #: The PID of the sandbox's first process as the supervisor sees it, and its start time.
@@ -151,40 +154,72 @@ def is_locked(directory: int) -> bool:
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
-def read_all(directory: int) -> tuple[list[SandboxRecord], list[str]]:
-    """Return the records in a supervisor's directory, and the names of files that cannot be read."""
-    records, damaged = [], []
-    for name in sorted(os.listdir(directory)):
-        if not name.endswith(".json"):
-            continue
+class StoredRecord(NamedTuple):
+    """A record, and the places of its slots: more than one only while, or because, a change was cut off."""
+
+    record: SandboxRecord
+    slots: list[int]
+
+
+def read_all(directory: int) -> tuple[list[SandboxRecord], bool]:
+    """Return the records in a supervisor's directory, and whether others cannot be read."""
+    stored, damaged = read_stored(directory)
+    return [one.record for one in stored], damaged
+
+
+def read_stored(directory: int) -> tuple[list[StoredRecord], bool]:
+    """Return the records in a supervisor's directory with their slots, and whether others cannot be read."""
+    try:
+        with opened_records(directory, os.O_RDONLY) as file:
+            read, damaged = record_file.read(file)
+    except FileNotFoundError:
+        return [], False  # it is just being made, or has just been removed
+    except OSError:
+        return [], True
+    records: dict[str, StoredRecord] = {}
+    for one in sorted(read, key=lambda one: one.number):
         try:
-            record = _read(name, directory)
-        except FileNotFoundError:
-            continue  # its sandbox has just ended
-        except (OSError, ValueError):
-            damaged.append(name)
+            record = _decode(one.record)
+        except ValueError:
+            damaged = True
         else:
-            if record is not None:
-                records.append(record)
-    return records, damaged
+            earlier = records[record.id].slots if record.id in records else []
+            records[record.id] = StoredRecord(record, [*earlier, one.at])
+    return list(records.values()), damaged
 
 
-def _read(name: str, directory: int) -> SandboxRecord | None:
-    """Read a record; None if its first line is not written yet."""
-    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+@contextlib.contextmanager
+def opened_records(directory: int, flags: int) -> Iterator[int]:
+    """Open the records of a supervisor's directory."""
+    file = os.open(record_file.FILE, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise ValueError("not a file")
-        content = os.read(file, MOST_BYTES)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        yield file
     finally:
         os.close(file)
-    if not content:
-        return None
-    record = msgspec.json.decode(content.rpartition(b"\n")[0].rpartition(b"\n")[2], type=SandboxRecord)
-    if f"{record.id}.json" != name or not all(
-        _is_id(word) for word in (record.id, record.layer or "0", record.scratch or "0", *record.layers)
-    ):
-        raise ValueError("not a record of this name")
+
+
+def mark(directory: int, id: str) -> None:
+    """Mark a sandbox as killed, if it is in a supervisor's directory."""
+    marked: set[int] = set()
+    # Again until no slot is new: the record may have moved to another one meanwhile.
+    while new := _slots_of(directory, id) - marked:
+        with opened_records(directory, os.O_RDWR) as file:
+            for at in new:
+                record_file.mark(file, at, id)
+        marked |= new
+
+
+def _slots_of(directory: int, id: str) -> set[int]:
+    return {at for one in read_stored(directory)[0] if one.record.id == id for at in one.slots}
+
+
+def _decode(data: bytes) -> SandboxRecord:
+    record = msgspec.json.decode(data, type=SandboxRecord)
+    ids = (record.id, record.layer or "0", record.scratch or "0", *record.layers)
+    if not all(map(_is_id, ids)):
+        raise ValueError("not a record")
     return record
 
 
