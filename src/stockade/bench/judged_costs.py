@@ -189,8 +189,8 @@ async def _serve(port: int, place: str) -> None:
 
 async def _judge(port: int, place: str, server: int) -> None:
     """Run the terminating code of an egress process before the server."""
+    from stockade.egress.active_rules import ActiveRules
     from stockade.egress.dialer import DialError
-    from stockade.egress.process import ActiveRules
     from stockade.egress.records import RecordWriter, create_records
     from stockade.egress.termination.connection import (
         HttpTermination,

@@ -95,7 +95,7 @@ def _network(prepared: RunPreparation) -> dict[str, object]:
         return {"mode": "none"}
     import msgspec
 
-    from stockade.runs.network.egress import planned_egress
+    from stockade.runs.network.egress_configuration import planned_egress
 
     plan, ports = planned_egress(prepared)
     operations = [{**msgspec.to_builtins(op), "does": op.describe()} for op in plan.ops]
@@ -121,7 +121,7 @@ def _print_network(prepared: RunPreparation) -> None:
         return
     if not net:
         return
-    from stockade.runs.network.egress import planned_egress
+    from stockade.runs.network.egress_configuration import planned_egress
 
     plan, ports = planned_egress(prepared)
     print("\nnetwork: only what these rules allow")

@@ -434,7 +434,8 @@ def _net(words: list[str] | None) -> list[str] | str | None:
                 hint="leave out one of them",
             )
         return whole
-    from stockade.policy.net_rules import NetRuleError, parse_rule
+    from stockade.policy.net_errors import NetRuleError
+    from stockade.policy.net_rules import parse_rule
     from stockade.policy.suggestions import closest
 
     for word in words:

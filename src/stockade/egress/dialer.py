@@ -17,7 +17,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from stockade.egress.records import REASONS
-from stockade.policy.net_rules import NetDecision, forbidden_address
+from stockade.policy.net_addresses import forbidden_address
+from stockade.policy.net_rule_set import NetDecision
 
 #: The delay between two attempts to connect, as RFC 8305 recommends it.
 ATTEMPT_DELAY = 0.25

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address
 
-from stockade.policy.net_rules import MOST_NAME, NetRuleError, normal_name
+from stockade.policy.net_errors import NetRuleError
+from stockade.policy.net_names import MOST_NAME, normal_name
 
 #: The most names of one sandbox.
 NAMES = 65_536

@@ -19,6 +19,11 @@ init connects inside and passes the socket out, and the bytes are relayed alike.
 With another set of ports comes another egress process, because Landlock's rules cannot be widened. This one
 then hands over its listeners and its names, and relays what is under way until it has ended.
 
+Each part is a module: `active_rules` decides, `listeners` accept, `name_service` answers names, `admission`
+says what becomes of a connection, `connection_servers` serve it by its kind, `outgoing_connections` dial,
+`connection_table` counts what is under way, `publication` serves published ports, `control` carries out the
+supervisor's orders, and `handover` is what the next process takes over. They are made and tied together here.
+
 Everything that comes from inside is hostile. An error ends the connection that it belongs to and nothing
 else. The process opens no file, starts no thread and imports nothing once `main` runs: it has no files. It
 prints nothing; what it did is in the records. The end of the control socket ends it.
@@ -28,165 +33,48 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import json
 import os
 import socket
-import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from stockade.egress.client_checks import (
-    HeldBytes,
-    HelloCheck,
-    RefusalError,
-    RequestCheck,
-    check_name,
-    read_hello,
-    read_requests,
-)
-from stockade.egress.decoders.dns import (
-    DnsError,
-    DnsReply,
-    NameAnswer,
-    NameBudget,
-    NameServer,
-    StreamQueries,
-    frame,
-)
-from stockade.egress.decoders.http_requests import RequestScreen
-from stockade.egress.decoders.proxy_requests import ProxyRequestError
-from stockade.egress.decoders.tls_hello import HelloReader
-from stockade.egress.dialer import (
-    DialError,
-    ResolverClient,
-    choose_addresses,
-    connect_first,
-    is_address,
-    reason_for,
-    wait_readable,
-    wait_writable,
-)
+from stockade.egress.active_rules import ConnectionJudge, RulesInForce
+from stockade.egress.admission import Admission
+from stockade.egress.bounds import bounds_of
+from stockade.egress.connection_servers import ConnectionServers
+from stockade.egress.connection_table import ConnectionTable
+from stockade.egress.control import MESSAGE_SIZE, SupervisorOrders, load_secrets
+from stockade.egress.dialer import ResolverClient
+from stockade.egress.handover import Inheritance
 from stockade.egress.inner_connections import InnerConnections
-from stockade.egress.names import WRITTEN_SIZE, SyntheticNames, is_synthetic
-from stockade.egress.network_budget import SPENT_SIZE, NetworkBudget
-from stockade.egress.proxy_service import ProxyRequest, read_request
-from stockade.egress.questions import BY_RULE, ONCE, Questions
-from stockade.egress.records import ConnectionRecord, InsideEnds, RecordWriter
-from stockade.egress.relay import PipePool, Relay, limit_buffers, reset
-from stockade.egress.secrets import MOST_VALUES, SecretStore
-from stockade.egress.upstream import UpstreamProxies, UpstreamProxy, open_tunnel
+from stockade.egress.listeners import Listeners
+from stockade.egress.name_service import NameService, prepare_datagrams
+from stockade.egress.outgoing_connections import OutgoingConnections
+from stockade.egress.publication import Publication
+from stockade.egress.questions import Questions
+from stockade.egress.records import RecordWriter
+from stockade.egress.relay import PipePool
+from stockade.egress.secrets import SecretStore
+from stockade.egress.upstream import UpstreamProxies
 from stockade.errors import StockadeError
-from stockade.policy.http_rules import Target
-from stockade.policy.net_rules import (
-    PROXY_ADDRESSES,
-    PROXY_PORT,
-    NetDecision,
-    NetRule,
-    RuleSet,
-    parse_rule,
-)
+from stockade.policy.net_rules import DNS_PORT, PROXY_PORT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from stockade.egress.termination.connection import HttpTermination, TerminatedConnection
+    from stockade.egress.termination.connection import HttpTermination
     from stockade.egress.termination.messages import HttpExchange, RequestHead
 
-    _Served = Relay | TerminatedConnection | None
-
-#: A control message with all rules, and its descriptors: records, nudge, resolver, listeners.
-_MESSAGE_SIZE = 1024 * 1024
+#: The descriptors of the first message: records, nudge, resolver, listeners and the like.
 _DESCRIPTORS = 253
-_DNS_PORT, _HTTP_PORT, _TLS_PORT = 53, 80, 443
-#: Connections accepted, or queries answered, before others have their turn.
-_BATCH = 64
-_QUERY_SIZE = 4096
-_READ_SIZE = 16 * 1024
-_WRITE_SIZE = 1024 * 1024
 #: The most certificates of roots.
 _ROOTS_SIZE = 4 * 1024 * 1024
-#: What all clients together may have sent before they are judged. A single one may have 64 KiB.
-_HELD_SIZE = 4 * 1024 * 1024
-#: How many connections may have buffers that grow with the distance of the server. The kernel's memory for
-#: them counts for no limit of the sandbox, so those beyond have small ones.
-_LARGE_BUFFERS = 32
-#: DNS over TCP: connections at once.
-_DNS_CONNECTIONS = 32
-#: How long a refused client may take to read why.
-_LAST_WORDS_SECONDS = 1.0
-_LAST_WORDS_DRAIN = 256 * 1024
-#: At the end: how long bytes may take to leave, how long then servers may take to end, and a look at both.
-_DRAIN_SECONDS, _LAST_ANSWERS_SECONDS, _DRAIN_STEP = 2.0, 0.25, 0.01
-#: How long to accept nothing if descriptors or memory ran out.
-_PAUSE = 0.05
-#: What accept says of a client that has gone already.
-_GONE = frozenset({errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.ECONNRESET})
-
-# <linux/in.h> and <linux/in6.h>; Python 3.11 has no IP_PKTINFO.
-_IP_PKTINFO = 8
-_IPV6_RECVPKTINFO, _IPV6_PKTINFO = 49, 50
-_IPV4_INFO = struct.Struct("=i4s4s")
-_IPV6_INFO = struct.Struct("=16si")
-_SPACE = socket.CMSG_SPACE(_IPV6_INFO.size) + socket.CMSG_SPACE(_IPV4_INFO.size)
-
-
-class EgressBounds(NamedTuple):
-    """The bounds of an egress process; the first message may name them."""
-
-    connections: int = 1024
-    #: Seconds without a byte in either direction after which a connection ends.
-    idle: float = 900.0
-    #: Seconds in which a client must have sent its TLS hello or first HTTP head.
-    hello: float = 20.0
-    #: Seconds to resolve and connect.
-    dial: float = 30.0
-    #: Seconds in which a client must have sent its next DNS query over TCP.
-    query: float = 10.0
-
-
-class _Destination(NamedTuple):
-    name: str
-    address: str
-    port: int
-
-
-#: Serves a connection from inside to a destination that a rule allows, by its place.
-_Server = Callable[[socket.socket, _Destination, int], Awaitable[None]]
-
-
-class ActiveRules:
-    """The rules that hold now, with their places in the whole list."""
-
-    def __init__(self, rules: Sequence[NetRule], active: Sequence[int]) -> None:
-        self._places = [place for place in active if 0 <= place < len(rules)]
-        self._rules = [rules[place] for place in self._places]
-        self.set = RuleSet(self._rules)
-
-    def place(self, index: int) -> int:
-        """Return the place in the whole list of the rule that decided, or -1."""
-        return self._places[index] if 0 <= index < len(self._places) else -1
-
-    def for_request(self, name: str, port: int, method: str, target: Target) -> tuple[NetDecision, int]:
-        """Decide about a request; also return the place of the rule that decided, or -1."""
-        decision = self.set.for_request(name, port, method, target)
-        return decision, self.place(decision.rule)
-
-    def decide(self, destination: _Destination) -> NetDecision:
-        """Decide about a connection."""
-        if destination.name:
-            return self.set.for_name(destination.name, destination.port)
-        return self.set.for_address(destination.address, destination.port)
-
-    def wildcard(self, index: int) -> str:
-        """Return the name below which the rule allows all names; empty if it names one."""
-        rule = self._rules[index] if index >= 0 else None
-        return rule.name if rule is not None and rule.wildcard else ""
 
 
 class EgressLoop:
-    """Decides, dials and relays for one sandbox."""
+    """The parts of the egress process of one sandbox, made and tied together by the first message."""
 
     def __init__(
         self,
@@ -195,830 +83,68 @@ class EgressLoop:
         message: dict[str, Any],
         handed: list[int],
     ) -> None:
-        self._loop, self._control = loop, control
-        self._bounds = _bounds(message)
+        bounds = bounds_of(message)
         self._secrets = SecretStore()
-        self._load_secrets(message)
-        self._apply_rules(message)
+        load_secrets(self._secrets, control, message)
+        rules = RulesInForce(message)
+        # The descriptors come in this order.
         taken = iter(handed)
-        records, self._nudge = next(taken), next(taken)
-        self._records = RecordWriter(records, self._wake_supervisor)
-        self._resolver = (
-            ResolverClient(loop, socket.socket(fileno=next(taken))) if message.get("resolver", True) else None
-        )
-        self._names = SyntheticNames()
-        self._budget = NameBudget(spent=_spent(message))
-        self._limits = NetworkBudget(message.get("limits", {}))
-        self._names_full = False
-        self._name_server = NameServer(self, ipv6=message.get("ipv6") is not False)
-        self._pool = PipePool()
-        #: What is under way, by its task; the relay once there is one.
-        self._connections: dict[asyncio.Task[None], _Served] = {}
-        #: Those whose client has to say something first, and how many bytes of it are held: they may use up
-        #: neither all connections nor the memory.
-        self._silent: dict[socket.socket, int] = {}
-        self._held = HeldBytes(_HELD_SIZE)
-        self._dns_connections: set[asyncio.Task[None]] = set()
-        #: Closed and opened again to accept and refuse a connection when descriptors have run out.
-        self._reserve = os.dup(control.fileno())
-        #: Each listener with what accepts from it, in the order in which they came.
-        self._listeners: dict[socket.socket, Callable[[], None]] = {}
-        self._handed_over = False
-        for port, _ in message["tcp"]:
-            self._listen(socket.socket(fileno=next(taken)), port, self._begin)
-        for family in message["udp"]:
-            self._listen_datagrams(socket.socket(fileno=next(taken)), family)
-        for port in message.get("publish", ()):
-            listener = socket.socket(fileno=next(taken))
-            self._listen(listener, port, partial(self._begin_published, port=port))
-        self._inside = (
-            InnerConnections(loop, socket.socket(fileno=next(taken))) if message.get("publish") else None
-        )
-        #: Whether there is a proxy inside, and the proxies of the host.
-        self._has_proxy = message.get("proxy") is True
-        self._upstream = UpstreamProxies(message.get("upstream", {}))
-        #: The ports that Landlock lets this process dial, unless they are those of the host's proxies.
-        self._ports = {port for port, _ in message["tcp"]} - {_DNS_PORT, PROXY_PORT if self._has_proxy else 0}
-        #: Asks the user about connections that no rule covers; None if the policy or nobody can be asked.
-        self._questions = Questions(loop, socket.socket(fileno=next(taken))) if message.get("ask") else None
-        #: The connections that the user has allowed once.
-        self._allowed_once: set[asyncio.Task[None]] = set()
-        #: The connections whose requests are judged.
-        self._judged: set[asyncio.Task[None]] = set()
+        records = RecordWriter(next(taken), partial(_wake, next(taken)))
+        resolver = ResolverClient(loop, _take_socket(taken)) if message.get("resolver", True) else None
+        tcp = [(port, _take_socket(taken)) for port, _ in message["tcp"]]
+        udp = [(family, _take_socket(taken)) for family in message["udp"]]
+        published = [(port, _take_socket(taken)) for port in message.get("publish", ())]
+        inside = InnerConnections(loop, _take_socket(taken)) if published else None
+        questions = Questions(loop, _take_socket(taken)) if message.get("ask") else None
+        roots = next(taken) if message.get("http") else -1
+        inheritance = Inheritance(message)
+        if "names" in message:
+            inheritance.read(next(taken), message)
+
+        has_proxy = message.get("proxy") is True
+        ports = {port for port, _ in tcp} - {DNS_PORT, PROXY_PORT if has_proxy else 0}
+        limits, pool = inheritance.limits, PipePool()
+        judge = ConnectionJudge(rules, inheritance.names, ports, asks=questions is not None)
         self.termination: HttpTermination | None = None
         if "http" in message:
-            roots = next(taken) if message["http"] else -1
-            self.termination = self._make_termination(roots, message["http"])
-        if "names" in message:
-            names = next(taken)
-            self._names.read(os.pread(names, min(message["names"], WRITTEN_SIZE), 0))
-            self._limits.take_over(os.pread(names, min(message["spent"], SPENT_SIZE), WRITTEN_SIZE))
-            os.close(names)
+            trusted = _read_roots(roots, message["http"]) if roots >= 0 else b""
+            self.termination = _make_termination(loop, records, rules, self._secrets, trusted)
+        self._connections = ConnectionTable(loop, bounds)
+        listeners = Listeners(loop, records, control)
+        names = NameService(
+            loop, rules, judge, inheritance.names, records,
+            ipv6=message.get("ipv6") is not False, seconds=bounds.query,
+        )  # fmt: skip
+        outgoing = OutgoingConnections(
+            loop, rules, records, resolver, UpstreamProxies(message.get("upstream", {})),
+            inheritance.name_budget, limits, bounds.dial,
+        )  # fmt: skip
+        servers = ConnectionServers(loop, bounds, self._connections, outgoing, limits, pool, self.termination)
+        admission = Admission(
+            loop, records, rules, judge, self._connections, outgoing, servers, names, questions,
+            proxy=has_proxy, seconds=bounds.hello,
+        )  # fmt: skip
+
+        for port, listener in tcp:
+            listeners.listen(listener, port, admission.begin)
+        for family, listener in udp:
+            prepare_datagrams(listener, family)
+            listeners.watch(listener, partial(names.answer_datagrams, listener))
+        if inside is not None:
+            publication = Publication(loop, records, self._connections, pool, inside, bounds.dial)
+            for port, listener in published:
+                listeners.listen(listener, port, partial(publication.begin, port=port))
+        orders = SupervisorOrders(
+            loop, control, rules, self._secrets, inheritance, listeners, names, self._connections, questions
+        )
         control.setblocking(False)
-        loop.add_reader(control, self._read_control)
-        self._sweep()
-
-    def _make_termination(self, roots: int, size: int) -> HttpTermination:
-        """Make what ends TLS: its authority, and the roots of servers if they are not the system's."""
-        # The template of an egress process that ends TLS has loaded it.
-        from stockade.egress.termination.connection import HttpTermination
-
-        trusted = b""
-        if roots >= 0:
-            trusted = os.pread(roots, min(size, _ROOTS_SIZE), 0)
-            os.close(roots)
-        made = HttpTermination(self._loop, self._records, lambda: self._rules, trusted)
-        if self._secrets:
-            made.exchange = self._exchange
-        return made
-
-    def _exchange(self, head: RequestHead) -> HttpExchange:
-        """Return what puts values into a request that the rules have allowed, and out of its response."""
-        from stockade.egress.termination.secret_exchange import SecretExchange
-
-        return SecretExchange(self._secrets, head, partial(self._records.secret, head.host, head.port))
-
-    # The supervisor
-
-    def _apply_rules(self, message: dict[str, Any]) -> None:
-        rules = [parse_rule(text) for text in message["rules"]]
-        self._rules = ActiveRules(rules, message.get("active", range(len(rules))))
-
-    def _load_secrets(self, message: dict[str, Any]) -> None:
-        """Take the secrets that a message describes; their values are the next packet."""
-        if described := message.get("secrets"):
-            scrap = bytearray(MOST_VALUES)
-            taken: list[int] = []
-
-            def fill(room: memoryview) -> int:
-                taken.append(self._control.recv_into(room))
-                return taken[0]
-
-            self._control.setblocking(True)
-            try:
-                self._secrets.load(described, fill)
-            finally:
-                # Values that found no memory must not be taken for the next message.
-                if not taken:
-                    self._control.recv_into(scrap)
-                    scrap[:] = bytes(MOST_VALUES)
-                self._control.setblocking(False)
-
-    def _read_control(self) -> None:
-        try:
-            text, handed, _, _ = socket.recv_fds(self._control, _MESSAGE_SIZE, 1)
-        except BlockingIOError:
-            return
-        except OSError:
-            text, handed = b"", []
-        if not text:
-            self._loop.remove_reader(self._control)
-            now = self._loop.time()
-            # Two turns later, so that everything that programs have sent until now has been seen.
-            self._loop.call_soon(
-                self._loop.call_soon, self._drain, now + _DRAIN_SECONDS, now + _LAST_ANSWERS_SECONDS
-            )
-            return
-        try:
-            message = json.loads(text)
-            if message.get("handover"):
-                self._hand_over(handed[0])
-                return
-            if "rules" in message:
-                self._apply_rules(message)
-            self._load_secrets(message)
-            answer: dict[str, object] = {"ok": True}
-        except (ValueError, KeyError, TypeError, IndexError, OSError, StockadeError) as error:
-            answer = {"error": str(error)[:200]}
-        finally:
-            for descriptor in handed:
-                os.close(descriptor)
-        # Two turns later, so that what happened before the message is in the records when its answer comes.
-        self._loop.call_soon(self._loop.call_soon, self._reply, json.dumps(answer).encode())
-
-    def _reply(self, answer: bytes) -> None:
-        with contextlib.suppress(OSError):
-            self._control.send(answer)
-
-    def _hand_over(self, names: int) -> None:
-        """Give the listeners and the names to the process that takes over, and relay only what is under way.
-
-        The names go to a file in memory: there can be more of them than a message has room for.
-        """
-        written = self._names.written()
-        _write_all(names, written, 0)
-        spent = self._limits.hand_over(busy=bool(self._connections))
-        _write_all(names, spent, WRITTEN_SIZE)
-        answer = {"names": len(written), "budget": self._budget.spent, "spent": len(spent)}
-        descriptors = [listener.fileno() for listener in self._listeners]
-        socket.send_fds(self._control, [json.dumps(answer).encode()], descriptors)
-        self._handed_over = True
-        for listener in self._listeners:
-            self._loop.remove_reader(listener)
-            listener.close()
-        self._listeners.clear()
-        # Their next questions are for the other process, which alone knows all names from now on.
-        for task in self._dns_connections:
-            task.cancel()
-        self._end_if_idle()
-
-    def _end_if_idle(self) -> None:
-        """After the handover, end with the last connection."""
-        if self._handed_over and not self._connections:
-            self._loop.stop()
-
-    def _drain(self, late: float, last: float) -> None:
-        """Pass on what programs have sent before their end, then stop; `last` is for servers to end too."""
-        now = self._loop.time()
-        relays = [one for one in self._connections.values() if one is None or not one.finished.done()]
-        for relay in relays:
-            if relay is not None and relay.outgoing.is_idle():
-                relay.abort(reason="ended")
-        held = 0 if self._questions is None else self._questions.held
-        dialled = relays.count(None) > len(self._silent) + held
-        if dialled or any(one is not None and not one.outgoing.ended for one in relays):
-            last = now + _LAST_ANSWERS_SECONDS
-        elif not any(one is not None for one in relays):
-            last = now
-        if now < min(late, last):
-            self._loop.call_later(_DRAIN_STEP, self._drain, late, last)
-        else:
-            self._loop.stop()
+        loop.add_reader(control, orders.read)
+        self._connections.sweep()
 
     def close(self) -> None:
         """End all relays, so that no record stays open, and wipe what is secret."""
         self._secrets.clear()
-        for relay in list(self._connections.values()):
-            if relay is not None and not relay.finished.done():
-                relay.end()
-
-    def _wake_supervisor(self) -> None:
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._nudge, 1)
-
-    # Names
-
-    def lookup(self, name: str) -> NameAnswer | None:
-        """Return the synthetic addresses of a name that the rules allow."""
-        if not self._rules.set.knows(name) and not self._can_ask(name, _TLS_PORT, _HTTP_PORT):
-            return None
-        found = self._names.addresses(name)
-        if found is None:
-            self._names_full = True
-            return None
-        return NameAnswer(*found)
-
-    def _can_ask(self, name: str, *ports: int) -> bool:
-        """Whether the user can be asked about a name, because no rule decides about one of the ports."""
-        rules = self._rules.set
-        return (
-            self._questions is not None
-            and rules.is_name(name)
-            and any(port in self._ports and self._is_open_question(name, port) for port in ports)
-        )
-
-    def _is_open_question(self, name: str, port: int) -> bool:
-        """Whether no rule decides about a connection; those that deny some requests need a look into it."""
-        rules = self._rules.set
-        return rules.for_name(name, port).rule < 0 and not rules.denies_requests(name, port)
-
-    def reverse(self, address: str) -> str | None:
-        """Return the name that a synthetic address stands for."""
-        return self._names.name_of(address)
-
-    def _answer(self, query: bytes) -> DnsReply | None:
-        self._names_full = False
-        reply = self._name_server.answer(query)
-        if reply is None or reply.verdict == "local":
-            return reply
-        if reply.verdict == "allowed":
-            self._records.name(reply.name, allowed=True)
-        elif reply.verdict == "malformed":
-            self._records.name(reply.name, allowed=False, reason="malformed query")
-        elif self._names_full:
-            self._records.name(reply.name, allowed=False, reason="too many names")
-        else:
-            # Any port shows whether a deny rule for the whole name is the reason.
-            decision = self._rules.set.for_name(reply.name, _TLS_PORT)
-            reason = "deny rule" if decision.rule >= 0 and not decision.allowed else "no rule"
-            self._records.name(
-                reply.name, allowed=False, reason=reason,
-                rule=self._rules.place(decision.rule) if reason == "deny rule" else -1,
-            )  # fmt: skip
-        return reply
-
-    def _listen_datagrams(self, listener: socket.socket, family: int) -> None:
-        listener.setblocking(False)
-        if family == 4:
-            listener.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
-        else:
-            listener.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVPKTINFO, 1)
-        self._watch(listener, partial(self._answer_datagrams, listener))
-
-    def _answer_datagrams(self, listener: socket.socket) -> None:
-        for _ in range(_BATCH):
-            try:
-                query, ancillary, _, client = listener.recvmsg(_QUERY_SIZE, _SPACE)
-            except OSError:
-                return
-            try:
-                reply = self._answer(query)
-                if reply is not None:
-                    listener.sendmsg([reply.message], _reply_source(ancillary), 0, client)
-            except Exception:
-                # A query that cannot be answered gets no answer.
-                continue
-
-    # Connections
-
-    def _listen(self, listener: socket.socket, port: int, begin: Callable[[socket.socket], None]) -> None:
-        listener.setblocking(False)
-        self._watch(listener, partial(self._accept_connections, listener, port, begin))
-
-    def _watch(self, listener: socket.socket, read: Callable[[], None]) -> None:
-        self._listeners[listener] = read
-        self._loop.add_reader(listener, read)
-
-    def _accept_connections(
-        self, listener: socket.socket, port: int, begin: Callable[[socket.socket], None]
-    ) -> None:
-        for _ in range(_BATCH):
-            try:
-                connection, _ = listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self._refuse_without_descriptors(listener, port)
-                    return
-                if error.errno not in _GONE:
-                    self._pause(listener)
-                    return
-                continue
-            try:
-                begin(connection)
-            except Exception:
-                reset(connection)
-
-    def _refuse_without_descriptors(self, listener: socket.socket, port: int) -> None:
-        """Reset one connection with the descriptor that is kept for this, and pause."""
-        if self._reserve >= 0:
-            os.close(self._reserve)
-            self._reserve = -1
-        with contextlib.suppress(OSError):
-            connection, _ = listener.accept()
-            self._records.refuse("", _destination_of(connection)[0], port, "limit")
-            reset(connection)
-        with contextlib.suppress(OSError):
-            self._reserve = os.dup(self._control.fileno())
-        self._pause(listener)
-
-    def _pause(self, listener: socket.socket) -> None:
-        self._loop.remove_reader(listener)
-        self._loop.call_later(_PAUSE, self._go_on, listener)
-
-    def _go_on(self, listener: socket.socket) -> None:
-        if listener in self._listeners:
-            self._loop.add_reader(listener, self._listeners[listener])
-
-    def _begin(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        address, port = _destination_of(connection)
-        if self._has_proxy and port == PROXY_PORT and address in PROXY_ADDRESSES:
-            self._begin_proxied(connection, address)
-            return
-        destination, decision = self._judge("", address, port)
-        name = destination.name
-        if not decision.allowed and port == _DNS_PORT:
-            self._begin_dns(connection)
-            return
-        if not decision.allowed and destination.name and self._can_ask(destination.name, port):
-            self._begin_question(connection, destination)
-            return
-        if not decision.allowed:
-            self._refuse(connection, destination, _denial(decision), self._rules.place(decision.rule))
-            return
-        if decision.scheme and self.termination is None:
-            self._refuse(connection, destination, "failed", self._rules.place(decision.rule))
-            return
-        looks = bool(name) and not decision.opaque
-        silent = looks and (decision.scheme == "https" or port in (_TLS_PORT, _HTTP_PORT))
-        if len(self._connections) >= self._bounds.connections or (
-            silent and len(self._silent) >= self._bounds.connections * 3 // 4
-        ):
-            self._refuse(connection, destination, "limit")
-            return
-        if silent:
-            self._silent[connection] = 0
-        rule = self._rules.place(decision.rule)
-        serve = self._server_for(decision, port, looks)
-        self._start(self._serve(connection, destination, rule, serve), self._connections)
-
-    def _server_for(self, decision: NetDecision, port: int, looks: bool) -> _Server:
-        """Return what serves a connection that a rule allows."""
-        if decision.scheme:
-            return partial(self._serve_requests, scheme=decision.scheme)
-        if looks and port == _TLS_PORT:
-            return self._serve_tls
-        if looks and port == _HTTP_PORT:
-            return self._serve_http
-        return partial(self._serve_other, looks=looks)
-
-    def _start(
-        self,
-        work: Any,
-        group: dict[asyncio.Task[None], Relay | TerminatedConnection | None] | set[asyncio.Task[None]],
-    ) -> None:
-        task: asyncio.Task[None] = self._loop.create_task(work)
-        if isinstance(group, set):
-            group.add(task)
-            task.add_done_callback(group.discard)
-        else:
-            group[task] = None
-            task.add_done_callback(self._forget)
-
-    def _forget(self, done: asyncio.Task[None]) -> None:
-        self._connections.pop(done, None)
-        self._end_if_idle()
-
-    def _judge(self, name: str, address: str, port: int) -> tuple[_Destination, NetDecision]:
-        """Return what a program means by a name, or by an address that may stand for one, and decide."""
-        found = name or self._names.name_of(address) or ""
-        destination = _Destination(found, "" if found else address, port)
-        if not found and is_synthetic(address):
-            # It stands for no name, so no rule can mean it.
-            return destination, NetDecision(False, -1, False)
-        return destination, self._rules.decide(destination)
-
-    def _begin_proxied(self, connection: socket.socket, address: str) -> None:
-        many = len(self._silent) >= self._bounds.connections * 3 // 4
-        if many or len(self._connections) >= self._bounds.connections:
-            self._refuse(connection, _Destination("", address, PROXY_PORT), "limit")
-            return
-        self._silent[connection] = 0
-        self._start(self._serve_proxied(connection, address), self._connections)
-
-    async def _serve_proxied(self, connection: socket.socket, address: str) -> None:
-        """Read what a client of the proxy asks for, decide about that, and serve it like any connection."""
-        try:
-            async with asyncio.timeout(self._bounds.hello):
-                asked = await read_request(self._loop, connection)
-        except (ProxyRequestError, OSError) as error:
-            self._records.refuse("", address, PROXY_PORT, "no proxy request")
-            self._heard(connection)
-            if isinstance(error, ProxyRequestError) and error.reply:
-                await self._say_and_close(connection, error.reply)
-            reset(connection)
-            return
-        self._heard(connection)
-        try:
-            await self._serve_target(connection, asked)
-        finally:
-            reset(connection)
-
-    async def _serve_target(self, connection: socket.socket, asked: ProxyRequest) -> None:
-        destination, decision = self._judge(*asked.target)
-        if not decision.allowed and destination.name and self._can_ask(destination.name, destination.port):
-            await self._ask_and_serve(connection, destination, asked)
-        elif not decision.allowed:
-            self._records.refuse(*destination, _denial(decision), rule=self._rules.place(decision.rule))
-            await self._say_and_close(connection, asked.refused)
-        else:
-            await self._accept_target(connection, destination, decision, asked.accepted)
-
-    async def _accept_target(
-        self, connection: socket.socket, destination: _Destination, decision: NetDecision, words: bytes
-    ) -> None:
-        rule = self._rules.place(decision.rule)
-        if decision.scheme and self.termination is None:
-            self._refuse(connection, destination, "failed", rule)
-            return
-        if words:
-            connection.send(words)
-        looks, port = bool(destination.name) and not decision.opaque, destination.port
-        if looks and (decision.scheme == "https" or port in (_TLS_PORT, _HTTP_PORT)):
-            self._silent[connection] = 0
-        await self._serve(connection, destination, rule, self._server_for(decision, port, looks))
-
-    def _begin_question(self, connection: socket.socket, destination: _Destination) -> None:
-        if len(self._connections) >= self._bounds.connections:
-            self._refuse(connection, destination, "limit")
-            return
-        self._start(self._ask_and_serve(connection, destination), self._connections)
-
-    async def _ask_and_serve(
-        self, connection: socket.socket, destination: _Destination, proxied: ProxyRequest | None = None
-    ) -> None:
-        """Hold a connection that no rule covers until the user has answered."""
-        assert self._questions is not None
-        name, _, port = destination
-        try:
-            answer = await self._questions.ask(name, port, connection)
-        except BaseException:
-            reset(connection)
-            raise
-        # The rules may have changed meanwhile, and deny rules win over the user's answer.
-        decision = self._rules.decide(destination)
-        open_question = self._is_open_question(name, port)
-        refused = answer if open_question and answer != BY_RULE else _denial(decision)
-        if not decision.allowed and not (open_question and answer == ONCE):
-            self._records.refuse(*destination, refused, rule=self._rules.place(decision.rule))
-            if proxied is not None:
-                await self._say_and_close(connection, proxied.refused)
-            reset(connection)
-            return
-        task = asyncio.current_task()
-        assert task is not None
-        if answer == ONCE:
-            self._allowed_once.add(task)
-        try:
-            accepted = b"" if proxied is None else proxied.accepted
-            await self._accept_target(connection, destination, decision, accepted)
-        finally:
-            self._allowed_once.discard(task)
-
-    def _refuse(
-        self, connection: socket.socket, destination: _Destination, reason: str, rule: int = -1
-    ) -> None:
-        self._records.refuse(*destination, reason, rule=rule)
-        reset(connection)
-
-    async def _serve(
-        self, connection: socket.socket, destination: _Destination, rule: int, serve: _Server
-    ) -> None:
-        try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await serve(connection, destination, rule)
-        except RefusalError as error:
-            self._records.refuse(*destination, error.reason, rule=rule)
-            if error.last_words:
-                await self._say_and_close(connection, error.last_words)
-        except DialError as error:
-            self._records.refuse(
-                destination.name, error.address or destination.address, destination.port, error.reason,
-                rule=error.rule if error.denied else rule,
-                verdict="denied" if error.denied else "failed",
-            )  # fmt: skip
-        except Exception as error:
-            reason = reason_for(error) if isinstance(error, OSError) else "failed"
-            self._records.refuse(*destination, reason, rule=rule, verdict="failed")
-        finally:
-            self._heard(connection)
-            reset(connection)
-
-    async def _serve_tls(self, connection: socket.socket, destination: _Destination, rule: int) -> None:
-        reader, hello = HelloReader(), None
-        async with asyncio.timeout(self._bounds.hello):
-            while hello is None:
-                data = await self._receive(connection)
-                if not data:
-                    raise _end_before(reader.received, "not TLS")
-                self._hold(connection, len(data))
-                hello = read_hello(reader, data)
-        check_name(hello, destination.name)
-        self._heard(connection)
-        relay = self._relay(connection, await self._dial(destination), destination, rule)
-        relay.incoming.start()
-        relay.outgoing.start(bytes(reader.received))
-        del reader, data
-        await self._finish(relay)
-
-    async def _serve_http(self, connection: socket.socket, destination: _Destination, rule: int) -> None:
-        budget = self._limits.of_host(destination.name)
-        spend = None if budget is None else budget.spend_request
-        screen, first, data = RequestScreen(destination.name, destination.port, spend), b"", b""
-        async with asyncio.timeout(self._bounds.hello):
-            while not screen.requests:
-                before, data = data, await self._receive(connection)
-                if not data:
-                    raise _end_before(before, "not HTTP")
-                self._hold(connection, len(data))
-                first = read_requests(screen, data)
-        # What came with the first request and belongs to later ones is held further on.
-        more = self._heard(connection) - len(first)
-        try:
-            if not self._held.add(more) and more:
-                raise RefusalError("limit")
-            dialled = await self._dial(destination)
-        except BaseException:
-            self._held.add(-more)
-            raise
-        relay = self._relay(connection, dialled, destination, rule)
-        check = RequestCheck(relay, screen, self._held, more)
-        relay.outgoing.check = check.pass_request
-        if screen.waiting_for_response:
-            relay.incoming.check = check.pass_response
-        relay.incoming.start()
-        relay.outgoing.start(first)
-        del first, data, before
-        await self._finish(relay)
-
-    async def _serve_other(
-        self, connection: socket.socket, destination: _Destination, rule: int, *, looks: bool
-    ) -> None:
-        """Dial at once, because many servers speak first; a client's TLS hello is held until it is read."""
-        relay = self._relay(connection, await self._dial(destination), destination, rule)
-        if looks:
-            check = HelloCheck(self._loop, relay, destination.name, self._bounds.hello)
-            relay.outgoing.check = check.pass_hello
-        relay.incoming.start()
-        relay.outgoing.start()
-        await self._finish(relay)
-
-    async def _serve_requests(
-        self, connection: socket.socket, destination: _Destination, rule: int, *, scheme: str
-    ) -> None:
-        """End TLS here, and judge every request."""
-        from stockade.egress.termination.connection import TerminatedConnection, TerminatedPlace
-
-        assert self.termination is not None
-        task = asyncio.current_task()
-        assert task is not None
-        self._judged.add(task)
-        task.add_done_callback(self._judged.discard)
-        protocols: list[bytes] = []
-        if scheme == "https":
-            async with asyncio.timeout(self._bounds.hello):
-                protocols = await self.termination.hello(connection, destination.name)
-        self._heard(connection)
-        outside, record = self._recorded(connection, await self._dial(destination), destination, rule)
-        place = TerminatedPlace(scheme, destination.name, destination.port)
-        budget = self._limits.of_host(destination.name)
-        terminated = TerminatedConnection(self.termination, place, connection, outside, record, budget)
-        self._started(terminated)
-        await terminated.run(protocols, self._bounds.hello)
-
-    def _hold(self, connection: socket.socket, amount: int) -> None:
-        """Count bytes of a client that are held until they are judged."""
-        self._silent[connection] += amount
-        if not self._held.add(amount):
-            raise RefusalError("limit")
-
-    def _heard(self, connection: socket.socket) -> int:
-        """Count a client's bytes no more; return how many there were."""
-        amount = self._silent.pop(connection, 0)
-        self._held.add(-amount)
-        return amount
-
-    async def _receive(self, connection: socket.socket) -> bytes:
-        while True:
-            try:
-                return connection.recv(_READ_SIZE)
-            except BlockingIOError:
-                await wait_readable(self._loop, connection)
-
-    def _check_rules(self, destination: _Destination) -> NetDecision:
-        """Refuse what the rules do not allow any more: they may have changed since it was accepted."""
-        decision = self._rules.decide(destination)
-        allowed_once = asyncio.current_task() in self._allowed_once and self._is_open_question(
-            destination.name, destination.port
-        )
-        if not decision.allowed and not allowed_once:
-            raise DialError(_denial(decision), denied=True, rule=self._rules.place(decision.rule))
-        if decision.scheme and asyncio.current_task() not in self._judged:
-            raise DialError("no rule", denied=True)
-        return decision
-
-    async def _dial(self, destination: _Destination) -> tuple[socket.socket, str]:
-        self._check_rules(destination)
-        self._spend_connection(destination)
-        addresses: Sequence[str] = (destination.address,)
-        try:
-            async with asyncio.timeout(self._bounds.dial):
-                if (proxy := self._proxy_for(destination)) is not None:
-                    addresses = await self._addresses_of(proxy.host)
-                    return await self._dial_through(proxy, addresses, destination)
-                if destination.name:
-                    addresses = await self._resolve(destination)
-                return await connect_first(self._loop, addresses, destination.port)
-        except OSError as error:
-            raise DialError(reason_for(error), address=addresses[0]) from None
-
-    def _proxy_for(self, destination: _Destination) -> UpstreamProxy | None:
-        name, address, port = destination
-        decision = self._check_rules(destination)
-        proxy = self._upstream.choose(name, address, port, opaque=decision.opaque)
-        if proxy is not None and name:
-            self._spend_name(name, decision.rule)
-        return proxy
-
-    async def _addresses_of(self, host: str) -> Sequence[str]:
-        """Return the addresses of a proxy of the host, which no rule need name."""
-        if is_address(host):
-            return (host,)
-        if self._resolver is None:
-            raise DialError("resolver failed")
-        return await self._resolver.addresses(host)
-
-    async def _dial_through(
-        self, proxy: UpstreamProxy, addresses: Sequence[str], destination: _Destination
-    ) -> tuple[socket.socket, str]:
-        connection, address = await connect_first(self._loop, addresses, proxy.port)
-        try:
-            host = destination.name or destination.address
-            await open_tunnel(self._loop, connection, proxy, host, destination.port)
-        except BaseException:
-            connection.close()
-            raise
-        return connection, address
-
-    def _spend_name(self, name: str, rule: int) -> None:
-        """Count a name below a wildcard: each could carry a few bytes out."""
-        wildcard = self._rules.wildcard(rule)
-        if wildcard and not self._budget.spend(name, wildcard):
-            raise DialError("too many names", denied=True, rule=self._rules.place(rule))
-
-    def _spend_connection(self, destination: _Destination) -> None:
-        budget = self._limits.of_host(destination.name or destination.address)
-        if budget is None:
-            return
-        if clause := budget.exhausted():
-            raise DialError(clause, denied=True)
-        budget.spend("connections")
-
-    async def _resolve(self, destination: _Destination) -> Sequence[str]:
-        """Return the addresses of a name that may be dialled, by the rules of this moment."""
-        name = destination.name
-        self._spend_name(name, self._check_rules(destination).rule)
-        if self._resolver is None:
-            raise DialError("resolver failed")
-        found = await self._resolver.addresses(name)
-        rules = self._rules
-        choice = choose_addresses(found, destination.port, rules.set)
-        if not choice.addresses:
-            refusal = choice.refusal or DialError("resolver failed")
-            refusal.rule = rules.place(refusal.rule)
-            raise refusal
-        return choice.addresses
-
-    def _relay(
-        self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: _Destination, rule: int
-    ) -> Relay:
-        outside, record = self._recorded(inside, dialled, destination, rule)
-        budget = self._limits.of_host(destination.name or destination.address)
-        relay = Relay(self._loop, self._pool, inside, outside, record, budget)
-        self._started(relay)
-        return relay
-
-    def _recorded(
-        self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: _Destination, rule: int
-    ) -> tuple[socket.socket, ConnectionRecord]:
-        """Begin the record of a connection to a server, if the rules still allow it."""
-        outside, address = dialled
-        try:
-            self._check_rules(destination)
-        except DialError:
-            reset(outside)
-            raise
-        record = self._records.connection(
-            destination.name, address, destination.port, rule, _inside_ends(inside)
-        )
-        return outside, record
-
-    def _started(self, relay: Relay | TerminatedConnection) -> None:
-        if len(self._connections) > _LARGE_BUFFERS:
-            limit_buffers(relay.inside)
-            limit_buffers(relay.outside)
-        task = asyncio.current_task()
-        if task is not None:
-            self._connections[task] = relay
-
-    async def _finish(self, relay: Relay) -> None:
-        await relay.finished
-        if relay.last_words:
-            await self._say_and_close(relay.inside, relay.last_words)
-
-    async def _say_and_close(self, connection: socket.socket, last_words: bytes) -> None:
-        """Tell a client why it is refused. A close with bytes unread would reset the words away."""
-        with contextlib.suppress(OSError):
-            async with asyncio.timeout(_LAST_WORDS_SECONDS):
-                connection.send(last_words)
-                connection.shutdown(socket.SHUT_WR)
-                drained = 0
-                while drained < _LAST_WORDS_DRAIN:
-                    data = await self._receive(connection)
-                    if not data:
-                        break
-                    drained += len(data)
-        connection.close()
-
-    # Published ports
-
-    def _begin_published(self, connection: socket.socket, *, port: int) -> None:
-        connection.setblocking(False)
-        if len(self._connections) >= self._bounds.connections:
-            self._records.fail_published(_client_of(connection), port, "limit")
-            reset(connection)
-            return
-        self._start(self._serve_published(connection, port), self._connections)
-
-    async def _serve_published(self, connection: socket.socket, port: int) -> None:
-        """Connect a client on the host with the server inside."""
-        client = ""
-        try:
-            client = _client_of(connection)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._inside is None:
-                raise ConnectionRefusedError
-            async with asyncio.timeout(self._bounds.dial):
-                server = await self._inside.connect(port)
-            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            record = self._records.published_connection(client, port)
-            relay = Relay(self._loop, self._pool, server, connection, record)
-            self._started(relay)
-            relay.incoming.start()
-            relay.outgoing.start()
-            await relay.finished
-        except OSError as error:
-            self._records.fail_published(client, port, reason_for(error))
-        finally:
-            reset(connection)
-
-    # DNS over TCP
-
-    def _begin_dns(self, connection: socket.socket) -> None:
-        if len(self._dns_connections) >= _DNS_CONNECTIONS:
-            self._records.refuse("", _destination_of(connection)[0], _DNS_PORT, "limit")
-            reset(connection)
-            return
-        self._start(self._serve_dns(connection), self._dns_connections)
-
-    async def _serve_dns(self, connection: socket.socket) -> None:
-        queries = StreamQueries()
-        try:
-            while True:
-                async with asyncio.timeout(self._bounds.query):
-                    data = await self._receive(connection)
-                    if not data:
-                        connection.close()
-                        return
-                    for query in queries.feed(data):
-                        reply = self._answer(query)
-                        if reply is not None:
-                            await self._send(connection, frame(reply.message))
-        except (OSError, DnsError, asyncio.CancelledError):
-            # Silent for too long, gone, no DNS, or handed over: it ends.
-            return
-        finally:
-            reset(connection)
-
-    async def _send(self, connection: socket.socket, data: bytes) -> None:
-        while data:
-            try:
-                data = data[connection.send(data) :]
-            except BlockingIOError:
-                await wait_writable(self._loop, connection)
-
-    # Time
-
-    def _sweep(self) -> None:
-        """End the connections that were idle for too long, again and again."""
-        idle = self._bounds.idle
-        limit = self._loop.time() - idle
-        for relay in list(self._connections.values()):
-            if relay is not None and relay.active < limit and not relay.finished.done():
-                relay.abort(reason="idle")
-        self._loop.call_later(min(5.0, max(idle / 4, 0.05)), self._sweep)
+        self._connections.close()
 
 
 def main(control: int) -> None:
@@ -1027,7 +153,7 @@ def main(control: int) -> None:
     connection.setblocking(True)
     # Before the message, because the supervisor has other things to do until it sends that.
     loop = asyncio.SelectorEventLoop()
-    text, handed, flags, _ = socket.recv_fds(connection, _MESSAGE_SIZE, _DESCRIPTORS)
+    text, handed, flags, _ = socket.recv_fds(connection, MESSAGE_SIZE, _DESCRIPTORS)
     if not text or flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
         return
     message = json.loads(text)
@@ -1056,61 +182,42 @@ def _ignore(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
     pass
 
 
-def _bounds(message: dict[str, Any]) -> EgressBounds:
-    known = {
-        name: message[name] for name in EgressBounds._fields if isinstance(message.get(name), int | float)
-    }
-    return EgressBounds(**known)
+def _take_socket(taken: Iterator[int]) -> socket.socket:
+    return socket.socket(fileno=next(taken))
 
 
-def _spent(message: dict[str, Any]) -> tuple[int, int]:
-    """Return what another egress process of this sandbox has spent of the budget for names."""
-    names, long = message.get("budget", (0, 0))
-    return max(0, int(names)), max(0, int(long))
+def _wake(nudge: int) -> None:
+    """Tell the supervisor that there are new records."""
+    with contextlib.suppress(OSError):
+        os.eventfd_write(nudge, 1)
 
 
-def _write_all(descriptor: int, data: bytes, offset: int) -> None:
-    at = 0
-    while at < len(data):
-        at += os.pwrite(descriptor, data[at : at + _WRITE_SIZE], offset + at)
-
-
-def _client_of(connection: socket.socket) -> str:
-    """Return the address of a client on the host."""
-    return str(connection.getpeername()[0]).partition("%")[0].removeprefix("::ffff:")
-
-
-def _destination_of(connection: socket.socket) -> tuple[str, int]:
-    """Return the address and port that the program asked for; a mapped address is an IPv4 address."""
-    address, port = connection.getsockname()[:2]
-    if address.startswith("::ffff:") and "." in address:
-        address = address.removeprefix("::ffff:")
-    return address.partition("%")[0], port
-
-
-def _inside_ends(connection: socket.socket) -> InsideEnds | None:
-    """Return the ends of a connection as its program has them, from which the kernel can tell the program."""
+def _read_roots(descriptor: int, size: int) -> bytes:
     try:
-        address, port = connection.getpeername()[:2]
-    except OSError:  # the program has gone
-        return None
-    return InsideEnds(address.partition("%")[0], port, _destination_of(connection)[0])
+        return os.pread(descriptor, min(size, _ROOTS_SIZE), 0)
+    finally:
+        os.close(descriptor)
 
 
-def _denial(decision: NetDecision) -> str:
-    return "no rule" if decision.rule < 0 else "deny rule"
+def _make_termination(
+    loop: asyncio.AbstractEventLoop,
+    records: RecordWriter,
+    rules: RulesInForce,
+    secrets: SecretStore,
+    roots: bytes,
+) -> HttpTermination:
+    """Make what ends TLS: its authority, and the roots of servers if they are not the system's."""
+    # The template of an egress process that ends TLS has loaded it.
+    from stockade.egress.termination.connection import HttpTermination
+
+    made = HttpTermination(loop, records, lambda: rules.active, roots)
+    if secrets:
+        made.exchange = partial(_exchange, secrets, records)
+    return made
 
 
-def _reply_source(ancillary: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
-    """Return what makes an answer come from the address that was asked."""
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO) and len(data) == _IPV4_INFO.size:
-            return [(level, kind, _IPV4_INFO.pack(0, _IPV4_INFO.unpack(data)[2], bytes(4)))]
-        if (level, kind) == (socket.IPPROTO_IPV6, _IPV6_PKTINFO) and len(data) == _IPV6_INFO.size:
-            return [(level, kind, _IPV6_INFO.pack(_IPV6_INFO.unpack(data)[0], 0))]
-    return []
+def _exchange(secrets: SecretStore, records: RecordWriter, head: RequestHead) -> HttpExchange:
+    """Return what puts values into a request that the rules have allowed, and out of its response."""
+    from stockade.egress.termination.secret_exchange import SecretExchange
 
-
-def _end_before(received: bytes | bytearray, reason: str) -> Exception:
-    """Return what ends a connection whose client sent too little."""
-    return RefusalError(reason) if received else DialError("nothing sent")
+    return SecretExchange(secrets, head, partial(records.secret, head.host, head.port))

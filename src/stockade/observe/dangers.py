@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from stockade.linux.path_lookup import covers
-from stockade.policy.net_rules import forbidden_address
+from stockade.policy.net_addresses import forbidden_address
 from stockade.resolve.resolved import ResolvedPolicy
 from stockade.resolve.toolchain.installs import SECRETS, looks_like_home
 

@@ -12,16 +12,9 @@ from stockade.observe.access import Access, Action
 from stockade.observe.answer_values import Answer, PolicyChange
 from stockade.observe.file_answers import answer_socket
 from stockade.observe.view import Walls
-from stockade.policy.net_rules import (
-    ASK,
-    DNS_PORT,
-    NetDecision,
-    NetRuleError,
-    RuleSet,
-    parse_rule,
-    ports_of,
-    suggest,
-)
+from stockade.policy.net_errors import NetRuleError
+from stockade.policy.net_rule_set import NetDecision, RuleSet
+from stockade.policy.net_rules import ASK, DNS_PORT, parse_rule, ports_of, suggest
 from stockade.policy.secrets import host_of
 from stockade.policy.values import show
 

@@ -23,7 +23,7 @@ __all__ = [
     "parse",
 ]
 
-#: Public names and their modules, which load on first use: the egress process needs `net_rules` alone.
+#: Public names and their modules, which load on first use: the egress process needs the rules of `net` alone.
 _LAZY = {
     "Control": "stockade.controls",
     "Limits": "stockade.policy.model",

@@ -437,7 +437,7 @@ def _roots(key: str, value: Any) -> str:
 
 def _net_rules(key: str, value: Iterable[Any]) -> tuple[str, ...]:
     """Check the rules of `net` and return each in its one spelling."""
-    from stockade.policy import net_rules
+    from stockade.policy import net_errors, net_rules
 
     written = sorted(value, key=str) if isinstance(value, set | frozenset) else list(value)
     found: dict[str, net_rules.NetRule] = {}
@@ -447,7 +447,7 @@ def _net_rules(key: str, value: Iterable[Any]) -> tuple[str, ...]:
             raise InvalidValueError(where, text, "must be a rule as text", 'such as "api.example.com:443"')
         try:
             rule = net_rules.parse_new_rule(text)
-        except net_rules.NetRuleError as error:
+        except net_errors.NetRuleError as error:
             raise InvalidValueError(where, text, error.problem, error.hint) from None
         found[rule.text] = rule
     if len(found) > net_rules.MOST_RULES:
@@ -456,7 +456,7 @@ def _net_rules(key: str, value: Iterable[Any]) -> tuple[str, ...]:
     try:
         net_rules.ports_of(found.values())
         net_rules.check_rules(tuple(found.values()))
-    except net_rules.NetRuleError as error:
+    except net_errors.NetRuleError as error:
         raise InvalidValueError(key, written, error.problem, error.hint) from None
     return tuple(found)
 

@@ -10,17 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from stockade.policy import http_rules
-from stockade.policy.net_rules import (
-    ASK,
-    NetRule,
-    Ranges,
-    covers_name,
-    network_of,
-    parse_rule,
-    ports_text,
-    special_range,
-    without,
-)
+from stockade.policy.net_addresses import special_range
+from stockade.policy.net_ports import Ranges, ports_text, without
+from stockade.policy.net_rules import ASK, NetRule, covers_name, network_of, parse_rule
 from stockade.policy.values import show
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from stockade.errors import PolicyError
 from stockade.policy.model import NETWORK_LIMITS, Limits, Policy, limit_text
-from stockade.policy.net_rules import MOST_PORTS, PROXY_PORT, NetRule, parse_rule, ports_of
+from stockade.policy.net_ports import MOST_PORTS
+from stockade.policy.net_rules import PROXY_PORT, NetRule, parse_rule, ports_of
 
 _HTTP_PORTS = ((80, 80),)
 

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from stockade.policy.net_rules import NetRule, NetRuleError, covers_name, parse_rule, without
+from stockade.policy.net_errors import NetRuleError
+from stockade.policy.net_ports import without
+from stockade.policy.net_rules import NetRule, covers_name, parse_rule
 from stockade.policy.values import FrozenMap, InvalidValueError, nearest, show
 
 #: The secrets of one policy, and the hosts of one secret.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from stockade.result import Result
     from stockade.runs.launch import LaunchedSandbox
-    from stockade.runs.network.egress import NetworkMark
+    from stockade.runs.network.egress_handle import NetworkMark
     from stockade.runs.prepare import RunPreparation
 
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from stockade.receipt.account import Account
     from stockade.result import Result
     from stockade.runs.evidence import BackendChoice, Evidence
-    from stockade.runs.network.egress import EgressHandle
+    from stockade.runs.network.egress_handle import EgressHandle
     from stockade.runs.register.sandbox_record import SandboxRecord
 
 #: The fields of a result that its digest covers, besides the streams and the changes.

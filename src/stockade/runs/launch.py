@@ -34,7 +34,7 @@ from stockade.runs.prepare import RunPreparation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from stockade.runs.network.egress import EgressHandle
+    from stockade.runs.network.egress_handle import EgressHandle
 
 #: A set-up takes milliseconds; one that takes this long hangs, for example on a dead network file system.
 SETUP_SECONDS = 30
@@ -175,7 +175,7 @@ def launch(
         net = prepared.resolved.policy.net
         # Where it joins a network, another sandbox has what relays the connections of both.
         if not joins and (prepared.made.published is not None or (net and net != "open")):
-            from stockade.runs.network.egress import launch_with_egress
+            from stockade.runs.network.egress_launch import launch_with_egress
 
             return (yield from launch_with_egress(prepared, events, meanwhile))
         return (yield from launch_with_retry(prepared, events, meanwhile))

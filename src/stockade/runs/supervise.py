@@ -36,7 +36,7 @@ from stockade.runs.launch import LaunchedSandbox, gate_ended
 
 if TYPE_CHECKING:
     from stockade.gate.template import Template
-    from stockade.runs.network.egress import DecisionFollower
+    from stockade.runs.network.decision_follower import DecisionFollower
     from stockade.sandbox.delegation import Delegation
 
 LEFT = 1 << 20  # as much as a pipe can be made to hold

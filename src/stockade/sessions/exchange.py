@@ -33,7 +33,7 @@ from stockade.runs.supervise import LAST_WORDS, LATE, LEFT, Run, RunEnding, shor
 from stockade.sessions.connection import DriverConnection
 
 if TYPE_CHECKING:
-    from stockade.runs.network.egress import DecisionFollower
+    from stockade.runs.network.decision_follower import DecisionFollower
 
 #: How many seconds pass before a shell that sleeps on is interrupted again.
 AGAIN = 0.25

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from attacks.arena import ATTACKS, PYTHON
-from stockade.policy.net_rules import forbidden_address, parse_rule
+from stockade.policy.net_addresses import forbidden_address
+from stockade.policy.net_rules import parse_rule
 from support.cli import stockade_command
 from support.network import Internet
 

@@ -4,6 +4,7 @@ The value comes in halves, so that it is not in the program's own words. The ver
 """
 
 import os
+import stat
 import sys
 
 from common import say
@@ -30,6 +31,8 @@ def main():
     found = ["environ"] if value.decode() in os.environ.values() else []
     for path in files():
         try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                continue  # a FIFO would wait for a writer
             with open(path, "rb") as file:
                 content = file.read(LARGEST)
         except OSError:

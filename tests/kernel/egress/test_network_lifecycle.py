@@ -22,7 +22,13 @@ import stockade
 from stockade import Policy
 from stockade.errors import SetupError
 from stockade.gate import client
-from stockade.runs.network import egress, egress_process, egress_template, resolver_process
+from stockade.runs.network import (
+    egress_configuration,
+    egress_launch,
+    egress_process,
+    egress_template,
+    resolver_process,
+)
 from support import leaks
 
 #: Connects, and prints what it gets or why not.
@@ -107,11 +113,11 @@ def test_a_step_that_fails_starts_nothing_and_leaves_nothing(
     if step == "listeners":
         monkeypatch.setattr(client.Resident, "open_network", fail_at_once)
     elif step == "evidence":
-        monkeypatch.setattr(egress, "observe_network", fail_at_once)
+        monkeypatch.setattr(egress_launch, "observe_network", fail_at_once)
     elif step == "egress":
-        monkeypatch.setattr(egress, "launch_egress", fail)
+        monkeypatch.setattr(egress_launch, "launch_egress", fail)
     elif step == "resolver":
-        monkeypatch.setattr(egress, "connect_resolver", fail)
+        monkeypatch.setattr(egress_configuration, "connect_resolver", fail)
     else:
         monkeypatch.setattr(egress_process.EgressProcess, "configure", fail)
     with pytest.raises(SetupError, match=f"{step} failed") as caught:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stockade.egress.dialer import choose_addresses, interleave, reason_for
-from stockade.policy.net_rules import RuleSet, parse_rule
+from stockade.policy.net_rule_set import RuleSet
+from stockade.policy.net_rules import parse_rule
 
 
 def rules(*texts: str) -> RuleSet:

@@ -11,7 +11,8 @@ from stockade.egress.termination.judge import RequestJudge
 from stockade.egress.termination.messages import HttpExchange
 from stockade.egress.termination.streams import ByteStream, StreamError
 from stockade.policy.http_rules import Target
-from stockade.policy.net_rules import NetDecision, RuleSet, parse_rule
+from stockade.policy.net_rule_set import NetDecision, RuleSet
+from stockade.policy.net_rules import parse_rule
 
 HEAD = b"POST /ok HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n"
 NEXT = b"GET /ok HTTP/1.1\r\nHost: a.test\r\n\r\n"

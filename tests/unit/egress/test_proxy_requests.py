@@ -17,7 +17,7 @@ from stockade.egress.decoders.proxy_requests import (
     socks_target,
 )
 from stockade.egress.proxy_service import ProxyRequest, read_request
-from stockade.policy.net_rules import normal_name
+from stockade.policy.net_names import normal_name
 
 CONNECT = b"CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com\r\nUser-Agent: x\r\n\r\n"
 SOCKS = b"\x05\x01\x00" + b"\x05\x01\x00\x03\x0fapi.example.com\x01\xbb"

@@ -28,7 +28,8 @@ from stockade.egress.termination.judge import JudgedRequest, RequestJudge
 from stockade.egress.termination.messages import HttpExchange
 from stockade.egress.termination.streams import ByteStream, StreamError
 from stockade.policy.http_rules import Target
-from stockade.policy.net_rules import NetDecision, RuleSet, parse_rule
+from stockade.policy.net_rule_set import NetDecision, RuleSet
+from stockade.policy.net_rules import parse_rule
 from support.mutation import pieces, run_fuzzer
 
 SECONDS = float(os.environ.get("STOCKADE_FUZZ_SECONDS", "5")) / 4

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from stockade.observe.access import Access, Action
 from stockade.observe.learning.hosts import MOST_HOSTS, RECORDING, HostLearner
-from stockade.policy.net_rules import RuleSet, parse_rule
+from stockade.policy.net_rule_set import RuleSet
+from stockade.policy.net_rules import parse_rule
 from stockade.result import Decision
 
 

@@ -17,7 +17,8 @@ from stockade.observe.answer_values import Answer
 from stockade.observe.learning.rounds import MOST_RUNS, LearningPlace, LearningRun, learn
 from stockade.observe.learning.secret_paths import SecretPlaces
 from stockade.policy import Policy
-from stockade.policy.net_rules import RuleSet, parse_rule
+from stockade.policy.net_rule_set import RuleSet
+from stockade.policy.net_rules import parse_rule
 from stockade.result import Decision, Outcome, Result, Usage
 
 OK = Result(outcome=Outcome.EXITED, exit_code=0, usage=Usage(wall=1.0, peak_tasks=2))

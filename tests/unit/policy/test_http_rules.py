@@ -7,7 +7,8 @@ import pytest
 from stockade import Policy
 from stockade.errors import PolicyError
 from stockade.policy.http_rules import AmbiguousTargetError, covers, read_target
-from stockade.policy.net_rules import NetRule, RuleSet, parse_rule
+from stockade.policy.net_rule_set import RuleSet
+from stockade.policy.net_rules import NetRule, parse_rule
 from stockade.runs.network.egress_changes import with_allowed
 
 ALLOWED = (

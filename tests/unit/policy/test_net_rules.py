@@ -6,16 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stockade.policy.net_rules import (
-    NetRule,
-    NetRuleError,
-    RuleSet,
-    forbidden_address,
-    normal_name,
-    parse_rule,
-    ports_of,
-    suggest,
-)
+from stockade.policy.net_addresses import forbidden_address
+from stockade.policy.net_errors import NetRuleError
+from stockade.policy.net_names import normal_name
+from stockade.policy.net_rule_set import RuleSet
+from stockade.policy.net_rules import NetRule, parse_rule, ports_of, suggest
 
 
 def rules(*texts: str) -> RuleSet:

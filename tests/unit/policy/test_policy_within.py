@@ -17,7 +17,8 @@ from stockade.policy import Policy
 from stockade.policy.compare import NOTHING, RULES, PathAccess, clauses, excess
 from stockade.policy.model import BACKENDS, PROFILES
 from stockade.policy.model import WEAKER as WEAKER_BACKENDS
-from stockade.policy.net_rules import RuleSet, parse_rule
+from stockade.policy.net_rule_set import RuleSet
+from stockade.policy.net_rules import parse_rule
 
 #: What a policy accepts that may run without namespaces.
 ACCEPTED = ["files", "processes", "devices", "protect"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stockade.policy.net_rules import RuleSet, parse_rule
+from stockade.policy.net_rule_set import RuleSet
+from stockade.policy.net_rules import parse_rule
 from stockade.server.config import ServerConfig
 from stockade.server.supervisor.own_port import own_port_denials
 

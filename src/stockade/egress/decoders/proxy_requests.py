@@ -10,7 +10,8 @@ from __future__ import annotations
 import socket
 from typing import NamedTuple
 
-from stockade.policy.net_rules import NetRuleError, normal_name
+from stockade.policy.net_errors import NetRuleError
+from stockade.policy.net_names import normal_name
 
 #: The longest head of a CONNECT request, and of a proxy's response.
 HEAD_SIZE = 8192

@@ -18,7 +18,7 @@ from stockade.policy.http_rules import (
     parameters,
     read_target,
 )
-from stockade.policy.net_rules import NetDecision
+from stockade.policy.net_rule_set import NetDecision
 
 #: Headers whose value some frameworks take for the method.
 _METHOD_FIELDS = frozenset({b"x-http-method-override", b"x-http-method", b"x-method-override"})

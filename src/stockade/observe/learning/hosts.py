@@ -12,14 +12,11 @@ from collections.abc import Iterable
 
 from stockade.observe.access import Access, Action
 from stockade.observe.learning.lesson import LearnedEntry, LearnQuestion, by_programs
-from stockade.policy.net_rules import (
-    DNS_PORT,
-    NetRuleError,
-    RuleSet,
-    forbidden_address,
-    normal_name,
-    parse_rule,
-)
+from stockade.policy.net_addresses import forbidden_address
+from stockade.policy.net_errors import NetRuleError
+from stockade.policy.net_names import normal_name
+from stockade.policy.net_rule_set import RuleSet
+from stockade.policy.net_rules import DNS_PORT, parse_rule
 from stockade.policy.values import quote
 from stockade.result import Decision
 

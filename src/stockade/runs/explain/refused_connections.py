@@ -108,7 +108,8 @@ def _taken_port(last: bytes, rules: Sequence[str]) -> str:
 
 def _own_port(last: bytes, rules: Sequence[str]) -> str:
     """Return how to reach a server of the machine, if the words name a loopback port that no rule has."""
-    from stockade.policy.net_rules import DNS_PORT, RuleSet, parse_rule
+    from stockade.policy.net_rule_set import RuleSet
+    from stockade.policy.net_rules import DNS_PORT, parse_rule
 
     for host, port in reversed(_named(last)):
         if host in LOOPBACK and 1 <= port <= 65535:
@@ -139,7 +140,9 @@ def _host(denial: Denial) -> str:
 def _unnamed_port(last: bytes, rules: Sequence[str]) -> Denial | None:
     """Return the refusal that the words name, if no rule allows it: the kernel refuses such ports itself."""
     from stockade.controls import Control
-    from stockade.policy.net_rules import NetRuleError, RuleSet, parse_rule, suggest
+    from stockade.policy.net_errors import NetRuleError
+    from stockade.policy.net_rule_set import RuleSet
+    from stockade.policy.net_rules import parse_rule, suggest
 
     for host, port in reversed(_named(last)):
         if host.startswith(SYNTHETIC):

@@ -199,7 +199,8 @@ def reason_text(one: Decision) -> str:
 
 def _hint(one: Decision) -> str:
     """Return what would allow it, as the command line takes it; "" if no rule would."""
-    from stockade.policy.net_rules import NetRuleError, parse_rule, suggest
+    from stockade.policy.net_errors import NetRuleError
+    from stockade.policy.net_rules import parse_rule, suggest
 
     rule = ""
     if one.kind == "secret":
@@ -222,7 +223,8 @@ def _request_hint(one: Decision) -> str:
     """Return the rule for exactly this request; "" if its path would be a pattern."""
     if "*" in one.request:
         return ""
-    from stockade.policy.net_rules import NetRuleError, parse_new_rule
+    from stockade.policy.net_errors import NetRuleError
+    from stockade.policy.net_rules import parse_new_rule
 
     try:
         return f"--net {shlex.quote(parse_new_rule(one.request).text)}"

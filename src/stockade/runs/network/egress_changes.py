@@ -26,28 +26,25 @@ from stockade.errors import PolicyError, SetupError
 from stockade.gate.network import NetworkListeners
 from stockade.linux import os_errors
 from stockade.policy.net_comparison import covers
+from stockade.policy.net_errors import NetRuleError
+from stockade.policy.net_ports import without
 from stockade.policy.net_rules import (
     MOST_RULES,
     NetRule,
-    NetRuleError,
     check_rules,
     parse_new_rule,
     parse_rule,
     ports_of,
-    without,
 )
 from stockade.policy.network_clauses import refuse_taken_proxy_port
 from stockade.receipt.statement import RuleChange
 from stockade.runs.io.eventloop import Events, Steps
+from stockade.runs.io.paired_steps import take_turns
 from stockade.runs.launch import LaunchedSandbox
-from stockade.runs.network.egress import (
-    EgressGeneration,
-    EgressHandle,
-    await_listeners,
-    configure,
-    dialled_ports,
-    together,
-)
+from stockade.runs.network.egress_configuration import configure, dialled_ports
+from stockade.runs.network.egress_generation import EgressGeneration
+from stockade.runs.network.egress_handle import EgressHandle
+from stockade.runs.network.egress_launch import await_listeners
 from stockade.runs.network.egress_process import EgressProcess, launch_egress
 from stockade.runs.network.network_evidence import NetworkEvidence, observe_network
 from stockade.runs.network.published_ports import PublishedListeners, check_listener
@@ -297,7 +294,7 @@ def _replace_process(
                 hint="let the server inside use another port",
             )
     request = box.connection.resident.open_network(box.network_fd, fresh, more=True)
-    opened, process, failure = yield from together(
+    opened, process, failure = yield from take_turns(
         await_listeners(request, events),
         launch_egress(dialled_ports(ports, handle.settings), events, home=home),
     )

@@ -40,7 +40,11 @@ _FILES = (
     "linux/sha256.py",
     "policy/__init__.py",
     "policy/http_rules.py",
+    "policy/net_addresses.py",
     "policy/net_errors.py",
+    "policy/net_names.py",
+    "policy/net_ports.py",
+    "policy/net_rule_set.py",
     "policy/net_rules.py",
 )
 

@@ -21,7 +21,8 @@ import msgspec
 
 from stockade.egress.questions import BY_RULE, HOLD_SECONDS, MOST_QUESTIONS, NO, ONCE
 from stockade.errors import PolicyError, StockadeError
-from stockade.policy.net_rules import NetRuleError, normal_name
+from stockade.policy.net_errors import NetRuleError
+from stockade.policy.net_names import normal_name
 from stockade.result import Decision, NetworkQuestion
 from stockade.runs.io.eventloop import Events, drive
 from stockade.runs.network.decisions import change_time
@@ -29,7 +30,7 @@ from stockade.runs.options import Answer
 
 if TYPE_CHECKING:
     from stockade.runs.launch import LaunchedSandbox
-    from stockade.runs.network.egress import EgressHandle
+    from stockade.runs.network.egress_handle import EgressHandle
     from stockade.runs.prepare import RunPreparation
 
 OnAsk: TypeAlias = Callable[[NetworkQuestion], Answer]

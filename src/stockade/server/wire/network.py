@@ -11,7 +11,9 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from stockade.policy.net_rules import NetRule, NetRuleError, network_of, parse_rule, special_range
+from stockade.policy.net_addresses import special_range
+from stockade.policy.net_errors import NetRuleError
+from stockade.policy.net_rules import NetRule, network_of, parse_rule
 from stockade.server.wire.errors import INVALID_REQUEST, ApiError
 
 ALLOW, DENY = "allow", "deny"

@@ -149,9 +149,10 @@ class SharedTerminal:
 
     def connect(self, outer: int, channel: wire.Channel, events: Events) -> None:
         """Take over the outer end of the program's terminal."""
+        self._outer = outer
         os.set_blocking(outer, False)
+        self._writer = os.dup(outer)
         self._channel, self._events = channel, events
-        self._outer, self._writer = outer, os.dup(outer)
         self._vacant, self._ended = None, False
         self._fit_smallest()
         self._update_watches()
@@ -217,10 +218,10 @@ class SharedTerminal:
         self._ended = True
         self._update_watches()
         self._events = self._channel = None
-        if self._outer >= 0:
-            os.close(self._outer)
-            os.close(self._writer)
-            self._outer = self._writer = -1
+        for end in (self._outer, self._writer):
+            if end >= 0:
+                os.close(end)
+        self._outer = self._writer = -1
 
     # Between them
 
