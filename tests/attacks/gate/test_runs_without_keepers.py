@@ -37,6 +37,14 @@ def sleeping(box: Sandbox) -> str:
     return box.run(["sh", "-c", SLEEPS], timeout=30).text
 
 
+def wait_for_sleeping(box: Sandbox, expected: str) -> None:
+    """Wait until these sleep: a shell prints before it starts the last one."""
+    deadline = time.monotonic() + 10
+    while (found := sleeping(box)) != expected and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert found == expected
+
+
 def hiding(*ways: str) -> list[str]:
     return command_of("siblings", MARK, *ways)[0]
 
@@ -107,10 +115,10 @@ def running(box: Sandbox, script: str, timeout: float = 60) -> tuple[threading.T
 
 
 def test_its_end_spares_other_runs_and_what_they_left(box: Sandbox) -> None:
-    own, ended = running(box, "setsid sleep 1111 >/dev/null & echo $PPID; sleep 2222", timeout=1.5)
+    own, ended = running(box, "setsid sleep 1111 >/dev/null & echo $PPID; sleep 2222", timeout=2.5)
     box.run(["sh", "-c", "setsid sleep 3333 >/dev/null 2>&1 &"])
     other, cancelled = running(box, "setsid sleep 4444 >/dev/null & echo $PPID; sleep 5555")
-    assert sleeping(box) == "1111 2222 3333 4444 5555 "
+    wait_for_sleeping(box, "1111 2222 3333 4444 5555 ")
     own.join()
     assert (ended[0].outcome, ended[0].text) == ("timed-out", "1\n")
     assert sleeping(box) == "3333 4444 5555 "
