@@ -59,8 +59,8 @@ def supervisor(
 
 
 def directories(home: str) -> list[Path]:
-    """Of the supervisors in the register."""
-    return sorted(Path(home, "run").iterdir())
+    """Of the supervisors in the register; none if nobody has made it yet."""
+    return sorted(Path(home, "run").glob("*"))
 
 
 def dead(home: str, *lines: bytes, name: str = "1-aa") -> Path:

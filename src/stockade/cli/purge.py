@@ -16,6 +16,7 @@ from stockade.errors import NotFoundError, SetupError, StockadeError
 from stockade.linux import dirwalk, foreign_files
 from stockade.linux.user import Caller
 from stockade.resolve.config_files import config_dir
+from stockade.runs import cgroup
 from stockade.runs.register import register, sandbox_record
 from stockade.sandbox.workspace import Workspace
 from stockade.workspace import metadata, overlay
@@ -165,11 +166,12 @@ def _remove_workspaces(home: str) -> None:
 
 
 def _remove_register(place: int) -> None:
-    """Remove the register's directories of processes that have no sandbox."""
+    """Remove the register's directories of processes that have no sandbox, and their idle cgroups."""
     run = os.open(sandbox_record.RUN, dirwalk.DIRECTORY, dir_fd=place)
     try:
         for name, directory in sandbox_record.directories(run):
-            if sandbox_record.read_all(directory) == ([], False):
+            found, damaged = sandbox_record.read_all(directory)
+            if not damaged and all(one.idle and cgroup.remove_empty(one.groups) for one in found):
                 dirwalk.remove(run, name)
     finally:
         os.close(run)

@@ -22,7 +22,7 @@ import msgspec
 
 from stockade.controls import Control
 from stockade.errors import SetupError
-from stockade.linux.cgroupfs import Cgroup, read
+from stockade.linux.cgroupfs import Cgroup, drop, read
 from stockade.linux.cgroups import GROUP, SWITCHED, CgroupParent, CgroupParents
 from stockade.policy import Limits
 
@@ -405,6 +405,19 @@ def hierarchies(limits: GroupLimits, places: CgroupParents) -> tuple[CgroupParen
 def planned_paths(id: str, places: Iterable[CgroupParent]) -> tuple[str, ...]:
     """Return the directories that a sandbox's group will have, so that the register names them first."""
     return tuple(f"{place.directory}/{GROUP}{id}" for place in places)
+
+
+def remove_empty(paths: Iterable[str]) -> bool:
+    """Remove groups that no process is in, and return whether all of them are gone."""
+    for path in paths:
+        if os.path.basename(path).startswith(GROUP) and os.path.normpath(path) == path:
+            try:
+                drop(path)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return False
+    return True
 
 
 def remove(paths: Iterable[str]) -> None:

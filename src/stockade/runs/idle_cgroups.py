@@ -52,14 +52,21 @@ _entries: dict[str, register.RegisterEntry] = {}
 
 def take(home: str, place: CgroupParent) -> Cgroup | None:
     """Return a group in that place that is as good as new, if one waits; `give_back` takes it again."""
-    with _IdleState.lock:
-        for known in reversed(_groups):
-            state, group = known
-            there = os.path.dirname(group.path) == place.directory and group.version == place.version
-            if there and state == home and _is_as_new(group):
-                _groups.remove(known)
-                return group
-    return None
+    gone: list[Cgroup] = []
+    try:
+        with _IdleState.lock:
+            for known in reversed(_groups.copy()):
+                state, group = known
+                there = os.path.dirname(group.path) == place.directory and group.version == place.version
+                if there and state == home and _is_as_new(group):
+                    _groups.remove(known)
+                    return group
+                if not os.path.lexists(group.path):  # `stockade purge` has removed it
+                    _groups.remove(known)
+                    gone.append(group)
+        return None
+    finally:
+        _remove(gone)
 
 
 def give_back(home: str, used: SandboxCgroups) -> None:
@@ -81,7 +88,11 @@ def shutdown() -> None:
     with _IdleState.lock:
         idle = [group for _, group in _groups]
         _groups.clear()
-    for group in idle:
+    _remove(idle)
+
+
+def _remove(groups: list[Cgroup]) -> None:
+    for group in groups:
         if group.close():
             _close_entry(group.path)
 

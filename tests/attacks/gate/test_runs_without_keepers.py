@@ -70,6 +70,7 @@ def test_outside_they_live_on() -> None:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == b"up\n"
+            assert leaks.settled(lambda: [] if len(marked()) == 4 else [str(marked())]) == []
         finally:
             process.kill()
             process.wait()

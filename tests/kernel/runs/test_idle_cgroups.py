@@ -251,6 +251,14 @@ def test_what_waits_goes_with_its_supervisor(stockade_home: Path, how: str) -> N
     assert os.listdir(stockade_home / "run") == []
 
 
+def test_purge_removes_what_waits_and_its_supervisor_makes_another(again: str, stockade_home: Path) -> None:
+    (path,) = (group.path for group in idle())
+    purge = [sys.executable, "-m", "stockade", "purge", "-q", "--yes"]
+    assert os.path.isdir(path) and subprocess.run(purge, check=False).returncode == 0
+    assert not os.path.exists(path) and not stockade_home.exists()
+    assert group_of(stockade.run(NAME)) != again
+
+
 def test_a_forked_child_has_groups_of_its_own_and_leaves_those_of_its_parent(again: str) -> None:
     reader, writer = os.pipe()
     child = os.fork()
