@@ -101,7 +101,8 @@ def check_private(path: str) -> None:
         raise SetupError(
             f"Stockade's state {path} is open to others (mode {stat.S_IMODE(found.st_mode):04o})",
             stage="state",
-            hint=f"check who put what there, then: chmod 700 {path}",
+            hint="set STOCKADE_HOME to a directory of its own; or, if this one is Stockade's alone, check "
+            f"who put what there, then: chmod 700 {path}",
         )
 
 
