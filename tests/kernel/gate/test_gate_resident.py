@@ -140,17 +140,21 @@ def test_a_sandbox_takes_one_key_of_the_users() -> None:
         counts = [line.split() for line in lines if int(line.partition(":")[0]) == own]
         return int(counts[0][3].partition("/")[0]) if counts else 0
 
-    for _ in range(2):  # what is made ahead has its own, now and afterwards
-        stockade.run(["true"]).check()
-    time.sleep(0.5)  # the kernel collects what is unused
-    before = used()
-    boxes = [Sandbox() for _ in range(5)]
-    for box in boxes:
-        box.open()
-    found = used() - before
-    for box in boxes:
-        box.close()
-    assert found <= 5
+    def taken() -> int:
+        for _ in range(2):  # what is made ahead has its own, now and afterwards
+            stockade.run(["true"]).check()
+        time.sleep(0.5)  # the kernel collects what is unused
+        before = used()
+        boxes = [Sandbox() for _ in range(5)]
+        for box in boxes:
+            box.open()
+        found = used() - before
+        for box in boxes:
+            box.close()
+        return found
+
+    # The user's other processes may take some meanwhile.
+    assert any(taken() <= 5 for _ in range(6))
 
 
 def spare(gate: int) -> int:
