@@ -21,12 +21,12 @@ PERIOD = 100_000
 PATIENCE = 2.0
 
 
-def read(name: str, directory: int | None = None) -> str:
-    """Read a whole file of the kernel."""
+def read(name: str, directory: int | None = None, *, size: int = 1 << 16) -> str:
+    """Read a whole file of the kernel, `size` bytes at a time."""
     file = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     try:
         text = b""
-        while part := os.read(file, 65536):
+        while part := os.read(file, size):
             text += part
         return text.decode()
     finally:
@@ -80,8 +80,9 @@ class Cgroup:
             self._held[name] = self.open(name, flags)
 
     def read(self, name: str) -> str:
+        # Few have more than a page. The end of a run reads some, also if this process has no memory left.
         held = self._held.get(name)
-        return read(name, self._directory) if held is None else os.pread(held, 65536, 0).decode()
+        return read(name, self._directory, size=PAGE) if held is None else os.pread(held, PAGE, 0).decode()
 
     def write(self, name: str, text: str) -> None:
         write(name, text, self._directory)
