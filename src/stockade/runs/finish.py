@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from stockade.controls import Control
-from stockade.gate import client
+from stockade.gate import client, wire
 from stockade.receipt.account import Account
 from stockade.resolve.paths.protected_paths import warnings
 from stockade.result import Outcome, Result
@@ -24,6 +24,24 @@ from stockade.workspace.overlay import OverlayLayer
 if TYPE_CHECKING:
     from stockade.runs.handoffs import Handoffs
     from stockade.runs.network.decisions import NetworkUse
+
+
+def is_settled(ended: RunEnding, prepared: RunPreparation, box: LaunchedSandbox) -> bool:
+    """Whether the result of a sandbox's only run is known before its gate has ended.
+
+    The gate reports the end of a program after every process inside has ended. What still waits for the gate
+    is the egress process, which records until then, the observer, and what looks at the files that are left.
+    """
+    reply = ended.reply
+    return (
+        reply is not None
+        and reply.kind == wire.REPLY_EXITED
+        and reply.ended == wire.ENDED_ITSELF
+        and box.egress is None
+        and prepared.observations < 0
+        and not prepared.layers
+        and not prepared.resolved.repositories.trees
+    )
 
 
 def result_of(

@@ -19,7 +19,7 @@ from stockade.policy.model import PolicyLike, policy_or_default
 from stockade.receipt.account import Account, resolve_who
 from stockade.result import Decision, Handoff, Result, describe_lost
 from stockade.runs.command import command, wait_until_thawed, words
-from stockade.runs.finish import left_by_run, left_by_sandbox, result_of, with_handoffs
+from stockade.runs.finish import is_settled, left_by_run, left_by_sandbox, result_of, with_handoffs
 from stockade.runs.io.eventloop import Events, Steps, drive, in_thread
 from stockade.runs.io.streams import PIPE, Streams, TerminalHandler
 from stockade.runs.launch import LaunchedSandbox, launch
@@ -759,6 +759,9 @@ def _launch_and_run(
             if run.stage is not None:
                 yield from run.stage.walls_up(events)
             ended = yield from supervise(box, run, pipes[0], events)
+            if is_settled(ended, prepared, box):
+                # The receipt is made while the gate takes the sandbox apart.
+                return result_of(ended, run.program, prepared, box, account)
         finally:
             yield from box.closed(events)
         left = yield from left_by_run(prepared, events)
