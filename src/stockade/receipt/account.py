@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stockade.errors import ReceiptError, StockadeError
 
@@ -91,6 +91,8 @@ class Account:
         self.protection: Callable[[], Protection] | None = None
         #: In an observed sandbox: how much its observer had written down when the run began.
         self.observation_mark: Mark | None = None
+        #: The fields of the receipt that are known since the program was started.
+        self.known: dict[str, Any] | None = None
         #: Why the run is being cancelled, if the caller gave a reason.
         self.because = ""
         self.started = time.time()
@@ -124,7 +126,7 @@ class Account:
         """Prepare the receipt while the program runs. A ReceiptError here ends the run."""
         from stockade.receipt.builder import ready
 
-        ready(self.home)
+        ready(self)
 
     def telling(self) -> FailureRecorder:
         """Return a context manager that makes a receipt if an exception ends the run."""

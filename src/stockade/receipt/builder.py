@@ -72,9 +72,11 @@ NO_USE = ResourceUse(
 )
 
 
-def ready(home: str) -> None:
-    """Open the log and load the key before there is a receipt."""
-    chain.of(home).ready()
+def ready(account: Account) -> None:
+    """Open the log, load the key and collect what is known of a run, before there is a receipt."""
+    chain.of(account.home).ready()
+    if account.box is not None:
+        account.known = _known_fields(account)
 
 
 def ended(account: Account, result: Result, streams: dict[str, str]) -> Result:
@@ -99,7 +101,7 @@ def ended(account: Account, result: Result, streams: dict[str, str]) -> Result:
     )
     prepared = account.prepared
     controls = None
-    if prepared is not None and result.controls is prepared.controls:
+    if prepared is not None and result.controls is prepared.chosen.controls:
         controls = _controls(prepared.chosen)
     covered = result_digest(result, controls)
     subjects = streams | {"changes": changes_digest(result), "result": covered}
@@ -257,6 +259,18 @@ def _policy(account: Account) -> Policy:
 
 
 def _run_fields(account: Account, ending: RunEnd, used: ResourceUse, duration: int) -> dict[str, Any]:
+    known = _known_fields(account) if account.known is None else account.known
+    return known | {
+        "ending": ending,
+        "usage": used,
+        "duration": duration,
+        "children": tuple(account.children),
+        "protection": None if account.protection is None else account.protection(),
+    }
+
+
+def _known_fields(account: Account) -> dict[str, Any]:
+    """Return the fields of a receipt that do not depend on what the program does."""
     prepared, box = account.prepared, account.box
     plan = None if prepared is None else prepared.plan
     entry = None if prepared is None else prepared.made.entry
@@ -271,17 +285,12 @@ def _run_fields(account: Account, ending: RunEnd, used: ResourceUse, duration: i
         # If nothing was started, nothing was enforced.
         "controls": {} if prepared is None or box is None else _controls(prepared.chosen),
         "evidence": None if box is None else _evidence(box.evidence),
-        "ending": ending,
-        "usage": used,
         "started": stamp(account.started),
-        "duration": duration,
         "host": _host(os.geteuid()),
         "parent": account.parent,
-        "children": tuple(account.children),
         "observed": prepared is not None and prepared.plan.observed,
         "matched": {} if prepared is None or box is None else _matched(prepared.resolved.hidden.matched),
         "name": account.name,
-        "protection": None if account.protection is None else account.protection(),
         "pipeline": account.pipeline,
     }
 

@@ -154,7 +154,7 @@ def _warnings(prepared: RunPreparation) -> tuple[str, ...]:
 def _has_uncounted_tasks(prepared: RunPreparation) -> bool:
     """Whether RLIMIT_NPROC limits the tasks: unlike a cgroup, it does not count what it refuses."""
     selection = prepared.chosen.selection
-    return not {*selection.weaker, *selection.by_cgroup} & {Control.LIMITS_TASKS}
+    return Control.LIMITS_TASKS not in selection.by_cgroup and Control.LIMITS_TASKS not in selection.weaker
 
 
 def _covers(prepared: RunPreparation) -> bool:
