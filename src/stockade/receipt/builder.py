@@ -226,7 +226,7 @@ def _blank() -> dict[str, Any]:
         "usage": NO_USE,
         "started": stamp(time.time()),
         "duration": 0,
-        "host": _host(os.geteuid()),
+        "host": _host(),
     }
 
 
@@ -286,7 +286,7 @@ def _known_fields(account: Account) -> dict[str, Any]:
         "controls": {} if prepared is None or box is None else _controls(prepared.chosen),
         "evidence": None if box is None else _evidence(box.evidence),
         "started": stamp(account.started),
-        "host": _host(os.geteuid()),
+        "host": _host(),
         "parent": account.parent,
         "observed": prepared is not None and prepared.plan.observed,
         "matched": {} if prepared is None or box is None else _matched(prepared.resolved.hidden.matched),
@@ -427,12 +427,11 @@ def _evidence(evidence: Evidence) -> msgspec.Raw:
     return msgspec.Raw(canonical(evidence))
 
 
-@lru_cache(maxsize=4)
-def _host(uid: int) -> HostFacts:
+def _host() -> HostFacts:
     from stockade.host import host
 
     found = host()
-    return HostFacts(found.kernel, found.machine, found.landlock, __version__, uid)
+    return HostFacts(found.kernel, found.machine, found.landlock, __version__, os.geteuid())
 
 
 def _micro(seconds: float) -> int:

@@ -102,6 +102,8 @@ class ReceiptTail:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        #: The bytes of the file: since it was locked, nobody else changes them.
+        self.length = 0
         self._file = -1
         self._start: TailStart | None = None
         #: The raw start, and the length and the last receipt of the file when this process wrote to it.
@@ -152,7 +154,9 @@ class ReceiptTail:
             there = os.stat(self.path, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        return os.path.samestat(there, os.fstat(self._file))
+        found = os.fstat(self._file)
+        self.length = found.st_size
+        return os.path.samestat(there, found)
 
     def close(self) -> None:
         """Close the file, which frees the lock if this process holds it."""
@@ -189,20 +193,14 @@ class ReceiptTail:
         self._raw = raw[: len(MAGIC) + _size(body)]
         return self._start
 
-    @property
-    def length(self) -> int:
-        """The bytes of the file."""
-        return os.fstat(self._file).st_size
-
     def last(self) -> LastReceipt | None:
         """Return the last receipt; None if the end of the file is not a frame."""
         assert self._start is not None
-        length = self.length
-        if self._length == length:
+        if self._length == self.length:
             return self._last
-        if length == len(self._raw):
+        if self.length == len(self._raw):
             return LastReceipt(self._start.sequence, self._start.hash)
-        body = self._body_before(length)
+        body = self._body_before(self.length)
         return None if body is None else _decode(body).place
 
     def newest(self, count: int) -> list[NewReceipt]:
@@ -246,6 +244,7 @@ class ReceiptTail:
     def cut(self) -> None:
         """Remove what `receipts` did not return: an incomplete receipt."""
         os.ftruncate(self._file, self._end)
+        self.length = self._end
 
     def begin(self, start: TailStart, *, sync: bool) -> None:
         """Empty the file and write its start."""
@@ -263,7 +262,7 @@ class ReceiptTail:
     def clear(self, *, sync: bool = False) -> None:
         """Empty the file."""
         os.ftruncate(self._file, 0)
-        self._raw, self._start, self._length = b"", None, 0
+        self._raw, self._start, self.length, self._length = b"", None, 0, 0
         if sync:
             os.fsync(self._file)
 
@@ -272,16 +271,16 @@ class ReceiptTail:
         os.fdatasync(self._file)
 
     def _write(self, data: bytes, *, sync: bool) -> None:
-        length = self.length
         try:
-            if (written := os.pwrite(self._file, data, length)) < len(data):
+            if os.pwrite(self._file, data, self.length) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if sync:
                 os.fdatasync(self._file)
         except OSError:
-            os.ftruncate(self._file, length)
+            os.ftruncate(self._file, self.length)
             raise
-        self._length = length + written
+        self.length += len(data)
+        self._length = self.length
 
     def _read_all(self) -> bytes:
         data = b""

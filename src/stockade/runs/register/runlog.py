@@ -102,14 +102,18 @@ def note(
         changes=len(result.changes),
         spilled=result.spilled,
         left=len(result.handoffs),
-        left_first=_first(_handoff_text(one) for one in result.handoffs),
+        left_first=_first(map(_handoff_text, result.handoffs)),
         warnings=_first(result.warnings),
-        reached=_count(result, "allowed"),
-        refused=_count(result, "denied"),
         bytes_sent=result.usage.bytes_sent or 0,
         bytes_received=result.usage.bytes_received or 0,
-        network_first=_first(_decision_text(one) for one in result.network),
     )
+    if result.network:
+        ran = msgspec.structs.replace(
+            ran,
+            reached=_count(result, "allowed"),
+            refused=_count(result, "denied"),
+            network_first=_first(map(_decision_text, result.network)),
+        )
     with contextlib.suppress(OSError):
         _append(home, msgspec.json.encode(ran) + b"\n")
 
@@ -121,7 +125,7 @@ def note_left(home: str, sandbox: str, left: Sequence[Handoff], warnings: Sequen
     line = HandoffLine(
         of=sandbox,
         left=len(left),
-        left_first=_first(_handoff_text(one) for one in left),
+        left_first=_first(map(_handoff_text, left)),
         warnings=_first(warnings),
     )
     with contextlib.suppress(OSError):
