@@ -31,7 +31,8 @@ class Caller(msgspec.Struct, frozen=True):
     @classmethod
     def current(cls) -> Caller:
         """Return the user of this process, even if HOME is unset or the uid has no name."""
-        user, group, known_home = _names(os.getuid(), os.getgid())
+        uid, gid = os.getuid(), os.getgid()
+        user, group, known_home = _names(uid, gid)
         environ = os.environ  # not copied: a run needs few of its variables
         home = environ.get("HOME", "")
         try:
@@ -39,8 +40,8 @@ class Caller(msgspec.Struct, frozen=True):
         except FileNotFoundError:  # it was removed; only relative paths need it
             cwd = ""
         return cls(
-            uid=os.getuid(),
-            gid=os.getgid(),
+            uid=uid,
+            gid=gid,
             user=user,
             group=group,
             home=home if home.startswith("/") else known_home,
@@ -52,10 +53,11 @@ class Caller(msgspec.Struct, frozen=True):
     @classmethod
     def _python_directory(cls, environ: Mapping[str, str]) -> str:
         running = os.path.dirname(sys.executable or "") if cls.from_python else ""
-        active = environ.get("VIRTUAL_ENV", "")
-        active = f"{active}/bin" if active.startswith("/") else ""
+        if running not in ("", "/usr/bin", "/bin", "/usr/local/bin"):
+            return running
         # An interpreter of the system says nothing, and an environment is active for a reason.
-        return active if running in ("", "/usr/bin", "/bin", "/usr/local/bin") else running
+        active = environ.get("VIRTUAL_ENV", "")
+        return f"{active}/bin" if active.startswith("/") else ""
 
 
 @functools.cache

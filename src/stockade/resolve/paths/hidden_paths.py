@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -172,7 +172,7 @@ def denied_beside(base: str, paths: Iterable[str], root: str, shown: Iterable[st
 
 
 def hide(
-    paths: Iterable[str],
+    paths: Collection[str],
     caller: Caller,
     grants: dict[str, Grant],
     workspace: Grant | None,
@@ -182,6 +182,8 @@ def hide(
 
     `system` are the trees that the profile shows.
     """
+    if not paths:
+        return HiddenPaths()
     shown = {path: grant.fd if grant.is_dir else None for path, grant in grants.items()}
     if workspace is not None:
         shown[workspace.path] = workspace.fd

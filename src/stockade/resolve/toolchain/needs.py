@@ -7,7 +7,6 @@ needed.
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 import stat
@@ -178,10 +177,9 @@ def is_system_program(command: str, caller: Caller, path: list[str]) -> bool:
 def is_plain(path: str) -> bool:
     """Whether a path is a file of the system, and not a link that may lead elsewhere."""
     try:
-        os.readlink(path)
-    except OSError as error:
-        return error.errno == errno.EINVAL and path.startswith(SYSTEM_PROGRAMS)
-    return False
+        return path.startswith(SYSTEM_PROGRAMS) and not stat.S_ISLNK(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def is_file(path: str) -> bool:
