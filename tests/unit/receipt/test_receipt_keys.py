@@ -106,9 +106,9 @@ def test_a_key_that_was_replaced_makes_no_more_receipts(
     signing = stockade_home / "keys" / keys.SIGNING
     stolen = signing.read_bytes()
     made = keys.replacement
-    monkeypatch.setattr(keys, "replacement", lambda *given: (made(*given)[0], lambda: None))
-    log(stockade_home).rotate()  # killed before the new key was in its place
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(keys, "replacement", lambda *given: (made(*given)[0], lambda: None))
+        log(stockade_home).rotate()  # killed before the new key was in its place
     first = append(stockade_home).predicate.key
     log(stockade_home).rotate()
     append(stockade_home)
