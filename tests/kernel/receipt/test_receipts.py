@@ -17,7 +17,9 @@ from stockade import AsyncSandbox, Policy, PolicyError, Receipt, ReceiptError, S
 from stockade.gate import client
 from stockade.receipt import chain, keys
 from stockade.receipt.verify import check_log
+from stockade.runs.io.eventloop import Events
 from stockade.runs.register import register
+from stockade.sandbox.sandbox import NO_EXTRAS, run_once_steps
 from support.made_receipts import log, public
 from support.means import applies
 
@@ -173,6 +175,25 @@ def test_what_an_exception_of_the_caller_ends_is_cancelled(stockade_home: Path) 
     (receipt,) = receipts(stockade_home)
     assert (receipt.predicate.ending.outcome, receipt.predicate.ending.error) == ("cancelled", "Upset")
     assert receipt.predicate.controls["files"].grade == "read from the kernel by the parent"
+
+
+def test_an_interruption_after_the_end_of_the_program_makes_no_second_one(stockade_home: Path) -> None:
+    """The receipt is made while the gate takes the sandbox apart, and Ctrl-C may come then."""
+    stockade.run(["true"])
+    newest = stockade_home / "receipts.db-tail"
+    made = newest.stat().st_size
+    with Events() as events:
+        steps = run_once_steps(["true"], None, {}, NO_EXTRAS, events)
+        patience = next(steps)
+        while newest.stat().st_size == made:
+            events.wait(patience)
+            patience = next(steps)
+        patience = steps.throw(KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                events.wait(patience)
+                patience = next(steps)
+    assert endings(stockade_home) == [("exited", 0)] * 2
 
 
 def test_a_living_sandbox_has_those_of_its_runs(stockade_home: Path) -> None:
