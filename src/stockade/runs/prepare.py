@@ -238,11 +238,13 @@ class HostResources:
             groups=self.group.paths if self.group is not None else () if kept is None else kept.paths(id),
             published=() if self.published is None else tuple(map(str, self.published.ports)),
         )
+        # A group that is used again has an entry of its own.
+        leaves = record.layer or record.layers or record.scratch or (record.groups and self.group is None)
         try:
-            self.entry = register.enter(home, record)
+            self.entry = register.enter(home, record, later=not leaves)
         except SetupError:
             # Without anything to clean up later, only `stockade ps` misses the entry.
-            if record.layer or record.layers or record.groups or record.scratch:
+            if leaves:
                 raise
         if private is not None and private.image:
             self._image_lock = _lock_image(private.image)

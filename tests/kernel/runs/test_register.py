@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 import shutil
 import signal
 import stat
@@ -51,6 +52,27 @@ class TestEntering:
             assert record == entry.record
             assert record.gate_born == sandbox_record.born(gate.pid) > 0
         assert register.living(home) == []  # its gate is gone
+        entry.close()
+
+    def test_one_without_anything_to_clean_up_is_written_with_its_first_update(self, home: str) -> None:
+        never = register.enter(home, SandboxRecord(id=OTHER), later=True)
+        entry = register.enter(home, SandboxRecord(id=ID), later=True)
+        assert register.living(home) == [] and not entry.was_killed()
+        entry.update(name="x")
+        assert [(record.id, record.name) for record in register.living(home)] == [(ID, "x")]
+        entry.close()
+        never.close()
+        assert register.living(home) == []
+
+    def test_without_room_for_its_record_it_is_only_missed(self, home: str) -> None:
+        entry = register.enter(home, SandboxRecord(id=ID), later=True)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        try:
+            entry.update(name="x")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert register.living(home) == []
         entry.close()
 
     def test_nobody_else_can_read_it(self, home: str) -> None:
@@ -118,10 +140,14 @@ class TestEntering:
         assert done.stdout == "True\n"
         entry.close()
 
-    def test_a_state_directory_removed_under_a_living_process_is_made_again(self, home: str) -> None:
-        old = register.enter(home, SandboxRecord(id=ID))
+    @pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
+    def test_a_state_directory_removed_under_a_living_process_is_made_again(
+        self, home: str, later: bool
+    ) -> None:
+        old = register.enter(home, SandboxRecord(id=ID), later=later)
         shutil.rmtree(home)
-        new = register.enter(home, SandboxRecord(id=OTHER))
+        new = register.enter(home, SandboxRecord(id=OTHER), later=later)
+        new.update(name="x")
         assert [record.id for record in register.living(home)] == [OTHER]
         old.close()
         new.close()
@@ -246,8 +272,6 @@ class TestFullDisk:
             assert _on_a_full_disk(tmp_path, again, limit, "later", what) == "['lock', 'sandboxes']\n[]\n"
 
     def test_half_a_change_does_not_count(self, home: str) -> None:
-        import resource
-
         entry = register.enter(home, SandboxRecord(id=ID))
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         length = (directories(home)[0] / FILE).stat().st_size

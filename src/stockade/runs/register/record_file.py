@@ -1,7 +1,8 @@
 """The file with the records of one supervisor's living sandboxes.
 
 The supervisor keeps the file open, and other processes read it meanwhile. No file is made or removed for a
-sandbox: its start is two writes, and its end is one. The file is a row of slots, and a slot never moves:
+sandbox: its start is one or two writes, and its end is one. The file is a row of slots, and a slot never
+moves:
 
     pages, mark, frame, frame ...
 

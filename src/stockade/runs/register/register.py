@@ -54,8 +54,9 @@ def new_id() -> str:
 class RegisterEntry:
     """One sandbox of this process in the register. A forked child's copy does nothing."""
 
-    def __init__(self, directory: _Directory, record: SandboxRecord, slot: Slot) -> None:
+    def __init__(self, directory: _Directory, record: SandboxRecord, slot: Slot | None) -> None:
         self.record = record
+        #: None until the first update, if the record names nothing to clean up.
         self._slot = slot
         self._directory: _Directory | None = directory
         self._owner = os.getpid()
@@ -66,16 +67,21 @@ class RegisterEntry:
         if directory is None:
             return
         record = _complete(msgspec.structs.replace(self.record, **fields))
+        encoded = msgspec.json.encode(record)
         try:
-            self._slot = directory.records.change(self._slot, msgspec.json.encode(record), record.id)
+            if self._slot is None:
+                self._slot = directory.records.add(encoded)
+            else:
+                self._slot = directory.records.change(self._slot, encoded, record.id)
         except OSError as error:
-            raise _unwritable(directory.path, error) from None
+            if self._slot is not None:
+                raise _unwritable(directory.path, error) from None
         self.record = record
 
     def was_killed(self) -> bool:
         """Whether `stockade kill` has named this sandbox."""
         directory = self._mine()
-        if directory is None:
+        if directory is None or self._slot is None:
             return False
         return directory.records.is_marked(self._slot, self.record.id)
 
@@ -95,7 +101,8 @@ class RegisterEntry:
         if directory is None:
             return
         try:
-            directory.records.free(self._slot)
+            if self._slot is not None:
+                directory.records.free(self._slot)
         except OSError as error:
             _log(f"a record in {directory.path} cannot be removed: {error.strerror}")
         _leave(directory)
@@ -133,9 +140,12 @@ class _Directory:
     def fd(self) -> int:
         return self._open[0]
 
-    def write(self, record: SandboxRecord) -> Slot:
-        """Write the record of a new sandbox; raises FileNotFoundError if the directory was removed."""
-        slot = self.records.add(msgspec.json.encode(record))
+    def write(self, record: SandboxRecord, *, later: bool) -> Slot | None:
+        """Write the record of a new sandbox, unless `later`.
+
+        Raises FileNotFoundError if the directory was removed.
+        """
+        slot = None if later else self.records.add(msgspec.json.encode(record))
         if self.records.is_gone:
             raise _gone()
         return slot
@@ -167,18 +177,22 @@ _names: set[str] = set()
 _swept: set[str] = set()
 
 
-def enter(home: str, record: SandboxRecord) -> RegisterEntry:
-    """Add a sandbox to the register; the first call of a process cleans up after dead supervisors."""
+def enter(home: str, record: SandboxRecord, *, later: bool = False) -> RegisterEntry:
+    """Add a sandbox to the register; the first call of a process cleans up after dead supervisors.
+
+    If `later`, the record names nothing to clean up, and the first update writes it. If that fails, only
+    `stockade ps` misses the sandbox.
+    """
     if home not in _swept:
         _swept.add(home)
         sweep(home)
     record = _complete(record)
     try:
-        return _write_entry(home, record)
+        return _write_entry(home, record, later=later)
     except FileNotFoundError:
         pass  # the state directory was removed while this process ran
     try:
-        return _write_entry(home, record)
+        return _write_entry(home, record, later=later)
     except FileNotFoundError as error:
         raise _unwritable(f"{home}/{RUN}", error) from None
 
@@ -197,10 +211,10 @@ def shutdown() -> None:
                 directory.remove()
 
 
-def _write_entry(home: str, record: SandboxRecord) -> RegisterEntry:
+def _write_entry(home: str, record: SandboxRecord, *, later: bool) -> RegisterEntry:
     directory = _join(home)
     try:
-        return RegisterEntry(directory, record, directory.write(record))
+        return RegisterEntry(directory, record, directory.write(record, later=later))
     except FileNotFoundError:
         _leave(directory, lost=True)
         raise
