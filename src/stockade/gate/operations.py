@@ -612,6 +612,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     @cached_property
+    def verified_maps(self) -> dict[tuple[str, int, bytes], str]:
+        """Id maps that were compared with this plan and found right, by kind and the caller's own id."""
+        return {}
+
+    @cached_property
     def filter(self) -> str:
         """The SHA-256 of the system call filter, which every plan ends with."""
         from stockade.linux.sha256 import sha256

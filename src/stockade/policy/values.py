@@ -214,9 +214,7 @@ def one_of(*names: str, later: Iterable[str] = ()) -> Check:
         if value in later:
             raise InvalidValueError(key, value, "this version does not have it", f"known: {', '.join(names)}")
         if not isinstance(value, str) or value not in names:
-            raise InvalidValueError(
-                key, value, f"is not a known {key.rpartition('.')[2]}", nearest(str(value), names)
-            )
+            raise InvalidValueError(key, value, "is not a known value", nearest(str(value), names))
         return str(value)
 
     return check

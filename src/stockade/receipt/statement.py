@@ -429,9 +429,9 @@ class Receipt(msgspec.Struct, frozen=True, dict=True):
                 hint="cosign the head that signs it: `stockade verify` names it",
             )
         signer = ed25519.Signer(ed25519.read_private(key, unknown, name))
-        first, *others = (one for one in self.signatures if one.keyid != signer.id)
-        if len(others) + 1 < len(self.signatures):
+        if any(one.keyid == signer.id for one in self.signatures):
             return self  # it has signed already
+        first, *others = self.signatures
         others.append(Signature(signer.id, signer.sign(to_sign(self.payload))))
         return Receipt(self.payload, (first, *sorted(others, key=lambda one: one.keyid)))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
-import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -42,8 +42,8 @@ WANTED_STATUS = (
 )
 #: Where bubblewrap has the host's tree while it mounts.
 HELPERS_ROOT = "/oldroot"
-#: Mount ids and device numbers differ from sandbox to sandbox.
-NUMBERS = re.compile(rb"^\d+ \d+ \d+:\d+ ", re.MULTILINE)
+#: How many words of a line of the mount table differ from sandbox to sandbox: mount ids, device numbers.
+NUMBERS = 3
 #: The names of the plan's limits in /proc/PID/limits.
 LIMITS = {
     "cpu_time": "Max cpu time",
@@ -347,13 +347,13 @@ def _read(path: str) -> bytes:
 
 
 def _namespaces(descriptors: tuple[int, ...], plan: ops.Plan) -> dict[str, int]:
-    found = {}
+    found, wanted = {}, plan.namespaces.names
     if len(descriptors) != len(NAMESPACES):
         raise _missing("the gate did not pass its namespaces")
     for name, descriptor in zip(NAMESPACES, descriptors, strict=True):
         number = found[name] = os.fstat(descriptor).st_ino
         is_new = os.readlink(f"/proc/self/ns/{name}") != f"{name}:[{number}]"
-        if is_new != (name in plan.namespaces.names):
+        if is_new != (name in wanted):
             raise _missing(
                 f"the sandbox has a {name} namespace of its own, and the plan shares the host's"
                 if is_new
@@ -428,18 +428,23 @@ def _check_privileges(status: dict[bytes, bytes], filters_before: int, sets: dic
 def _id_maps(process: str, plan: ops.Plan) -> tuple[str, str]:
     if plan.plain:
         return "", ""  # `_namespaces` has just seen that it is in the caller's user namespace
-    found = []
-    namespaces = plan.namespaces
-    for kind, own, rows in zip(
-        ("uid_map", "gid_map"), (os.geteuid(), os.getegid()), namespaces.maps, strict=True
-    ):
-        wanted = sorted(rows) or [(0, 0, 4294967295) if namespaces.every_id else (own, own, 1)]
-        lines = _read(f"{process}/{kind}").decode().splitlines()
+    users, groups = plan.namespaces.maps
+    return (
+        _id_map(_read(f"{process}/uid_map"), "uid_map", users, os.geteuid(), plan),
+        _id_map(_read(f"{process}/gid_map"), "gid_map", groups, os.getegid(), plan),
+    )
+
+
+def _id_map(table: bytes, kind: str, rows: Sequence[tuple[int, int, int]], own: int, plan: ops.Plan) -> str:
+    """Check that a map has the plan's rows, or maps every id or the caller's own; return its rows."""
+    known = (kind, own, table)
+    if known not in plan.verified_maps:
+        wanted = sorted(rows) or [(0, 0, 4294967295) if plan.namespaces.every_id else (own, own, 1)]
         # The kernel keeps the rows in an order of its own.
-        if sorted(tuple(map(int, line.split())) for line in lines) != wanted:
+        if sorted(tuple(map(int, line.split())) for line in table.splitlines()) != wanted:
             raise _missing(f"{kind} is not the plan's")
-        found.append(", ".join(" ".join(map(str, row)) for row in wanted))
-    return found[0], found[1]
+        plan.verified_maps[known] = ", ".join(" ".join(map(str, row)) for row in wanted)
+    return plan.verified_maps[known]
 
 
 def _limits(table: bytes, plan: ops.Plan) -> dict[str, int]:
@@ -454,7 +459,7 @@ def _limits(table: bytes, plan: ops.Plan) -> dict[str, int]:
 
 def _mounts(table: bytes, plan: ops.Plan) -> str:
     """Check that every mount of the plan is in the mount table and nothing else is; return its hash."""
-    table = NUMBERS.sub(b"", table)
+    table = b"\n".join([line.split(b" ", NUMBERS)[-1] for line in table.split(b"\n")])
     # A plan never changes, so a table that matched it once matches it again.
     if table in plan.verified:
         return plan.verified[table]

@@ -157,7 +157,7 @@ class TestWhatIsOffered:
         assert select(only, Host.pretend(without=("userns",))).backend == "landlock"
         with pytest.raises(PolicyError):
             Policy(backend=[])
-        with pytest.raises(PolicyError, match="is not a known backend"):
+        with pytest.raises(PolicyError, match="is not a known value"):
             Policy(backend=["native", "no-such"])
 
 

@@ -207,7 +207,7 @@ MISTAKES: dict[str, tuple[Prepare, str, str, str]] = {
     ),
     "a profile that is none": (
         typed("run", "--profile", "stict", "--", "true"),
-        'profile = "stict"', "is not a known profile", "did you mean strict?",
+        'profile = "stict"', "is not a known value", "did you mean strict?",
     ),
     "a PATH that has not the command": (
         typed("run", "--env", "PATH=/opt/bin", "--", "true"),
@@ -252,7 +252,7 @@ MISTAKES: dict[str, tuple[Prepare, str, str, str]] = {
     ),
     "an unknown backend": (
         typed("run", "--backend", "natvie", "--", "true"),
-        'backend = "natvie"', "is not a known backend", "did you mean native?",
+        'backend = "natvie"', "is not a known value", "did you mean native?",
     ),
     "a time that is none": (
         typed("run", "--timeout", "5x", "--", "true"), "--timeout '5x'", "is not a time", '"30s"',

@@ -42,7 +42,7 @@ def test_a_secret_says_where_it_comes_from_and_where_it_goes() -> None:
         ({"as": "header:a b"}, "is not the name of a header", "X-Api-Key"),
         ({"as": "query:a&b"}, "is not the name of a parameter", "query:key"),
         ({"prefix": "a b"}, "at most 32 letters", "sk-"),
-        ({"inside": "stdin"}, "is not a known inside", "env"),
+        ({"inside": "stdin"}, "is not a known value", "env"),
         ({"value": "sk-ant-123"}, "there is no such key", "never has the value"),
     ],
 )

@@ -112,6 +112,8 @@ def test_a_second_key_signs_beside_the_first(stockade_home: Path) -> None:
     first = public(stockade_home)
     assert verify(both.encode(), [first, second]).hash == receipt.hash
     assert both.cosigned(ed25519.private_pem(SEED)) == both
+    made_by_it = Receipt(receipt.payload, both.signatures[1:])
+    assert made_by_it.cosigned(ed25519.private_pem(SEED)) == made_by_it
     assert failure(receipt, [first, second]) == "unknown-key"  # type: ignore[arg-type]
     spoilt = Receipt(both.payload, (both.signatures[0], Signature(both.signatures[1].keyid, bytes(64))))
     assert failure(spoilt, [first, second]) == "signature"  # type: ignore[arg-type]
