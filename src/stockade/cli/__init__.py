@@ -11,14 +11,13 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Sequence
 from types import ModuleType
 
-from stockade.cli.ui import output
 from stockade.errors import StockadeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import NoReturn
 
 #: Every subcommand: its module, and its line in `stockade --help`.
@@ -99,6 +98,8 @@ def command() -> NoReturn:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code."""
+    from stockade.cli.ui import output  # after `command` has told the garbage collector to wait
+
     output.Verbosity.quiet = output.Verbosity.verbose = False
     try:
         _open_streams()
@@ -157,6 +158,8 @@ def _dispatch(args: list[str], *, own_process: bool = False) -> int:
         print(f"stockade {__version__}")
         return 0
     if args[0] not in COMMANDS:
+        from stockade.cli.ui import output
+
         output.error(f"unknown command {args[0]!r}", hint=nearest_command(args[0], args[1:]))
         return 2
     _load_msgspec()
@@ -178,14 +181,17 @@ class _LaterModule(ModuleType):
 def _load_msgspec() -> None:
     """Import msgspec without the slowest imports of a start, which it does not need.
 
-    It imports typing_extensions, if that is installed, for a function that Python has as well; textwrap for
-    schemas; and Python's uuid (3.11) imports platform, with all its patterns, to learn the system's name.
+    It imports typing_extensions, if that is installed, for a function that Python has as well; textwrap and
+    its own inspect for schemas; datetime, whose classes are those of _datetime once it has made its own; and
+    Python's uuid (3.11) imports platform, with all its patterns, to learn the system's name.
     """
     if "msgspec" in sys.modules:
         return
     stand_ins: dict[str, ModuleType | None] = {
         "typing_extensions": None,
         "textwrap": _LaterModule("textwrap"),
+        "msgspec.inspect": _LaterModule("msgspec.inspect"),
+        "datetime": importlib.import_module("_datetime"),
     }
     if "uuid" not in sys.modules:
         stand_ins["platform"] = platform = ModuleType("platform")
