@@ -11,7 +11,6 @@ import gc
 import importlib
 import os
 import sys
-from types import ModuleType
 
 from stockade.errors import StockadeError
 
@@ -83,6 +82,9 @@ def command() -> NoReturn:
     import atexit
 
     gc.set_threshold(GARBAGE)
+    from stockade.cli.ui import quick_imports
+
+    quick_imports.find_by_name()
     try:
         code = main()
     except SystemExit as end:  # argparse raises it
@@ -162,47 +164,15 @@ def _dispatch(args: list[str], *, own_process: bool = False) -> int:
 
         output.error(f"unknown command {args[0]!r}", hint=nearest_command(args[0], args[1:]))
         return 2
-    _load_msgspec()
+    from stockade.cli.ui import quick_imports
+
+    quick_imports.load_msgspec()
     if own_process:
         from stockade.linux.user import Caller
 
         Caller.from_python = False
     module = importlib.import_module(COMMANDS[args[0]][0])
     return int(module.main(args[1:]))
-
-
-class _LaterModule(ModuleType):
-    """A module that is loaded when something of it is used."""
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(importlib.import_module(self.__name__), name)
-
-
-def _load_msgspec() -> None:
-    """Import msgspec without the slowest imports of a start, which it does not need.
-
-    It imports typing_extensions, if that is installed, for a function that Python has as well; textwrap and
-    its own inspect for schemas; datetime, whose classes are those of _datetime once it has made its own; and
-    Python's uuid (3.11) imports platform, with all its patterns, to learn the system's name.
-    """
-    if "msgspec" in sys.modules:
-        return
-    stand_ins: dict[str, ModuleType | None] = {
-        "typing_extensions": None,
-        "textwrap": _LaterModule("textwrap"),
-        "msgspec.inspect": _LaterModule("msgspec.inspect"),
-        "datetime": importlib.import_module("_datetime"),
-    }
-    if "uuid" not in sys.modules:
-        stand_ins["platform"] = platform = ModuleType("platform")
-        platform.system = lambda: os.uname().sysname  # type: ignore[attr-defined]
-    stand_ins = {name: module for name, module in stand_ins.items() if name not in sys.modules}
-    sys.modules.update(stand_ins)  # type: ignore[arg-type]
-    try:
-        importlib.import_module("msgspec")
-    finally:
-        for name in stand_ins:
-            del sys.modules[name]
 
 
 def usage() -> str:
