@@ -47,12 +47,12 @@ from stockade.policy.values import show
 from stockade.resolve import certificates_inside, policy_text
 from stockade.resolve.config_files import NAMES as PROJECT_POLICIES
 from stockade.resolve.paths.hidden_paths import HiddenPaths
-from stockade.resolve.paths.programs import Programs, loaders
 from stockade.resolve.paths.protected_paths import covered
 from stockade.resolve.resolved import ResolvedPolicy
 
 if TYPE_CHECKING:
     from stockade.backends.private_mounts import OwnMount
+    from stockade.resolve.paths.programs import Programs
 
 HOSTNAME = "stockade"
 HOST_NAMES = ("hosts?", "resolv.conf?")
@@ -301,6 +301,8 @@ def _programs(
     """Return what may be executed, by its path inside; None for everything."""
     if resolved.programs is None:
         return None
+    from stockade.resolve.paths.programs import Programs, loaders
+
     trees = {
         shown.source: (shown.path, "read")
         for shown in system

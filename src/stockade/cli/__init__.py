@@ -11,14 +11,12 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from types import ModuleType
 
-from stockade.cli.ui import output
 from stockade.errors import StockadeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import NoReturn
 
 #: Every subcommand: its module, and its line in `stockade --help`.
@@ -84,6 +82,9 @@ def command() -> NoReturn:
     import atexit
 
     gc.set_threshold(GARBAGE)
+    from stockade.cli.ui import quick_imports
+
+    quick_imports.find_by_name()
     try:
         code = main()
     except SystemExit as end:  # argparse raises it
@@ -99,6 +100,8 @@ def command() -> NoReturn:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code."""
+    from stockade.cli.ui import output  # after `command` has told the garbage collector to wait
+
     output.Verbosity.quiet = output.Verbosity.verbose = False
     try:
         _open_streams()
@@ -157,46 +160,19 @@ def _dispatch(args: list[str], *, own_process: bool = False) -> int:
         print(f"stockade {__version__}")
         return 0
     if args[0] not in COMMANDS:
+        from stockade.cli.ui import output
+
         output.error(f"unknown command {args[0]!r}", hint=nearest_command(args[0], args[1:]))
         return 2
-    _load_msgspec()
+    from stockade.cli.ui import quick_imports
+
+    quick_imports.load_msgspec()
     if own_process:
         from stockade.linux.user import Caller
 
         Caller.from_python = False
     module = importlib.import_module(COMMANDS[args[0]][0])
     return int(module.main(args[1:]))
-
-
-class _LaterModule(ModuleType):
-    """A module that is loaded when something of it is used."""
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(importlib.import_module(self.__name__), name)
-
-
-def _load_msgspec() -> None:
-    """Import msgspec without the slowest imports of a start, which it does not need.
-
-    It imports typing_extensions, if that is installed, for a function that Python has as well; textwrap for
-    schemas; and Python's uuid (3.11) imports platform, with all its patterns, to learn the system's name.
-    """
-    if "msgspec" in sys.modules:
-        return
-    stand_ins: dict[str, ModuleType | None] = {
-        "typing_extensions": None,
-        "textwrap": _LaterModule("textwrap"),
-    }
-    if "uuid" not in sys.modules:
-        stand_ins["platform"] = platform = ModuleType("platform")
-        platform.system = lambda: os.uname().sysname  # type: ignore[attr-defined]
-    stand_ins = {name: module for name, module in stand_ins.items() if name not in sys.modules}
-    sys.modules.update(stand_ins)  # type: ignore[arg-type]
-    try:
-        importlib.import_module("msgspec")
-    finally:
-        for name in stand_ins:
-            del sys.modules[name]
 
 
 def usage() -> str:

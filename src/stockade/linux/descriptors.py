@@ -6,12 +6,13 @@ import _socket as socket  # the standard module costs milliseconds to import
 import array
 import os
 import struct
-from typing import NamedTuple
+
+import msgspec
 
 CREDENTIALS = struct.Struct("=iII")
 
 
-class Packet(NamedTuple):
+class Packet(msgspec.Struct, frozen=True):
     """One packet of a socket, the descriptors that came with it, and the sender's pid or 0."""
 
     data: bytes

@@ -209,6 +209,19 @@ def refuse_what_is_no_file(path: str) -> None:
 
 def read_file(path: str) -> bytes:
     """Read a policy file, which must be a regular file of at most `LARGEST` bytes. Never blocks."""
+    data = read_file_if_any(path)
+    if data is not None:
+        return data
+    from stockade.policy.suggestions import for_file
+
+    raise PolicyError(
+        f"cannot read {path}: {os.strerror(errno.ENOENT)}",
+        hint=for_file(path) or "check the path; `stockade policy schema` shows what a policy may contain",
+    )
+
+
+def read_file_if_any(path: str) -> bytes | None:
+    """Read a policy file as `read_file` does; return None if there is none."""
     try:
         # Opening a pipe would otherwise block until a process writes to it.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -220,15 +233,10 @@ def read_file(path: str) -> bytes:
                 data += part
         finally:
             os.close(fd)
+    except FileNotFoundError:
+        return None
     except OSError as error:
-        hint = ""
-        if error.errno == errno.ENOENT:
-            from stockade.policy.suggestions import for_file
-
-            hint = (
-                for_file(path) or "check the path; `stockade policy schema` shows what a policy may contain"
-            )
-        raise PolicyError(f"cannot read {path}: {error.strerror}", hint=hint) from error
+        raise PolicyError(f"cannot read {path}: {error.strerror}") from error
     if len(data) > LARGEST:
         raise PolicyError(f"{path} is larger than {LARGEST >> 20} MiB", hint="a policy is a few lines")
     return data

@@ -122,6 +122,10 @@ class Account:
 
         return chain.of(self.home).get(self.places[-1]) if self.places else None
 
+    def load(self) -> None:
+        """Load the modules that make receipts: the first launch waits for its gate meanwhile."""
+        from stockade.receipt import builder  # noqa: F401
+
     def ready(self) -> None:
         """Prepare the receipt while the program runs. A ReceiptError here ends the run."""
         from stockade.receipt.builder import ready

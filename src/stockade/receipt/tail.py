@@ -25,7 +25,6 @@ import struct
 import time
 from binascii import crc32
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import msgspec
 
@@ -89,7 +88,7 @@ class NewReceipt(msgspec.Struct, frozen=True, array_like=True):
         return LastReceipt(self.row.sequence, self.row.hash, self.unsigned)
 
 
-class LastReceipt(NamedTuple):
+class LastReceipt(msgspec.Struct, frozen=True):
     """The place and the hash of the last receipt, and how many receipts from it back no head has signed."""
 
     sequence: int

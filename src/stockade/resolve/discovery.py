@@ -35,7 +35,7 @@ from stockade.policy.toml import (
     directory_of,
     load,
     protect_source,
-    read_file,
+    read_file_if_any,
     text_of,
 )
 from stockade.policy.values import expand, literal, show
@@ -339,12 +339,8 @@ def read_project(directory: str, only: str = "") -> Project | None:
     found = []
     for name in (only,) if only else NAMES:
         path = os.path.join(directory, name)
-        try:
-            data = read_file(path)
-        except PolicyError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                continue
-            raise
+        if (data := read_file_if_any(path)) is None:
+            continue
         section = SECTION if name == NAMES[1] else ()
         if section and b"stockade" not in data:  # most are not for us, well-formed or not
             continue

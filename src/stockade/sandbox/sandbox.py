@@ -8,7 +8,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -566,7 +566,7 @@ class UseGuard:
             self._sandbox._quiet.notify_all()
 
 
-class RunExtras(NamedTuple):
+class RunExtras(msgspec.Struct, frozen=True, kw_only=True):
     """What only the command line, or a pipeline, gives a run."""
 
     #: The program reads the content of this descriptor, which must not be a terminal.
@@ -749,6 +749,7 @@ def _launch_and_run(
 
     def meanwhile() -> None:
         pipes.append(run.streams())
+        account.load()
         if prepared.resolved.policy.net:
             run.meanwhile()  # the first launch with rules waits for the egress template
 

@@ -19,7 +19,6 @@ import msgspec
 from stockade.errors import NotFoundError, SetupError
 from stockade.linux.boot import boot_id
 from stockade.policy.model import PROTECT
-from stockade.state import msgpack_stream
 
 #: The number of an inode and its change time; the time 0 stands for any.
 Sight = tuple[int, int]
@@ -270,13 +269,17 @@ def sights(layer: str) -> Iterator[tuple[bytes, Sight]]:
         contextlib.suppress(FileNotFoundError, ValueError, msgspec.MsgspecError),
         open(f"{layer}/seen", "rb") as file,
     ):
-        reader = msgpack_stream.MsgpackReader(file)
+        from stockade.state.msgpack_stream import MsgpackReader
+
+        reader = MsgpackReader(file)
         for _ in range(reader.count()):
             yield decode_path(reader.value()), decode_sight(reader.value())
 
 
 def remember(layer: str, more: Iterable[tuple[bytes, Sight]], fresh: HostFileTable | None = None) -> None:
     """Add or update facts about the host's files, and add all facts to `fresh` as well."""
+    from stockade.state import msgpack_stream
+
     part = f"{layer}/seen.new"
     encode = msgspec.msgpack.Encoder().encode
     fresh, count = HostFileTable() if fresh is None else fresh, 0

@@ -28,7 +28,8 @@ import threading
 import time
 from binascii import crc32
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 FILE = "sandboxes"
 PAGE = 4096
@@ -130,7 +131,7 @@ class RecordFile:
         slot.end += _FRAME.size + len(record)
 
 
-class StoredBytes(NamedTuple):
+class StoredBytes(msgspec.Struct, frozen=True):
     """The last complete record in a slot, and the number of its sandbox."""
 
     at: int

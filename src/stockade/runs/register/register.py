@@ -400,12 +400,12 @@ def _collect(home: str, name: str, run: int, directory: int, remove_groups: Remo
         if damaged:
             path = f"{home}/{RUN}/{name}/{record_file.FILE}"
             _log(f"{path} is damaged: what it recorded may stay behind")
-        for record, slots in stored:
-            if _remove_remains(home, record, remove_groups):
+        for one in stored:
+            if _remove_remains(home, one.record, remove_groups):
                 with sandbox_record.opened_records(directory, os.O_RDWR) as file:
-                    for at in slots:
+                    for at in one.slots:
                         record_file.clear(file, at)
-                gone.append(record)
+                gone.append(one.record)
         if len(gone) == len(stored):
             _empty(directory)
             os.rmdir(name, dir_fd=run)

@@ -17,7 +17,6 @@ import struct
 import time
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
 
 import msgspec
 
@@ -156,7 +155,7 @@ def is_locked(directory: int) -> bool:
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
-class StoredRecord(NamedTuple):
+class StoredRecord(msgspec.Struct, frozen=True):
     """A record, and the places of its slots: more than one only while, or because, a change was cut off."""
 
     record: SandboxRecord
