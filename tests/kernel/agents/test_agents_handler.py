@@ -163,7 +163,7 @@ def test_a_failure_of_a_bare_handler_is_in_its_receipt(stockade_home: Path) -> N
 
 def test_a_generator_that_is_let_go_of_ends_at_once(stockade_home: Path) -> None:
     """Without a collector of garbage, which would end its parts in any order."""
-    values = counter(3)
+    values = counter(100_000_000)  # it would not be done by itself before
     next(iter(values))
     gc.disable()
     try:
