@@ -15,6 +15,7 @@ from stockade.cli.ui import output
 from stockade.cli.ui.argument_parser import Parser
 from stockade.cli.ui.project_kinds import ProjectKind, kinds, place
 from stockade.errors import NotFoundError, PolicyError, StockadeError
+from stockade.integrations import settings_files
 from stockade.linux.user import Caller
 from stockade.policy.profile import profile
 from stockade.policy.toml import SECTION
@@ -214,12 +215,20 @@ def _environment(draft: PolicyDraft) -> list[str]:
 def _write(directory: str, text: str, *, force: bool) -> None:
     path = os.path.join(directory, NAMES[0])
     _refuse_second(directory, force=force)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_TRUNC if force else os.O_EXCL)
+    if force and os.path.lexists(path):
+        if os.path.islink(path) or not os.path.isfile(path):
+            raise PolicyError(f"{path} is not a regular file", hint="remove it first")
+        settings_files.write(path, text)
+        return
     try:
-        with open(path, "w", encoding="utf-8", opener=lambda name, _: os.open(name, flags, 0o644)) as file:
+        with open(path, "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         raise PolicyError(f"{path} exists already", hint="`stockade init --force` replaces it") from None
+    except OSError as error:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        raise PolicyError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _trust(directory: str) -> None:

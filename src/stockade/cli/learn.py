@@ -123,6 +123,8 @@ def _existing(args: argparse.Namespace) -> str | None:
         raise PolicyError(f"{path}: there is no such directory", hint="make it first, or name another file")
     if not os.path.lexists(path):
         return None
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise PolicyError(f"{path} is not a regular file", hint="name a new file, or one to replace")
     if args.force:
         return None
     if not args.merge:

@@ -128,7 +128,10 @@ def write(path: str, text: str) -> None:
     _refuse_links(path)
     mode = 0o600
     with contextlib.suppress(FileNotFoundError):
-        mode = stat.S_IMODE(os.lstat(path).st_mode)
+        found = os.lstat(path).st_mode
+        if not stat.S_ISREG(found):
+            raise _wrong(path, "it is not a file")
+        mode = stat.S_IMODE(found)
     part = f"{path}.{os.urandom(6).hex()}.new"
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

@@ -234,7 +234,12 @@ def read_file_if_any(path: str) -> bytes | None:
         finally:
             os.close(fd)
     except FileNotFoundError:
-        return None
+        if not os.path.islink(path):
+            return None
+        raise PolicyError(
+            f"cannot read {path}: it is a link to {os.readlink(path)}, which is not there",
+            hint="make what it leads to, or remove the link",
+        ) from None
     except OSError as error:
         raise PolicyError(f"cannot read {path}: {error.strerror}") from error
     if len(data) > LARGEST:

@@ -236,3 +236,17 @@ def test_tools_that_are_not_the_systems_are_shown_and_have_to_be_trusted(
     assert run(["trust", "-q"]).returncode == 0
     done = run(suggested(said))
     assert (done.returncode, done.stdout) == (0, "cargo test --offline\n"), done.stderr
+
+
+def test_what_is_no_file_is_not_replaced_or_waited_for(make: Make) -> None:
+    path = make(PYTHON) / "stockade.toml"
+    os.mkfifo(path)
+    code, said = init("--force")
+    assert code == 125 and "stockade.toml" in said and path.is_fifo()
+
+
+def test_a_full_disk_leaves_no_half_of_a_policy(make: Make) -> None:
+    path = make(PYTHON) / "stockade.toml"
+    limited = ["bash", "-c", 'ulimit -f 0; "$@" 2>&1 | cat', "limited", STOCKADE, "init"]
+    said = subprocess.run(limited, capture_output=True, text=True, check=False).stdout
+    assert f"cannot write {path}: " in said and not path.exists()

@@ -197,3 +197,13 @@ def test_writing_elsewhere_is_a_question_with_the_danger(call: Call, tmp_path: P
 def test_mistakes_get_a_hint(call: Call, words: tuple[str, ...], hint: str) -> None:
     done = call("learn", *words)
     assert done.returncode == 125 and hint in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--force", "--merge"])
+def test_only_a_regular_file_is_replaced(call: Call, tmp_path: Path, option: str) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place in (pipe, tmp_path):
+        done = call("learn", "-o", str(place), option, "--", "touch", str(tmp_path / "data/ran"))
+        assert done.returncode == 125 and f"{place} is not a regular file" in done.stderr
+    assert pipe.is_fifo() and not (tmp_path / "data/ran").exists()

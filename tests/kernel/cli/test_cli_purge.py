@@ -40,6 +40,12 @@ def test_everything_that_is_kept_has_a_name_that_purge_knows(used: Path) -> None
     assert names <= set(state.ENTRIES) and names >= {"workspaces", "output", "runs.log", "trust", "cache"}
 
 
+def test_it_needs_nothing_that_only_a_server_needs(used: Path) -> None:
+    code = "import sys; sys.modules['litestar'] = None; from stockade.cli import main; sys.exit(main())"
+    subprocess.run([sys.executable, "-c", code, "purge", "--yes"], check=True, stdin=subprocess.DEVNULL)
+    assert not used.exists()
+
+
 def test_it_removes_everything(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert cli.main(["purge", "--yes"]) == 0

@@ -28,7 +28,7 @@ class PackageFinder:
         if path is None or not name.startswith("stockade."):
             return None
         place = f"{path[0]}/{name.rpartition('.')[2]}"
-        for file, directories in ((f"{place}.py", None), (f"{place}/__init__.py", [place])):
+        for file, directories in ((f"{place}/__init__.py", [place]), (f"{place}.py", None)):
             try:
                 os.stat(file)
             except OSError:

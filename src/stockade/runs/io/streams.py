@@ -323,8 +323,9 @@ class Streams:
     def close(self, *ends: int) -> None:
         """Close these ends, or all that are still open."""
         for end in ends or tuple(self._open):
-            os.close(end)
+            # First: after an interruption in between, the number may be another file's.
             self._open.remove(end)
+            os.close(end)
         if not ends:
             self.spilled()
 

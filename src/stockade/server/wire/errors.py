@@ -11,11 +11,9 @@ import logging
 import os
 import re
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from litestar import Request, Response
-from litestar.exceptions import HTTPException, ValidationException
 
 from stockade.errors import (
     ConflictError,
@@ -29,6 +27,10 @@ from stockade.errors import (
     UnsupportedError,
 )
 from stockade.errors import TimeoutError as RunTimeoutError
+
+if TYPE_CHECKING:
+    from litestar import Request, Response
+    from litestar.exceptions import HTTPException, ValidationException
 
 INVALID_REQUEST = "INVALID_REQUEST_BODY"
 MISSING_QUERY = "MISSING_QUERY"
@@ -158,6 +160,9 @@ class ServerPaths:
 
 def api_error(error: BaseException) -> ApiError:
     """Return the answer for an error: of Stockade, of the kernel, of the framework, or of our own making."""
+    # Here: `stockade purge` looks at the records of a server also where the framework is not installed.
+    from litestar.exceptions import HTTPException
+
     if isinstance(error, ApiError):
         return error
     if isinstance(error, StockadeError):
@@ -216,6 +221,8 @@ def waiver_of(error: UnsupportedError) -> str:
 
 
 def _of_framework(error: HTTPException) -> ApiError:
+    from litestar.exceptions import ValidationException
+
     if isinstance(error, ValidationException):
         return ApiError(400, INVALID_REQUEST, _validation_words(error))
     status = error.status_code
@@ -277,6 +284,8 @@ def _kinds(text: str) -> str:
 
 def error_response(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Answer with an error; the exception handler of both applications."""
+    from litestar import Response
+
     found = api_error(error)
     return Response(
         found.body, status_code=found.status, media_type="application/json", headers=found.headers
