@@ -68,6 +68,11 @@ ODD: dict[str, list[bytes]] = {
     "a path behind the path": [get(more="X-Original-URL: /secret/x\r\n")],
     "a path behind the path, with underscores": [get(more="X_Rewrite_URL: /secret/x\r\n")],
     "a host behind the host": [get(more=f"X-Forwarded-Host: {EVIL}\r\n")],
+    "a host behind the host, after the right one": [get(more=f"X-Forwarded-Host: {GOOD}:443, {EVIL}\r\n")],
+    "a host behind the host, as RFC 7239 has it": [get(more=f"Forwarded: host={GOOD}, host={EVIL}\r\n")],
+    "an original host behind the host": [get(more=f"X-Original-Host: {EVIL}\r\n")],
+    "a forwarded path behind the path": [get(more="X-Forwarded-Uri: /secret/x\r\n")],
+    "a path of a gateway behind the path": [get(more="X-Envoy-Original-Path: /secret/x\r\n")],
     "a slash that some servers decode": [get("/ok/..%2fsecret")],
     "dots that some servers decode twice": [get("/ok/%252e%252e/secret")],
     "dots with a parameter": [get("/ok/..;/secret")],
@@ -120,6 +125,8 @@ def test_every_request_of_a_connection_is_judged(reach: Reach, protocol: str) ->
 
 @pytest.mark.parametrize("protocol", ["http/1.1", ""])
 def test_a_request_that_servers_read_in_different_ways_goes_nowhere(reach: Reach, protocol: str) -> None:
+    overrides = [talk(protocol, *pieces) for name, pieces in ODD.items() if " behind the " in name]
+    assert all(b" 200 " in bytes.fromhex(one)[:13] for one in reach.outside("judged", overrides))
     inside = reach.inside("judged", [talk(protocol, *pieces) for pieces in ODD.values()], net=RULES)
     assert secrets(reach) == []
     for name, found in zip(ODD, inside.verdict, strict=True):

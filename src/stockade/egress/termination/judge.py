@@ -1,7 +1,7 @@
 """The judgement of one request: what the rules say, and what no rule can allow.
 
-A request is refused if servers could read it in different ways. Beside the target (`policy.http_rules`) that
-concerns headers by which some servers let a client replace the method, the path or the host after the fact.
+A request is refused if servers could read it in different ways. That concerns its target
+(`policy.http_rules`), and headers that replace a part of the request after the fact (`override_fields`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from stockade.egress.decoders.http_requests import DECISIVE
-from stockade.egress.termination.messages import Fields, RequestHead
+from stockade.egress.termination.messages import RequestHead
+from stockade.egress.termination.override_fields import check_overrides, override_methods
 from stockade.policy.http_rules import (
     AmbiguousTargetError,
     Target,
@@ -20,14 +20,8 @@ from stockade.policy.http_rules import (
 )
 from stockade.policy.net_rule_set import NetDecision
 
-#: Headers whose value some frameworks take for the method.
-_METHOD_FIELDS = frozenset({b"x-http-method-override", b"x-http-method", b"x-method-override"})
-#: So is that of this parameter of the query.
+#: The parameter of a query whose value some frameworks take for the method.
 _METHOD_PARAMETER = "_method"
-#: Headers whose value some servers take for the path.
-_PATH_FIELDS = frozenset({b"x-original-url", b"x-rewrite-url", b"x-original-uri", b"x-forwarded-prefix"})
-#: Headers whose value some servers take for the host.
-_HOST_FIELDS = frozenset({b"x-forwarded-host", b"x-host", b"x-forwarded-server", b"x-http-host-override"})
 
 
 class RequestRules(Protocol):
@@ -75,7 +69,7 @@ class RequestJudge:
         try:
             target = read_target(head.target)
             methods = _methods(head, target)
-            _check_fields(head.fields, head.host)
+            check_overrides(head)
         except AmbiguousTargetError as error:
             shown = self._shown(head.method, head.target.partition("?")[0])
             return JudgedRequest(shown, "ambiguous request", -1, 400, str(error))
@@ -101,25 +95,10 @@ class RequestJudge:
 
 def _methods(head: RequestHead, target: Target) -> set[str]:
     """Return the methods that a server may take for that of the request."""
-    found = {head.method}
-    named = [
-        (name.decode(), value.decode("latin-1")) for name, value in head.fields if name in _METHOD_FIELDS
-    ]
-    named += [one for one in parameters(target.query) if one[0] == _METHOD_PARAMETER]
-    for name, value in named:
-        if not check_method(value.upper()):
-            raise AmbiguousTargetError(f"its {name} is not a method")
-        found.add(value.upper())
+    found = {head.method} | override_methods(head.fields)
+    for name, value in parameters(target.query):
+        if name == _METHOD_PARAMETER:
+            if not check_method(value.upper()):
+                raise AmbiguousTargetError(f"its {name} is not a method")
+            found.add(value.upper())
     return found
-
-
-def _check_fields(fields: Fields, host: str) -> None:
-    for name, value in fields:
-        # Some servers read an underscore as a hyphen.
-        plain = name.replace(b"_", b"-")
-        if plain in _PATH_FIELDS or (plain != name and plain in _METHOD_FIELDS):
-            raise AmbiguousTargetError(f"some servers take {plain.decode()} for another path or method")
-        if plain != name and plain in DECISIVE:
-            raise AmbiguousTargetError(f"some servers take {name.decode()} for {plain.decode()}")
-        if plain in _HOST_FIELDS and value.lower().partition(b":")[0] != host.encode("ascii"):
-            raise AmbiguousTargetError(f"its {plain.decode()} names another host")
