@@ -31,6 +31,12 @@ ARRIVES: dict[str, list[bytes]] = {
     "dots": [get("/ok/../secret")],
     "encoded dots": [get("/ok/%2e%2e/secret")],
 }
+#: Fields that some server takes for the method, the path or the host, one of each kind.
+OVERRIDES = (
+    ("x-http-method-override", "DELETE"),
+    ("x_original_url", "/secret/x"),
+    ("x-forwarded-host", EVIL),
+)
 #: What some server might take for another request.
 ODD: dict[str, list[bytes]] = {
     "a length and chunks": [
@@ -51,6 +57,13 @@ ODD: dict[str, list[bytes]] = {
     "a trailer that decides": [
         get(method="POST", more="Transfer-Encoding: chunked\r\n") + b"0\r\nHost: evil.example\r\n\r\n"
     ],
+    **{
+        f"the trailer {name}": [
+            get(method="POST", more="Transfer-Encoding: chunked\r\n")
+            + f"0\r\n{name}: {value}\r\n\r\n".encode()
+        ]
+        for name, value in OVERRIDES
+    },
     "a bare line end": [b"GET /ok/x HTTP/1.1\nHost: api.good.example\n\n" + SMUGGLED],
     "a folded header": [get(more="X: y\r\n z\r\n")],
     "a space before the colon": [get(more="Content-Length : 40\r\n") + SMUGGLED],
@@ -210,6 +223,12 @@ ODD_TWO: dict[str, bytes] = {
     "a pseudo-header in trailers": heads(two(method="POST"), ends=False)
     + data(b"x", ends=False)
     + heads([(":path", "/secret/x")]),
+    **{
+        f"the trailer {name}": heads(two(method="POST"), ends=False)
+        + data(b"x", ends=False)
+        + heads([(name, value)])
+        for name, value in OVERRIDES
+    },
     "an absolute path": heads(two(f"https://{EVIL}/ok/x")),
     "a path behind the path": heads(two(more=(("x-original-url", "/secret/x"),))),
     "a length with an underscore": heads(two(more=(("content_length", "5"),))),

@@ -30,6 +30,7 @@ from stockade.egress.termination.http1_heads import (
 )
 from stockade.egress.termination.judge import JudgedRequest, RequestJudge
 from stockade.egress.termination.messages import HttpExchange, RequestHead
+from stockade.egress.termination.override_fields import check_trailers
 from stockade.egress.termination.reader import BadByteError, StreamReader, TooLongError
 from stockade.egress.termination.streams import ByteStream, StreamError
 
@@ -202,6 +203,7 @@ class Http1Connection:
             trailers = decode_trailers(await self._from_client.trailers(HEAD_SIZE, _HEAD_SECONDS))
         except (TooLongError, BadByteError):
             raise RequestRefusedError("chunk size") from None
+        check_trailers(trailers)
         trailers = exchange.request_trailers(trailers)
         await self._server.write(_chunk(exchange.request_end()) + encode_trailers(trailers))
 

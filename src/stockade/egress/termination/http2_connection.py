@@ -21,10 +21,12 @@ import h2.exceptions
 import h2.settings
 from hpack import NeverIndexedHeaderTuple
 
+from stockade.egress.decoders.http_requests import RequestRefusedError
 from stockade.egress.termination.http1_heads import ResponseRefusedError, refusal_text
 from stockade.egress.termination.http2_frames import FrameGate, FrameRefusedError
 from stockade.egress.termination.judge import JudgedRequest, RequestJudge
 from stockade.egress.termination.messages import Fields, HttpExchange, RequestHead, ResponseHead
+from stockade.egress.termination.override_fields import check_trailers
 from stockade.egress.termination.streams import ByteStream, StreamError
 
 #: Streams that a program may have at once.
@@ -325,8 +327,10 @@ class Http2Connection:
         if stream is None:
             return
         try:
-            stream.request.trailers = stream.exchange.request_trailers(_trailers(event.headers))
-        except BadHeadError as error:
+            trailers = _trailers(event.headers)
+            check_trailers(trailers)
+            stream.request.trailers = stream.exchange.request_trailers(trailers)
+        except (BadHeadError, RequestRefusedError) as error:
             self._report(self._judge.refused("", "not HTTP", 400, str(error)))
             self._drop(stream, _Codes.PROTOCOL_ERROR)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from stockade.egress.decoders.http_requests import DECISIVE
+from stockade.egress.decoders.http_requests import DECISIVE, RequestRefusedError
 from stockade.egress.termination.messages import Fields, RequestHead
 from stockade.policy.http_rules import AmbiguousTargetError, check_method
 
@@ -77,6 +77,12 @@ def check_overrides(head: RequestHead) -> None:
         other = plain in _HOST_FIELDS and value.lower() not in hosts
         if other or (plain == _FORWARDED and _names_other_host(value, hosts)):
             raise AmbiguousTargetError(f"its {plain.decode()} names another host")
+
+
+def check_trailers(fields: Fields) -> None:
+    """Refuse trailers that some servers add to the headers, and then take for a part of the request."""
+    if any(is_override(name) or _plain(name) in DECISIVE for name, _ in fields):
+        raise RequestRefusedError("trailer that must be a header")
 
 
 def _names_other_host(value: bytes, hosts: tuple[bytes, bytes]) -> bool:
