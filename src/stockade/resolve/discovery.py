@@ -7,6 +7,10 @@ trusted its exact bytes and what its paths mean. Links are followed before the
 comparison, as far as a grant may lead through them (`links`), and the
 resulting policy has only real names, so that the paths that were compared are
 the paths that are opened.
+
+A file above the current directory shows its own directory only if the user
+has trusted it with that directory as the workspace (ADR 55): whatever else lies
+there, a repository too, may have come with a download.
 """
 
 from __future__ import annotations
@@ -172,8 +176,11 @@ def _add_project_and_flags(
 ) -> PolicySource:
     project = find_project(cwd, home) if with_project else None
     root = _project_workspace(project, home, cwd, environ) if project is not None and workspace else ""
-    if project is not None and root and _in_own_repository(project, home):
-        workspace = root
+    if project is not None and root not in ("", workspace):
+        from stockade.resolve.trust import is_agreed_workspace
+
+        if is_agreed_workspace(project, root, state_dir(environ, home)):
+            workspace = root
     named, own = own, with_workspace(own, workspace)
     if project is None:
         return PolicySource(_deny_beside_files(merge(own, flags), denied, home, cwd, environ), sources)
@@ -212,30 +219,6 @@ def _project_workspace(project: Project, home: str, cwd: str, environ: Mapping[s
         return ""
     named = _look_up("workspace", rule["path"], home, cwd, environ).name
     return directory if named == directory else ""
-
-
-def _in_own_repository(project: Project, home: str) -> bool:
-    """Whether a project's file belongs to a repository, and both to the user or to root.
-
-    Only then may the file show more than the directory where the user is without their trust: all of it came
-    with the repository. Anything that the user downloads can put a file above some directory, and so can
-    another user who owns a directory above, or may write there.
-    """
-    directory, top = os.path.dirname(project.path), os.path.realpath(home)
-    way = [project.path]
-    while directory not in ("/", top):
-        way.append(directory)
-        if _is_repository(repository := os.path.join(directory, ".git")):
-            return all(_is_own(path) for path in (*way, repository))
-        directory = os.path.dirname(directory)
-    return False
-
-
-def _is_own(path: str) -> bool:
-    try:
-        return os.lstat(path).st_uid in (0, os.geteuid())
-    except OSError:
-        return False
 
 
 def add_denied(policy: Policy, paths: Iterable[str]) -> Policy:

@@ -1,8 +1,9 @@
 """Git as the user has it: the repository of a linked worktree, and the user's name and e-mail.
 
 Files of the workspace are untrusted. A `.git` file may name any directory, so the file alone is not reason
-enough to show that directory. It is shown only if it is a repository that names this worktree in turn, which
-only its owner can have written. Nothing is executed, and git itself is not started, because its
+enough to show that directory. It is shown only if it is a repository that names this worktree in turn, and
+nothing else: an archive can turn a directory of the user's into a bare repository by adding files to it, but
+cannot take the user's files away. Nothing is executed, and git itself is not started, because its
 configuration may name commands.
 """
 
@@ -34,6 +35,12 @@ _CREDENTIALS = re.compile(
     _ADDRESS.pattern + rb"|extraheader|authorization|passw|token|secret|\[\s*credential"
     rb"|smtppass|cookiefile|sslkey",
     re.IGNORECASE,
+)
+#: What git and its common extensions keep at the top of a repository.
+_OF_GIT = re.compile(
+    r"([A-Z]+_)?HEAD|(COMMIT_EDIT|MERGE_|SQUASH_|TAG_EDIT)MSG|MERGE_(MODE|RR|AUTOSTASH)|AUTO_MERGE|BISECT_\w+"
+    r"|annex|branches|config(\.worktree)?|description|gc\.(log|pid)|hooks|index|info|lfs|logs|modules|objects"
+    r"|packed-refs|refs|reftable|rr-cache|sequencer|shallow|svn|worktrees|fsmonitor--daemon(\.ipc)?|\w+\.lock"
 )
 #: How many repositories of submodules, and directories of logs in each, are searched for credentials, and how
 #: many files one identity reads.
@@ -130,9 +137,12 @@ def _points_back(administration: str, workspace: str) -> bool:
 
 
 def _is_repository(path: str) -> bool:
-    return os.path.isfile(f"{path}/HEAD") and all(
-        os.path.isdir(f"{path}/{name}") for name in ("objects", "refs")
-    )
+    """Whether a directory is a repository, and has no files of the user's beside those of git."""
+    if not os.path.isfile(f"{path}/HEAD"):
+        return False
+    if not all(os.path.isdir(f"{path}/{name}") for name in ("objects", "refs")):
+        return False
+    return os.path.basename(path) == ".git" or all(map(_OF_GIT.fullmatch, names_in(path)))
 
 
 def _is_fit(path: str, caller: Caller) -> bool:

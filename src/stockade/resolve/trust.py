@@ -70,6 +70,16 @@ def trusted(project: Project, found: Mapping[Written, Lookup], state: str) -> bo
     return True
 
 
+def is_agreed_workspace(project: Project, directory: str, state: str) -> bool:
+    """Whether the user has trusted this file, as it is or as it was, with this directory as its workspace.
+
+    A changed file may go on to name the same directory: running there needs no trust in its bytes either.
+    """
+    agreed = recorded(state).get(project.path)
+    workspaces = [one for one in agreed.paths or () if one.key == "workspace"] if agreed is not None else []
+    return any(one.name == os.fsencode(directory) for one in workspaces)
+
+
 def trusted_paths(project: Project, found: Mapping[Written, Lookup]) -> tuple[TrustedPath, ...]:
     """What the paths of the project's file name now, for those that are in `found`."""
     words = []

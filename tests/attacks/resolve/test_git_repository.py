@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from stockade import Policy
 from stockade.linux.user import Caller
 from stockade.resolve import git_repository
 from stockade.resolve.resolution import resolve
+from support.means import need_program
 
 
 def repository(place: Path) -> Path:
@@ -83,6 +85,13 @@ def linked_worktrees(home: Path) -> None:
     (own / "commondir").write_text(f"{home}/other/.git\n")
 
 
+def files_added_to_a_directory_of_the_users(home: Path) -> None:
+    """An archive that is extracted in the home adds the files of a bare repository to a directory there."""
+    (home / "letters").mkdir()
+    (home / "letters/taxes.txt").write_text("secret")
+    link(repository(home / "letters"), home / "project")
+
+
 def git_is_a_link(home: Path) -> None:
     (home / "project/.git").symlink_to(home / "others-worktree/.git")
 
@@ -107,6 +116,7 @@ ATTACKS: dict[str, Callable[[Path], None]] = {
     "its own directory, for the home": own_files("{home}"),
     "a link on the way": through_link,
     "links in a repository of its own": linked_worktrees,
+    "a directory of the user's, made a bare repository": files_added_to_a_directory_of_the_users,
     "a link in place of the file": git_is_a_link,
     "a link to a secret": link_to_secret,
     "a file that waits": waits,
@@ -131,6 +141,14 @@ def test_without_the_word_of_the_repository_the_attack_gets_through(
 def test_the_users_own_worktree_is_shown_its_repository(home: Path) -> None:
     link(home / "other/.git", home / "project", "mine")
     assert shown(home) == {f"{home}/other/.git"}
+
+
+def test_a_worktree_of_a_bare_repository_is_shown_it(home: Path) -> None:
+    need_program("git")
+    subprocess.run(["git", "init", "-q", "--bare", str(home / "bare")], check=True)
+    link(home / "bare", home / "project")
+    (home / "bare/FETCH_HEAD").touch()
+    assert shown(home) == {f"{home}/bare"}
 
 
 def test_a_repository_around_the_workspace_is_not_shown(home: Path) -> None:

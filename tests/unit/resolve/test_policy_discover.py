@@ -286,21 +286,7 @@ def test_a_link_to_nothing_is_refused(place: Place) -> None:
         place.discover()
 
 
-@pytest.mark.parametrize("text", ['[workspace]\npath = "."\n', 'workspace = "./"\n'])
-def test_in_a_repository_the_project_is_the_workspace_of_its_directories(place: Place, text: str) -> None:
-    place.write(text)
-    below = place.project / "a" / "b"
-    below.mkdir(parents=True)
-    with pytest.raises(PolicyError, match=r"asks for .*/project as the workspace, and you are in .*/a/b"):
-        place.discover(below, workspace=str(below))
-    git = place.project / ".git"
-    git.mkdir()
-    (git / "HEAD").touch()
-    found = place.discover(below, workspace=str(below)).policy.workspace
-    assert found is not None and found.path == str(place.project)
-
-
-def test_a_repository_in_between_or_at_the_home_does_not_count(place: Place) -> None:
+def test_a_repository_in_between_ends_the_search(place: Place) -> None:
     place.write('[workspace]\npath = "."\n')
     below = place.project / "a"
     below.mkdir()
