@@ -10,7 +10,7 @@ from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 from stockade.egress.names import SyntheticNames, is_synthetic
-from stockade.policy.http_rules import Target
+from stockade.policy.http_targets import Target
 from stockade.policy.net_rule_set import NetDecision, RuleSet
 from stockade.policy.net_rules import NetRule, parse_rule
 

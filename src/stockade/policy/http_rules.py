@@ -6,26 +6,34 @@
 In a path, `*` is one segment or a part of one, `**` any number of segments. The query is ignored, unless the
 rule has one: then the request must have these parameters and no others, in any order.
 
-Servers do not agree on what a path means: some decode `%2F` before they split it into segments, merge double
-slashes, or cut off `;parameters`. So a path has readings. A request is allowed only if the rules allow every
-reading of it, and denied if a rule denies one. What can be read as `.` or `..` is refused altogether.
+Servers do not agree on what a path means, so it has readings (`http_targets`). A request is allowed only if
+one rule allows every reading of it, and denied if a rule denies one. A rule that denies means a path without
+regard to capitals of ASCII, and with and without a slash at its end.
 
-The egress process judges hostile requests with this module, so every function takes any text in time that
-grows with its length alone, and nothing but the standard library is loaded.
+The egress process judges hostile requests with this module, so all work is counted and bounded
+(`Target.spend`), and nothing but the standard library is loaded.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
+from stockade.policy.http_targets import (
+    AmbiguousTargetError,
+    QueryParameters,
+    Target,
+    decoded,
+    fold,
+    is_dots,
+    is_query,
+    parameters,
+    read_path,
+)
 from stockade.policy.net_errors import NetRuleError
 
-#: The longest target of a request that is judged.
-MOST_TARGET = 16384
-#: How often a path is decoded to find what a server that decodes too often would find.
-_DECODINGS = 4
 SCHEMES = {"https": 443, "http": 80}
 #: Methods that IANA has registered, and those beyond them that caches, UPnP and streams use.
 _KNOWN_METHODS = (
@@ -37,14 +45,6 @@ _KNOWN_METHODS = (
     *("M-SEARCH", "NOTIFY", "PURGE", "SOURCE", "SUBSCRIBE", "UNSUBSCRIBE"),
 )
 _METHOD = re.compile(r"[A-Z][A-Z0-9_-]{0,31}")
-_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
-#: What may be in a path as it is: RFC 3986, and what browsers send beyond that.
-_PATH = re.compile(r"/(?:[A-Za-z0-9\-._~!$&'()*+,;=:@/|^\[\]`{}\"<>]|%[0-9A-Fa-f]{2})*")
-_QUERY = re.compile(r"(?:[A-Za-z0-9\-._~!$&'()*+,;=:@/?|^\[\]`{}\"<>\\]|%[0-9A-Fa-f]{2})*")
-_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
-#: Bytes that UTF-8 never has: with them, some decoders write a dot or a slash in a second way.
-_NEVER_IN_UTF8 = re.compile("[\xc0\xc1\xf5-\xff]")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ANY_PATH = ("**",)
 
 
@@ -65,20 +65,6 @@ class HttpPattern(NamedTuple):
         """Path and query as a rule writes them."""
         query = "" if self.query is None else "?" + "&".join(f"{name}={value}" for name, value in self.query)
         return "/" + "/".join(self.path) + query
-
-
-class AmbiguousTargetError(ValueError):
-    """The target of a request that servers could read in different ways; the message says why."""
-
-
-class Target(NamedTuple):
-    """Path and query of a request, in every reading."""
-
-    #: Percent-encoding in its one form; what messages show.
-    path: str
-    readings: tuple[tuple[str, ...], ...]
-    #: None if there is no `?`.
-    query: str | None
 
 
 # Rules
@@ -143,22 +129,25 @@ def refuse_mistyped_methods(pattern: HttpPattern) -> None:
 
 
 def _pattern_path(path: str) -> tuple[str, ...]:
-    if not _PATH.fullmatch(path):
+    try:
+        normal, plain = read_path(path)
+    except AmbiguousTargetError as error:
         raise NetRuleError(
-            "the path has letters that no URL has", "write them with %, such as %20 for a space"
+            str(error), "write letters beyond ASCII as UTF-8 with %, such as %20 for a space"
+        ) from None
+    segments = tuple(normal[1:].split("/"))
+    if plain.count("/") > len(segments) or set(plain) & set("\\?#;"):
+        raise NetRuleError(
+            "servers read %2F, %5C, %3F, %23 and ; in different ways", "write * for that part of the path"
         )
-    segments = tuple(_normal(one) for one in path[1:].split("/"))
-    plain = _decoded("/".join(segments))
-    if plain != "/".join(segments) and (plain.count("/") != len(segments) - 1 or "\\" in plain):
-        raise NetRuleError("servers read %2F and %5C in different ways", "write * for that part of the path")
+    if plain.count("*") > normal.count("*"):
+        raise NetRuleError("a * in a path is a wildcard, also as %2A", "write * for that part of the path")
     for segment in segments:
         if segment != "**" and "**" in segment:
             raise NetRuleError(
                 "** stands for whole segments", "write /**/ between slashes, or * in a segment"
             )
-        if ";" in segment:
-            raise NetRuleError("servers read a ; in a path in different ways", "write * for that segment")
-        if _is_dots(segment):
+        if is_dots(segment):
             raise NetRuleError("the path has a . or .. segment", "write the path that the server sees")
     if "" in segments[:-1]:
         raise NetRuleError("the path has an empty segment", "write one slash between two segments")
@@ -166,11 +155,10 @@ def _pattern_path(path: str) -> tuple[str, ...]:
 
 
 def _pattern_query(query: str) -> tuple[tuple[str, str], ...]:
-    if not _QUERY.fullmatch(query):
+    if not is_query(query):
         raise NetRuleError("the query has letters that no URL has", "write them with %")
-    found = [_parameter(one) for one in query.split("&")] if query else []
-    names = [name for name, _ in found]
-    if len(set(names)) < len(names) or any(";" in one for pair in found for one in pair):
+    found = parameters(query)
+    if len(dict(found)) < len(found) or ";" in query or any(";" in one for pair in found for one in pair):
         raise NetRuleError("a query names a parameter once", "write ?name=value&other=*")
     return tuple(sorted(found))
 
@@ -183,77 +171,76 @@ def rule_text(pattern: HttpPattern, host: str) -> str:
 # Requests
 
 
-def read_target(text: str) -> Target:
-    """Return path and query of a request in all readings, or raise AmbiguousTargetError."""
-    if len(text) > MOST_TARGET:
-        raise AmbiguousTargetError("the URL is too long")
-    path, has_query, query = text.partition("?")
-    if not _PATH.fullmatch(path):
-        raise AmbiguousTargetError("the path has letters that no URL has")
-    if has_query and not _QUERY.fullmatch(query):
-        raise AmbiguousTargetError("the query has letters that no URL has")
-    normal = _normal(path)
-    plain = _decoded(normal)
-    if _CONTROL.search(plain):
-        raise AmbiguousTargetError("the path has a control character")
-    if _NEVER_IN_UTF8.search(plain):
-        raise AmbiguousTargetError("the path has bytes that are not UTF-8")
-    readings = {tuple(normal[1:].split("/")): None}
-    slashed = plain.replace("\\", "/")
-    for one in (plain, slashed, normal, _without_parameters(slashed), _without_parameters(normal)):
-        segments = one[1:].split("/")
-        if any(map(_is_dots, segments)):
-            raise AmbiguousTargetError("the path has a . or .. segment")
-        readings[tuple(segments)] = None
-        readings[(*(segment for segment in segments[:-1] if segment), segments[-1])] = None
-    return Target(normal, tuple(readings), query if has_query else None)
-
-
 def check_method(method: str) -> bool:
     """Whether a method is one that every server reads alike."""
     return bool(_METHOD.fullmatch(method))
 
 
 def matches(pattern: HttpPattern, method: str, target: Target, *, deny: bool) -> bool:
-    """Whether a rule is about a request: in every reading for one that allows, in any for one that denies."""
+    """Whether a rule is about a request: in every reading for one that allows, in any for one that denies.
+
+    Raises AmbiguousTargetError if all rules together have taken too much work.
+    """
+    target.spend(1)
     if pattern.methods and method not in pattern.methods:
         return False
-    if pattern.query is not None and not _matches_query(pattern.query, target.query, deny=deny):
+    decide = any if deny else all
+    if pattern.query is not None and not decide(
+        _matches_query(pattern.query, query, target, deny=deny) for query in target.queries
+    ):
         return False
     if pattern.path == _ANY_PATH:
         return True
+    wanted = _segments(pattern.path, deny)
+    readings = target.folded if deny else target.readings
+    return decide(_matches_path(wanted, path, target) for path in readings)
+
+
+class _Segment(NamedTuple):
+    """One segment of a pattern."""
+
+    #: As it is written and, if that differs, decoded, as a reading may be.
+    forms: tuple[str, ...]
+    #: `**`: any number of segments.
+    any_number: bool
+    glob: bool
+
+    def matches(self, text: str) -> bool:
+        """Whether a segment of a path is one of this pattern."""
+        if not self.glob:
+            return text in self.forms
+        return bool(text) and any(_matches_glob(form, text) for form in self.forms)
+
+
+@lru_cache(maxsize=512)
+def _segments(path: tuple[str, ...], deny: bool) -> tuple[_Segment, ...]:
+    written, plain = path, tuple(map(decoded, path))
     if deny:
-        # Some servers do not tell capitals from small letters.
-        wanted = tuple(segment.lower() for segment in pattern.path)
-        return any(_matches_path(wanted, [one.lower() for one in path]) for path in target.readings)
-    return all(_matches_path(pattern.path, path) for path in target.readings)
+        written, plain = fold(written), fold(plain)
+    return tuple(
+        _Segment(tuple(dict.fromkeys(forms)), forms[0] == "**", "*" in forms[0])
+        for forms in zip(written, plain, strict=True)
+    )
 
 
-def _matches_path(pattern: Sequence[str], path: Sequence[str]) -> bool:
+def _matches_path(pattern: Sequence[_Segment], path: Sequence[str], target: Target) -> bool:
     """Match segments; `**` takes as few as it can, and more if the rest does not fit (no backtracking)."""
     at = here = 0
     again = resume = -1
     while here < len(path):
-        if at < len(pattern) and pattern[at] == "**":
+        segment = pattern[at] if at < len(pattern) else None
+        target.spend(1 + (len(path[here]) >> 8))
+        if segment is not None and segment.any_number:
             again, resume = at, here
             at += 1
-        elif at < len(pattern) and _matches_segment(pattern[at], path[here]):
+        elif segment is not None and segment.matches(path[here]):
             at, here = at + 1, here + 1
         elif again >= 0:
             resume += 1
             at, here = again + 1, resume
         else:
             return False
-    return all(segment == "**" for segment in pattern[at:])
-
-
-def _matches_segment(pattern: str, text: str) -> bool:
-    if "*" not in pattern:
-        # A reading may have decoded what the pattern writes with a %.
-        return pattern == text or ("%" in pattern and _decoded(pattern) == text)
-    if pattern == "*":
-        return bool(text)
-    return _matches_glob(pattern, text) or ("%" in pattern and _matches_glob(_decoded(pattern), text))
+    return all(segment.any_number for segment in pattern[at:])
 
 
 def _matches_glob(pattern: str, text: str) -> bool:
@@ -269,59 +256,17 @@ def _matches_glob(pattern: str, text: str) -> bool:
     return len(text) - at >= len(rest[-1]) and text.endswith(rest[-1])
 
 
-def _matches_query(wanted: tuple[tuple[str, str], ...], query: str | None, *, deny: bool) -> bool:
-    found = parameters(query)
-    if deny:
-        return all(
-            any(name == key and _matches_glob_or_equal(value, given) for key, given in found)
-            for name, value in wanted
-        )
-    # Servers differ in which of two equal names they take, and in whether a ; separates.
-    if len(found) != len(wanted) or len(dict(found)) < len(found) or (query and ";" in query):
+def _matches_query(
+    wanted: tuple[tuple[str, str], ...], query: QueryParameters, target: Target, *, deny: bool
+) -> bool:
+    if not deny and (query.ambiguous or len(query.values) != len(wanted)):
         return False
-    values = dict(found)
-    return all(name in values and _matches_glob_or_equal(value, values[name]) for name, value in wanted)
-
-
-def _matches_glob_or_equal(pattern: str, text: str) -> bool:
-    return _matches_glob(pattern, text) if "*" in pattern else pattern == text
-
-
-def parameters(query: str | None) -> list[tuple[str, str]]:
-    """Return the parameters of a query, as a server finds them that separates them by `;` too."""
-    return [_parameter(one) for one in re.split("[&;]", query)] if query else []
-
-
-def _parameter(text: str) -> tuple[str, str]:
-    name, _, value = text.partition("=")
-    return _decoded(name.replace("+", " ")), _decoded(value.replace("+", " "))
-
-
-def _normal(path: str) -> str:
-    """Return percent-encoding in its one form: unreserved letters as they are, the others in capitals."""
-    return _ESCAPE.sub(_normal_escape, path)
-
-
-def _normal_escape(found: re.Match[str]) -> str:
-    letter = chr(int(found[1], 16))
-    return letter if letter in _UNRESERVED else found[0].upper()
-
-
-def _decoded(text: str) -> str:
-    """Decode a text until nothing is left to decode, byte by byte; a few times at most."""
-    for _ in range(_DECODINGS):
-        if "%" not in text:
-            break
-        text = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text)
-    return text
-
-
-def _without_parameters(path: str) -> str:
-    return "/".join(segment.partition(";")[0] for segment in path.split("/")) if ";" in path else path
-
-
-def _is_dots(segment: str) -> bool:
-    return segment.partition(";")[0].strip(" ") in (".", "..")
+    for name, value in wanted:
+        given = query.values.get(name, [])
+        target.spend(1 + len(given) + (sum(map(len, given)) >> 8))
+        if not any(_matches_glob(value, one) if "*" in value else value == one for one in given):
+            return False
+    return True
 
 
 # One rule within another
@@ -376,4 +321,5 @@ def _covers_segment(wide: str, narrow: str) -> bool:
         return True
     if wide == "*":
         return bool(narrow.strip("*"))
-    return "*" not in narrow and _matches_segment(wide, narrow)
+    (segment,) = _segments((wide,), False)
+    return "*" not in narrow and segment.matches(narrow) and segment.matches(decoded(narrow))

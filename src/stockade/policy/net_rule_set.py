@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from stockade.policy.http_rules import Target, matches
+from stockade.policy.http_rules import matches
+from stockade.policy.http_targets import Target
 from stockade.policy.net_addresses import (
     AddressRange,
     embedded_ipv4,

@@ -11,13 +11,8 @@ from typing import NamedTuple, Protocol
 
 from stockade.egress.termination.messages import RequestHead
 from stockade.egress.termination.override_fields import check_overrides, override_methods
-from stockade.policy.http_rules import (
-    AmbiguousTargetError,
-    Target,
-    check_method,
-    parameters,
-    read_target,
-)
+from stockade.policy.http_rules import check_method
+from stockade.policy.http_targets import AmbiguousTargetError, Target, read_target
 from stockade.policy.net_rule_set import NetDecision
 
 #: The parameter of a query whose value some frameworks take for the method.
@@ -68,22 +63,28 @@ class RequestJudge:
             return JudgedRequest(shown, "ambiguous request", -1, 400, "its method is not one in capitals")
         try:
             target = read_target(head.target)
-            methods = _methods(head, target)
+            shown = self._shown(head.method, target.path)
             check_overrides(head)
+            allowed, place = self._decide(_methods(head, target), target)
         except AmbiguousTargetError as error:
             shown = self._shown(head.method, head.target.partition("?")[0])
             return JudgedRequest(shown, "ambiguous request", -1, 400, str(error))
-        shown = self._shown(head.method, target.path)
+        if not allowed:
+            reason = "deny rule" if place >= 0 else "no rule"
+            text = "a rule denies it" if place >= 0 else "no rule allows it"
+            return JudgedRequest(shown, reason, place, 403, text)
+        if self._spend is not None and (clause := self._spend()):
+            return JudgedRequest(shown, clause, -1, 403, f"the sandbox has used up {clause}")
+        return JudgedRequest(shown, "", place)
+
+    def _decide(self, methods: set[str], target: Target) -> tuple[bool, int]:
+        """Return whether the rules allow a request with each of these methods, and the rule that decided."""
         place = -1
         for method in methods:
             decision, place = self._rules().for_request(self.host, self.port, method, target)
             if not decision.allowed:
-                reason = "deny rule" if place >= 0 else "no rule"
-                text = "a rule denies it" if place >= 0 else "no rule allows it"
-                return JudgedRequest(shown, reason, place, 403, text)
-        if self._spend is not None and (clause := self._spend()):
-            return JudgedRequest(shown, clause, -1, 403, f"the sandbox has used up {clause}")
-        return JudgedRequest(shown, "", place)
+                return False, place
+        return True, place
 
     def refused(self, method: str, reason: str, status: int, text: str) -> JudgedRequest:
         """Return the refusal of a request that could not be decoded."""
@@ -96,9 +97,9 @@ class RequestJudge:
 def _methods(head: RequestHead, target: Target) -> set[str]:
     """Return the methods that a server may take for that of the request."""
     found = {head.method} | override_methods(head.fields)
-    for name, value in parameters(target.query):
-        if name == _METHOD_PARAMETER:
+    for query in target.queries:
+        for value in query.values.get(_METHOD_PARAMETER, ()):
             if not check_method(value.upper()):
-                raise AmbiguousTargetError(f"its {name} is not a method")
+                raise AmbiguousTargetError(f"its {_METHOD_PARAMETER} is not a method")
             found.add(value.upper())
     return found

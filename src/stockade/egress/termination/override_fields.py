@@ -11,7 +11,8 @@ import re
 
 from stockade.egress.decoders.http_requests import DECISIVE, RequestRefusedError
 from stockade.egress.termination.messages import Fields, RequestHead
-from stockade.policy.http_rules import AmbiguousTargetError, check_method
+from stockade.policy.http_rules import check_method
+from stockade.policy.http_targets import AmbiguousTargetError
 
 _METHOD_FIELDS = frozenset(
     {

@@ -40,6 +40,7 @@ _FILES = (
     "linux/sha256.py",
     "policy/__init__.py",
     "policy/http_rules.py",
+    "policy/http_targets.py",
     "policy/net_addresses.py",
     "policy/net_errors.py",
     "policy/net_names.py",
