@@ -95,6 +95,7 @@ def _network(prepared: RunPreparation) -> dict[str, object]:
         return {"mode": "none"}
     import msgspec
 
+    from stockade.policy.net_reach import reach_text
     from stockade.runs.network.egress_configuration import planned_egress
 
     plan, ports = planned_egress(prepared)
@@ -103,6 +104,7 @@ def _network(prepared: RunPreparation) -> dict[str, object]:
     found: dict[str, object] = {
         "mode": "rules",
         "rules": list(net),
+        "reach": reach_text(net),
         "listeners": list(ports),
         "egress": egress,
     }
@@ -121,12 +123,15 @@ def _print_network(prepared: RunPreparation) -> None:
         return
     if not net:
         return
+    from stockade.policy.net_reach import reach_text
     from stockade.runs.network.egress_configuration import planned_egress
 
     plan, ports = planned_egress(prepared)
     print("\nnetwork: only what these rules allow")
     for rule in net:
         print(f"  {output.name(rule)}{ASKS if rule == 'ask' else ''}")
+    if reach := reach_text(net):
+        print(output.paint(f"WARNING: {reach}", "red"))
     print(f"listeners inside: TCP {', '.join(map(str, ports))}; UDP 53 for names")
     for name, secret in prepared.resolved.policy.secrets.items():
         hosts = ", ".join(secret.hosts)

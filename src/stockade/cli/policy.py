@@ -10,6 +10,7 @@ from stockade.errors import PolicyError
 from stockade.linux.user import Caller
 from stockade.policy import Policy
 from stockade.policy.model import limit_text
+from stockade.policy.net_reach import reach_text
 from stockade.policy.toml import load
 from stockade.policy.values import show
 from stockade.resolve.config_files import config_dir
@@ -171,6 +172,7 @@ def _facts(found: PolicySource) -> dict[str, object]:
         "sources": found.sources,
         "hash": policy.hash,
         "policy": policy.table(full=True),
+        "reach": reach_text(policy.net),
         "controls": {
             control.value: {"clause": clause, "required": policy.required(control)}
             for control, clause in policy.controls().items()
@@ -186,7 +188,9 @@ def _summary(found: PolicySource) -> str:
     ]
     return (
         f"{output.paint('ok', 'green')}: {output.name(', '.join(found.sources)) or 'the default policy'}\n"
-        f"sha256 {policy.hash}\n\n" + output.table(rows, ["CONTROL", "", "BECAUSE OF"], wrap=(2,))
+        + (output.paint(f"WARNING: {reach}", "red") + "\n" if (reach := reach_text(policy.net)) else "")
+        + f"sha256 {policy.hash}\n\n"
+        + output.table(rows, ["CONTROL", "", "BECAUSE OF"], wrap=(2,))
     )
 
 

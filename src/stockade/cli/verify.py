@@ -10,6 +10,7 @@ from stockade.cli.ui.argument_parser import Parser
 from stockade.cli.ui.formats import many, print_json
 from stockade.errors import PolicyError, ReceiptError
 from stockade.linux.user import Caller
+from stockade.policy.net_reach import reach_text
 from stockade.policy.toml import load, read_file
 from stockade.receipt import chain, ed25519, keys
 from stockade.receipt.batch import was_found
@@ -173,6 +174,8 @@ def network_text(network: Network) -> str:
         found.append(
             f"{counts.requests_allowed or 0} requests allowed, {counts.requests_refused or 0} refused"
         )
+    if reach := reach_text(network.rules):
+        found.append(output.name(reach))
     return f"{many(len(network.rules), 'rule')}: {'; '.join(found)}"
 
 

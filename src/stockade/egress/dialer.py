@@ -64,7 +64,7 @@ class AddressRules(Protocol):
     def for_address(self, ip: str, port: int) -> NetDecision:
         """Decide about an address by the rules for addresses."""
 
-    def denies_address(self, ip: str, port: int | None = None) -> int:
+    def denies_address(self, ip: str, port: int) -> int:
         """Return the index of the rule that denies an address, or -1."""
 
 

@@ -50,7 +50,7 @@ CLAUSES: dict[str, Clause] = {
     ),
     "exec": Clause("patterns", "the only files that may be executed", Control.EXEC),
     "net": Clause(
-        '`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `address[:ports]`, '
+        '`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `*[:ports]`, `address[:ports]`, '
         "`network[:ports]`, `tcp://host:port`, `METHOD[,METHOD] https://host/path/**`, `!` before a rule "
         "that denies, and `ask`: you are asked about names that no rule covers",
         "no network, all of the host's, or only what the rules allow; a rule without ports means 80 and 443",

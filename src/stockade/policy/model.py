@@ -416,7 +416,7 @@ def _net(key: str, value: Any) -> tuple[str, ...] | str:
         return ("ask",)
     if isinstance(value, list | tuple | set | frozenset):
         return _net_rules(key, value) if value else ()
-    if isinstance(value, str) and any(letter in value for letter in ".:/"):
+    if isinstance(value, str) and any(letter in value for letter in ".:/*"):
         raise InvalidValueError(key, value, "rules are a list", f"write {key} = [{values.show(value)}]")
     raise InvalidValueError(
         key,
@@ -525,9 +525,9 @@ class Policy(_Clauses, frozen=True, kw_only=True):
             (relative patterns).
         exec: The only files that may be executed (patterns).
         net: No network, all of the host's, or only what the rules allow; a rule without ports means 80 and
-            443 (`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `address[:ports]`,
-            `network[:ports]`, `tcp://host:port`, `METHOD[,METHOD] https://host/path/**`, `!` before a rule
-            that denies, and `ask`: you are asked about names that no rule covers).
+            443 (`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `*[:ports]`,
+            `address[:ports]`, `network[:ports]`, `tcp://host:port`, `METHOD[,METHOD] https://host/path/**`,
+            `!` before a rule that denies, and `ask`: you are asked about names that no rule covers).
         net_roots: The file of certificates by which Stockade verifies servers whose requests rules judge;
             without it, the file that your `SSL_CERT_FILE` names, or the system's (a path).
         on_egress_end: What a run does if the process that relays its connections ends: it goes on and reaches

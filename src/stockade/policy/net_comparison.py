@@ -1,8 +1,8 @@
 """Whether the rules of one policy's `net` allow no more than those of another.
 
-Two name rules cover disjoint sets of names, or one set has the other in it; so do two networks. So it is
-enough to compare pairs of rules, and to count ports. What only several rules together would cover counts as
-more.
+Two name rules cover disjoint sets of names, or one set has the other in it; so do two networks, and `*` has
+every one of both in it. So it is enough to compare pairs of rules, and to count ports. What only several
+rules together would cover counts as more.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from stockade.policy import http_rules
 from stockade.policy.net_addresses import special_range
+from stockade.policy.net_names import ANY_HOST
 from stockade.policy.net_ports import Ranges, ports_text, without
 from stockade.policy.net_rules import ASK, NetRule, covers_name, network_of, parse_rule
 from stockade.policy.values import show
@@ -48,8 +49,7 @@ def _undenied(mine: list[NetRule], other: list[NetRule]) -> Iterator[str]:
 
 def _own_denials(mine: list[NetRule], denial: NetRule, rule: NetRule) -> list[NetRule]:
     """Return the rules of mine that deny all that `denial` denies of what `rule` allows."""
-    same_kind = bool(denial.name) is bool(rule.name)
-    narrower = rule if same_kind and covers(denial, rule) else denial
+    narrower = rule if covers(denial, rule) else denial
     return [one for one in mine if one.deny and covers(one, narrower)]
 
 
@@ -66,6 +66,8 @@ def _ports_without(ports: Ranges, rules: list[NetRule]) -> Ranges:
 def covers(wide: NetRule, narrow: NetRule) -> bool:
     """Whether every name or address of `narrow`, and every request, is one of `wide`."""
     outer, inner = network_of(wide), network_of(narrow)
+    if wide.name == ANY_HOST and inner is not None:
+        return True
     if outer is not None or inner is not None:
         return outer is not None and inner is not None and outer.contains(inner)
     if wide.http is not None and (narrow.http is None or not http_rules.covers(wide.http, narrow.http)):
@@ -75,14 +77,12 @@ def covers(wide: NetRule, narrow: NetRule) -> bool:
 
 def _allows_all_of(wide: NetRule, narrow: NetRule) -> bool:
     """Whether an allowing rule allows all that another allows, at the ports that it names."""
-    if not covers(wide, narrow) or (narrow.opaque and not wide.opaque):
-        return False
     outer, inner = network_of(wide), network_of(narrow)
-    if outer is None or inner is None:
-        return True
+    if not covers(wide, narrow) or (narrow.opaque and inner is None and not wide.opaque):
+        return False
     # A rule covers special addresses only if it lies in their range.
-    special = special_range(inner)
-    return special is None or special[0].contains(outer)
+    special = None if inner is None else special_range(inner)
+    return special is None or (outer is not None and special[0].contains(outer))
 
 
 def _meets(denial: NetRule, rule: NetRule) -> bool:
@@ -91,6 +91,8 @@ def _meets(denial: NetRule, rule: NetRule) -> bool:
         return True
     if denial.http and rule.http and not http_rules.meets(denial.http, rule.http):
         return False
+    if ANY_HOST in (denial.name, rule.name):
+        return True
     if denial.name:
         return bool(rule.name) and (covers_name(denial, rule) or covers_name(rule, denial))
     if rule.name:  # the name could lead to a denied address

@@ -6,6 +6,8 @@ from stockade.policy.net_errors import NetRuleError
 
 MOST_NAME = 253
 MOST_LABEL = 63
+#: The name of a rule for every host; no host is called so.
+ANY_HOST = "*"
 #: What to do about a rule for several hosts.
 ONE_HOST = "write one rule for each host"
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")

@@ -6,7 +6,7 @@
     (True, False)
 
 A deny rule wins over every other. A rule covers a special address only if the whole rule lies in the special
-range: `10.0.0.0/8` covers 10.1.2.3, `0.0.0.0/0` does not.
+range: `10.0.0.0/8` covers 10.1.2.3, `0.0.0.0/0` and `*` do not. A deny rule covers all that it names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stockade.policy.net_addresses import (
     unmapped,
 )
 from stockade.policy.net_errors import NetRuleError
-from stockade.policy.net_names import normal_name
+from stockade.policy.net_names import ANY_HOST, normal_name
 from stockade.policy.net_ports import has_port, without
 from stockade.policy.net_rules import NetRule, network_of, rule_name
 
@@ -115,8 +115,8 @@ class RuleSet:
             return NetDecision(False, denied, False)
         return self._decide(self._for_address(unmapped(address)), port)
 
-    def denies_address(self, ip: str, port: int | None = None) -> int:
-        """Return the index of a rule that denies an address, at this port or at any; -1 if none does.
+    def denies_address(self, ip: str, port: int) -> int:
+        """Return the index of a rule that denies an address at this port; -1 if none does.
 
         A rule that denies an IPv4 address denies every IPv6 address that stands for it too.
         """
@@ -126,11 +126,10 @@ class RuleSet:
         address = unmapped(found)
         embedded = embedded_ipv4(address)
         addresses = [address, *([embedded[0]] if embedded is not None else [])]
-        for index, network in self._networks:
-            rule = self.rules[index]
-            if not rule.deny or not (port is None or has_port(rule.ports, port)):
-                continue
-            if any(map(network.contains, addresses)):
+        denying = [index for index, network in self._networks if any(map(network.contains, addresses))]
+        denying += self._exact.get(ANY_HOST, [])
+        for index in denying:
+            if self.rules[index].deny and has_port(self.rules[index].ports, port):
                 return index
         return -1
 
@@ -160,6 +159,7 @@ class RuleSet:
         except NetRuleError:
             return
         yield from self._exact.get(plain, ())
+        yield from self._exact.get(ANY_HOST, ())
         while "." in plain:
             plain = plain.partition(".")[2]
             yield from self._below.get(plain, ())
@@ -171,3 +171,5 @@ class RuleSet:
                 continue
             if special is None or special[0].contains(network):
                 yield index
+        if special is None:
+            yield from self._exact.get(ANY_HOST, ())

@@ -3,8 +3,8 @@
 A rule is a host (`api.example.com`), everything below a host (`*.example.com`), an address or a network
 (`10.1.2.3`, `10.1.0.0/16`), each with ports or without (`:443`, `:80,443`, `:8000-8010`); `tcp://host:5432`
 allows bytes that Stockade does not look into; `GET https://api.example.com/v1/**` allows requests
-(`http_rules`); `!` before a rule denies. A deny rule wins over every other. The rule `ask` allows nothing by
-itself: the user is asked about names that no other rule covers.
+(`http_rules`); `*` is every name and every public address; `!` before a rule denies. A deny rule wins over
+every other. The rule `ask` allows nothing by itself: the user is asked about names that no other rule covers.
 
 Two processes use this module and those that it is made of (`net_names`, `net_addresses`, `net_ports`): the
 supervisor, which reads policies, and the egress process, which reads what a hostile program sends. So they
@@ -36,7 +36,7 @@ from stockade.policy.net_addresses import (
     unmapped,
 )
 from stockade.policy.net_errors import NetRuleError
-from stockade.policy.net_names import ONE_HOST, character_name, is_number, normal_name
+from stockade.policy.net_names import ANY_HOST, ONE_HOST, character_name, is_number, normal_name
 from stockade.policy.net_ports import (
     ALL_PORTS,
     MOST_PORTS,
@@ -90,7 +90,7 @@ class NetRule(NamedTuple):
     deny: bool
     #: Stockade does not look into what is sent: rules with `tcp://`, and rules for addresses.
     opaque: bool
-    #: In A-labels and lower case, without `*.`; empty for an address, and for `ask`.
+    #: In A-labels and lower case, without `*.`; `*` for every host; empty for an address, and for `ask`.
     name: str
     wildcard: bool
     #: An address, or a network such as `10.0.0.0/8`; empty for a name.
@@ -143,7 +143,7 @@ def parse_rule(text: str) -> NetRule:
             f"Stockade answers port {DNS_PORT} inside itself", f"write {host}:{others}" if others else _NO_DNS
         )
     network = _rule_network(host)
-    name, wildcard = ("", False) if network is not None else rule_name(host, ports)
+    name, wildcard = ("", False) if network is not None else _connection_name(host, ports)
     shown = network_text(network) if network is not None else f"*.{name}" if wildcard else name
     rule = NetRule("", deny, not deny and (opaque or not name), name, wildcard, "" if name else shown, ranges)
     if not deny:
@@ -196,10 +196,10 @@ def check_rules(rules: Sequence[NetRule]) -> None:
             if not _share_port(rule, other):
                 continue
             if covers_name(other, rule) or (rule.deny and covers_name(rule, other)):
-                everything = f"* {rule.http.scheme if rule.http else 'https'}://{_shown_name(other)}/**"
                 raise NetRuleError(
                     f"{other.text} already allows everything to this host, without a look at the requests",
-                    f"leave out one of the two; to allow all requests but look at them, write {everything}",
+                    "leave out one of the two; to allow all requests but look at them, "
+                    + _judged(rule, other),
                 )
         for other in looked_into:
             differs = rule.http and other.http and rule.http.scheme != other.http.scheme
@@ -214,8 +214,18 @@ def check_rules(rules: Sequence[NetRule]) -> None:
                 )
 
 
+def _judged(rule: NetRule, other: NetRule) -> str:
+    """Return what to write instead of `other`, so that requests are judged as those of `rule` are."""
+    scheme = rule.http.scheme if rule.http else "https"
+    if other.name == ANY_HOST:
+        return f"name the hosts instead of *, such as * {scheme}://{_shown_name(rule)}/**"
+    return f"write * {scheme}://{_shown_name(other)}/**"
+
+
 def covers_name(wide: NetRule, narrow: NetRule) -> bool:
     """Whether every name of `narrow` is one of `wide`."""
+    if wide.name == ANY_HOST:
+        return bool(narrow.name)
     if wide.wildcard:
         return narrow.name.endswith(f".{wide.name}") or (narrow.wildcard and narrow.name == wide.name)
     return wide.name == narrow.name and not narrow.wildcard
@@ -312,14 +322,23 @@ def _refuse_odd_address(host: str) -> None:
         raise NetRuleError(_NO_PATH, f"write {_near(head) or 'api.example.com'}:443")
 
 
+def _connection_name(host: str, ports: str) -> tuple[str, bool]:
+    """Return what `rule_name` does, for a rule that may also be about every host."""
+    return (ANY_HOST, False) if host == ANY_HOST else rule_name(host, ports)
+
+
 def rule_name(host: str, ports: str) -> tuple[str, bool]:
     """Return the name of a rule and whether it means everything below it; the ports are for hints."""
     wildcard = host.startswith("*.")
     if not host:
         raise NetRuleError("names no host", f"write api.example.com:{ports or 443}")
-    if host in ("*", "*."):
-        hint = 'write net = "open" for the host\'s whole network, or name the hosts'
-        raise NetRuleError("every host is not a rule", hint)
+    if host == ANY_HOST:
+        raise NetRuleError(
+            "a rule for requests names its host",
+            f"write *.example.com, or *:{ports or 443} for connections to every host",
+        )
+    if host == "*.":
+        raise NetRuleError("names no host after the *", "write *.example.com:443, or * for every host")
     if "*" in host[2 if wildcard else 0 :]:
         near = _near(host.rpartition("*")[2].partition(".")[2])
         raise NetRuleError(

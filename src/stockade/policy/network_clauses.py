@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from stockade.errors import PolicyError
 from stockade.policy.model import NETWORK_LIMITS, Limits, Policy, limit_text
+from stockade.policy.net_names import ANY_HOST
 from stockade.policy.net_ports import MOST_PORTS
 from stockade.policy.net_rules import PROXY_PORT, NetRule, parse_rule, ports_of
 
@@ -55,12 +56,13 @@ def refuse_unseen_requests(limits: Limits, rules: Iterable[str]) -> None:
         raise PolicyError(
             f"{written[0]}: Stockade does not see the requests that {unseen[0].text} allows",
             hint="limit connections, upload or download, or write a rule for requests: "
-            f"GET,POST https://{unseen[0].name or 'host.example'}/**",
+            f"GET,POST https://{unseen[0].name.strip(ANY_HOST) or 'host.example'}/**",
         )
 
 
 def _shows_requests(rule: NetRule) -> bool:
-    return rule.http is not None or (bool(rule.name) and not rule.opaque and rule.ports == _HTTP_PORTS)
+    by_name = bool(rule.name) and rule.name != ANY_HOST  # which is about addresses too
+    return rule.http is not None or (by_name and not rule.opaque and rule.ports == _HTTP_PORTS)
 
 
 def _written(limits: Limits, names: Iterable[str]) -> list[str]:

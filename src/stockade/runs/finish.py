@@ -16,7 +16,7 @@ from stockade.runs.io.eventloop import Events, Steps, in_thread
 from stockade.runs.launch import LaunchedSandbox
 from stockade.runs.limits import usage_of
 from stockade.runs.outcome import judge
-from stockade.runs.prepare import RunPreparation
+from stockade.runs.prepare import RunPreparation, reach_warnings
 from stockade.runs.register import runlog
 from stockade.runs.supervise import RunEnding
 from stockade.workspace.overlay import OverlayLayer
@@ -148,7 +148,7 @@ def _warnings(prepared: RunPreparation) -> tuple[str, ...]:
     found = warnings(prepared.resolved.policy, "" if _covers(prepared) else prepared.plan.backend)
     if "ask" in prepared.resolved.policy.net and prepared.made.on_ask is None:
         found = (*found, NOBODY_TO_ASK)
-    return (*found, *(network.warnings if network else ()))
+    return (*found, *reach_warnings(prepared.resolved.policy), *(network.warnings if network else ()))
 
 
 def _has_uncounted_tasks(prepared: RunPreparation) -> bool:

@@ -22,6 +22,7 @@ from stockade.host.capabilities import Host
 from stockade.linux import os_errors
 from stockade.linux.user import Caller
 from stockade.policy import Policy
+from stockade.policy.net_reach import reach_text
 from stockade.resolve import policy_text
 from stockade.resolve.certificates_inside import judges_requests
 from stockade.resolve.paths.protected_paths import warnings
@@ -582,10 +583,14 @@ def _planned_trust(resolved: ResolvedPolicy, home: str) -> str:
 
 def warnings_before(policy: Policy) -> tuple[str, ...]:
     """Return the warnings about a policy before anything is prepared."""
-    if Control.PROTECT not in policy.accept:
-        return warnings(policy)
-    try:
-        selection = chosen(policy, host)
-    except StockadeError:  # the run itself will be refused with this error
-        return warnings(policy)
-    return warnings(policy, "" if selection.covers else selection.backend)
+    backend = ""
+    if Control.PROTECT in policy.accept:
+        with contextlib.suppress(StockadeError):  # the run itself will be refused with this error
+            selection = chosen(policy, host)
+            backend = "" if selection.covers else selection.backend
+    return (*warnings(policy, backend), *reach_warnings(policy))
+
+
+def reach_warnings(policy: Policy) -> tuple[str, ...]:
+    """Return a warning if the rules for the network are about every host."""
+    return tuple(filter(None, (reach_text(policy.net),)))

@@ -54,6 +54,10 @@ NOWHERE = (
 )
 
 
+#: Of those, the ones that are public, which the rule `*` allows.
+PUBLIC = ("11.0.0.66", "2a10:600d::66")
+
+
 def targets(reach: Reach) -> list[str]:
     return [*IPV4, *(IPV6 if reach.internet.ipv6 else ())]
 
@@ -66,6 +70,20 @@ def test_no_spelling_of_an_address_gets_past_rules_for_names(reach: Reach) -> No
     inside = reach.inside("dials", attack + more, net=["api.good.example", "*.good.example"])
     assert not any(answer.startswith("HTTP") for answer in inside.verdict.values()), inside.verdict
     assert reach.internet.events() == []
+
+
+def test_the_rule_for_every_host_leads_to_public_addresses_alone(reach: Reach) -> None:
+    names = ("api.good.example", "evil.example", "metadata.evil.example", "local.evil.example")
+    attack = [[place, 80, GET.replace("api.good.example", place)] for place in (*targets(reach), *names)]
+    outside = reach.outside("dials", attack)
+    assert all(answer.startswith("HTTP/1.1 200") for answer in outside.values()), outside
+    inside = reach.inside("dials", attack, net=["*:80"])
+    reached = {place.split()[0] for place, answer in inside.verdict.items() if answer.startswith("HTTP")}
+    assert reached == {"api.good.example", "evil.example", *(set(PUBLIC) & set(targets(reach)))}
+    assert {address for address, _ in reach.internet.reached()} <= {"11.0.0.10", "2a10:600d::10", *PUBLIC}
+    assert inside.decisions(name="metadata.evil.example", verdict="denied", reason="metadata address")
+    (warning,) = inside.result["warnings"]
+    assert warning == 'net = "*:80": the program may reach any public host on port 80'
 
 
 def test_the_widest_rule_for_addresses_means_public_ones(reach: Reach) -> None:

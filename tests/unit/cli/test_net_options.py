@@ -42,7 +42,7 @@ def test_the_whole_network_or_none_are_single_words() -> None:
         (["a.example", "none"], "--net none and --net a.example contradict each other", "leave out one"),
         (["open", "none"], "--net open and --net none contradict each other", "leave out one"),
         (["https://a.example/x"], "--net https://a.example/x: a rule names a host", "write a.example:443"),
-        (["*"], "--net *: every host is not a rule", "write --net open"),
+        (["*."], "--net *.: names no host after the *", "write *.example.com:443"),
         (["host"], "--net host: is not a rule", "write --net open"),
         (["opne"], "--net opne: is neither none nor open", "did you mean --net open?"),
         (["a.example,b.example"], "a name cannot contain ','", "write --net once for each host"),

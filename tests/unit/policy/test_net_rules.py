@@ -28,6 +28,11 @@ def rules(*texts: str) -> RuleSet:
         ("h.example:8000-8010,22", "h.example:22,8000-8010"),
         ("*.example.com", "*.example.com"),
         ("*.com:443", "*.com:443"),
+        ("*", "*"),
+        ("*:443,80", "*"),
+        ("*:443", "*:443"),
+        ("tcp://*:22", "tcp://*:22"),
+        ("!*:25", "!*:25"),
         ("intranet:8080", "intranet:8080"),
         ("my_bucket.example.com", "my_bucket.example.com"),
         ("!ads.example.com", "!ads.example.com"),
@@ -98,9 +103,12 @@ REFUSED = [
     ("host.example:443/path", "without a path", "write host.example:443"),
     ("user@host.example", "no user", "write host.example:22 for ssh"),
     ("git@host.example:group/project.git", "no user", "write host.example:22 for ssh"),
-    ("*", "every host is not a rule", 'net = "open"'),
-    ("*:443", "every host is not a rule", 'net = "open"'),
-    ("*.", "every host is not a rule", 'net = "open"'),
+    ("*.", "names no host after the *", "write *.example.com:443, or * for every host"),
+    ("*:", "the port is missing", "write *:443"),
+    ("*:53", "port 53", "look up the names"),
+    ("*:1000-2000", "at most 64", "name fewer ports"),
+    ("tcp://*", "needs a port", "write tcp://*:5432"),
+    ("GET https://*/**", "a rule for requests names its host", "*:443 for connections to every host"),
     ("!", "names no host", ""),
     (":443", "names no host", "write api.example.com:443"),
     ("443", "names a port and no host", "write api.example.com:443"),
@@ -214,6 +222,22 @@ def test_a_deny_rule_wins_whatever_its_place() -> None:
     assert one_port.knows("h.example")
 
 
+def test_the_rule_for_every_host_covers_names_and_public_addresses_alone() -> None:
+    world = rules("*:443", "!ads.example", "!9.9.9.9")
+    for name in ("a.example", "b.c.test", "com"):
+        assert world.knows(name) and world.for_name(name, 443).allowed
+        assert not world.for_name(name, 80).allowed
+    assert not world.for_name("ads.example", 443).allowed
+    assert not world.for_name("localhost:443", 443).allowed
+    for ip in ("8.8.8.8", "2606:2800::1"):
+        assert world.for_address(ip, 443).allowed and not world.for_address(ip, 80).allowed
+    special = ("127.0.0.1", "::1", "10.0.0.1", "169.254.169.254", "64:ff9b::a00:1", "9.9.9.9")
+    assert not any(world.for_address(ip, 443).allowed for ip in special)
+    closed = rules("*", "10.0.0.0/8:80", "!*:80")
+    assert closed.for_name("a.example", 443).allowed and not closed.for_name("a.example", 80).allowed
+    assert not closed.for_address("10.0.0.1", 80).allowed and closed.denies_address("8.8.8.8", 80) == 2
+
+
 def test_a_decision_has_the_rule_that_made_it_and_an_opaque_rule_allows_the_most() -> None:
     some = rules("*.example.com:443", "tcp://db.example.com:443", "db.example.com:443")
     assert some.for_name("a.example.com", 443) == (True, 0, False, "")
@@ -248,10 +272,10 @@ def test_a_denied_address_is_denied_behind_a_name_and_inside_other_addresses() -
         "93.184.216.34", "::ffff:93.184.216.34", "64:ff9b::5db8:d822", "2002:5db8:d822::1",
         "2001:0:4136:e378:8000:63bf:a247:27dd",
     ):  # fmt: skip
-        assert some.denies_address(ip) == 1, ip
-    assert some.denies_address("2606:2800::1") == 2
+        assert some.denies_address(ip, 443) == 1, ip
+    assert some.denies_address("2606:2800::1", 80) == 2
     assert some.denies_address("2606:2800::1", 443) == -1
-    assert some.denies_address("1.1.1.1") == some.denies_address("no address") == -1
+    assert some.denies_address("1.1.1.1", 80) == some.denies_address("no address", 80) == -1
 
 
 def test_a_wide_network_does_not_cover_special_addresses() -> None:

@@ -57,7 +57,7 @@ def test_this_machine_and_its_credentials_are_out_of_reach(target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["not a host!", "!example.com", "*", "http://example.com", "::ffff:127.0.0.1"]
+    "target", ["not a host!", "!example.com", "*.", "http://example.com", "::ffff:127.0.0.1"]
 )
 def test_a_target_that_is_none_is_refused_with_its_place(target: str) -> None:
     with pytest.raises(ApiError) as caught:
