@@ -72,6 +72,9 @@ class LaunchedSandbox:
         self.egress: EgressHandle | None = None
         #: The pidfd of that process if runs are to end with it; otherwise -1.
         self.egress_needed = -1
+        #: The keepers of runs that stay stopped until their callers resume them; changed under the lock.
+        self.paused: set[int] = set()
+        self.pausing = threading.Lock()
         #: Once it is closed, its descriptor numbers may belong to other files.
         self.is_closed = False
         self._closing = threading.Lock()

@@ -21,13 +21,13 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
 from stockade.errors import SetupError
 from stockade.linux.procstat import PARENT, SESSION, STATE, stat_fields
-from stockade.runs.launch import LaunchedSandbox
+from stockade.runs.launch import SETUP_SECONDS, LaunchedSandbox
 
 STOPPED, DEAD = frozenset("Tt"), frozenset("ZXx")
 #: How often to stop everything anew, and how many seconds one attempt may take.
@@ -64,8 +64,8 @@ def frozen(box: LaunchedSandbox, *, stays: bool = False) -> Iterator[Callable[[]
     """Freeze the sandbox: nothing inside runs, and nothing is started, inside the `with` statement.
 
     Yields a check that raises if a process has run since, because a copy is then unreliable. If the caller
-    does not call it, it is called at the end. Processes that were stopped before stay stopped, and with
-    `stays` all do.
+    does not call it, it is called at the end. Processes that were stopped before stay stopped, so do the runs
+    in `box.paused`, whose keepers may not have carried that out yet, and with `stays` all do.
     """
     with box.connection.starting, _inner_proc(box) as proc:
         before = _stopped(box)
@@ -85,11 +85,29 @@ def frozen(box: LaunchedSandbox, *, stays: bool = False) -> Iterator[Callable[[]
             if not asked:
                 sure()
         finally:
-            if not stays:
-                # Directly and not through the gate, so that the next caller finds them already running.
-                for pid in _programs_below(_tasks("/proc"), box.number()).keys() - before:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGCONT)
+            if stays:
+                box.connection.signal(signal.SIGSTOP, everything=True)
+            else:
+                _thaw(box, before)
+
+
+def _thaw(box: LaunchedSandbox, before: set[int]) -> None:
+    """Continue everything inside, except what was stopped before and the runs that their callers paused."""
+    # A gate that answers has carried out every earlier request, and stops nothing of what continues here.
+    for descriptor in box.connection.roots(SETUP_SECONDS):
+        os.close(descriptor)
+    with box.pausing:
+        tasks = _tasks("/proc")
+        paused = {pid for keeper in box.paused for pid in _programs_below(tasks, keeper)}
+        # Directly and not through the gate, so that the next caller finds them already running.
+        _send(paused, signal.SIGSTOP)
+        _send(_programs_below(tasks, box.number()).keys() - before - paused, signal.SIGCONT)
+
+
+def _send(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 @contextlib.contextmanager

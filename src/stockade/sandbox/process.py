@@ -20,6 +20,7 @@ import msgspec
 from stockade.errors import PolicyError, SetupError, TimeoutError
 from stockade.gate import client, wire
 from stockade.linux import os_errors
+from stockade.linux.procstat import PARENT, stat_fields
 from stockade.result import Result
 from stockade.runs.command import GONE, still_running_error
 from stockade.runs.io.eventloop import Events, Steps, drive
@@ -141,6 +142,8 @@ class ProcessBase:
         self._gate = parts.gate
         self._closed = False
         self._owner = os.getpid()
+        #: The PID of its keeper on the host, once it was paused.
+        self._keeper = 0
         self._terminal = parts.streams[0] if parts.terminal else -1
         #: The pid of the program's first process on the host.
         self.pid = parts.pid
@@ -166,12 +169,23 @@ class ProcessBase:
     def pause(self) -> None:
         """Stop all its processes until `resume`. Its time limit keeps running."""
         if (channel := self._channel) is not None:
-            channel.signal(signals.SIGSTOP, everything=True)
+            box = self._watch.box
+            with box.pausing:
+                # A commit in between stops everything, and continues only what is not recorded here.
+                if fields := stat_fields(f"/proc/{self.pid}"):
+                    self._keeper = int(fields[PARENT])
+                    box.paused.add(self._keeper)
+                channel.signal(signals.SIGSTOP, everything=True)
 
     def resume(self) -> None:
         """Continue all its processes."""
         if (channel := self._channel) is not None:
+            self._forget_pause()
             channel.signal(signals.SIGCONT, everything=True)
+
+    def _forget_pause(self) -> None:
+        with self._watch.box.pausing:
+            self._watch.box.paused.discard(self._keeper)
 
     def resize(self, lines: int, columns: int) -> None:
         """Tell the program's terminal its new size."""
@@ -232,6 +246,7 @@ class ProcessBase:
     def _close_channel(self) -> None:
         """Close the channel: the keeper sees that and ends what still runs."""
         if self._channel is not None:
+            self._forget_pause()
             self._channel.close()
             self._channel = None
             os.close(self._gate)

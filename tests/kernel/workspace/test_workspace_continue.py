@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import stockade
 from stockade import AsyncSandbox, ConflictError, Policy, PolicyError, Sandbox, SetupError, Workspace
+from stockade.linux.procstat import STATE, stat_fields
 from stockade.runs.register import register
 from support.trees import changed, snapshot
 
@@ -256,29 +257,47 @@ def test_a_program_that_goes_on_writing_is_held_still(workspace: Path) -> None:
         process.close()
 
 
-def _is_stopped(box: Sandbox) -> bool:
-    """Whether every process of the writer is stopped."""
-    found = box.run(["sh", "-c", "exec cat /proc/[0-9]*/stat"]).text
-    states = set(re.findall(r"\((?:sh|yes|head|mv)\) (\w)", found))
-    return "T" in states <= {"T", "Z"}
+def _until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
 
 
-def test_what_was_paused_before_stays_paused(workspace: Path) -> None:
+def test_what_was_paused_right_before_a_commit_stays_paused(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper stops the program when it reads the request: here long after the commit."""
     with Sandbox(Policy(workspace=str(workspace))) as box, box.start(["sh", "-c", WRITER]) as process:
-        time.sleep(0.1)
-        process.pause()
-        # The keeper stops it when it has read the request.
-        until = time.monotonic() + 20
-        while not _is_stopped(box):
-            assert time.monotonic() < until, "the program is not stopped"
+        live = Path(box.workspace.layer, "upper", "live")
+        _until(live.exists, "the program does not write")
+        channel = process._channel
+        assert channel is not None
+        with monkeypatch.context() as late:
+            late.setattr(channel, "signal", lambda *_, **__: None)
+            process.pause()
         box.workspace.commit(["live"])
-        before = box.run(["cat", "live"]).text
-        time.sleep(0.1)
+        assert stat_fields(f"/proc/{process.pid}")[STATE] == b"T"
+        before = live.read_text()
+        assert (workspace / "live").read_text() == before
+        channel.signal(signal.SIGSTOP, everything=True)
         assert box.run(["cat", "live"]).text == before
         process.resume()
-        until = time.monotonic() + 20
-        while box.run(["cat", "live"]).text == before:
-            assert time.monotonic() < until, "the resumed program does not go on"
+        _until(lambda: live.read_text() != before, "the resumed program does not go on")
+        process.kill()
+
+
+def test_a_gate_that_is_late_stops_nothing_after_a_commit(workspace: Path) -> None:
+    with Sandbox(Policy(workspace=str(workspace))) as box, box.start(["sh", "-c", WRITER]) as process:
+        live = Path(box.workspace.layer, "upper", "live")
+        _until(live.exists, "the program does not write")
+        gate = box._require_open()[0]
+        with box.workspace._alone():
+            os.kill(gate.number(), signal.SIGSTOP)
+            gate.connection.signal(signal.SIGSTOP, everything=True)
+            threading.Timer(0.1, os.kill, (gate.number(), signal.SIGCONT)).start()
+        before = box.run(["cat", "live"]).text  # by then the gate has carried out every earlier request
+        _until(lambda: live.read_text() != before, "the program does not go on")
         process.kill()
 
 
