@@ -34,7 +34,8 @@ _EXAMPLES = """examples:
 
 The command runs several times, with empty input, and its changes to the workspace are thrown away.
 In each run it gets what it missed in the one before: files and hosts, but nothing that may be a secret.
-What may be one, and what would write for real, is listed as a question and never granted.
+What may be one, by its place, name, permissions or content, is granted only if you agree: at a terminal
+Stockade asks you, elsewhere add --read PATH or --pass-env NAME. What would write for real is never granted.
 
 Learn only from commands that you would run yourself: a hostile one chooses what it asks for. It can reach
 every public host that it names, and send what it reads in the workspace there; --net none prevents that.
@@ -272,6 +273,7 @@ def _run_observed(
 
 
 def _learning_place(args: argparse.Namespace, policy: Policy, caller: Caller, state: str) -> LearningPlace:
+    from stockade.cli.ui.consent import TerminalConsent
     from stockade.cli.ui.start_directory import workspace_root
     from stockade.observe.learning.rounds import LearningPlace
     from stockade.observe.learning.secret_paths import SecretPlaces
@@ -300,6 +302,7 @@ def _learning_place(args: argparse.Namespace, policy: Policy, caller: Caller, st
         workspace=workspace,
         system=tuple(shown_by(profile(policy.profile))),
         ungrantable=lambda path: ungrantable(path, "read", caller, state),
+        consent=TerminalConsent(silent=args.json or args.quiet),
         enforceable=_enforceable(policy),
         reach=args.net != ["none"],
         narrow=not args.merge,
@@ -384,7 +387,8 @@ def _report(
             print(output.clean(line))
         sys.stdout.flush()
     for one in learned.questions[:SHOWN_QUESTIONS]:
-        output.say(f"question: {question_line(one)}")
+        option = f", or learn again with {output.name(one.option)}" if one.option else ""
+        output.say(f"question: {question_line(one)}{option}")
     if (more := len(learned.questions) - SHOWN_QUESTIONS) > 0:
         output.say(f"and {more} more questions")
     if not learned.settled:

@@ -16,6 +16,7 @@ from stockade.policy.net_addresses import forbidden_address
 from stockade.policy.net_rules import parse_rule
 from support.cli import stockade_command
 from support.network import Internet
+from support.screens import STOCKADE, Terminal
 
 SECRET = "BEGIN PRIVATE KEY"
 
@@ -58,6 +59,101 @@ class Ground:
 @pytest.fixture
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
     return Ground(tmp_path_factory.mktemp("ground"))
+
+
+def pem(kind: str) -> str:
+    return f"-----BEGIN {kind}-----\n{'MIIEvQIBADANBgkqhkiG9w0B' * 3}\n-----END {kind}-----\n"
+
+
+#: World-readable files: three with a secret in them, two without.
+FILES = {
+    "server.pem": pem("PRIVATE KEY"),
+    "token.txt": "8Zk2mQ7vT1xLr9Wc4Hs6\n",
+    "wg0.conf": f"[Interface]\nPrivateKey = {'aB3' * 14}b=\nAddress = 10.0.0.2/32\n",
+    "site.crt": pem("CERTIFICATE"),
+    "numbers": "1 2 3\n",
+}
+VARIABLES = {
+    "GRADLE_OPTS": "-Xmx1g -PnexusPass=hunter2",
+    "PIP_FIND_LINKS": "https://dl.example/t/ab12cd34/simple",
+    "PIP_TIMEOUT": "30",
+}
+
+
+class PlainGround:
+    """Secrets in files that everybody may read, with harmless names in a harmless place, and in variables."""
+
+    CODE = """
+import json, os, sys
+found = {}
+for name in json.loads(sys.argv[2]):
+    try:
+        found[name] = open(os.path.join(sys.argv[1], name)).read()
+    except OSError:
+        found[name] = None
+try:
+    os.listdir(sys.argv[1])
+except OSError:
+    pass
+print(json.dumps({**found, **os.environ}))
+"""
+
+    def __init__(self, top: Path) -> None:
+        self.data, self.workspace, self.home = top / "data", top / "workspace", top / "home"
+        for directory in (self.data, self.workspace, self.home):
+            directory.mkdir()
+        for name, text in FILES.items():
+            (self.data / name).write_text(text)
+            (self.data / name).chmod(0o644)
+        # Programs are recognised by their names: Python counts as pip, and a script as Gradle.
+        (self.workspace / "gradle").write_text(f"#!{PYTHON}\n{self.CODE}")
+        (self.workspace / "gradle").chmod(0o755)
+        self.command = [str(self.workspace / "gradle"), str(self.data), json.dumps([*FILES])]
+        self.environment = {"HOME": str(self.home), **VARIABLES}
+
+
+@pytest.fixture
+def plain_ground(tmp_path_factory: pytest.TempPathFactory) -> PlainGround:
+    return PlainGround(tmp_path_factory.mktemp("ground"))
+
+
+def test_a_secret_that_everybody_may_read_is_found_by_its_content(plain_ground: PlainGround) -> None:
+    ground = plain_ground
+    learned = stockade_command(
+        "learn", "--json", "--", *ground.command, cwd=ground.workspace, env=ground.environment
+    )
+    found: dict[str, Any] = json.loads(learned.stdout)
+    granted = {os.path.basename(path) for path in found["policy"]["read"]}
+    assert granted == {"site.crt", "numbers"}, "neither the secrets, nor the directory around them"
+    assert VARIABLES.keys() & {*found["policy"]["pass_env"]} == {"PIP_TIMEOUT"}
+    options = {one["option"] for one in found["questions"]}
+    assert options >= {f"--read {ground.data / name}" for name in ("server.pem", "token.txt", "wg0.conf")}
+    assert options >= {"--pass-env GRADLE_OPTS", "--pass-env PIP_FIND_LINKS"}
+    assert "hunter2" not in learned.stdout + learned.stderr, "no secret is repeated"
+    environment = {**os.environ, **ground.environment}
+    outside = subprocess.run(
+        ground.command, cwd=ground.workspace, env=environment, capture_output=True, check=True
+    )
+    seen = json.loads(outside.stdout)
+    assert seen.items() >= {**FILES, **VARIABLES}.items(), "without walls it has them all"
+
+
+def test_at_a_terminal_the_user_is_asked_about_each_file_and_no_is_the_default(
+    plain_ground: PlainGround, tmp_path: Path
+) -> None:
+    ground = plain_ground
+    policy = tmp_path / "policy.toml"
+    files = json.dumps(["token.txt", "server.pem"])
+    words = [STOCKADE, "learn", "-o", str(policy), "--", "./gradle", str(ground.data), files]
+    with Terminal(
+        words, ground.workspace, environment={"HOME": str(ground.home)}, size=(60, 200)
+    ) as terminal:
+        terminal.until("token.txt: it has a token in it")
+        terminal.type("y\n")
+        terminal.until("server.pem: it has a private key in it")
+        terminal.type("\n")
+        terminal.until("wrote ")
+    assert tomllib.loads(policy.read_text())["read"] == [str(ground.data / "token.txt")]
 
 
 def test_no_secret_is_learned_or_seen(ground: Ground) -> None:

@@ -2,7 +2,7 @@
 
 A program reads a variable in its own memory, where nobody sees it. So names come from a table: what programs
 of a kind obey, if the run executed such a program and the user has set the variable. A name or a value that
-looks like a secret is a question.
+looks like a secret is a question, and the variable is passed if the user agrees.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from stockade.observe.learning.lesson import LearnedEntry, LearnQuestion
+from stockade.observe.learning.lesson import Consent, LearnedEntry, LearnQuestion, refuse
+from stockade.observe.learning.secret_content import secret_in_variable
 from stockade.policy.values import quote
 
 #: By the beginning of a program's name: the variables that it obeys, `*` at the end of one for any ending.
@@ -34,15 +35,13 @@ MOST_NAMES = 32
 _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH(?!OR)|API_?KEY|ACCESS_?KEY|PRIVATE|SIGNING", re.IGNORECASE
 )
-#: A password in an address or an option, or something long that looks random.
-_SECRET_VALUE = re.compile(
-    r"://[^/\s]*@|(?=[^\s/]*\d)(?=[^\s/]*[A-Za-z])[A-Za-z0-9+_=-]{32,}"
-    rf"|(?i:{_SECRET_NAME.pattern})\w*[=:\s]"
-)
 
 
 def learn_environment(
-    executed: Iterable[str], environ: Mapping[str, str], known: Iterable[str] = ()
+    executed: Iterable[str],
+    environ: Mapping[str, str],
+    known: Iterable[str] = (),
+    consent: Consent = refuse,
 ) -> tuple[tuple[LearnedEntry, ...], tuple[LearnQuestion, ...]]:
     """Return the variables to pass on, and those to ask about.
 
@@ -59,15 +58,20 @@ def learn_environment(
         for name in sorted(environ):
             if name in skipped or not any(_fits(name, pattern) for pattern in patterns):
                 continue
-            if _SECRET_NAME.search(name) or _SECRET_VALUE.search(environ[name]):
-                questions[name] = LearnQuestion(
-                    f"read the variable {name}",
-                    "its name or value looks like a secret",
-                    f"pass_env = [{quote(name)}]",
-                )
+            if (why := _secret(name, environ[name])) and not consent(f"read the variable {name}", why):
+                allow, option = f"pass_env = [{quote(name)}]", f"--pass-env {name}"
+                questions[name] = LearnQuestion(f"read the variable {name}", why, allow, option)
             elif len(entries) < MOST_NAMES:
                 entries.setdefault(name, LearnedEntry(name, programs[0]))
     return tuple(entries.values()), tuple(questions.values())
+
+
+def _secret(name: str, value: str) -> str:
+    """Say why a variable may hold a secret, without its value; empty if nothing suggests it."""
+    if _SECRET_NAME.search(name):
+        return "a variable of this name often holds a secret"
+    what = secret_in_variable(value)
+    return f"its value looks as if it has {what} in it" if what else ""
 
 
 def _fits(name: str, pattern: str) -> bool:

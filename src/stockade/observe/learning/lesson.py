@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -29,6 +29,17 @@ class LearnQuestion(msgspec.Struct, frozen=True):
     why: str
     #: The line of a policy that would allow it; "" if none would.
     allow: str = ""
+    #: The option of `stockade learn` that would allow it; "" if none would.
+    option: str = ""
+
+
+#: Asks the user whether the program may have something, given what it wants and why that may be a secret.
+Consent = Callable[[str, str], bool]
+
+
+def refuse(wanted: str, why: str) -> bool:
+    """Refuse, where there is no user to ask."""
+    return False
 
 
 def by_programs(programs: Iterable[str]) -> str:

@@ -5,6 +5,7 @@
 | /proc, /sys, /dev | nothing: no policy can show them |
 | a cache of a package manager | nothing: the program makes its own in the private home |
 | settings in the home, a name that secrets have, a file that not everybody may read | a question |
+| a file with a key, a token or a password in it | a question |
 | /etc, but for names that every system has | a question |
 | a name that a policy cannot write | a question |
 | a device, a socket, a network file system | a question |
@@ -15,12 +16,13 @@
 | any other file | the file |
 
 Every path is judged by its real name, so that a link cannot lead to a secret, and granted by its real name,
-so that a link that changes later cannot either.
+so that a link that changes later cannot either. A file that may be a secret is granted if the user agrees.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Callable, Iterable
 
@@ -30,7 +32,7 @@ from stockade.linux.path_lookup import covers
 from stockade.linux.quiet_lookup import look_quietly, remote_devices
 from stockade.observe.access import Access, Action
 from stockade.observe.answer_values import Answer
-from stockade.observe.learning.lesson import LearnedEntry, LearnQuestion, by_programs
+from stockade.observe.learning.lesson import Consent, LearnedEntry, LearnQuestion, by_programs, refuse
 from stockade.observe.learning.secret_paths import SecretPlaces
 from stockade.observe.records import is_compiled_python
 from stockade.policy.profile import profile
@@ -43,6 +45,8 @@ MOST_PATHS = 64
 MOST_QUESTIONS = 32
 #: How many directories are looked through for secrets.
 MOST_TREES = 256
+#: How many files are looked into for secrets.
+MOST_FILES = 1000
 #: How many accesses are looked at: a program can try as many as it likes.
 MOST_ACCESSES = 20_000
 
@@ -87,8 +91,10 @@ class PathLearner:
         workspace: str = "",
         system: Iterable[str] = (),
         ungrantable: Callable[[str], str] = lambda path: "",
+        consent: Consent = refuse,
     ) -> None:
         self._places = places
+        self._consent = consent
         #: Says why no policy can show a path; empty if one can.
         self._ungrantable = ungrantable
         self._workspace = workspace
@@ -102,6 +108,7 @@ class PathLearner:
         self._impossible: dict[str, None] = {}
         self._left = MOST_ACCESSES
         self._judged: dict[str, str] = {}
+        self._searched: dict[str, str] = {}
 
     def add(self, refused: Iterable[Answer]) -> None:
         """Take in accesses that a wall refused."""
@@ -118,7 +125,18 @@ class PathLearner:
     def secret(self, path: str) -> str:
         """Say why a path may hold a secret, as `add` judges it; empty if nothing suggests it."""
         found = look_quietly(path, self._remote)
-        return "" if self._known_tree(found.name) else self._places.secret(found.name, found.mode)
+        return self._secret(found.name, found.mode)
+
+    def _secret(self, real: str, mode: int) -> str:
+        if self._known_tree(real):
+            return ""
+        if not stat.S_ISREG(mode):
+            return self._places.secret(real, mode)
+        if real not in self._searched:
+            many = len(self._searched) >= MOST_FILES
+            why = "the program tried too many files" if many else self._places.in_file(real, mode)
+            self._searched[real] = why
+        return self._searched[real]
 
     def learned(self) -> LearnedPaths:
         """Return what was found, with paths collapsed."""
@@ -164,7 +182,9 @@ class PathLearner:
             _note(self._caches, cache)
         elif not (stat.S_ISREG(found.mode) or stat.S_ISDIR(found.mode)):
             self._ask(real, f"{verb} {real}", "it is neither a file nor a directory")
-        elif not self._known_tree(real) and (why := self._places.secret(real, found.mode)):
+        elif (why := self._secret(real, found.mode)) and not (
+            stat.S_ISREG(found.mode) and self._consent(f"{verb} {real}", why)
+        ):
             self._ask(real, f"{verb} {real}", why, "read")
         elif not _can_be_written(real):
             self._ask(real, f"{verb} {real}", "a policy cannot write such a name")
@@ -186,7 +206,8 @@ class PathLearner:
         )
         allow = answer.change.toml if answer.change is not None else ""
         danger = f"; {answer.change.danger}" if answer.change is not None and answer.change.danger else ""
-        self._ask_in_words(f"write {path}", f"{verb} {path}", f"{answer.reason}{danger}", allow)
+        question = LearnQuestion(f"{verb} {path}", f"{answer.reason}{danger}", allow)
+        self._ask_in_words(f"write {path}", question)
 
     def _cache(self, real: str) -> str:
         home = self._places.home
@@ -198,12 +219,14 @@ class PathLearner:
         return ""
 
     def _ask(self, path: str, wanted: str, why: str, clause: str = "") -> None:
-        allow = f"{clause} = [{quote(self._text(path))}]" if clause and _can_be_written(path) else ""
-        self._ask_in_words(path, wanted, why, allow)
+        writable = clause and _can_be_written(path)
+        allow = f"{clause} = [{quote(self._text(path))}]" if writable else ""
+        option = f"--{clause} {shlex.quote(literal(path))}" if writable else ""
+        self._ask_in_words(path, LearnQuestion(wanted, why, allow, option))
 
-    def _ask_in_words(self, key: str, wanted: str, why: str, allow: str) -> None:
+    def _ask_in_words(self, key: str, question: LearnQuestion) -> None:
         if len(self._questions) < MOST_QUESTIONS:
-            self._questions.setdefault(key, LearnQuestion(wanted, why, allow))
+            self._questions.setdefault(key, question)
         elif key not in self._questions:
             more = LearnQuestion("use more than is listed here", "the program tried too many")
             self._questions.setdefault("more", more)

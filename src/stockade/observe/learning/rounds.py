@@ -21,7 +21,7 @@ from stockade.observe.answer_values import Answer
 from stockade.observe.learning.environment import learn_environment
 from stockade.observe.learning.hosts import RECORDING, HostLearner
 from stockade.observe.learning.learned_policy import LearnedPolicy
-from stockade.observe.learning.lesson import LearnedEntry, LearnQuestion
+from stockade.observe.learning.lesson import Consent, LearnedEntry, LearnQuestion, refuse
 from stockade.observe.learning.limits import disk_advice, learn_limits
 from stockade.observe.learning.paths import LearnedPaths, PathLearner
 from stockade.observe.learning.programs import LearnedPrograms, learn_programs, missing_commands
@@ -64,6 +64,8 @@ class LearningPlace(msgspec.Struct, frozen=True, kw_only=True):
     system: tuple[str, ...] = ()
     #: Says why no policy can show a path; empty if one can.
     ungrantable: Callable[[str], str] = lambda path: ""
+    #: Asks the user about a file or a variable that may be a secret.
+    consent: Consent = refuse
     #: The limits that this host can enforce.
     enforceable: frozenset[Control] = frozenset()
     #: Whether hosts are learned; otherwise they are questions.
@@ -78,7 +80,9 @@ class Learner:
     def __init__(self, start: Policy, place: LearningPlace) -> None:
         self._start = start
         self._place = place
-        self._paths = PathLearner(place.places, place.workspace, place.system, place.ungrantable)
+        self._paths = PathLearner(
+            place.places, place.workspace, place.system, place.ungrantable, place.consent
+        )
         self._hosts = HostLearner(() if start.net == "open" else start.net)
         self._executed: dict[str, None] = {}
         self._commands: dict[str, None] = {}
@@ -164,7 +168,7 @@ class Learner:
             ]
             rules = ()
         known = {*start.env, *start.pass_env}
-        names, asked = learn_environment(self._executed, place.environ, known)
+        names, asked = learn_environment(self._executed, place.environ, known, place.consent)
         programs = self._programs(paths.programs)
         limits = (
             learn_limits(self._usage, place.enforceable) if self._usage is not None and place.narrow else {}

@@ -14,6 +14,7 @@ import stat
 import msgspec
 
 from stockade.linux.path_lookup import covers
+from stockade.observe.learning.secret_content import secret_in_file
 from stockade.resolve.toolchain.installs import looks_like_home
 
 #: Names of files and directories that usually hold a secret, wherever they are, in lower case.
@@ -40,6 +41,9 @@ PUBLIC_ETC = (
 #: How many entries of a directory are looked at before it is granted as a whole, and how deep.
 MOST_ENTRIES = 3000
 MOST_LEVELS = 12
+#: How many bytes of its files are read.
+MOST_BYTES = 32 << 20
+TOO_MUCH = "it has too many files, or too large ones, to look for secrets in all of them"
 
 _NAMED = re.compile("|".join(fnmatch.translate(name) for name in NAMES))
 _PLAIN = re.compile("|".join(fnmatch.translate(name) for name in NO_SECRET))
@@ -92,9 +96,13 @@ class SecretPlaces(msgspec.Struct, frozen=True):
             return "it is the home of another user"
         return "it looks like somebody's home" if looks_like_home(tree) else ""
 
+    def in_file(self, path: str, mode: int) -> str:
+        """Say why a file may hold a secret: its name, its mode, its content; empty if nothing suggests it."""
+        return self.secret(path, mode) or _content(path)[0]
+
     def in_tree(self, tree: str) -> str:
         """Say which secret a directory has in it, or that it is too large to tell; empty if it has none."""
-        left, levels = MOST_ENTRIES, [(tree, 0)]
+        left, unread, levels = MOST_ENTRIES, MOST_BYTES, [(tree, 0)]
         device = _device(tree)
         while levels:
             directory, level = levels.pop()
@@ -103,11 +111,16 @@ class SecretPlaces(msgspec.Struct, frozen=True):
                     for entry in entries:
                         left -= 1
                         if left < 0 or level >= MOST_LEVELS:
-                            return "it has too many files to look for secrets in all of them"
+                            return TOO_MUCH
                         if why := self._entry_secret(entry, device):
                             return why
                         if entry.is_dir(follow_symlinks=False):
                             levels.append((entry.path, level + 1))
+                        elif entry.is_file(follow_symlinks=False):
+                            why, size = _content(entry.path)
+                            unread -= size
+                            if why or unread < 0:
+                                return f"{entry.path}: {why}" if why else TOO_MUCH
             except OSError:
                 return f"{directory} cannot be listed"
         return ""
@@ -123,6 +136,15 @@ class SecretPlaces(msgspec.Struct, frozen=True):
 
     def _is_public_etc(self, path: str) -> bool:
         return any(covers(f"/etc/{name}", path) for name in (*PUBLIC_ETC, *self.public_etc))
+
+
+def _content(path: str) -> tuple[str, int]:
+    """Say why the content of a file may be a secret, or ""; and how many bytes were read."""
+    try:
+        what, size = secret_in_file(path)
+    except OSError as error:
+        return f"it cannot be searched for secrets: {error.strerror}", 0
+    return f"it has {what} in it" if what else "", size
 
 
 def is_secret_name(name: str) -> bool:
