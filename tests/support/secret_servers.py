@@ -30,6 +30,21 @@ def keep(request: Request, file: str) -> Response:
     return Response(b"thank you\n")
 
 
+def remember(request: Request, file: str) -> Response:
+    """Store the credentials of a request in a file, and send them back to every request without any."""
+    if value := request.headers.get("authorization", "").partition(" ")[2]:
+        Path(file).write_text(value)
+        return Response(b"stored\n")
+    value = Path(file).read_text()
+    match request.path.strip("/"):
+        case "name":
+            return Response(b"see the names\n", headers={f"X-{value}": "1"})
+        case "gzip":
+            return Response(gzip.compress(value.encode()), headers={"Content-Encoding": "gzip"})
+        case _:
+            return Response(f"stored: {value}\n".encode())
+
+
 def echo(request: Request) -> Response:
     """Send the credentials back, in the way that the path says."""
     value = request.headers.get("authorization", "").partition(" ")[2].encode()

@@ -1,8 +1,9 @@
 """Take the values of secrets out of what servers answer.
 
-A server that is sent a secret may answer with it: in an error message, a header, a debug page. The program
-must not see it there. Values are searched for in the forms in which programs write text (`written_forms`),
-and each occurrence is masked by as many asterisks, so that lengths stay as they were announced.
+A server that is sent a secret may answer with it: in an error message, a header, a debug page; and so may
+another server that has the same data. The program must not see it there. Values are searched for in the forms
+in which programs write text (`written_forms`), and each occurrence is masked by as many asterisks, so that
+lengths stay as they were announced.
 
 An occurrence can be split anywhere, so the last bytes of what has arrived wait for what follows. How many
 wait must not depend on the values: a program that could see whether a byte is held back would guess a value
@@ -55,6 +56,17 @@ def written_forms(value: memoryview, room: memoryview) -> list[memoryview]:
         else:
             forms.append(form)
     return forms
+
+
+def lowered_forms(forms: Iterable[memoryview], room: memoryview) -> tuple[memoryview, ...]:
+    """Write forms with small letters for capitals into `room`, as names of headers have them; return them."""
+    found = []
+    for form in forms:
+        lowered, room = room[: len(form)], room[len(form) :]
+        for at, byte in enumerate(form):
+            lowered[at] = byte + 32 if 65 <= byte <= 90 else byte
+        found.append(lowered)
+    return tuple(found)
 
 
 def room_for(value: memoryview) -> int:
@@ -213,18 +225,16 @@ def _mask(seen: bytes, spans: list[tuple[int, int]], cut: int) -> bytes:
     return bytes(masked)
 
 
-def redact_text(text: bytes, forms: Sequence[memoryview]) -> bytes:
-    """Return a text, such as the value of a header, with all occurrences masked."""
-    return Redactor(forms).feed(text, end=True)
-
-
 def redact_headers(
-    headers: Iterable[tuple[bytes, bytes]], forms: Sequence[memoryview]
+    headers: Iterable[tuple[bytes, bytes]], forms: Sequence[memoryview], name_forms: Sequence[memoryview]
 ) -> tuple[list[tuple[bytes, bytes]], int]:
-    """Return headers with all occurrences masked, and how many there were."""
-    redactor = Redactor(forms)
-    passed = [(redactor.feed(name, end=True), redactor.feed(value, end=True)) for name, value in headers]
-    return passed, redactor.found
+    """Return headers with all occurrences masked, and how many there were.
+
+    Names are in small letters, whatever the server wrote: `name_forms` are the forms in small letters too.
+    """
+    names, values = Redactor(name_forms), Redactor(forms)
+    passed = [(names.feed(name, end=True), values.feed(value, end=True)) for name, value in headers]
+    return passed, names.found + values.found
 
 
 class BodyRedactor:

@@ -2,7 +2,8 @@
 
 Programs inside have placeholders only. Once a rule has allowed a request, `SecretStore.rewrite` puts the
 values into it, if the request goes to a host that the secret is bound to and has the placeholder at a place
-that the policy names. A placeholder anywhere else stays what it is, and is reported.
+that the policy names. A placeholder anywhere else stays what it is, and is reported. Values are searched for
+in the answers of every host: one that has a value may give it to another.
 
 The values and the forms in which servers may send them back are in memory that is locked, left out of core
 dumps and wiped when other values have taken their place. It is filled straight from the control socket.
@@ -16,7 +17,15 @@ import binascii
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stockade.egress.redaction import LEAST_VALUE, Writer, json_escape, percent, room_for, written_forms
+from stockade.egress.redaction import (
+    LEAST_VALUE,
+    Writer,
+    json_escape,
+    lowered_forms,
+    percent,
+    room_for,
+    written_forms,
+)
 from stockade.linux.secure_buffer import SecureBuffer
 
 #: One value, and all of them.
@@ -60,8 +69,9 @@ class SecretMemory:
     def __init__(self, sizes: Mapping[str, int], fill: Callable[[memoryview], int]) -> None:
         self._buffers: list[SecureBuffer] = []
         self.values: dict[str, memoryview] = {}
-        #: Everything that is masked in answers.
+        #: Everything that is masked in answers; in small letters, what is masked in the names of headers.
         self.forms: tuple[memoryview, ...] = ()
+        self.name_forms: tuple[memoryview, ...] = ()
         if not sizes:
             return
         try:
@@ -79,6 +89,7 @@ class SecretMemory:
                 room = room[sum(map(len, found[1:])) :]
                 forms += found
             self.forms = tuple(forms)
+            self.name_forms = lowered_forms(forms, self._lock(sum(map(len, forms))))
         except BaseException:
             self.wipe()
             raise
@@ -120,7 +131,7 @@ class SecretStore:
         self._secrets, self.memory = (), SecretMemory({}, len)
 
     def is_bound(self, scheme: str, host: str, port: int) -> bool:
-        """Whether some secret is bound to a host, so that its answers are redacted."""
+        """Whether some secret is bound to a host."""
         return any((scheme, host, port) in one.hosts for one in self._secrets)
 
     def rewrite(self, scheme: str, host: str, port: int, target: bytes, headers: Headers) -> RewrittenRequest:

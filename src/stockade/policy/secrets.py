@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from stockade.policy.net_errors import NetRuleError
-from stockade.policy.net_ports import without
+from stockade.policy.net_names import ANY_HOST
+from stockade.policy.net_ports import ports_text, without
 from stockade.policy.net_rules import NetRule, covers_name, parse_rule
 from stockade.policy.values import FrozenMap, InvalidValueError, nearest, show
 
@@ -207,7 +208,7 @@ def _one(key: str, name: Any, table: Any, kind: Any) -> Any:
 def check_together(
     secrets: Mapping[str, Any], net: Iterable[str] | str, env: Mapping[str, str], pass_env: Iterable[str]
 ) -> None:
-    """Refuse secrets that contradict other clauses: no rule for their host, or a variable set twice."""
+    """Refuse secrets that contradict other clauses: their host has no rule, or one that is not judged."""
     rules = [] if isinstance(net, str) else [parse_rule(text) for text in net]
     for name, secret in secrets.items():
         key = f"secrets.{name}"
@@ -238,6 +239,43 @@ def check_together(
                     problem,
                     f'add to net: "{where}", or only the requests that you need',
                 )
+
+    if not isinstance(net, str):
+        refuse_unjudged(secrets, net)
+
+
+def refuse_unjudged(secrets: Mapping[str, Any], net: Iterable[str]) -> None:
+    """Refuse a rule by which a host that has a secret could send it back in bytes that are not searched."""
+    rules = [parse_rule(text) for text in net]
+    plain = [rule for rule in rules if rule.http is None and rule.name]
+    for name, secret in secrets.items():
+        for host in map(_host_rule, secret.hosts):
+            about = [rule for rule in plain if covers_name(rule, host)]
+            denied = [pair for rule in about if rule.deny for pair in rule.ports]
+            for rule in about:
+                if not rule.deny and (left := without(rule.ports, denied)):
+                    raise InvalidValueError(
+                        "net",
+                        rule.text,
+                        f"{host.name} gets secrets.{name}, and could send it back on a connection that "
+                        "Stockade does not look into",
+                        _judged_instead(rule, host, ports_text(left)),
+                    )
+
+
+def _judged_instead(rule: NetRule, host: NetRule, ports: str) -> str:
+    """Return what to write so that everything that a host answers is searched."""
+    deny = f'"!{host.name}:{ports}"'
+    if rule.name == ANY_HOST:
+        return f"deny this host there: {deny}"
+    shown = f"*.{rule.name}" if rule.wildcard else rule.name
+    port = ports.partition(",")[0].partition("-")[0]
+    scheme = "http" if port == "80" else "https"
+    place = shown if port in ("80", "443") else f"{shown}:{port}"
+    judged = f'write a rule for requests instead: "* {scheme}://{place}/**"'
+    if ports != port:
+        judged += ", one for each port"
+    return f"{judged}, or deny this host there: {deny}" if rule.wildcard else judged
 
 
 def rules_for(hosts: Iterable[str], net: Iterable[str]) -> list[str]:

@@ -148,6 +148,85 @@ def test_a_value_that_a_server_sends_back_is_masked(reach: Reach, token: Path, k
     assert {one["reason"] for one in found.decisions("secret", name=ECHO)} == {"", "echoed"}
 
 
+#: Where the same server answers too: without TLS, at other ports, by another name.
+DOORS = [(BOUND, 443), (BOUND, 80), (BOUND, 8080), (BOUND, 8443), (OTHER, 443)]
+TOKEN = "ghp_Real5f2d8A91c7E34b60"
+
+
+def test_a_value_does_not_come_back_through_another_door(reach: Reach, token: Path, tmp_path: Path) -> None:
+    """A header's name is in small letters when the program gets it, whatever the server wrote."""
+    token.write_text(TOKEN)
+    stored = tmp_path / "stored"
+    stored.touch()
+    for host in (BOUND, OTHER):
+        reach.internet.handle(host, "support.secret_servers:remember", file=str(stored))
+    requests: list[list[Any]] = [[BOUND, request("GET /", BOUND, AUTHORIZED), [], 0]]
+    for host, port in DOORS:
+        named = host if port in (80, 443) else f"{host}:{port}"
+        requests += [[host, request(f"GET /{how}", named), [], 0, port] for how in ("plain", "name", "gzip")]
+    first, *outside = reach.outside("placeholder", requests, TOKEN, str(reach.internet.bundle))
+    assert "stored" in first and all(TOKEN in one for one in outside if "gzip" not in one), outside
+    stored.write_text("")
+    net = ["* https://*.good.example/**", f"* http://{BOUND}/**", f"* http://{BOUND}:8080/**"]
+    found = reach.inside(
+        "placeholder", requests, net=[*net, f"* https://{BOUND}:8443/**"],
+        secrets={"API_KEY": {"from_file": str(token), "hosts": [BOUND]}},
+        net_roots=str(reach.internet.bundle),
+    )  # fmt: skip
+    assert stored.read_text() == TOKEN
+    for asked, answer in zip(requests[1:], found.verdict[1:], strict=True):
+        assert answer.startswith("HTTP/1.1 200") and "*" * len(TOKEN) in answer, (asked, answer)
+        assert TOKEN.lower() not in answer.lower(), asked
+    echoed = {(one["name"], one["port"]) for one in found.decisions("secret", reason="echoed")}
+    assert echoed == set(DOORS)
+
+
+#: In the supervisor: tries to open doors of a host with a secret, then lets a program knock at two hosts.
+OPEN_DOORS = """
+asked, refused = [], []
+def on_ask(question):
+    asked.append(question.target)
+    return "once"
+with stockade.Sandbox(stockade.Policy(**POLICY), on_ask=on_ask) as box:
+    for rule in RULES:
+        for change in (box.net.allow, lambda rule: box.net.replace(rule, *POLICY["net"])):
+            try:
+                change(rule)
+            except stockade.PolicyError as error:
+                refused.append(error.message)
+    box.net.allow(OPENED)
+    answer = [box.run(WORDS).stdout.decode().split(), asked, refused]
+"""
+KNOCK = """
+import socket, sys
+for host in sys.argv[1:]:
+    try:
+        end = socket.create_connection((host, 80), 10)
+        end.sendall(b"GET / HTTP/1.1\\r\\nHost: " + host.encode() + b"\\r\\nConnection: close\\r\\n\\r\\n")
+        print(end.recv(8).decode())
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+def test_no_rule_of_a_living_sandbox_opens_a_door_that_is_not_searched(
+    reach: Reach, token: Path, kept: Path
+) -> None:
+    """Neither by a call nor by an answer to a question; the control is a host without a secret."""
+    rules = [f"{BOUND}:80", f"tcp://{BOUND}:80", "*.good.example:80", "*:80"]
+    policy = {
+        "net": ["ask", f"* https://{BOUND}/**"], "net_roots": str(reach.internet.bundle),
+        "secrets": {"API_KEY": {"from_file": str(token), "hosts": [BOUND]}},
+    }  # fmt: skip
+    words = ["/usr/bin/python3", "-c", KNOCK, BOUND, OTHER, ECHO]
+    got, asked, refused = reach.supervisor.do(
+        f"POLICY, RULES, WORDS, OPENED = {policy!r}, {rules!r}, {words!r}, {OTHER + ':80'!r}\n{OPEN_DOORS}"
+    )
+    assert len(refused) == 8 and all(f"{BOUND} gets secrets.API_KEY" in one for one in refused), refused
+    assert got == ["ConnectionResetError", "HTTP/1.1", "HTTP/1.1"]
+    assert asked == [f"{ECHO}:80"]
+
+
 def test_an_answer_that_cannot_be_searched_is_refused(reach: Reach, token: Path, kept: Path) -> None:
     requests = [[ECHO, request(f"GET /{how}", ECHO, AUTHORIZED), [], 0] for how in ("unknown", "bomb")]
     assert all(one.startswith("HTTP/1.1 200") for one in control(reach, requests))

@@ -1,11 +1,12 @@
 """Sends its key, or what it has instead, in a list of requests, and says what comes back.
 
-Each request is [HOST, TEXT, PIECES, PAUSE]: TEXT is an HTTP/1.1 request in which {KEY} stands for the key,
-and {BASIC} for "user:KEY" in base64. PIECES are the sizes in which it is written. The verdict has the whole
-answer to each, or the name of the error.
+Each request is [HOST, TEXT, PIECES, PAUSE] with a PORT or without: TEXT is an HTTP/1.1 request in which {KEY}
+stands for the key, and {BASIC} for "user:KEY" in base64. PIECES are the sizes in which it is written. The
+verdict has the whole answer to each, or the name of the error.
 """
 
 import base64
+import contextlib
 import json
 import os
 import socket
@@ -17,21 +18,22 @@ from common import say
 
 #: Of a longer answer only the end is said besides.
 MOST = 1 << 20
+TLS_PORTS = (443, 8443)
 
 
 def key():
     return os.environ.get("API_KEY") or sys.argv[2]
 
 
-def exchange(host, text, pieces, pause):
+def exchange(host, text, pieces, pause, port=443):
     context = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or sys.argv[3])
     basic = base64.b64encode(f"user:{key()}".encode()).decode()
     data = text.replace("{KEY}", key()).replace("{BASIC}", basic).encode("latin-1")
     try:
-        with (
-            socket.create_connection((host, 443), 10) as plain,
-            context.wrap_socket(plain, server_hostname=host) as end,
-        ):
+        with contextlib.ExitStack() as stack:
+            end = stack.enter_context(socket.create_connection((host, port), 10))
+            if port in TLS_PORTS:
+                end = stack.enter_context(context.wrap_socket(end, server_hostname=host))
             for size in pieces:
                 end.sendall(data[:size])
                 data = data[size:]

@@ -19,6 +19,7 @@ from stockade.egress.redaction import (
     BodyRedactor,
     Redactor,
     UnreadableError,
+    lowered_forms,
     redact_headers,
     room_for,
     written_forms,
@@ -157,9 +158,18 @@ def test_hostile_compression_ends_in_a_refusal_or_in_bounded_pieces() -> None:
 
 def test_headers_are_searched_by_name_and_value() -> None:
     fields = [(b"set-cookie", b"a=" + VALUE), (b"location", quote(VALUE, safe="").encode()), (b"x", b"y")]
-    passed, found = redact_headers(fields, forms_of(VALUE))
+    passed, found = redact_headers(fields, forms_of(VALUE), ())
     assert found == 2 and passed[2] == (b"x", b"y")
     assert all(VALUE not in value and b"5f2d" not in value for _, value in passed)
+
+
+def test_a_value_is_found_in_the_name_of_a_header_which_is_in_small_letters() -> None:
+    forms = forms_of(b"ghp_Real5F2d")
+    lowered = lowered_forms(forms, memoryview(bytearray(sum(map(len, forms)))))
+    fields = [(b"x-ghp_real5f2d-y", b"ghp_real5f2d"), (b"x-ghp_real", b"GHP_REAL5F2D")]
+    passed, found = redact_headers(fields, forms, lowered)
+    # The value of a header is compared as it is.
+    assert passed == [(b"x-************-y", b"ghp_real5f2d"), fields[1]] and found == 1
 
 
 def test_time_grows_with_the_length_alone() -> None:

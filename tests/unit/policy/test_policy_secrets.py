@@ -9,7 +9,7 @@ import pytest
 from stockade.errors import PolicyError
 from stockade.policy import Policy
 from stockade.policy.secret_services import SERVICES, from_words
-from stockade.policy.secrets import check_together, rules_for
+from stockade.policy.secrets import check_together, refuse_unjudged, rules_for
 
 HOST = {"hosts": ["api.example.com"]}
 
@@ -77,6 +77,43 @@ def test_what_contradicts_a_secret_is_refused(clauses: dict[str, Any], words: st
     policy = Policy(secrets={"KEY": {"from_env": "KEY", **HOST}}, **clauses)
     with pytest.raises(PolicyError, match=words):
         check_together(policy.secrets, policy.net, policy.env, policy.pass_env)
+
+
+@pytest.mark.parametrize(
+    ("rules", "hint"),
+    [
+        (["api.example.com:8080"], '"* https://api.example.com:8080/**"'),
+        (["api.example.com:80"], '"* http://api.example.com/**"'),
+        (["api.example.com:80,8080"], '"* http://api.example.com/**", one for each port'),
+        (["tcp://api.example.com:22"], '"* https://api.example.com:22/**"'),
+        (["*.example.com:8080"], '"* https://*.example.com:8080/**", or deny this host there: "!api.'),
+        (["*.example.com:80,8080", "!api.example.com:80"], '"* https://*.example.com:8080/**", or'),
+        (["*:80"], 'deny this host there: "!api.example.com:80"'),
+    ],
+)
+def test_a_rule_that_is_not_judged_is_refused_for_the_host_of_a_secret(rules: list[str], hint: str) -> None:
+    policy = Policy(
+        net=["* https://api.example.com/**", *rules], secrets={"KEY": {"from_env": "KEY", **HOST}}
+    )
+    with pytest.raises(PolicyError, match=r"api\.example\.com gets secrets\.KEY") as caught:
+        check_together(policy.secrets, policy.net, policy.env, policy.pass_env)
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        ["other.example.com:8080", "tcp://db.example.com:5432", "*.api.example.com:80", "ask"],
+        ["*.example.com:80,8080", "!api.example.com:80,8080"],
+        ["*:80", "!api.example.com"],
+        ["* http://*.example.com/**", "* https://api.example.com:8443/**"],
+    ],
+)
+def test_rules_beside_the_host_of_a_secret_are_accepted(rules: list[str]) -> None:
+    policy = Policy(
+        net=["* https://api.example.com/**", *rules], secrets={"KEY": {"from_env": "KEY", **HOST}}
+    )
+    refuse_unjudged(policy.secrets, policy.net)
 
 
 def test_a_narrow_rule_for_requests_is_enough() -> None:

@@ -1,8 +1,9 @@
 """What happens to the secrets of a sandbox in one request and its response.
 
-A request that the rules have allowed gets the values that it may have. Servers that have a secret are asked
-for answers without compression; an answer that is compressed all the same is decoded here, and one that
-cannot be decoded is refused. So every byte that a program gets from such a server was searched.
+A request that the rules have allowed gets the values that it may have. What a server was sent, it may answer
+through another port, without TLS, or by another name. So all servers whose requests are judged are asked for
+answers without compression; an answer that is compressed all the same is decoded here, and one that cannot be
+decoded is refused. Every byte that a program gets from such a server was searched.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from stockade.egress.termination.messages import Fields, HttpExchange, RequestHe
 #: program has its end.
 MOST_DECODED = 64 << 20
 
-#: What is not asked of servers that have a secret: answers that are compressed, parts of answers, which could
+#: What servers are not asked for: answers that are compressed, parts of answers, which could
 #: have a value in pieces, and other letters.
 _LEFT_OUT = (
     b"accept-encoding", b"sec-websocket-extensions", b"range", b"if-range", b"request-range",
@@ -48,7 +49,7 @@ class SecretExchange(HttpExchange):
         self._rewriter: BodyRewriter | None = None
         #: As it is now: values that are replaced meanwhile may still come back.
         self._memory = store.memory
-        self._forms = self._memory.forms if self._bound else ()
+        self._forms = self._memory.forms
         self._body: BodyRedactor | None = None
         self._decoded = 0
 
@@ -58,8 +59,6 @@ class SecretExchange(HttpExchange):
         """Put values where placeholders are, and ask for an answer that can be searched."""
         rewritten = self._store.rewrite(*self._place, head.target.encode("ascii"), head.fields)
         self._tell(rewritten.used, rewritten.misplaced)
-        if not self._bound:
-            return head
         fields = [one for one in rewritten.headers if one[0] not in _LEFT_OUT]
         fields.append((b"accept-encoding", b"identity"))
         self._rewriter = self._store.body_rewriter(*self._place, head.fields)
@@ -102,9 +101,7 @@ class SecretExchange(HttpExchange):
 
     def response_head(self, head: ResponseHead) -> ResponseHead:
         """Mask values in a head; choose how the body is searched."""
-        if not self._bound:
-            return head
-        fields, found = redact_headers(head.fields, self._forms)
+        fields, found = redact_headers(head.fields, self._forms, self._memory.name_forms)
         self._tell_echo(found)
         if head.status < 200:
             return head._replace(fields=tuple(fields))
@@ -128,8 +125,6 @@ class SecretExchange(HttpExchange):
 
     def response_words(self, words: bytes) -> bytes:
         """Mask values in the words of a status line."""
-        if not self._bound:
-            return words
         redactor = Redactor(self._forms)
         passed = redactor.feed(words, end=True)
         self._tell_echo(redactor.found)
@@ -162,16 +157,12 @@ class SecretExchange(HttpExchange):
 
     def response_trailers(self, fields: Fields) -> Fields:
         """Mask values in trailers."""
-        if not self._bound:
-            return fields
-        passed, found = redact_headers(fields, self._forms)
+        passed, found = redact_headers(fields, self._forms, self._memory.name_forms)
         self._tell_echo(found)
         return tuple(passed)
 
     def upgraded_data(self, data: bytes) -> bytes:
         """Mask values in bytes after an upgrade, each piece by itself: none may wait for the next."""
-        if not self._bound:
-            return data
         redactor = Redactor(self._forms)
         passed = redactor.feed(data, end=True)
         self._tell_echo(redactor.found)

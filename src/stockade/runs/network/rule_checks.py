@@ -1,4 +1,4 @@
-"""Which rules a living sandbox may get: those within the ceiling, and with which its limits can be kept."""
+"""Which rules a living sandbox may get: within the ceiling, and fit for its limits and its secrets."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ def check_of(
         from stockade.policy.network_clauses import refuse_unseen_requests
 
         refuse_unseen_requests(prepared.resolved.limits, rules)
+        if secrets := prepared.resolved.policy.secrets:
+            from stockade.policy.secrets import refuse_unjudged
+
+            refuse_unjudged(secrets, rules)
         refuse_above_ceiling(rules, asked)
 
     return check
